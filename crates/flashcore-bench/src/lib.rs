@@ -1,0 +1,1 @@
+//! The workbench: verify, mutants, resources and measurements as a library.

@@ -1,0 +1,3 @@
+//! The flashcore command.
+
+fn main() {}

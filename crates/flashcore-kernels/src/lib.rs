@@ -1,0 +1,1 @@
+//! Attention kernels written in tiles on top of flashcore IR.

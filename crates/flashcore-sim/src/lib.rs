@@ -1,0 +1,1 @@
+//! Executes flashcore IR on a CPU: values, asynchrony, faults and counters.

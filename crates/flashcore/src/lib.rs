@@ -1,0 +1,1 @@
+//! FlashAttention for Rust with nothing to compile.
