@@ -1,1 +1,23 @@
-//! The kernel language of flashcore: typed registers, one table of operations, structured control flow, builder and verifier.
+//! The kernel language of flashcore.
+//!
+//! A kernel is data: [`Kernel`] holds parameters, registers and a tree of statements, each instruction an [`Op`] of
+//! the one [table](operation). [`Builder`] writes it, [`Kernel::verify`] judges it, `flashcore-ptx` prints it and
+//! `flashcore-sim` executes it. This crate knows nothing of CUDA, of PTX text or of attention.
+pub mod builder;
+mod display;
+pub mod kernel;
+pub mod operand;
+pub mod operation;
+pub mod target;
+pub mod types;
+mod verify;
+
+pub use builder::Builder;
+pub use kernel::{
+    Block, Guard, If, Instruction, Kernel, Loop, Origin, Parameter, Register, Section, SectionId, Statement,
+};
+pub use operand::*;
+pub use operation::{Class, Effect, Entry, LengthMismatch, Op, Role, Slot, TABLE};
+pub use target::{Arch, Since, UnknownArch};
+pub use types::Type;
+pub use verify::{VerifiedKernel, VerifyError};

@@ -1,0 +1,129 @@
+//! What a warp or a CTA does together: shuffles, votes, matrices, barriers.
+
+use super::Builder;
+use crate::operand::{FenceScope, MmaShape, ReduceOp, Reg, SharedAddress, ShuffleMode, Value, VoteMode};
+use crate::operation::Op;
+use crate::types::{Accumulator, Integer32, MatrixOperand, Pred, U32, Word};
+
+/// Operand c of a shuffle over the whole warp: no segments, clamp at lane 31.
+const WHOLE_WARP: u32 = 0x1f;
+/// The same for shuffles towards lower lanes, which clamp at lane 0.
+const WHOLE_WARP_UP: u32 = 0;
+
+impl Builder {
+    /// `a` of another lane of the warp.
+    #[track_caller]
+    pub fn shuffle<T: Word>(&mut self, mode: ShuffleMode, a: Reg<T>, index: impl Into<Value<U32>>) -> Reg<T> {
+        let control = match mode {
+            ShuffleMode::Up => WHOLE_WARP_UP,
+            ShuffleMode::Index | ShuffleMode::Down | ShuffleMode::Butterfly => WHOLE_WARP,
+        };
+        let index = index.into().operand();
+        let d = self.register::<T>();
+        self.push(Op::Shuffle { mode, control, ty: T::TYPE, d: d.id(), index, a: vec![a.id()] });
+        d
+    }
+
+    /// What all lanes together say of a predicate.
+    #[track_caller]
+    pub fn vote(&mut self, mode: VoteMode, a: Reg<Pred>) -> Reg<Pred> {
+        let d = self.register::<Pred>();
+        self.push(Op::Vote { mode, d: d.id(), a: vec![a.id()] });
+        d
+    }
+
+    /// The predicates of all lanes as bits.
+    #[track_caller]
+    pub fn ballot(&mut self, a: Reg<Pred>) -> Reg<U32> {
+        let d = self.register::<U32>();
+        self.push(Op::Ballot { d: d.id(), a: vec![a.id()] });
+        d
+    }
+
+    /// The reduction of `a` over the warp.
+    #[track_caller]
+    pub fn reduce_warp<T: Integer32>(&mut self, op: ReduceOp, a: Reg<T>) -> Reg<T> {
+        let d = self.register::<T>();
+        self.push(Op::ReduceWarp { op, ty: T::TYPE, d: d.id(), a: vec![a.id()] });
+        d
+    }
+
+    /// Waits for the lanes of the warp and orders their accesses to memory.
+    #[track_caller]
+    pub fn warp_sync(&mut self) {
+        self.push(Op::WarpSync {});
+    }
+
+    /// `count` 8 × 8 matrices of 16-bit elements, whose rows the lanes point at.
+    #[track_caller]
+    pub fn load_matrix<T: MatrixOperand>(
+        &mut self,
+        source: impl Into<SharedAddress>,
+        count: u32,
+        transposed: bool,
+    ) -> Vec<Reg<T>> {
+        let source = crate::operand::Place::address(source.into());
+        let d = self.registers::<T>(count);
+        self.push(Op::LoadMatrix {
+            count,
+            transposed,
+            ty: T::TYPE,
+            d: d.iter().map(|register| register.id()).collect(),
+            source,
+        });
+        d
+    }
+
+    /// `accumulator = a · b + accumulator` on the tensor cores.
+    #[track_caller]
+    pub fn mma<T: MatrixOperand, A: Accumulator>(
+        &mut self,
+        shape: MmaShape,
+        accumulator: &[Reg<A>],
+        a: &[Reg<T>],
+        b: &[Reg<T>],
+    ) {
+        fn ids<T: crate::types::Ty>(registers: &[Reg<T>]) -> Vec<crate::RegisterId> {
+            registers.iter().map(|register| register.id()).collect()
+        }
+        self.push(Op::Mma {
+            shape,
+            operand: T::TYPE,
+            accumulate: A::TYPE,
+            d: ids(accumulator),
+            a: ids(a),
+            b: ids(b),
+            c: ids(accumulator),
+        });
+    }
+
+    /// Waits at barrier `barrier` until `threads` threads have arrived.
+    #[track_caller]
+    pub fn barrier_sync(&mut self, barrier: impl Into<Value<U32>>, threads: impl Into<Value<U32>>) {
+        self.push(Op::BarrierSync { barrier: barrier.into().operand(), threads: threads.into().operand() });
+    }
+
+    /// Arrives at barrier `barrier` of `threads` threads and goes on.
+    #[track_caller]
+    pub fn barrier_arrive(&mut self, barrier: impl Into<Value<U32>>, threads: impl Into<Value<U32>>) {
+        self.push(Op::BarrierArrive { barrier: barrier.into().operand(), threads: threads.into().operand() });
+    }
+
+    /// Waits at barrier 0 for all threads of the CTA.
+    #[track_caller]
+    pub fn cta_sync(&mut self) {
+        self.barrier_sync(0u32, self.threads());
+    }
+
+    /// Orders this thread's accesses to memory, as seen by the threads of the scope.
+    #[track_caller]
+    pub fn fence(&mut self, scope: FenceScope) {
+        self.push(Op::Fence { scope });
+    }
+
+    /// Ends the thread.
+    #[track_caller]
+    pub fn exit(&mut self) {
+        self.push(Op::Exit {});
+    }
+}

@@ -1,0 +1,714 @@
+//! The one table of operations.
+//!
+//! Each row says what an operation is called, its form in the notation of the PTX manual, the section of the manual
+//! that defines it, its modifiers and operands with their types, its class, the memory it touches, whether a whole
+//! warp must execute it together, and the first PTX version and architecture that have it. The printer, the
+//! simulator and the verifier match on [`Op`] without a wildcard arm, so a new row breaks the build in each place
+//! that must learn it; `docs/add-an-operation.md` lists those places.
+
+use crate::operand::{
+    Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding,
+    ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
+};
+use crate::target::{AMPERE, HOPPER, HOPPER_PAIRS, Since};
+use crate::types::Type;
+
+/// What the table says of an operation, apart from what depends on its modifiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The name of the [`Op`] variant.
+    pub name: &'static str,
+    /// What it computes.
+    pub summary: &'static str,
+    /// Its form, in the notation of the PTX manual. For readers; the printer writes the text.
+    pub form: &'static str,
+    /// The anchor of its section in the PTX manual.
+    pub manual: &'static str,
+}
+
+impl Entry {
+    /// The address of its section in the PTX manual.
+    pub fn manual_url(&self) -> String {
+        format!("https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#{}", self.manual)
+    }
+}
+
+/// The kind of work an operation is, by which the simulator counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// Integer arithmetic, logic, comparisons and moves.
+    Integer,
+    /// Floating-point arithmetic.
+    Float,
+    /// Conversions between types.
+    Convert,
+    /// The special-function unit: exponential, logarithm, reciprocal, roots, hyperbolic tangent.
+    SpecialFunction,
+    /// Exchange between the lanes of a warp.
+    Warp,
+    /// Loads, stores and atomics.
+    Memory,
+    /// Asynchronous copies, their groups and waits.
+    Asynchronous,
+    /// Tensor cores and the loads of their fragments.
+    Tensor,
+    /// Barriers and fences.
+    Barrier,
+    /// The end of a thread.
+    Control,
+}
+
+impl Class {
+    /// Every class, in order.
+    pub const ALL: [Self; 10] = [
+        Self::Integer,
+        Self::Float,
+        Self::Convert,
+        Self::SpecialFunction,
+        Self::Warp,
+        Self::Memory,
+        Self::Asynchronous,
+        Self::Tensor,
+        Self::Barrier,
+        Self::Control,
+    ];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Integer => "integer",
+            Self::Float => "float",
+            Self::Convert => "convert",
+            Self::SpecialFunction => "special function",
+            Self::Warp => "warp",
+            Self::Memory => "memory",
+            Self::Asynchronous => "asynchronous",
+            Self::Tensor => "tensor",
+            Self::Barrier => "barrier",
+            Self::Control => "control",
+        }
+    }
+}
+
+/// The memory an operation touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// None.
+    None,
+    /// Reads the space.
+    Read(Space),
+    /// Writes the space.
+    Write(Space),
+    /// Reads and writes the space as one step.
+    Atomic(Space),
+    /// Reads global and writes shared memory at some time before its group is waited for.
+    CopyToShared,
+    /// Reads shared and writes global memory, through the asynchronous proxy, before its group is waited for.
+    CopyToGlobal,
+    /// Touches none but orders the accesses of others, or of this thread.
+    Order,
+}
+
+/// Whether an operand is read or written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Written.
+    Write,
+    /// Read; may be a constant.
+    Read,
+    /// Read; must be a register.
+    ReadRegister,
+    /// The base register of an address.
+    Base,
+}
+
+/// One operand of an operation, with the type that the table demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// Read or written.
+    pub role: Role,
+    /// Its name in the form.
+    pub name: &'static str,
+    /// The operand.
+    pub operand: Operand,
+    /// The type it must have.
+    pub ty: Type,
+}
+
+/// A vector operand whose length is not what the modifiers demand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LengthMismatch {
+    /// Its name in the form.
+    pub name: &'static str,
+    /// The length it has.
+    pub actual: usize,
+    /// The length it must have.
+    pub expected: usize,
+}
+
+const fn address_type(space: Space) -> Type {
+    match space {
+        Space::Global => Type::U64,
+        Space::Shared => Type::U32,
+    }
+}
+
+const fn arithmetic(ty: Type) -> Class {
+    match ty {
+        Type::F16 | Type::Bf16 | Type::F32 | Type::Tf32 | Type::F16x2 | Type::Bf16x2 => Class::Float,
+        Type::Pred | Type::U16 | Type::U32 | Type::S32 | Type::U64 | Type::S64 => Class::Integer,
+    }
+}
+
+/// `add`, `sub` and `mul` of `bf16x2` came with Hopper; `fma`, `min` and `max` were there before.
+const fn pair_arithmetic(ty: Type) -> Since {
+    match ty {
+        Type::Bf16x2 => HOPPER_PAIRS,
+        _ => AMPERE,
+    }
+}
+
+macro_rules! operations {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident $form:literal @ $manual:literal
+            $({ $($attribute:ident: $attribute_type:ty),* $(,)? })?
+            $(out ( $($out:ident: $out_type:expr),* ))?
+            $(outs ( $($outs:ident[$outs_count:expr]: $outs_type:expr),* ))?
+            $(in ( $($in:ident: $in_type:expr),* ))?
+            $(ins ( $($ins:ident[$ins_count:expr]: $ins_type:expr),* ))?
+            $(at ( $($at:ident: $space:expr),* ))?
+            $(for $choice:ident in [$($choice_type:ident)*])?
+            : $class:expr, $effect:expr, $aligned:literal, $since:expr;
+    )*) => {
+        /// An operation with its modifiers and operands: one variant per row of the table.
+        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        pub enum Op {
+            $(
+                $(#[doc = $doc])+
+                #[doc = ""]
+                #[doc = concat!("`", $form, "`, [manual](https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#", $manual, ").")]
+                $name {
+                    $($($attribute: $attribute_type,)*)?
+                    $($($out: RegisterId,)*)?
+                    $($($outs: Vec<RegisterId>,)*)?
+                    $($($in: Operand,)*)?
+                    $($($ins: Vec<RegisterId>,)*)?
+                    $($($at: Address,)*)?
+                },
+            )*
+        }
+
+        /// The rows, in order.
+        pub const TABLE: &[Entry] = &[
+            $(Entry {
+                name: stringify!($name),
+                summary: concat!($($doc),+).trim_ascii(),
+                form: $form,
+                manual: $manual,
+            },)*
+        ];
+
+        #[derive(Clone, Copy)]
+        #[repr(usize)]
+        enum Row { $($name),* }
+
+        // The arms are generated for every row; a row uses those of its fields that its expressions name.
+        #[expect(unused_variables, reason = "one expansion serves rows with and without modifiers")]
+        impl Op {
+            /// The row of the table.
+            pub fn entry(&self) -> &'static Entry {
+                match self { $(Self::$name { .. } => &TABLE[Row::$name as usize],)* }
+            }
+
+            /// The kind of work it is.
+            pub fn class(&self) -> Class {
+                match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $class })* }
+            }
+
+            /// The memory it touches.
+            pub fn effect(&self) -> Effect {
+                match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $effect })* }
+            }
+
+            /// Whether all 32 lanes of the warp must execute it together.
+            pub fn is_aligned(&self) -> bool {
+                match self { $(Self::$name { .. } => $aligned,)* }
+            }
+
+            /// The first PTX version and architecture that have it.
+            pub fn since(&self) -> Since {
+                match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $since })* }
+            }
+
+            /// The type modifier and the types the table allows for it.
+            pub fn type_choice(&self) -> Option<(Type, &'static [Type])> {
+                match self {
+                    $(Self::$name { $($($attribute,)*)? .. } => {
+                        $($(let $attribute = *$attribute;)*)?
+                        let choice: Option<(Type, &'static [Type])> = None;
+                        $(let choice: Option<(Type, &'static [Type])> = Some(($choice, &[$(Type::$choice_type),*]));)?
+                        choice
+                    })*
+                }
+            }
+
+            /// Visits every operand, those it writes first.
+            pub fn slots(&self, visit: &mut impl FnMut(Slot)) {
+                match self {
+                    $(Self::$name {
+                        $($($attribute,)*)? $($($out,)*)? $($($outs,)*)? $($($in,)*)? $($($ins,)*)? $($($at,)*)?
+                    } => {
+                        $($(let $attribute = *$attribute;)*)?
+                        $($(visit(Slot { role: Role::Write, name: stringify!($out), operand: Operand::Register(*$out), ty: $out_type });)*)?
+                        $($(for register in $outs {
+                            visit(Slot { role: Role::Write, name: stringify!($outs), operand: Operand::Register(*register), ty: $outs_type });
+                        })*)?
+                        $($(visit(Slot { role: Role::Read, name: stringify!($in), operand: *$in, ty: $in_type });)*)?
+                        $($(for register in $ins {
+                            visit(Slot { role: Role::ReadRegister, name: stringify!($ins), operand: Operand::Register(*register), ty: $ins_type });
+                        })*)?
+                        $($(visit(Slot { role: Role::Base, name: stringify!($at), operand: Operand::Register($at.base), ty: address_type($space) });)*)?
+                    })*
+                }
+            }
+
+            /// Visits every register operand for change, those it writes first. For tools that transform kernels.
+            pub fn registers_mut(&mut self, visit: &mut impl FnMut(Role, &'static str, &mut RegisterId)) {
+                match self {
+                    $(Self::$name {
+                        $($($attribute,)*)? $($($out,)*)? $($($outs,)*)? $($($in,)*)? $($($ins,)*)? $($($at,)*)?
+                    } => {
+                        $($(visit(Role::Write, stringify!($out), $out);)*)?
+                        $($(for register in $outs { visit(Role::Write, stringify!($outs), register); })*)?
+                        $($(if let Operand::Register(register) = $in { visit(Role::Read, stringify!($in), register); })*)?
+                        $($(for register in $ins { visit(Role::ReadRegister, stringify!($ins), register); })*)?
+                        $($(visit(Role::Base, stringify!($at), &mut $at.base);)*)?
+                    })*
+                }
+            }
+
+            /// Visits every vector operand whose length is not what the modifiers demand.
+            pub fn length_mismatches(&self, visit: &mut impl FnMut(LengthMismatch)) {
+                match self {
+                    $(Self::$name { $($($attribute,)*)? $($($outs,)*)? $($($ins,)*)? .. } => {
+                        $($(let $attribute = *$attribute;)*)?
+                        $($({
+                            let expected = ($outs_count) as usize;
+                            if $outs.len() != expected {
+                                visit(LengthMismatch { name: stringify!($outs), actual: $outs.len(), expected });
+                            }
+                        })*)?
+                        $($({
+                            let expected = ($ins_count) as usize;
+                            if $ins.len() != expected {
+                                visit(LengthMismatch { name: stringify!($ins), actual: $ins.len(), expected });
+                            }
+                        })*)?
+                    })*
+                }
+            }
+
+            /// Visits every address with its space.
+            pub fn addresses(&self, visit: &mut impl FnMut(&'static str, Space, Address)) {
+                match self {
+                    $(Self::$name { $($($attribute,)*)? $($($at,)*)? .. } => {
+                        $($(let $attribute = *$attribute;)*)?
+                        $($(visit(stringify!($at), $space, *$at);)*)?
+                    })*
+                }
+            }
+
+            /// Visits every modifier, for dumps.
+            pub(crate) fn modifiers(&self, visit: &mut impl FnMut(&'static str, &dyn core::fmt::Debug)) {
+                match self {
+                    $(Self::$name { $($($attribute,)*)? .. } => {
+                        $($(visit(stringify!($attribute), $attribute);)*)?
+                    })*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    // ---- moves, comparisons, selection ----------------------------------------------------------------------------
+
+    /// `d = a`.
+    Mov "mov.type d, a" @ "data-movement-and-conversion-instructions-mov"
+        { ty: Type } out (d: ty) in (a: ty)
+        : arithmetic(ty), Effect::None, false, AMPERE;
+    /// `d` takes the bits of `a`, as another type of the same width.
+    Reinterpret "mov.b32 d, a" @ "data-movement-and-conversion-instructions-mov"
+        { to: Type, from: Type } out (d: to) in (a: from)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d` is the value of a special register of the thread.
+    Special "mov.u32 d, %sreg" @ "special-registers"
+        { register: SpecialRegister } out (d: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d` is the address at which the shared memory of the CTA begins.
+    SharedBase "mov.u32 d, shared_variable" @ "data-movement-and-conversion-instructions-mov"
+        out (d: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d` is the value of a kernel parameter, by its index.
+    LoadParam "ld.param.type d, [parameter]" @ "data-movement-and-conversion-instructions-ld"
+        { ty: Type, parameter: u32 } out (d: ty)
+        for ty in [U32 S32 F32 U64 S64]
+        : Class::Memory, Effect::None, false, AMPERE;
+    /// `d = a compare b`.
+    SetPredicate "setp.compare.type d, a, b" @ "comparison-and-selection-instructions-setp"
+        { compare: Compare, ty: Type } out (d: Type::Pred) in (a: ty, b: ty)
+        for ty in [U32 S32 U64 S64 F32]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+    /// `d = condition ? a : b`.
+    Select "selp.type d, a, b, condition" @ "comparison-and-selection-instructions-selp"
+        { ty: Type } out (d: ty) in (a: ty, b: ty) ins (condition[1]: Type::Pred)
+        for ty in [U32 S32 U64 S64 F32]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+
+    // ---- arithmetic -----------------------------------------------------------------------------------------------
+
+    /// `d = a + b`. Integers wrap; floats round to nearest even.
+    Add "add.type d, a, b" @ "integer-arithmetic-instructions-add"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 S32 U64 S64 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, pair_arithmetic(ty);
+    /// `d = a - b`. Integers wrap; floats round to nearest even.
+    Sub "sub.type d, a, b" @ "integer-arithmetic-instructions-sub"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 S32 U64 S64 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, pair_arithmetic(ty);
+    /// `d = a * b`: the low half for integers; floats round to nearest even.
+    Mul "mul{.lo}.type d, a, b" @ "integer-arithmetic-instructions-mul"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 S32 U64 S64 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, pair_arithmetic(ty);
+    /// `d` is the high half of `a * b`.
+    MulHigh "mul.hi.type d, a, b" @ "integer-arithmetic-instructions-mul"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 S32]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d` is the full product of two 32-bit integers.
+    MulWide "mul.wide.type d, a, b" @ "integer-arithmetic-instructions-mul"
+        { ty: Type } out (d: wide(ty)) in (a: ty, b: ty)
+        for ty in [U32 S32]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a * b + c`, the low half.
+    Mad "mad.lo.type d, a, b, c" @ "integer-arithmetic-instructions-mad"
+        { ty: Type } out (d: ty) in (a: ty, b: ty, c: ty)
+        for ty in [U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a * b + c`, where the product of the 32-bit `a` and `b` and the sum are 64 bits wide.
+    MadWide "mad.wide.type d, a, b, c" @ "integer-arithmetic-instructions-mad"
+        { ty: Type } out (d: wide(ty)) in (a: ty, b: ty, c: wide(ty))
+        for ty in [U32 S32]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a * b + c`, rounded once, to nearest even.
+    Fma "fma.rn.type d, a, b, c" @ "floating-point-instructions-fma"
+        { ty: Type } out (d: ty) in (a: ty, b: ty, c: ty)
+        for ty in [F32 F16x2 Bf16x2]
+        : Class::Float, Effect::None, false, AMPERE;
+    /// `d = a / b`: truncated for integers, all ones where `b` is 0; rounded to nearest even for floats.
+    Div "div{.rn}.type d, a, b" @ "integer-arithmetic-instructions-div"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 F32]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+    /// `d = a mod b`; `a` where `b` is 0.
+    Rem "rem.type d, a, b" @ "integer-arithmetic-instructions-rem"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// The smaller of `a` and `b`; of a number and a NaN, the number.
+    Min "min.type d, a, b" @ "integer-arithmetic-instructions-min"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 S32 U64 S64 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+    /// The larger of `a` and `b`; of a number and a NaN, the number.
+    Max "max.type d, a, b" @ "integer-arithmetic-instructions-max"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [U32 S32 U64 S64 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+    /// `d = -a`.
+    Neg "neg.type d, a" @ "integer-arithmetic-instructions-neg"
+        { ty: Type } out (d: ty) in (a: ty)
+        for ty in [S32 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+    /// `d = |a|`.
+    Abs "abs.type d, a" @ "integer-arithmetic-instructions-abs"
+        { ty: Type } out (d: ty) in (a: ty)
+        for ty in [S32 F32 F16x2 Bf16x2]
+        : arithmetic(ty), Effect::None, false, AMPERE;
+
+    // ---- bits -----------------------------------------------------------------------------------------------------
+
+    /// `d = a & b`.
+    And "and.type d, a, b" @ "logic-and-shift-instructions-and"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [Pred U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a | b`.
+    Or "or.type d, a, b" @ "logic-and-shift-instructions-or"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [Pred U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a ^ b`.
+    Xor "xor.type d, a, b" @ "logic-and-shift-instructions-xor"
+        { ty: Type } out (d: ty) in (a: ty, b: ty)
+        for ty in [Pred U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = ~a`.
+    Not "not.type d, a" @ "logic-and-shift-instructions-not"
+        { ty: Type } out (d: ty) in (a: ty)
+        for ty in [Pred U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a << b`; 0 where `b` reaches the width.
+    Shl "shl.b d, a, b" @ "logic-and-shift-instructions-shl"
+        { ty: Type } out (d: ty) in (a: ty, b: Type::U32)
+        for ty in [U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `d = a >> b`, filled with the sign for signed types; `b` is clamped to the width.
+    Shr "shr.type d, a, b" @ "logic-and-shift-instructions-shr"
+        { ty: Type } out (d: ty) in (a: ty, b: Type::U32)
+        for ty in [U32 S32 U64 S64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// Any bitwise function of three words, by its truth table.
+    Lop3 "lop3.b32 d, a, b, c, table" @ "logic-and-shift-instructions-lop3"
+        { table: u8 } out (d: Type::U32) in (a: Type::U32, b: Type::U32, c: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `length` bits of `a` from bit `position` on.
+    BitFieldExtract "bfe.u32 d, a, position, length" @ "integer-arithmetic-instructions-bfe"
+        out (d: Type::U32) in (a: Type::U32, position: Type::U32, length: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// `b` with `length` bits from bit `position` on replaced by the low bits of `a`.
+    BitFieldInsert "bfi.b32 d, a, b, position, length" @ "integer-arithmetic-instructions-bfi"
+        out (d: Type::U32) in (a: Type::U32, b: Type::U32, position: Type::U32, length: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// Four bytes chosen from the eight of `a` and `b` by the nibbles of `selector`; bit 3 of a nibble replicates the sign.
+    Permute "prmt.b32 d, a, b, selector" @ "data-movement-and-conversion-instructions-prmt"
+        out (d: Type::U32) in (a: Type::U32, b: Type::U32, selector: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// The number of ones in `a`.
+    PopCount "popc.b32 d, a" @ "integer-arithmetic-instructions-popc"
+        out (d: Type::U32) in (a: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// The number of zeros above the highest one of `a`.
+    LeadingZeros "clz.b32 d, a" @ "integer-arithmetic-instructions-clz"
+        out (d: Type::U32) in (a: Type::U32)
+        : Class::Integer, Effect::None, false, AMPERE;
+
+    // ---- conversions ----------------------------------------------------------------------------------------------
+
+    /// `d` is `a` in another type. The verifier lists the pairs that exist.
+    Convert "cvt{.rounding}.to.from d, a" @ "data-movement-and-conversion-instructions-cvt"
+        { to: Type, from: Type, rounding: Rounding } out (d: to) in (a: from)
+        : Class::Convert, Effect::None, false, if from as u8 == Type::Bf16 as u8 { HOPPER_PAIRS } else { AMPERE };
+    /// Two `f32` rounded to nearest even into one pair: `low` into the lower half.
+    ConvertPair "cvt.rn.to.f32 d, high, low" @ "data-movement-and-conversion-instructions-cvt"
+        { to: Type } out (d: to) in (high: Type::F32, low: Type::F32)
+        for to in [F16x2 Bf16x2]
+        : Class::Convert, Effect::None, false, AMPERE;
+    /// Two registers as the halves of one of twice the width.
+    Pack "mov.b32 d, {low, high}" @ "data-movement-and-conversion-instructions-mov"
+        { to: Type } out (d: to) ins (low[1]: half_of(to), high[1]: half_of(to))
+        for to in [U32 F16x2 Bf16x2 U64]
+        : Class::Integer, Effect::None, false, AMPERE;
+    /// The two halves of a register.
+    Unpack "mov.b32 {low, high}, a" @ "data-movement-and-conversion-instructions-mov"
+        { from: Type } out (low: half_of(from), high: half_of(from)) ins (a[1]: from)
+        for from in [U32 F16x2 Bf16x2 U64]
+        : Class::Integer, Effect::None, false, AMPERE;
+
+    // ---- special functions ----------------------------------------------------------------------------------------
+
+    /// `d = 2^a`, approximately: 2 ULP for `f32`, subnormals flushed.
+    Exp2 "ex2.approx{.ftz}.type d, a" @ "floating-point-instructions-ex2"
+        { ty: Type } out (d: ty) in (a: ty)
+        for ty in [F32 F16x2 Bf16x2]
+        : Class::SpecialFunction, Effect::None, false, pair_arithmetic(ty);
+    /// `d = log2(a)`, approximately, subnormals flushed.
+    Log2 "lg2.approx.ftz.f32 d, a" @ "floating-point-instructions-lg2"
+        out (d: Type::F32) in (a: Type::F32)
+        : Class::SpecialFunction, Effect::None, false, AMPERE;
+    /// `d = 1/a`, to 1 ULP, subnormals flushed.
+    Reciprocal "rcp.approx.ftz.f32 d, a" @ "floating-point-instructions-rcp"
+        out (d: Type::F32) in (a: Type::F32)
+        : Class::SpecialFunction, Effect::None, false, AMPERE;
+    /// `d = 1/sqrt(a)`, approximately, subnormals flushed.
+    ReciprocalSqrt "rsqrt.approx.ftz.f32 d, a" @ "floating-point-instructions-rsqrt"
+        out (d: Type::F32) in (a: Type::F32)
+        : Class::SpecialFunction, Effect::None, false, AMPERE;
+    /// `d = sqrt(a)`, approximately, subnormals flushed.
+    Sqrt "sqrt.approx.ftz.f32 d, a" @ "floating-point-instructions-sqrt"
+        out (d: Type::F32) in (a: Type::F32)
+        : Class::SpecialFunction, Effect::None, false, AMPERE;
+    /// `d = tanh(a)`, approximately: relative error 2^-11.
+    Tanh "tanh.approx.type d, a" @ "floating-point-instructions-tanh"
+        { ty: Type } out (d: ty) in (a: ty)
+        for ty in [F32 F16x2 Bf16x2]
+        : Class::SpecialFunction, Effect::None, false, pair_arithmetic(ty);
+
+    // ---- exchange within a warp -----------------------------------------------------------------------------------
+
+    /// `d` is `a` of another lane. `control` is the manual's operand c: segment mask in bits 8 to 12, clamp in bits 0 to 4.
+    Shuffle "shfl.sync.mode.b32 d, a, index, control, 0xffffffff" @ "data-movement-and-conversion-instructions-shfl-sync"
+        { mode: ShuffleMode, control: u32, ty: Type } out (d: ty) in (index: Type::U32) ins (a[1]: ty)
+        for ty in [U32 S32 F32 Tf32 F16x2 Bf16x2]
+        : Class::Warp, Effect::None, true, AMPERE;
+    /// What all lanes together say of a predicate.
+    Vote "vote.sync.mode.pred d, a, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-vote-sync"
+        { mode: VoteMode } out (d: Type::Pred) ins (a[1]: Type::Pred)
+        : Class::Warp, Effect::None, true, AMPERE;
+    /// Bit `n` of `d` is the predicate of lane `n`.
+    Ballot "vote.sync.ballot.b32 d, a, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-vote-sync"
+        out (d: Type::U32) ins (a[1]: Type::Pred)
+        : Class::Warp, Effect::None, true, AMPERE;
+    /// `d` is the reduction of `a` over the lanes of the warp.
+    ReduceWarp "redux.sync.op.type d, a, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-redux-sync"
+        { op: ReduceOp, ty: Type } out (d: ty) ins (a[1]: ty)
+        for ty in [U32 S32]
+        : Class::Warp, Effect::None, true, AMPERE;
+    /// Waits for the lanes of the warp and orders their accesses to memory.
+    WarpSync "bar.warp.sync 0xffffffff" @ "parallel-synchronization-and-communication-instructions-bar-warp-sync"
+        : Class::Barrier, Effect::Order, true, AMPERE;
+
+    // ---- memory ---------------------------------------------------------------------------------------------------
+
+    /// Loads `d.len()` adjacent elements; the address is a multiple of their size together.
+    Load "ld.space{.cache}{.prefetch}{.vec}.type d, [source]" @ "data-movement-and-conversion-instructions-ld"
+        { space: Space, cache: LoadCache, prefetch: L2Prefetch, ty: Type, count: u32 } outs (d[count]: ty) at (source: space)
+        for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
+        : Class::Memory, Effect::Read(space), false, AMPERE;
+    /// Stores `a.len()` adjacent elements; the address is a multiple of their size together.
+    Store "st.space{.cache}{.vec}.type [target], a" @ "data-movement-and-conversion-instructions-st"
+        { space: Space, cache: StoreCache, ty: Type, count: u32 } ins (a[count]: ty) at (target: space)
+        for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
+        : Class::Memory, Effect::Write(space), false, AMPERE;
+    /// Brings the cache line at the address into L2.
+    Prefetch "prefetch.global.L2 [source]" @ "data-movement-and-conversion-instructions-prefetch-prefetchu"
+        at (source: Space::Global)
+        : Class::Memory, Effect::None, false, AMPERE;
+    /// `d` is the old value at the address, which becomes `op(old, a)`, in one step seen by the whole GPU. Relaxed.
+    Atomic "atom.space.op.type d, [target], a" @ "parallel-synchronization-and-communication-instructions-atom"
+        { space: Space, op: ReduceOp, ty: Type } out (d: ty) ins (a[1]: ty) at (target: space)
+        for ty in [U32 S32 U64 F32]
+        : Class::Memory, Effect::Atomic(space), false, AMPERE;
+    /// `d` is the old value at the address, which becomes `value` if it was `compare`. Relaxed.
+    CompareAndSwap "atom.space.cas.type d, [target], compare, value" @ "parallel-synchronization-and-communication-instructions-atom"
+        { space: Space, ty: Type } out (d: ty) ins (compare[1]: ty, value[1]: ty) at (target: space)
+        for ty in [U32 U64]
+        : Class::Memory, Effect::Atomic(space), false, AMPERE;
+    /// The value at the address becomes `op(old, a)`, in one step seen by the whole GPU. Relaxed.
+    Reduce "red.space.op.type [target], a" @ "parallel-synchronization-and-communication-instructions-red"
+        { space: Space, op: ReduceOp, ty: Type } ins (a[1]: ty) at (target: space)
+        for ty in [U32 S32 U64 F32]
+        : Class::Memory, Effect::Atomic(space), false, AMPERE;
+
+    // ---- asynchronous copies --------------------------------------------------------------------------------------
+
+    /// Starts a copy of `bytes` from global to shared memory. With `zero_fill`, only `source_bytes` are read and the
+    /// rest becomes 0. It is done, and visible to this thread alone, when its group has been waited for.
+    CopyAsync "cp.async.cache.shared.global{.prefetch} [target], [source], bytes{, source_bytes}" @ "data-movement-and-conversion-instructions-cp-async"
+        { bytes: u32, cache: CopyCache, prefetch: L2Prefetch, zero_fill: bool }
+        ins (source_bytes[zero_fill]: Type::U32) at (target: Space::Shared, source: Space::Global)
+        : Class::Asynchronous, Effect::CopyToShared, false, AMPERE;
+    /// Closes the group of all copies this thread started since the last commit.
+    CopyAsyncCommit "cp.async.commit_group" @ "data-movement-and-conversion-instructions-cp-async-commit-group"
+        : Class::Asynchronous, Effect::None, false, AMPERE;
+    /// Waits until at most `pending` of this thread's groups are unfinished.
+    CopyAsyncWait "cp.async.wait_group pending" @ "data-movement-and-conversion-instructions-cp-async-wait-group"
+        { pending: u32 }
+        : Class::Asynchronous, Effect::Order, false, AMPERE;
+    /// Waits for all of this thread's copies, committed or not.
+    CopyAsyncWaitAll "cp.async.wait_all" @ "data-movement-and-conversion-instructions-cp-async-wait-group"
+        : Class::Asynchronous, Effect::Order, false, AMPERE;
+    /// Starts a copy of `bytes` (a multiple of 16) from shared to global memory by the asynchronous proxy, which sees
+    /// ordinary writes to shared memory only behind a [`Op::FenceProxyAsync`].
+    BulkStore "cp.async.bulk.global.shared::cta.bulk_group [target], [source], bytes" @ "data-movement-and-conversion-instructions-cp-async-bulk"
+        in (bytes: Type::U32) at (target: Space::Global, source: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToGlobal, false, HOPPER;
+    /// Closes the group of all bulk copies this thread started since the last commit.
+    BulkCommit "cp.async.bulk.commit_group" @ "data-movement-and-conversion-instructions-cp-async-bulk-commit-group"
+        : Class::Asynchronous, Effect::None, false, HOPPER;
+    /// Waits until at most `pending` of this thread's bulk groups are unfinished; with `read`, until they have only
+    /// read their source.
+    BulkWait "cp.async.bulk.wait_group{.read} pending" @ "data-movement-and-conversion-instructions-cp-async-bulk-wait-group"
+        { pending: u32, read: bool }
+        : Class::Asynchronous, Effect::Order, false, HOPPER;
+    /// Makes this thread's earlier accesses to shared memory visible to the asynchronous proxy.
+    FenceProxyAsync "fence.proxy.async.shared::cta" @ "parallel-synchronization-and-communication-instructions-membar-fence"
+        : Class::Barrier, Effect::Order, false, HOPPER;
+
+    // ---- tensor cores ---------------------------------------------------------------------------------------------
+
+    /// Loads `count` 8 × 8 matrices of 16-bit elements; lane `8i + r` gives the address of row `r` of matrix `i`, and
+    /// lane `l` receives the pair at row `l / 4`, columns `2(l % 4)` and the next, or the transpose.
+    LoadMatrix "ldmatrix.sync.aligned.m8n8.count{.trans}.shared.b16 d, [source]" @ "warp-level-matrix-instructions-ldmatrix"
+        { count: u32, transposed: bool, ty: Type } outs (d[count]: ty) at (source: Space::Shared)
+        for ty in [U32 F16x2 Bf16x2 Tf32]
+        : Class::Tensor, Effect::Read(Space::Shared), true, AMPERE;
+    /// `d = a · b + c` on the tensor cores; `a` is 16 × depth by rows, `b` depth × 8 by columns.
+    Mma "mma.sync.aligned.shape.row.col.accumulate.operand.operand.accumulate d, a, b, c" @ "warp-level-matrix-instructions-mma"
+        { shape: MmaShape, operand: Type, accumulate: Type }
+        outs (d[accumulator_registers(accumulate)]: accumulate)
+        ins (
+            a[fragment_registers(16, shape, operand)]: operand,
+            b[fragment_registers(8, shape, operand)]: operand,
+            c[accumulator_registers(accumulate)]: accumulate
+        )
+        for operand in [F16x2 Bf16x2 Tf32]
+        : Class::Tensor, Effect::None, true, AMPERE;
+
+    // ---- barriers and fences --------------------------------------------------------------------------------------
+
+    /// Waits at barrier `barrier` until `threads` threads have arrived, and orders their accesses to memory.
+    BarrierSync "barrier.sync.aligned barrier, threads" @ "parallel-synchronization-and-communication-instructions-bar"
+        in (barrier: Type::U32, threads: Type::U32)
+        : Class::Barrier, Effect::Order, true, AMPERE;
+    /// Arrives at barrier `barrier` of `threads` threads and goes on.
+    BarrierArrive "barrier.arrive.aligned barrier, threads" @ "parallel-synchronization-and-communication-instructions-bar"
+        in (barrier: Type::U32, threads: Type::U32)
+        : Class::Barrier, Effect::Order, true, AMPERE;
+    /// Orders this thread's accesses to memory before it and after it, as seen by the threads of the scope.
+    Fence "fence.acq_rel.scope" @ "parallel-synchronization-and-communication-instructions-membar-fence"
+        { scope: FenceScope }
+        : Class::Barrier, Effect::Order, false, AMPERE;
+
+    // ---- control --------------------------------------------------------------------------------------------------
+
+    /// Ends the thread.
+    Exit "exit" @ "control-flow-instructions-exit"
+        : Class::Control, Effect::None, false, AMPERE;
+}
+
+const fn wide(ty: Type) -> Type {
+    match ty {
+        Type::S32 => Type::S64,
+        _ => Type::U64,
+    }
+}
+
+const fn half_of(ty: Type) -> Type {
+    match ty {
+        Type::F16x2 => Type::F16,
+        Type::Bf16x2 => Type::Bf16,
+        Type::U64 => Type::U32,
+        _ => Type::U16,
+    }
+}
+
+/// Registers per lane of an operand of `rows` × depth elements.
+const fn fragment_registers(rows: u32, shape: MmaShape, operand: Type) -> u32 {
+    let elements_per_register = match operand {
+        Type::Tf32 => 1,
+        _ => 2,
+    };
+    rows * shape.depth() / 32 / elements_per_register
+}
+
+/// Registers per lane of a 16 × 8 accumulator.
+const fn accumulator_registers(accumulate: Type) -> u32 {
+    match accumulate {
+        Type::F16x2 => 2,
+        _ => 4,
+    }
+}

@@ -1,0 +1,137 @@
+//! Architectures and PTX versions: what a kernel needs, and what a GPU has.
+
+use core::fmt;
+use core::str::FromStr;
+
+/// The first PTX version and architecture that have an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Since {
+    /// PTX version as (major, minor).
+    pub ptx: (u8, u8),
+    /// Compute capability, 80 for 8.0.
+    pub compute: u32,
+}
+
+impl Since {
+    /// What is needed to have both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { ptx: self.ptx.max(other.ptx), compute: self.compute.max(other.compute) }
+    }
+}
+
+/// PTX 7.0 on sm_80: what everything here needs at least.
+pub const AMPERE: Since = Since { ptx: (7, 0), compute: 80 };
+/// PTX 7.8 on sm_90: the arithmetic of `bf16` pairs.
+pub const HOPPER_PAIRS: Since = Since { ptx: (7, 8), compute: 90 };
+/// PTX 8.0 on sm_90: bulk copies and the asynchronous proxy.
+pub const HOPPER: Since = Since { ptx: (8, 0), compute: 90 };
+
+/// A GPU architecture that kernels are generated for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Arch {
+    /// A100.
+    Sm80,
+    /// A10, RTX 30.
+    Sm86,
+    /// L4, L40S, RTX 40.
+    Sm89,
+    /// H100, H200.
+    Sm90,
+    /// H100, H200 with the instructions that only they have.
+    Sm90a,
+    /// RTX 50.
+    Sm120,
+}
+
+impl Arch {
+    /// Every architecture, in order.
+    pub const ALL: [Self; 6] = [Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm90, Self::Sm90a, Self::Sm120];
+
+    /// The name as compilers spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm86 => "sm_86",
+            Self::Sm89 => "sm_89",
+            Self::Sm90 => "sm_90",
+            Self::Sm90a => "sm_90a",
+            Self::Sm120 => "sm_120",
+        }
+    }
+
+    /// Compute capability, 80 for 8.0.
+    pub const fn compute(self) -> u32 {
+        match self {
+            Self::Sm80 => 80,
+            Self::Sm86 => 86,
+            Self::Sm89 => 89,
+            Self::Sm90 | Self::Sm90a => 90,
+            Self::Sm120 => 120,
+        }
+    }
+
+    /// The lowest PTX version that knows the architecture.
+    pub const fn ptx(self) -> (u8, u8) {
+        match self {
+            Self::Sm80 => (7, 0),
+            Self::Sm86 => (7, 1),
+            Self::Sm89 | Self::Sm90 => (7, 8),
+            Self::Sm90a => (8, 0),
+            Self::Sm120 => (8, 7),
+        }
+    }
+
+    /// Bytes of shared memory that one CTA can have.
+    pub const fn shared_bytes_per_cta(self) -> u32 {
+        match self {
+            Self::Sm80 => 163 * 1024,
+            Self::Sm86 | Self::Sm89 | Self::Sm120 => 99 * 1024,
+            Self::Sm90 | Self::Sm90a => 227 * 1024,
+        }
+    }
+
+    /// Bytes of shared memory of one multiprocessor.
+    pub const fn shared_bytes_per_multiprocessor(self) -> u32 {
+        match self {
+            Self::Sm80 => 164 * 1024,
+            Self::Sm86 | Self::Sm89 | Self::Sm120 => 100 * 1024,
+            Self::Sm90 | Self::Sm90a => 228 * 1024,
+        }
+    }
+
+    /// Warps that one multiprocessor can hold.
+    pub const fn warps_per_multiprocessor(self) -> u32 {
+        match self {
+            Self::Sm80 | Self::Sm90 | Self::Sm90a => 64,
+            Self::Sm86 | Self::Sm89 | Self::Sm120 => 48,
+        }
+    }
+
+    /// Whether it has everything that `since` asks for.
+    pub const fn has(self, since: Since) -> bool {
+        self.compute() >= since.compute
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A name that is no architecture of ours.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown architecture `{name}`; known are sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120")]
+pub struct UnknownArch {
+    /// The name.
+    pub name: String,
+}
+
+impl FromStr for Arch {
+    type Err = UnknownArch;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|arch| arch.name() == name).ok_or_else(|| UnknownArch { name: name.to_owned() })
+    }
+}
