@@ -10,7 +10,7 @@ pub mod operand;
 pub mod operation;
 pub mod target;
 pub mod types;
-mod verify;
+pub mod verify;
 
 pub use builder::Builder;
 pub use kernel::{

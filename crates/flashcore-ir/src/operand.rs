@@ -22,6 +22,7 @@ pub struct Reg<T: Ty> {
     marker: PhantomData<T>,
 }
 
+#[expect(clippy::expl_impl_clone_on_copy, reason = "a derive would demand `T: Clone` of the marker")]
 impl<T: Ty> Clone for Reg<T> {
     fn clone(&self) -> Self {
         *self
@@ -65,6 +66,7 @@ pub struct Value<T: Ty> {
     marker: PhantomData<T>,
 }
 
+#[expect(clippy::expl_impl_clone_on_copy, reason = "a derive would demand `T: Clone` of the marker")]
 impl<T: Ty> Clone for Value<T> {
     fn clone(&self) -> Self {
         *self

@@ -183,6 +183,7 @@ macro_rules! operations {
     )*) => {
         /// An operation with its modifiers and operands: one variant per row of the table.
         #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        #[expect(missing_docs, reason = "the form of each row names its fields")]
         pub enum Op {
             $(
                 $(#[doc = $doc])+

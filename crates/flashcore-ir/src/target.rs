@@ -20,11 +20,11 @@ impl Since {
     }
 }
 
-/// PTX 7.0 on sm_80: what everything here needs at least.
+/// PTX 7.0 on `sm_80`: what everything here needs at least.
 pub const AMPERE: Since = Since { ptx: (7, 0), compute: 80 };
-/// PTX 7.8 on sm_90: the arithmetic of `bf16` pairs.
+/// PTX 7.8 on `sm_90`: the arithmetic of `bf16` pairs.
 pub const HOPPER_PAIRS: Since = Since { ptx: (7, 8), compute: 90 };
-/// PTX 8.0 on sm_90: bulk copies and the asynchronous proxy.
+/// PTX 8.0 on `sm_90`: bulk copies and the asynchronous proxy.
 pub const HOPPER: Since = Since { ptx: (8, 0), compute: 90 };
 
 /// A GPU architecture that kernels are generated for.

@@ -1,0 +1,319 @@
+//! The rules that the table's columns cannot say: which combinations of modifiers exist, and the limits of hardware.
+
+use crate::kernel::Kernel;
+use crate::operand::{
+    CopyCache, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
+};
+use crate::operation::Op;
+use crate::target::{Arch, Since};
+use crate::types::Type;
+
+/// A rule of the language, with the numbers that break it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum Rule {
+    #[error("{name} is register {register}, which the kernel does not declare")]
+    UnknownRegister { name: &'static str, register: RegisterId },
+    #[error("{name} is register {register} of type {actual}; it must have type {expected}")]
+    TypeMismatch { name: &'static str, register: RegisterId, actual: Type, expected: Type },
+    #[error("the operation does not exist for type {ty}; it exists for {}", list(allowed))]
+    TypeNotAllowed { ty: Type, allowed: &'static [Type] },
+    #[error("{name} has {actual} registers; the modifiers ask for {expected}")]
+    Length { name: &'static str, actual: usize, expected: usize },
+    #[error("{name} of type {ty} must be a register; move the constant into one first")]
+    ConstantNotAllowed { name: &'static str, ty: Type },
+    #[error("the constant {bits:#x} of {name} has more bits than {ty}")]
+    ConstantTooWide { name: &'static str, bits: u64, ty: Type },
+    #[error("all lanes of a warp must execute this operation together, so it cannot have a guard")]
+    GuardedCollective,
+    #[error("{arch} does not have it; it needs sm_{} and PTX {}.{}", since.compute, since.ptx.0, since.ptx.1)]
+    NotOnArchitecture { arch: Arch, since: Since },
+    #[error("register {register} may be read before it is written")]
+    ReadBeforeWrite { register: RegisterId },
+    #[error("the kernel has no parameter {parameter}; it declares {declared}")]
+    UnknownParameter { parameter: u32, declared: usize },
+    #[error("parameter `{name}` has type {actual}, but is loaded as {loaded}")]
+    ParameterType { name: String, actual: Type, loaded: Type },
+    #[error("{to} and {from} differ in width, so one cannot take the bits of the other")]
+    ReinterpretWidth { to: Type, from: Type },
+    #[error("there is no conversion from {from} to {to} with rounding `{rounding}`")]
+    NoConversion { to: Type, from: Type, rounding: Rounding },
+    #[error("a vector access has 1, 2 or 4 elements and at most 16 bytes, not {count} of {bytes} bytes each")]
+    VectorSize { count: u32, bytes: u32 },
+    #[error("shared memory has no cache hints or prefetches")]
+    SharedCacheHint,
+    #[error("a load that bypasses the caches cannot prefetch")]
+    VolatilePrefetch,
+    #[error("there is no `{op}` of type {ty} here")]
+    NoReduction { op: ReduceOp, ty: Type },
+    #[error("an asynchronous copy has 4, 8 or 16 bytes, and 16 if it goes through L2 only; not {bytes} with `{cache}`")]
+    CopySize { bytes: u32, cache: CopyCache },
+    #[error("a bulk copy has a multiple of 16 bytes, more than none; not {bytes}")]
+    BulkSize { bytes: u64 },
+    #[error("ldmatrix loads 1, 2 or 4 matrices, not {count}")]
+    MatrixCount { count: u32 },
+    #[error("there is no {shape} product of {operand} accumulated in {accumulate}")]
+    NoProduct { shape: MmaShape, operand: Type, accumulate: Type },
+    #[error("shuffle control {control:#x} has bits outside the clamp (0 to 4) and the segment mask (8 to 12)")]
+    ShuffleControl { control: u32 },
+    #[error("barriers are numbered 0 to 15; there is no barrier {barrier}")]
+    BarrierNumber { barrier: u64 },
+    #[error("a barrier counts whole warps of the CTA's {of} threads: a multiple of 32 up to that, not {threads}")]
+    BarrierThreads { threads: u64, of: u32 },
+    #[error("a CTA has 1 to 1024 threads, not {threads}")]
+    Threads { threads: u32 },
+    #[error("{bytes} bytes of shared memory are more than the {limit} that a CTA can have on {arch}")]
+    SharedMemory { bytes: u32, limit: u32, arch: Arch },
+    #[error("a register budget of {budget} for {threads} threads does not fit: 24 to 255 per thread, 65,536 per CTA")]
+    RegisterBudget { budget: u32, threads: u32 },
+    #[error("parameters take {bytes} bytes; 4,096 are the most that every PTX version accepts")]
+    ParameterBytes { bytes: u32 },
+    #[error("`{name}` is declared twice")]
+    DuplicateParameter { name: String },
+    #[error("`{name}` is no identifier: a letter, then letters, digits and underscores")]
+    Name { name: String },
+}
+
+fn list(types: &[Type]) -> String {
+    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The bytes of parameters that every PTX version accepts.
+const MOST_PARAMETER_BYTES: u32 = 4096;
+
+pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
+    let mut broken = Vec::new();
+    if !(1..=1024).contains(&kernel.threads) {
+        broken.push(Rule::Threads { threads: kernel.threads });
+    }
+    let limit = arch.shared_bytes_per_cta();
+    if kernel.shared_bytes > limit {
+        broken.push(Rule::SharedMemory { bytes: kernel.shared_bytes, limit, arch });
+    }
+    let (budget, threads) = (kernel.register_budget, kernel.threads);
+    if !(24..=255).contains(&budget) || (budget < 255 && budget.saturating_mul(threads) > 65_536) {
+        broken.push(Rule::RegisterBudget { budget, threads });
+    }
+    let bytes = kernel.parameters.iter().map(|parameter| parameter.ty.bytes().max(4)).sum();
+    if bytes > MOST_PARAMETER_BYTES {
+        broken.push(Rule::ParameterBytes { bytes });
+    }
+    for (index, parameter) in kernel.parameters.iter().enumerate() {
+        if kernel.parameters[..index].iter().any(|other| other.name == parameter.name) {
+            broken.push(Rule::DuplicateParameter { name: parameter.name.clone() });
+        }
+    }
+    let names = kernel.parameters.iter().map(|parameter| &parameter.name).chain([&kernel.name]);
+    for name in names.filter(|name| !is_identifier(name)) {
+        broken.push(Rule::Name { name: name.clone() });
+    }
+    broken
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.chars().all(|character| character.is_ascii_alphanumeric() || character == '_')
+}
+
+/// Whether instructions take constants of the type. Those of 16-bit floats must be moved into a register first.
+pub(super) const fn may_be_constant(ty: Type) -> bool {
+    match ty {
+        Type::U32 | Type::S32 | Type::F32 | Type::U64 | Type::S64 => true,
+        Type::Pred | Type::U16 | Type::F16 | Type::Bf16 | Type::Tf32 | Type::F16x2 | Type::Bf16x2 => false,
+    }
+}
+
+/// The rules of one operation beyond the types of its operands.
+pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
+    match op {
+        Op::LoadParam { ty, parameter, .. } => match kernel.parameters.get(*parameter as usize) {
+            None => {
+                broken.push(Rule::UnknownParameter { parameter: *parameter, declared: kernel.parameters.len() });
+            }
+            Some(declared) if declared.ty != *ty => {
+                let name = declared.name.clone();
+                broken.push(Rule::ParameterType { name, actual: declared.ty, loaded: *ty });
+            }
+            Some(_) => {}
+        },
+        Op::Reinterpret { to, from, .. } => {
+            if to.bits() != from.bits() || *to == Type::Pred {
+                broken.push(Rule::ReinterpretWidth { to: *to, from: *from });
+            }
+        }
+        Op::Convert { to, from, rounding, .. } => {
+            if !converts(*to, *from, *rounding) {
+                broken.push(Rule::NoConversion { to: *to, from: *from, rounding: *rounding });
+            }
+        }
+        Op::Load { space, cache, prefetch, ty, count, .. } => {
+            vector(*ty, *count, broken);
+            if *space == Space::Shared && (*cache != LoadCache::All || *prefetch != L2Prefetch::None) {
+                broken.push(Rule::SharedCacheHint);
+            }
+            if *cache == LoadCache::Volatile && *prefetch != L2Prefetch::None {
+                broken.push(Rule::VolatilePrefetch);
+            }
+        }
+        Op::Store { space, cache, ty, count, .. } => {
+            vector(*ty, *count, broken);
+            if *space == Space::Shared && *cache != StoreCache::WriteBack {
+                broken.push(Rule::SharedCacheHint);
+            }
+        }
+        Op::Atomic { op, ty, .. } => {
+            if !reduces(*op, *ty) {
+                broken.push(Rule::NoReduction { op: *op, ty: *ty });
+            }
+        }
+        Op::Reduce { op, ty, .. } => {
+            if !reduces(*op, *ty) || *op == ReduceOp::Exchange {
+                broken.push(Rule::NoReduction { op: *op, ty: *ty });
+            }
+        }
+        Op::ReduceWarp { op, ty, .. } => {
+            let bitwise = matches!(op, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor);
+            if *op == ReduceOp::Exchange || (bitwise && *ty != Type::U32) {
+                broken.push(Rule::NoReduction { op: *op, ty: *ty });
+            }
+        }
+        Op::CopyAsync { bytes, cache, .. } => {
+            let exists = match cache {
+                CopyCache::All => matches!(bytes, 4 | 8 | 16),
+                CopyCache::L2 => *bytes == 16,
+            };
+            if !exists {
+                broken.push(Rule::CopySize { bytes: *bytes, cache: *cache });
+            }
+        }
+        Op::BulkStore { bytes: Operand::Constant(bytes), .. } => {
+            if *bytes == 0 || bytes % 16 != 0 {
+                broken.push(Rule::BulkSize { bytes: *bytes });
+            }
+        }
+        Op::LoadMatrix { count, .. } => {
+            if !matches!(count, 1 | 2 | 4) {
+                broken.push(Rule::MatrixCount { count: *count });
+            }
+        }
+        Op::Mma { shape, operand, accumulate, .. } => {
+            if !multiplies(*shape, *operand, *accumulate) {
+                broken.push(Rule::NoProduct { shape: *shape, operand: *operand, accumulate: *accumulate });
+            }
+        }
+        Op::Shuffle { control, .. } => {
+            if control & !0x1f1f != 0 {
+                broken.push(Rule::ShuffleControl { control: *control });
+            }
+        }
+        Op::BarrierSync { barrier, threads, .. } | Op::BarrierArrive { barrier, threads, .. } => {
+            barrier_operands(*barrier, *threads, kernel.threads, broken);
+        }
+        // The columns of the table say all there is to check.
+        Op::Mov { .. }
+        | Op::Special { .. }
+        | Op::SharedBase { .. }
+        | Op::SetPredicate { .. }
+        | Op::Select { .. }
+        | Op::Add { .. }
+        | Op::Sub { .. }
+        | Op::Mul { .. }
+        | Op::MulHigh { .. }
+        | Op::MulWide { .. }
+        | Op::Mad { .. }
+        | Op::MadWide { .. }
+        | Op::Fma { .. }
+        | Op::Div { .. }
+        | Op::Rem { .. }
+        | Op::Min { .. }
+        | Op::Max { .. }
+        | Op::Neg { .. }
+        | Op::Abs { .. }
+        | Op::And { .. }
+        | Op::Or { .. }
+        | Op::Xor { .. }
+        | Op::Not { .. }
+        | Op::Shl { .. }
+        | Op::Shr { .. }
+        | Op::Lop3 { .. }
+        | Op::BitFieldExtract { .. }
+        | Op::BitFieldInsert { .. }
+        | Op::Permute { .. }
+        | Op::PopCount { .. }
+        | Op::LeadingZeros { .. }
+        | Op::ConvertPair { .. }
+        | Op::Pack { .. }
+        | Op::Unpack { .. }
+        | Op::Exp2 { .. }
+        | Op::Log2 { .. }
+        | Op::Reciprocal { .. }
+        | Op::ReciprocalSqrt { .. }
+        | Op::Sqrt { .. }
+        | Op::Tanh { .. }
+        | Op::Vote { .. }
+        | Op::Ballot { .. }
+        | Op::WarpSync { .. }
+        | Op::Prefetch { .. }
+        | Op::CompareAndSwap { .. }
+        | Op::CopyAsyncCommit { .. }
+        | Op::CopyAsyncWait { .. }
+        | Op::CopyAsyncWaitAll { .. }
+        | Op::BulkStore { bytes: Operand::Register(_), .. }
+        | Op::BulkCommit { .. }
+        | Op::BulkWait { .. }
+        | Op::FenceProxyAsync { .. }
+        | Op::Fence { .. }
+        | Op::Exit { .. } => {}
+    }
+}
+
+fn vector(ty: Type, count: u32, broken: &mut Vec<Rule>) {
+    let bytes = ty.bytes();
+    if !matches!(count, 1 | 2 | 4) || bytes * count > 16 {
+        broken.push(Rule::VectorSize { count, bytes });
+    }
+}
+
+fn barrier_operands(barrier: Operand, threads: Operand, cta: u32, broken: &mut Vec<Rule>) {
+    if let Operand::Constant(barrier) = barrier
+        && barrier > 15
+    {
+        broken.push(Rule::BarrierNumber { barrier });
+    }
+    if let Operand::Constant(threads) = threads
+        && (threads == 0 || threads % 32 != 0 || threads > u64::from(cta.next_multiple_of(32)))
+    {
+        broken.push(Rule::BarrierThreads { threads, of: cta });
+    }
+}
+
+const fn converts(to: Type, from: Type, rounding: Rounding) -> bool {
+    use Rounding::{Down, Exact, NearestAway, NearestEven, NearestInteger, ToZero, Up};
+    match (from, to) {
+        (Type::U32, Type::U64 | Type::U16)
+        | (Type::S32, Type::S64)
+        | (Type::U64 | Type::U16, Type::U32)
+        | (Type::S64, Type::S32)
+        | (Type::F16 | Type::Bf16, Type::F32) => matches!(rounding, Exact),
+        (Type::U32 | Type::S32, Type::F32) | (Type::F32, Type::F16 | Type::Bf16) => matches!(rounding, NearestEven),
+        (Type::F32, Type::U32 | Type::S32) => matches!(rounding, ToZero | Down | Up | NearestInteger),
+        (Type::F32, Type::Tf32) => matches!(rounding, NearestAway),
+        _ => false,
+    }
+}
+
+const fn reduces(op: ReduceOp, ty: Type) -> bool {
+    match op {
+        ReduceOp::Add => matches!(ty, Type::U32 | Type::S32 | Type::U64 | Type::F32),
+        ReduceOp::Min | ReduceOp::Max => matches!(ty, Type::U32 | Type::S32 | Type::U64),
+        ReduceOp::And | ReduceOp::Or | ReduceOp::Xor | ReduceOp::Exchange => matches!(ty, Type::U32 | Type::U64),
+    }
+}
+
+const fn multiplies(shape: MmaShape, operand: Type, accumulate: Type) -> bool {
+    match (operand, accumulate) {
+        (Type::F16x2, Type::F32 | Type::F16x2) | (Type::Bf16x2, Type::F32) => !matches!(shape, MmaShape::M16N8K4),
+        (Type::Tf32, Type::F32) => !matches!(shape, MmaShape::M16N8K16),
+        _ => false,
+    }
+}
