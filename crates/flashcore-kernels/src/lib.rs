@@ -1,1 +1,30 @@
-//! Attention kernels written in tiles on top of flashcore IR.
+//! Attention kernels, written in tiles on top of `flashcore-ir`.
+//!
+//! A [`Config`] names a kernel and every choice in it; [`Specialisation`] is what a problem fixes at compile time
+//! (element type, head dimension, which features are on). The two together give a kernel; everything else about a
+//! problem (batch, heads, lengths, strides, scale, pointers) is a run-time parameter, so a growing key cache or a new
+//! batch size never compiles anything:
+//!
+//! ```
+//! use flashcore_ir::Arch;
+//! use flashcore_kernels::{Config, Plan};
+//! use flashcore_problem::{DType, Problem};
+//!
+//! let problem = Problem::new(1, 8, 512, 64, DType::F16);
+//! let plan = Plan::new(&problem, Config::ampere(), Arch::Sm89).expect("the kernel fits the problem");
+//! assert_eq!(plan.grid, [8, 8, 1]);
+//! ```
+//!
+//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline, and
+//! `ampere`, tensor cores from end to end.
+
+pub mod attention;
+mod config;
+mod element;
+mod parameters;
+mod plan;
+pub mod tile;
+
+pub use config::{AmpereConfig, Config, ScalarConfig, Specialisation};
+pub use parameters::{Argument, Buffers, Parameters};
+pub use plan::{Plan, Reason};

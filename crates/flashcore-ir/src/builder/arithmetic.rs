@@ -130,6 +130,18 @@ impl Builder {
         self.push(Op::Mul { ty: T::TYPE, d: target.id(), a: Value::from(target).operand(), b: value.into().operand() });
     }
 
+    /// `target = max(target, value)`.
+    #[track_caller]
+    pub fn max_to<T: Number>(&mut self, target: Reg<T>, value: impl Into<Value<T>>) {
+        self.push(Op::Max { ty: T::TYPE, d: target.id(), a: Value::from(target).operand(), b: value.into().operand() });
+    }
+
+    /// `target = 2^target`, approximately.
+    #[track_caller]
+    pub fn exp2_to<T: Float>(&mut self, target: Reg<T>) {
+        self.push(Op::Exp2 { ty: T::TYPE, d: target.id(), a: Value::from(target).operand() });
+    }
+
     /// `target = a * b + target`.
     #[track_caller]
     pub fn fma_to<T: Float>(&mut self, target: Reg<T>, a: impl Into<Value<T>>, b: impl Into<Value<T>>) {

@@ -1,0 +1,159 @@
+//! Every choice in a kernel, and what a problem fixes when its kernel is generated.
+
+use core::fmt;
+
+use flashcore_ir::Kernel;
+use flashcore_ir::types::{Bf16x2, F16x2};
+use flashcore_problem::DType;
+
+use crate::attention::{ampere, scalar};
+use crate::tile::{LANES, ROWS_PER_WARP, SharedLayout};
+
+/// A kernel and every choice in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// One thread a row.
+    Scalar(ScalarConfig),
+    /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
+    Ampere(AmpereConfig),
+}
+
+/// The choices of the scalar kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScalarConfig {
+    /// Threads, and so query rows, of a CTA.
+    pub threads: u32,
+}
+
+impl Default for ScalarConfig {
+    fn default() -> Self {
+        Self { threads: 64 }
+    }
+}
+
+/// The choices of the Ampere kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AmpereConfig {
+    /// Warps of a CTA, each with 16 query rows.
+    pub warps: u32,
+    /// Keys of a tile.
+    pub key_rows: u32,
+    /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way.
+    pub stages: u32,
+    /// How tiles lie in shared memory.
+    pub layout: SharedLayout,
+}
+
+impl Default for AmpereConfig {
+    fn default() -> Self {
+        Self { warps: 4, key_rows: 64, stages: 2, layout: SharedLayout::Swizzled }
+    }
+}
+
+impl AmpereConfig {
+    /// Query rows of a CTA.
+    pub const fn query_rows(self) -> u32 {
+        self.warps * ROWS_PER_WARP
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(self) -> u32 {
+        self.warps * LANES
+    }
+}
+
+/// What a problem fixes when its kernel is generated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Specialisation {
+    /// The element type, `F16` or `Bf16`.
+    pub dtype: DType,
+    /// Columns of query, key, value and output.
+    pub head_dim: u32,
+    /// Whether rows attend no key behind their own position.
+    pub causal: bool,
+    /// Whether the log-sum-exp is written.
+    pub log_sum_exp: bool,
+}
+
+impl Specialisation {
+    /// The head dimensions that kernels are generated for.
+    pub const HEAD_DIMS: [u32; 4] = [32, 64, 96, 128];
+    /// The element types that kernels are generated for.
+    pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
+}
+
+impl Config {
+    /// The scalar kernel as it is by default.
+    pub fn scalar() -> Self {
+        Self::Scalar(ScalarConfig::default())
+    }
+
+    /// The Ampere kernel as it is by default.
+    pub fn ampere() -> Self {
+        Self::Ampere(AmpereConfig::default())
+    }
+
+    /// The Ampere kernel with another layout of shared memory.
+    pub fn ampere_with_layout(layout: SharedLayout) -> Self {
+        Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
+    }
+
+    /// The configs that resource gates, snapshots and tests go through.
+    pub fn all() -> Vec<Self> {
+        let ampere = AmpereConfig::default();
+        vec![
+            Self::scalar(),
+            Self::Ampere(ampere),
+            Self::ampere_with_layout(SharedLayout::Plain),
+            Self::ampere_with_layout(SharedLayout::Padded),
+            Self::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..ampere }),
+        ]
+    }
+
+    /// The name of the kernel.
+    pub const fn family(self) -> &'static str {
+        match self {
+            Self::Scalar(_) => "scalar",
+            Self::Ampere(_) => "ampere",
+        }
+    }
+
+    /// Query rows of a CTA.
+    pub const fn query_rows(self) -> u32 {
+        match self {
+            Self::Scalar(config) => config.threads,
+            Self::Ampere(config) => config.query_rows(),
+        }
+    }
+
+    /// Writes the kernel for a specialisation. What can be generated is [`crate::Plan::new`]'s to decide.
+    pub fn generate(self, specialisation: Specialisation) -> Kernel {
+        let name = self.kernel_name(specialisation);
+        let bf16 = specialisation.dtype == DType::Bf16;
+        match (self, bf16) {
+            (Self::Scalar(config), false) => scalar::kernel::<F16x2>(name, config, specialisation),
+            (Self::Scalar(config), true) => scalar::kernel::<Bf16x2>(name, config, specialisation),
+            (Self::Ampere(config), false) => ampere::kernel::<F16x2>(name, config, specialisation),
+            (Self::Ampere(config), true) => ampere::kernel::<Bf16x2>(name, config, specialisation),
+        }
+    }
+
+    fn kernel_name(self, specialisation: Specialisation) -> String {
+        let Specialisation { dtype, head_dim, causal, log_sum_exp } = specialisation;
+        let mask = if causal { "_causal" } else { "" };
+        let lse = if log_sum_exp { "_lse" } else { "" };
+        format!("flashcore_{}_{dtype}_d{head_dim}{mask}{lse}", self.to_string().replace('-', "_"))
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Scalar(ScalarConfig { threads }) => write!(formatter, "scalar-{threads}"),
+            Self::Ampere(config) => {
+                let AmpereConfig { key_rows, stages, layout, .. } = config;
+                write!(formatter, "ampere-{}x{key_rows}-{stages}stage-{layout}", config.query_rows())
+            }
+        }
+    }
+}

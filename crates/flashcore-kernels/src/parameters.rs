@@ -1,0 +1,169 @@
+//! What kernels receive at run time, in one order for the kernel and for whoever launches it.
+
+use flashcore_ir::types::{F32, S32, U32, U64};
+use flashcore_ir::{Builder, Reg};
+use flashcore_problem::{Problem, Strides};
+
+/// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
+macro_rules! parameters {
+    ($($(#[$doc:meta])* $name:ident: $ty:ident,)*) => {
+        /// The parameters of every attention kernel, loaded into registers.
+        #[derive(Debug, Clone, Copy)]
+        pub struct Parameters {
+            $($(#[$doc])* pub $name: Reg<$ty>,)*
+        }
+
+        impl Parameters {
+            /// Declares and loads them.
+            pub fn load(k: &mut Builder) -> Self {
+                Self { $($name: k.parameter::<$ty>(stringify!($name)),)* }
+            }
+        }
+
+        /// The values of the parameters, by the same names.
+        struct Values {
+            $($name: <$ty as HostValue>::Host,)*
+        }
+
+        impl Values {
+            fn arguments(self) -> Vec<Argument> {
+                vec![$(<$ty as HostValue>::argument(self.$name),)*]
+            }
+        }
+    };
+}
+
+parameters! {
+    /// The address of the query.
+    query: U64,
+    /// The address of the key.
+    key: U64,
+    /// The address of the value.
+    value: U64,
+    /// The address of the output.
+    output: U64,
+    /// The address of the log-sum-exp, an `f32` per row of the output; not read by kernels that do not write it.
+    log_sum_exp: U64,
+    /// Bytes from one batch of the query to the next.
+    query_batch_stride: U64,
+    /// Bytes from one head of the query to the next.
+    query_head_stride: U64,
+    /// Bytes from one row of the query to the next.
+    query_row_stride: U64,
+    /// Bytes from one batch of the key to the next.
+    key_batch_stride: U64,
+    /// Bytes from one head of the key to the next.
+    key_head_stride: U64,
+    /// Bytes from one row of the key to the next.
+    key_row_stride: U64,
+    /// Bytes from one batch of the value to the next.
+    value_batch_stride: U64,
+    /// Bytes from one head of the value to the next.
+    value_head_stride: U64,
+    /// Bytes from one row of the value to the next.
+    value_row_stride: U64,
+    /// Bytes from one batch of the output to the next.
+    output_batch_stride: U64,
+    /// Bytes from one head of the output to the next.
+    output_head_stride: U64,
+    /// Bytes from one row of the output to the next.
+    output_row_stride: U64,
+    /// Rows of the query.
+    query_length: U32,
+    /// Rows of key and value.
+    key_length: U32,
+    /// Query heads that share one key head.
+    heads_per_key_head: U32,
+    /// What is added to a query row to give the last key it attends under a causal mask.
+    causal_offset: S32,
+    /// The scale of the scores times `log2(e)`.
+    scale_log2: F32,
+}
+
+/// A value that a launch passes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Argument {
+    /// An unsigned 32-bit integer.
+    U32(u32),
+    /// A signed 32-bit integer.
+    S32(i32),
+    /// A single-precision float.
+    F32(f32),
+    /// An unsigned 64-bit integer or an address.
+    U64(u64),
+}
+
+/// Device addresses of the tensors of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffers {
+    /// Of the query.
+    pub query: u64,
+    /// Of the key.
+    pub key: u64,
+    /// Of the value.
+    pub value: u64,
+    /// Of the output.
+    pub output: u64,
+    /// Of the log-sum-exp; any address when the problem does not ask for it.
+    pub log_sum_exp: u64,
+}
+
+/// The arguments of a launch, in the order of [`Parameters`].
+pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
+    let element = problem.dtype.size_bytes() as u64;
+    let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
+    let strides = problem.strides();
+    let [query_batch_stride, query_head_stride, query_row_stride] = bytes(strides.query);
+    let [key_batch_stride, key_head_stride, key_row_stride] = bytes(strides.key);
+    let [value_batch_stride, value_head_stride, value_row_stride] = bytes(strides.value);
+    let [output_batch_stride, output_head_stride, output_row_stride] = bytes(strides.output);
+    Values {
+        query: buffers.query,
+        key: buffers.key,
+        value: buffers.value,
+        output: buffers.output,
+        log_sum_exp: buffers.log_sum_exp,
+        query_batch_stride,
+        query_head_stride,
+        query_row_stride,
+        key_batch_stride,
+        key_head_stride,
+        key_row_stride,
+        value_batch_stride,
+        value_head_stride,
+        value_row_stride,
+        output_batch_stride,
+        output_head_stride,
+        output_row_stride,
+        query_length: problem.query_length as u32,
+        key_length: problem.key_length as u32,
+        heads_per_key_head: (problem.query_heads / problem.key_heads) as u32,
+        causal_offset: problem.position_offset(problem.key_length) as i32,
+        scale_log2: problem.scale * core::f32::consts::LOG2_E,
+    }
+    .arguments()
+}
+
+/// The host's side of a parameter type.
+trait HostValue {
+    type Host;
+    fn argument(value: Self::Host) -> Argument;
+}
+
+macro_rules! host_values {
+    ($($marker:ident = $host:ty;)*) => {
+        $(impl HostValue for $marker {
+            type Host = $host;
+            fn argument(value: $host) -> Argument {
+                Argument::$marker(value)
+            }
+        })*
+    };
+}
+
+host_values! {
+    U32 = u32;
+    S32 = i32;
+    F32 = f32;
+    U64 = u64;
+}

@@ -1,0 +1,50 @@
+//! The tile vocabulary: the words in which the kernels are written.
+//!
+//! * [`SharedTile`] is a matrix in shared memory that knows its layout,
+//! * [`TileCopy`] brings a tile there from global memory, asynchronously, by all threads of the CTA,
+//! * [`Ring`] turns a few such places into a stream of tiles,
+//! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
+//! * [`KeyMask`] takes keys out of the scores, and [`OnlineSoftmax`] turns scores into weights.
+
+mod copy;
+mod fragment;
+mod mask;
+mod ring;
+mod shared;
+mod softmax;
+
+pub use copy::{GlobalRows, TileCopy};
+pub use fragment::{Accumulator, LeftFragments, RightFragments};
+pub use mask::KeyMask;
+pub use ring::Ring;
+pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
+pub use softmax::{OnlineSoftmax, RowSums};
+
+use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Reg};
+
+/// Lanes of a warp.
+pub const LANES: u32 = 32;
+/// Rows that one warp multiplies at a time: those of a tensor-core product.
+pub const ROWS_PER_WARP: u32 = 16;
+/// Columns of the 8-wide results of a tensor-core product.
+pub const RESULT_COLUMNS: u32 = 8;
+/// The depth of a tensor-core product of 16-bit elements.
+pub const PRODUCT_DEPTH: u32 = 16;
+
+/// Where a lane stands in a tensor-core fragment: results and left operands have rows `group` and `group + 8`, and
+/// columns `2 * member` and the next.
+#[derive(Debug, Clone, Copy)]
+pub struct FragmentPosition {
+    /// `lane / 4`.
+    pub group: Reg<U32>,
+    /// `lane % 4`.
+    pub member: Reg<U32>,
+}
+
+impl FragmentPosition {
+    /// That of `lane`.
+    pub fn new(k: &mut Builder, lane: Reg<U32>) -> Self {
+        Self { group: k.shr(lane, 2u32), member: k.and(lane, 3u32) }
+    }
+}
