@@ -163,6 +163,11 @@ impl SharedAddress {
 }
 
 impl GlobalAddress {
+    /// The register it begins with.
+    pub const fn base(self) -> Reg<U64> {
+        self.base
+    }
+
     /// The address `bytes` further on.
     #[must_use]
     pub const fn plus(self, bytes: i32) -> Self {

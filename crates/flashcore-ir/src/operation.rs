@@ -10,7 +10,7 @@ use crate::operand::{
     Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding,
     ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
 };
-use crate::target::{AMPERE, HOPPER, HOPPER_PAIRS, Since};
+use crate::target::{AMPERE, AMPERE_PREFETCH, HOPPER, HOPPER_PAIRS, Since};
 use crate::types::Type;
 
 /// What the table says of an operation, apart from what depends on its modifiers.
@@ -165,6 +165,14 @@ const fn pair_arithmetic(ty: Type) -> Since {
     match ty {
         Type::Bf16x2 => HOPPER_PAIRS,
         _ => AMPERE,
+    }
+}
+
+/// Accesses that bring their surroundings into L2 came with a later PTX than plain ones.
+const fn with_prefetch(prefetch: L2Prefetch) -> Since {
+    match prefetch {
+        L2Prefetch::None => AMPERE,
+        L2Prefetch::Bytes64 | L2Prefetch::Bytes128 | L2Prefetch::Bytes256 => AMPERE_PREFETCH,
     }
 }
 
@@ -578,7 +586,7 @@ operations! {
     Load "ld.space{.cache}{.prefetch}{.vec}.type d, [source]" @ "data-movement-and-conversion-instructions-ld"
         { space: Space, cache: LoadCache, prefetch: L2Prefetch, ty: Type, count: u32 } outs (d[count]: ty) at (source: space)
         for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
-        : Class::Memory, Effect::Read(space), false, AMPERE;
+        : Class::Memory, Effect::Read(space), false, with_prefetch(prefetch);
     /// Stores `a.len()` adjacent elements; the address is a multiple of their size together.
     Store "st.space{.cache}{.vec}.type [target], a" @ "data-movement-and-conversion-instructions-st"
         { space: Space, cache: StoreCache, ty: Type, count: u32 } ins (a[count]: ty) at (target: space)
@@ -611,7 +619,7 @@ operations! {
     CopyAsync "cp.async.cache.shared.global{.prefetch} [target], [source], bytes{, source_bytes}" @ "data-movement-and-conversion-instructions-cp-async"
         { bytes: u32, cache: CopyCache, prefetch: L2Prefetch, zero_fill: bool }
         ins (source_bytes[zero_fill]: Type::U32) at (target: Space::Shared, source: Space::Global)
-        : Class::Asynchronous, Effect::CopyToShared, false, AMPERE;
+        : Class::Asynchronous, Effect::CopyToShared, false, with_prefetch(prefetch);
     /// Closes the group of all copies this thread started since the last commit.
     CopyAsyncCommit "cp.async.commit_group" @ "data-movement-and-conversion-instructions-cp-async-commit-group"
         : Class::Asynchronous, Effect::None, false, AMPERE;

@@ -60,6 +60,12 @@ impl AmpereConfig {
     pub const fn threads(self) -> u32 {
         self.warps * LANES
     }
+
+    /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
+    /// multiprocessor where the output is small, and for two where it is large.
+    pub const fn register_budget(head_dim: u32) -> u32 {
+        if head_dim <= 64 { 168 } else { 255 }
+    }
 }
 
 /// What a problem fixes when its kernel is generated.

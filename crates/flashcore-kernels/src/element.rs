@@ -4,7 +4,7 @@ use flashcore_ir::types::{Bf16x2, F16x2, F32, HalfPair, MatrixOperand, U32};
 use flashcore_ir::{Builder, Reg};
 
 /// Bytes of one element.
-pub const ELEMENT_BYTES: u32 = 2;
+pub(crate) const ELEMENT_BYTES: u32 = 2;
 
 /// A pair of 16-bit floats that memory holds, tensor cores multiply, and the scalar kernel takes apart.
 pub trait Element: HalfPair + MatrixOperand {

@@ -23,6 +23,7 @@ use crate::tile::{
 pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisation: Specialisation) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
+    k.set_register_budget(AmpereConfig::register_budget(specialisation.head_dim));
     let work = Work::new(k, config.query_rows());
     let warp = Warp::new(k);
     let tiles = Tiles::reserve(k, config, specialisation.head_dim);
@@ -83,7 +84,8 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
                 // The four lanes of a row have the same value; one stores it.
                 let first = k.compare(Compare::Eq, warp.position.member, 0u32);
                 let stores = k.and(exists, first);
-                k.when(stores, |k| work.store_log_sum_exp(k, row, value));
+                let address = work.log_sum_exp(k, row);
+                k.when(stores, |k| k.store_one(address, value));
             }
         }
         store_output::<T>(k, &work, &warp, &tiles, &output);

@@ -3,7 +3,7 @@
 pub mod ampere;
 pub mod scalar;
 
-use flashcore_ir::types::{F32, S32, U32, U64};
+use flashcore_ir::types::{S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 
 use crate::parameters::Parameters;
@@ -78,16 +78,15 @@ impl Work {
         GlobalRows { first: k.mad(first_row, stride, head), stride }
     }
 
-    /// Stores the log-sum-exp of a row, which must exist.
-    fn store_log_sum_exp(&self, k: &mut Builder, row: Reg<U32>, value: Reg<F32>) {
+    /// The address of the log-sum-exp of a row.
+    fn log_sum_exp(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
         let heads = k.special(SpecialRegister::GridY);
         let heads = k.widen(heads);
         let length = k.widen(self.parameters.query_length);
         let matrix = k.mad(self.batch, heads, self.head);
         let row = k.widen(row);
         let index = k.mad(matrix, length, row);
-        let address = k.mad(index, 4u64, self.parameters.log_sum_exp);
-        k.store_one(address, value);
+        k.mad(index, 4u64, self.parameters.log_sum_exp)
     }
 
     /// How many keys, from the first on, a query row attends.

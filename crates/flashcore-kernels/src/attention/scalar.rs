@@ -73,7 +73,8 @@ pub(crate) fn kernel<T: Element>(name: String, config: ScalarConfig, specialisat
                 let logarithm = k.log2(sum);
                 let base_two = k.add(maximum, logarithm);
                 let natural = k.mul(base_two, LN_2);
-                work.store_log_sum_exp(k, row, natural);
+                let address = work.log_sum_exp(k, row);
+                k.store_one(address, natural);
             }
         });
     });
@@ -94,14 +95,19 @@ fn load_pair<T: Element>(k: &mut Builder, row: GlobalAddress, pair: u32) -> [Reg
     T::widen(k, pair)
 }
 
+/// A loop of the kernel, not of Rust: unrolled, its loads would all be started first and take the registers that the
+/// output needs.
 fn dot_product<T: Element>(k: &mut Builder, left: GlobalAddress, right: GlobalAddress, length: u32) -> Reg<F32> {
     let sum = k.copy(0.0f32);
-    for pair in 0..length / 2 {
-        let left = load_pair::<T>(k, left, pair);
-        let right = load_pair::<T>(k, right, pair);
+    let pairs = length / 2;
+    k.for_uniform(0u32, pairs, 1u32, |k, pair| {
+        let [left, right] = [left, right].map(|row| {
+            let row = k.mad_wide(pair, 2 * ELEMENT_BYTES, row.base());
+            load_pair::<T>(k, row.into(), 0)
+        });
         for (left, right) in left.into_iter().zip(right) {
             k.fma_to(sum, left, right);
         }
-    }
+    });
     sum
 }

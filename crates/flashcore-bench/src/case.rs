@@ -1,0 +1,118 @@
+//! One thing to verify: a problem, a seed for its inputs, and who computes it.
+
+use core::fmt;
+
+use flashcore_kernels::Config;
+use flashcore_problem::{Inputs, Mask, Problem, Stress};
+
+use crate::shape::shape_text;
+
+/// Who computes attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// The native CPU kernels.
+    Cpu,
+    /// A GPU kernel in the simulator.
+    Sim(Config),
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => formatter.write_str("cpu"),
+            Self::Sim(config) => write!(formatter, "sim {config}"),
+        }
+    }
+}
+
+/// One thing to verify.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// The problem.
+    pub problem: Problem,
+    /// The seed of the inputs, and of the order in which the simulator runs warps.
+    pub seed: u64,
+    /// What kind of inputs.
+    pub stress: Option<Stress>,
+    /// Who computes it.
+    pub backend: Backend,
+}
+
+impl Case {
+    /// Independent normal inputs.
+    pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
+        Self { problem, seed, stress: None, backend }
+    }
+
+    /// Its inputs.
+    pub fn inputs(&self) -> Inputs {
+        match self.stress {
+            None => Inputs::random(&self.problem, self.seed),
+            Some(stress) => Inputs::stress(&self.problem, stress, self.seed),
+        }
+    }
+
+    /// The command that repeats it alone.
+    pub fn command(&self) -> String {
+        let Self { problem, seed, .. } = self;
+        let backend = match self.backend {
+            Backend::Cpu => "cpu".to_owned(),
+            Backend::Sim(config) => format!("sim --kernel {config}"),
+        };
+        let mut command = format!(
+            "flashcore verify --backend {backend} --shape {} --dtype {} --seed {seed}",
+            shape_text(problem),
+            problem.dtype
+        );
+        if problem.mask != Mask::None {
+            command += &format!(" --mask {}", mask_text(problem.mask));
+        }
+        if problem.log_sum_exp {
+            command += " --lse";
+        }
+        if let Some(stress) = self.stress {
+            command += &format!(" --stress {}", stress_name(stress));
+        }
+        command
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { problem, seed, backend, .. } = self;
+        let mask = mask_text(problem.mask);
+        write!(formatter, "{backend} {} {} {mask} seed {seed}", shape_text(problem), problem.dtype)?;
+        if let Some(stress) = self.stress {
+            write!(formatter, " {}", stress_name(stress))?;
+        }
+        Ok(())
+    }
+}
+
+/// The name of a kind of inputs on the command line.
+pub const fn stress_name(stress: Stress) -> &'static str {
+    match stress {
+        Stress::LargeScores => "large-scores",
+        Stress::OneHot => "one-hot",
+        Stress::Constant => "constant",
+        Stress::SmallIntegers => "small-integers",
+    }
+}
+
+/// A mask as the command line spells it.
+pub fn mask_text(mask: Mask) -> String {
+    use flashcore_problem::Alignment::{BottomRight, TopLeft};
+    match mask {
+        Mask::None => "full".to_owned(),
+        Mask::Causal(TopLeft) => "causal-top-left".to_owned(),
+        Mask::Causal(BottomRight) => "causal".to_owned(),
+        Mask::Window { left, right, alignment } => {
+            let side = |limit: Option<usize>| limit.map_or_else(|| "all".to_owned(), |limit| limit.to_string());
+            let corner = match alignment {
+                TopLeft => "-top-left",
+                BottomRight => "",
+            };
+            format!("window{corner}:{},{}", side(left), side(right))
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Runs cases and judges them.
+
+use std::time::{Duration, Instant};
+
+use flashcore_ir::Arch;
+use flashcore_kernels::{Plan, Reason};
+use flashcore_problem::{Evidence, Expected, Inputs, Invalid, Outputs, Problem, ReferenceError, Verdict, judge, oracle};
+use flashcore_sim::{Counters, SimError};
+
+use crate::case::{Backend, Case};
+use crate::simulate::{Simulation, simulate};
+
+/// The architecture that kernels are verified for before they are simulated: the least of all.
+const SIMULATED_ARCH: Arch = Arch::Sm80;
+/// Runs of each case after the first, which must give the same bits under another order of warps.
+const REPEATS: u64 = 1;
+
+/// What came of a case.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The verdict, or why there is none.
+    pub verdict: Result<Verdict, NoVerdict>,
+    /// The simulator's counters of the first run, where it was simulated.
+    pub counters: Option<Counters>,
+    /// How long the backend took, all runs together.
+    pub duration: Duration,
+}
+
+impl Outcome {
+    /// Whether there is a verdict and it is good.
+    pub fn passed(&self) -> bool {
+        self.verdict.as_ref().is_ok_and(Verdict::passed)
+    }
+
+    /// What is wrong, one line each; nothing when it passed.
+    pub fn complaints(&self) -> Vec<String> {
+        match &self.verdict {
+            Ok(verdict) => verdict.failures.iter().map(ToString::to_string).collect(),
+            Err(no_verdict) => no_verdict.to_string().lines().map(str::to_owned).collect(),
+        }
+    }
+}
+
+/// Why a run could not be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum NoVerdict {
+    /// The problem is impossible, or the inputs do not belong to it.
+    #[error("{0}")]
+    Invalid(#[from] Invalid),
+    /// The kernel cannot run the problem.
+    #[error("{}", lines(.0))]
+    Refused(Vec<Reason>),
+    /// The simulator stopped: the kernel is at fault, or, and then it says so, the simulator is.
+    #[error("{0}")]
+    Simulator(#[from] SimError),
+    /// The CPU backend refused.
+    #[error("{0}")]
+    Cpu(#[from] flashcore_cpu::CpuError),
+}
+
+fn lines(reasons: &[Reason]) -> String {
+    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// What a run is judged by: computed once, used for every backend.
+#[derive(Debug)]
+pub struct Yardstick {
+    inputs: Inputs,
+    expected: Expected,
+    reference: ReferenceError,
+}
+
+impl Yardstick {
+    /// The oracle's answer, and how far a careful implementation of the same precision is from it.
+    pub fn new(problem: &Problem, inputs: Inputs) -> Result<Self, Invalid> {
+        let expected = oracle(problem, &inputs)?;
+        let reference = ReferenceError::measure(problem, &inputs, &expected)?;
+        Ok(Self { inputs, expected, reference })
+    }
+
+    /// The inputs it belongs to.
+    pub const fn inputs(&self) -> &Inputs {
+        &self.inputs
+    }
+}
+
+/// Runs and judges one case.
+pub fn verify(case: &Case) -> Outcome {
+    let start = Instant::now();
+    match Yardstick::new(&case.problem, case.inputs()) {
+        Ok(yardstick) => verify_with(case, &yardstick),
+        Err(invalid) => Outcome { verdict: Err(invalid.into()), counters: None, duration: start.elapsed() },
+    }
+}
+
+/// Runs and judges one case whose yardstick is known.
+pub fn verify_with(case: &Case, yardstick: &Yardstick) -> Outcome {
+    let start = Instant::now();
+    let mut counters = None;
+    let verdict = match case.backend {
+        Backend::Cpu => verify_cpu(&case.problem, yardstick),
+        Backend::Sim(config) => Plan::new(&case.problem, config, SIMULATED_ARCH)
+            .map_err(NoVerdict::Refused)
+            .and_then(|plan| verify_plan(&plan, &case.problem, yardstick, case.seed, REPEATS, &mut counters)),
+    };
+    Outcome { verdict, counters, duration: start.elapsed() }
+}
+
+/// Simulates a plan and judges what it computed. Each repeat runs the warps in another order.
+pub fn verify_plan(
+    plan: &Plan,
+    problem: &Problem,
+    yardstick: &Yardstick,
+    seed: u64,
+    repeats: u64,
+    counters: &mut Option<Counters>,
+) -> Result<Verdict, NoVerdict> {
+    let Simulation { outputs, inputs_after, counters: counted } = simulate(plan, problem, &yardstick.inputs, seed)?;
+    *counters = Some(counted);
+    let repeated: Vec<Outputs> = (1..=repeats)
+        .map(|repeat| simulate(plan, problem, &yardstick.inputs, seed + repeat).map(|simulation| simulation.outputs))
+        .collect::<Result<_, _>>()?;
+    let evidence = Evidence {
+        inputs: &yardstick.inputs,
+        inputs_after: &inputs_after,
+        outputs: &outputs,
+        repeats: &repeated,
+        guards: &[],
+    };
+    Ok(judge(problem, &yardstick.expected, &yardstick.reference, &evidence))
+}
+
+fn verify_cpu(problem: &Problem, yardstick: &Yardstick) -> Result<Verdict, NoVerdict> {
+    let run = || {
+        let mut outputs = Outputs::poisoned(problem);
+        flashcore_cpu::attend(problem, &yardstick.inputs, &mut outputs).map(|()| outputs)
+    };
+    let outputs = run()?;
+    let repeats = [run()?];
+    let evidence = Evidence { repeats: &repeats, ..Evidence::new(&yardstick.inputs, &outputs) };
+    Ok(judge(problem, &yardstick.expected, &yardstick.reference, &evidence))
+}
