@@ -1,3 +1,83 @@
-//! The flashcore command.
+//! The `flashcore` command: arguments in, tables and progress out.
+//!
+//! Exit codes: 0 when all is well, 1 when a gate failed or a kernel is at fault, 2 for wrong usage, 3 when the
+//! environment lacks something.
 
-fn main() {}
+mod commands;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::output::Output;
+
+/// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
+#[derive(Debug, Parser)]
+#[command(name = "flashcore", version, about, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Bench(commands::bench::Bench),
+    Verify(commands::verify::Verify),
+    Mutants(commands::mutants::Mutants),
+    Resources(commands::resources::Resources),
+    Ptx(commands::ptx::Ptx),
+}
+
+/// How a command ended, when it could be carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// All is well.
+    Well,
+    /// A gate failed, or a kernel is at fault.
+    Failed,
+}
+
+/// Why a command could not be carried out.
+#[derive(Debug)]
+enum Failure {
+    /// The arguments make no sense.
+    Usage(String),
+    /// Something is missing on this machine.
+    Environment(String),
+    /// Whoever reads our output has gone; there is nobody to tell.
+    OutputClosed,
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::Environment(error.to_string()),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut output = Output::new();
+    let result = match arguments.command {
+        Command::Bench(command) => command.run(&mut output),
+        Command::Verify(command) => command.run(&mut output),
+        Command::Mutants(command) => command.run(&mut output),
+        Command::Resources(command) => command.run(&mut output),
+        Command::Ptx(command) => command.run(&mut output),
+    };
+    match result {
+        Ok(Ending::Well) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Ok(Ending::Failed) => ExitCode::from(1),
+        Err(Failure::Usage(message)) => {
+            output.complain(&message);
+            ExitCode::from(2)
+        }
+        Err(Failure::Environment(message)) => {
+            output.complain(&message);
+            ExitCode::from(3)
+        }
+    }
+}

@@ -10,7 +10,7 @@ use crate::operand::{
     Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding,
     ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
 };
-use crate::target::{AMPERE, AMPERE_PREFETCH, HOPPER, HOPPER_PAIRS, Since};
+use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_PAIRS, Since};
 use crate::types::Type;
 
 /// What the table says of an operation, apart from what depends on its modifiers.
@@ -510,7 +510,7 @@ operations! {
     /// `d` is `a` in another type. The verifier lists the pairs that exist.
     Convert "cvt{.rounding}.to.from d, a" @ "data-movement-and-conversion-instructions-cvt"
         { to: Type, from: Type, rounding: Rounding } out (d: to) in (a: from)
-        : Class::Convert, Effect::None, false, if from as u8 == Type::Bf16 as u8 { HOPPER_PAIRS } else { AMPERE };
+        : Class::Convert, Effect::None, false, if matches!(from, Type::Bf16) { AMPERE_BF16 } else { AMPERE };
     /// Two `f32` rounded to nearest even into one pair: `low` into the lower half.
     ConvertPair "cvt.rn.to.f32 d, high, low" @ "data-movement-and-conversion-instructions-cvt"
         { to: Type } out (d: to) in (high: Type::F32, low: Type::F32)

@@ -22,6 +22,8 @@ impl Since {
 
 /// PTX 7.0 on `sm_80`: what everything here needs at least.
 pub const AMPERE: Since = Since { ptx: (7, 0), compute: 80 };
+/// PTX 7.1 on `sm_80`: `bf16` as `f32` in one conversion.
+pub const AMPERE_BF16: Since = Since { ptx: (7, 1), compute: 80 };
 /// PTX 7.4 on `sm_80`: L2 prefetches beside loads and copies.
 pub const AMPERE_PREFETCH: Since = Since { ptx: (7, 4), compute: 80 };
 /// PTX 7.8 on `sm_90`: the arithmetic of `bf16` pairs.

@@ -20,7 +20,7 @@ impl Element for F16x2 {
 }
 
 impl Element for Bf16x2 {
-    /// A `bf16` is the upper half of an `f32`, so two bit operations do what no conversion before Hopper does.
+    /// A `bf16` is the upper half of an `f32`, so two bit operations take a pair apart without unpacking it.
     fn widen(k: &mut Builder, pair: Reg<Self>) -> [Reg<F32>; 2] {
         let bits = k.reinterpret::<Self, U32>(pair);
         let low = k.shl(bits, 16u32);

@@ -317,15 +317,10 @@ impl Builder {
         self.convert(a, Rounding::Exact)
     }
 
-    /// A `bf16` as `f32`, exactly: its bits moved up, which every architecture can do.
+    /// A `bf16` as `f32`, exactly.
     #[track_caller]
     pub fn bf16_to_f32(&mut self, a: Reg<Bf16>) -> Reg<F32> {
-        let bits = self.reinterpret::<Bf16, U16>(a);
-        let zero = self.register::<U16>();
-        self.push(Op::Mov { ty: U16::TYPE, d: zero.id(), a: Value::<U16>::from_bits(0).operand() });
-        let word = self.register::<U32>();
-        self.push(Op::Pack { to: U32::TYPE, d: word.id(), low: vec![zero.id()], high: vec![bits.id()] });
-        self.reinterpret(word)
+        self.convert(a, Rounding::Exact)
     }
 
     /// An `f32` rounded to `f16`.

@@ -5,6 +5,8 @@ use crate::operand::{FenceScope, MmaShape, ReduceOp, Reg, SharedAddress, Shuffle
 use crate::operation::Op;
 use crate::types::{Accumulator, Integer32, MatrixOperand, Pred, U32, Word};
 
+/// Lanes of a warp.
+const LANES: u32 = 32;
 /// Operand c of a shuffle over the whole warp: no segments, clamp at lane 31.
 const WHOLE_WARP: u32 = 0x1f;
 /// The same for shuffles towards lower lanes, which clamp at lane 0.
@@ -109,10 +111,11 @@ impl Builder {
         self.push(Op::BarrierArrive { barrier: barrier.into().operand(), threads: threads.into().operand() });
     }
 
-    /// Waits at barrier 0 for all threads of the CTA.
+    /// Waits at barrier 0 for all threads of the CTA. A barrier counts warps, so a last one that is not full is whole
+    /// to it.
     #[track_caller]
     pub fn cta_sync(&mut self) {
-        self.barrier_sync(0u32, self.threads());
+        self.barrier_sync(0u32, self.threads().div_ceil(LANES).saturating_mul(LANES));
     }
 
     /// Orders this thread's accesses to memory, as seen by the threads of the scope.

@@ -82,8 +82,9 @@ impl Builder {
     /// Reserves `bytes` of shared memory at a multiple of `alignment` (a power of two) and returns their offset from
     /// [`Builder::shared_base`].
     pub fn reserve_shared(&mut self, bytes: u32, alignment: u32) -> u32 {
-        let offset = self.kernel.shared_bytes.next_multiple_of(alignment);
-        self.kernel.shared_bytes = offset + bytes;
+        // More than can be counted is more than there is: the verifier refuses the kernel.
+        let offset = self.kernel.shared_bytes.checked_next_multiple_of(alignment).unwrap_or(u32::MAX);
+        self.kernel.shared_bytes = offset.saturating_add(bytes);
         offset
     }
 
@@ -125,21 +126,50 @@ impl Builder {
     }
 
     /// Appends what `write` writes, each instruction executed only by the lanes for which `predicate` holds.
-    /// Instructions only: a structure inside keeps its own condition.
+    /// Instructions only: a structure inside keeps its own condition. Inside another guard, the lanes for which both
+    /// hold, by an instruction that combines them.
+    #[track_caller]
     pub fn when<R>(&mut self, predicate: Reg<Pred>, write: impl FnOnce(&mut Self) -> R) -> R {
         self.guarded(Guard { predicate: predicate.id(), negated: false }, write)
     }
 
     /// Like [`Builder::when`], for the lanes for which `predicate` does not hold.
+    #[track_caller]
     pub fn unless<R>(&mut self, predicate: Reg<Pred>, write: impl FnOnce(&mut Self) -> R) -> R {
         self.guarded(Guard { predicate: predicate.id(), negated: true }, write)
     }
 
+    #[track_caller]
     fn guarded<R>(&mut self, guard: Guard, write: impl FnOnce(&mut Self) -> R) -> R {
-        let outer = self.guard.replace(guard);
+        // Taken before the guards are combined: all lanes do that.
+        let outer = self.guard.take();
+        self.guard = Some(outer.map_or(guard, |outer| self.both(outer, guard)));
         let result = write(self);
         self.guard = outer;
         result
+    }
+
+    /// The guard that holds where both hold.
+    #[track_caller]
+    fn both(&mut self, outer: Guard, inner: Guard) -> Guard {
+        if outer == inner {
+            return inner;
+        }
+        let [a, b] = [outer, inner].map(|guard| Reg::<Pred>::new(guard.predicate));
+        let (predicate, negated) = match (outer.negated, inner.negated) {
+            (false, false) => (self.and::<Pred>(a, b), false),
+            // Neither holds where the disjunction does not.
+            (true, true) => (self.or::<Pred>(a, b), true),
+            (true, false) => {
+                let outer = self.not::<Pred>(a);
+                (self.and::<Pred>(outer, b), false)
+            }
+            (false, true) => {
+                let inner = self.not::<Pred>(b);
+                (self.and::<Pred>(a, inner), false)
+            }
+        };
+        Guard { predicate: predicate.id(), negated }
     }
 
     /// `if condition { then }`, where the lanes of a warp may disagree.
@@ -216,15 +246,7 @@ impl Builder {
         step: impl Into<Value<T>>,
         body: impl FnOnce(&mut Self, Reg<T>),
     ) {
-        let (end, step) = (end.into(), step.into());
-        let index = self.copy(start);
-        self.while_uniform(
-            |k| k.compare(Compare::Lt, index, end),
-            |k| {
-                body(k, index);
-                k.add_to(index, step);
-            },
-        );
+        self.count(true, start.into(), end.into(), step.into(), body);
     }
 
     /// A loop like [`Builder::for_uniform`] whose bounds may differ between the lanes of a warp.
@@ -235,13 +257,34 @@ impl Builder {
         end: impl Into<Value<U32>>,
         body: impl FnOnce(&mut Self, Reg<U32>),
     ) {
-        let end = end.into();
+        self.count(false, start.into(), end.into(), 1u32.into(), body);
+    }
+
+    #[track_caller]
+    fn count<T: Integer>(
+        &mut self,
+        uniform: bool,
+        start: Value<T>,
+        end: Value<T>,
+        step: Value<T>,
+        body: impl FnOnce(&mut Self, Reg<T>),
+    ) {
+        // The caller of a closure is whoever calls it, here; so the instructions of the loop itself are given the
+        // origin of the loop.
+        let origin = self.origin();
         let index = self.copy(start);
-        self.while_lanes(
-            |k| k.compare(Compare::Lt, index, end),
+        let (current, end, step) = (Value::from(index).operand(), end.operand(), step.operand());
+        self.repeat(
+            uniform,
+            |k| {
+                let d = k.register::<Pred>();
+                let compare = Compare::Lt;
+                k.push_at(Op::SetPredicate { compare, ty: T::TYPE, d: d.id(), a: current, b: end }, origin);
+                d
+            },
             |k| {
                 body(k, index);
-                k.add_to(index, 1u32);
+                k.push_at(Op::Add { ty: T::TYPE, d: index.id(), a: current, b: step }, origin);
             },
         );
     }
@@ -256,7 +299,10 @@ impl Builder {
 
     #[track_caller]
     pub(crate) fn push(&mut self, op: Op) {
-        let origin = self.origin();
+        self.push_at(op, self.origin());
+    }
+
+    fn push_at(&mut self, op: Op, origin: Origin) {
         let guard = self.guard;
         self.append(Statement::Instruction(Instruction { op, guard, origin }));
     }

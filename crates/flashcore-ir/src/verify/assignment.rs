@@ -2,12 +2,12 @@
 //!
 //! A forward analysis over the statement tree: the state is the set of registers surely written. A guarded write adds
 //! nothing, since some lanes may skip it; a choice adds what both arms write; a loop adds what its header writes,
-//! since the body may not run.
+//! since the body may not run. Behind an unguarded exit there is no lane left, so there everything counts as written.
 
 use super::{Rule, Verifier};
 use crate::kernel::{Block, Statement};
 use crate::operand::{Operand, RegisterId};
-use crate::operation::Role;
+use crate::operation::{Op, Role};
 
 pub(super) fn check(verifier: &mut Verifier<'_>) {
     let mut written = vec![false; verifier.kernel.registers.len()];
@@ -16,7 +16,7 @@ pub(super) fn check(verifier: &mut Verifier<'_>) {
     block(verifier, &kernel.body, &mut written);
 }
 
-fn block(verifier: &mut Verifier<'_>, statements: &Block, written: &mut Vec<bool>) {
+fn block(verifier: &mut Verifier<'_>, statements: &Block, written: &mut [bool]) {
     for statement in &statements.statements {
         match statement {
             Statement::Instruction(instruction) => {
@@ -36,7 +36,7 @@ fn block(verifier: &mut Verifier<'_>, statements: &Block, written: &mut Vec<bool
                 for register in unwritten {
                     let rule = Rule::ReadBeforeWrite { register };
                     verifier.report(rule, instruction.op.to_string(), instruction.origin);
-                    // One report per register: what follows would only repeat it.
+                    // One report per register and path: what follows on the path would only repeat it.
                     written[register.0 as usize] = true;
                 }
                 if instruction.guard.is_none() {
@@ -45,12 +45,15 @@ fn block(verifier: &mut Verifier<'_>, statements: &Block, written: &mut Vec<bool
                             written[register.0 as usize] = true;
                         }
                     });
+                    if let Op::Exit {} = instruction.op {
+                        written.fill(true);
+                    }
                 }
                 verifier.index += 1;
             }
             Statement::If(choice) => {
                 condition(verifier, choice.condition, "if", statement, written);
-                let mut then = written.clone();
+                let mut then = written.to_vec();
                 block(verifier, &choice.then, &mut then);
                 block(verifier, &choice.otherwise, written);
                 for (both, then) in written.iter_mut().zip(then) {
@@ -60,7 +63,7 @@ fn block(verifier: &mut Verifier<'_>, statements: &Block, written: &mut Vec<bool
             Statement::Loop(repetition) => {
                 block(verifier, &repetition.header, written);
                 condition(verifier, repetition.condition, "loop", statement, written);
-                let mut body = written.clone();
+                let mut body = written.to_vec();
                 block(verifier, &repetition.body, &mut body);
             }
         }

@@ -15,7 +15,7 @@ pub use rules::Rule;
 
 use crate::kernel::{Block, Instruction, Kernel, Origin, Statement};
 use crate::operand::{Operand, RegisterId};
-use crate::operation::Role;
+use crate::operation::{LengthMismatch, Op, Role};
 use crate::target::Arch;
 use crate::types::Type;
 
@@ -97,7 +97,7 @@ impl Kernel {
         verifier.declarations();
         verifier.block(&self.body);
         // The analysis of assignments follows register indices, so it runs on kernels whose indices are sound.
-        if verifier.errors.is_empty() {
+        if !verifier.errors.iter().any(|error| matches!(error.rule, Rule::UnknownRegister { .. })) {
             assignment::check(&mut verifier);
         }
         let errors = verifier.errors;
@@ -122,6 +122,7 @@ impl Verifier<'_> {
 
     fn block(&mut self, block: &Block) {
         for statement in &block.statements {
+            self.section(statement);
             match statement {
                 Statement::Instruction(instruction) => {
                     self.instruction(instruction);
@@ -138,6 +139,19 @@ impl Verifier<'_> {
                     self.block(&repetition.body);
                 }
             }
+        }
+    }
+
+    fn section(&mut self, statement: &Statement) {
+        let origin = statement.origin();
+        if !rules::has_section(self.kernel, origin.section) {
+            let text = match statement {
+                Statement::Instruction(instruction) => instruction.op.to_string(),
+                Statement::If(_) => "if".to_owned(),
+                Statement::Loop(_) => "loop".to_owned(),
+            };
+            let declared = self.kernel.sections.len();
+            self.report(Rule::UnknownSection { section: origin.section, declared }, text, origin);
         }
     }
 
@@ -162,13 +176,22 @@ impl Verifier<'_> {
             broken.push(Rule::TypeNotAllowed { ty, allowed });
         }
         op.length_mismatches(&mut |mismatch| {
-            let crate::LengthMismatch { name, actual, expected } = mismatch;
+            let LengthMismatch { name, actual, expected } = mismatch;
             broken.push(Rule::Length { name, actual, expected });
         });
+        let mut written = Vec::new();
         op.slots(&mut |slot| match slot.operand {
-            Operand::Register(register) => broken.extend(self.register(register, slot.name, slot.ty).err()),
+            Operand::Register(register) => {
+                broken.extend(self.register(register, slot.name, slot.ty).err());
+                if slot.role == Role::Write {
+                    if written.contains(&register) {
+                        broken.push(Rule::WrittenTwice { register });
+                    }
+                    written.push(register);
+                }
+            }
             Operand::Constant(bits) => {
-                let movable = matches!(op, crate::Op::Mov { .. }) && slot.ty != Type::Pred;
+                let movable = matches!(op, Op::Mov { .. });
                 if slot.role != Role::Read || !(movable || rules::may_be_constant(slot.ty)) {
                     broken.push(Rule::ConstantNotAllowed { name: slot.name, ty: slot.ty });
                 } else if slot.ty.bits() < 64 && bits >> slot.ty.bits() != 0 {

@@ -1,6 +1,7 @@
 //! The rules that the table's columns cannot say: which combinations of modifiers exist, and the limits of hardware.
 
-use crate::kernel::Kernel;
+use crate::builder::MOST_REGISTERS;
+use crate::kernel::{Kernel, Parameter, SectionId};
 use crate::operand::{
     CopyCache, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
 };
@@ -34,7 +35,7 @@ pub enum Rule {
     UnknownParameter { parameter: u32, declared: usize },
     #[error("parameter `{name}` has type {actual}, but is loaded as {loaded}")]
     ParameterType { name: String, actual: Type, loaded: Type },
-    #[error("{to} and {from} differ in width, so one cannot take the bits of the other")]
+    #[error("{to} cannot take the bits of {from}: they must have the same width, and predicates have no bits to take")]
     ReinterpretWidth { to: Type, from: Type },
     #[error("there is no conversion from {from} to {to} with rounding `{rounding}`")]
     NoConversion { to: Type, from: Type, rounding: Rounding },
@@ -64,14 +65,23 @@ pub enum Rule {
     Threads { threads: u32 },
     #[error("{bytes} bytes of shared memory are more than the {limit} that a CTA can have on {arch}")]
     SharedMemory { bytes: u32, limit: u32, arch: Arch },
-    #[error("a register budget of {budget} for {threads} threads does not fit: 24 to 255 per thread, 65,536 per CTA")]
+    #[error(
+        "a register budget of {budget} for {threads} threads does not fit: 24 to 255 per thread, rounded up to a multiple \
+         of 8, and 65,536 per CTA of whole warps"
+    )]
     RegisterBudget { budget: u32, threads: u32 },
     #[error("parameters take {bytes} bytes; 4,096 are the most that every PTX version accepts")]
     ParameterBytes { bytes: u32 },
     #[error("`{name}` is declared twice")]
     DuplicateParameter { name: String },
-    #[error("`{name}` is no identifier: a letter, then letters, digits and underscores")]
+    #[error("parameter `{name}` has type {ty}; parameters have one of {}", list(allowed))]
+    NoParameterType { name: String, ty: Type, allowed: &'static [Type] },
+    #[error("`{name}` is no identifier: a letter, then letters, digits and underscores, and not `WARP_SZ`")]
     Name { name: String },
+    #[error("there is no section {}; the kernel has {declared}", section.0)]
+    UnknownSection { section: SectionId, declared: usize },
+    #[error("{register} is written twice by one operation, which leaves open what it holds afterwards")]
+    WrittenTwice { register: RegisterId },
 }
 
 fn list(types: &[Type]) -> String {
@@ -80,6 +90,13 @@ fn list(types: &[Type]) -> String {
 
 /// The bytes of parameters that every PTX version accepts.
 const MOST_PARAMETER_BYTES: u32 = 4096;
+/// The types that `ld.param` loads.
+const PARAMETER_TYPES: &[Type] = &[Type::U32, Type::S32, Type::F32, Type::U64, Type::S64];
+/// Registers of one CTA.
+const REGISTERS_PER_CTA: u32 = 65_536;
+/// A warp gets its registers in multiples of 256, 8 for each lane.
+const REGISTER_GRANULE: u32 = 8;
+const LANES: u32 = 32;
 
 pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
     let mut broken = Vec::new();
@@ -91,14 +108,18 @@ pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
         broken.push(Rule::SharedMemory { bytes: kernel.shared_bytes, limit, arch });
     }
     let (budget, threads) = (kernel.register_budget, kernel.threads);
-    if !(24..=255).contains(&budget) || (budget < 255 && budget.saturating_mul(threads) > 65_536) {
+    if !(24..=MOST_REGISTERS).contains(&budget) || (budget < MOST_REGISTERS && !fits(budget, threads)) {
         broken.push(Rule::RegisterBudget { budget, threads });
     }
-    let bytes = kernel.parameters.iter().map(|parameter| parameter.ty.bytes().max(4)).sum();
+    let bytes = parameter_bytes(&kernel.parameters);
     if bytes > MOST_PARAMETER_BYTES {
         broken.push(Rule::ParameterBytes { bytes });
     }
     for (index, parameter) in kernel.parameters.iter().enumerate() {
+        if !PARAMETER_TYPES.contains(&parameter.ty) {
+            let name = parameter.name.clone();
+            broken.push(Rule::NoParameterType { name, ty: parameter.ty, allowed: PARAMETER_TYPES });
+        }
         if kernel.parameters[..index].iter().any(|other| other.name == parameter.name) {
             broken.push(Rule::DuplicateParameter { name: parameter.name.clone() });
         }
@@ -107,11 +128,37 @@ pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
     for name in names.filter(|name| !is_identifier(name)) {
         broken.push(Rule::Name { name: name.clone() });
     }
+    let mut unknown: Vec<SectionId> = kernel.registers.iter().map(|register| register.section).collect();
+    unknown.retain(|section| !has_section(kernel, *section));
+    unknown.sort();
+    unknown.dedup();
+    broken.extend(unknown.into_iter().map(|section| Rule::UnknownSection { section, declared: kernel.sections.len() }));
     broken
 }
 
+pub(super) fn has_section(kernel: &Kernel, section: SectionId) -> bool {
+    (section.0 as usize) < kernel.sections.len()
+}
+
+/// Whether all warps of a CTA find their registers.
+fn fits(budget: u32, threads: u32) -> bool {
+    let warps = threads.div_ceil(LANES);
+    let per_warp = budget.next_multiple_of(REGISTER_GRANULE) * LANES;
+    warps.saturating_mul(per_warp) <= REGISTERS_PER_CTA
+}
+
+/// Where the last parameter ends: each begins at a multiple of its own size.
+fn parameter_bytes(parameters: &[Parameter]) -> u32 {
+    parameters.iter().fold(0u32, |end, parameter| {
+        let size = parameter.ty.bytes().max(1);
+        end.next_multiple_of(size).saturating_add(size)
+    })
+}
+
+/// `WARP_SZ` is a constant of PTX, the one name that it reserves.
 fn is_identifier(name: &str) -> bool {
-    name.starts_with(|first: char| first.is_ascii_alphabetic())
+    name != "WARP_SZ"
+        && name.starts_with(|first: char| first.is_ascii_alphabetic())
         && name.chars().all(|character| character.is_ascii_alphanumeric() || character == '_')
 }
 
@@ -281,7 +328,9 @@ fn barrier_operands(barrier: Operand, threads: Operand, cta: u32, broken: &mut V
         broken.push(Rule::BarrierNumber { barrier });
     }
     if let Operand::Constant(threads) = threads
-        && (threads == 0 || threads % 32 != 0 || threads > u64::from(cta.next_multiple_of(32)))
+        && (threads == 0
+            || !threads.is_multiple_of(u64::from(LANES))
+            || threads.div_ceil(u64::from(LANES)) > u64::from(cta.div_ceil(LANES)))
     {
         broken.push(Rule::BarrierThreads { threads, of: cta });
     }

@@ -1,0 +1,230 @@
+//! Planted bugs, and what kills them.
+//!
+//! A gate that has never seen a wrong kernel proves nothing. Here each bug of the [catalogue](CATALOGUE) is planted in
+//! the real kernels, and the same checks that accept the kernels must refuse the mutant: the verifier, a fault of the
+//! simulator, the gate, or, for bugs that only cost time, the simulator's counters. A mutant that survives is a hole.
+
+mod catalogue;
+mod edit;
+
+use core::fmt;
+
+use flashcore_ir::{Arch, Kernel};
+use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_problem::{Alignment, DType, Inputs, Invalid, Mask, Problem};
+use flashcore_sim::SimError;
+
+pub use catalogue::{CATALOGUE, Mutation};
+
+use crate::shape::shape_text;
+use crate::verify::{NoVerdict, Yardstick, verify_plan};
+
+/// The architecture that mutants are verified for.
+const ARCH: Arch = Arch::Sm80;
+/// Orders of warps that the kernels as they are must pass under.
+pub const BASELINE_SEEDS: u64 = 8;
+
+/// What killed a mutant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Killer {
+    /// A rule of the language.
+    Verifier,
+    /// A fault of the simulator.
+    Fault,
+    /// The correctness gate.
+    Gate,
+    /// More shared-memory transactions than the kernel as it is.
+    Counters,
+}
+
+impl Killer {
+    /// The name in the matrix.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Verifier => "verifier",
+            Self::Fault => "simulator",
+            Self::Gate => "gate",
+            Self::Counters => "counters",
+        }
+    }
+}
+
+/// What became of a mutant.
+#[derive(Debug, Clone)]
+pub struct Fate {
+    /// The bug.
+    pub mutation: Mutation,
+    /// What killed it and what was said; `None` if it survived.
+    pub killed: Option<Kill>,
+}
+
+/// How a mutant was killed.
+#[derive(Debug, Clone)]
+pub struct Kill {
+    /// What killed it.
+    pub by: Killer,
+    /// What was said, in one line.
+    pub report: String,
+    /// The problem it was killed on.
+    pub problem: String,
+}
+
+/// Why mutants could not be tried.
+#[derive(Debug, thiserror::Error)]
+pub enum MutantsError {
+    /// A problem of the trials is impossible.
+    #[error("a trial is no problem: {0}")]
+    Invalid(#[from] Invalid),
+    /// A kernel does not take a problem of the trials.
+    #[error("a kernel does not take a trial: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<Reason>),
+    /// The kernel as it is does not pass.
+    #[error("the {config} kernel as it is fails on {problem}: {complaint}")]
+    Baseline {
+        /// The kernel.
+        config: Config,
+        /// The problem.
+        problem: String,
+        /// What is wrong.
+        complaint: String,
+    },
+    /// A mutation found nothing to change: the kernel has changed, and the mutation must follow.
+    #[error("the mutation `{name}` of the {family} kernel finds nothing to change")]
+    NothingToChange {
+        /// The mutation.
+        name: &'static str,
+        /// The kernel.
+        family: &'static str,
+    },
+    /// The simulator broke.
+    #[error("{0}")]
+    Simulator(SimError),
+}
+
+/// The problems that mutants are tried on, with kernels that pass them.
+#[derive(Debug)]
+pub struct Trials {
+    trials: Vec<Trial>,
+}
+
+#[derive(Debug)]
+struct Trial {
+    config: Config,
+    plan: Plan,
+    problem: Problem,
+    yardstick: Yardstick,
+    transactions_per_request: f64,
+}
+
+impl Trials {
+    /// Prepares the trials: the kernels as they are must pass all of them, under [`BASELINE_SEEDS`] orders of warps.
+    pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self, MutantsError> {
+        let mut trials = Vec::new();
+        for problem in problems() {
+            for config in [Config::ampere(), Config::scalar()] {
+                progress(&format!("{config} {}", shape_text(&problem)));
+                trials.push(Trial::prepare(&problem, config)?);
+            }
+        }
+        Ok(Self { trials })
+    }
+
+    /// How many problems, kernels and orders of warps the kernels as they are have passed.
+    pub fn passed(&self) -> u64 {
+        self.trials.len() as u64 * BASELINE_SEEDS
+    }
+
+    /// Plants one bug and finds what kills it.
+    pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
+        let mut planted = false;
+        for trial in self.trials.iter().filter(|trial| trial.config.family() == mutation.family) {
+            let mut kernel = trial.plan.kernel.clone().into_kernel();
+            if (mutation.plant)(&mut kernel) == 0 {
+                continue;
+            }
+            planted = true;
+            if let Some(kill) = trial.try_to_kill(kernel)? {
+                return Ok(Fate { mutation, killed: Some(kill) });
+            }
+        }
+        if planted {
+            Ok(Fate { mutation, killed: None })
+        } else {
+            Err(MutantsError::NothingToChange { name: mutation.name, family: mutation.family })
+        }
+    }
+}
+
+/// Independent inputs, more than three tiles of keys with a ragged tail, groups of heads, rows that attend nothing.
+fn problems() -> Vec<Problem> {
+    let problem = |query_length, key_length, mask| {
+        let mut problem = Problem::new(1, 4, query_length, 64, DType::F16);
+        (problem.key_heads, problem.key_length) = (2, key_length);
+        (problem.mask, problem.log_sum_exp) = (mask, true);
+        problem
+    };
+    vec![
+        problem(97, 203, Mask::Causal(Alignment::BottomRight)),
+        problem(97, 203, Mask::None),
+        problem(203, 97, Mask::Causal(Alignment::BottomRight)),
+    ]
+}
+
+impl Trial {
+    fn prepare(problem: &Problem, config: Config) -> Result<Self, MutantsError> {
+        let plan = Plan::new(problem, config, ARCH).map_err(MutantsError::Refused)?;
+        let yardstick = Yardstick::new(problem, Inputs::random(problem, 0))?;
+        let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(problem), complaint };
+        let mut counters = None;
+        let verdict = verify_plan(&plan, problem, &yardstick, 0, BASELINE_SEEDS - 1, &mut counters)
+            .map_err(|no_verdict| baseline(no_verdict.to_string()))?;
+        if !verdict.passed() {
+            return Err(baseline(verdict.to_string()));
+        }
+        let transactions_per_request = counters.map_or(0.0, |counters| counters.shared.transactions_per_request());
+        Ok(Self { config, plan, problem: problem.clone(), yardstick, transactions_per_request })
+    }
+
+    fn try_to_kill(&self, kernel: Kernel) -> Result<Option<Kill>, MutantsError> {
+        let kill = |by, report: String| {
+            Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) })
+        };
+        let kernel = match kernel.verify(ARCH) {
+            Err(errors) => return Ok(kill(Killer::Verifier, errors[0].to_string())),
+            Ok(kernel) => kernel,
+        };
+        let mut counters = None;
+        let plan = self.plan.with_kernel(kernel);
+        let verdict = match verify_plan(&plan, &self.problem, &self.yardstick, 0, 1, &mut counters) {
+            Ok(verdict) => verdict,
+            Err(NoVerdict::Simulator(SimError::Fault(fault))) => return Ok(kill(Killer::Fault, fault.to_string())),
+            Err(NoVerdict::Simulator(error)) => return Err(MutantsError::Simulator(error)),
+            Err(NoVerdict::Invalid(invalid)) => return Err(invalid.into()),
+            Err(other @ (NoVerdict::Refused(_) | NoVerdict::Cpu(_))) => {
+                return Ok(kill(Killer::Verifier, other.to_string()));
+            }
+        };
+        if let Some(failure) = verdict.failures.first() {
+            return Ok(kill(Killer::Gate, failure.to_string()));
+        }
+        let transactions = counters.map_or(0.0, |counters| counters.shared.transactions_per_request());
+        if transactions > self.transactions_per_request {
+            let report = format!(
+                "{transactions:.2} shared-memory transactions per request instead of {:.2}",
+                self.transactions_per_request
+            );
+            return Ok(kill(Killer::Counters, report));
+        }
+        Ok(None)
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Killer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}

@@ -1,0 +1,68 @@
+//! A planned kernel in the simulator, on the tensors of a problem.
+
+use flashcore_kernels::{Argument, Buffers, Plan};
+use flashcore_problem::{DType, Inputs, Outputs, Problem, Tensor};
+use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, launch};
+
+/// What a simulated launch left behind.
+#[derive(Debug)]
+pub struct Simulation {
+    /// The outputs, where something was written; poison elsewhere.
+    pub outputs: Outputs,
+    /// The inputs afterwards.
+    pub inputs_after: Inputs,
+    /// What the simulator counted.
+    pub counters: Counters,
+}
+
+/// Runs the plan of `problem` on `inputs`, the warps in an order that follows from `seed`.
+///
+/// Each tensor is a buffer of its own with unmapped memory around it, so that an access outside is a fault.
+pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<Simulation, SimError> {
+    let mut outputs = Outputs::poisoned(problem);
+    let mut memory = GlobalMemory::new();
+    let query = memory.allocate("query", &inputs.query.data);
+    let key = memory.allocate("key", &inputs.key.data);
+    let value = memory.allocate("value", &inputs.value.data);
+    let output = memory.allocate_uninitialised("output", outputs.output.data.len());
+    let rows = outputs.log_sum_exp.as_ref().map_or(0, Vec::len);
+    let log_sum_exp = memory.allocate_uninitialised("log_sum_exp", rows * 4);
+    let arguments = plan.arguments(Buffers { query, key, value, output, log_sum_exp }).into_iter().map(argument);
+    let launch_of_plan = Launch { grid: plan.grid, arguments: arguments.collect() };
+    let report = launch(&plan.kernel, &launch_of_plan, &memory, &Options { seed, ..Options::default() })?;
+
+    copy_written(&memory, output, &mut outputs.output.data);
+    if let Some(values) = &mut outputs.log_sum_exp {
+        let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        copy_written(&memory, log_sum_exp, &mut bytes);
+        for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+            *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+    }
+    let after = |dtype: DType, address: u64| Tensor { dtype, data: memory.read(address) };
+    let inputs_after = Inputs {
+        query: after(problem.dtype, query),
+        key: after(problem.dtype, key),
+        value: after(problem.dtype, value),
+        ..inputs.clone()
+    };
+    Ok(Simulation { outputs, inputs_after, counters: report.counters })
+}
+
+fn copy_written(memory: &GlobalMemory, address: u64, target: &mut [u8]) {
+    let written = memory.written(address);
+    for ((target, byte), written) in target.iter_mut().zip(memory.read(address)).zip(written) {
+        if written {
+            *target = byte;
+        }
+    }
+}
+
+fn argument(argument: Argument) -> flashcore_sim::Argument {
+    match argument {
+        Argument::U32(value) => flashcore_sim::Argument::U32(value),
+        Argument::S32(value) => flashcore_sim::Argument::S32(value),
+        Argument::F32(value) => flashcore_sim::Argument::F32(value),
+        Argument::U64(value) => flashcore_sim::Argument::U64(value),
+    }
+}

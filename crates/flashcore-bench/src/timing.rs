@@ -1,0 +1,116 @@
+//! How long things take, beside the floor under which they cannot go.
+
+use std::time::{Duration, Instant};
+
+use flashcore_problem::{Inputs, Mask, Outputs, Problem};
+use serde::Serialize;
+
+/// Measured times of one thing.
+#[derive(Debug, Clone, Serialize)]
+pub struct Times {
+    /// Seconds of each run, in the order they were made.
+    pub seconds: Vec<f64>,
+}
+
+impl Times {
+    /// Runs `work` once to warm up, then until `budget` is spent, at least `least` times.
+    pub fn measure<E>(budget: Duration, least: usize, mut work: impl FnMut() -> Result<(), E>) -> Result<Self, E> {
+        work()?;
+        let begin = Instant::now();
+        let mut seconds = Vec::new();
+        while seconds.len() < least || begin.elapsed() < budget {
+            let start = Instant::now();
+            work()?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        Ok(Self { seconds })
+    }
+
+    /// The value below which the fraction `quantile` of the runs lies.
+    pub fn quantile(&self, quantile: f64) -> f64 {
+        let mut sorted = self.seconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let position = quantile * (sorted.len().saturating_sub(1)) as f64;
+        let (below, above) = (position.floor() as usize, position.ceil() as usize);
+        let (Some(below_value), Some(above_value)) = (sorted.get(below), sorted.get(above)) else { return f64::NAN };
+        below_value + (above_value - below_value) * (position - below as f64)
+    }
+
+    /// The mean.
+    pub fn mean(&self) -> f64 {
+        self.seconds.iter().sum::<f64>() / self.seconds.len() as f64
+    }
+
+    /// The standard deviation.
+    pub fn deviation(&self) -> f64 {
+        let mean = self.mean();
+        let squares: f64 = self.seconds.iter().map(|seconds| (seconds - mean).powi(2)).sum();
+        (squares / self.seconds.len() as f64).sqrt()
+    }
+}
+
+/// Floating-point operations of a problem: two products, each a multiplication and an addition; keys that are masked
+/// do not count.
+pub fn flops(problem: &Problem) -> f64 {
+    let attended: usize = match problem.mask {
+        Mask::None => problem.query_length * problem.key_length,
+        Mask::Causal(_) | Mask::Window { .. } => {
+            (0..problem.query_length).map(|row| problem.attended_keys(problem.key_length, row).len()).sum()
+        }
+    };
+    let heads = (problem.batch * problem.query_heads) as f64;
+    2.0 * heads * attended as f64 * (problem.head_dim + problem.value_dim) as f64
+}
+
+/// Times the CPU backend on a problem.
+pub fn time_cpu(problem: &Problem, inputs: &Inputs, budget: Duration) -> Result<Times, flashcore_cpu::CpuError> {
+    let mut outputs = Outputs::poisoned(problem);
+    Times::measure(budget, 5, || flashcore_cpu::attend(problem, inputs, &mut outputs))
+}
+
+/// Operations per second of fused multiply-adds in `f32` on all cores: what this machine does with the code that the
+/// compiler makes of a plain loop, and so the floor of the portable CPU kernels.
+pub fn measured_peak(threads: usize) -> f64 {
+    const LANES: usize = 64;
+    const ROUNDS: usize = 1 << 16;
+    let one_core = || {
+        let mut sums = [1.0f32; LANES];
+        let (factor, term) = (core::hint::black_box(0.999_9f32), core::hint::black_box(1e-4f32));
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = *sum * factor + term;
+            }
+        }
+        core::hint::black_box(sums);
+        (2 * LANES * ROUNDS) as f64 / start.elapsed().as_secs_f64()
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(move || (0..20).map(|_| one_core()).fold(0.0, f64::max)))
+            .collect();
+        handles.into_iter().map(|handle| handle.join().unwrap_or(0.0)).sum()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::{Alignment, DType};
+
+    #[test]
+    fn quantiles_interpolate() {
+        let times = Times { seconds: vec![4.0, 1.0, 3.0, 2.0] };
+        assert_eq!(times.quantile(0.0).to_bits(), 1.0f64.to_bits());
+        assert_eq!(times.quantile(0.5).to_bits(), 2.5f64.to_bits());
+        assert_eq!(times.quantile(1.0).to_bits(), 4.0f64.to_bits());
+    }
+
+    #[test]
+    fn masked_keys_are_no_work() {
+        let mut problem = Problem::new(1, 2, 4, 8, DType::F32);
+        assert_eq!(flops(&problem).to_bits(), (4.0f64 * 2.0 * 16.0 * 8.0).to_bits());
+        problem.mask = Mask::Causal(Alignment::BottomRight);
+        assert_eq!(flops(&problem).to_bits(), (4.0f64 * 2.0 * 10.0 * 8.0).to_bits());
+    }
+}

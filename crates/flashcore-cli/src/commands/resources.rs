@@ -1,0 +1,120 @@
+//! `flashcore resources`: what do the kernels cost?
+
+use clap::Args;
+use flashcore_bench::resources::{self, ResourcesError, Row};
+use flashcore_bench::simulate::simulate;
+use flashcore_ir::Arch;
+use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::{DType, Inputs, Problem};
+
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// List what each kernel costs: registers, spills, shared memory, occupancy, bank conflicts
+///
+/// Kernels are compiled by ptxas, which needs no GPU (scripts/install-ptxas.sh gets it), and gated: no spills, no
+/// stack, registers within the budget that the config declares. A second table counts shared-memory transactions per
+/// request in the simulator, for each layout; 1.0 means no bank conflicts.
+///
+/// Examples:
+///   flashcore resources --arch sm_89
+///   flashcore resources --arch all --format json
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Resources {
+    /// The architecture, or `all`: sm_80, sm_86, sm_89, sm_90 and sm_120
+    #[arg(long, default_value = "sm_89")]
+    arch: String,
+    /// How tables are written
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+impl Resources {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let architectures = match self.arch.as_str() {
+            "all" => vec![Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm120],
+            name => vec![name.parse::<Arch>().map_err(|error| Failure::Usage(error.to_string()))?],
+        };
+        let kernels: Vec<_> = architectures
+            .iter()
+            .flat_map(|arch| resources::kernels(*arch).into_iter().map(|(config, special)| (config, special, *arch)))
+            .collect();
+        let mut rows: Vec<Row> = Vec::new();
+        for (index, (config, specialisation, arch)) in kernels.iter().enumerate() {
+            output.progress(index, kernels.len(), &format!("{config} on {arch}"));
+            match resources::row(*config, *specialisation, *arch) {
+                Ok(row) => rows.push(row),
+                Err(ResourcesError::Ptxas(error)) => return Err(Failure::Environment(error.to_string())),
+                Err(error @ ResourcesError::Verify { .. }) => {
+                    output.complain(&error.to_string());
+                    return Ok(Ending::Failed);
+                }
+            }
+        }
+        output.table(&table(&rows), self.format)?;
+        let complaints: Vec<(&Row, &String)> =
+            rows.iter().flat_map(|row| row.complaints.iter().map(move |complaint| (row, complaint))).collect();
+        if matches!(self.format, Format::Table | Format::Markdown) {
+            output.line("")?;
+            output.table(&shared_memory()?, self.format)?;
+            output.line("")?;
+            for (row, complaint) in &complaints {
+                output.line(format!("FAILED {} {} d{}: {complaint}", row.config, row.dtype, row.head_dim))?;
+            }
+            let spilling = rows.iter().filter(|row| row.resources.spill_store_bytes > 0).count();
+            output.line(format!("{} kernels, {spilling} with spills, {} complaints", rows.len(), complaints.len()))?;
+        }
+        Ok(if complaints.is_empty() { Ending::Well } else { Ending::Failed })
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "arch", "config", "dtype", "dim", "mask", "threads", "registers", "budget", "shared bytes", "CTAs/SM", "stack",
+        "spills", "compile ms", "gate",
+    ]);
+    for row in rows {
+        table.push(vec![
+            Cell::from(row.resources.arch.as_str()),
+            Cell::from(row.config.as_str()),
+            Cell::from(row.dtype.as_str()),
+            Cell::from(row.head_dim),
+            Cell::from(if row.causal { "causal" } else { "full" }),
+            Cell::from(row.threads),
+            Cell::from(row.resources.registers),
+            Cell::from(row.register_budget),
+            Cell::from(row.shared_bytes),
+            Cell::from(row.ctas_per_multiprocessor),
+            Cell::from(row.resources.stack_frame_bytes),
+            Cell::from(row.resources.spill_store_bytes + row.resources.spill_load_bytes),
+            Cell::number(row.resources.compile_milliseconds, 0),
+            Cell::from(if row.complaints.is_empty() { "ok" } else { "FAILED" }),
+        ]);
+    }
+    table
+}
+
+/// Bank conflicts of the layouts, counted by the simulator.
+fn shared_memory() -> Result<Table, Failure> {
+    let mut table = Table::new(&["layout", "dim", "requests", "transactions", "transactions per request"]);
+    for layout in SharedLayout::ALL {
+        for dim in [32, 64, 96, 128] {
+            let problem = Problem::new(1, 1, 64, dim, DType::F16);
+            let inputs = Inputs::random(&problem, 0);
+            let plan = Plan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80)
+                .map_err(|reasons| Failure::Usage(format!("{reasons:?}")))?;
+            let simulation = simulate(&plan, &problem, &inputs, 0).map_err(|error| Failure::Usage(error.to_string()))?;
+            let shared = simulation.counters.shared;
+            table.push(vec![
+                Cell::from(layout.name()),
+                Cell::from(dim as u32),
+                Cell::number(shared.requests() as f64, 0),
+                Cell::number(shared.transactions() as f64, 0),
+                Cell::number(shared.transactions_per_request(), 2),
+            ]);
+        }
+    }
+    Ok(table)
+}

@@ -1,0 +1,149 @@
+//! `flashcore verify`: is it right?
+
+use clap::{Args, ValueEnum};
+use flashcore_bench::suites::{self, Kernels, Runner};
+use flashcore_bench::verify::verify;
+use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
+use flashcore_problem::{DType, Stress};
+
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// Verify that attention comes out right
+///
+/// Every case is computed by the backend on independent random inputs, with poisoned outputs, and judged against plain
+/// loops in f64: error at most twice that of a same-precision reference, relative L2, every element written, finite,
+/// inputs unchanged, the same bits when run again. In the simulator every race, missing wait, out-of-bounds access and
+/// read of unwritten memory is a failure too.
+///
+/// Examples:
+///   flashcore verify --backend sim --suite seeds
+///   flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Verify {
+    /// Who computes
+    #[arg(long, value_enum, default_value_t = BackendName::Sim)]
+    backend: BackendName,
+    /// The list of cases; without --shape
+    #[arg(long, value_enum, default_value_t = SuiteName::Seeds)]
+    suite: SuiteName,
+    /// Only this kernel, by family (scalar, ampere) or by config
+    #[arg(long)]
+    kernel: Option<String>,
+    /// One case: batch x heads[/key heads] x queries[,keys] x dim, such as 1x8x512x64
+    #[arg(long, conflicts_with = "suite")]
+    shape: Option<String>,
+    /// The element type of the case
+    #[arg(long, default_value_t = DType::F16, requires = "shape")]
+    dtype: DType,
+    /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
+    #[arg(long, default_value = "full", requires = "shape")]
+    mask: String,
+    /// The seed of the inputs and of the order of warps
+    #[arg(long, default_value_t = 0, requires = "shape")]
+    seed: u64,
+    /// With the log-sum-exp as a second output
+    #[arg(long, requires = "shape")]
+    lse: bool,
+    /// Special inputs instead of random ones
+    #[arg(long, value_parser = parse_stress, requires = "shape")]
+    stress: Option<Stress>,
+    /// How results are written
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BackendName {
+    /// GPU kernels in the simulator
+    Sim,
+    /// The native CPU kernels
+    Cpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SuiteName {
+    /// The shapes of the project's history, three seeds each
+    Seeds,
+    /// Lengths around tiles, every head dimension, rows that attend nothing
+    Edge,
+}
+
+const STRESSES: [Stress; 4] = [Stress::LargeScores, Stress::OneHot, Stress::Constant, Stress::SmallIntegers];
+
+fn parse_stress(name: &str) -> Result<Stress, String> {
+    STRESSES.into_iter().find(|stress| stress_name(*stress) == name).ok_or_else(|| {
+        let known: Vec<_> = STRESSES.into_iter().map(stress_name).collect();
+        format!("there are {}", known.join(", "))
+    })
+}
+
+impl Verify {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let cases = self.cases()?;
+        let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
+        let mut failed = Vec::new();
+        for (index, case) in cases.iter().enumerate() {
+            output.progress(index, cases.len(), &format!("{case}, {} failed", failed.len()));
+            let outcome = verify(case);
+            let (error, reference, relative) = match &outcome.verdict {
+                Ok(verdict) => (verdict.max_error, verdict.reference_max_error, verdict.relative_l2),
+                Err(_) => (f64::NAN, f64::NAN, f64::NAN),
+            };
+            table.push(vec![
+                Cell::from(case.to_string()),
+                Cell::from(if outcome.passed() { "passed" } else { "FAILED" }),
+                Cell::number(error, 6),
+                Cell::number(reference, 6),
+                Cell::number(relative, 6),
+                Cell::number(outcome.duration.as_secs_f64() * 1e3, 1),
+            ]);
+            if !outcome.passed() {
+                failed.push((case, outcome));
+            }
+        }
+        output.table(&table, self.format)?;
+        // A format for programs carries the verdicts already; people get the reasons too.
+        if matches!(self.format, Format::Table | Format::Markdown) {
+            for (case, outcome) in &failed {
+                output.line(format!("\nFAILED {case}"))?;
+                for complaint in outcome.complaints() {
+                    output.line(format!("  {complaint}"))?;
+                }
+                output.line(format!("  repeat: {}", case.command()))?;
+            }
+            output.line(format!("{} passed, {} failed", cases.len() - failed.len(), failed.len()))?;
+        }
+        Ok(if failed.is_empty() { Ending::Well } else { Ending::Failed })
+    }
+
+    fn cases(&self) -> Result<Vec<Case>, Failure> {
+        let only = self.kernel.as_deref().map(super::config).transpose()?;
+        if only.is_some() && self.backend == BackendName::Cpu {
+            return Err(Failure::Usage("--kernel chooses a GPU kernel; the cpu backend has none".to_owned()));
+        }
+        let Some(shape) = &self.shape else {
+            let runner = match self.backend {
+                BackendName::Cpu => Runner::Cpu,
+                BackendName::Sim => Runner::Sim(only.map_or(Kernels::All, Kernels::Only)),
+            };
+            return Ok(match self.suite {
+                SuiteName::Seeds => suites::seeds(runner),
+                SuiteName::Edge => suites::edge(runner),
+            });
+        };
+        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
+        let mut problem = parse_shape(shape, self.dtype).map_err(usage)?;
+        problem.mask = parse_mask(&self.mask).map_err(usage)?;
+        problem.log_sum_exp = self.lse;
+        if let Err(errors) = problem.validate() {
+            return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
+        }
+        let backend = match self.backend {
+            BackendName::Cpu => Backend::Cpu,
+            BackendName::Sim => Backend::Sim(only.unwrap_or_else(flashcore_kernels::Config::ampere)),
+        };
+        Ok(vec![Case { stress: self.stress, ..Case::new(problem, self.seed, backend) }])
+    }
+}

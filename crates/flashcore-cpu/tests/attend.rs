@@ -1,0 +1,266 @@
+//! The CPU backend before the judge.
+
+use flashcore_cpu::{CpuError, attend};
+use flashcore_problem::{
+    Alignment, Bias, BiasStrides, DType, Evidence, Inputs, Invalid, Layout, Mask, Outputs, Problem, ProblemError,
+    ReferenceError, Stress, Tensor, TensorError, judge, oracle,
+};
+use rayon::ThreadPoolBuilder;
+
+/// Computes twice, with all threads and with one, and lets the gate judge. One thread uses its tiles again and again.
+fn check_inputs(problem: &Problem, inputs: &Inputs) {
+    let expected = oracle(problem, inputs).unwrap();
+    let yardstick = ReferenceError::measure(problem, inputs, &expected).unwrap();
+    let run = || {
+        let mut outputs = Outputs::poisoned(problem);
+        attend(problem, inputs, &mut outputs).unwrap();
+        outputs
+    };
+    let one_thread = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let (outputs, repeats) = (run(), [one_thread.install(run)]);
+    let evidence = Evidence { repeats: &repeats, ..Evidence::new(inputs, &outputs) };
+    let verdict = judge(problem, &expected, &yardstick, &evidence);
+    assert!(verdict.passed(), "{problem}: {verdict}");
+}
+
+/// Self-attention with two heads of 32 columns, changed, in every type.
+fn check(length: usize, change: impl Fn(&mut Problem)) {
+    for dtype in DType::ALL {
+        let mut problem = Problem::new(1, 2, length, 32, dtype);
+        problem.log_sum_exp = true;
+        change(&mut problem);
+        check_inputs(&problem, &Inputs::random(&problem, 1));
+    }
+}
+
+const TOP_LEFT: Alignment = Alignment::TopLeft;
+const BOTTOM_RIGHT: Alignment = Alignment::BottomRight;
+
+fn masks() -> Vec<Mask> {
+    let mut masks = vec![Mask::None];
+    for alignment in [TOP_LEFT, BOTTOM_RIGHT] {
+        masks.push(Mask::Causal(alignment));
+        for (left, right) in
+            [(Some(0), Some(0)), (Some(70), Some(0)), (Some(5), Some(9)), (None, Some(40)), (Some(33), None)]
+        {
+            masks.push(Mask::Window { left, right, alignment });
+        }
+    }
+    masks
+}
+
+#[test]
+fn ragged_lengths() {
+    for length in [1, 2, 3, 63, 64, 65, 97, 128, 129, 203, 257] {
+        check(length, |_| {});
+        check(length, |problem| problem.mask = Mask::Causal(BOTTOM_RIGHT));
+    }
+}
+
+#[test]
+fn every_mask_on_unequal_lengths() {
+    for mask in masks() {
+        for (queries, keys) in [(97, 203), (203, 97), (1, 130), (130, 1)] {
+            check(keys, |problem| {
+                problem.query_length = queries;
+                problem.mask = mask;
+            });
+        }
+    }
+}
+
+#[test]
+fn head_dimensions() {
+    for (head_dim, value_dim) in [(1, 1), (8, 8), (40, 40), (59, 3), (64, 128), (111, 64), (128, 128), (256, 17)] {
+        check(70, |problem| {
+            problem.head_dim = head_dim;
+            problem.value_dim = value_dim;
+            problem.scale = 1.0 / (head_dim as f32).sqrt();
+        });
+    }
+}
+
+#[test]
+fn grouped_heads() {
+    for (query_heads, key_heads) in [(4, 4), (4, 2), (4, 1), (6, 3), (7, 1)] {
+        check(70, |problem| {
+            problem.batch = 2;
+            problem.query_heads = query_heads;
+            problem.key_heads = key_heads;
+        });
+    }
+}
+
+/// Each alone, then all of them, with each mask.
+#[test]
+fn features() {
+    let features: [fn(&mut Problem); 6] = [
+        |problem| problem.softcap = Some(1.5),
+        |problem| problem.alibi = true,
+        |problem| problem.sinks = true,
+        |problem| problem.bias = true,
+        |problem| problem.key_lengths = true,
+        |problem| problem.log_sum_exp = false,
+    ];
+    let shape = |problem: &mut Problem| {
+        problem.batch = 3;
+        problem.query_length = 66;
+    };
+    for feature in features {
+        check(75, |problem| {
+            shape(problem);
+            feature(problem);
+        });
+    }
+    for mask in masks() {
+        check(75, |problem| {
+            shape(problem);
+            problem.mask = mask;
+            for feature in &features[..5] {
+                feature(problem);
+            }
+        });
+    }
+}
+
+#[test]
+fn layouts() {
+    for layout in [Layout::Bshd, Layout::PackedQkv] {
+        check(70, |problem| {
+            problem.batch = 2;
+            problem.query_heads = 4;
+            problem.layout = layout;
+        });
+    }
+    check(70, |problem| {
+        problem.batch = 2;
+        let mut strides = problem.strides();
+        for strides in [&mut strides.query, &mut strides.key, &mut strides.value, &mut strides.output] {
+            (strides.row, strides.batch, strides.head) = (2 * 33 + 5, 33, 71 * 70 + 3);
+        }
+        // One key for all batches.
+        strides.key.batch = 0;
+        problem.layout = Layout::Strided(strides);
+    });
+}
+
+#[test]
+fn stress() {
+    for stress in Stress::ALL {
+        for dtype in DType::ALL {
+            for mask in [Mask::None, Mask::Causal(TOP_LEFT)] {
+                let mut problem = Problem::new(1, 1, 150, 64, dtype);
+                problem.log_sum_exp = true;
+                problem.mask = mask;
+                check_inputs(&problem, &Inputs::stress(&problem, stress, 2));
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_problems() {
+    for (batch, queries, keys) in [(0, 5, 5), (2, 0, 5), (2, 5, 0), (0, 0, 0)] {
+        check(keys, |problem| {
+            problem.batch = batch;
+            problem.query_length = queries;
+            problem.sinks = true;
+        });
+        check(keys, |problem| {
+            problem.batch = batch;
+            problem.query_length = queries;
+        });
+    }
+}
+
+/// Key or value 70 of the first head is not a number: rows that attend it are not either, and all others are as if
+/// nothing were, those of the heads computed after it too.
+#[test]
+fn not_a_number_goes_where_it_is_attended() {
+    for poisoned in [f64::NAN, f64::INFINITY] {
+        for dtype in DType::ALL {
+            for mask in masks() {
+                let mut problem = Problem::new(1, 3, 100, 8, dtype);
+                problem.log_sum_exp = true;
+                problem.mask = mask;
+                for in_key in [true, false] {
+                    // An infinite key gives scores of either infinity; what comes of that is not defined.
+                    if in_key && poisoned.is_infinite() {
+                        continue;
+                    }
+                    let mut inputs = Inputs::random(&problem, 3);
+                    let tensor = if in_key { &mut inputs.key } else { &mut inputs.value };
+                    for index in 560..568 {
+                        tensor.set(index, poisoned);
+                    }
+                    check_inputs(&problem, &inputs);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_past_the_key_length_are_not_read() {
+    for dtype in DType::ALL {
+        let mut problem = Problem::new(3, 1, 100, 8, dtype);
+        problem.key_lengths = true;
+        problem.query_length = 5;
+        let mut inputs = Inputs::random(&problem, 3);
+        inputs.key_lengths = Some(vec![67, 0, 100]);
+        for index in 67 * 8..200 * 8 {
+            inputs.key.set(index, f64::NAN);
+            inputs.value.set(index, f64::NAN);
+        }
+        check_inputs(&problem, &inputs);
+    }
+}
+
+#[test]
+fn a_bias_of_minus_infinity_removes_keys_and_rows() {
+    let mut problem = Problem::new(2, 2, 70, 8, DType::F32);
+    problem.bias = true;
+    problem.log_sum_exp = true;
+    let mut inputs = Inputs::random(&problem, 3);
+    // Row 3 attends nothing, the others every third key.
+    let bias = |row: usize, key: usize| if row == 3 || !key.is_multiple_of(3) { f32::NEG_INFINITY } else { 0.25 };
+    let data = (0..70 * 70).map(|index| bias(index / 70, index % 70)).collect();
+    inputs.bias = Some(Bias { data, strides: BiasStrides { batch: 0, head: 0, row: 70, key: 1 } });
+    check_inputs(&problem, &inputs);
+
+    // Unlike a mask, the bias does not hide what is not a number; a row of nothing else is empty all the same.
+    inputs.value.set(8, f64::NAN);
+    check_inputs(&problem, &inputs);
+}
+
+#[test]
+fn wrong_arguments_are_errors() {
+    let problem = Problem::new(1, 2, 5, 8, DType::F16);
+    let inputs = Inputs::random(&problem, 1);
+    let check = |problem: &Problem, outputs: &mut Outputs, expected: Invalid| {
+        let before = outputs.clone();
+        assert_eq!(attend(problem, &inputs, outputs), Err(CpuError::Invalid(expected)));
+        assert_eq!(outputs.output, before.output);
+    };
+
+    let mut no_heads = problem.clone();
+    no_heads.key_heads = 0;
+    let expected = Invalid::Problem(vec![ProblemError::Zero { argument: "key_heads" }]);
+    check(&no_heads, &mut Outputs::poisoned(&problem), expected);
+
+    let mut longer = problem.clone();
+    longer.key_length = 6;
+    let expected = Invalid::Tensors(vec![
+        TensorError::TooShort { tensor: "key", actual: 80, needed: 96 },
+        TensorError::TooShort { tensor: "value", actual: 80, needed: 96 },
+    ]);
+    check(&longer, &mut Outputs::poisoned(&problem), expected);
+
+    let mut outputs = Outputs { output: Tensor::zeros(DType::F32, 79), log_sum_exp: Some(vec![]) };
+    let expected = Invalid::Tensors(vec![
+        TensorError::DType { tensor: "output", actual: DType::F32, expected: DType::F16 },
+        TensorError::TooShort { tensor: "output", actual: 79, needed: 80 },
+        TensorError::Unexpected { tensor: "log_sum_exp" },
+    ]);
+    check(&problem, &mut outputs, expected);
+}

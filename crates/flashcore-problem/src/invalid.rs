@@ -1,0 +1,185 @@
+//! What can be wrong with a problem or with the tensors given for it.
+
+use crate::{DType, Shape};
+use std::fmt;
+
+/// One thing that is wrong with a [`Problem`](crate::Problem).
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProblemError {
+    /// A size that must be at least one is zero.
+    #[error("{argument} is 0; it must be at least 1")]
+    Zero {
+        /// The field.
+        argument: &'static str,
+    },
+    /// Query heads cannot be shared out among the key heads.
+    #[error("query_heads is {query_heads} and key_heads is {key_heads}; query_heads must be a multiple of key_heads")]
+    HeadsNotMultiple {
+        /// Heads of the query.
+        query_heads: usize,
+        /// Heads of key and value.
+        key_heads: usize,
+    },
+    /// A length that positions cannot count.
+    #[error("{argument} is {length}; it may be at most {}", isize::MAX)]
+    LengthTooLarge {
+        /// The field.
+        argument: &'static str,
+        /// Its value.
+        length: usize,
+    },
+    /// The scale is infinite or NaN.
+    #[error("scale is {scale}; it must be finite, usually 1 / sqrt(head_dim)")]
+    ScaleNotFinite {
+        /// The scale.
+        scale: f32,
+    },
+    /// The softcap is zero, negative, infinite or NaN.
+    #[error("softcap is {softcap}; it must be finite and above 0, or None for no softcap")]
+    SoftcapNotPositive {
+        /// The softcap.
+        softcap: f32,
+    },
+    /// A window with no limit on either side.
+    #[error("mask is a window with neither a left nor a right limit; give one of them, or use Mask::None")]
+    WindowWithoutLimits,
+    /// Packed query, key and value must have the same rows.
+    #[error(
+        "layout is packed query-key-value, query_length is {query_length} and key_length is {key_length}; they must be \
+         equal, or use another layout"
+    )]
+    PackedLengthsDiffer {
+        /// Rows of the query.
+        query_length: usize,
+        /// Rows of key and value.
+        key_length: usize,
+    },
+    /// Neighbours of one dimension would share some of their columns.
+    #[error(
+        "the {dimension} stride of {tensor} is {stride}; it must be 0 (broadcast) or at least {columns}, its columns"
+    )]
+    StrideTooSmall {
+        /// The tensor.
+        tensor: &'static str,
+        /// The dimension.
+        dimension: &'static str,
+        /// The stride.
+        stride: usize,
+        /// Columns of the tensor.
+        columns: usize,
+    },
+    /// Two elements of the output have the same place.
+    #[error("the output strides (batch {batch}, head {head}, row {row}) let elements of {shape} overlap")]
+    OutputOverlaps {
+        /// Stride between batches.
+        batch: usize,
+        /// Stride between heads.
+        head: usize,
+        /// Stride between rows.
+        row: usize,
+        /// Shape of the output.
+        shape: Shape,
+    },
+    /// The tensor does not fit in the address space.
+    #[error("{tensor} of {shape} spans more than {} bytes", isize::MAX)]
+    TooLarge {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its shape.
+        shape: Shape,
+    },
+}
+
+/// One thing that is wrong with the tensors given for a problem.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorError {
+    /// The tensor has another element type than the problem.
+    #[error("{tensor} is {actual}; the problem's dtype is {expected}")]
+    DType {
+        /// The tensor.
+        tensor: &'static str,
+        /// What was given.
+        actual: DType,
+        /// What the problem says.
+        expected: DType,
+    },
+    /// The tensor ends before its last element.
+    #[error("{tensor} has {actual} elements; its shape and strides need {needed}")]
+    TooShort {
+        /// The tensor.
+        tensor: &'static str,
+        /// Elements given.
+        actual: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// A list has the wrong number of entries.
+    #[error("{tensor} has {actual} entries; the problem needs {needed}")]
+    WrongCount {
+        /// The tensor.
+        tensor: &'static str,
+        /// Entries given.
+        actual: usize,
+        /// Entries needed.
+        needed: usize,
+    },
+    /// The problem has the feature on, and its tensor was not given.
+    #[error("{tensor} is missing; the problem has it switched on")]
+    Missing {
+        /// The tensor.
+        tensor: &'static str,
+    },
+    /// A tensor was given that the problem would not use.
+    #[error("{tensor} was given; the problem has it switched off")]
+    Unexpected {
+        /// The tensor.
+        tensor: &'static str,
+    },
+    /// A batch has more keys than there are.
+    #[error("the key length of batch {batch} is {length}; it may be at most key_length, which is {key_length}")]
+    KeyLength {
+        /// The batch.
+        batch: usize,
+        /// Its key length.
+        length: u32,
+        /// Rows of key and value.
+        key_length: usize,
+    },
+}
+
+/// Why a problem cannot be computed: everything that is wrong with it, or with its tensors.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Invalid {
+    /// The problem itself.
+    #[error("{}", listed(.0))]
+    Problem(Vec<ProblemError>),
+    /// The tensors of a problem that is valid.
+    #[error("{}", listed(.0))]
+    Tensors(Vec<TensorError>),
+}
+
+fn listed(errors: &[impl fmt::Display]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl From<Vec<ProblemError>> for Invalid {
+    fn from(errors: Vec<ProblemError>) -> Self {
+        Self::Problem(errors)
+    }
+}
+
+impl From<Vec<TensorError>> for Invalid {
+    fn from(errors: Vec<TensorError>) -> Self {
+        Self::Tensors(errors)
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} batches, {} heads, {} rows and {} columns",
+            self.batch, self.heads, self.rows, self.columns
+        )
+    }
+}

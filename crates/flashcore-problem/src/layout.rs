@@ -1,0 +1,192 @@
+//! Where the elements of a tensor lie in memory.
+
+use crate::Problem;
+
+/// The logical shape of query, key, value or output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Batches.
+    pub batch: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Rows: the sequence.
+    pub rows: usize,
+    /// Columns: the head dimension.
+    pub columns: usize,
+}
+
+impl Shape {
+    /// Elements of the shape, or `None` when the number does not fit.
+    pub fn elements(self) -> Option<usize> {
+        self.batch.checked_mul(self.heads)?.checked_mul(self.rows)?.checked_mul(self.columns)
+    }
+
+    /// Whether the shape holds no element at all.
+    pub fn is_empty(self) -> bool {
+        self.batch == 0 || self.heads == 0 || self.rows == 0 || self.columns == 0
+    }
+
+    /// Every row as (batch, head, row), in the order of a contiguous `[batch, head, row, column]` tensor.
+    pub fn each_row(self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let rows = if self.is_empty() { 0 } else { self.rows };
+        (0..self.batch)
+            .flat_map(move |batch| (0..self.heads).flat_map(move |head| (0..rows).map(move |row| (batch, head, row))))
+    }
+}
+
+/// Distances in elements between neighbours of each dimension. Neighbouring columns are always adjacent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strides {
+    /// From one batch to the next.
+    pub batch: usize,
+    /// From one head to the next.
+    pub head: usize,
+    /// From one row of the sequence to the next.
+    pub row: usize,
+}
+
+impl Strides {
+    /// Contiguous `[batch, head, row, column]`. Saturates; validation refuses what does not fit.
+    pub fn bhsd(shape: Shape) -> Self {
+        let row = shape.columns;
+        let head = row.saturating_mul(shape.rows);
+        Self { batch: head.saturating_mul(shape.heads), head, row }
+    }
+
+    /// Contiguous `[batch, row, head, column]`. Saturates; validation refuses what does not fit.
+    pub fn bshd(shape: Shape) -> Self {
+        let head = shape.columns;
+        let row = head.saturating_mul(shape.heads);
+        Self { batch: row.saturating_mul(shape.rows), head, row }
+    }
+
+    /// The index of the first column of a row. Within [`extent`](Self::extent) this cannot overflow.
+    pub fn row_start(self, batch: usize, head: usize, row: usize) -> usize {
+        batch * self.batch + head * self.head + row * self.row
+    }
+
+    /// Elements from the first to the last of the tensor, both included, or `None` when the number does not fit.
+    pub fn extent(self, shape: Shape) -> Option<usize> {
+        if shape.is_empty() {
+            return Some(0);
+        }
+        let last_batch = (shape.batch - 1).checked_mul(self.batch)?;
+        let last_head = (shape.heads - 1).checked_mul(self.head)?;
+        let last_row = (shape.rows - 1).checked_mul(self.row)?;
+        last_batch.checked_add(last_head)?.checked_add(last_row)?.checked_add(shape.columns)
+    }
+
+    /// Whether no two elements share a place: sorted by stride, each dimension steps over all that is inside it.
+    pub fn is_disjoint(self, shape: Shape) -> bool {
+        if shape.is_empty() {
+            return true;
+        }
+        let mut dimensions = [(self.batch, shape.batch), (self.head, shape.heads), (self.row, shape.rows)];
+        dimensions.sort_unstable();
+        let mut inside = shape.columns;
+        for (stride, size) in dimensions {
+            if size > 1 {
+                if stride < inside {
+                    return false;
+                }
+                inside = inside.saturating_add(stride.saturating_mul(size - 1));
+            }
+        }
+        true
+    }
+}
+
+/// How the four tensors of a [`Problem`] are laid out.
+///
+/// A named layout follows the problem when its sizes change; [`Layout::Strided`] is taken as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Each tensor contiguous, `[batch, head, row, column]`: `PyTorch`.
+    Bhsd,
+    /// Each tensor contiguous, `[batch, row, head, column]`: `FlashAttention`, candle.
+    Bshd,
+    /// Query, key and value of one row side by side, `[batch, row, query heads | key heads | value heads, column]`,
+    /// each tensor beginning at its own first element; the output contiguous, `[batch, row, head, column]`.
+    PackedQkv,
+    /// Any strides.
+    Strided(TensorStrides),
+}
+
+/// The strides of the four tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorStrides {
+    /// Strides of the query.
+    pub query: Strides,
+    /// Strides of the key.
+    pub key: Strides,
+    /// Strides of the value.
+    pub value: Strides,
+    /// Strides of the output.
+    pub output: Strides,
+}
+
+impl Layout {
+    /// The strides this layout means for `problem`. Saturates; validation refuses what does not fit.
+    pub(crate) fn strides(self, problem: &Problem) -> TensorStrides {
+        let shapes = [problem.query_shape(), problem.key_shape(), problem.value_shape(), problem.output_shape()];
+        let [query, key, value, output] = match self {
+            Self::Bhsd => shapes.map(Strides::bhsd),
+            Self::Bshd => shapes.map(Strides::bshd),
+            Self::PackedQkv => {
+                let row_of = |shape: Shape| shape.heads.saturating_mul(shape.columns);
+                let row = shapes[..3].iter().fold(0_usize, |row, &shape| row.saturating_add(row_of(shape)));
+                let packed = |shape: Shape| Strides { batch: row.saturating_mul(shape.rows), head: shape.columns, row };
+                [packed(shapes[0]), packed(shapes[1]), packed(shapes[2]), Strides::bshd(shapes[3])]
+            }
+            Self::Strided(strides) => return strides,
+        };
+        TensorStrides { query, key, value, output }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    const SHAPE: Shape = Shape { batch: 2, heads: 3, rows: 5, columns: 7 };
+
+    #[test]
+    fn contiguous_layouts_fill_their_extent() {
+        for strides in [Strides::bhsd(SHAPE), Strides::bshd(SHAPE)] {
+            assert_eq!(strides.extent(SHAPE), SHAPE.elements());
+            assert!(strides.is_disjoint(SHAPE));
+        }
+        assert_eq!(Strides::bhsd(SHAPE), Strides { batch: 105, head: 35, row: 7 });
+        assert_eq!(Strides::bshd(SHAPE), Strides { batch: 105, head: 7, row: 21 });
+    }
+
+    #[test]
+    fn packed_rows_hold_query_key_and_value() {
+        let mut problem = Problem::new(2, 4, 5, 8, DType::F16);
+        problem.key_heads = 2;
+        problem.value_dim = 16;
+        problem.layout = Layout::PackedQkv;
+        let row = 4 * 8 + 2 * 8 + 2 * 16;
+        let strides = problem.strides();
+        assert_eq!(strides.query, Strides { batch: 5 * row, head: 8, row });
+        assert_eq!(strides.value, Strides { batch: 5 * row, head: 16, row });
+        assert_eq!(strides.output, Strides { batch: 5 * 4 * 16, head: 16, row: 64 });
+    }
+
+    #[test]
+    fn overlap_and_overflow_are_seen() {
+        let cases = [
+            (Strides { batch: 105, head: 35, row: 6 }, false),
+            (Strides { batch: 104, head: 35, row: 7 }, false),
+            (Strides { batch: 0, head: 35, row: 7 }, false),
+            (Strides { batch: 300, head: 100, row: 9 }, true),
+            (Strides { batch: 7, head: 70, row: 14 }, true),
+        ];
+        for (strides, disjoint) in cases {
+            assert_eq!(strides.is_disjoint(SHAPE), disjoint, "{strides:?}");
+        }
+        assert_eq!(Strides { batch: usize::MAX, head: 35, row: 7 }.extent(SHAPE), None);
+        assert_eq!(Strides { batch: usize::MAX, head: 35, row: 7 }.extent(Shape { rows: 0, ..SHAPE }), Some(0));
+    }
+}

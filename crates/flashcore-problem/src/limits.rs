@@ -1,0 +1,70 @@
+//! How far from right an answer may be.
+//!
+//! A fixed tolerance is either too loose for long sequences, where outputs are small, or too tight for short ones. The
+//! bounds here are multiples of the error that the same-precision [`reference`](crate::reference()) makes on the same
+//! inputs, plus a floor for inputs on which the reference happens to be lucky. Both are in units of `u`, the
+//! [unit roundoff](DType::unit_roundoff) of the problem's type.
+//!
+//! What a correct tiled kernel (weights rounded before they are normalised, tiles of 32 and 128 keys) was measured to
+//! need, over 10 shapes from 1x1x8 to 512x512x64 (queries, keys, columns), causal and not, 400 seeds of random inputs
+//! for one to three rows and 2 to 8 for 64 and more, and up to 20 of each stress:
+//!
+//! | | `f16`, `bf16` | `f32` |
+//! |---|---|---|
+//! | relative L2 of the kernel, random inputs, 64 rows and more | 0.48 u to 0.57 u | 4 u to 10 u |
+//! | relative L2 of the reference, the same | 0.57 u to 0.64 u | 4 u to 10 u |
+//! | relative L2 beyond twice the reference's, worst: one row of 97 keys | 0.54 u | 6.4 u |
+//! | largest error beyond twice the reference's, worst: one row of 97 keys | 1.40 u of the largest output | 7.7 u |
+//! | the same two with scores to 10,000, for which the allowance is 10,000 u of `f32` | below 0 | 97 u and 566 u |
+//! | log-sum-exp error, scores of ordinary size | 2.6e-6 | 2.6e-6 |
+//! | log-sum-exp error, scores to 10,000 | 3.9e-3 | 4.1e-3 |
+//!
+//! Sums of scores or of outputs in `f16` are coarser than the reference, which sums in `f32`: measured to fail on some
+//! inputs (0.65e-3 relative L2, largest error 6% to 18% above the bound, log-sum-exp 1.3e-3). They are configurations
+//! to be measured, and this gate does not make room for them.
+//!
+//! With 64 rows and more, the bound on the relative L2 error comes to at most 1.0e-3 for `f16` and 8.0e-3 for `bf16`,
+//! and that on the largest error to at most 5 u of the largest output.
+
+use crate::{DType, Expected, Problem, ReferenceError};
+
+/// The bounds of the gate for one problem and its inputs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// On the absolute error of each output element: twice the reference's, plus one rounding step at the largest
+    /// output.
+    pub max_error: f64,
+    /// On the Euclidean norm of the errors over that of the expected output: twice the reference's, plus three
+    /// quarters of a roundoff.
+    pub relative_l2: f64,
+    /// On the absolute error of each log-sum-exp: twice the reference's, plus 2^-10 in 16-bit types. That leaves room
+    /// for a polynomial in place of the exponential and for summing rounded weights, not for summing scores in `f16`
+    /// (1.3e-3 measured). Everything in `f32` is 300 times better.
+    pub log_sum_exp: f64,
+}
+
+impl Limits {
+    /// The bounds for `problem` on the inputs that gave `expected` and `reference`.
+    pub fn new(problem: &Problem, expected: &Expected, reference: &ReferenceError) -> Self {
+        let roundoff = problem.dtype.unit_roundoff();
+        let accumulator = problem.dtype.accumulator().unit_roundoff();
+        // The log-sum-exp is an f32 even when everything else is f64.
+        let log_sum_exp_roundoff = DType::F32.unit_roundoff();
+        let magnitudes = expected.output.iter().map(|value| value.abs());
+        let largest_output = magnitudes.filter(|value| value.is_finite()).fold(0.0, f64::max);
+
+        // Sums of n terms in the problem's own precision differ by about sqrt(n) roundoffs when their order does; in a
+        // wider accumulator the difference vanishes.
+        let is_narrow = problem.dtype != problem.dtype.accumulator();
+        let sum_noise = if is_narrow { 0.0 } else { (problem.key_length as f64).sqrt() };
+        // A rounded score multiplies its weight by exp(rounding).
+        let score_noise = accumulator * expected.largest_score;
+        Self {
+            max_error: 2.0 * reference.max_error + ((2.0 + sum_noise) * roundoff + score_noise) * largest_output,
+            relative_l2: 2.0 * reference.relative_l2 + (0.75 + sum_noise) * roundoff + score_noise,
+            log_sum_exp: 2.0 * reference.log_sum_exp
+                + if is_narrow { 1.0 / 1024.0 } else { (8.0 + sum_noise) * log_sum_exp_roundoff }
+                + 4.0 * log_sum_exp_roundoff * expected.largest_score,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Which keys a query row attends.
+
+use std::fmt;
+use std::ops::Range;
+
+/// Which keys each query row attends, apart from the batch's key length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// Every key.
+    None,
+    /// The keys up to and including the row's own position.
+    Causal(Alignment),
+    /// The keys from `left` before to `right` after the row's own position, both inclusive; `None` is no limit.
+    ///
+    /// `left: Some(w)` with `right: Some(0)` attends `w + 1` keys. Hugging Face's `sliding_window = w` counts the row
+    /// itself, so it is `left: Some(w - 1)` here.
+    Window {
+        /// How many keys before the row's own position are attended.
+        left: Option<usize>,
+        /// How many keys after the row's own position are attended.
+        right: Option<usize>,
+        /// Where the row's own position lies.
+        alignment: Alignment,
+    },
+}
+
+/// Where query row `i` stands among the keys when there are not as many keys as queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Alignment {
+    /// Row `i` stands at key `i`: the first query meets the first key, as in `PyTorch`.
+    TopLeft,
+    /// Row `i` stands at key `i + key_length - query_length`: the last query meets the last key, as in
+    /// `FlashAttention` and in decoding with a cache. The key length is the batch's own where there is one.
+    BottomRight,
+}
+
+impl Alignment {
+    /// What is added to a query row to give its position among the keys.
+    pub fn offset(self, query_length: usize, key_length: usize) -> isize {
+        match self {
+            Self::TopLeft => 0,
+            Self::BottomRight => signed(key_length) - signed(query_length),
+        }
+    }
+}
+
+impl Mask {
+    /// How positions are aligned. Without a mask only `ALiBi` can tell, and there it is bottom-right, as in
+    /// `FlashAttention`.
+    pub fn alignment(self) -> Alignment {
+        match self {
+            Self::None => Alignment::BottomRight,
+            Self::Causal(alignment) | Self::Window { alignment, .. } => alignment,
+        }
+    }
+
+    /// The mask as a window: how many keys are attended to the left and to the right of the row's own position.
+    pub fn limits(self) -> (Option<usize>, Option<usize>) {
+        match self {
+            Self::None => (None, None),
+            Self::Causal(_) => (None, Some(0)),
+            Self::Window { left, right, .. } => (left, right),
+        }
+    }
+
+    /// The keys that query row `row` attends, of `key_length` keys; empty when there are none.
+    pub(crate) fn attended_keys(self, query_length: usize, key_length: usize, row: usize) -> Range<usize> {
+        let position = signed(row).saturating_add(self.alignment().offset(query_length, key_length));
+        let (left, right) = self.limits();
+        let first = left.map_or(0, |left| position.saturating_sub(signed(left)));
+        let end = right.map_or(signed(key_length), |right| position.saturating_add(signed(right)).saturating_add(1));
+        let first = first.clamp(0, signed(key_length)) as usize;
+        let end = end.clamp(0, signed(key_length)) as usize;
+        first..end.max(first)
+    }
+}
+
+/// Lengths beyond `isize::MAX` do not pass validation; a window that large is no limit.
+fn signed(length: usize) -> isize {
+    isize::try_from(length).unwrap_or(isize::MAX)
+}
+
+impl fmt::Display for Alignment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::TopLeft => "top-left",
+            Self::BottomRight => "bottom-right",
+        })
+    }
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |limit: Option<usize>| limit.map_or_else(|| "-".to_owned(), |keys| keys.to_string());
+        match self {
+            Self::None => formatter.write_str("unmasked"),
+            Self::Causal(alignment) => write!(formatter, "causal {alignment}"),
+            Self::Window { left, right, alignment } => {
+                write!(formatter, "window {}..{} {alignment}", side(*left), side(*right))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Alignment::{BottomRight, TopLeft};
+    use super::*;
+
+    /// The attended keys of every row, drawn: `x` is attended.
+    fn check(mask: Mask, query_length: usize, key_length: usize, expected: &[&str]) {
+        let drawn: Vec<String> = (0..query_length)
+            .map(|row| {
+                let keys = mask.attended_keys(query_length, key_length, row);
+                (0..key_length).map(|key| if keys.contains(&key) { 'x' } else { '.' }).collect()
+            })
+            .collect();
+        assert_eq!(drawn, expected, "{mask} of {query_length} queries and {key_length} keys");
+    }
+
+    fn window(left: impl Into<Option<usize>>, right: impl Into<Option<usize>>, alignment: Alignment) -> Mask {
+        Mask::Window { left: left.into(), right: right.into(), alignment }
+    }
+
+    #[test]
+    fn causal_alignments_differ_when_lengths_do() {
+        check(Mask::None, 2, 3, &["xxx", "xxx"]);
+        check(Mask::Causal(TopLeft), 3, 3, &["x..", "xx.", "xxx"]);
+        check(Mask::Causal(BottomRight), 3, 3, &["x..", "xx.", "xxx"]);
+        check(Mask::Causal(TopLeft), 2, 4, &["x...", "xx.."]);
+        check(Mask::Causal(BottomRight), 2, 4, &["xxx.", "xxxx"]);
+        check(Mask::Causal(TopLeft), 4, 2, &["x.", "xx", "xx", "xx"]);
+        check(Mask::Causal(BottomRight), 4, 2, &["..", "..", "x.", "xx"]);
+    }
+
+    #[test]
+    fn windows_are_inclusive_on_both_sides() {
+        check(window(1, 0, TopLeft), 4, 4, &["x...", "xx..", ".xx.", "..xx"]);
+        check(window(0, 1, TopLeft), 4, 4, &["xx..", ".xx.", "..xx", "...x"]);
+        check(window(0, 0, BottomRight), 2, 4, &["..x.", "...x"]);
+        check(window(1, None, BottomRight), 2, 4, &[".xxx", "..xx"]);
+        check(window(None, 1, TopLeft), 2, 4, &["xx..", "xxx."]);
+        check(window(0, 0, TopLeft), 4, 2, &["x.", ".x", "..", ".."]);
+        check(window(usize::MAX, usize::MAX, BottomRight), 2, 2, &["xx", "xx"]);
+    }
+}

@@ -1,0 +1,333 @@
+//! The question: which attention is to be computed.
+
+use crate::{DType, Layout, Mask, ProblemError, Shape, Strides, TensorStrides};
+use std::fmt;
+use std::ops::Range;
+
+/// One attention problem: everything about it except the numbers in its tensors.
+///
+/// Begin with [`Problem::new`] and change fields:
+///
+/// ```
+/// use flashcore_problem::{Alignment, DType, Mask, Problem};
+///
+/// let mut problem = Problem::new(1, 32, 4096, 128, DType::Bf16);
+/// problem.key_heads = 8;
+/// problem.query_length = 1;
+/// problem.mask = Mask::Causal(Alignment::BottomRight);
+/// assert_eq!(problem.validate(), Ok(()));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
+pub struct Problem {
+    /// Batches; 0 is legal and gives an empty output.
+    pub batch: usize,
+    /// Heads of query and output.
+    pub query_heads: usize,
+    /// Heads of key and value; `query_heads` must be a multiple of it.
+    pub key_heads: usize,
+    /// Rows of query and output; 0 is legal and gives an empty output.
+    pub query_length: usize,
+    /// Rows of key and value; 0 is legal and leaves nothing to attend.
+    pub key_length: usize,
+    /// Columns of query and key.
+    pub head_dim: usize,
+    /// Columns of value and output.
+    pub value_dim: usize,
+    /// Element type of query, key, value and output.
+    pub dtype: DType,
+    /// What the product of query and key is multiplied by.
+    pub scale: f32,
+    /// Which keys a row attends.
+    pub mask: Mask,
+    /// `score = softcap * tanh(score / softcap)`; `None` leaves scores as they are.
+    pub softcap: Option<f32>,
+    /// Whether there is a slope per query head that is subtracted for every position of distance.
+    pub alibi: bool,
+    /// Whether there is a sink per query head: one more score in the denominator, with no value.
+    pub sinks: bool,
+    /// Whether there is a bias that is added to the scores.
+    pub bias: bool,
+    /// Whether each batch has a key length of its own, at most `key_length`.
+    pub key_lengths: bool,
+    /// Whether the log-sum-exp of each row is wanted.
+    pub log_sum_exp: bool,
+    /// Where the elements of the tensors lie.
+    pub layout: Layout,
+}
+
+impl Problem {
+    /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
+    /// contiguous `[batch, head, row, column]`, nothing masked.
+    pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
+        Self {
+            batch,
+            query_heads: heads,
+            key_heads: heads,
+            query_length: length,
+            key_length: length,
+            head_dim,
+            value_dim: head_dim,
+            dtype,
+            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            mask: Mask::None,
+            softcap: None,
+            alibi: false,
+            sinks: false,
+            bias: false,
+            key_lengths: false,
+            log_sum_exp: false,
+            layout: Layout::Bhsd,
+        }
+    }
+
+    /// The keys that query row `row` attends when its batch has `batch_key_length` keys. Always a range.
+    pub fn attended_keys(&self, batch_key_length: usize, row: usize) -> Range<usize> {
+        self.mask.attended_keys(self.query_length, batch_key_length, row)
+    }
+
+    /// Whether query row `row` attends key `key` when its batch has `batch_key_length` keys.
+    pub fn attends(&self, batch_key_length: usize, row: usize, key: usize) -> bool {
+        self.attended_keys(batch_key_length, row).contains(&key)
+    }
+
+    /// What is added to a query row to give its position among `batch_key_length` keys.
+    pub fn position_offset(&self, batch_key_length: usize) -> isize {
+        self.mask.alignment().offset(self.query_length, batch_key_length)
+    }
+
+    /// The key head that a query head reads: neighbouring query heads share one.
+    pub fn key_head(&self, query_head: usize) -> usize {
+        query_head / (self.query_heads / self.key_heads)
+    }
+
+    /// The shape of the query.
+    pub fn query_shape(&self) -> Shape {
+        Shape { batch: self.batch, heads: self.query_heads, rows: self.query_length, columns: self.head_dim }
+    }
+
+    /// The shape of the key.
+    pub fn key_shape(&self) -> Shape {
+        Shape { batch: self.batch, heads: self.key_heads, rows: self.key_length, columns: self.head_dim }
+    }
+
+    /// The shape of the value.
+    pub fn value_shape(&self) -> Shape {
+        Shape { batch: self.batch, heads: self.key_heads, rows: self.key_length, columns: self.value_dim }
+    }
+
+    /// The shape of the output.
+    pub fn output_shape(&self) -> Shape {
+        Shape { batch: self.batch, heads: self.query_heads, rows: self.query_length, columns: self.value_dim }
+    }
+
+    /// The strides of the four tensors. Those of a problem that does not validate are meaningless.
+    pub fn strides(&self) -> TensorStrides {
+        self.layout.strides(self)
+    }
+
+    /// Everything that is wrong with the problem, not only the first thing.
+    pub fn validate(&self) -> Result<(), Vec<ProblemError>> {
+        let mut errors = Vec::new();
+        self.validate_sizes(&mut errors);
+        self.validate_numbers(&mut errors);
+        self.validate_layout(&mut errors);
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    fn validate_sizes(&self, errors: &mut Vec<ProblemError>) {
+        let sizes = [
+            ("query_heads", self.query_heads),
+            ("key_heads", self.key_heads),
+            ("head_dim", self.head_dim),
+            ("value_dim", self.value_dim),
+        ];
+        errors
+            .extend(sizes.iter().filter(|(_, size)| *size == 0).map(|&(argument, _)| ProblemError::Zero { argument }));
+        let (query_heads, key_heads) = (self.query_heads, self.key_heads);
+        if query_heads != 0 && key_heads != 0 && query_heads % key_heads != 0 {
+            errors.push(ProblemError::HeadsNotMultiple { query_heads, key_heads });
+        }
+        for (argument, length) in [("query_length", self.query_length), ("key_length", self.key_length)] {
+            if isize::try_from(length).is_err() {
+                errors.push(ProblemError::LengthTooLarge { argument, length });
+            }
+        }
+    }
+
+    fn validate_numbers(&self, errors: &mut Vec<ProblemError>) {
+        if !self.scale.is_finite() {
+            errors.push(ProblemError::ScaleNotFinite { scale: self.scale });
+        }
+        if let Some(softcap) = self.softcap.filter(|softcap| !(softcap.is_finite() && *softcap > 0.0)) {
+            errors.push(ProblemError::SoftcapNotPositive { softcap });
+        }
+        if matches!(self.mask, Mask::Window { left: None, right: None, .. }) {
+            errors.push(ProblemError::WindowWithoutLimits);
+        }
+    }
+
+    fn validate_layout(&self, errors: &mut Vec<ProblemError>) {
+        let (query_length, key_length) = (self.query_length, self.key_length);
+        if self.layout == Layout::PackedQkv && query_length != key_length {
+            errors.push(ProblemError::PackedLengthsDiffer { query_length, key_length });
+        }
+        let strides = self.strides();
+        let tensors = [
+            ("query", self.query_shape(), strides.query),
+            ("key", self.key_shape(), strides.key),
+            ("value", self.value_shape(), strides.value),
+            ("output", self.output_shape(), strides.output),
+        ];
+        for (tensor, shape, strides) in tensors {
+            self.validate_strides(tensor, shape, strides, errors);
+        }
+        let Strides { batch, head, row } = strides.output;
+        if !strides.output.is_disjoint(self.output_shape()) {
+            errors.push(ProblemError::OutputOverlaps { batch, head, row, shape: self.output_shape() });
+        }
+    }
+
+    fn validate_strides(&self, tensor: &'static str, shape: Shape, strides: Strides, errors: &mut Vec<ProblemError>) {
+        let bytes = |elements: usize| elements.checked_mul(self.dtype.size_bytes());
+        let fits =
+            |elements: Option<usize>| elements.and_then(bytes).is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        if !fits(strides.extent(shape)) || !fits(shape.elements()) {
+            errors.push(ProblemError::TooLarge { tensor, shape });
+        }
+        let dimensions = [
+            ("batch", strides.batch, shape.batch),
+            ("head", strides.head, shape.heads),
+            ("row", strides.row, shape.rows),
+        ];
+        for (dimension, stride, size) in dimensions {
+            if size > 1 && stride != 0 && stride < shape.columns {
+                errors.push(ProblemError::StrideTooSmall { tensor, dimension, stride, columns: shape.columns });
+            }
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "batch {} heads {}/{} queries {} keys {} dims {}/{} {} {}",
+            self.batch,
+            self.query_heads,
+            self.key_heads,
+            self.query_length,
+            self.key_length,
+            self.head_dim,
+            self.value_dim,
+            self.dtype,
+            self.mask
+        )?;
+        if let Some(softcap) = self.softcap {
+            write!(formatter, " softcap {softcap}")?;
+        }
+        let optional = [
+            (self.alibi, "alibi"),
+            (self.sinks, "sinks"),
+            (self.bias, "bias"),
+            (self.key_lengths, "key-lengths"),
+            (self.log_sum_exp, "log-sum-exp"),
+        ];
+        for (_, name) in optional.iter().filter(|(present, _)| *present) {
+            write!(formatter, " {name}")?;
+        }
+        match self.layout {
+            Layout::Bhsd => Ok(()),
+            Layout::Bshd => formatter.write_str(" bshd"),
+            Layout::PackedQkv => formatter.write_str(" packed-qkv"),
+            Layout::Strided(_) => formatter.write_str(" strided"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Alignment;
+
+    fn check(change: impl FnOnce(&mut Problem), expected: &[ProblemError]) {
+        let mut problem = Problem::new(2, 4, 5, 8, DType::F16);
+        change(&mut problem);
+        assert_eq!(problem.validate().err().unwrap_or_default(), expected, "{problem}");
+    }
+
+    #[test]
+    fn ordinary_and_empty_problems_are_legal() {
+        check(|_| {}, &[]);
+        check(|problem| problem.batch = 0, &[]);
+        check(|problem| problem.query_length = 0, &[]);
+        check(|problem| problem.key_length = 0, &[]);
+        check(|problem| problem.key_heads = 2, &[]);
+        check(|problem| problem.layout = Layout::PackedQkv, &[]);
+        check(|problem| problem.scale = -1.0, &[]);
+    }
+
+    #[test]
+    fn all_errors_are_returned() {
+        check(
+            |problem| {
+                problem.key_heads = 3;
+                problem.scale = f32::INFINITY;
+                problem.softcap = Some(0.0);
+                problem.mask = Mask::Window { left: None, right: None, alignment: Alignment::TopLeft };
+            },
+            &[
+                ProblemError::HeadsNotMultiple { query_heads: 4, key_heads: 3 },
+                ProblemError::ScaleNotFinite { scale: f32::INFINITY },
+                ProblemError::SoftcapNotPositive { softcap: 0.0 },
+                ProblemError::WindowWithoutLimits,
+            ],
+        );
+        check(
+            |problem| {
+                problem.key_heads = 0;
+                problem.head_dim = 0;
+            },
+            &[ProblemError::Zero { argument: "key_heads" }, ProblemError::Zero { argument: "head_dim" }],
+        );
+    }
+
+    #[test]
+    fn layouts_are_checked() {
+        check(
+            |problem| {
+                problem.layout = Layout::PackedQkv;
+                problem.key_length = 6;
+            },
+            &[ProblemError::PackedLengthsDiffer { query_length: 5, key_length: 6 }],
+        );
+        check(
+            |problem| {
+                let mut strides = problem.strides();
+                strides.query.row = 0;
+                strides.key.row = 7;
+                strides.output.row = 4;
+                problem.layout = Layout::Strided(strides);
+            },
+            &[
+                ProblemError::StrideTooSmall { tensor: "key", dimension: "row", stride: 7, columns: 8 },
+                ProblemError::StrideTooSmall { tensor: "output", dimension: "row", stride: 4, columns: 8 },
+                ProblemError::OutputOverlaps {
+                    batch: 160,
+                    head: 40,
+                    row: 4,
+                    shape: Shape { batch: 2, heads: 4, rows: 5, columns: 8 },
+                },
+            ],
+        );
+        let shape = Shape { batch: 1 << 40, heads: 4, rows: 1 << 30, columns: 8 };
+        check(
+            |problem| {
+                problem.batch = 1 << 40;
+                problem.query_length = 1 << 30;
+                problem.key_length = 0;
+            },
+            &[ProblemError::TooLarge { tensor: "query", shape }, ProblemError::TooLarge { tensor: "output", shape }],
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! Inputs to test with: random ones, and ones that stress a weak point.
+//!
+//! The numbers are part of the definition of a test, so the generator is written out here and does not change: a seed
+//! in a failure report gives the same inputs next year. (Box-Muller goes through the platform's `ln`, `sin` and `cos`,
+//! whose last bit in `f64` may differ between platforms; after rounding to the problem's type that is seen about once
+//! in 2^29 elements of `f32` and practically never in 16 bits.)
+
+use crate::{Bias, BiasStrides, Inputs, Problem, Shape, Strides, Tensor};
+use std::f64::consts::TAU;
+
+/// Sebastiano Vigna's `SplitMix64`: 64 bits of state, any seed is good, streams are cheap.
+#[derive(Clone, Debug)]
+pub struct SplitMix64 {
+    state: u64,
+    /// The second of the two normal numbers that Box-Muller makes at a time.
+    spare: Option<f64>,
+}
+
+impl SplitMix64 {
+    const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
+
+    /// The generator that begins at `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed, spare: None }
+    }
+
+    /// One of several independent generators of the same seed.
+    pub fn stream(seed: u64, stream: u64) -> Self {
+        Self::new(mix(seed.wrapping_add(mix(stream.wrapping_add(Self::INCREMENT)))))
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(Self::INCREMENT);
+        mix(self.state)
+    }
+
+    /// Uniform in `[0, 1)`, from the upper 53 bits.
+    pub fn uniform(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Normal with mean 0 and variance 1, by Box-Muller: the cosine first, the sine next time.
+    pub fn normal(&mut self) -> f64 {
+        if let Some(spare) = self.spare.take() {
+            return spare;
+        }
+        // 1 - uniform is in (0, 1], so the logarithm is finite.
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        let (sine, cosine) = (TAU * self.uniform()).sin_cos();
+        self.spare = Some(radius * sine);
+        radius * cosine
+    }
+
+    /// Uniform among `0..count`; 0 when `count` is 0. The bias of the remainder is below `count / 2^64`.
+    pub fn below(&mut self, count: usize) -> usize {
+        if count == 0 { 0 } else { (self.next_u64() % count as u64) as usize }
+    }
+}
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ (value >> 31)
+}
+
+/// Inputs that go where random ones do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stress {
+    /// Query and key 50 times as large as usual: with the usual scale, scores to about 10,000. One key takes almost
+    /// all the weight and the running maximum jumps.
+    LargeScores,
+    /// Each query matches the keys of one residue and nothing else; value rows are unit vectors.
+    OneHot,
+    /// All queries and keys are ones, all values 0.75: every output is 0.75, whatever the number of keys.
+    Constant,
+    /// Independent integers from -2 to 2: scores and unnormalised sums are exact.
+    SmallIntegers,
+}
+
+impl Stress {
+    /// Every kind of stress.
+    pub const ALL: [Self; 4] = [Self::LargeScores, Self::OneHot, Self::Constant, Self::SmallIntegers];
+}
+
+/// Each tensor draws from a stream of its own: operands that resemble one another hide swapped operands.
+enum Stream {
+    Query,
+    Key,
+    Value,
+    Bias,
+    Sinks,
+    KeyLengths,
+}
+
+impl Inputs {
+    /// Independent normal query, key, value and bias, rounded to the problem's type; `ALiBi` slopes
+    /// `2^(-8 (head + 1) / heads)`; sinks uniform in (-3, 3); ragged key lengths of which the first is full and, from
+    /// three batches on, the second is 0.
+    ///
+    /// The logical values do not depend on the layout. What lies between the rows of a strided tensor is poison, so
+    /// reading it shows.
+    ///
+    /// # Panics
+    ///
+    /// When `problem` does not validate.
+    pub fn random(problem: &Problem, seed: u64) -> Self {
+        let normal = |stream: Stream| {
+            let mut random = SplitMix64::stream(seed, stream as u64);
+            move |_row: usize, _column: usize| random.normal()
+        };
+        Self::filled(problem, seed, [&mut normal(Stream::Query), &mut normal(Stream::Key), &mut normal(Stream::Value)])
+    }
+
+    /// Query, key and value that stress one weak point; everything else as in [`random`](Self::random).
+    ///
+    /// # Panics
+    ///
+    /// When `problem` does not validate.
+    pub fn stress(problem: &Problem, stress: Stress, seed: u64) -> Self {
+        let (head_dim, value_dim) = (problem.head_dim, problem.value_dim);
+        let mut query = SplitMix64::stream(seed, Stream::Query as u64);
+        let mut key = SplitMix64::stream(seed, Stream::Key as u64);
+        let mut value = SplitMix64::stream(seed, Stream::Value as u64);
+        let integer = |random: &mut SplitMix64| random.below(5) as f64 - 2.0;
+        let unit = |row: usize, columns: usize, column: usize| f64::from(u8::from(row % columns == column));
+        match stress {
+            Stress::LargeScores => Self::filled(
+                problem,
+                seed,
+                [&mut |_, _| 50.0 * query.normal(), &mut |_, _| 50.0 * key.normal(), &mut |_, _| value.normal()],
+            ),
+            Stress::OneHot => Self::filled(
+                problem,
+                seed,
+                [
+                    &mut |row, column| 64.0 * unit(row, head_dim, column),
+                    &mut |row, column| 64.0 * unit(row, head_dim, column),
+                    &mut |row, column| unit(row, value_dim, column),
+                ],
+            ),
+            Stress::Constant => Self::filled(problem, seed, [&mut |_, _| 1.0, &mut |_, _| 1.0, &mut |_, _| 0.75]),
+            Stress::SmallIntegers => Self::filled(
+                problem,
+                seed,
+                [&mut |_, _| integer(&mut query), &mut |_, _| integer(&mut key), &mut |_, _| integer(&mut value)],
+            ),
+        }
+    }
+
+    fn filled(problem: &Problem, seed: u64, fills: [&mut dyn FnMut(usize, usize) -> f64; 3]) -> Self {
+        assert_eq!(problem.validate(), Ok(()), "inputs are made for valid problems");
+        let strides = problem.strides();
+        let [query, key, value] = fills;
+        let heads = problem.query_heads;
+        let slope = |head: usize| (-8.0 * (head + 1) as f64 / heads as f64).exp2() as f32;
+        let mut sinks = SplitMix64::stream(seed, Stream::Sinks as u64);
+        Self {
+            query: fill(problem, problem.query_shape(), strides.query, query),
+            key: fill(problem, problem.key_shape(), strides.key, key),
+            value: fill(problem, problem.value_shape(), strides.value, value),
+            alibi_slopes: problem.alibi.then(|| (0..heads).map(slope).collect()),
+            sinks: problem.sinks.then(|| (0..heads).map(|_| (sinks.uniform() * 6.0 - 3.0) as f32).collect()),
+            bias: problem.bias.then(|| random_bias(problem, seed)),
+            key_lengths: problem.key_lengths.then(|| random_key_lengths(problem, seed)),
+        }
+    }
+}
+
+fn fill(problem: &Problem, shape: Shape, strides: Strides, value_at: &mut dyn FnMut(usize, usize) -> f64) -> Tensor {
+    let mut tensor = Tensor::poisoned(problem.dtype, strides.extent(shape).unwrap_or(0));
+    for (batch, head, row) in shape.each_row() {
+        let start = strides.row_start(batch, head, row);
+        for column in 0..shape.columns {
+            tensor.set(start + column, value_at(row, column));
+        }
+    }
+    tensor
+}
+
+/// One bias for all batches: `[query head, query row, key]`.
+fn random_bias(problem: &Problem, seed: u64) -> Bias {
+    let mut random = SplitMix64::stream(seed, Stream::Bias as u64);
+    let strides =
+        BiasStrides { batch: 0, head: problem.query_length * problem.key_length, row: problem.key_length, key: 1 };
+    let data = (0..problem.query_heads * strides.head).map(|_| random.normal() as f32).collect();
+    Bias { data, strides }
+}
+
+fn random_key_lengths(problem: &Problem, seed: u64) -> Vec<u32> {
+    let mut random = SplitMix64::stream(seed, Stream::KeyLengths as u64);
+    let length = |batch: usize| {
+        let ragged = (1 + random.below(problem.key_length)).min(problem.key_length);
+        match batch {
+            0 => problem.key_length as u32,
+            1 if problem.batch >= 3 => 0,
+            _ => ragged as u32,
+        }
+    };
+    (0..problem.batch).map(length).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Layout};
+
+    /// The published outputs of `SplitMix64` for seed 1234567.
+    #[test]
+    fn the_generator_is_the_published_one() {
+        let mut random = SplitMix64::new(1_234_567);
+        let outputs = [(); 3].map(|()| random.next_u64());
+        assert_eq!(outputs, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn normal_numbers_have_the_moments_of_a_normal() {
+        let mut random = SplitMix64::stream(5, 0);
+        let count = 100_000;
+        let values: Vec<f64> = (0..count).map(|_| random.normal()).collect();
+        let moment = |power: i32| values.iter().map(|value| value.powi(power)).sum::<f64>() / f64::from(count);
+        // Five standard errors: sqrt(1, 2, 96) / sqrt(count).
+        assert!(moment(1).abs() < 0.016, "mean {}", moment(1));
+        assert!((moment(2) - 1.0).abs() < 0.023, "variance {}", moment(2));
+        assert!((moment(4) - 3.0).abs() < 0.16, "fourth moment {}", moment(4));
+    }
+
+    #[test]
+    fn operands_are_independent() {
+        let problem = Problem::new(1, 1, 64, 64, DType::F64);
+        let inputs = Inputs::random(&problem, 9);
+        let correlation = |left: &Tensor, right: &Tensor| {
+            (0..left.len()).map(|index| left.get(index) * right.get(index)).sum::<f64>() / left.len() as f64
+        };
+        assert!(correlation(&inputs.query, &inputs.key).abs() < 0.08);
+        assert!(correlation(&inputs.query, &inputs.value).abs() < 0.08);
+        assert!(correlation(&inputs.key, &inputs.value).abs() < 0.08);
+        assert_ne!(inputs, Inputs::random(&problem, 10), "another seed gives other inputs");
+        assert_eq!(inputs, Inputs::random(&problem, 9), "the same seed gives the same inputs");
+    }
+
+    #[test]
+    fn gaps_between_rows_are_poison() {
+        let mut problem = Problem::new(1, 2, 3, 4, DType::Bf16);
+        problem.layout = Layout::PackedQkv;
+        let inputs = Inputs::random(&problem, 1);
+        let poisoned: Vec<usize> = (0..inputs.query.len()).filter(|&index| inputs.query.is_poisoned(index)).collect();
+        let gaps: Vec<usize> = (8..24).chain(32..48).collect();
+        assert_eq!(poisoned, gaps);
+    }
+
+    #[test]
+    fn optional_inputs_follow_their_definitions() {
+        let mut problem = Problem::new(4, 4, 5, 8, DType::F16);
+        problem.alibi = true;
+        problem.sinks = true;
+        problem.key_lengths = true;
+        let inputs = Inputs::random(&problem, 2);
+        assert_eq!(inputs.alibi_slopes, Some(vec![0.25, 0.0625, 0.015_625, 0.003_906_25]));
+        assert!(inputs.sinks.iter().flatten().all(|sink| sink.abs() < 3.0));
+        let lengths = inputs.key_lengths.unwrap_or_default();
+        assert_eq!(lengths[..2], [5, 0]);
+        assert!(lengths[2..].iter().all(|&length| (1..=5).contains(&length)), "{lengths:?}");
+    }
+}

@@ -1,0 +1,200 @@
+//! What a careful implementation in the problem's own precision gives: the yardstick of the gate.
+
+use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
+use rayon::prelude::*;
+use std::ops::{Add, Div, Mul, Sub};
+
+/// Naive attention in the problem's precision: inputs in the problem's type, scores and softmax in `f32`, weights
+/// normalised and rounded to the problem's type, weights times values summed in `f32`, output rounded once.
+///
+/// For `f32` nothing but the order of operations is left to differ, and `f64` computes all of this in `f64`.
+pub fn reference(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Invalid> {
+    inputs.validate(problem)?;
+    Ok(match problem.dtype.accumulator() {
+        DType::F64 => attend::<f64>(problem, inputs),
+        DType::F16 | DType::Bf16 | DType::F32 => attend::<f32>(problem, inputs),
+    })
+}
+
+/// How far the [`reference()`] is from the [`oracle`](crate::oracle()).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReferenceError {
+    /// The largest absolute error of an output element.
+    pub max_error: f64,
+    /// The Euclidean norm of the errors over that of the expected output.
+    pub relative_l2: f64,
+    /// The largest absolute error of a log-sum-exp.
+    pub log_sum_exp: f64,
+}
+
+impl ReferenceError {
+    /// Computes the reference and measures it.
+    pub fn measure(problem: &Problem, inputs: &Inputs, expected: &Expected) -> Result<Self, Invalid> {
+        let mut with_log_sum_exp = problem.clone();
+        with_log_sum_exp.log_sum_exp = true;
+        let outputs = reference(&with_log_sum_exp, inputs)?;
+        let actual = outputs.output.dense(problem.output_shape(), problem.strides().output);
+        let errors = ErrorNorms::measure(&actual, &expected.output);
+        let log_sum_exp: Vec<f64> = outputs.log_sum_exp.iter().flatten().map(|&value| f64::from(value)).collect();
+        Ok(Self {
+            max_error: errors.max_error,
+            relative_l2: errors.relative_l2,
+            log_sum_exp: ErrorNorms::measure(&log_sum_exp, &expected.log_sum_exp).max_error,
+        })
+    }
+}
+
+/// Errors over all elements whose expected and actual values are both finite.
+pub(crate) struct ErrorNorms {
+    pub(crate) max_error: f64,
+    pub(crate) worst: Option<usize>,
+    pub(crate) relative_l2: f64,
+}
+
+impl ErrorNorms {
+    pub(crate) fn measure(actual: &[f64], expected: &[f64]) -> Self {
+        let (mut max_error, mut worst) = (0.0, None);
+        let (mut squared_errors, mut squared_expected) = (0.0, 0.0);
+        for (index, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
+            if !(actual.is_finite() && expected.is_finite()) {
+                continue;
+            }
+            let error = (actual - expected).abs();
+            if worst.is_none() || error > max_error {
+                (max_error, worst) = (error, Some(index));
+            }
+            squared_errors += error * error;
+            squared_expected += expected * expected;
+        }
+        let relative_l2 = if squared_errors == 0.0 { 0.0 } else { (squared_errors / squared_expected).sqrt() };
+        Self { max_error, worst, relative_l2 }
+    }
+}
+
+/// The arithmetic of the accumulator.
+trait Real:
+    Copy + PartialOrd + Send + Sync + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn tanh(self) -> Self;
+}
+
+macro_rules! real {
+    ($type:ident) => {
+        impl Real for $type {
+            fn from_f64(value: f64) -> Self {
+                value as $type
+            }
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            fn exp(self) -> Self {
+                $type::exp(self)
+            }
+            fn ln(self) -> Self {
+                $type::ln(self)
+            }
+            fn tanh(self) -> Self {
+                $type::tanh(self)
+            }
+        }
+    };
+}
+real!(f32);
+real!(f64);
+
+fn attend<R: Real>(problem: &Problem, inputs: &Inputs) -> Outputs {
+    let strides = problem.strides();
+    let converted = |values: Vec<f64>| values.into_iter().map(R::from_f64).collect::<Vec<R>>();
+    let operands = Operands {
+        problem,
+        inputs,
+        query: converted(inputs.query.dense(problem.query_shape(), strides.query)),
+        key: converted(inputs.key.dense(problem.key_shape(), strides.key)),
+        value: converted(inputs.value.dense(problem.value_shape(), strides.value)),
+    };
+    let rows: Vec<(usize, usize, usize)> = problem.output_shape().each_row().collect();
+    let answers: Vec<(Vec<R>, R)> =
+        rows.par_iter().map(|&(batch, head, row)| operands.row(Element { batch, head, row, column: 0 })).collect();
+
+    let mut outputs = Outputs::poisoned(problem);
+    for (index, ((batch, head, row), (output, log_sum_exp))) in rows.into_iter().zip(answers).enumerate() {
+        let start = strides.output.row_start(batch, head, row);
+        for (column, element) in output.into_iter().enumerate() {
+            outputs.output.set(start + column, element.to_f64());
+        }
+        if let Some(all) = &mut outputs.log_sum_exp {
+            all[index] = log_sum_exp.to_f64() as f32;
+        }
+    }
+    outputs
+}
+
+struct Operands<'a, R> {
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    query: Vec<R>,
+    key: Vec<R>,
+    value: Vec<R>,
+}
+
+impl<R: Real> Operands<'_, R> {
+    /// The output and the log-sum-exp of one row.
+    fn row(&self, at: Element) -> (Vec<R>, R) {
+        let (problem, zero) = (self.problem, R::from_f64(0.0));
+        let nothing = R::from_f64(f64::NEG_INFINITY);
+        let batch_key_length = self.inputs.key_length(problem, at.batch);
+        let keys = problem.attended_keys(batch_key_length, at.row);
+        let first_key_row = (at.batch * problem.key_heads + problem.key_head(at.head)) * problem.key_length;
+
+        let scores: Vec<R> = keys.clone().map(|j| self.score(at, batch_key_length, first_key_row, j)).collect();
+        let sink = self.inputs.sinks.as_ref().map(|sinks| R::from_f64(f64::from(sinks[at.head])));
+        let maximum =
+            scores.iter().copied().chain(sink).fold(nothing, |left, right| if right > left { right } else { left });
+        let shift = if maximum > nothing { maximum } else { zero };
+        let mut sum = sink.map_or(zero, |sink| (sink - shift).exp());
+        let weights: Vec<R> = scores.iter().map(|&score| (score - shift).exp()).collect();
+        for &weight in &weights {
+            sum = sum + weight;
+        }
+
+        let mut output = vec![zero; problem.value_dim];
+        if sum == zero {
+            return (output, nothing);
+        }
+        for (j, weight) in keys.zip(weights) {
+            let weight = R::from_f64(problem.dtype.round((weight / sum).to_f64()));
+            let value_start = (first_key_row + j) * problem.value_dim;
+            let value = &self.value[value_start..value_start + problem.value_dim];
+            for (element, &value) in output.iter_mut().zip(value) {
+                *element = *element + weight * value;
+            }
+        }
+        (output, shift + sum.ln())
+    }
+
+    fn score(&self, at: Element, batch_key_length: usize, first_key_row: usize, j: usize) -> R {
+        let (problem, head_dim) = (self.problem, self.problem.head_dim);
+        let query_start = ((at.batch * problem.query_heads + at.head) * problem.query_length + at.row) * head_dim;
+        let query = &self.query[query_start..query_start + head_dim];
+        let key_start = (first_key_row + j) * head_dim;
+        let key = &self.key[key_start..key_start + head_dim];
+        let product = query.iter().zip(key).fold(R::from_f64(0.0), |sum, (&query, &key)| sum + query * key);
+        let mut score = product * R::from_f64(f64::from(problem.scale));
+        if let Some(softcap) = problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))) {
+            score = softcap * (score / softcap).tanh();
+        }
+        if let Some(slopes) = &self.inputs.alibi_slopes {
+            let position = at.row as isize + problem.position_offset(batch_key_length);
+            let distance = R::from_f64((position - j as isize).abs() as f64);
+            score = score - R::from_f64(f64::from(slopes[at.head])) * distance;
+        }
+        if let Some(bias) = &self.inputs.bias {
+            score = score + R::from_f64(f64::from(bias.data[bias.strides.index(at.batch, at.head, at.row, j)]));
+        }
+        score
+    }
+}

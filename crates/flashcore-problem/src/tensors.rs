@@ -1,0 +1,334 @@
+//! The numbers of a problem: its inputs and what a backend answers.
+
+use crate::{DType, Invalid, Problem, Shape, Strides, TensorError};
+
+/// Elements of one type as little-endian bytes, in the storage order of its strides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The bytes, those between rows of a strided tensor included.
+    pub data: Vec<u8>,
+}
+
+impl Tensor {
+    /// `elements` zeros.
+    pub fn zeros(dtype: DType, elements: usize) -> Self {
+        Self { dtype, data: vec![0; elements * dtype.size_bytes()] }
+    }
+
+    /// `elements` times the [poison](DType::poison) of the type.
+    pub fn poisoned(dtype: DType, elements: usize) -> Self {
+        let pattern = &dtype.poison().to_le_bytes()[..dtype.size_bytes()];
+        Self { dtype, data: pattern.repeat(elements) }
+    }
+
+    /// `values`, rounded to the type.
+    pub fn from_values(dtype: DType, values: &[f64]) -> Self {
+        let mut tensor = Self::zeros(dtype, values.len());
+        for (index, &value) in values.iter().enumerate() {
+            tensor.set(index, value);
+        }
+        tensor
+    }
+
+    /// Elements of the tensor, those between rows included.
+    pub fn len(&self) -> usize {
+        self.data.len() / self.dtype.size_bytes()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// The element at `index` of the storage.
+    ///
+    /// # Panics
+    ///
+    /// When `index` is not below [`len`](Self::len).
+    pub fn get(&self, index: usize) -> f64 {
+        self.dtype.decode(self.element(index))
+    }
+
+    /// Replaces the element at `index` of the storage by `value`, rounded to the type.
+    ///
+    /// # Panics
+    ///
+    /// When `index` is not below [`len`](Self::len).
+    pub fn set(&mut self, index: usize, value: f64) {
+        let size = self.dtype.size_bytes();
+        self.dtype.encode(value, &mut self.data[index * size..(index + 1) * size]);
+    }
+
+    /// Whether the element at `index` of the storage holds the poison.
+    ///
+    /// # Panics
+    ///
+    /// When `index` is not below [`len`](Self::len).
+    pub fn is_poisoned(&self, index: usize) -> bool {
+        self.dtype.bits(self.element(index)) == self.dtype.poison()
+    }
+
+    fn element(&self, index: usize) -> &[u8] {
+        let size = self.dtype.size_bytes();
+        &self.data[index * size..(index + 1) * size]
+    }
+
+    /// The elements as `f64` in the order of a contiguous `[batch, head, row, column]` tensor.
+    ///
+    /// # Panics
+    ///
+    /// When the tensor is shorter than the extent of `shape` with `strides`.
+    pub fn dense(&self, shape: Shape, strides: Strides) -> Vec<f64> {
+        let mut values = Vec::with_capacity(shape.elements().unwrap_or(0));
+        for (batch, head, row) in shape.each_row() {
+            let start = strides.row_start(batch, head, row);
+            values.extend((start..start + shape.columns).map(|index| self.get(index)));
+        }
+        values
+    }
+
+    fn check(&self, tensor: &'static str, dtype: DType, shape: Shape, strides: Strides, errors: &mut Vec<TensorError>) {
+        if self.dtype != dtype {
+            errors.push(TensorError::DType { tensor, actual: self.dtype, expected: dtype });
+        }
+        let needed = strides.extent(shape).unwrap_or(usize::MAX);
+        if self.len() < needed {
+            errors.push(TensorError::TooShort { tensor, actual: self.len(), needed });
+        }
+    }
+}
+
+/// A term that is added to the scores.
+///
+/// A bias of minus infinity gives its key no weight, and a row of nothing else counts as attending no key; unlike a
+/// [`Mask`](crate::Mask), it does not hide a NaN in that key or value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bias {
+    /// The terms.
+    pub data: Vec<f32>,
+    /// Where they lie.
+    pub strides: BiasStrides,
+}
+
+/// Distances in elements between neighbours of each dimension of a [`Bias`]; 0 repeats one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BiasStrides {
+    /// From one batch to the next.
+    pub batch: usize,
+    /// From one query head to the next.
+    pub head: usize,
+    /// From one query row to the next.
+    pub row: usize,
+    /// From one key to the next.
+    pub key: usize,
+}
+
+impl BiasStrides {
+    /// The index of a term. For a bias that validated this cannot overflow.
+    pub fn index(self, batch: usize, head: usize, row: usize, key: usize) -> usize {
+        batch * self.batch + head * self.head + row * self.row + key * self.key
+    }
+
+    /// Elements from the first to the last, both included, or `None` when the number does not fit.
+    fn extent(self, problem: &Problem) -> Option<usize> {
+        let sizes = [
+            (self.batch, problem.batch),
+            (self.head, problem.query_heads),
+            (self.row, problem.query_length),
+            (self.key, problem.key_length),
+        ];
+        if sizes.iter().any(|&(_, size)| size == 0) {
+            return Some(0);
+        }
+        sizes.iter().try_fold(1_usize, |extent, &(stride, size)| extent.checked_add(stride.checked_mul(size - 1)?))
+    }
+}
+
+/// Everything a backend reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inputs {
+    /// The query, `query_heads` by `query_length` by `head_dim`.
+    pub query: Tensor,
+    /// The key, `key_heads` by `key_length` by `head_dim`.
+    pub key: Tensor,
+    /// The value, `key_heads` by `key_length` by `value_dim`.
+    pub value: Tensor,
+    /// One slope per query head.
+    pub alibi_slopes: Option<Vec<f32>>,
+    /// One sink per query head.
+    pub sinks: Option<Vec<f32>>,
+    /// The bias.
+    pub bias: Option<Bias>,
+    /// One key length per batch.
+    pub key_lengths: Option<Vec<u32>>,
+}
+
+impl Inputs {
+    /// Everything that is wrong with `problem`, or else with these inputs for it.
+    pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
+        problem.validate()?;
+        let mut errors = Vec::new();
+        let strides = problem.strides();
+        let dtype = problem.dtype;
+        self.query.check("query", dtype, problem.query_shape(), strides.query, &mut errors);
+        self.key.check("key", dtype, problem.key_shape(), strides.key, &mut errors);
+        self.value.check("value", dtype, problem.value_shape(), strides.value, &mut errors);
+
+        let count = |values: &Option<Vec<f32>>| values.as_ref().map(Vec::len);
+        check_count("alibi_slopes", problem.alibi, count(&self.alibi_slopes), problem.query_heads, &mut errors);
+        check_count("sinks", problem.sinks, count(&self.sinks), problem.query_heads, &mut errors);
+        let key_lengths = self.key_lengths.as_deref();
+        check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, &mut errors);
+        check_presence("bias", problem.bias, self.bias.is_some(), &mut errors);
+
+        if let Some(bias) = &self.bias {
+            let needed = bias.strides.extent(problem).unwrap_or(usize::MAX);
+            if bias.data.len() < needed {
+                errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
+            }
+        }
+        let key_length = problem.key_length;
+        for (batch, &length) in key_lengths.unwrap_or_default().iter().enumerate() {
+            if length as usize > key_length {
+                errors.push(TensorError::KeyLength { batch, length, key_length });
+            }
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+
+    /// How many keys `batch` has.
+    pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
+        self.key_lengths.as_ref().map_or(problem.key_length, |lengths| lengths[batch] as usize)
+    }
+}
+
+/// Everything a backend writes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outputs {
+    /// The output, `query_heads` by `query_length` by `value_dim`.
+    pub output: Tensor,
+    /// The log-sum-exp of each row, contiguous `[batch, query head, query row]`, where the problem wants it.
+    pub log_sum_exp: Option<Vec<f32>>,
+}
+
+impl Outputs {
+    /// Outputs of the right size in which every element, and all storage between them, is poison.
+    ///
+    /// A backend must replace every element and leave everything else; the gate checks both.
+    ///
+    /// # Panics
+    ///
+    /// When `problem` does not validate.
+    pub fn poisoned(problem: &Problem) -> Self {
+        assert_eq!(problem.validate(), Ok(()), "outputs are made for valid problems");
+        let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
+        let poison = f32::from_bits(DType::F32.poison() as u32);
+        let rows = problem.batch * problem.query_heads * problem.query_length;
+        Self {
+            output: Tensor::poisoned(problem.dtype, extent),
+            log_sum_exp: problem.log_sum_exp.then(|| vec![poison; rows]),
+        }
+    }
+
+    /// Everything that is wrong with `problem`, or else with these outputs for it.
+    pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
+        problem.validate()?;
+        let mut errors = Vec::new();
+        self.output.check("output", problem.dtype, problem.output_shape(), problem.strides().output, &mut errors);
+        let rows = problem.batch * problem.query_heads * problem.query_length;
+        let count = self.log_sum_exp.as_ref().map(Vec::len);
+        check_count("log_sum_exp", problem.log_sum_exp, count, rows, &mut errors);
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+}
+
+fn check_presence(tensor: &'static str, wanted: bool, given: bool, errors: &mut Vec<TensorError>) {
+    match (wanted, given) {
+        (true, false) => errors.push(TensorError::Missing { tensor }),
+        (false, true) => errors.push(TensorError::Unexpected { tensor }),
+        (true, true) | (false, false) => {}
+    }
+}
+
+fn check_count(
+    tensor: &'static str,
+    wanted: bool,
+    actual: Option<usize>,
+    needed: usize,
+    errors: &mut Vec<TensorError>,
+) {
+    check_presence(tensor, wanted, actual.is_some(), errors);
+    if let Some(actual) = actual.filter(|&actual| wanted && actual != needed) {
+        errors.push(TensorError::WrongCount { tensor, actual, needed });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+
+    fn check(change: impl FnOnce(&mut Problem, &mut Inputs), expected: &[TensorError]) {
+        let mut problem = Problem::new(2, 4, 5, 8, DType::F16);
+        problem.alibi = true;
+        problem.bias = true;
+        problem.key_lengths = true;
+        let mut inputs = Inputs::random(&problem, 1);
+        change(&mut problem, &mut inputs);
+        let actual = match inputs.validate(&problem) {
+            Ok(()) => Vec::new(),
+            Err(Invalid::Tensors(errors)) => errors,
+            Err(Invalid::Problem(errors)) => unreachable!("{errors:?}"),
+        };
+        assert_eq!(actual, expected);
+    }
+
+    #[test]
+    fn wrong_tensors_are_named() {
+        check(|_, _| {}, &[]);
+        check(
+            |_, inputs| inputs.key = Tensor::zeros(DType::Bf16, 319),
+            &[
+                TensorError::DType { tensor: "key", actual: DType::Bf16, expected: DType::F16 },
+                TensorError::TooShort { tensor: "key", actual: 319, needed: 320 },
+            ],
+        );
+        check(
+            |problem, inputs| {
+                problem.sinks = true;
+                problem.alibi = false;
+                inputs.key_lengths = Some(vec![5]);
+            },
+            &[
+                TensorError::Unexpected { tensor: "alibi_slopes" },
+                TensorError::Missing { tensor: "sinks" },
+                TensorError::WrongCount { tensor: "key_lengths", actual: 1, needed: 2 },
+            ],
+        );
+        check(
+            |_, inputs| {
+                inputs.key_lengths = Some(vec![5, 6]);
+                inputs.bias =
+                    Some(Bias { data: vec![0.0; 24], strides: BiasStrides { batch: 0, head: 0, row: 5, key: 1 } });
+            },
+            &[
+                TensorError::TooShort { tensor: "bias", actual: 24, needed: 25 },
+                TensorError::KeyLength { batch: 1, length: 6, key_length: 5 },
+            ],
+        );
+    }
+
+    #[test]
+    fn dense_reads_through_any_layout() {
+        let mut problem = Problem::new(2, 3, 5, 4, DType::F32);
+        let contiguous = Inputs::random(&problem, 3);
+        let expected = contiguous.query.dense(problem.query_shape(), problem.strides().query);
+        for layout in [Layout::Bshd, Layout::PackedQkv] {
+            problem.layout = layout;
+            let inputs = Inputs::random(&problem, 3);
+            assert_eq!(inputs.query.dense(problem.query_shape(), problem.strides().query), expected);
+        }
+    }
+}

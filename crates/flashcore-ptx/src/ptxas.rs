@@ -1,0 +1,197 @@
+//! Finds and runs NVIDIA's PTX assembler.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use flashcore_ir::Arch;
+
+/// The environment variable that names the ptxas to use.
+pub const PTXAS_VARIABLE: &str = "FLASHCORE_PTXAS";
+
+/// Where `scripts/install-ptxas.sh` puts it, from the root of the repository.
+const INSTALLATION: &str = ".venv/ptxas";
+
+/// Why a module was not assembled.
+#[derive(Debug, thiserror::Error)]
+pub enum PtxasError {
+    /// No ptxas is installed where [`find`] looks.
+    #[error(
+        "ptxas was found neither in {INSTALLATION} here or in a folder above, nor on the PATH; \
+         run scripts/install-ptxas.sh, or name one in {PTXAS_VARIABLE}"
+    )]
+    NotFound,
+    /// The environment names a file that is not there.
+    #[error(
+        "{PTXAS_VARIABLE} is {path:?}, which is no file; \
+         name an existing ptxas, or unset it and run scripts/install-ptxas.sh"
+    )]
+    NoSuchFile {
+        /// What the variable says.
+        path: PathBuf,
+    },
+    /// It could not be run.
+    #[error("could not run {path:?} on a temporary file: {source}")]
+    Run {
+        /// The ptxas.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It refuses the module.
+    #[error("ptxas refuses the module for {arch}:\n{message}")]
+    Refused {
+        /// The architecture.
+        arch: Arch,
+        /// All it said, each complaint followed by the line of PTX that it is about.
+        message: String,
+    },
+    /// It accepted the module, but its report lacks figures; another version may word it otherwise.
+    #[error("ptxas reported no resources, or in words that are not known here:\n{report}")]
+    Unreadable {
+        /// What it said.
+        report: String,
+    },
+}
+
+/// The ptxas to use: the one that the environment names, or the one that `scripts/install-ptxas.sh` installed in the
+/// current folder or one above it, or the one on the `PATH`.
+pub fn find() -> Result<PathBuf, PtxasError> {
+    if let Some(path) = std::env::var_os(PTXAS_VARIABLE) {
+        let path = PathBuf::from(path);
+        return if path.is_file() { Ok(path) } else { Err(PtxasError::NoSuchFile { path }) };
+    }
+    let here = std::env::current_dir().unwrap_or_default();
+    installed(&here).or_else(|| on_path(&std::env::var_os("PATH")?)).ok_or(PtxasError::NotFound)
+}
+
+fn installed(folder: &Path) -> Option<PathBuf> {
+    folder.ancestors().find_map(|ancestor| search(&ancestor.join(INSTALLATION)))
+}
+
+/// The first file of that name in the folder or below it.
+fn search(folder: &Path) -> Option<PathBuf> {
+    let file = folder.join(file_name());
+    if file.is_file() {
+        return Some(file);
+    }
+    let mut folders: Vec<PathBuf> = fs::read_dir(folder)
+        .ok()?
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect();
+    folders.sort();
+    folders.iter().find_map(|folder| search(folder))
+}
+
+fn on_path(path: &OsStr) -> Option<PathBuf> {
+    std::env::split_paths(path).map(|folder| folder.join(file_name())).find(|file| file.is_file())
+}
+
+fn file_name() -> String {
+    format!("ptxas{}", std::env::consts::EXE_SUFFIX)
+}
+
+/// Runs the ptxas at `path` on a module and returns what it reports.
+pub(crate) fn run(path: &Path, ptx: &str, arch: Arch) -> Result<String, PtxasError> {
+    let failed = |source| PtxasError::Run { path: path.to_owned(), source };
+    let scratch = Scratch::new().map_err(failed)?;
+    let module = scratch.0.join("kernel.ptx");
+    fs::write(&module, ptx).map_err(failed)?;
+    let output = Command::new(path)
+        .args(["-v", &format!("-arch={arch}"), "-o"])
+        .args([&scratch.0.join("kernel.cubin"), &module])
+        .output()
+        .map_err(failed)?;
+    let report = [output.stdout, output.stderr].concat();
+    let report = String::from_utf8_lossy(&report).replace(&*module.to_string_lossy(), "kernel.ptx");
+    if output.status.success() {
+        Ok(report)
+    } else {
+        Err(PtxasError::Refused { arch, message: with_lines(&report, ptx) })
+    }
+}
+
+/// A folder of one run, removed with it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> io::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let folder = std::env::temp_dir().join(format!("flashcore-ptxas-{}-{number}", std::process::id()));
+            match fs::create_dir(&folder) {
+                Ok(()) => return Ok(Self(folder)),
+                // Left by an earlier process of the same number that was killed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A folder that stays behind in the temporary files harms nobody.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Puts below each complaint the line of PTX that it is about.
+fn with_lines(report: &str, ptx: &str) -> String {
+    let line_of = |complaint: &str| {
+        let number: usize = complaint.split_once(", line ")?.1.split_once(';')?.0.parse().ok()?;
+        let text = ptx.lines().nth(number.checked_sub(1)?)?;
+        Some(format!("{number:>6} | {text}"))
+    };
+    let with_line = |complaint: &str| [Some(complaint.to_owned()), line_of(complaint)];
+    report.lines().flat_map(with_line).flatten().collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_show_their_lines() {
+        let ptx = ".version 7.0\n.target sm_80\nadd.rn.f16x2 %a, %b, 0x3c003c00;\n";
+        let report = "ptxas kernel.ptx, line 3; error   : Arguments mismatch for instruction 'add'\n\
+                      ptxas kernel.ptx, line 99; fatal   : Parsing error near '-': syntax error\n\
+                      ptxas fatal   : Ptx assembly aborted due to errors\n";
+        assert_eq!(
+            with_lines(report, ptx),
+            "ptxas kernel.ptx, line 3; error   : Arguments mismatch for instruction 'add'\n     \
+             3 | add.rn.f16x2 %a, %b, 0x3c003c00;\n\
+             ptxas kernel.ptx, line 99; fatal   : Parsing error near '-': syntax error\n\
+             ptxas fatal   : Ptx assembly aborted due to errors"
+        );
+    }
+
+    #[test]
+    fn an_installation_above_is_found() {
+        let root = Scratch::new().unwrap();
+        let (work, tools) = (root.0.join("crates/kernels"), root.0.join(".venv/ptxas/lib/python/nvidia/bin"));
+        fs::create_dir_all(&work).unwrap();
+        fs::create_dir_all(&tools).unwrap();
+        assert_eq!(search(&root.0.join(INSTALLATION)), None);
+        let ptxas = tools.join(file_name());
+        fs::write(&ptxas, "").unwrap();
+        assert_eq!(installed(&work), Some(ptxas.clone()));
+        let path = std::env::join_paths([work, tools]).unwrap();
+        assert_eq!(on_path(&path), Some(ptxas));
+    }
+
+    #[test]
+    fn scratch_folders_are_distinct_and_removed() {
+        let (first, second) = (Scratch::new().unwrap(), Scratch::new().unwrap());
+        assert_ne!(first.0, second.0);
+        let folder = first.0.clone();
+        drop(first);
+        assert!(!folder.exists());
+    }
+}
