@@ -45,8 +45,6 @@
 //! * Which keys a row attends is decided in one function, [`Problem::attended_keys`].
 //! * The gate is never loosened to let something pass.
 
-#![expect(clippy::float_cmp, reason = "an oracle and a gate compare exactly where they compare exactly")]
-
 mod dtype;
 mod gate;
 mod guard;

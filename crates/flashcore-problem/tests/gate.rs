@@ -1,6 +1,5 @@
 //! The gate on trial: it must pass what is right and fail what is wrong.
 
-#![expect(clippy::float_cmp, reason = "values that must be exact are compared exactly")]
 
 mod flash;
 

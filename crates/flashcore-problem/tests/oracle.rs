@@ -1,6 +1,5 @@
 //! The oracle against values worked out by hand. Each of these is a convention that some library has the other way.
 
-#![expect(clippy::float_cmp, reason = "values that must be exact are compared exactly")]
 
 use flashcore_problem::{
     Alignment, Bias, BiasStrides, DType, Inputs, Layout, Mask, Problem, Tensor, oracle, reference,

@@ -181,7 +181,7 @@ impl Trial {
         if !verdict.passed() {
             return Err(baseline(verdict.to_string()));
         }
-        let transactions_per_request = counters.map_or(0.0, |counters| counters.shared.transactions_per_request());
+        let transactions_per_request = counters.map_or(0.0, |counters| counters.transactions_per_request());
         Ok(Self { config, plan, problem: problem.clone(), yardstick, transactions_per_request })
     }
 
@@ -207,7 +207,7 @@ impl Trial {
         if let Some(failure) = verdict.failures.first() {
             return Ok(kill(Killer::Gate, failure.to_string()));
         }
-        let transactions = counters.map_or(0.0, |counters| counters.shared.transactions_per_request());
+        let transactions = counters.map_or(0.0, |counters| counters.transactions_per_request());
         if transactions > self.transactions_per_request {
             let report = format!(
                 "{transactions:.2} shared-memory transactions per request instead of {:.2}",

@@ -106,12 +106,12 @@ fn shared_memory() -> Result<Table, Failure> {
             let plan = Plan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80)
                 .map_err(|reasons| Failure::Usage(format!("{reasons:?}")))?;
             let simulation = simulate(&plan, &problem, &inputs, 0).map_err(|error| Failure::Usage(error.to_string()))?;
-            let shared = simulation.counters.shared;
+            let shared = simulation.counters.shared();
             table.push(vec![
                 Cell::from(layout.name()),
                 Cell::from(dim as u32),
-                Cell::number(shared.requests() as f64, 0),
-                Cell::number(shared.transactions() as f64, 0),
+                Cell::number(shared.requests as f64, 0),
+                Cell::number(shared.transactions as f64, 0),
                 Cell::number(shared.transactions_per_request(), 2),
             ]);
         }

@@ -59,7 +59,11 @@ pub enum Rule {
     ShuffleControl { control: u32 },
     #[error("barriers are numbered 0 to 15; there is no barrier {barrier}")]
     BarrierNumber { barrier: u64 },
-    #[error("a barrier counts whole warps of the CTA's {of} threads: a multiple of 32 up to that, not {threads}")]
+    #[error(
+        "a barrier waits for whole warps, and a CTA of {of} threads has {} of them: for a multiple of 32 threads up to \
+         that, not for {threads}",
+        of.div_ceil(LANES)
+    )]
     BarrierThreads { threads: u64, of: u32 },
     #[error("a CTA has 1 to 1024 threads, not {threads}")]
     Threads { threads: u32 },
