@@ -75,10 +75,10 @@ pub fn kernels(arch: Arch) -> Vec<(Config, Specialisation)> {
 
 /// Compiles one kernel and holds it against the gates: no spills, no stack, registers within the budget.
 pub fn row(config: Config, specialisation: Specialisation, arch: Arch) -> Result<Row, ResourcesError> {
-    let kernel = config.generate(specialisation).verify(arch).map_err(|mut errors| ResourcesError::Verify {
-        config,
-        error: errors.swap_remove(0),
-    })?;
+    let kernel = config
+        .generate(specialisation)
+        .verify(arch)
+        .map_err(|mut errors| ResourcesError::Verify { config, error: errors.swap_remove(0) })?;
     let resources = assemble(&print(&kernel), arch)?;
     let Specialisation { dtype, head_dim, causal, .. } = specialisation;
     let complaints = complaints(&resources, kernel.register_budget);

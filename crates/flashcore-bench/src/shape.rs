@@ -6,7 +6,9 @@ use flashcore_problem::{Alignment, DType, Mask, Problem};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Not four parts.
-    #[error("`{text}` has {parts} parts; a shape has four: batch x heads[/key heads] x queries[,keys] x dim[,value dim], such as 1x8x512x64 or 2x8/2x97,203x64")]
+    #[error(
+        "`{text}` has {parts} parts; a shape has four: batch x heads[/key heads] x queries[,keys] x dim[,value dim], such as 1x8x512x64 or 2x8/2x97,203x64"
+    )]
     Parts {
         /// What was given.
         text: String,
@@ -24,7 +26,9 @@ pub enum ShapeError {
         meaning: &'static str,
     },
     /// Not a mask.
-    #[error("`{text}` is no mask; there are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit")]
+    #[error(
+        "`{text}` is no mask; there are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit"
+    )]
     Mask {
         /// What was given.
         text: String,
@@ -40,7 +44,8 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     let number = |part: &str, meaning: &'static str| {
         part.parse::<usize>().map_err(|_| ShapeError::Number { text: text.to_owned(), part: part.to_owned(), meaning })
     };
-    let pair = |part: &str, separator: char, first: &'static str, second: &'static str| match part.split_once(separator) {
+    let pair = |part: &str, separator: char, first: &'static str, second: &'static str| match part.split_once(separator)
+    {
         Some((a, b)) => Ok((number(a, first)?, number(b, second)?)),
         None => number(part, first).map(|both| (both, both)),
     };

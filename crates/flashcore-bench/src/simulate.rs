@@ -50,11 +50,11 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
 }
 
 fn copy_written(memory: &GlobalMemory, address: u64, target: &mut [u8]) {
-    let written = memory.written(address);
-    for ((target, byte), written) in target.iter_mut().zip(memory.read(address)).zip(written) {
-        if written {
-            *target = byte;
-        }
+    let poison = target.to_vec();
+    target.copy_from_slice(&memory.read(address));
+    for range in memory.unwritten(address) {
+        let range = range.start as usize..range.end as usize;
+        target[range.clone()].copy_from_slice(&poison[range]);
     }
 }
 

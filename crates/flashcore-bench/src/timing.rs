@@ -68,31 +68,6 @@ pub fn time_cpu(problem: &Problem, inputs: &Inputs, budget: Duration) -> Result<
     Times::measure(budget, 5, || flashcore_cpu::attend(problem, inputs, &mut outputs))
 }
 
-/// Operations per second of fused multiply-adds in `f32` on all cores: what this machine does with the code that the
-/// compiler makes of a plain loop, and so the floor of the portable CPU kernels.
-pub fn measured_peak(threads: usize) -> f64 {
-    const LANES: usize = 64;
-    const ROUNDS: usize = 1 << 16;
-    let one_core = || {
-        let mut sums = [1.0f32; LANES];
-        let (factor, term) = (core::hint::black_box(0.999_9f32), core::hint::black_box(1e-4f32));
-        let start = Instant::now();
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = *sum * factor + term;
-            }
-        }
-        core::hint::black_box(sums);
-        (2 * LANES * ROUNDS) as f64 / start.elapsed().as_secs_f64()
-    };
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(move || (0..20).map(|_| one_core()).fold(0.0, f64::max)))
-            .collect();
-        handles.into_iter().map(|handle| handle.join().unwrap_or(0.0)).sum()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use flashcore_ir::Arch;
 use flashcore_kernels::{Plan, Reason};
-use flashcore_problem::{Evidence, Expected, Inputs, Invalid, Outputs, Problem, ReferenceError, Verdict, judge, oracle};
+use flashcore_problem::{
+    Evidence, Expected, Inputs, Invalid, Outputs, Problem, ReferenceError, Verdict, judge, oracle,
+};
 use flashcore_sim::{Counters, SimError};
 
 use crate::case::{Backend, Case};

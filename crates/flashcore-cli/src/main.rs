@@ -14,7 +14,14 @@ use crate::output::Output;
 
 /// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
 #[derive(Debug, Parser)]
-#[command(name = "flashcore", version, about, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "flashcore",
+    version,
+    about,
+    max_term_width = 110,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

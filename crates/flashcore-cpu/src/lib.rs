@@ -23,6 +23,7 @@
 //! | `softmax` | the running maximum and sum of a row |
 //! | `microkernel` | what is worth writing by hand for each processor: products of tiles, exponentials |
 //! | `portable` | the microkernel that any processor runs |
+//! | `peak` | what the processor's arithmetic units can do at most, measured |
 //!
 //! Sums, scores and weights are `f32`, or `f64` for `f64`; nothing is rounded to 16 bits but the output.
 
@@ -30,10 +31,14 @@ mod driver;
 mod microkernel;
 mod output_tiles;
 mod pack;
+#[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
+mod peak;
 mod portable;
 mod real;
 mod scores;
 mod softmax;
+
+pub use peak::measured_peak;
 
 use flashcore_problem::{DType, Inputs, Invalid, Outputs, Problem};
 

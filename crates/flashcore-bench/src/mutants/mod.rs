@@ -186,9 +186,8 @@ impl Trial {
     }
 
     fn try_to_kill(&self, kernel: Kernel) -> Result<Option<Kill>, MutantsError> {
-        let kill = |by, report: String| {
-            Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) })
-        };
+        let kill =
+            |by, report: String| Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) });
         let kernel = match kernel.verify(ARCH) {
             Err(errors) => return Ok(kill(Killer::Verifier, errors[0].to_string())),
             Ok(kernel) => kernel,

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::timing::{flops, measured_peak, time_cpu};
-use flashcore_bench::verify::{verify, verify_with, Yardstick};
-use flashcore_bench::{Backend, Case, parse_shape, shape_text, mask_text};
+use flashcore_bench::timing::{flops, time_cpu};
+use flashcore_bench::verify::{Yardstick, verify, verify_with};
+use flashcore_bench::{Backend, Case, mask_text, parse_shape, shape_text};
 use flashcore_kernels::Config;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
@@ -83,7 +83,7 @@ impl Bench {
 
     fn run_cpu(&self, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let peak = measured_peak(threads);
+        let peak = flashcore_cpu::measured_peak(threads);
         if matches!(self.format, Format::Table | Format::Markdown) {
             output.line(format!(
                 "cpu, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds; verified, then timed",
@@ -91,14 +91,26 @@ impl Bench {
             ))?;
         }
         let mut table = Table::new(&[
-            "shape", "dtype", "mask", "verdict", "p50 ms", "p90 ms", "p99 ms", "mean ms", "std ms", "runs", "GFLOP/s",
-            "floor ms", "% of floor",
+            "shape",
+            "dtype",
+            "mask",
+            "verdict",
+            "p50 ms",
+            "p90 ms",
+            "p99 ms",
+            "mean ms",
+            "std ms",
+            "runs",
+            "GFLOP/s",
+            "floor ms",
+            "% of floor",
         ]);
         let mut ending = Ending::Well;
         for (index, problem) in problems.iter().enumerate() {
             output.progress(index, problems.len(), &shape_text(problem));
             let case = Case::new(problem.clone(), 0, Backend::Cpu);
-            let yardstick = Yardstick::new(problem, case.inputs()).map_err(|error| Failure::Usage(error.to_string()))?;
+            let yardstick =
+                Yardstick::new(problem, case.inputs()).map_err(|error| Failure::Usage(error.to_string()))?;
             let outcome = verify_with(&case, &yardstick);
             if !outcome.passed() {
                 ending = Ending::Failed;
@@ -132,8 +144,19 @@ impl Bench {
     fn run_sim(&self, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
         let config: Config = super::config(&self.kernel)?;
         let mut table = Table::new(&[
-            "kernel", "shape", "dtype", "mask", "verdict", "simulated s", "warp instructions", "instructions/s",
-            "tensor GFLOP", "exponentials", "global read MB", "shared transactions per request", "barriers",
+            "kernel",
+            "shape",
+            "dtype",
+            "mask",
+            "verdict",
+            "simulated s",
+            "warp instructions",
+            "instructions/s",
+            "tensor GFLOP",
+            "exponentials",
+            "global read MB",
+            "shared transactions per request",
+            "barriers",
         ]);
         let mut ending = Ending::Well;
         for (index, problem) in problems.iter().enumerate() {

@@ -16,6 +16,9 @@ fn config(name: &str) -> Result<Config, Failure> {
     let found = all.iter().find(|config| config.to_string() == name || config.family() == name);
     found.copied().ok_or_else(|| {
         let known: Vec<String> = all.iter().map(ToString::to_string).collect();
-        Failure::Usage(format!("there is no kernel `{name}`; there are scalar, ampere, and by config {}", known.join(", ")))
+        Failure::Usage(format!(
+            "there is no kernel `{name}`; there are scalar, ampere, and by config {}",
+            known.join(", ")
+        ))
     })
 }

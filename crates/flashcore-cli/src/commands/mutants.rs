@@ -1,7 +1,7 @@
 //! `flashcore mutants`: would we notice?
 
 use clap::Args;
-use flashcore_bench::mutants::{CATALOGUE, Killer, Mutation, MutantsError, Trials};
+use flashcore_bench::mutants::{CATALOGUE, Killer, MutantsError, Mutation, Trials};
 
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
@@ -92,9 +92,7 @@ fn failed(output: &mut Output, error: &MutantsError) -> Result<Ending, Failure> 
 fn shortened(report: &str, format: Format) -> String {
     const MOST: usize = 110;
     match format {
-        Format::Table if report.chars().count() > MOST => {
-            report.chars().take(MOST - 1).chain(['…']).collect()
-        }
+        Format::Table if report.chars().count() > MOST => report.chars().take(MOST - 1).chain(['…']).collect(),
         Format::Table | Format::Markdown | Format::Json | Format::Csv => report.to_owned(),
     }
 }

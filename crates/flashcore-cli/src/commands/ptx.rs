@@ -49,9 +49,10 @@ impl Ptx {
             return Err(Failure::Usage(format!("kernels have no head dim {head_dim}; they have 32, 64, 96 and 128")));
         }
         let specialisation = Specialisation { dtype, head_dim, causal: self.causal, log_sum_exp: self.lse };
-        let kernel = config.generate(specialisation).verify(self.arch).map_err(|errors| {
-            Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
-        })?;
+        let kernel = config
+            .generate(specialisation)
+            .verify(self.arch)
+            .map_err(|errors| Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
         let text = print_with(&kernel, PrintOptions { source_lines: self.source_lines });
         output.line(text.trim_end())?;
         Ok(Ending::Well)

@@ -72,8 +72,20 @@ impl Resources {
 
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new(&[
-        "arch", "config", "dtype", "dim", "mask", "threads", "registers", "budget", "shared bytes", "CTAs/SM", "stack",
-        "spills", "compile ms", "gate",
+        "arch",
+        "config",
+        "dtype",
+        "dim",
+        "mask",
+        "threads",
+        "registers",
+        "budget",
+        "shared bytes",
+        "CTAs/SM",
+        "stack",
+        "spills",
+        "compile ms",
+        "gate",
     ]);
     for row in rows {
         table.push(vec![
@@ -105,7 +117,8 @@ fn shared_memory() -> Result<Table, Failure> {
             let inputs = Inputs::random(&problem, 0);
             let plan = Plan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80)
                 .map_err(|reasons| Failure::Usage(format!("{reasons:?}")))?;
-            let simulation = simulate(&plan, &problem, &inputs, 0).map_err(|error| Failure::Usage(error.to_string()))?;
+            let simulation =
+                simulate(&plan, &problem, &inputs, 0).map_err(|error| Failure::Usage(error.to_string()))?;
             let shared = simulation.counters.shared();
             table.push(vec![
                 Cell::from(layout.name()),

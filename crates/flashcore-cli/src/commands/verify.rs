@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::suites::{self, Kernels, Runner};
-use flashcore_bench::verify::verify;
+use flashcore_bench::verify::{NoVerdict, verify};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
 use flashcore_problem::{DType, Stress};
 
@@ -87,6 +87,10 @@ impl Verify {
         for (index, case) in cases.iter().enumerate() {
             output.progress(index, cases.len(), &format!("{case}, {} failed", failed.len()));
             let outcome = verify(case);
+            // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
+            if let (Some(_), Err(refused @ NoVerdict::Refused(_))) = (&self.shape, &outcome.verdict) {
+                return Err(Failure::Usage(refused.to_string()));
+            }
             let (error, reference, relative) = match &outcome.verdict {
                 Ok(verdict) => (verdict.max_error, verdict.reference_max_error, verdict.relative_l2),
                 Err(_) => (f64::NAN, f64::NAN, f64::NAN),

@@ -1,0 +1,96 @@
+//! Each kernel case three ways: executed by the simulator and judged, printed and compared with its snapshot.
+
+use flashcore_bench::verify::verify;
+use flashcore_bench::{Backend, Case, parse_mask, parse_shape};
+use flashcore_ir::Arch;
+use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::{AmpereConfig, Config, Plan};
+use flashcore_problem::{DType, Problem, Stress};
+
+/// Orders of warps under which each case must give the same bits; [`verify`] adds another to each.
+const SEEDS: [u64; 2] = [0, 17];
+
+fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
+    let mut problem = parse_shape(shape, dtype).expect("a shape");
+    problem.mask = parse_mask(mask).expect("a mask");
+    problem.log_sum_exp = true;
+    problem
+}
+
+fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
+    for seed in SEEDS {
+        let case = Case { stress, ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
+        let outcome = verify(&case);
+        assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+    }
+}
+
+fn ptx(problem: &Problem, config: Config) -> String {
+    let plan = Plan::new(problem, config, Arch::Sm89).expect("a plan");
+    flashcore_ptx::print(&plan.kernel)
+}
+
+/// Writes, for a case, its simulator test and its PTX snapshot.
+macro_rules! kernel_test {
+    ($($name:ident: $config:expr, $shape:literal, $dtype:ident, $mask:literal;)*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn is_right_in_the_simulator() {
+                check_simulated(&problem($shape, DType::$dtype, $mask), $config, None);
+            }
+
+            #[test]
+            fn prints_as_before() {
+                insta::assert_snapshot!(stringify!($name), ptx(&problem($shape, DType::$dtype, $mask), $config));
+            }
+        })*
+    };
+}
+
+kernel_test! {
+    scalar_f16_d64_causal: Config::scalar(), "1x4/2x97,203x64", F16, "causal";
+    scalar_bf16_d32_full: Config::scalar(), "1x2x65,130x32", Bf16, "full";
+    ampere_f16_d64_causal: Config::ampere(), "1x4/2x97,203x64", F16, "causal";
+    ampere_bf16_d64_full: Config::ampere(), "1x2x97,203x64", Bf16, "full";
+    ampere_f16_d32_full: Config::ampere(), "1x2x97,203x32", F16, "full";
+    ampere_bf16_d96_causal: Config::ampere(), "1x2x97,203x96", Bf16, "causal";
+    ampere_f16_d128_causal: Config::ampere(), "1x2x97,203x128", F16, "causal";
+    ampere_plain_f16_d64_causal: Config::ampere_with_layout(SharedLayout::Plain), "1x2x97,203x64", F16, "causal";
+    ampere_padded_bf16_d96_full: Config::ampere_with_layout(SharedLayout::Padded), "1x2x97,203x96", Bf16, "full";
+    ampere_three_stages_f16_d64_causal:
+        Config::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..AmpereConfig::default() }), "1x2x97,203x64", F16, "causal";
+}
+
+#[test]
+fn extreme_inputs_stay_finite_and_right() {
+    for stress in [Stress::LargeScores, Stress::OneHot, Stress::Constant, Stress::SmallIntegers] {
+        for dtype in [DType::F16, DType::Bf16] {
+            check_simulated(&problem("1x2x97,203x64", dtype, "causal"), Config::ampere(), Some(stress));
+            check_simulated(&problem("1x2x33,70x64", dtype, "causal"), Config::scalar(), Some(stress));
+        }
+    }
+}
+
+#[test]
+fn swizzled_tiles_have_no_bank_conflicts_and_plain_ones_do() {
+    let per_request = |layout, dim: usize| {
+        let problem = Problem::new(1, 1, 130, dim, DType::F16);
+        let outcome = verify(&Case::new(problem, 0, Backend::Sim(Config::ampere_with_layout(layout))));
+        outcome.counters.expect("counters of a run that passed").transactions_per_request()
+    };
+    for dim in [32, 64, 96, 128] {
+        assert_eq!(per_request(SharedLayout::Swizzled, dim).to_bits(), 1.0f64.to_bits(), "swizzled, {dim}");
+        assert!(per_request(SharedLayout::Plain, dim) > 3.0, "plain, {dim}");
+    }
+}
+
+#[test]
+fn strided_layouts_are_read_and_written_in_place() {
+    for layout in [flashcore_problem::Layout::Bshd, flashcore_problem::Layout::PackedQkv] {
+        let mut problem = problem("2x4x97x64", DType::F16, "causal");
+        problem.layout = layout;
+        check_simulated(&problem, Config::ampere(), None);
+    }
+}

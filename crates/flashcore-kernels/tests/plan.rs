@@ -1,0 +1,83 @@
+//! What kernels take, and what they say of what they do not take.
+
+use flashcore_ir::Arch;
+use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Strides, TensorStrides};
+
+fn check(change: impl FnOnce(&mut Problem), expected: &[Reason]) {
+    let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
+    change(&mut problem);
+    match Plan::new(&problem, Config::ampere(), Arch::Sm80) {
+        Ok(_) => assert!(expected.is_empty(), "a plan where there should be {expected:?}"),
+        Err(reasons) => assert_eq!(reasons, expected),
+    }
+}
+
+const KERNEL: &str = "ampere";
+
+#[test]
+fn a_problem_that_fits_has_a_plan() {
+    check(|_| {}, &[]);
+    check(|problem| problem.mask = Mask::Causal(Alignment::TopLeft), &[]);
+    check(|problem| problem.key_heads = 2, &[]);
+    check(|problem| problem.layout = Layout::Bshd, &[]);
+}
+
+#[test]
+fn each_thing_a_kernel_lacks_is_a_reason() {
+    check(|problem| problem.dtype = DType::F32, &[Reason::DType { kernel: KERNEL, dtype: DType::F32 }]);
+    check(
+        |problem| (problem.head_dim, problem.value_dim) = (80, 80),
+        &[Reason::HeadDim { kernel: KERNEL, head_dim: 80 }],
+    );
+    check(|problem| problem.value_dim = 32, &[Reason::ValueDim { kernel: KERNEL, head_dim: 64, value_dim: 32 }]);
+    check(|problem| problem.scale = -1.0, &[Reason::Scale { scale: -1.0 }]);
+    check(|problem| problem.softcap = Some(30.0), &[Reason::Feature { kernel: KERNEL, feature: "softcap" }]);
+    check(|problem| problem.batch = 70_000, &[Reason::Grid { argument: "batch", value: 70_000, limit: 65_535 }]);
+    check(|problem| problem.query_length = 0, &[Reason::Empty]);
+}
+
+#[test]
+fn all_reasons_come_at_once() {
+    check(
+        |problem| (problem.alibi, problem.bias) = (true, true),
+        &[
+            Reason::Feature { kernel: KERNEL, feature: "ALiBi" },
+            Reason::Feature { kernel: KERNEL, feature: "additive bias" },
+        ],
+    );
+}
+
+#[test]
+fn rows_must_start_where_sixteen_bytes_can_be_read() {
+    let strides = Strides { batch: 8 * 512 * 68, head: 512 * 68, row: 68 };
+    let all = TensorStrides { query: strides, key: strides, value: strides, output: strides };
+    let reason = |tensor| Reason::Stride { tensor, stride: "row", elements: 68, multiple: 8 };
+    check(
+        |problem| problem.layout = Layout::Strided(all),
+        &[reason("query"), reason("key"), reason("value"), reason("output")],
+    );
+}
+
+#[test]
+fn a_config_too_large_for_an_architecture_is_refused_by_rule() {
+    let problem = Problem::new(1, 1, 64, 128, DType::F16);
+    let large = Config::Ampere(flashcore_kernels::AmpereConfig { stages: 3, ..Default::default() });
+    assert!(Plan::new(&problem, large, Arch::Sm80).is_ok());
+    let reasons = Plan::new(&problem, large, Arch::Sm89).expect_err("three stages of 32 KB do not fit 99 KB");
+    let [Reason::Kernel(error)] = &reasons[..] else { panic!("{reasons:?}") };
+    let expected = flashcore_ir::verify::Rule::SharedMemory { bytes: 112 * 1024, limit: 99 * 1024, arch: Arch::Sm89 };
+    assert_eq!(error.rule, expected);
+}
+
+#[test]
+fn padding_costs_memory_and_swizzling_does_not() {
+    let bytes = |layout| {
+        let problem = Problem::new(1, 1, 64, 64, DType::F16);
+        Plan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80).expect("a plan").kernel.shared_bytes
+    };
+    assert_eq!(bytes(SharedLayout::Plain), 5 * 64 * 64 * 2);
+    assert_eq!(bytes(SharedLayout::Swizzled), bytes(SharedLayout::Plain));
+    assert_eq!(bytes(SharedLayout::Padded), 5 * 64 * (64 + 8) * 2);
+}

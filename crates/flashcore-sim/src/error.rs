@@ -1,0 +1,127 @@
+//! What a launch can end with: a fault of the kernel, a mistake of the caller, a bug of the simulator.
+
+use flashcore_ir::Type;
+
+use crate::fault::{Fault, FaultKind};
+
+/// Why a launch did not run to its end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SimError {
+    /// The kernel did something wrong.
+    #[error(transparent)]
+    Fault(Box<Fault>),
+    /// The launch does not fit the kernel.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The simulator is wrong.
+    #[error(transparent)]
+    Internal(#[from] InternalError),
+}
+
+impl SimError {
+    /// The fault of the kernel, if it is one.
+    pub fn fault(&self) -> Option<&Fault> {
+        match self {
+            Self::Fault(fault) => Some(fault),
+            Self::Launch(_) | Self::Internal(_) => None,
+        }
+    }
+}
+
+/// A launch that does not fit the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// As many arguments as parameters.
+    #[error("kernel `{kernel}` has {expected} parameters, but the launch gives {actual} arguments")]
+    ArgumentCount {
+        /// The kernel.
+        kernel: String,
+        /// Parameters of the kernel.
+        expected: usize,
+        /// Arguments given.
+        actual: usize,
+    },
+    /// Each argument of the type of its parameter.
+    #[error("argument {index} is for parameter `{name}` of type {expected}, but the launch gives {actual}")]
+    ArgumentType {
+        /// Which argument.
+        index: usize,
+        /// The name of the parameter.
+        name: String,
+        /// Its type.
+        expected: Type,
+        /// The type given.
+        actual: Type,
+    },
+    /// A grid with a CTA in each dimension.
+    #[error("a grid of {} × {} × {} CTAs is empty; each dimension must be at least 1", grid[0], grid[1], grid[2])]
+    EmptyGrid {
+        /// The grid given.
+        grid: [u32; 3],
+    },
+    /// A grid within the limits of hardware and simulator.
+    #[error(
+        "a grid of {} × {} × {} CTAs is too large; x may be 2147483647, y and z 65535, and the simulator runs at most {most} CTAs",
+        grid[0], grid[1], grid[2]
+    )]
+    GridTooLarge {
+        /// The grid given.
+        grid: [u32; 3],
+        /// The most CTAs together.
+        most: u64,
+    },
+    /// No more steps than the simulator can number.
+    #[error("the kernel has {steps} steps; the simulator runs at most {most}: keep loops instead of unrolling them")]
+    TooLong {
+        /// The steps of the kernel.
+        steps: usize,
+        /// The most.
+        most: usize,
+    },
+}
+
+/// A bug of the simulator, or of the verifier that let the kernel pass.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("bug of the simulator, please report it: {message}")]
+pub struct InternalError {
+    /// What was unexpected.
+    pub message: String,
+}
+
+/// Why a step did not succeed.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Fault(Box<Trouble>),
+    Internal(InternalError),
+}
+
+/// A fault whose place is the step that is being executed.
+#[derive(Debug)]
+pub(crate) struct Trouble {
+    pub(crate) kind: FaultKind,
+    pub(crate) lane: Option<u32>,
+    pub(crate) address: Option<u64>,
+}
+
+impl Stop {
+    /// A fault of the warp as a whole.
+    pub(crate) fn warp(kind: FaultKind) -> Self {
+        Self::Fault(Box::new(Trouble { kind, lane: None, address: None }))
+    }
+
+    /// A fault of a lane.
+    pub(crate) fn lane(kind: FaultKind, lane: usize) -> Self {
+        Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: None }))
+    }
+
+    /// A fault of a lane at an address.
+    pub(crate) fn address(kind: FaultKind, lane: usize, address: u64) -> Self {
+        Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(address) }))
+    }
+
+    /// An operation in a form that the verifier should not have let pass.
+    pub(crate) fn no_such_form(operation: &str, form: impl core::fmt::Display) -> Self {
+        Self::Internal(InternalError { message: format!("{operation} has no form for {form}") })
+    }
+}

@@ -1,0 +1,289 @@
+//! One operation, executed by the active lanes of a warp: the match on the table of operations.
+
+mod arithmetic;
+pub(crate) mod asynchronous;
+mod bits;
+mod convert;
+mod exchange;
+mod lanes;
+mod memory;
+mod tensor;
+
+use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
+
+use crate::counters::Counters;
+use crate::error::Stop;
+use crate::execute::bits::Shift;
+use crate::execute::lanes::Lanes;
+use crate::execute::tensor::Mma;
+use crate::fault::{AccessKind, FaultKind, InFlight, Place, TooEarly};
+use crate::memory::shared::{SHARED_BASE, SharedMemory};
+use crate::memory::view::GlobalView;
+use crate::memory::{Reason, Refusal};
+use crate::program::Program;
+use crate::race::{Clocks, Stamp};
+use crate::registers::{ALL, LANES};
+use crate::warp::Warp;
+
+/// What an operation works on.
+pub(crate) struct Context<'c, 'k, 'm> {
+    pub(crate) scene: Scene<'c, 'k>,
+    pub(crate) warp_index: usize,
+    pub(crate) step: usize,
+    /// The lanes that execute it; at least one.
+    pub(crate) mask: u32,
+    pub(crate) warp: &'c mut Warp<'k>,
+    pub(crate) clocks: &'c mut Clocks,
+    pub(crate) shared: &'c mut SharedMemory,
+    pub(crate) global: &'c mut GlobalView<'m>,
+    pub(crate) counters: &'c mut Counters,
+}
+
+/// What is the same for all warps of a CTA.
+#[derive(Clone, Copy)]
+pub(crate) struct Scene<'c, 'k> {
+    pub(crate) program: &'c Program<'k>,
+    /// Arguments as the bits of their types.
+    pub(crate) arguments: &'c [u64],
+    pub(crate) grid: [u32; 3],
+    pub(crate) cta: [u32; 3],
+}
+
+/// An access to memory that may be refused.
+#[derive(Clone, Copy)]
+pub(crate) struct Attempt {
+    pub(crate) space: Space,
+    pub(crate) kind: AccessKind,
+    pub(crate) bytes: u32,
+    pub(crate) lane: usize,
+}
+
+impl Scene<'_, '_> {
+    /// The place of an access of this CTA.
+    pub(crate) fn place_of(&self, stamp: Stamp, address: u64) -> Place {
+        self.program.place_of(stamp, self.cta, address)
+    }
+
+    /// The fault that a refused access is.
+    pub(crate) fn refused(&self, attempt: Attempt, refusal: Refusal) -> Stop {
+        let Attempt { space, kind: access, bytes, lane } = attempt;
+        let address = refusal.address;
+        let place = |stamp| Box::new(self.place_of(stamp, address));
+        let touch = match access {
+            AccessKind::Read => TooEarly::Read,
+            AccessKind::Write | AccessKind::Atomic => TooEarly::Write,
+        };
+        let kind = match refusal.reason {
+            Reason::OutOfBounds(nearest) => FaultKind::OutOfBounds { space, bytes, nearest: *nearest },
+            Reason::Uninitialised => FaultKind::UninitialisedMemory { space },
+            Reason::Race { earlier, earlier_kind } => FaultKind::Race {
+                space,
+                access,
+                earlier_access: earlier_kind,
+                earlier: place(earlier),
+            },
+            Reason::Filling(started) => {
+                let in_flight = match space {
+                    Space::Shared => InFlight::CopyTarget,
+                    Space::Global => InFlight::BulkTarget,
+                };
+                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
+            }
+            Reason::Draining(started) => FaultKind::MissingWait {
+                space,
+                touch,
+                in_flight: InFlight::BulkSource,
+                started: place(started),
+            },
+            Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
+            Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
+        };
+        Stop::address(kind, lane, address)
+    }
+}
+
+/// Checks that an address is a multiple of `alignment`.
+pub(crate) fn aligned(space: Space, address: u64, alignment: u32, lane: usize) -> Result<(), Stop> {
+    if address.is_multiple_of(u64::from(alignment)) {
+        return Ok(());
+    }
+    Err(Stop::address(FaultKind::Misaligned { space, alignment }, lane, address))
+}
+
+/// How a warp goes on after an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// With the next step.
+    Next,
+    /// At a barrier, whose operands these are.
+    Barrier { barrier: Operand, threads: Operand, waits: bool },
+    /// The lanes that executed it have ended.
+    Exit,
+}
+
+impl<'k> Context<'_, 'k, '_> {
+    pub(crate) fn lanes(&mut self) -> Lanes<'_, 'k> {
+        Lanes { registers: &mut self.warp.registers, mask: self.mask }
+    }
+
+    fn special(&self, register: SpecialRegister) -> [u32; LANES] {
+        let first_thread = self.warp_index as u32 * LANES as u32;
+        match register {
+            SpecialRegister::ThreadX => core::array::from_fn(|lane| first_thread + lane as u32),
+            SpecialRegister::Lane => core::array::from_fn(|lane| lane as u32),
+            // CTAs have one dimension.
+            SpecialRegister::ThreadY | SpecialRegister::ThreadZ => [0; LANES],
+            SpecialRegister::BlockX => [self.scene.program.kernel.threads; LANES],
+            SpecialRegister::CtaX => [self.scene.cta[0]; LANES],
+            SpecialRegister::CtaY => [self.scene.cta[1]; LANES],
+            SpecialRegister::CtaZ => [self.scene.cta[2]; LANES],
+            SpecialRegister::GridX => [self.scene.grid[0]; LANES],
+            SpecialRegister::GridY => [self.scene.grid[1]; LANES],
+            SpecialRegister::GridZ => [self.scene.grid[2]; LANES],
+        }
+    }
+}
+
+/// Executes an operation.
+#[expect(clippy::too_many_lines, reason = "one arm for each row of the table")]
+pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow, Stop> {
+    let mask = context.mask;
+    match *op {
+        Op::Mov { ty, d, a } | Op::Reinterpret { to: ty, from: _, d, a } => {
+            arithmetic::copy(&mut context.lanes(), ty, d, a);
+        }
+        Op::Special { register, d } => {
+            let values = context.special(register);
+            context.lanes().set_word(d, &values);
+        }
+        Op::SharedBase { d } => context.lanes().set_word(d, &[SHARED_BASE; LANES]),
+        Op::LoadParam { ty, parameter, d } => {
+            let bits = Operand::Constant(context.scene.arguments[parameter as usize]);
+            arithmetic::copy(&mut context.lanes(), ty, d, bits);
+        }
+        Op::SetPredicate { compare, ty, d, a, b } => {
+            arithmetic::set_predicate(&mut context.lanes(), compare, ty, d, [a, b])?;
+        }
+        Op::Select { ty, d, a, b, ref condition } => {
+            arithmetic::select(&mut context.lanes(), ty, d, [a, b], condition[0])?;
+        }
+
+        Op::Add { ty, d, a, b } => arithmetic::add(&mut context.lanes(), ty, d, [a, b])?,
+        Op::Sub { ty, d, a, b } => arithmetic::sub(&mut context.lanes(), ty, d, [a, b])?,
+        Op::Mul { ty, d, a, b } => arithmetic::mul(&mut context.lanes(), ty, d, [a, b])?,
+        Op::MulHigh { ty, d, a, b } => arithmetic::mul_high(&mut context.lanes(), ty, d, [a, b])?,
+        Op::MulWide { ty, d, a, b } => {
+            arithmetic::mad_wide(&mut context.lanes(), ty, d, [a, b], Operand::Constant(0))?;
+        }
+        Op::Mad { ty, d, a, b, c } => arithmetic::mad(&mut context.lanes(), ty, d, [a, b, c])?,
+        Op::MadWide { ty, d, a, b, c } => arithmetic::mad_wide(&mut context.lanes(), ty, d, [a, b], c)?,
+        Op::Fma { ty, d, a, b, c } => arithmetic::fused(&mut context.lanes(), ty, d, [a, b, c])?,
+        Op::Div { ty, d, a, b } => arithmetic::div(&mut context.lanes(), ty, d, [a, b])?,
+        Op::Rem { ty, d, a, b } => arithmetic::rem(&mut context.lanes(), ty, d, [a, b])?,
+        Op::Min { ty, d, a, b } => arithmetic::min(&mut context.lanes(), ty, d, [a, b])?,
+        Op::Max { ty, d, a, b } => arithmetic::max(&mut context.lanes(), ty, d, [a, b])?,
+        Op::Neg { ty, d, a } => arithmetic::neg(&mut context.lanes(), ty, d, a)?,
+        Op::Abs { ty, d, a } => arithmetic::abs(&mut context.lanes(), ty, d, a)?,
+
+        Op::And { ty, d, a, b } => bits::logic(&mut context.lanes(), ty, d, [a, b], |a, b| a & b)?,
+        Op::Or { ty, d, a, b } => bits::logic(&mut context.lanes(), ty, d, [a, b], |a, b| a | b)?,
+        Op::Xor { ty, d, a, b } => bits::logic(&mut context.lanes(), ty, d, [a, b], |a, b| a ^ b)?,
+        Op::Not { ty, d, a } => bits::logic(&mut context.lanes(), ty, d, [a, a], |a, _| !a)?,
+        Op::Shl { ty, d, a, b } => bits::shift(&mut context.lanes(), Shift::Left, ty, d, a, b)?,
+        Op::Shr { ty, d, a, b } => bits::shift(&mut context.lanes(), Shift::Right, ty, d, a, b)?,
+        Op::Lop3 { table, d, a, b, c } => {
+            context.lanes().words3(d, [a, b, c], |a, b, c| bits::lop3(table, a, b, c));
+        }
+        Op::BitFieldExtract { d, a, position, length } => {
+            context.lanes().words3(d, [a, position, length], bits::extract);
+        }
+        Op::BitFieldInsert { d, a, b, position, length } => {
+            let mut lanes = context.lanes();
+            let (a, b, position, length) = (lanes.word(a), lanes.word(b), lanes.word(position), lanes.word(length));
+            let insert = |lane: usize| bits::insert(a[lane], b[lane], position[lane], length[lane]);
+            lanes.set_word(d, &core::array::from_fn(insert));
+        }
+        Op::Permute { d, a, b, selector } => context.lanes().words3(d, [a, b, selector], bits::permute),
+        Op::PopCount { d, a } => context.lanes().words1(d, a, u32::count_ones),
+        Op::LeadingZeros { d, a } => context.lanes().words1(d, a, u32::leading_zeros),
+
+        Op::Convert { to, from, rounding, d, a } => {
+            convert::convert(&mut context.lanes(), to, from, rounding, d, a)?;
+        }
+        Op::ConvertPair { to, d, high, low } => convert::convert_pair(&mut context.lanes(), to, d, high, low)?,
+        Op::Pack { to, d, ref low, ref high } => convert::pack(&mut context.lanes(), to, d, low[0], high[0]),
+        Op::Unpack { from, low, high, ref a } => convert::unpack(&mut context.lanes(), from, low, high, a[0]),
+
+        Op::Exp2 { ty, d, a } => {
+            let elements = if ty == Type::F32 { 1 } else { 2 };
+            context.counters.exponentials += elements * u64::from(mask.count_ones());
+            arithmetic::exp2(&mut context.lanes(), ty, d, a)?;
+        }
+        Op::Log2 { d, a } => arithmetic::special_function(&mut context.lanes(), d, a, f64::log2),
+        Op::Reciprocal { d, a } => arithmetic::special_function(&mut context.lanes(), d, a, |a| 1.0 / a),
+        Op::ReciprocalSqrt { d, a } => {
+            // The root of -0 is -0, whose reciprocal is -inf, as the manual has it.
+            arithmetic::special_function(&mut context.lanes(), d, a, |a| 1.0 / a.sqrt());
+        }
+        Op::Sqrt { d, a } => arithmetic::special_function(&mut context.lanes(), d, a, f64::sqrt),
+        Op::Tanh { ty, d, a } => arithmetic::tanh(&mut context.lanes(), ty, d, a)?,
+
+        Op::Shuffle { mode, control, ty: _, d, index, ref a } => {
+            let mut lanes = context.lanes();
+            let index = lanes.word(index);
+            exchange::shuffle(&mut lanes, mode, control, d, &index, a[0]);
+        }
+        Op::Vote { mode, d, ref a } => exchange::vote(&mut context.lanes(), mode, d, a[0]),
+        Op::Ballot { d, ref a } => {
+            let holds = context.warp.registers.predicate_of(a[0]);
+            context.lanes().set_word(d, &[holds; LANES]);
+        }
+        Op::ReduceWarp { op, ty, d, ref a } => exchange::reduce(&mut context.lanes(), op, ty, d, a[0])?,
+        Op::WarpSync {} => context.clocks.warp_sync(context.warp_index),
+
+        Op::Load { space, cache, prefetch: _, ty, count: _, ref d, source } => {
+            memory::load(context, space, cache, ty, d, source)?;
+        }
+        Op::Store { space, cache: _, ty, count: _, ref a, target } => memory::store(context, space, ty, a, target)?,
+        Op::Atomic { space, op, ty, d, ref a, target } => {
+            memory::atomic(context, space, op, ty, Some(d), a[0], target)?;
+        }
+        Op::CompareAndSwap { space, ty, d, ref compare, ref value, target } => {
+            memory::compare_and_swap(context, space, ty, d, [compare[0], value[0]], target)?;
+        }
+        Op::Reduce { space, op, ty, ref a, target } => memory::atomic(context, space, op, ty, None, a[0], target)?,
+
+        Op::CopyAsync { bytes, cache: _, prefetch: _, zero_fill: _, ref source_bytes, target, source } => {
+            asynchronous::copy(context, bytes, source_bytes.first().copied(), target, source)?;
+        }
+        Op::CopyAsyncCommit {} => context.warp.copies.commit(mask),
+        Op::CopyAsyncWait { pending } => asynchronous::wait(context, Some(pending)),
+        Op::CopyAsyncWaitAll {} => asynchronous::wait(context, None),
+        Op::BulkStore { bytes, target, source } => asynchronous::bulk_store(context, bytes, target, source)?,
+        Op::BulkCommit {} => context.warp.copies.bulk_commit(mask),
+        Op::BulkWait { pending, read } => asynchronous::bulk_wait(context, pending, read),
+        Op::FenceProxyAsync {} => context.clocks.fence_proxy(context.warp_index, mask),
+
+        Op::LoadMatrix { count: _, transposed, ty: _, ref d, source } => {
+            memory::load_matrix(context, transposed, d, source)?;
+        }
+        Op::Mma { shape, operand, accumulate, ref d, ref a, ref b, ref c } => {
+            debug_assert_eq!(mask, ALL, "the scheduler lets only whole warps through");
+            context.counters.mma += 1;
+            context.counters.tensor_flops += 2 * 16 * 8 * u64::from(shape.depth());
+            tensor::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
+        }
+
+        Op::BarrierSync { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: true }),
+        Op::BarrierArrive { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: false }),
+        // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
+        // them is a barrier.
+        Op::Prefetch { source: _ } | Op::Fence { scope: _ } => {}
+
+        Op::Exit {} => {
+            asynchronous::end(context)?;
+            return Ok(Flow::Exit);
+        }
+    }
+    Ok(Flow::Next)
+}

@@ -1,0 +1,203 @@
+//! Launching a kernel on the simulated device.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use flashcore_ir::{Space, Type, VerifiedKernel};
+use rayon::prelude::*;
+
+use crate::counters::Counters;
+use crate::error::{LaunchError, SimError};
+use crate::execute::Scene;
+use crate::fault::{Fault, FaultKind};
+use crate::memory::global::GlobalMemory;
+use crate::memory::grid::{GridHistory, GridRace, MOST_CTAS};
+use crate::program::Program;
+use crate::race::MOST_STEPS;
+use crate::schedule::{Failure, Random, run};
+
+/// Runs a kernel over a grid of CTAs and checks everything it does.
+///
+/// With several faults, the one of the CTA that comes first in the grid is returned, so the result is the same every
+/// time. What was written before a fault stays written.
+pub fn launch(
+    kernel: &VerifiedKernel,
+    launch: &Launch,
+    memory: &GlobalMemory,
+    options: &Options,
+) -> Result<Report, SimError> {
+    let arguments = launch.check(kernel)?;
+    let program = Program::new(kernel);
+    if program.steps.len() > MOST_STEPS {
+        return Err(LaunchError::TooLong { steps: program.steps.len(), most: MOST_STEPS }.into());
+    }
+    let _guard = memory.begin_launch();
+    let result = run_grid(&program, launch.grid, &arguments, memory, options);
+    memory.end_launch();
+    result.map(|counters| Report { counters })
+}
+
+/// What to launch a kernel with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// CTAs in x, y and z.
+    pub grid: [u32; 3],
+    /// One argument for each parameter.
+    pub arguments: Vec<Argument>,
+}
+
+/// The value of a kernel parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Argument {
+    /// A 32-bit unsigned integer.
+    U32(u32),
+    /// A 32-bit signed integer.
+    S32(i32),
+    /// A single-precision float.
+    F32(f32),
+    /// A 64-bit unsigned integer, or the address of a buffer.
+    U64(u64),
+    /// A 64-bit signed integer.
+    S64(i64),
+}
+
+impl Argument {
+    fn ty(self) -> Type {
+        match self {
+            Self::U32(_) => Type::U32,
+            Self::S32(_) => Type::S32,
+            Self::F32(_) => Type::F32,
+            Self::U64(_) => Type::U64,
+            Self::S64(_) => Type::S64,
+        }
+    }
+
+    fn bits(self) -> u64 {
+        match self {
+            Self::U32(value) => value.into(),
+            Self::S32(value) => (value as u32).into(),
+            Self::F32(value) => value.to_bits().into(),
+            Self::U64(value) => value,
+            Self::S64(value) => value as u64,
+        }
+    }
+}
+
+/// How to run a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Decides how the warps of a CTA interleave. A kernel without faults gives the same results under every seed.
+    pub seed: u64,
+    /// The most steps that one CTA may take, counted over its warps; what exceeds it is taken for an endless loop.
+    pub step_limit: u64,
+    /// The most steps that a warp takes before another may go on.
+    pub longest_turn: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { seed: 0, step_limit: 100_000_000, longest_turn: 64 }
+    }
+}
+
+/// What a launch did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// In numbers.
+    pub counters: Counters,
+}
+
+impl Launch {
+    /// The bits of the arguments, if the launch fits the kernel.
+    fn check(&self, kernel: &VerifiedKernel) -> Result<Vec<u64>, LaunchError> {
+        let Self { grid, ref arguments } = *self;
+        if arguments.len() != kernel.parameters.len() {
+            return Err(LaunchError::ArgumentCount {
+                kernel: kernel.name.clone(),
+                expected: kernel.parameters.len(),
+                actual: arguments.len(),
+            });
+        }
+        for (index, (argument, parameter)) in arguments.iter().zip(&kernel.parameters).enumerate() {
+            if argument.ty() != parameter.ty {
+                return Err(LaunchError::ArgumentType {
+                    index,
+                    name: parameter.name.clone(),
+                    expected: parameter.ty,
+                    actual: argument.ty(),
+                });
+            }
+        }
+        if grid.contains(&0) {
+            return Err(LaunchError::EmptyGrid { grid });
+        }
+        if grid[0] > i32::MAX as u32 || grid[1].max(grid[2]) > 0xffff || cta_count(grid) > u128::from(MOST_CTAS) {
+            return Err(LaunchError::GridTooLarge { grid, most: MOST_CTAS });
+        }
+        Ok(arguments.iter().map(|argument| argument.bits()).collect())
+    }
+}
+
+fn cta_count(grid: [u32; 3]) -> u128 {
+    grid.into_iter().map(u128::from).product()
+}
+
+/// The position of a CTA by its number.
+fn position(grid: [u32; 3], cta: u64) -> [u32; 3] {
+    let [x, y, _] = grid.map(u64::from);
+    [(cta % x) as u32, (cta / x % y) as u32, (cta / x / y) as u32]
+}
+
+fn run_grid(
+    program: &Program<'_>,
+    grid: [u32; 3],
+    arguments: &[u64],
+    memory: &GlobalMemory,
+    options: &Options,
+) -> Result<Counters, SimError> {
+    let count = cta_count(grid) as u64;
+    let history = (count > 1).then(|| GridHistory::new(memory));
+    // CTAs behind one that failed need not run, but all before it must: one of them may fail as well.
+    let first_failed = AtomicU64::new(u64::MAX);
+    let run_cta = |cta: u64| -> Result<Counters, (u64, Failure)> {
+        if cta > first_failed.load(Ordering::Relaxed) {
+            return Ok(Counters::default());
+        }
+        let scene = Scene { program, arguments, grid, cta: position(grid, cta) };
+        let finished = run(scene, memory, options, Random::new(options.seed, cta)).map_err(|failure| {
+            first_failed.fetch_min(cta, Ordering::Relaxed);
+            (cta, failure)
+        })?;
+        if let Some(history) = &history {
+            history.add(cta, &finished.history);
+        }
+        Ok(finished.counters)
+    };
+    let merge = |one: Result<Counters, (u64, Failure)>, other: Result<Counters, (u64, Failure)>| match (one, other) {
+        (Ok(mut sum), Ok(counters)) => {
+            sum += counters;
+            Ok(sum)
+        }
+        (Err(one), Err(other)) => Err(if one.0 < other.0 { one } else { other }),
+        (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
+    };
+    let result = (0..count).into_par_iter().map(run_cta).reduce(|| Ok(Counters::default()), merge);
+    let counters = result.map_err(|(_, failure)| match failure {
+        Failure::Fault(fault) => SimError::Fault(fault),
+        Failure::Internal(error) => SimError::Internal(error),
+    })?;
+    match history.and_then(|history| history.race()) {
+        Some(race) => Err(SimError::Fault(Box::new(grid_fault(program, grid, race)))),
+        None => Ok(counters),
+    }
+}
+
+fn grid_fault(program: &Program<'_>, grid: [u32; 3], race: GridRace) -> Fault {
+    let GridRace { address, first, second } = race;
+    let kind = FaultKind::Race {
+        space: Space::Global,
+        access: second.kind,
+        earlier_access: first.kind,
+        earlier: Box::new(program.place_of(first.stamp, position(grid, first.cta), address)),
+    };
+    Fault { kind, place: program.place_of(second.stamp, position(grid, second.cta), address) }
+}

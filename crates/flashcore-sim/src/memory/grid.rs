@@ -1,0 +1,137 @@
+//! Races between CTAs.
+//!
+//! CTAs of a launch are not ordered, so two accesses of different CTAs to the same bytes are a race if one of them
+//! writes and not both are atomic. Which CTA comes second depends on the threads of the host, so nothing is decided while
+//! they run: each CTA, when it ends, adds its history, and of each cell the accesses of the lowest and of the highest CTA
+//! are kept, by kind. Minimum and maximum do not depend on the order of the additions, so the report does not either.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::fault::AccessKind;
+use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::view::PAGE_BYTES;
+use crate::race::{CELL_BYTES, Shadow, Stamp};
+
+/// The accesses of all CTAs to global memory.
+#[derive(Debug)]
+pub(crate) struct GridHistory {
+    /// For each buffer, its pages.
+    buffers: Vec<Mutex<Vec<Page>>>,
+}
+
+/// For each kind of access, the lowest and the highest of each cell; empty without any.
+#[derive(Debug, Default)]
+struct Page {
+    kinds: [Vec<Extremes>; 3],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Extremes {
+    lowest: u64,
+    highest: u64,
+}
+
+const NEVER: Extremes = Extremes { lowest: u64::MAX, highest: 0 };
+
+/// Room below the CTA for the step, the warp and the lane.
+const CTA_SHIFT: u32 = 35;
+/// The most CTAs a launch can have.
+pub(crate) const MOST_CTAS: u64 = 1 << (63 - CTA_SHIFT);
+
+const KINDS: [AccessKind; 3] = [AccessKind::Write, AccessKind::Read, AccessKind::Atomic];
+
+fn kind_index(kind: AccessKind) -> usize {
+    match kind {
+        AccessKind::Write => 0,
+        AccessKind::Read => 1,
+        AccessKind::Atomic => 2,
+    }
+}
+
+/// An access by some CTA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GridAccess {
+    pub(crate) cta: u64,
+    pub(crate) kind: AccessKind,
+    pub(crate) stamp: Stamp,
+}
+
+/// Two accesses that conflict.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GridRace {
+    pub(crate) address: u64,
+    /// By the lower CTA.
+    pub(crate) first: GridAccess,
+    /// By the higher one.
+    pub(crate) second: GridAccess,
+}
+
+impl GridHistory {
+    pub(crate) fn new(memory: &GlobalMemory) -> Self {
+        let buffers = memory.lengths().map(|length| {
+            let mut pages = Vec::new();
+            pages.resize_with(length.div_ceil(PAGE_BYTES) as usize, Page::default);
+            Mutex::new(pages)
+        });
+        Self { buffers: buffers.collect() }
+    }
+
+    /// Adds what a CTA did.
+    pub(crate) fn add(&self, cta: u64, history: &[Vec<Option<Box<Shadow>>>]) {
+        for (buffer, touched) in self.buffers.iter().zip(history) {
+            let mut pages = buffer.lock().unwrap_or_else(PoisonError::into_inner);
+            for (page, shadow) in pages.iter_mut().zip(touched) {
+                for (cell, kind, stamp) in shadow.iter().flat_map(|shadow| shadow.summary()) {
+                    let accesses = &mut page.kinds[kind_index(kind)];
+                    if accesses.is_empty() {
+                        accesses.resize((PAGE_BYTES / CELL_BYTES) as usize, NEVER);
+                    }
+                    let key = cta << CTA_SHIFT | stamp.without_epoch();
+                    let Extremes { lowest, highest } = &mut accesses[cell];
+                    *lowest = key.min(*lowest);
+                    *highest = key.max(*highest);
+                }
+            }
+        }
+    }
+
+    /// The race at the lowest address.
+    pub(crate) fn race(&self) -> Option<GridRace> {
+        self.buffers.iter().enumerate().find_map(|(buffer, pages)| {
+            let pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+            pages.iter().enumerate().find_map(|(page, accesses)| {
+                let (cell, first, second) = accesses.race()?;
+                let offset = page as u64 * PAGE_BYTES + cell as u64 * CELL_BYTES;
+                Some(GridRace { address: GlobalMemory::address(Location { buffer, offset }), first, second })
+            })
+        })
+    }
+}
+
+impl Page {
+    fn race(&self) -> Option<(usize, GridAccess, GridAccess)> {
+        let cells = self.kinds.iter().map(Vec::len).max().unwrap_or(0);
+        (0..cells).find_map(|cell| self.race_at(cell).map(|(first, second)| (cell, first, second)))
+    }
+
+    fn race_at(&self, cell: usize) -> Option<(GridAccess, GridAccess)> {
+        let extremes = |kind: AccessKind| {
+            let found = self.kinds[kind_index(kind)].get(cell).copied().filter(|found| found.lowest != u64::MAX)?;
+            let access = |key: u64| GridAccess { cta: key >> CTA_SHIFT, kind, stamp: Stamp::from_bits(key) };
+            Some([access(found.lowest), access(found.highest)])
+        };
+        // Every conflict has a plain write, or an atomic and a plain read; its partner of another CTA is an extreme.
+        let conflicts = |one: AccessKind, other: AccessKind| {
+            let (ones, others) = (extremes(one)?, extremes(other)?);
+            ones.into_iter()
+                .flat_map(|one| others.into_iter().map(move |other| (one, other)))
+                .find(|(one, other)| one.cta != other.cta)
+        };
+        let pairs = KINDS.into_iter().map(|other| (AccessKind::Write, other));
+        let pairs = pairs.chain([(AccessKind::Atomic, AccessKind::Read)]);
+        pairs
+            .into_iter()
+            .find_map(|(one, other)| conflicts(one, other))
+            .map(|(one, other)| if one.cta < other.cta { (one, other) } else { (other, one) })
+    }
+}

@@ -1,0 +1,48 @@
+//! The memory a kernel sees: global buffers, the shared memory of a CTA, and what they refuse.
+
+pub(crate) mod global;
+pub(crate) mod grid;
+pub(crate) mod shared;
+pub(crate) mod view;
+
+use crate::fault::{AccessKind, Nearest};
+use crate::race::{CELL_BYTES, Conflict, Stamp};
+
+/// Why memory does not allow an access. The step that made the access turns it into a fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// The first address concerned.
+    pub(crate) address: u64,
+    pub(crate) reason: Reason,
+}
+
+/// See [`Refusal`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reason {
+    OutOfBounds(Box<Nearest>),
+    Uninitialised,
+    Race {
+        earlier: Stamp,
+        earlier_kind: AccessKind,
+    },
+    /// An asynchronous copy will write it.
+    Filling(Stamp),
+    /// An asynchronous copy will read it.
+    Draining(Stamp),
+    /// The asynchronous proxy may not see this write.
+    Unfenced(Stamp),
+    /// The read-only cache may not see this write.
+    Stale(Stamp),
+}
+
+impl Refusal {
+    /// A conflict in a stretch of memory whose cells begin at `base`.
+    fn new(conflict: Conflict, base: u64) -> Self {
+        let (cell, reason) = match conflict {
+            Conflict::Race { cell, earlier, earlier_kind } => (cell, Reason::Race { earlier, earlier_kind }),
+            Conflict::Filling { cell, started } => (cell, Reason::Filling(started)),
+            Conflict::Draining { cell, started } => (cell, Reason::Draining(started)),
+        };
+        Self { address: base + cell as u64 * CELL_BYTES, reason }
+    }
+}

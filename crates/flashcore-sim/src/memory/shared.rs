@@ -1,0 +1,117 @@
+//! The shared memory of a CTA.
+
+use crate::fault::Nearest;
+use crate::memory::{Reason, Refusal};
+use crate::race::{Access, Claim, Clocks, Shadow, Stamp, cells};
+
+/// The address at which shared memory begins: not 0, so that a kernel that forgets to add the base faults, and a
+/// multiple of the 1024 bytes that the widest swizzle needs.
+pub(crate) const SHARED_BASE: u32 = 1024;
+
+/// The bytes of a CTA and their history.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    bytes: Vec<u8>,
+    shadow: Shadow,
+}
+
+impl SharedMemory {
+    pub(crate) fn new(bytes: u32, warps: usize) -> Self {
+        Self { bytes: vec![0xff; bytes as usize], shadow: Shadow::new(u64::from(bytes), warps) }
+    }
+
+    fn offset(&self, address: u32, bytes: u32) -> Result<usize, Refusal> {
+        let length = self.bytes.len() as u64;
+        let (address, bytes, base) = (u64::from(address), u64::from(bytes), u64::from(SHARED_BASE));
+        if address >= base && address - base + bytes <= length {
+            return Ok((address - base) as usize);
+        }
+        let offset = address as i64 - base as i64;
+        let nearest = Nearest { buffer: "shared memory".to_owned(), offset, length };
+        Err(Refusal { address, reason: Reason::OutOfBounds(Box::new(nearest)) })
+    }
+
+    fn initialised(&self, offset: usize, bytes: u32) -> Result<(), Refusal> {
+        match self.shadow.unwritten(cells(offset as u64, u64::from(bytes))) {
+            None => Ok(()),
+            Some(cell) => Err(Refusal { address: u64::from(SHARED_BASE) + cell as u64 * 2, reason: Reason::Uninitialised }),
+        }
+    }
+
+    /// Reads.
+    pub(crate) fn read(&mut self, address: u32, bytes: u32, access: &Access<'_>) -> Result<&[u8], Refusal> {
+        let offset = self.offset(address, bytes)?;
+        let range = cells(offset as u64, u64::from(bytes));
+        // A race or a missing wait explains more than the absence of a value.
+        self.shadow.read(range, access).map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
+        self.initialised(offset, bytes)?;
+        Ok(&self.bytes[offset..offset + bytes as usize])
+    }
+
+    /// Writes.
+    pub(crate) fn write(&mut self, address: u32, data: &[u8], access: &Access<'_>) -> Result<(), Refusal> {
+        let offset = self.offset(address, data.len() as u32)?;
+        let range = cells(offset as u64, data.len() as u64);
+        self.shadow.write(range, access).map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
+        self.bytes[offset..offset + data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    /// The bytes for an atomic operation.
+    pub(crate) fn atomic(&mut self, address: u32, bytes: u32, access: &Access<'_>) -> Result<&mut [u8], Refusal> {
+        let offset = self.offset(address, bytes)?;
+        let range = cells(offset as u64, u64::from(bytes));
+        self.shadow.atomic(range, access).map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
+        self.initialised(offset, bytes)?;
+        Ok(&mut self.bytes[offset..offset + bytes as usize])
+    }
+
+    /// Starts a copy that will write `bytes` at `address`.
+    pub(crate) fn start_fill(&mut self, address: u32, bytes: u32, access: &Access<'_>) -> Result<(), Refusal> {
+        let offset = self.offset(address, bytes)?;
+        let range = cells(offset as u64, u64::from(bytes));
+        let allowed = self.shadow.may_write(range.clone(), access);
+        allowed.map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
+        self.shadow.claim(range, Claim::Fill, access.stamp);
+        Ok(())
+    }
+
+    /// The copy that started with `started` writes its data.
+    pub(crate) fn finish_fill(&mut self, address: u32, data: &[u8], started: Stamp, access: &Access<'_>) {
+        let offset = (address - SHARED_BASE) as usize;
+        let range = cells(offset as u64, data.len() as u64);
+        self.shadow.end_claim(range.clone(), Claim::Fill, started);
+        self.shadow.wrote(range, access.stamp);
+        self.bytes[offset..offset + data.len()].copy_from_slice(data);
+    }
+
+    /// Starts a copy by the asynchronous proxy that will read `bytes` at `address`, for `lane` of `warp`.
+    pub(crate) fn start_drain(
+        &mut self,
+        address: u32,
+        bytes: u32,
+        access: &Access<'_>,
+        clocks: &Clocks,
+        (warp, lane): (usize, usize),
+    ) -> Result<&[u8], Refusal> {
+        let offset = self.offset(address, bytes)?;
+        let range = cells(offset as u64, u64::from(bytes));
+        let base = u64::from(SHARED_BASE);
+        self.shadow.read(range.clone(), access).map_err(|conflict| Refusal::new(conflict, base))?;
+        self.initialised(offset, bytes)?;
+        let unfenced = range.clone().find(|&cell| !clocks.is_fenced(self.shadow.last_write(cell), warp, lane));
+        if let Some(cell) = unfenced {
+            let reason = Reason::Unfenced(self.shadow.last_write(cell));
+            return Err(Refusal { address: base + cell as u64 * 2, reason });
+        }
+        self.shadow.claim(range, Claim::Drain, access.stamp);
+        Ok(&self.bytes[offset..offset + bytes as usize])
+    }
+
+    /// The copy that started with `started` has read its source.
+    pub(crate) fn finish_drain(&mut self, address: u32, bytes: u32, started: Stamp, access: &Access<'_>) {
+        let range = cells(u64::from(address - SHARED_BASE), u64::from(bytes));
+        self.shadow.end_claim(range.clone(), Claim::Drain, started);
+        self.shadow.drained(range, access);
+    }
+}

@@ -1,0 +1,164 @@
+//! Global memory as one CTA sees it: the buffers, and the history of its own accesses to them.
+
+use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::{Reason, Refusal};
+use crate::race::{Access, CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
+
+/// Bytes of global memory that share a piece of history, made when first touched.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct GlobalView<'m> {
+    memory: &'m GlobalMemory,
+    warps: usize,
+    /// For each buffer, its pages.
+    pages: Vec<Vec<Option<Box<Shadow>>>>,
+}
+
+/// Part of an access that lies in one page.
+struct Piece {
+    page: usize,
+    /// In the page.
+    cells: Cells,
+    /// The address of the page.
+    base: u64,
+}
+
+fn pieces(location: Location, bytes: u64) -> impl Iterator<Item = Piece> {
+    let start = location.offset;
+    let end = start + bytes;
+    (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
+        let page_start = page * PAGE_BYTES;
+        let from = start.max(page_start);
+        let to = end.min(page_start + PAGE_BYTES);
+        let base = GlobalMemory::address(Location { buffer: location.buffer, offset: page_start });
+        Piece { page: page as usize, cells: cells(from - page_start, to - from), base }
+    })
+}
+
+impl<'m> GlobalView<'m> {
+    pub(crate) fn new(memory: &'m GlobalMemory, warps: usize) -> Self {
+        let pages = memory.lengths().map(|length| {
+            let mut pages = Vec::new();
+            pages.resize_with(length.div_ceil(PAGE_BYTES) as usize, || None);
+            pages
+        });
+        Self { memory, warps, pages: pages.collect() }
+    }
+
+    fn locate(&self, address: u64, bytes: u64) -> Result<Location, Refusal> {
+        let located = self.memory.locate(address, bytes);
+        located.map_err(|nearest| Refusal { address, reason: Reason::OutOfBounds(Box::new(nearest)) })
+    }
+
+    fn shadow(&mut self, buffer: usize, page: usize) -> &mut Shadow {
+        let warps = self.warps;
+        self.pages[buffer][page].get_or_insert_with(|| Box::new(Shadow::new(PAGE_BYTES, warps)))
+    }
+
+    /// Only what was written before the launch or by this CTA has a value: what another CTA wrote is a race, whether
+    /// or not it came first this time.
+    fn initialised(&mut self, location: Location, bytes: u64) -> Result<(), Refusal> {
+        let memory = self.memory;
+        for Piece { page, cells, base } in pieces(location, bytes) {
+            let first_pair = page * (PAGE_BYTES / CELL_BYTES) as usize;
+            let shadow = self.shadow(location.buffer, page);
+            for cell in cells {
+                let written = memory.was_written(location.buffer, first_pair + cell)
+                    || shadow.last_write(cell) != Stamp::NONE;
+                if !written {
+                    return Err(Refusal { address: base + cell as u64 * CELL_BYTES, reason: Reason::Uninitialised });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads.
+    pub(crate) fn read(&mut self, address: u64, data: &mut [u8], access: &Access<'_>) -> Result<(), Refusal> {
+        let bytes = data.len() as u64;
+        let location = self.locate(address, bytes)?;
+        for Piece { page, cells, base } in pieces(location, bytes) {
+            let read = self.shadow(location.buffer, page).read(cells, access);
+            read.map_err(|conflict| Refusal::new(conflict, base))?;
+        }
+        self.initialised(location, bytes)?;
+        self.memory.load(location, data);
+        Ok(())
+    }
+
+    /// Refuses a read through the read-only cache of bytes that this CTA has written.
+    pub(crate) fn must_be_constant(&mut self, address: u64, bytes: u64) -> Result<(), Refusal> {
+        let location = self.locate(address, bytes)?;
+        for Piece { page, cells, base } in pieces(location, bytes) {
+            let shadow = self.shadow(location.buffer, page);
+            for cell in cells {
+                let written = shadow.last_write(cell);
+                if written != Stamp::NONE {
+                    return Err(Refusal { address: base + cell as u64 * CELL_BYTES, reason: Reason::Stale(written) });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes.
+    pub(crate) fn write(&mut self, address: u64, data: &[u8], access: &Access<'_>) -> Result<(), Refusal> {
+        let bytes = data.len() as u64;
+        let location = self.locate(address, bytes)?;
+        for Piece { page, cells, base } in pieces(location, bytes) {
+            let write = self.shadow(location.buffer, page).write(cells, access);
+            write.map_err(|conflict| Refusal::new(conflict, base))?;
+        }
+        self.memory.store(location, data);
+        Ok(())
+    }
+
+    /// Updates bytes as one step; `data` becomes the bytes after it.
+    pub(crate) fn atomic(
+        &mut self,
+        address: u64,
+        data: &mut [u8],
+        access: &Access<'_>,
+        update: impl FnOnce(&mut [u8]),
+    ) -> Result<(), Refusal> {
+        let bytes = data.len() as u64;
+        let location = self.locate(address, bytes)?;
+        for Piece { page, cells, base } in pieces(location, bytes) {
+            let atomic = self.shadow(location.buffer, page).atomic(cells, access);
+            atomic.map_err(|conflict| Refusal::new(conflict, base))?;
+        }
+        self.initialised(location, bytes)?;
+        self.memory.replace(location, data, update);
+        Ok(())
+    }
+
+    /// Starts a copy that will write `bytes` at `address`.
+    pub(crate) fn start_fill(&mut self, address: u64, bytes: u64, access: &Access<'_>) -> Result<(), Refusal> {
+        let location = self.locate(address, bytes)?;
+        for Piece { page, cells, base } in pieces(location, bytes) {
+            let shadow = self.shadow(location.buffer, page);
+            shadow.may_write(cells.clone(), access).map_err(|conflict| Refusal::new(conflict, base))?;
+            shadow.claim(cells, Claim::Fill, access.stamp);
+        }
+        Ok(())
+    }
+
+    /// The copy that started with `started` writes its data.
+    pub(crate) fn finish_fill(&mut self, address: u64, data: &[u8], started: Stamp, access: &Access<'_>) {
+        let bytes = data.len() as u64;
+        let Ok(location) = self.memory.locate(address, bytes) else { return };
+        for Piece { page, cells, .. } in pieces(location, bytes) {
+            let shadow = self.shadow(location.buffer, page);
+            shadow.end_claim(cells.clone(), Claim::Fill, started);
+            shadow.wrote(cells, access.stamp);
+        }
+        self.memory.store(location, data);
+    }
+
+    /// The history of this CTA, for comparison with the others.
+    pub(crate) fn into_history(self) -> Vec<Vec<Option<Box<Shadow>>>> {
+        self.pages
+    }
+}

@@ -1,0 +1,168 @@
+//! A kernel as a line of steps: the statement tree flattened, so that a warp can stop and go on at any of them.
+
+use flashcore_ir::{Block, Class, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
+
+use crate::fault::Place;
+use crate::race::Stamp;
+use crate::registers::Layout;
+
+/// A kernel ready to be executed.
+#[derive(Debug)]
+pub(crate) struct Program<'k> {
+    pub(crate) kernel: &'k VerifiedKernel,
+    pub(crate) layout: Layout,
+    pub(crate) steps: Vec<Step<'k>>,
+}
+
+/// What a warp does at one value of its program counter.
+#[derive(Debug)]
+pub(crate) struct Step<'k> {
+    pub(crate) action: Action<'k>,
+    pub(crate) origin: Origin,
+}
+
+/// An operation, or a change of the active lanes.
+#[derive(Debug)]
+pub(crate) enum Action<'k> {
+    /// Executes an operation.
+    Operation(Operation<'k>),
+    /// Opens a choice; a warp whose lanes all decline goes on at the `Else` behind `target`.
+    If { condition: RegisterId, uniform: bool, otherwise: usize },
+    /// The lanes that declined take over; without any, the warp goes on at `end`.
+    Else { end: usize },
+    /// All lanes of the choice go on together.
+    EndIf,
+    /// Opens a loop.
+    LoopEnter,
+    /// Lanes for which the condition fails drop out; without any left, the warp goes on at `end`, the loop closed.
+    LoopTest { condition: RegisterId, uniform: bool, end: usize },
+    /// Back to the header.
+    LoopBack { header: usize },
+    /// The end of the kernel.
+    End,
+}
+
+/// An operation with what the inner loop wants to know of it.
+#[derive(Debug)]
+pub(crate) struct Operation<'k> {
+    pub(crate) op: &'k Op,
+    pub(crate) guard: Option<Guard>,
+    pub(crate) class: Class,
+    pub(crate) together: Together,
+    /// Every register it reads.
+    pub(crate) reads: Box<[RegisterId]>,
+}
+
+/// Which lanes of a warp must execute an operation together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Together {
+    /// Whichever are active.
+    Lanes,
+    /// Every thread of the warp, of which the last warp of a CTA may have less than 32.
+    Threads,
+    /// 32, all of which the operation exchanges values with.
+    Warp,
+}
+
+fn together(op: &Op) -> Together {
+    match (op.is_aligned(), op.class()) {
+        (false, _) => Together::Lanes,
+        (true, Class::Barrier) => Together::Threads,
+        (
+            true,
+            Class::Integer
+            | Class::Float
+            | Class::Convert
+            | Class::SpecialFunction
+            | Class::Warp
+            | Class::Memory
+            | Class::Asynchronous
+            | Class::Tensor
+            | Class::Control,
+        ) => Together::Warp,
+    }
+}
+
+impl<'k> Program<'k> {
+    pub(crate) fn new(kernel: &'k VerifiedKernel) -> Self {
+        let mut steps = Vec::new();
+        flatten(&kernel.body, &mut steps);
+        let last = steps.last().map(|step| step.origin);
+        let origin = last.unwrap_or(Origin { section: flashcore_ir::SectionId(0), file: "", line: 0 });
+        steps.push(Step { action: Action::End, origin });
+        Self { kernel, layout: Layout::new(kernel), steps }
+    }
+
+    /// The place of a step, without the lane and the address.
+    pub(crate) fn place(&self, step: usize, cta: [u32; 3], warp: u32) -> Place {
+        let Step { action, origin } = &self.steps[step];
+        let operation = match action {
+            Action::Operation(operation) => operation.op.to_string(),
+            Action::If { condition, .. } => format!("If condition={condition}"),
+            Action::LoopTest { condition, .. } => format!("Loop condition={condition}"),
+            Action::Else { .. } => "Else".to_owned(),
+            Action::EndIf => "EndIf".to_owned(),
+            Action::LoopEnter | Action::LoopBack { .. } => "Loop".to_owned(),
+            Action::End => "End".to_owned(),
+        };
+        let section = self.kernel.section(origin.section).to_string();
+        Place { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
+    }
+
+    /// The place of an earlier access.
+    pub(crate) fn place_of(&self, stamp: Stamp, cta: [u32; 3], address: u64) -> Place {
+        let mut place = self.place(stamp.step(), cta, stamp.warp() as u32);
+        place.lane = stamp.lane();
+        place.address = Some(address);
+        place
+    }
+}
+
+fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
+    for statement in &block.statements {
+        let origin = statement.origin();
+        let at = steps.len();
+        match statement {
+            Statement::Instruction(instruction) => {
+                let op = &instruction.op;
+                let mut reads = Vec::new();
+                op.slots(&mut |slot| match (slot.role, slot.operand) {
+                    (Role::Read | Role::ReadRegister | Role::Base, Operand::Register(register)) => reads.push(register),
+                    (Role::Read | Role::ReadRegister | Role::Base, Operand::Constant(_)) | (Role::Write, _) => {}
+                });
+                steps.push(Step {
+                    action: Action::Operation(Operation {
+                        op,
+                        guard: instruction.guard,
+                        class: op.class(),
+                        together: together(op),
+                        reads: reads.into(),
+                    }),
+                    origin,
+                });
+            }
+            Statement::If(choice) => {
+                steps.push(Step { action: Action::EndIf, origin });
+                flatten(&choice.then, steps);
+                let otherwise = steps.len();
+                steps.push(Step { action: Action::EndIf, origin });
+                flatten(&choice.otherwise, steps);
+                let end = steps.len();
+                steps.push(Step { action: Action::EndIf, origin });
+                steps[at].action = Action::If { condition: choice.condition, uniform: choice.uniform, otherwise };
+                steps[otherwise].action = Action::Else { end };
+            }
+            Statement::Loop(repetition) => {
+                steps.push(Step { action: Action::LoopEnter, origin });
+                let header = steps.len();
+                flatten(&repetition.header, steps);
+                let test = steps.len();
+                steps.push(Step { action: Action::EndIf, origin });
+                flatten(&repetition.body, steps);
+                steps.push(Step { action: Action::LoopBack { header }, origin });
+                let (condition, uniform, end) = (repetition.condition, repetition.uniform, steps.len());
+                steps[test].action = Action::LoopTest { condition, uniform, end };
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A warp: where it is, which of its lanes are active, and what it has in its hands.
+
+use flashcore_ir::RegisterId;
+
+use crate::error::Stop;
+use crate::execute::asynchronous::InFlightCopies;
+use crate::fault::FaultKind;
+use crate::program::Action;
+use crate::registers::{Layout, Registers};
+
+/// The state of one warp.
+#[derive(Debug)]
+pub(crate) struct Warp<'k> {
+    pub(crate) registers: Registers<'k>,
+    pub(crate) copies: InFlightCopies,
+    /// The next step.
+    pub(crate) next: usize,
+    /// The lanes that execute it.
+    pub(crate) active: u32,
+    /// The lanes that began.
+    threads: u32,
+    /// The lanes that have not ended.
+    alive: u32,
+    /// The open choices and loops, innermost last.
+    open: Vec<Frame>,
+}
+
+/// A choice or loop that a warp is in.
+#[derive(Debug)]
+struct Frame {
+    /// The lanes that were active before it.
+    outer: u32,
+    /// The lanes that take the other branch of a choice.
+    otherwise: u32,
+}
+
+impl<'k> Warp<'k> {
+    /// A warp of the first `threads` lanes, at the start.
+    pub(crate) fn new(layout: &'k Layout, threads: u32) -> Self {
+        let active = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
+        Self {
+            registers: Registers::new(layout),
+            copies: InFlightCopies::default(),
+            next: 0,
+            active,
+            threads: active,
+            alive: active,
+            open: Vec::new(),
+        }
+    }
+
+    /// The lanes that are threads: all, except in the last warp of a CTA that is not full.
+    pub(crate) fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    /// Whether every lane has ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.alive == 0
+    }
+
+    /// Ends lanes.
+    pub(crate) fn end(&mut self, mask: u32) {
+        self.alive &= !mask;
+        self.active &= !mask;
+    }
+
+    /// Checks that the lanes of `mask` have written a register.
+    pub(crate) fn must_be_written(&self, register: RegisterId, mask: u32) -> Result<(), Stop> {
+        let missing = mask & !self.registers.written(register);
+        if missing == 0 {
+            return Ok(());
+        }
+        Err(Stop::lane(FaultKind::UninitialisedRegister { register }, missing.trailing_zeros() as usize))
+    }
+
+    /// Executes a step that is no operation.
+    pub(crate) fn branch(&mut self, action: &Action<'_>) -> Result<(), Stop> {
+        let mut next = self.next + 1;
+        match *action {
+            Action::If { condition, uniform, otherwise } => {
+                let holds = self.condition(condition, uniform)?;
+                self.open.push(Frame { outer: self.active, otherwise: self.active & !holds });
+                self.active = holds;
+                if holds == 0 {
+                    next = otherwise;
+                }
+            }
+            Action::Else { end } => {
+                self.active = self.open.last().map_or(0, |frame| frame.otherwise) & self.alive;
+                if self.active == 0 {
+                    next = end;
+                }
+            }
+            Action::EndIf => self.close(),
+            Action::LoopEnter => self.open.push(Frame { outer: self.active, otherwise: 0 }),
+            Action::LoopTest { condition, uniform, end } => {
+                self.active = self.condition(condition, uniform)?;
+                if self.active == 0 {
+                    self.close();
+                    next = end;
+                }
+            }
+            Action::LoopBack { header } => next = header,
+            Action::Operation(_) | Action::End => {}
+        }
+        self.next = next;
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.active = self.open.pop().map_or(0, |frame| frame.outer) & self.alive;
+    }
+
+    /// The active lanes for which a condition holds.
+    fn condition(&self, condition: RegisterId, uniform: bool) -> Result<u32, Stop> {
+        self.must_be_written(condition, self.active)?;
+        let holds = self.registers.predicate_of(condition) & self.active;
+        if uniform && holds != 0 && holds != self.active {
+            return Err(Stop::warp(FaultKind::NonUniformBranch { holds, active: self.active }));
+        }
+        Ok(holds)
+    }
+}
