@@ -1,0 +1,75 @@
+//! The command as a user meets it: exit codes, where messages go, formats.
+
+use std::process::{Command, Output};
+
+fn flashcore(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flashcore")).args(arguments).output().expect("the command runs")
+}
+
+fn check(arguments: &[&str], code: i32, standard_error: &str) {
+    let output = flashcore(arguments);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), standard_error, "{arguments:?}");
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+}
+
+#[test]
+fn a_case_that_passes_exits_with_0() {
+    check(&["verify", "--shape", "1x1x20,70x32", "--kernel", "ampere", "--mask", "causal", "--lse"], 0, "");
+    check(&["verify", "--backend", "cpu", "--shape", "1x2/1x5,9x24", "--mask", "window:3,0"], 0, "");
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_what_is_allowed() {
+    check(
+        &["verify", "--shape", "1x8x512"],
+        2,
+        "flashcore: `1x8x512` has 3 parts; a shape has four: batch x heads[/key heads] x queries[,keys] x dim[,value dim], such as 1x8x512x64 or 2x8/2x97,203x64\n",
+    );
+    check(
+        &["verify", "--shape", "1x8/3x64x64"],
+        2,
+        "flashcore: query_heads is 8 and key_heads is 3; query_heads must be a multiple of key_heads\n",
+    );
+    check(
+        &["verify", "--shape", "1x8x64x60"],
+        2,
+        "flashcore: the ampere kernel has no head_dim 60; it has 32, 64, 96 and 128\n",
+    );
+    check(
+        &["resources", "--arch", "sm_75"],
+        2,
+        "flashcore: unknown architecture `sm_75`; known are sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120\n",
+    );
+}
+
+#[test]
+fn a_missing_tool_exits_with_3() {
+    let output = Command::new(env!("CARGO_BIN_EXE_flashcore"))
+        .args(["resources"])
+        .env("FLASHCORE_PTXAS", "/nowhere/ptxas")
+        .output()
+        .expect("the command runs");
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn results_are_machine_readable() {
+    let output = flashcore(&["verify", "--shape", "1x1x20,70x32", "--format", "json"]);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(rows[0]["verdict"], "passed");
+    assert_eq!(rows[0]["case"], "sim ampere-64x64-2stage-swizzled 1x1x20,70x32 f16 full seed 0");
+}
+
+#[test]
+fn a_reader_who_leaves_early_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
+        .arg("ptx")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}
