@@ -3,7 +3,7 @@
 use core::fmt;
 
 use flashcore_kernels::Config;
-use flashcore_problem::{Inputs, Mask, Problem, Stress};
+use flashcore_problem::{Inputs, Layout, Mask, Problem, Stress};
 
 use crate::shape::shape_text;
 
@@ -59,21 +59,18 @@ impl Case {
             Backend::Cpu => "cpu".to_owned(),
             Backend::Sim(config) => format!("sim --kernel {config}"),
         };
-        let mut command = format!(
-            "flashcore verify --backend {backend} --shape {} --dtype {} --seed {seed}",
-            shape_text(problem),
-            problem.dtype
-        );
-        if problem.mask != Mask::None {
-            command += &format!(" --mask {}", mask_text(problem.mask));
-        }
-        if problem.log_sum_exp {
-            command += " --lse";
-        }
-        if let Some(stress) = self.stress {
-            command += &format!(" --stress {}", stress_name(stress));
-        }
-        command
+        let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
+        let lse = if problem.log_sum_exp { " --lse" } else { "" };
+        let stress = self.stress.map_or_else(String::new, |stress| format!(" --stress {}", stress_name(stress)));
+        let layout = match problem.layout {
+            Layout::Bhsd => "",
+            Layout::Bshd => " --layout bshd",
+            Layout::PackedQkv => " --layout packed-qkv",
+            Layout::Strided(_) => " --layout strided",
+        };
+        format!(
+            "flashcore verify --backend {backend} --shape {shape} --dtype {dtype} --mask {mask} --seed {seed}{lse}{layout}{stress}"
+        )
     }
 }
 

@@ -47,7 +47,7 @@ pub enum ResourcesError {
         /// The config.
         config: Config,
         /// The rule and its place.
-        error: VerifyError,
+        error: Box<VerifyError>,
     },
     /// ptxas is missing, or refuses the kernel.
     #[error(transparent)]
@@ -78,7 +78,7 @@ pub fn row(config: Config, specialisation: Specialisation, arch: Arch) -> Result
     let kernel = config
         .generate(specialisation)
         .verify(arch)
-        .map_err(|mut errors| ResourcesError::Verify { config, error: errors.swap_remove(0) })?;
+        .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;
     let Specialisation { dtype, head_dim, causal, .. } = specialisation;
     let complaints = complaints(&resources, kernel.register_budget);

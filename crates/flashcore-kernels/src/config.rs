@@ -68,6 +68,13 @@ impl AmpereConfig {
     }
 }
 
+/// A choice that no kernel can be generated with.
+pub(crate) struct Flaw {
+    pub(crate) argument: &'static str,
+    pub(crate) value: u32,
+    pub(crate) allowed: &'static str,
+}
+
 /// What a problem fixes when its kernel is generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Specialisation {
@@ -130,6 +137,29 @@ impl Config {
             Self::Scalar(config) => config.threads,
             Self::Ampere(config) => config.query_rows(),
         }
+    }
+
+    /// What no kernel can be generated with.
+    pub(crate) fn flaws(self) -> Vec<Flaw> {
+        let flaw =
+            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
+        let flaws = match self {
+            Self::Scalar(ScalarConfig { threads }) => {
+                vec![flaw("threads", threads, "1 to 256", (1..=256).contains(&threads))]
+            }
+            Self::Ampere(AmpereConfig { warps, key_rows, stages, .. }) => vec![
+                // Fewer would not copy a whole pattern of the swizzle at a time.
+                flaw("warps", warps, "2, 4 or 8", matches!(warps, 2 | 4 | 8)),
+                flaw(
+                    "key_rows",
+                    key_rows,
+                    "a multiple of 16 up to 128",
+                    key_rows % 16 == 0 && (16..=128).contains(&key_rows),
+                ),
+                flaw("stages", stages, "2 to 8", (2..=8).contains(&stages)),
+            ],
+        };
+        flaws.into_iter().flatten().collect()
     }
 
     /// Writes the kernel for a specialisation. What can be generated is [`crate::Plan::new`]'s to decide.

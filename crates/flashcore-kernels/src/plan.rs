@@ -3,7 +3,7 @@
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Mask, Problem, ProblemError};
 
-use crate::config::{Config, Specialisation};
+use crate::config::{Config, Flaw, Specialisation};
 use crate::parameters::{Argument, Buffers, arguments};
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -45,6 +45,8 @@ pub enum Reason {
     Stride { tensor: &'static str, stride: &'static str, elements: usize, multiple: usize },
     #[error("the problem is empty: there is nothing to launch")]
     Empty,
+    #[error("{argument} of the {kernel} config is {value}; it must be {allowed}")]
+    Config { kernel: &'static str, argument: &'static str, value: u32, allowed: &'static str },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -97,6 +99,10 @@ fn reasons(problem: &Problem, config: Config) -> Vec<Reason> {
     if value_dim != head_dim {
         reasons.push(Reason::ValueDim { kernel, head_dim, value_dim });
     }
+    reasons.extend(config.flaws().into_iter().map(|flaw| {
+        let Flaw { argument, value, allowed } = flaw;
+        Reason::Config { kernel, argument, value, allowed }
+    }));
     let features = [
         ("sliding window", matches!(problem.mask, Mask::Window { .. })),
         ("softcap", problem.softcap.is_some()),

@@ -81,3 +81,18 @@ fn padding_costs_memory_and_swizzling_does_not() {
     assert_eq!(bytes(SharedLayout::Swizzled), bytes(SharedLayout::Plain));
     assert_eq!(bytes(SharedLayout::Padded), 5 * 64 * (64 + 8) * 2);
 }
+
+#[test]
+fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
+    let problem = Problem::new(1, 1, 64, 64, DType::F16);
+    let config =
+        Config::Ampere(flashcore_kernels::AmpereConfig { warps: 1, key_rows: 24, stages: 1, ..Default::default() });
+    let reasons = Plan::new(&problem, config, Arch::Sm80).expect_err("three flaws");
+    let reason = |argument, value, allowed| Reason::Config { kernel: KERNEL, argument, value, allowed };
+    let expected = [
+        reason("warps", 1, "2, 4 or 8"),
+        reason("key_rows", 24, "a multiple of 16 up to 128"),
+        reason("stages", 1, "2 to 8"),
+    ];
+    assert_eq!(reasons, expected);
+}

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use flashcore_bench::suites::{self, Kernels, Runner};
 use flashcore_bench::verify::{NoVerdict, verify};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
-use flashcore_problem::{DType, Stress};
+use flashcore_problem::{DType, Layout, Stress};
 
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
@@ -46,6 +46,9 @@ pub(crate) struct Verify {
     /// With the log-sum-exp as a second output
     #[arg(long, requires = "shape")]
     lse: bool,
+    /// How the tensors of the case lie in memory
+    #[arg(long, value_enum, default_value_t = LayoutName::Bhsd, requires = "shape")]
+    layout: LayoutName,
     /// Special inputs instead of random ones
     #[arg(long, value_parser = parse_stress, requires = "shape")]
     stress: Option<Stress>,
@@ -60,6 +63,16 @@ enum BackendName {
     Sim,
     /// The native CPU kernels
     Cpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LayoutName {
+    /// Batch, head, row, column
+    Bhsd,
+    /// Batch, row, head, column
+    Bshd,
+    /// Query, key and value of a row side by side
+    PackedQkv,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -141,6 +154,11 @@ impl Verify {
         let mut problem = parse_shape(shape, self.dtype).map_err(usage)?;
         problem.mask = parse_mask(&self.mask).map_err(usage)?;
         problem.log_sum_exp = self.lse;
+        problem.layout = match self.layout {
+            LayoutName::Bhsd => Layout::Bhsd,
+            LayoutName::Bshd => Layout::Bshd,
+            LayoutName::PackedQkv => Layout::PackedQkv,
+        };
         if let Err(errors) = problem.validate() {
             return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
         }

@@ -143,7 +143,11 @@ impl Builder {
     fn guarded<R>(&mut self, guard: Guard, write: impl FnOnce(&mut Self) -> R) -> R {
         // Taken before the guards are combined: all lanes do that.
         let outer = self.guard.take();
-        self.guard = Some(outer.map_or(guard, |outer| self.both(outer, guard)));
+        // A `match` and no closure, whose caller would be this line.
+        self.guard = match outer {
+            Some(outer) => Some(self.both(outer, guard)),
+            None => Some(guard),
+        };
         let result = write(self);
         self.guard = outer;
         result

@@ -175,6 +175,7 @@ pub(super) const fn may_be_constant(ty: Type) -> bool {
 }
 
 /// The rules of one operation beyond the types of its operands.
+#[expect(clippy::too_many_lines, reason = "one pattern per row of the table")]
 pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
     match op {
         Op::LoadParam { ty, parameter, .. } => match kernel.parameters.get(*parameter as usize) {

@@ -51,7 +51,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
 
     let output = k.section("output", |k| Accumulator::zero(k, specialisation.head_dim));
     let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, work.parameters.scale_log2));
-    let mask = k.section("mask", |k| keys.mask(k, &work, &warp, specialisation.causal));
+    let mask = k.section("mask", |k| key_mask(k, &work, &warp, specialisation.causal));
     let scores = k.section("scores", |k| Accumulator::zero(k, config.key_rows));
     k.for_uniform(0i32, keys.end, config.key_rows as i32, |k, first_key| {
         stream.ring.wait(k);
@@ -230,18 +230,18 @@ impl KeyRange {
         let end = k.add(first_key, self.key_rows as i32);
         k.compare(Compare::Gt, end, self.attended_by_all)
     }
+}
 
-    /// The limits of the lane's two rows, counted from its first column.
-    fn mask(&self, k: &mut Builder, work: &Work, warp: &Warp, causal: bool) -> KeyMask {
-        let column = k.shl(warp.position.member, 1u32);
-        let column = k.reinterpret::<U32, S32>(column);
-        let limits = core::array::from_fn(|half| {
-            let row = warp.row(k, work, half as u32);
-            let limit = work.key_limit(k, row, causal);
-            k.sub(limit, column)
-        });
-        KeyMask::new(limits)
-    }
+/// The mask of the lane's two rows, counted from its first column.
+fn key_mask(k: &mut Builder, work: &Work, warp: &Warp, causal: bool) -> KeyMask {
+    let column = k.shl(warp.position.member, 1u32);
+    let column = k.reinterpret::<U32, S32>(column);
+    let limits = core::array::from_fn(|half| {
+        let row = warp.row(k, work, half as u32);
+        let limit = work.key_limit(k, row, causal);
+        k.sub(limit, column)
+    });
+    KeyMask::new(limits)
 }
 
 /// Stores the warp's rows: through shared memory, so that lanes store 16 bytes beside each other.

@@ -38,7 +38,7 @@ impl Work {
     fn query(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
         let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
-        self.from_first_row(k, head, stride)
+        self.rows_of_cta(k, head, stride)
     }
 
     /// The rows of this CTA's output, from its first on.
@@ -46,7 +46,7 @@ impl Work {
         let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
             self.parameters;
         let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
-        self.from_first_row(k, head, stride)
+        self.rows_of_cta(k, head, stride)
     }
 
     /// All rows of its key.
@@ -73,7 +73,7 @@ impl Work {
         k.mad(head, head_stride, batch)
     }
 
-    fn from_first_row(&self, k: &mut Builder, head: Reg<U64>, stride: Reg<U64>) -> GlobalRows {
+    fn rows_of_cta(&self, k: &mut Builder, head: Reg<U64>, stride: Reg<U64>) -> GlobalRows {
         let first_row = k.widen(self.first_row);
         GlobalRows { first: k.mad(first_row, stride, head), stride }
     }
