@@ -119,7 +119,13 @@ fn structures(condition: RegisterId) -> (Kernel, u32) {
     let low = k.compare(Compare::Lt, lane, 16u32);
     let line = line!() + 1;
     k.if_then(low, Builder::exit);
-    k.while_lanes(|_| low, Builder::exit);
+    k.while_lanes(
+        |k| {
+            k.lane();
+            low
+        },
+        Builder::exit,
+    );
     let mut kernel = k.finish();
     for statement in &mut kernel.body.statements {
         match statement {
@@ -134,7 +140,7 @@ fn structures(condition: RegisterId) -> (Kernel, u32) {
 fn unknown_conditions() -> Case {
     case(structures, UNKNOWN, RegisterId(1), |line| {
         let rule = Rule::UnknownRegister { name: "condition", register: UNKNOWN };
-        vec![at(line, 2, "if", rule.clone()), at(line + 1, 3, "loop", rule)]
+        vec![at(line, 2, "if", rule.clone()), at(line + 1, 4, "loop", rule)]
     })
 }
 
@@ -142,7 +148,7 @@ fn mistyped_condition() -> Case {
     case(structures, RegisterId(0), RegisterId(1), |line| {
         let rule =
             Rule::TypeMismatch { name: "condition", register: RegisterId(0), actual: Type::U32, expected: Type::Pred };
-        vec![at(line, 2, "if", rule.clone()), at(line + 1, 3, "loop", rule)]
+        vec![at(line, 2, "if", rule.clone()), at(line + 1, 4, "loop", rule)]
     })
 }
 

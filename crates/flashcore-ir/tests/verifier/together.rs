@@ -58,3 +58,30 @@ fn all_of_them_are_reported() {
         ],
     );
 }
+
+/// Each sequence of statements, with its mistake counted among the instructions before it.
+#[test]
+fn every_sequence_is_visited() {
+    let mut k = Builder::new("kernel", 32);
+    let first = line!();
+    k.barrier_sync(20u32, 32u32);
+    let p = k.compare(Compare::Eq, 0u32, 0u32);
+    k.if_else(p, |k| k.barrier_sync(21u32, 32u32), |k| k.barrier_sync(22u32, 32u32));
+    k.while_uniform(
+        |k| {
+            k.barrier_sync(23u32, 32u32);
+            p
+        },
+        |k| k.barrier_sync(24u32, 32u32),
+    );
+    k.barrier_sync(25u32, 32u32);
+    let error = |line, index, barrier: u64| {
+        let text = format!("BarrierSync barrier={barrier:#x}, threads=0x20");
+        at(first + line, index, &text, Rule::BarrierNumber { barrier })
+    };
+    check(
+        k.finish(),
+        Arch::Sm80,
+        &[error(1, 0, 20), error(3, 2, 21), error(3, 3, 22), error(6, 4, 23), error(9, 5, 24), error(11, 6, 25)],
+    );
+}
