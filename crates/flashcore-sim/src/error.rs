@@ -71,6 +71,9 @@ pub enum LaunchError {
         /// The most CTAs together.
         most: u64,
     },
+    /// One launch at a time: what another writes cannot be told from a race.
+    #[error("another launch is running on this memory; wait for it, or give each launch its own `GlobalMemory`")]
+    MemoryInUse,
     /// No more steps than the simulator can number.
     #[error("the kernel has {steps} steps; the simulator runs at most {most}: keep loops instead of unrolling them")]
     TooLong {

@@ -84,7 +84,9 @@ pub enum InFlight {
 impl InFlight {
     fn advice(self) -> &'static str {
         match self {
-            Self::CopyTarget => "wait with `copy_async_wait` in the thread that copies, then synchronise with the others",
+            Self::CopyTarget => {
+                "wait with `copy_async_wait` in the thread that copies, then synchronise with the others"
+            }
             Self::BulkSource => "wait with `bulk_wait(.., read: true)` in the thread that stores, then synchronise",
             Self::BulkTarget => "wait with `bulk_wait(.., read: false)` in the thread that stores, then synchronise",
         }
@@ -137,6 +139,8 @@ pub enum BarrierProblem {
         /// Threads of the CTA.
         threads: u32,
     },
+    /// The warp has arrived at it before, and it has not completed since: it would be counted twice.
+    ArrivesTwice,
     /// A warp has arrived at it with another count.
     Disagrees {
         /// The count of the first to arrive.
@@ -151,6 +155,8 @@ impl fmt::Display for BarrierProblem {
             Self::LanesDisagree => formatter.write_str("the lanes of a warp must give the same barrier and count"),
             Self::NotWholeWarps => formatter.write_str("the count must be a positive multiple of 32"),
             Self::MoreThanCta { threads } => write!(formatter, "the CTA has only {threads} threads"),
+            Self::ArrivesTwice => formatter
+                .write_str("this warp arrives a second time before the others have come; make it wait for them first"),
             Self::Disagrees { expected } => {
                 write!(formatter, "another warp waits there for {expected}; all participants must give one count")
             }
@@ -211,7 +217,9 @@ pub enum FaultKind {
         nearest: Nearest,
     },
     /// An address that is no multiple of what the operation demands.
-    #[error("misaligned address in {space} memory: it must be a multiple of {alignment}; use narrower accesses or align the data")]
+    #[error(
+        "misaligned address in {space} memory: it must be a multiple of {alignment}; use narrower accesses or align the data"
+    )]
     Misaligned {
         /// The memory.
         space: Space,
@@ -260,7 +268,9 @@ pub enum FaultKind {
         written: Box<Place>,
     },
     /// Part of a warp at an operation that needs all of it.
-    #[error("divergent warp at an operation that all 32 lanes must execute together: active lanes are {active:#010x}; move it out of the branch")]
+    #[error(
+        "divergent warp at an operation that all 32 lanes must execute together: active lanes are {active:#010x}; move it out of the branch"
+    )]
     DivergentCollective {
         /// The lanes that execute it.
         active: u32,

@@ -30,10 +30,8 @@ pub fn launch(
     if program.steps.len() > MOST_STEPS {
         return Err(LaunchError::TooLong { steps: program.steps.len(), most: MOST_STEPS }.into());
     }
-    let _guard = memory.begin_launch();
-    let result = run_grid(&program, launch.grid, &arguments, memory, options);
-    memory.end_launch();
-    result.map(|counters| Report { counters })
+    let _guard = memory.begin_launch().ok_or(LaunchError::MemoryInUse)?;
+    run_grid(&program, launch.grid, &arguments, memory, options).map(|counters| Report { counters })
 }
 
 /// What to launch a kernel with.

@@ -157,7 +157,8 @@ mod tests {
 
     /// Values at which rounding to 16 bits is decided: all ties, their neighbours, and the borders of the formats.
     fn interesting() -> impl Iterator<Item = f64> {
-        let borders = [65504.0, 65519.99, 65520.0, 65520.01, 5.9e-8, 2.98e-8, 2.99e-8, 6.1e-5, 3.4e38, 9.2e-41, 4.5e-41];
+        let borders =
+            [65504.0, 65519.99, 65520.0, 65520.01, 5.9e-8, 2.98e-8, 2.99e-8, 6.1e-5, 3.4e38, 9.2e-41, 4.5e-41];
         let ties = (0..=u16::MAX).flat_map(|bits| {
             let value = f64::from(half::f16::from_bits(bits));
             let next = f64::from(half::f16::from_bits(bits.wrapping_add(1)));

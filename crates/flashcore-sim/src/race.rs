@@ -431,17 +431,14 @@ impl Shadow {
             let row = (read & !ROW) as usize * self.warps;
             self.rows[row..row + self.warps].iter().copied().find(|&earlier| !access.is_after(earlier))
         };
-        conflict.map_or(Ok(()), |earlier| {
-            Err(Conflict::Race { cell: index, earlier, earlier_kind: AccessKind::Read })
-        })
+        conflict.map_or(Ok(()), |earlier| Err(Conflict::Race { cell: index, earlier, earlier_kind: AccessKind::Read }))
     }
 
     fn after_atomics(&self, index: usize, access: &Access<'_>) -> Result<(), Conflict> {
         let entries = self.atomics.get(&index).map_or(&[][..], Vec::as_slice);
         let conflict = entries.iter().copied().find(|&earlier| !access.is_after(earlier));
-        conflict.map_or(Ok(()), |earlier| {
-            Err(Conflict::Race { cell: index, earlier, earlier_kind: AccessKind::Atomic })
-        })
+        conflict
+            .map_or(Ok(()), |earlier| Err(Conflict::Race { cell: index, earlier, earlier_kind: AccessKind::Atomic }))
     }
 
     /// One write, one read and one atomic of each cell that had any, for comparison with other CTAs.

@@ -62,11 +62,19 @@ struct Cta<'c, 'k, 'm> {
 struct Barrier {
     /// Threads it waits for; 0 before the first arrives.
     expected: u32,
-    arrived: u32,
-    /// The warps that wait at it.
+    /// The warps that have arrived.
+    participants: u32,
+    /// Those of them that wait.
     waiting: u32,
     /// What those that arrived have released.
     joined: Vec<u32>,
+}
+
+impl Barrier {
+    /// Threads that have arrived. A warp counts whole.
+    fn arrived(&self) -> u32 {
+        self.participants.count_ones() * LANES as u32
+    }
 }
 
 impl<'c, 'k, 'm> Cta<'c, 'k, 'm>
@@ -77,7 +85,7 @@ where
         let kernel = scene.program.kernel;
         let count = kernel.threads.div_ceil(LANES as u32);
         let warps = (0..count).map(|warp| Warp::new(&scene.program.layout, kernel.threads - warp * LANES as u32));
-        let barrier = Barrier { expected: 0, arrived: 0, waiting: 0, joined: vec![0; count as usize] };
+        let barrier = Barrier { expected: 0, participants: 0, waiting: 0, joined: vec![0; count as usize] };
         Self {
             scene,
             warps: warps.collect(),
@@ -131,7 +139,7 @@ where
             .flat_map(|(index, barrier)| {
                 lanes(barrier.waiting).map(move |warp| WaitingWarp {
                     barrier: index,
-                    arrived: barrier.arrived,
+                    arrived: barrier.arrived(),
                     expected: barrier.expected,
                     // A warp that waits has gone past its barrier.
                     place: self.scene.program.place(self.warps[warp].next - 1, self.scene.cta, warp as u32),
@@ -245,21 +253,24 @@ where
         if barrier.expected != 0 && barrier.expected != threads {
             return problem(BarrierProblem::Disagrees { expected: barrier.expected });
         }
+        if barrier.participants >> warp & 1 == 1 {
+            return problem(BarrierProblem::ArrivesTwice);
+        }
         self.counters.barriers += 1;
         barrier.expected = threads;
-        barrier.arrived += LANES as u32;
+        barrier.participants |= 1 << warp;
         self.clocks.release(warp, &mut barrier.joined);
         if waits {
             barrier.waiting |= 1 << warp;
             self.ready &= !(1 << warp);
         }
-        if barrier.arrived == threads {
+        if barrier.arrived() == threads {
             for waiting in lanes(barrier.waiting) {
                 self.clocks.acquire(waiting, &barrier.joined);
             }
             self.ready |= barrier.waiting;
             barrier.expected = 0;
-            barrier.arrived = 0;
+            barrier.participants = 0;
             barrier.waiting = 0;
             barrier.joined.fill(0);
         }

@@ -87,7 +87,8 @@ impl<'k> Warp<'k> {
                 }
             }
             Action::Else { end } => {
-                self.active = self.open.last().map_or(0, |frame| frame.otherwise) & self.alive;
+                // They have not been active since the choice, so they are all alive.
+                self.active = self.open.last().map_or(0, |frame| frame.otherwise);
                 if self.active == 0 {
                     next = end;
                 }
@@ -120,5 +121,30 @@ impl<'k> Warp<'k> {
             return Err(Stop::warp(FaultKind::NonUniformBranch { holds, active: self.active }));
         }
         Ok(holds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::{Arch, Builder, types::U32};
+
+    use super::*;
+    use crate::error::Trouble;
+
+    /// The verifier refuses kernels that read before they write, so no launch comes to this fault; it guards against a
+    /// verifier that lets one pass.
+    #[test]
+    fn a_lane_reads_only_what_it_has_written() {
+        let mut k = Builder::new("test", 32);
+        let register = k.register::<U32>().id();
+        let kernel = k.finish().verify(Arch::Sm80).expect("a kernel without instructions keeps the rules");
+        let layout = Layout::new(&kernel);
+        let mut warp = Warp::new(&layout, 32);
+        warp.registers.set_word(register, 0x0000_ff0f, &[7; 32]);
+        assert!(warp.must_be_written(register, 0x0000_0f0f).is_ok());
+        let stop = warp.must_be_written(register, 0x0000_0fff).expect_err("lanes 4 to 7 have not written it");
+        let Stop::Fault(trouble) = stop else { panic!("a fault of the kernel, not {stop:?}") };
+        let Trouble { kind, lane, address } = *trouble;
+        assert_eq!((kind, lane, address), (FaultKind::UninitialisedRegister { register }, Some(4), None));
     }
 }

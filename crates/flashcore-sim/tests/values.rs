@@ -3,9 +3,9 @@
 mod support;
 
 use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, S32, S64, Storable, U16, U32, U64};
-use flashcore_ir::{Builder, Compare, FenceScope, ReduceOp, Reg, Rounding, ShuffleMode, SpecialRegister, VoteMode};
-use flashcore_sim::{Argument, GlobalMemory, Launch, Options, launch};
-use support::{bytes, kernel, run, words};
+use flashcore_ir::{Builder, Compare, ReduceOp, Reg, Rounding, ShuffleMode, VoteMode};
+use flashcore_sim::{Argument, GlobalMemory};
+use support::{kernel, run, words};
 
 /// Runs what `build` computes from `N` inputs, one row for each lane, and compares the bits.
 #[track_caller]
@@ -204,7 +204,10 @@ fn pairs() {
     check(|k, [a, b]| k.min::<Bf16x2>(a, b), &[([b(1.0, 2.0), b(0.5, 3.0)], b(0.5, 2.0))]);
     check(|k, [a]| k.neg::<F16x2>(a), &[([h(1.0, -2.0)], h(-1.0, 2.0))]);
     check(|k, [a]| k.abs::<Bf16x2>(a), &[([b(1.0, -2.0)], b(1.0, 2.0))]);
-    check(|k, [a]| k.exp2::<F16x2>(a), &[([h(3.0, -1.0)], h(8.0, 0.5)), ([h(-24.0, 16.0)], h(2f32.powi(-24), INFINITY))]);
+    check(
+        |k, [a]| k.exp2::<F16x2>(a),
+        &[([h(3.0, -1.0)], h(8.0, 0.5)), ([h(-24.0, 16.0)], h(2f32.powi(-24), INFINITY))],
+    );
     check(|k, [a]| k.exp2::<Bf16x2>(a), &[([b(3.0, -127.0)], b(8.0, 0.0))]);
     check(|k, [a]| k.tanh::<F16x2>(a), &[([h(0.0, 20.0)], h(0.0, 1.0))]);
 }
@@ -234,7 +237,13 @@ fn special_functions() {
     );
     check(
         |k, [a]| k.reciprocal_sqrt(a),
-        &[([f(4.0)], f(0.5)), ([f(0.0)], f(INFINITY)), ([f(-0.0)], f(-INFINITY)), ([f(INFINITY)], f(0.0)), ([f(-1.0)], NAN)],
+        &[
+            ([f(4.0)], f(0.5)),
+            ([f(0.0)], f(INFINITY)),
+            ([f(-0.0)], f(-INFINITY)),
+            ([f(INFINITY)], f(0.0)),
+            ([f(-1.0)], NAN),
+        ],
     );
     check(|k, [a]| k.sqrt(a), &[([f(4.0)], f(2.0)), ([f(-0.0)], f(-0.0)), ([subnormal], f(0.0)), ([f(-1.0)], NAN)]);
     check(|k, [a]| k.tanh::<F32>(a), &[([f(0.0)], f(0.0)), ([f(0.5)], f(0.462_117_16)), ([f(-30.0)], f(-1.0))]);
@@ -255,11 +264,23 @@ fn conversions() {
     check(|k, [a]| k.to_integer::<U32>(a, Rounding::ToZero), &[([f(-2.7)], 0), ([f(5e9)], 0xffff_ffff)]);
     check(|k, [a]| k.to_integer::<S32>(a, Rounding::Down), &[([f(-2.1)], s(-3)), ([f(2.9)], 2)]);
     check(|k, [a]| k.to_integer::<S32>(a, Rounding::Up), &[([f(-2.9)], s(-2)), ([f(2.1)], 3)]);
-    check(|k, [a]| k.to_integer::<S32>(a, Rounding::NearestInteger), &[([f(2.5)], 2), ([f(3.5)], 4), ([f(-2.5)], s(-2))]);
-    check(|k, [a]: [Reg<F16>; 1]| k.f16_to_f32(a), &[([0x3c00], f(1.0)), ([0x0001], f(2f32.powi(-24))), ([0x7c00], f(INFINITY))]);
+    check(
+        |k, [a]| k.to_integer::<S32>(a, Rounding::NearestInteger),
+        &[([f(2.5)], 2), ([f(3.5)], 4), ([f(-2.5)], s(-2))],
+    );
+    check(
+        |k, [a]: [Reg<F16>; 1]| k.f16_to_f32(a),
+        &[([0x3c00], f(1.0)), ([0x0001], f(2f32.powi(-24))), ([0x7c00], f(INFINITY))],
+    );
     check(|k, [a]: [Reg<Bf16>; 1]| k.bf16_to_f32(a), &[([0x3f80], f(1.0)), ([0xc000], f(-2.0))]);
-    check(|k, [a]| k.f32_to_f16(a), &[([f(1.0)], 0x3c00), ([f(65520.0)], 0x7c00), ([f(2f32.powi(-25))], 0), ([QUIET], 0x7fff)]);
-    check(|k, [a]| k.f32_to_bf16(a), &[([0x3f80_8000], 0x3f80), ([0x3f81_8000], 0x3f82), ([0x3f80_8001], 0x3f81), ([QUIET], 0x7fff)]);
+    check(
+        |k, [a]| k.f32_to_f16(a),
+        &[([f(1.0)], 0x3c00), ([f(65520.0)], 0x7c00), ([f(2f32.powi(-25))], 0), ([QUIET], 0x7fff)],
+    );
+    check(
+        |k, [a]| k.f32_to_bf16(a),
+        &[([0x3f80_8000], 0x3f80), ([0x3f81_8000], 0x3f82), ([0x3f80_8001], 0x3f81), ([QUIET], 0x7fff)],
+    );
     check(|k, [a]| k.f32_to_tf32(a), &[([0x3f80_1000], 0x3f80_2000), ([0x3f80_0fff], 0x3f80_0000)]);
     check(|k, [low, high]| k.pair::<F16x2>(low, high), &[([f(1.0), f(-2.0)], h(1.0, -2.0))]);
     check(|k, [low, high]| k.pair::<Bf16x2>(low, high), &[([f(1.0), f(-2.0)], b(1.0, -2.0))]);
@@ -289,7 +310,12 @@ fn comparison_and_selection() {
     check(|k, [a, b]| all::<S64>(k, a, b), &[([u64::MAX, 0], less), ([1 << 40, 1], greater)]);
     check(
         |k, [a, b]| all::<F32>(k, a, b),
-        &[([f(-1.0), f(1.0)], less), ([f(0.0), f(-0.0)], equal), ([f(INFINITY), f(1.0)], greater), ([QUIET, QUIET], unordered)],
+        &[
+            ([f(-1.0), f(1.0)], less),
+            ([f(0.0), f(-0.0)], equal),
+            ([f(INFINITY), f(1.0)], greater),
+            ([QUIET, QUIET], unordered),
+        ],
     );
     check(
         |k, [a, b]| {
@@ -336,19 +362,22 @@ fn shuffles() {
 /// Segments of 8 lanes: the mask of the manual's operand c is 0b11000, its clamp 7 or, upwards, 0.
 #[test]
 fn shuffles_in_segments() {
-    let expected: [(ShuffleMode, u32, fn(u64) -> u64); 4] = [
-        (ShuffleMode::Index, 0x1807, |lane| lane / 8 * 8 + 3),
-        (ShuffleMode::Down, 0x1807, |lane| if lane % 8 < 5 { lane + 3 } else { lane }),
-        (ShuffleMode::Up, 0x1800, |lane| if lane % 8 >= 3 { lane - 3 } else { lane }),
-        (ShuffleMode::Butterfly, 0x1807, |lane| lane ^ 3),
+    type Source = fn(u64) -> u64;
+    let expected: [(ShuffleMode, u32, u32, Source); 5] = [
+        (ShuffleMode::Index, 3, 0x1807, |lane| lane / 8 * 8 + 3),
+        // Of the index, the bits below the segment count.
+        (ShuffleMode::Index, 11, 0x1807, |lane| lane / 8 * 8 + 3),
+        (ShuffleMode::Down, 3, 0x1807, |lane| if lane % 8 < 5 { lane + 3 } else { lane }),
+        (ShuffleMode::Up, 3, 0x1800, |lane| if lane % 8 >= 3 { lane - 3 } else { lane }),
+        (ShuffleMode::Butterfly, 3, 0x1807, |lane| lane ^ 3),
     ];
-    for (mode, control, expected) in expected {
+    for (mode, index, control, expected) in expected {
         let mut memory = GlobalMemory::new();
         let y = memory.allocate_uninitialised("y", 128);
         let mut k = Builder::new("segments", 32);
         let target = k.parameter::<U64>("y");
         let lane = k.lane();
-        let received = k.shuffle(mode, lane, 3u32);
+        let received = k.shuffle(mode, lane, index);
         let address = k.mad_wide(lane, 4u32, target);
         k.store_one(address, received);
         let mut kernel = k.finish();
@@ -427,174 +456,4 @@ fn control_flow_by_lanes() {
         },
         |lane| lane * (lane.max(1) - 1) / 2,
     );
-}
-
-#[test]
-fn exit_ends_lanes() {
-    let kernel = kernel(32, |k| {
-        let y = k.parameter::<U64>("y");
-        let lane = k.lane();
-        let address = k.mad_wide(lane, 4u32, y);
-        let even = k.and::<U32>(lane, 1u32);
-        let even = k.compare::<U32>(Compare::Eq, even, 0u32);
-        k.if_then(even, |k| {
-            let low = k.compare::<U32>(Compare::Lt, lane, 8u32);
-            k.when(low, |k| k.exit());
-            k.store_one(address, lane);
-        });
-        k.unless(even, |k| k.store_one(address, lane));
-    });
-    let mut memory = GlobalMemory::new();
-    let y = memory.allocate_uninitialised("y", 128);
-    run(&kernel, &[Argument::U64(y)], &memory).unwrap();
-    assert_eq!(memory.unwritten(y), [0..4, 8..12, 16..20, 24..28]);
-    let result = words(&memory.read(y));
-    let expected: Vec<u32> = (0..32).map(|lane| if lane % 2 == 0 && lane < 8 { u32::MAX } else { lane }).collect();
-    assert_eq!(result, expected);
-}
-
-#[test]
-fn special_registers_and_parameters() {
-    let registers = SpecialRegister::ALL;
-    let kernel = kernel(48, |k| {
-        let y = k.parameter::<U64>("y");
-        let a = k.parameter::<U32>("a");
-        let b = k.parameter::<S32>("b");
-        let c = k.parameter::<F32>("c");
-        let d = k.parameter::<S64>("d");
-        let [x, size] = [SpecialRegister::ThreadX, SpecialRegister::BlockX].map(|register| k.special(register));
-        let cta = {
-            let [x, y, z, width, height] =
-                [SpecialRegister::CtaX, SpecialRegister::CtaY, SpecialRegister::CtaZ, SpecialRegister::GridX, SpecialRegister::GridY]
-                    .map(|register| k.special(register));
-            let row = k.mad::<U32>(z, height, y);
-            k.mad::<U32>(row, width, x)
-        };
-        let thread = k.mad::<U32>(cta, size, x);
-        let fields = registers.len() as u32 + 5;
-        let start = k.mul::<U32>(thread, 4 * fields);
-        let start = k.mad_wide::<U32>(start, 1u32, y);
-        let mut values: Vec<Reg<U32>> = registers.iter().map(|register| k.special(*register)).collect();
-        values.push(a);
-        values.push(k.reinterpret::<S32, U32>(b));
-        values.push(k.reinterpret::<F32, U32>(c));
-        let d = k.reinterpret::<S64, U64>(d);
-        values.push(k.truncate(d));
-        let high = k.shr::<U64>(d, 32u32);
-        values.push(k.truncate(high));
-        for (index, value) in values.into_iter().enumerate() {
-            k.store_one(flashcore_ir::GlobalAddress::from(start).plus(4 * index as i32), value);
-        }
-    });
-    let grid = [3, 2, 2];
-    let mut memory = GlobalMemory::new();
-    let y = memory.allocate_uninitialised("y", 12 * 48 * 16 * 4);
-    let arguments =
-        vec![Argument::U64(y), Argument::U32(7), Argument::S32(-7), Argument::F32(0.5), Argument::S64(-1 << 33)];
-    launch(&kernel, &Launch { grid, arguments }, &memory, &Options::default()).unwrap();
-    assert!(memory.is_written(y));
-    let results = words(&memory.read(y));
-    for (thread, actual) in results.chunks(16).enumerate() {
-        let (cta, x) = (thread as u32 / 48, thread as u32 % 48);
-        let expected = [
-            x,
-            0,
-            0,
-            48,
-            cta % 3,
-            cta / 3 % 2,
-            cta / 6,
-            3,
-            2,
-            2,
-            x % 32,
-            7,
-            -7i32 as u32,
-            0.5f32.to_bits(),
-            0,
-            (-2i32) as u32,
-        ];
-        assert_eq!(actual, expected, "thread {x} of CTA {cta}");
-    }
-}
-
-#[test]
-fn vectors_through_shared_and_global_memory() {
-    let kernel = kernel(32, |k| {
-        let (x, y) = (k.parameter::<U64>("x"), k.parameter::<U64>("y"));
-        let offset = k.reserve_shared(512, 16);
-        let base = k.shared_base();
-        let lane = k.lane();
-        let from = k.mad_wide(lane, 16u32, x);
-        let four = k.load::<F32>(from, 4);
-        let place = k.mad::<U32>(lane, 16u32, base);
-        k.store_shared(flashcore_ir::SharedAddress::from(place).plus(offset as i32), &four);
-        k.warp_sync();
-        // The neighbour's 16 bytes, as two wide numbers, and again as 16-bit numbers.
-        let other = k.xor::<U32>(lane, 1u32);
-        let place = k.mad::<U32>(other, 16u32, base);
-        let two = k.load_shared::<U64>(place, 2);
-        let to = k.mad_wide(lane, 32u32, y);
-        k.store(to, &two);
-        let halves = k.load_shared::<F16>(flashcore_ir::SharedAddress::from(place).plus(8), 4);
-        k.store(flashcore_ir::GlobalAddress::from(to).plus(16), &halves);
-        let last = k.load_shared::<U16>(flashcore_ir::SharedAddress::from(place).plus(2), 1);
-        k.store(flashcore_ir::GlobalAddress::from(to).plus(24), &[last[0], last[0], last[0], last[0]]);
-        k.fence(FenceScope::Gpu);
-        k.prefetch(to);
-    });
-    let input: Vec<u32> = (0..128).map(|i| i * 0x0101_0101).collect();
-    let mut memory = GlobalMemory::new();
-    let x = memory.allocate("x", &bytes(&input, |word| word.to_le_bytes()));
-    let y = memory.allocate_uninitialised("y", 32 * 32);
-    run(&kernel, &[Argument::U64(x), Argument::U64(y)], &memory).unwrap();
-    for (lane, actual) in words(&memory.read(y)).chunks(8).enumerate() {
-        let source = &input[4 * (lane ^ 1)..][..4];
-        let twice = (source[0] >> 16) * 0x1_0001;
-        assert_eq!(actual, [source[0], source[1], source[2], source[3], source[2], source[3], twice, twice]);
-    }
-}
-
-#[test]
-fn atomics() {
-    let kernel = kernel(64, |k| {
-        let (sum, old, shared_sums) =
-            (k.parameter::<U64>("sum"), k.parameter::<U64>("old"), k.parameter::<U64>("shared_sums"));
-        let offset = k.reserve_shared(8, 4);
-        assert_eq!(offset, 0);
-        let base = k.shared_base();
-        let thread = k.special(SpecialRegister::ThreadX);
-        let first = k.compare::<U32>(Compare::Eq, thread, 0u32);
-        let zero = k.copy::<U32>(0u32);
-        k.when(first, |k| k.store_shared(base, &[zero, zero]));
-        k.cta_sync();
-        let one = k.copy::<U32>(1u32);
-        let ticket = k.atomic::<U32, flashcore_ir::GlobalAddress>(ReduceOp::Add, sum, one);
-        let to = k.mad_wide(ticket, 4u32, old);
-        k.store_one(to, ticket);
-        let maximum = flashcore_ir::GlobalAddress::from(sum).plus(4);
-        k.reduce::<U32, flashcore_ir::GlobalAddress>(ReduceOp::Max, maximum, thread);
-        let real = flashcore_ir::GlobalAddress::from(sum).plus(8);
-        let half = k.copy::<F32>(0.5f32);
-        k.reduce::<F32, flashcore_ir::GlobalAddress>(ReduceOp::Add, real, half);
-        let wide = flashcore_ir::GlobalAddress::from(sum).plus(16);
-        let thread64 = k.widen(thread);
-        k.reduce::<U64, flashcore_ir::GlobalAddress>(ReduceOp::Add, wide, thread64);
-        let swapped = flashcore_ir::GlobalAddress::from(sum).plus(24);
-        let expected = k.copy::<U32>(9u32);
-        k.compare_and_swap::<U32, flashcore_ir::GlobalAddress>(swapped, expected, one);
-        k.reduce::<U32, flashcore_ir::SharedAddress>(ReduceOp::Add, base, thread);
-        k.atomic::<U32, flashcore_ir::SharedAddress>(ReduceOp::Or, flashcore_ir::SharedAddress::from(base).plus(4), thread);
-        k.cta_sync();
-        let sums = k.load_shared::<U32>(base, 2);
-        k.when(first, |k| k.store(shared_sums, &sums));
-    });
-    let mut memory = GlobalMemory::new();
-    let sum = memory.allocate("sum", &bytes(&[0u32, 0, 0, 0, 0, 0, 9, 0], |word| word.to_le_bytes()));
-    let old = memory.allocate_uninitialised("old", 64 * 4);
-    let shared = memory.allocate_uninitialised("shared_sums", 8);
-    run(&kernel, &[Argument::U64(sum), Argument::U64(old), Argument::U64(shared)], &memory).unwrap();
-    assert_eq!(words(&memory.read(sum)), [64, 63, 32f32.to_bits(), 0, 2016, 0, 1, 0]);
-    assert_eq!(words(&memory.read(old)), (0..64).collect::<Vec<u32>>());
-    assert_eq!(words(&memory.read(shared)), [2016, 63]);
 }

@@ -200,14 +200,9 @@ pub(crate) fn mad(lanes: &mut Lanes<'_, '_>, ty: Type, d: RegisterId, abc: [Oper
     match ty {
         Type::U32 | Type::S32 => lanes.words3(d, abc, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
         Type::U64 | Type::S64 => lanes.wides3(d, abc, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
-        Type::Pred
-        | Type::U16
-        | Type::F16
-        | Type::Bf16
-        | Type::F32
-        | Type::Tf32
-        | Type::F16x2
-        | Type::Bf16x2 => return Err(Stop::no_such_form("Mad", ty)),
+        Type::Pred | Type::U16 | Type::F16 | Type::Bf16 | Type::F32 | Type::Tf32 | Type::F16x2 | Type::Bf16x2 => {
+            return Err(Stop::no_such_form("Mad", ty));
+        }
     }
     Ok(())
 }

@@ -130,9 +130,7 @@ pub(crate) fn convert_pair(
         | Type::U64
         | Type::S64 => return Err(Stop::no_such_form("ConvertPair", to)),
     };
-    lanes.words2(d, [low, high], |low, high| {
-        join([low, high].map(|bits| encode(f32::from_bits(bits).into())))
-    });
+    lanes.words2(d, [low, high], |low, high| join([low, high].map(|bits| encode(f32::from_bits(bits).into()))));
     Ok(())
 }
 

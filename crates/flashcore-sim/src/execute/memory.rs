@@ -5,6 +5,7 @@ use flashcore_ir::{Address, LoadCache, ReduceOp, RegisterId, Space, Type};
 use crate::error::Stop;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::AccessKind;
+use crate::numeric::{canonical, flush};
 use crate::registers::{LANES, Registers, lanes};
 
 /// The most bytes that a lane loads or stores at once.
@@ -13,9 +14,7 @@ const MOST_BYTES: usize = 32;
 /// The address of each lane.
 pub(crate) fn addresses(registers: &Registers<'_>, space: Space, address: Address) -> [u64; LANES] {
     match space {
-        Space::Shared => {
-            registers.word_of(address.base).map(|base| base.wrapping_add_signed(address.offset).into())
-        }
+        Space::Shared => registers.word_of(address.base).map(|base| base.wrapping_add_signed(address.offset).into()),
         Space::Global => registers.wide_of(address.base).map(|base| base.wrapping_add_signed(address.offset.into())),
     }
 }
@@ -104,13 +103,17 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 /// What an atomic makes of the old value and its operand.
-fn combine(op: ReduceOp, ty: Type) -> Result<fn(u64, u64) -> u64, Stop> {
+///
+/// The manual of `atom` and `red`: adding `f32` "on global memory flushes subnormal inputs and results to
+/// sign-preserving zero"; on shared memory it "supports subnormal inputs and results".
+fn combine(space: Space, op: ReduceOp, ty: Type) -> Result<fn(u64, u64) -> u64, Stop> {
     Ok(match (op, ty) {
         (ReduceOp::Add, Type::U32 | Type::S32 | Type::U64) => u64::wrapping_add,
-        (ReduceOp::Add, Type::F32) => |old, a| {
-            let sum = f32::from_bits(old as u32) + f32::from_bits(a as u32);
-            crate::numeric::canonical(sum).into()
+        (ReduceOp::Add, Type::F32) if space == Space::Global => |old, a| {
+            let [old, a] = [old, a].map(|bits| flush(f32::from_bits(bits as u32)));
+            canonical(flush(old + a)).into()
         },
+        (ReduceOp::Add, Type::F32) => |old, a| canonical(f32::from_bits(old as u32) + f32::from_bits(a as u32)).into(),
         (ReduceOp::Min, Type::U32 | Type::U64) => u64::min,
         (ReduceOp::Max, Type::U32 | Type::U64) => u64::max,
         (ReduceOp::Min, Type::S32) => |old, a| (old as i32).min(a as i32) as u64,
@@ -133,7 +136,7 @@ pub(crate) fn atomic(
     a: RegisterId,
     target: Address,
 ) -> Result<(), Stop> {
-    let combine = combine(op, ty)?;
+    let combine = combine(space, op, ty)?;
     update(context, space, ty, d, target, |registers, lane, old| combine(old, registers.lane(a, ty, lane)))
 }
 

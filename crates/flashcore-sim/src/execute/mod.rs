@@ -76,12 +76,9 @@ impl Scene<'_, '_> {
         let kind = match refusal.reason {
             Reason::OutOfBounds(nearest) => FaultKind::OutOfBounds { space, bytes, nearest: *nearest },
             Reason::Uninitialised => FaultKind::UninitialisedMemory { space },
-            Reason::Race { earlier, earlier_kind } => FaultKind::Race {
-                space,
-                access,
-                earlier_access: earlier_kind,
-                earlier: place(earlier),
-            },
+            Reason::Race { earlier, earlier_kind } => {
+                FaultKind::Race { space, access, earlier_access: earlier_kind, earlier: place(earlier) }
+            }
             Reason::Filling(started) => {
                 let in_flight = match space {
                     Space::Shared => InFlight::CopyTarget,
@@ -89,12 +86,9 @@ impl Scene<'_, '_> {
                 };
                 FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
             }
-            Reason::Draining(started) => FaultKind::MissingWait {
-                space,
-                touch,
-                in_flight: InFlight::BulkSource,
-                started: place(started),
-            },
+            Reason::Draining(started) => {
+                FaultKind::MissingWait { space, touch, in_flight: InFlight::BulkSource, started: place(started) }
+            }
             Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
             Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
         };

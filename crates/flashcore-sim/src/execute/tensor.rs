@@ -47,15 +47,9 @@ pub(crate) fn mma(registers: &mut Registers<'_>, mma: &Mma<'_>) -> Result<(), St
         Type::F16x2 => halves::<F16>(registers, mma),
         Type::Bf16x2 => halves::<Bf16>(registers, mma),
         Type::Tf32 => singles(registers, mma),
-        Type::Pred
-        | Type::U16
-        | Type::F16
-        | Type::Bf16
-        | Type::U32
-        | Type::S32
-        | Type::F32
-        | Type::U64
-        | Type::S64 => return Err(no_such_form()),
+        Type::Pred | Type::U16 | Type::F16 | Type::Bf16 | Type::U32 | Type::S32 | Type::F32 | Type::U64 | Type::S64 => {
+            return Err(no_such_form());
+        }
     };
     let mut sums: Accumulator = [[0.0; COLUMNS]; ROWS];
     match mma.accumulate {

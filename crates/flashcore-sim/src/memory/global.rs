@@ -2,8 +2,8 @@
 
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::fault::Nearest;
 
@@ -13,8 +13,8 @@ use crate::fault::Nearest;
 #[derive(Default)]
 pub struct GlobalMemory {
     buffers: Vec<Buffer>,
-    /// Held by a launch: what bytes a launch finds written must not change under it.
-    launching: Mutex<()>,
+    /// Set during a launch: what bytes a launch finds written must not change under it.
+    launching: AtomicBool,
     /// Held during one atomic operation.
     atomics: Mutex<()>,
 }
@@ -139,18 +139,10 @@ impl GlobalMemory {
         self.buffers.iter().map(|buffer| buffer.length)
     }
 
-    /// Begins a launch: no other begins until the guard is dropped.
-    pub(crate) fn begin_launch(&self) -> MutexGuard<'_, ()> {
-        self.launching.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends a launch: what it wrote is written.
-    pub(crate) fn end_launch(&self) {
-        for state in self.buffers.iter().flat_map(|buffer| &buffer.states) {
-            if state.load(Ordering::Relaxed) == IN_LAUNCH {
-                state.store(BEFORE_LAUNCH, Ordering::Relaxed);
-            }
-        }
+    /// Begins a launch, unless another is under way.
+    pub(crate) fn begin_launch(&self) -> Option<LaunchGuard<'_>> {
+        let free = !self.launching.swap(true, Ordering::Acquire);
+        free.then(|| LaunchGuard { memory: self })
     }
 
     /// The place of `bytes` at `address`, if a buffer has them all.
@@ -223,6 +215,23 @@ impl GlobalMemory {
     }
 }
 
+/// A launch under way.
+pub(crate) struct LaunchGuard<'m> {
+    memory: &'m GlobalMemory,
+}
+
+impl Drop for LaunchGuard<'_> {
+    /// What the launch wrote is now what was written before the next.
+    fn drop(&mut self) {
+        for state in self.memory.buffers.iter().flat_map(|buffer| &buffer.states) {
+            if state.load(Ordering::Relaxed) == IN_LAUNCH {
+                state.store(BEFORE_LAUNCH, Ordering::Relaxed);
+            }
+        }
+        self.memory.launching.store(false, Ordering::Release);
+    }
+}
+
 impl fmt::Debug for GlobalMemory {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let buffers = self.buffers.iter().enumerate();
@@ -236,4 +245,52 @@ impl fmt::Debug for GlobalMemory {
 /// The address at which a buffer starts.
 const fn address_of(buffer: usize) -> u64 {
     ((buffer as u64 + 1) << SLOT_SHIFT) + SLOT_OFFSET
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_launch_at_a_time() {
+        let memory = GlobalMemory::new();
+        let first = memory.begin_launch();
+        assert!(first.is_some());
+        assert!(memory.begin_launch().is_none());
+        assert!(memory.begin_launch().is_none(), "a launch that was refused does not end the one under way");
+        drop(first);
+        assert!(memory.begin_launch().is_some());
+    }
+
+    #[test]
+    fn buffers_lie_far_apart_and_are_aligned_to_256_bytes_only() {
+        let mut memory = GlobalMemory::new();
+        let [a, b] = ["a", "b"].map(|name| memory.allocate(name, &[1, 2, 3]));
+        assert!(b - a > 1 << 32, "no 32-bit mistake leads from one into the other");
+        assert_eq!([a, b].map(|address| address % 512), [256, 256]);
+        assert!(memory.locate(a + 2, 1).is_ok());
+        assert_eq!(
+            memory.locate(a + 2, 2).err().map(|nearest| (nearest.buffer, nearest.offset)),
+            Some(("a".into(), 2))
+        );
+        assert_eq!(
+            memory.locate(b - 1, 1).err().map(|nearest| (nearest.buffer, nearest.offset)),
+            Some(("b".into(), -1))
+        );
+    }
+
+    #[test]
+    fn unwritten_bytes_are_poison() {
+        let mut memory = GlobalMemory::new();
+        let odd = memory.allocate_uninitialised("odd", 5);
+        let unwritten =
+            |memory: &GlobalMemory| memory.unwritten(odd).iter().map(|range| (range.start, range.end)).collect();
+        assert_eq!((memory.read(odd), unwritten(&memory)), (vec![0xff; 5], vec![(0, 5)]));
+        memory.write(odd, &[1, 2]);
+        assert_eq!((memory.read(odd), unwritten(&memory)), (vec![1, 2, 0xff, 0xff, 0xff], vec![(2, 5)]));
+        memory.write(odd, &[1, 2, 3, 4, 5]);
+        assert!(memory.is_written(odd));
+        let empty = memory.allocate_uninitialised("empty", 0);
+        assert!(memory.is_written(empty) && memory.read(empty).is_empty());
+    }
 }

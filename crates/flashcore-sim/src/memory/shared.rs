@@ -34,7 +34,9 @@ impl SharedMemory {
     fn initialised(&self, offset: usize, bytes: u32) -> Result<(), Refusal> {
         match self.shadow.unwritten(cells(offset as u64, u64::from(bytes))) {
             None => Ok(()),
-            Some(cell) => Err(Refusal { address: u64::from(SHARED_BASE) + cell as u64 * 2, reason: Reason::Uninitialised }),
+            Some(cell) => {
+                Err(Refusal { address: u64::from(SHARED_BASE) + cell as u64 * 2, reason: Reason::Uninitialised })
+            }
         }
     }
 

@@ -65,8 +65,8 @@ impl<'m> GlobalView<'m> {
             let first_pair = page * (PAGE_BYTES / CELL_BYTES) as usize;
             let shadow = self.shadow(location.buffer, page);
             for cell in cells {
-                let written = memory.was_written(location.buffer, first_pair + cell)
-                    || shadow.last_write(cell) != Stamp::NONE;
+                let written =
+                    memory.was_written(location.buffer, first_pair + cell) || shadow.last_write(cell) != Stamp::NONE;
                 if !written {
                     return Err(Refusal { address: base + cell as u64 * CELL_BYTES, reason: Reason::Uninitialised });
                 }
