@@ -1,6 +1,7 @@
 //! Every choice in a kernel, and what a problem fixes when its kernel is generated.
 
 use core::fmt;
+use core::str::FromStr;
 
 use flashcore_ir::Kernel;
 use flashcore_ir::types::{Bf16x2, F16x2};
@@ -179,6 +180,46 @@ impl Config {
         let mask = if causal { "_causal" } else { "" };
         let lse = if log_sum_exp { "_lse" } else { "" };
         format!("flashcore_{}_{dtype}_d{head_dim}{mask}{lse}", self.to_string().replace('-', "_"))
+    }
+}
+
+/// A name that no config has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no kernel `{name}`; there are scalar, ampere, scalar-THREADS, and ampere-ROWSxKEYS-STAGESstage-LAYOUT such as {}",
+    Config::ampere()
+)]
+pub struct UnknownConfig {
+    /// The name.
+    pub name: String,
+}
+
+/// Reads what [`Config`] is displayed as, or the name of a family for its default. Whether a kernel can be generated
+/// from it is [`crate::Plan::new`]'s to decide.
+impl FromStr for Config {
+    type Err = UnknownConfig;
+
+    fn from_str(name: &str) -> Result<Self, UnknownConfig> {
+        let parse = || match name.split('-').collect::<Vec<_>>()[..] {
+            ["scalar"] => Some(Self::scalar()),
+            ["ampere"] => Some(Self::ampere()),
+            ["scalar", threads] => Some(Self::Scalar(ScalarConfig { threads: threads.parse().ok()? })),
+            ["ampere", tile, stages, layout] => {
+                let (query_rows, key_rows) = tile.split_once('x')?;
+                let query_rows: u32 = query_rows.parse().ok()?;
+                Some(Self::Ampere(AmpereConfig {
+                    warps: query_rows / ROWS_PER_WARP,
+                    key_rows: key_rows.parse().ok()?,
+                    stages: stages.strip_suffix("stage")?.parse().ok()?,
+                    layout: SharedLayout::ALL.into_iter().find(|known| known.name() == layout)?,
+                }))
+            }
+            _ => None,
+        };
+        // What is not displayed as it was written (row counts that are no multiple of 16, leading zeros) is no name.
+        parse()
+            .filter(|config| config.to_string() == name || config.family() == name)
+            .ok_or_else(|| UnknownConfig { name: name.to_owned() })
     }
 }
 

@@ -25,6 +25,6 @@ mod parameters;
 mod plan;
 pub mod tile;
 
-pub use config::{AmpereConfig, Config, ScalarConfig, Specialisation};
+pub use config::{AmpereConfig, Config, ScalarConfig, Specialisation, UnknownConfig};
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason};

@@ -96,3 +96,18 @@ fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
     ];
     assert_eq!(reasons, expected);
 }
+
+#[test]
+fn configs_have_names() {
+    for config in Config::all() {
+        assert_eq!(config.to_string().parse(), Ok(config));
+    }
+    assert_eq!("ampere".parse(), Ok(Config::ampere()));
+    assert_eq!("scalar".parse(), Ok(Config::scalar()));
+    let other = flashcore_kernels::AmpereConfig { warps: 8, key_rows: 128, stages: 3, layout: SharedLayout::Padded };
+    assert_eq!("ampere-128x128-3stage-padded".parse(), Ok(Config::Ampere(other)));
+    for name in ["", "Ampere", "ampere-64x64", "scalar-064", "ampere-70x64-2stage-plain", "ampere-64x64-2stage-"] {
+        let unknown = flashcore_kernels::UnknownConfig { name: name.to_owned() };
+        assert_eq!(name.parse::<Config>(), Err(unknown));
+    }
+}

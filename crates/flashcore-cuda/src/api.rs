@@ -1,0 +1,133 @@
+//! The table of driver functions that this crate calls, found at run time.
+//!
+//! `cudarc` declares them, but its wrappers panic where the library or a symbol is missing, and return an enum that has
+//! no value for the error codes of a newer driver. So the functions are looked up here, all at once, and return the
+//! code as a number; that each signature is the one that `cudarc` generated from NVIDIA's header is checked by the
+//! compiler.
+//!
+//! The table is data: tests fill it with functions of their own (see `fake`) and so exercise, without a GPU, everything
+//! that this crate does with what a driver answers.
+
+#![expect(non_snake_case, reason = "the names of the driver")]
+
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlinkState, CUmodule, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+};
+use libloading::Library;
+
+/// What every function returns: 0, or the number of an error.
+pub(crate) type Code = c_uint;
+
+macro_rules! functions {
+    (
+        checked { $($checked:ident($($checked_type:ty),* $(,)?);)* }
+        unchecked { $($unchecked:ident($($unchecked_type:ty),* $(,)?);)* }
+    ) => {
+        /// The functions of a driver.
+        pub(crate) struct Api {
+            $(pub(crate) $checked: unsafe extern "C" fn($($checked_type),*) -> Code,)*
+            $(pub(crate) $unchecked: unsafe extern "C" fn($($unchecked_type),*) -> Code,)*
+        }
+
+        impl Api {
+            /// Finds every function, or says which one is missing.
+            pub(crate) fn resolve(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($checked: {
+                        let name = concat!(stringify!($checked), "\0");
+                        // SAFETY: the symbol is a function of NVIDIA's driver with the signature that cudarc generated
+                        // from its header, as checked below; it stays valid while the library is loaded.
+                        *unsafe { library.get(name.as_bytes()) }.map_err(|_| stringify!($checked))?
+                    },)*
+                    $($unchecked: {
+                        let name = concat!(stringify!($unchecked), "\0");
+                        // SAFETY: as above, with the differences that the table explains.
+                        *unsafe { library.get(name.as_bytes()) }.map_err(|_| stringify!($unchecked))?
+                    },)*
+                })
+            }
+        }
+
+        // Each signature above is the generated one; that one returns the enum where ours returns its number.
+        $(const _: unsafe fn($($checked_type),*) -> CUresult = sys::$checked;)*
+        const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
+    };
+}
+
+functions! {
+    checked {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
+        cuCtxGetCurrent(*mut CUcontext);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxSynchronize();
+
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamSynchronize(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
+        cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+        cuStreamEndCapture(CUstream, *mut CUgraph);
+
+        cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
+        cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize);
+        cuGraphLaunch(CUgraphExec, CUstream);
+        cuGraphExecDestroy(CUgraphExec);
+        cuGraphDestroy(CUgraph);
+
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventQuery(CUevent);
+        cuEventSynchronize(CUevent);
+
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
+
+        cuLinkCreate_v2(c_uint, *mut CUjit_option, *mut *mut c_void, *mut CUlinkState);
+        cuLinkAddData_v2(
+            CUlinkState, CUjitInputType, *mut c_void, usize, *const c_char, c_uint, *mut CUjit_option, *mut *mut c_void,
+        );
+        cuLinkComplete(CUlinkState, *mut *mut c_void, *mut usize);
+        cuLinkDestroy(CUlinkState);
+
+        cuModuleLoadData(*mut CUmodule, *const c_void);
+        cuModuleUnload(CUmodule);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+        cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
+        cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
+    }
+    unchecked {
+        // Every driver has this symbol; the headers of CUDA 13 give the name to `cuEventElapsedTime_v2`, which drivers
+        // before 12.8 lack.
+        cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        // With the number in place of the enum, so that any code can be asked for.
+        cuGetErrorName(Code, *mut *const c_char);
+        cuGetErrorString(Code, *mut *const c_char);
+    }
+}
+
+const _: [unsafe fn(CUresult, *mut *const c_char) -> CUresult; 2] = [sys::cuGetErrorName, sys::cuGetErrorString];

@@ -1,0 +1,133 @@
+//! Graphs: work recorded once and launched many times, without the cost of each single launch.
+
+use core::ptr;
+
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
+
+use crate::context::{Context, cuda};
+use crate::error::CudaError;
+use crate::stream::Stream;
+
+/// Recorded work, ready to be launched.
+#[derive(Debug)]
+pub struct Graph {
+    context: Context,
+    executable: CUgraphExec,
+    nodes: usize,
+}
+
+// SAFETY: the driver's functions on an executable graph may be called from any thread, and the handle is never
+// dereferenced. They may not be called from two threads at once, so a graph is Send and not Sync.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Records what `work` puts on the stream, instead of executing it.
+    ///
+    /// Only what is put on this stream, by this thread, is recorded; other threads may go on using the device. If `work`
+    /// fails or panics, the recording is thrown away and the stream is as it was before.
+    pub fn capture<E: From<CudaError>>(
+        stream: &Stream,
+        work: impl FnOnce(&Stream) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let context = stream.context();
+        let capture = Capture::begin(stream)?;
+        work(stream)?;
+        let graph = capture.end()?;
+        Ok(graph.instantiate(context)?)
+    }
+
+    /// How many operations were recorded.
+    pub const fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Puts all of it on a stream.
+    ///
+    /// # Safety
+    ///
+    /// What was promised for each recorded launch holds now, and until this launch has finished: the addresses and the
+    /// kernels that were recorded are still valid, and nobody else uses the memory in a way that conflicts.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
+        let _current = self.context.enter()?;
+        // SAFETY: both handles are valid as long as their borrows; what the graph refers to is valid by the contract.
+        unsafe { cuda!(self.context, cuGraphLaunch(self.executable, stream.raw())) }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `instantiate` and used by nobody else any more. A launch that is still executing is finished by
+        // the driver.
+        self.context.destroy(|context| unsafe { cuda!(context, cuGraphExecDestroy(self.executable)) });
+    }
+}
+
+/// A stream that records.
+struct Capture<'stream> {
+    stream: &'stream Stream,
+    recording: bool,
+}
+
+impl<'stream> Capture<'stream> {
+    fn begin(stream: &'stream Stream) -> Result<Self, CudaError> {
+        let context = stream.context();
+        let _current = context.enter()?;
+        // What other threads do at the same time is none of this recording's business.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the handle is valid as long as the borrow.
+        unsafe { cuda!(context, cuStreamBeginCapture_v2(stream.raw(), mode)) }?;
+        Ok(Self { stream, recording: true })
+    }
+
+    fn end(mut self) -> Result<Template, CudaError> {
+        self.recording = false;
+        end(self.stream)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if self.recording {
+            // The stream must leave its state of recording. The error that brought us here is already on its way.
+            let _ = end(self.stream);
+        }
+    }
+}
+
+fn end(stream: &Stream) -> Result<Template, CudaError> {
+    let context = stream.context();
+    let _current = context.enter()?;
+    let mut graph = ptr::null_mut();
+    // SAFETY: the function writes one handle, null if the recording was spoilt; it is destroyed with `Template`.
+    let ended = unsafe { cuda!(context, cuStreamEndCapture(stream.raw(), &raw mut graph)) };
+    let template = Template { context: context.clone(), graph };
+    ended.map(|()| template)
+}
+
+/// What was recorded, before it is made executable.
+struct Template {
+    context: Context,
+    graph: CUgraph,
+}
+
+impl Template {
+    fn instantiate(&self, context: &Context) -> Result<Graph, CudaError> {
+        let _current = context.enter()?;
+        let mut nodes = 0;
+        // SAFETY: without a place for the nodes the function writes their number alone.
+        unsafe { cuda!(context, cuGraphGetNodes(self.graph, ptr::null_mut(), &raw mut nodes)) }?;
+        let mut executable = ptr::null_mut();
+        // SAFETY: the function writes one handle, destroyed with `Graph`; it does not refer to the template.
+        unsafe { cuda!(context, cuGraphInstantiateWithFlags(&raw mut executable, self.graph, 0)) }?;
+        Ok(Graph { context: context.clone(), executable, nodes })
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        if !self.graph.is_null() {
+            // SAFETY: made by `cuStreamEndCapture` and used by nobody else any more.
+            self.context.destroy(|context| unsafe { cuda!(context, cuGraphDestroy(self.graph)) });
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A kernel on a device, ready to be launched.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use flashcore_ir::{Arch, Parameter, VerifiedKernel};
+use flashcore_kernels::Argument;
+
+use crate::arguments::Arguments;
+use crate::cache::{Entry, Key, SelfCheck, Source};
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::jit_log::JitReport;
+use crate::launch::{self, LaunchShape};
+use crate::module::{Function, Module, Usage};
+use crate::stream::Stream;
+
+/// A kernel on a device. Made by [`Kernels`](crate::Kernels).
+#[derive(Debug)]
+pub struct Kernel {
+    function: Function,
+    name: Arc<str>,
+    arch: Arch,
+    parameters: Vec<Parameter>,
+    threads: u32,
+    shared_bytes: u32,
+    usage: Usage,
+    log: String,
+    key: Key,
+    source: Source,
+    timings: Timings,
+    self_check: RwLock<SelfCheck>,
+}
+
+/// Where the time to the first launch went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Timings {
+    /// Writing the PTX.
+    pub print: Duration,
+    /// The cache, and the compiler if it was asked.
+    pub compile: Duration,
+    /// Loading the code on the device.
+    pub load: Duration,
+}
+
+/// A launch that has been checked: what is left to do is the call. It can be launched any number of times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    shape: LaunchShape,
+    arguments: Arguments,
+}
+
+impl Launch {
+    /// Its shape.
+    pub const fn shape(&self) -> &LaunchShape {
+        &self.shape
+    }
+}
+
+impl Kernel {
+    /// Loads a compiled kernel on a device and checks that it can be launched there.
+    pub(crate) fn load(
+        context: &Context,
+        kernel: &VerifiedKernel,
+        entry: &Entry,
+        source: Source,
+        timings: Timings,
+    ) -> Result<Self, CudaError> {
+        let module = Module::load(context, &entry.payload)?;
+        let function = module.function(&kernel.name)?;
+        let usage = function.usage()?;
+        let device = context.device();
+        let too_large = |what, needed, available| CudaError::TooLarge {
+            kernel: kernel.name.clone(),
+            what,
+            needed,
+            available,
+            device: device.name.clone(),
+        };
+        let available = device.attributes.shared_bytes_per_cta.saturating_sub(usage.static_shared_bytes);
+        if kernel.shared_bytes > available {
+            return Err(too_large("bytes of shared memory", kernel.shared_bytes, available));
+        }
+        if kernel.threads > usage.most_threads {
+            return Err(too_large("threads", kernel.threads, usage.most_threads));
+        }
+        if kernel.shared_bytes > 0 {
+            function.allow_shared_bytes(kernel.shared_bytes)?;
+        }
+        Ok(Self {
+            function,
+            name: Arc::from(kernel.name.as_str()),
+            arch: kernel.arch(),
+            parameters: kernel.parameters.clone(),
+            threads: kernel.threads,
+            shared_bytes: kernel.shared_bytes,
+            usage,
+            log: entry.metadata.log.clone(),
+            key: entry.key,
+            source,
+            timings,
+            self_check: RwLock::new(entry.metadata.self_check.clone()),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The architecture it was generated for.
+    pub const fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &Context {
+        self.function.context()
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    /// Bytes of shared memory of a CTA.
+    pub const fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
+    }
+
+    /// What it uses, in the driver's own account.
+    pub const fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// What the compiler said when it compiled it.
+    pub fn log(&self) -> &str {
+        &self.log
+    }
+
+    /// What the compiler said that it uses, if it did.
+    pub fn report(&self) -> Option<JitReport> {
+        JitReport::parse(&self.log)
+    }
+
+    /// Its name in the cache.
+    pub const fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Where its code came from.
+    pub const fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Where the time to the first launch went.
+    pub const fn timings(&self) -> Timings {
+        self.timings
+    }
+
+    /// Whether a first run of it was right.
+    pub fn self_check(&self) -> SelfCheck {
+        self.self_check.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) const fn set_load_time(&mut self, load: Duration) {
+        self.timings.load = load;
+    }
+
+    pub(crate) fn set_self_check(&self, verdict: SelfCheck) {
+        *self.self_check.write().unwrap_or_else(PoisonError::into_inner) = verdict;
+    }
+
+    /// How many CTAs of it one multiprocessor holds at a time.
+    pub fn ctas_per_multiprocessor(&self) -> Result<u32, CudaError> {
+        self.function.ctas_per_multiprocessor(self.threads, self.shared_bytes)
+    }
+
+    /// Checks the arguments of a launch of `grid` CTAs.
+    pub fn prepare(&self, grid: [u32; 3], arguments: &[Argument]) -> Result<Launch, CudaError> {
+        self.prepare_shape(LaunchShape::new(grid, self.threads, self.shared_bytes), arguments)
+    }
+
+    /// [`prepare`](Self::prepare) with clusters, or with overlap with the kernel before it. Threads and shared memory
+    /// are those of the kernel, whatever the shape says.
+    pub fn prepare_shape(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<Launch, CudaError> {
+        let shape = LaunchShape { threads: self.threads, shared_bytes: self.shared_bytes, ..shape };
+        shape.validate()?;
+        Ok(Launch { shape, arguments: Arguments::new(&self.name, &self.parameters, arguments)? })
+    }
+
+    /// Replaces one argument of a launch that this kernel prepared: the address of another tensor, say.
+    pub fn set_argument(&self, launch: &mut Launch, index: usize, argument: Argument) -> Result<(), CudaError> {
+        let parameter = self.parameters.get(index).ok_or_else(|| CudaError::ArgumentCount {
+            kernel: self.name().to_owned(),
+            expected: self.parameters.len(),
+            found: index + 1,
+        })?;
+        launch.arguments.set(&self.name, parameter, index, argument)
+    }
+
+    /// Puts a launch that this kernel prepared on a stream, or on the graph that the stream records. Allocates nothing.
+    ///
+    /// An error of the kernel itself surfaces at a later call that waits for it, or at the next launch.
+    ///
+    /// # Safety
+    ///
+    /// * `launch` was prepared by this kernel, or by one with the same parameters.
+    /// * The addresses in it are those of memory of this device that is as large as the kernel takes it to be, and stays
+    ///   so until the launch has finished; in a graph, until the last launch of the graph has.
+    /// * Nobody writes to what the kernel reads, and nobody uses what it writes, until it has finished.
+    /// * The stream belongs to the context of the kernel.
+    pub unsafe fn launch(&self, stream: &Stream, launch: &Launch) -> Result<(), CudaError> {
+        self.context().launched(&self.name);
+        // SAFETY: the arguments were checked against the parameters by `prepare`; the rest is the contract.
+        unsafe { launch::launch(&self.function, stream, &launch.shape, &launch.arguments) }
+    }
+}

@@ -1,0 +1,105 @@
+//! Streams: queues of work on a device.
+
+use core::ffi::c_uint;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureStatus};
+
+use crate::context::{Context, cuda};
+use crate::error::CudaError;
+use crate::event::Event;
+
+/// A queue of work on a device: what is put on it executes in order. Clones are the same stream.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Context,
+    raw: CUstream,
+    owned: bool,
+}
+
+// SAFETY: the driver's functions on a stream may be called from any thread; the handle is never dereferenced.
+unsafe impl Send for Inner {}
+// SAFETY: as above; the driver synchronises concurrent calls on one stream.
+unsafe impl Sync for Inner {}
+
+impl Stream {
+    /// A new stream, which does not wait for the default stream.
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        let _current = context.enter()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one handle, destroyed with `Inner`.
+        unsafe { cuda!(context, cuStreamCreate(&raw mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint)) }?;
+        Ok(Self { inner: Arc::new(Inner { context: context.clone(), raw, owned: true }) })
+    }
+
+    /// The default stream of the context, on which libraries work that nobody has told otherwise. It cannot be captured.
+    pub fn default_of(context: &Context) -> Self {
+        Self { inner: Arc::new(Inner { context: context.clone(), raw: ptr::null_mut(), owned: false }) }
+    }
+
+    /// The stream of somebody else, who destroys it.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a stream of `context`, and stays one as long as the returned value, its clones or a graph made from them
+    /// are used.
+    pub unsafe fn from_raw(context: &Context, raw: CUstream) -> Self {
+        Self { inner: Arc::new(Inner { context: context.clone(), raw, owned: false }) }
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The driver's handle. Valid as long as this stream.
+    pub fn raw(&self) -> CUstream {
+        self.inner.raw
+    }
+
+    /// Waits until everything on it has finished. Errors of kernels that ran on it surface here.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.not_capturing("a wait for a stream")?;
+        let _current = self.context().enter()?;
+        // SAFETY: the handle is valid as long as `self`.
+        unsafe { cuda!(self.context(), cuStreamSynchronize(self.raw())) }
+    }
+
+    /// Lets what is put on it from now on wait for an event.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        let _current = self.context().enter()?;
+        // SAFETY: both handles are valid as long as their borrows; the driver keeps what it needs of the event.
+        unsafe { cuda!(self.context(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
+    }
+
+    /// Whether it records a graph instead of executing.
+    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        let _current = self.context().enter()?;
+        // As a number: a newer driver may have more states than the enum.
+        let mut status: c_uint = 0;
+        // SAFETY: the function writes an enum with the size of the integer.
+        unsafe { cuda!(self.context(), cuStreamIsCapturing(self.raw(), (&raw mut status).cast())) }?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint)
+    }
+
+    /// An error while it records a graph, for calls that would otherwise touch the host's memory when the graph is
+    /// launched, or spoil the capture.
+    pub(crate) fn not_capturing(&self, call: &'static str) -> Result<(), CudaError> {
+        if self.is_capturing()? { Err(CudaError::Capturing { call }) } else { Ok(()) }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: made by `Stream::new` and used by nobody else any more. Work still on it is finished by the driver.
+            self.context.destroy(|context| unsafe { cuda!(context, cuStreamDestroy_v2(self.raw)) });
+        }
+    }
+}
