@@ -14,6 +14,8 @@ pub enum Backend {
     Cpu,
     /// A GPU kernel in the simulator.
     Sim(Config),
+    /// A GPU kernel on the first GPU.
+    Cuda(Config),
 }
 
 impl fmt::Display for Backend {
@@ -21,6 +23,7 @@ impl fmt::Display for Backend {
         match self {
             Self::Cpu => formatter.write_str("cpu"),
             Self::Sim(config) => write!(formatter, "sim {config}"),
+            Self::Cuda(config) => write!(formatter, "cuda {config}"),
         }
     }
 }
@@ -36,12 +39,16 @@ pub struct Case {
     pub stress: Option<Stress>,
     /// Who computes it.
     pub backend: Backend,
+    /// Runs after the first, which must give the same bits; in the simulator under other orders of warps.
+    pub repeats: usize,
+    /// The command that repeats it, where shape, type, mask and seed do not say everything.
+    pub command: Option<String>,
 }
 
 impl Case {
     /// Independent normal inputs.
     pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
-        Self { problem, seed, stress: None, backend }
+        Self { problem, seed, stress: None, backend, repeats: 1, command: None }
     }
 
     /// Its inputs.
@@ -54,10 +61,14 @@ impl Case {
 
     /// The command that repeats it alone.
     pub fn command(&self) -> String {
+        if let Some(command) = &self.command {
+            return command.clone();
+        }
         let Self { problem, seed, .. } = self;
         let backend = match self.backend {
             Backend::Cpu => "cpu".to_owned(),
             Backend::Sim(config) => format!("sim --kernel {config}"),
+            Backend::Cuda(config) => format!("cuda --kernel {config}"),
         };
         let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
         let lse = if problem.log_sum_exp { " --lse" } else { "" };

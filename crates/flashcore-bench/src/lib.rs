@@ -3,12 +3,18 @@
 //! * [`verify`](verify::verify) runs a [`Case`] on a [`Backend`] and judges it,
 //! * [`suites`] are lists of cases,
 //! * [`mutants`] plants bugs in the kernels and shows what kills each,
+//! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
-//! * [`timing`] measures.
+//! * [`timing`] measures, and [`floor`] says what no machine can be faster than.
 
 mod case;
+pub mod conformance;
+pub mod floor;
+pub mod gpu;
 pub mod mutants;
+pub mod problems;
 pub mod resources;
+pub mod sample;
 mod shape;
 pub mod simulate;
 pub mod suites;

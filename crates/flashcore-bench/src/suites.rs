@@ -1,11 +1,11 @@
 //! Lists of cases.
 
 use flashcore_kernels::Config;
-use flashcore_problem::{Alignment, DType, Mask, Problem};
+use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, SplitMix64, Stress};
 
 use crate::case::{Backend, Case};
 
-/// The head dimensions of the history of this project, and their neighbours.
+/// The element types that GPU kernels have.
 const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
 /// Sequences longer than this are left to the fast kernels.
 const LONGEST_FOR_SCALAR: usize = 128;
@@ -26,18 +26,31 @@ pub enum Runner {
     Cpu,
     /// GPU kernels in the simulator.
     Sim(Kernels),
+    /// GPU kernels on the first GPU.
+    Cuda(Kernels),
 }
 
 impl Runner {
     /// The backends for a problem of some length.
     fn backends(self, length: usize) -> Vec<Backend> {
+        let configs = |kernels| match kernels {
+            Kernels::Only(config) => vec![config],
+            Kernels::All if length <= LONGEST_FOR_SCALAR => vec![Config::scalar(), Config::ampere()],
+            Kernels::All => vec![Config::ampere()],
+        };
         match self {
             Self::Cpu => vec![Backend::Cpu],
-            Self::Sim(Kernels::Only(config)) => vec![Backend::Sim(config)],
-            Self::Sim(Kernels::All) if length <= LONGEST_FOR_SCALAR => {
-                vec![Backend::Sim(Config::scalar()), Backend::Sim(Config::ampere())]
-            }
-            Self::Sim(Kernels::All) => vec![Backend::Sim(Config::ampere())],
+            Self::Sim(kernels) => configs(kernels).into_iter().map(Backend::Sim).collect(),
+            Self::Cuda(kernels) => configs(kernels).into_iter().map(Backend::Cuda).collect(),
+        }
+    }
+
+    /// Every config, for the suites that go through all of them.
+    fn every_backend(self) -> Vec<Backend> {
+        match self {
+            Self::Sim(Kernels::All) => Config::all().into_iter().map(Backend::Sim).collect(),
+            Self::Cuda(Kernels::All) => Config::all().into_iter().map(Backend::Cuda).collect(),
+            Self::Cpu | Self::Sim(Kernels::Only(_)) | Self::Cuda(Kernels::Only(_)) => self.backends(0),
         }
     }
 }
@@ -87,7 +100,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
             let mut problem = Problem::new(1, 2, query_length, dim, DTYPES[(number + mask_number) % 2]);
             (problem.key_length, problem.mask, problem.log_sum_exp) = (key_length, mask, number % 2 == 0);
             if number % 3 == 0 {
-                problem.layout = flashcore_problem::Layout::Bshd;
+                problem.layout = Layout::Bshd;
             }
             if number % 4 == 0 {
                 problem.key_heads = 1;
@@ -97,4 +110,128 @@ pub fn edge(runner: Runner) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Everything: the other suites, a grid of lengths, head dimensions, masks and types, every config, and inputs made to
+/// find trouble.
+pub fn full(runner: Runner) -> Vec<Case> {
+    let mut cases = seeds(runner);
+    cases.extend(edge(runner));
+    let lengths = [
+        (1, 1),
+        (1, 129),
+        (2, 3),
+        (3, 513),
+        (17, 40),
+        (63, 64),
+        (64, 65),
+        (113, 203),
+        (128, 217),
+        (239, 1),
+        (256, 511),
+        (257, 255),
+        (300, 300),
+    ];
+    let masks = [Mask::None, Mask::Causal(Alignment::BottomRight), Mask::Causal(Alignment::TopLeft)];
+    let mut number = 1000;
+    for (query_length, key_length) in lengths {
+        for dim in [32, 64, 96, 128] {
+            for mask in masks {
+                for dtype in DTYPES {
+                    let mut problem = Problem::new(1 + number % 2, 4, query_length, dim, dtype);
+                    (problem.key_length, problem.mask, problem.log_sum_exp) = (key_length, mask, true);
+                    problem.key_heads = [4, 2, 1][number % 3];
+                    problem.layout = [Layout::Bhsd, Layout::Bshd][number / 2 % 2];
+                    let backends = runner.backends(usize::MAX);
+                    cases
+                        .extend(backends.into_iter().map(|backend| Case::new(problem.clone(), number as u64, backend)));
+                    number += 1;
+                }
+            }
+        }
+    }
+    for dim in [32, 64, 96, 128] {
+        let mut problem = Problem::new(1, 2, 97, dim, DTYPES[dim / 32 % 2]);
+        (problem.key_length, problem.mask, problem.log_sum_exp) = (203, masks[1], true);
+        for backend in runner.every_backend() {
+            cases.push(Case::new(problem.clone(), dim as u64, backend));
+            for stress in Stress::ALL {
+                cases.push(Case { stress: Some(stress), ..Case::new(problem.clone(), dim as u64, backend) });
+            }
+        }
+    }
+    cases
+}
+
+/// `count` random problems that the runner takes. Each follows from its own number alone, counted from `seed`, so that
+/// one can be repeated without the others.
+pub fn fuzz(runner: Runner, count: usize, seed: u64) -> Vec<Case> {
+    (seed..seed + count as u64).map(|number| fuzz_case(runner, number)).collect()
+}
+
+/// Keeps the numbers that shape a problem apart from those that fill its tensors.
+const FUZZ_STREAM: u64 = 0xf022;
+
+fn fuzz_case(runner: Runner, number: u64) -> Case {
+    let mut random = SplitMix64::stream(number, FUZZ_STREAM);
+    let dims = [32, 64, 96, 128];
+    let length = |random: &mut SplitMix64| match random.below(4) {
+        0 => random.below(9),
+        1 => [31, 32, 33, 63, 64, 65, 127, 128, 129][random.below(9)],
+        _ => random.below(300),
+    };
+    let key_heads = 1 + random.below(3);
+    let group = [1, 1, 2, 3, 4, 8][random.below(6)];
+    let mut problem = Problem::new(
+        1 + random.below(3),
+        key_heads * group,
+        length(&mut random),
+        dims[random.below(4)],
+        DTYPES[random.below(2)],
+    );
+    problem.key_heads = key_heads;
+    problem.key_length = length(&mut random);
+    let alignment = [Alignment::TopLeft, Alignment::BottomRight][random.below(2)];
+    problem.mask = [Mask::None, Mask::Causal(alignment)][random.below(2)];
+    problem.layout = [Layout::Bhsd, Layout::Bshd][random.below(2)];
+    problem.log_sum_exp = random.below(2) == 0;
+    problem.scale *= [1.0, 1.0, 0.25, 3.0][random.below(4)];
+    if runner == Runner::Cpu {
+        any_feature(&mut problem, &mut random);
+    }
+    let backends = if random.below(5) == 0 { runner.every_backend() } else { runner.backends(usize::MAX) };
+    let backend = backends[random.below(backends.len())];
+    let stress = (random.below(8) == 0).then(|| Stress::ALL[random.below(Stress::ALL.len())]);
+    let backend_name = match runner {
+        Runner::Cpu => "cpu".to_owned(),
+        Runner::Sim(kernels) => format!("sim{}", kernel_option(kernels)),
+        Runner::Cuda(kernels) => format!("cuda{}", kernel_option(kernels)),
+    };
+    let command = Some(format!("flashcore verify --backend {backend_name} --fuzz 1 --seed {number}"));
+    Case { stress, command, ..Case::new(problem, number, backend) }
+}
+
+fn kernel_option(kernels: Kernels) -> String {
+    match kernels {
+        Kernels::All => String::new(),
+        Kernels::Only(config) => format!(" --kernel {config}"),
+    }
+}
+
+/// What only the CPU has so far.
+fn any_feature(problem: &mut Problem, random: &mut SplitMix64) {
+    (problem.head_dim, problem.value_dim) = (1 + random.below(100), 1 + random.below(100));
+    problem.dtype = DType::ALL[random.below(4)];
+    problem.softcap = (random.below(4) == 0).then_some(5.0);
+    problem.alibi = random.below(4) == 0;
+    problem.sinks = random.below(4) == 0;
+    problem.bias = random.below(4) == 0;
+    problem.key_lengths = random.below(4) == 0;
+    if random.below(3) == 0 {
+        let limit = |random: &mut SplitMix64| (random.below(3) > 0).then(|| random.below(40));
+        let (left, right) = (limit(random), limit(random));
+        if left.is_some() || right.is_some() {
+            problem.mask = Mask::Window { left, right, alignment: Alignment::BottomRight };
+        }
+    }
 }

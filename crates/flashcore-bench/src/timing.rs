@@ -1,8 +1,8 @@
-//! How long things take, beside the floor under which they cannot go.
+//! How long things take.
 
 use std::time::{Duration, Instant};
 
-use flashcore_problem::{Inputs, Mask, Outputs, Problem};
+use flashcore_problem::{Inputs, Outputs, Problem};
 use serde::Serialize;
 
 /// Measured times of one thing.
@@ -49,19 +49,6 @@ impl Times {
     }
 }
 
-/// Floating-point operations of a problem: two products, each a multiplication and an addition; keys that are masked
-/// do not count.
-pub fn flops(problem: &Problem) -> f64 {
-    let attended: usize = match problem.mask {
-        Mask::None => problem.query_length * problem.key_length,
-        Mask::Causal(_) | Mask::Window { .. } => {
-            (0..problem.query_length).map(|row| problem.attended_keys(problem.key_length, row).len()).sum()
-        }
-    };
-    let heads = (problem.batch * problem.query_heads) as f64;
-    2.0 * heads * attended as f64 * (problem.head_dim + problem.value_dim) as f64
-}
-
 /// Times the CPU backend on a problem.
 pub fn time_cpu(problem: &Problem, inputs: &Inputs, budget: Duration) -> Result<Times, flashcore_cpu::CpuError> {
     let mut outputs = Outputs::poisoned(problem);
@@ -71,7 +58,6 @@ pub fn time_cpu(problem: &Problem, inputs: &Inputs, budget: Duration) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{Alignment, DType};
 
     #[test]
     fn quantiles_interpolate() {
@@ -79,13 +65,5 @@ mod tests {
         assert_eq!(times.quantile(0.0).to_bits(), 1.0f64.to_bits());
         assert_eq!(times.quantile(0.5).to_bits(), 2.5f64.to_bits());
         assert_eq!(times.quantile(1.0).to_bits(), 4.0f64.to_bits());
-    }
-
-    #[test]
-    fn masked_keys_are_no_work() {
-        let mut problem = Problem::new(1, 2, 4, 8, DType::F32);
-        assert_eq!(flops(&problem).to_bits(), (4.0f64 * 2.0 * 16.0 * 8.0).to_bits());
-        problem.mask = Mask::Causal(Alignment::BottomRight);
-        assert_eq!(flops(&problem).to_bits(), (4.0f64 * 2.0 * 10.0 * 8.0).to_bits());
     }
 }

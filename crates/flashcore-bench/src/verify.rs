@@ -10,12 +10,11 @@ use flashcore_problem::{
 use flashcore_sim::{Counters, SimError};
 
 use crate::case::{Backend, Case};
+use crate::gpu::Gpu;
 use crate::simulate::{Simulation, simulate};
 
 /// The architecture that kernels are verified for before they are simulated: the least of all.
 const SIMULATED_ARCH: Arch = Arch::Sm80;
-/// Runs of each case after the first, which must give the same bits under another order of warps.
-const REPEATS: u64 = 1;
 
 /// What came of a case.
 #[derive(Debug)]
@@ -55,6 +54,12 @@ pub enum NoVerdict {
     /// The simulator stopped: the kernel is at fault, or, and then it says so, the simulator is.
     #[error("{0}")]
     Simulator(#[from] SimError),
+    /// There is no such plan on the GPU.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    RefusedByGpu(Vec<flashcore::Reason>),
+    /// The GPU, or the way there, failed.
+    #[error("{0}")]
+    Gpu(#[from] flashcore::Error),
     /// The CPU backend refused.
     #[error("{0}")]
     Cpu(#[from] flashcore_cpu::CpuError),
@@ -80,30 +85,41 @@ impl Yardstick {
         Ok(Self { inputs, expected, reference })
     }
 
+    /// Judges what a run left behind.
+    pub fn judge(&self, problem: &Problem, evidence: &Evidence<'_>) -> Verdict {
+        judge(problem, &self.expected, &self.reference, evidence)
+    }
+
     /// The inputs it belongs to.
     pub const fn inputs(&self) -> &Inputs {
         &self.inputs
     }
 }
 
-/// Runs and judges one case.
-pub fn verify(case: &Case) -> Outcome {
+/// Runs and judges one case; `gpu` is needed for those of the GPU.
+pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
     let start = Instant::now();
     match Yardstick::new(&case.problem, case.inputs()) {
-        Ok(yardstick) => verify_with(case, &yardstick),
+        Ok(yardstick) => verify_with(case, &yardstick, gpu),
         Err(invalid) => Outcome { verdict: Err(invalid.into()), counters: None, duration: start.elapsed() },
     }
 }
 
 /// Runs and judges one case whose yardstick is known.
-pub fn verify_with(case: &Case, yardstick: &Yardstick) -> Outcome {
+pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Outcome {
     let start = Instant::now();
     let mut counters = None;
     let verdict = match case.backend {
-        Backend::Cpu => verify_cpu(&case.problem, yardstick),
+        Backend::Cpu => verify_cpu(&case.problem, yardstick, case.repeats),
         Backend::Sim(config) => Plan::new(&case.problem, config, SIMULATED_ARCH)
             .map_err(NoVerdict::Refused)
-            .and_then(|plan| verify_plan(&plan, &case.problem, yardstick, case.seed, REPEATS, &mut counters)),
+            .and_then(|plan| verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)),
+        Backend::Cuda(config) => match gpu {
+            Some(gpu) => gpu.verify(&case.problem, Some(config), yardstick, case.repeats),
+            None => Gpu::open(0)
+                .map_err(NoVerdict::Gpu)
+                .and_then(|gpu| gpu.verify(&case.problem, Some(config), yardstick, case.repeats)),
+        },
     };
     Outcome { verdict, counters, duration: start.elapsed() }
 }
@@ -129,16 +145,16 @@ pub fn verify_plan(
         repeats: &repeated,
         guards: &[],
     };
-    Ok(judge(problem, &yardstick.expected, &yardstick.reference, &evidence))
+    Ok(yardstick.judge(problem, &evidence))
 }
 
-fn verify_cpu(problem: &Problem, yardstick: &Yardstick) -> Result<Verdict, NoVerdict> {
+fn verify_cpu(problem: &Problem, yardstick: &Yardstick, repeats: usize) -> Result<Verdict, NoVerdict> {
     let run = || {
         let mut outputs = Outputs::poisoned(problem);
         flashcore_cpu::attend(problem, &yardstick.inputs, &mut outputs).map(|()| outputs)
     };
     let outputs = run()?;
-    let repeats = [run()?];
+    let repeats: Vec<Outputs> = (0..repeats).map(|_| run()).collect::<Result<_, _>>()?;
     let evidence = Evidence { repeats: &repeats, ..Evidence::new(&yardstick.inputs, &outputs) };
-    Ok(judge(problem, &yardstick.expected, &yardstick.reference, &evidence))
+    Ok(yardstick.judge(problem, &evidence))
 }

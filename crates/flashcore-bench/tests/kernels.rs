@@ -20,7 +20,7 @@ fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
 fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
     for seed in SEEDS {
         let case = Case { stress, ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
-        let outcome = verify(&case);
+        let outcome = verify(&case, None);
         assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
     }
 }
@@ -88,7 +88,7 @@ fn every_choice_of_the_config_is_right() {
 fn swizzled_tiles_have_no_bank_conflicts_and_plain_ones_do() {
     let per_request = |layout, dim: usize| {
         let problem = Problem::new(1, 1, 130, dim, DType::F16);
-        let outcome = verify(&Case::new(problem, 0, Backend::Sim(Config::ampere_with_layout(layout))));
+        let outcome = verify(&Case::new(problem, 0, Backend::Sim(Config::ampere_with_layout(layout))), None);
         outcome.counters.expect("counters of a run that passed").transactions_per_request()
     };
     for dim in [32, 64, 96, 128] {

@@ -199,7 +199,9 @@ impl Trial {
             Err(NoVerdict::Simulator(SimError::Fault(fault))) => return Ok(kill(Killer::Fault, fault.to_string())),
             Err(NoVerdict::Simulator(error)) => return Err(MutantsError::Simulator(error)),
             Err(NoVerdict::Invalid(invalid)) => return Err(invalid.into()),
-            Err(other @ (NoVerdict::Refused(_) | NoVerdict::Cpu(_))) => {
+            Err(
+                other @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_) | NoVerdict::Gpu(_) | NoVerdict::Cpu(_)),
+            ) => {
                 return Ok(kill(Killer::Verifier, other.to_string()));
             }
         };

@@ -1,0 +1,38 @@
+//! The cases, by family of operations.
+
+mod arithmetic;
+mod asynchronous;
+mod atomics;
+mod bits;
+mod control;
+mod conversions;
+mod exchange;
+mod memory;
+mod moves;
+mod special_functions;
+mod synchronisation;
+mod tensor;
+
+use super::case::ConformanceCase;
+
+/// Every case of the suite, in the order of the table of operations.
+pub fn cases() -> Vec<ConformanceCase> {
+    let mut list = Vec::new();
+    for family in [
+        moves::add,
+        arithmetic::add,
+        bits::add,
+        conversions::add,
+        special_functions::add,
+        exchange::add,
+        memory::add,
+        atomics::add,
+        asynchronous::add,
+        tensor::add,
+        synchronisation::add,
+        control::add,
+    ] {
+        family(&mut list);
+    }
+    list
+}

@@ -1,0 +1,112 @@
+//! The work that a problem cannot do without, and the time that a machine cannot do it under.
+
+use core::fmt;
+
+use flashcore_problem::{Mask, Problem};
+use serde::Serialize;
+
+/// What a problem cannot do without.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Work {
+    /// Floating-point operations: two products, each a multiplication and an addition. Masked keys do not count.
+    pub flops: f64,
+    /// Bytes: each input read once, each output written once.
+    pub bytes: f64,
+    /// Exponentials: one for each query and key that attends it.
+    pub exponentials: f64,
+}
+
+impl Work {
+    /// That of a problem.
+    pub fn of(problem: &Problem) -> Self {
+        let attended: usize = match problem.mask {
+            Mask::None => problem.query_length * problem.key_length,
+            Mask::Causal(_) | Mask::Window { .. } => {
+                (0..problem.query_length).map(|row| problem.attended_keys(problem.key_length, row).len()).sum()
+            }
+        };
+        let heads = (problem.batch * problem.query_heads) as f64;
+        let exponentials = heads * attended as f64;
+        let shapes = [problem.query_shape(), problem.key_shape(), problem.value_shape(), problem.output_shape()];
+        let elements: usize = shapes.into_iter().filter_map(flashcore_problem::Shape::elements).sum();
+        let log_sum_exp =
+            if problem.log_sum_exp { 4 * problem.batch * problem.query_heads * problem.query_length } else { 0 };
+        Self {
+            flops: 2.0 * exponentials * (problem.head_dim + problem.value_dim) as f64,
+            bytes: (elements * problem.dtype.size_bytes() + log_sum_exp) as f64,
+            exponentials,
+        }
+    }
+}
+
+/// What a machine can do in a second, at most.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ceilings {
+    /// Floating-point operations of the units that multiply matrices.
+    pub flops: f64,
+    /// Bytes from and to memory; infinite where memory is not looked at.
+    pub bytes: f64,
+    /// Exponentials; infinite where they are not looked at.
+    pub exponentials: f64,
+}
+
+/// What binds a problem on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Bound {
+    /// Multiplying matrices.
+    Arithmetic,
+    /// Moving bytes.
+    Memory,
+    /// Exponentials.
+    Exponentials,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Arithmetic => "arithmetic",
+            Self::Memory => "memory",
+            Self::Exponentials => "exponentials",
+        })
+    }
+}
+
+impl Ceilings {
+    /// Seconds that the work takes at least, and what binds it.
+    pub fn floor(&self, work: Work) -> (f64, Bound) {
+        let times = [
+            (work.flops / self.flops, Bound::Arithmetic),
+            (work.bytes / self.bytes, Bound::Memory),
+            (work.exponentials / self.exponentials, Bound::Exponentials),
+        ];
+        times
+            .into_iter()
+            .fold((0.0, Bound::Arithmetic), |largest, time| if time.0 > largest.0 { time } else { largest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::{Alignment, DType};
+
+    #[test]
+    fn masked_keys_are_no_work() {
+        let mut problem = Problem::new(1, 2, 4, 8, DType::F32);
+        let expected = Work { flops: 4.0 * 2.0 * 16.0 * 8.0, bytes: 4.0 * 4.0 * 64.0, exponentials: 32.0 };
+        assert_eq!(Work::of(&problem), expected);
+        problem.mask = Mask::Causal(Alignment::BottomRight);
+        assert_eq!(Work::of(&problem), Work { flops: 4.0 * 2.0 * 10.0 * 8.0, exponentials: 20.0, ..expected });
+    }
+
+    #[test]
+    fn the_floor_is_the_largest_of_three_times() {
+        let work = Work { flops: 100.0, bytes: 10.0, exponentials: 1.0 };
+        let check = |flops, bytes, exponentials, expected| {
+            assert_eq!(Ceilings { flops, bytes, exponentials }.floor(work), expected);
+        };
+        check(10.0, 10.0, 10.0, (10.0, Bound::Arithmetic));
+        check(100.0, 2.0, 10.0, (5.0, Bound::Memory));
+        check(100.0, f64::INFINITY, 0.25, (4.0, Bound::Exponentials));
+    }
+}

@@ -1,0 +1,264 @@
+//! The GPU: what is launched there is verified like everything else, and timed by the device's own clock.
+
+use flashcore::{Bound, BoundBytes, Device, Plan, PlanOptions, Reason};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, L2Flush, Stream};
+use flashcore_ir::Arch;
+use flashcore_kernels::Config;
+use flashcore_problem::{Evidence, Guarded, Inputs, Outputs, Problem, Tensor, Verdict};
+use serde::Serialize;
+
+use crate::floor::Ceilings;
+use crate::sample::judge_outputs;
+use crate::timing::Times;
+use crate::verify::{NoVerdict, Yardstick};
+
+/// A GPU and how problems get there.
+#[derive(Debug)]
+pub struct Gpu {
+    device: Device,
+}
+
+impl Gpu {
+    /// The GPU of this number.
+    pub fn open(ordinal: usize) -> Result<Self, flashcore::Error> {
+        Ok(Self { device: Device::cuda(ordinal)? })
+    }
+
+    /// The device.
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The kernel of a config for a problem; without a config, the one that the device takes by default.
+    pub fn plan(&self, problem: &Problem, config: Option<Config>) -> Result<Plan, Vec<Reason>> {
+        Plan::new(problem, &self.device, PlanOptions { config, ..PlanOptions::default() })
+    }
+
+    /// Runs a problem and judges it: guard bands around every tensor, poisoned outputs, and `repeats` further runs that
+    /// must give the same bits.
+    pub fn verify(
+        &self,
+        problem: &Problem,
+        config: Option<Config>,
+        yardstick: &Yardstick,
+        repeats: usize,
+    ) -> Result<Verdict, NoVerdict> {
+        // What has no element is not launched, and comes out as it went in.
+        let outputs = Outputs::poisoned(problem);
+        if problem.output_shape().is_empty() {
+            return Ok(yardstick.judge(problem, &Evidence::new(yardstick.inputs(), &outputs)));
+        }
+        let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let run = Run::new(&plan, yardstick.inputs(), &outputs)?;
+        let first = run.once(problem, yardstick.inputs())?;
+        let mut repeated = Vec::new();
+        let mut run = run;
+        for _ in 0..repeats {
+            run.reset()?;
+            repeated.push(run.once(problem, yardstick.inputs())?.outputs);
+        }
+        let evidence = Evidence {
+            inputs: yardstick.inputs(),
+            inputs_after: &first.inputs,
+            outputs: &first.outputs,
+            repeats: &repeated,
+            guards: &first.guards,
+        };
+        Ok(yardstick.judge(problem, &evidence))
+    }
+
+    /// Runs a problem once, judges it, whole or by a sample, and if it is right times it.
+    pub fn time(
+        &self,
+        problem: &Problem,
+        config: Option<Config>,
+        inputs: &Inputs,
+    ) -> Result<Result<GpuTimes, Verdict>, NoVerdict> {
+        let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        let aftermath = run.once(problem, inputs)?;
+        let verdicts = judge_outputs(problem, inputs, &aftermath.outputs)?;
+        if let Some(wrong) = verdicts.into_iter().find(|verdict| !verdict.passed()) {
+            return Ok(Err(wrong));
+        }
+        Ok(Ok(GpuTimes { hot: run.time_hot()?, cold: run.time_cold()? }))
+    }
+
+    /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.
+    pub fn ceilings(&self) -> Result<Ceilings, flashcore::Error> {
+        let context = self
+            .device
+            .context()
+            .ok_or_else(|| flashcore::Error::NotOnCuda { call: "ceilings", device: self.device.to_string() })?;
+        let device = context.device();
+        let clocks = f64::from(device.attributes.multiprocessors) * f64::from(device.attributes.clock_khz) * 1e3;
+        Ok(Ceilings {
+            flops: clocks * tensor_flops_per_clock(device.arch()?),
+            bytes: measured_bandwidth(context)?,
+            exponentials: clocks * EXPONENTIALS_PER_CLOCK,
+        })
+    }
+}
+
+/// Exponentials that a multiprocessor starts in a clock, on every architecture here.
+const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
+
+/// Dense 16-bit operations, accumulated in `f32`, of the tensor cores of one multiprocessor in a clock.
+const fn tensor_flops_per_clock(arch: Arch) -> f64 {
+    match arch {
+        Arch::Sm80 => 2048.0,
+        Arch::Sm86 => 512.0,
+        Arch::Sm89 | Arch::Sm120 => 1024.0,
+        Arch::Sm90 | Arch::Sm90a => 4096.0,
+    }
+}
+
+/// Bytes per second, read and written together, of a copy within the device's memory.
+fn measured_bandwidth(context: &Context) -> Result<f64, CudaError> {
+    const BYTES: usize = 1 << 29;
+    const COPIES: usize = 10;
+    let stream = Stream::new(context)?;
+    let from = DeviceBuffer::filled(&stream, BYTES, 1)?;
+    let mut to = DeviceBuffer::filled(&stream, BYTES, 2)?;
+    let (start, end) = (Event::new(context)?, Event::new(context)?);
+    let mut best = 0.0f64;
+    for _ in 0..3 {
+        start.record(&stream)?;
+        for _ in 0..COPIES {
+            to.copy_from(&stream, &from)?;
+        }
+        end.record(&stream)?;
+        end.synchronize()?;
+        let seconds = f64::from(end.milliseconds_since(&start)?) / 1e3;
+        best = best.max((2 * BYTES * COPIES) as f64 / seconds);
+    }
+    Ok(best)
+}
+
+/// Times of one launch.
+#[derive(Debug, Clone, Serialize)]
+pub struct GpuTimes {
+    /// In a replayed graph of launches on the same tensors: the caches are warm and the host is out of the way.
+    pub hot: Times,
+    /// Each behind a flush of the L2 cache, between two events.
+    pub cold: Times,
+}
+
+/// Launches in one graph; the time of one is the time of the graph over this.
+const LAUNCHES_PER_GRAPH: usize = 20;
+/// Graphs that are replayed and timed.
+const REPLAYS: usize = 30;
+/// Cold launches that are timed.
+const COLD_LAUNCHES: usize = 30;
+/// A graph longer than this is not repeated more than the results need.
+const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
+
+/// A plan with guarded tensors on the device.
+struct Run {
+    bound: Bound,
+    output: Guarded,
+    log_sum_exp: Option<Guarded>,
+}
+
+/// What a launch left behind.
+struct Aftermath {
+    inputs: Inputs,
+    outputs: Outputs,
+    guards: Vec<(String, Result<(), flashcore_problem::GuardError>)>,
+}
+
+impl Run {
+    fn new(plan: &Plan, inputs: &Inputs, outputs: &Outputs) -> Result<Self, NoVerdict> {
+        let [query, key, value] = [&inputs.query, &inputs.key, &inputs.value].map(|tensor| Guarded::new(&tensor.data));
+        let output = Guarded::new(&outputs.output.data);
+        let log_sum_exp = outputs.log_sum_exp.as_ref().map(|values| Guarded::new(&bytes_of(values)));
+        let bound = plan.bind(BoundBytes {
+            query: query.bytes(),
+            key: key.bytes(),
+            value: value.bytes(),
+            output: output.bytes(),
+            log_sum_exp: log_sum_exp.as_ref().map_or(&[], Guarded::bytes),
+            margin: query.payload_start(),
+        })?;
+        Ok(Self { bound, output, log_sum_exp })
+    }
+
+    fn reset(&mut self) -> Result<(), NoVerdict> {
+        let log_sum_exp = self.log_sum_exp.as_ref().map_or(&[][..], Guarded::bytes);
+        Ok(self.bound.reset_outputs(self.output.bytes(), log_sum_exp)?)
+    }
+
+    fn once(&self, problem: &Problem, inputs: &Inputs) -> Result<Aftermath, NoVerdict> {
+        self.bound.launch()?;
+        let contents = self.bound.contents()?;
+        let mut guards = Vec::new();
+        let mut payload = |name: &str, bytes: Vec<u8>| {
+            let guarded = Guarded::from_bytes(bytes);
+            guards.push((name.to_owned(), guarded.check()));
+            guarded.payload().to_vec()
+        };
+        let mut tensor = |name: &str, bytes| Tensor { dtype: problem.dtype, data: payload(name, bytes) };
+        let inputs = Inputs {
+            query: tensor("query", contents.query),
+            key: tensor("key", contents.key),
+            value: tensor("value", contents.value),
+            ..inputs.clone()
+        };
+        let output = tensor("output", contents.output);
+        let log_sum_exp = problem.log_sum_exp.then(|| floats_of(&payload("log_sum_exp", contents.log_sum_exp)));
+        Ok(Aftermath { inputs, outputs: Outputs { output, log_sum_exp }, guards })
+    }
+
+    fn time_hot(&self) -> Result<Times, NoVerdict> {
+        let stream = self.bound.stream();
+        let graph = self.bound.record(LAUNCHES_PER_GRAPH)?;
+        let (start, end) = self.events()?;
+        let mut seconds = Vec::new();
+        // The first replays warm clocks and caches and do not count.
+        for replay in 0..REPLAYS + 3 {
+            start.record(stream).map_err(flashcore::Error::from)?;
+            graph.launch()?;
+            end.record(stream).map_err(flashcore::Error::from)?;
+            end.synchronize().map_err(flashcore::Error::from)?;
+            let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
+            if replay >= 3 {
+                seconds.push(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64);
+            }
+            if milliseconds > LONG_GRAPH_MILLISECONDS && seconds.len() >= 7 {
+                break;
+            }
+        }
+        Ok(Times { seconds })
+    }
+
+    fn time_cold(&self) -> Result<Times, NoVerdict> {
+        let stream = self.bound.stream();
+        let mut flush = L2Flush::new(stream.context()).map_err(flashcore::Error::from)?;
+        let (start, end) = self.events()?;
+        let mut seconds = Vec::new();
+        for _ in 0..COLD_LAUNCHES {
+            flush.flush(stream).map_err(flashcore::Error::from)?;
+            start.record(stream).map_err(flashcore::Error::from)?;
+            self.bound.launch()?;
+            end.record(stream).map_err(flashcore::Error::from)?;
+            end.synchronize().map_err(flashcore::Error::from)?;
+            let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
+            seconds.push(f64::from(milliseconds) / 1e3);
+        }
+        Ok(Times { seconds })
+    }
+
+    fn events(&self) -> Result<(Event, Event), flashcore::Error> {
+        let context = self.bound.stream().context();
+        let event = || Event::new(context).map_err(|error: CudaError| flashcore::Error::from(error));
+        Ok((event()?, event()?))
+    }
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
+}
