@@ -57,6 +57,8 @@ pub enum Rule {
     NoProduct { shape: MmaShape, operand: Type, accumulate: Type },
     #[error("shuffle control {control:#x} has bits outside the clamp (0 to 4) and the segment mask (8 to 12)")]
     ShuffleControl { control: u32 },
+    #[error("{name} of a bit field is {value}; hardware takes 0 to 255")]
+    BitField { name: &'static str, value: u64 },
     #[error("barriers are numbered 0 to 15; there is no barrier {barrier}")]
     BarrierNumber { barrier: u64 },
     #[error(
@@ -258,6 +260,13 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
                 broken.push(Rule::ShuffleControl { control: *control });
             }
         }
+        Op::BitFieldExtract { position, length, .. } | Op::BitFieldInsert { position, length, .. } => {
+            for (name, operand) in [("position", position), ("length", length)] {
+                if let Operand::Constant(value @ 256..) = *operand {
+                    broken.push(Rule::BitField { name, value });
+                }
+            }
+        }
         Op::BarrierSync { barrier, threads, .. } | Op::BarrierArrive { barrier, threads, .. } => {
             barrier_operands(*barrier, *threads, kernel.threads, broken);
         }
@@ -288,8 +297,6 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::Shl { .. }
         | Op::Shr { .. }
         | Op::Lop3 { .. }
-        | Op::BitFieldExtract { .. }
-        | Op::BitFieldInsert { .. }
         | Op::Permute { .. }
         | Op::PopCount { .. }
         | Op::LeadingZeros { .. }

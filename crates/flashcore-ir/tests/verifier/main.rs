@@ -92,7 +92,7 @@ macro_rules! rules {
 rules! {
     UnknownRegister TypeMismatch TypeNotAllowed Length ConstantNotAllowed ConstantTooWide GuardedCollective
     NotOnArchitecture ReadBeforeWrite UnknownParameter ParameterType ReinterpretWidth NoConversion VectorSize
-    SharedCacheHint VolatilePrefetch NoReduction CopySize BulkSize MatrixCount NoProduct ShuffleControl BarrierNumber
+    SharedCacheHint VolatilePrefetch NoReduction CopySize BulkSize MatrixCount NoProduct ShuffleControl BitField BarrierNumber
     BarrierThreads Threads SharedMemory RegisterBudget ParameterBytes DuplicateParameter NoParameterType Name
     UnknownSection WrittenTwice
 }

@@ -23,6 +23,8 @@ cases! {
     three_matrices
     product_of_halves_with_depth_4 product_accumulated_in_pairs
     shuffle_control
+    bit_field_position
+    bit_field_length
     barrier_sixteen barrier_of_part_of_a_warp barrier_of_more_than_the_cta barrier_of_none arrival_of_part_of_a_warp
 }
 
@@ -358,6 +360,28 @@ fn shuffle_control() -> Case {
     case(write, 0x1f3f, 0x1f1f, |line| {
         let text = "Shuffle mode=Butterfly control=7999 ty=U32 d=%1, index=0x1, a=%0";
         vec![at(line, 1, text, Rule::ShuffleControl { control: 0x1f3f })]
+    })
+}
+
+fn bit_field((position, length): (u32, u32)) -> (Kernel, u32) {
+    let mut k = Builder::new("kernel", 32);
+    let lane = k.lane();
+    let line = line!() + 1;
+    k.bit_field_extract(lane, position, length);
+    (k.finish(), line)
+}
+
+fn bit_field_position() -> Case {
+    case(bit_field, (256, 1), (255, 1), |line| {
+        let text = "BitFieldExtract d=%1, a=%0, position=0x100, length=0x1";
+        vec![at(line, 1, text, Rule::BitField { name: "position", value: 256 })]
+    })
+}
+
+fn bit_field_length() -> Case {
+    case(bit_field, (0, 300), (0, 32), |line| {
+        let text = "BitFieldExtract d=%1, a=%0, position=0x0, length=0x12c";
+        vec![at(line, 1, text, Rule::BitField { name: "length", value: 300 })]
     })
 }
 
