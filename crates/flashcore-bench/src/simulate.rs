@@ -64,5 +64,6 @@ fn argument(argument: Argument) -> flashcore_sim::Argument {
         Argument::S32(value) => flashcore_sim::Argument::S32(value),
         Argument::F32(value) => flashcore_sim::Argument::F32(value),
         Argument::U64(value) => flashcore_sim::Argument::U64(value),
+        Argument::S64(value) => flashcore_sim::Argument::S64(value),
     }
 }

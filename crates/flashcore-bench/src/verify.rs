@@ -110,6 +110,11 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
     let start = Instant::now();
     let mut counters = None;
     let verdict = match case.backend {
+        // What has no element is not launched, and comes out as it went in.
+        Backend::Sim(_) | Backend::Cuda(_) if case.problem.output_shape().is_empty() => {
+            let outputs = Outputs::poisoned(&case.problem);
+            Ok(yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs)))
+        }
         Backend::Cpu => verify_cpu(&case.problem, yardstick, case.repeats),
         Backend::Sim(config) => Plan::new(&case.problem, config, SIMULATED_ARCH)
             .map_err(NoVerdict::Refused)

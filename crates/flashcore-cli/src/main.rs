@@ -17,7 +17,6 @@ use crate::output::Output;
 #[command(
     name = "flashcore",
     version,
-    about,
     max_term_width = 110,
     subcommand_required = true,
     arg_required_else_help = true
@@ -34,6 +33,10 @@ enum Command {
     Mutants(commands::mutants::Mutants),
     Resources(commands::resources::Resources),
     Ptx(commands::ptx::Ptx),
+    Attend(commands::attend::Attend),
+    Doctor(commands::doctor::Doctor),
+    Conformance(commands::conformance::Conformance),
+    Cache(commands::cache::Cache),
 }
 
 /// How a command ended, when it could be carried out.
@@ -74,6 +77,10 @@ fn main() -> ExitCode {
         Command::Mutants(command) => command.run(&mut output),
         Command::Resources(command) => command.run(&mut output),
         Command::Ptx(command) => command.run(&mut output),
+        Command::Attend(command) => command.run(&mut output),
+        Command::Doctor(command) => command.run(&mut output),
+        Command::Conformance(command) => command.run(&mut output),
+        Command::Cache(command) => command.run(&mut output),
     };
     match result {
         Ok(Ending::Well) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,

@@ -6,7 +6,7 @@ use crate::pack::{Head, store};
 use crate::real::{Real, multiply_all};
 use crate::scores::Scoring;
 use crate::softmax::RunningSoftmax;
-use flashcore_problem::{Inputs, Outputs, Problem};
+use flashcore_problem::{InputViews, OutputViews, Problem};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ const KEY_TILE: usize = 64;
 pub(crate) fn attend<R: Real, K: Microkernel<R>>(
     kernel: &K,
     problem: &Problem,
-    inputs: &Inputs,
-    outputs: &mut Outputs,
+    inputs: &InputViews<'_>,
+    outputs: OutputViews<'_>,
 ) {
     if problem.output_shape().is_empty() {
         return;
@@ -103,15 +103,15 @@ impl<R: Real> Scratch<R> {
 fn attend_tile<R: Real, K: Microkernel<R>>(
     kernel: &K,
     problem: &Problem,
-    inputs: &Inputs,
+    inputs: &InputViews<'_>,
     scratch: &mut Scratch<R>,
     tile: OutputTile<'_>,
 ) {
     let (batch, rows, strides) = (tile.batch, tile.rows.len(), problem.strides());
     let key_head = problem.key_head(tile.head);
-    let query = Head::new(&inputs.query, problem.query_shape(), strides.query, batch, tile.head);
-    let key = Head::new(&inputs.key, problem.key_shape(), strides.key, batch, key_head);
-    let value = Head::new(&inputs.value, problem.value_shape(), strides.value, batch, key_head);
+    let query = Head::new(inputs.query, problem.query_shape(), strides.query, batch, tile.head);
+    let key = Head::new(inputs.key, problem.key_shape(), strides.key, batch, key_head);
+    let value = Head::new(inputs.value, problem.value_shape(), strides.value, batch, key_head);
     let scoring = Scoring::new(problem, inputs, batch, tile.head);
     let key_length = inputs.key_length(problem, batch);
     let attended: Vec<Range<usize>> =

@@ -40,7 +40,7 @@ mod softmax;
 
 pub use peak::measured_peak;
 
-use flashcore_problem::{DType, Inputs, Invalid, Outputs, Problem};
+use flashcore_problem::{DType, InputViews, Invalid, OutputViews, Problem};
 
 /// Why attention was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -52,14 +52,22 @@ pub enum CpuError {
 
 /// Computes attention, as [`flashcore_problem`] defines it, on all cores of rayon's current pool.
 ///
+/// Inputs and outputs are borrowed: [`InputViews`] and [`OutputViews`] over slices, or owned
+/// [`Inputs`](flashcore_problem::Inputs) and [`Outputs`](flashcore_problem::Outputs) by reference. Nothing is copied.
+///
 /// Every problem that validates is computed, and two runs give the same bits. On an error the outputs are as they were.
-pub fn attend(problem: &Problem, inputs: &Inputs, outputs: &mut Outputs) -> Result<(), CpuError> {
+pub fn attend<'a>(
+    problem: &Problem,
+    inputs: impl Into<InputViews<'a>>,
+    outputs: impl Into<OutputViews<'a>>,
+) -> Result<(), CpuError> {
+    let (inputs, outputs) = (inputs.into(), outputs.into());
     inputs.validate(problem)?;
     outputs.validate(problem)?;
     match problem.dtype.accumulator() {
-        DType::F64 => driver::attend::<f64, _>(&portable::Portable, problem, inputs, outputs),
+        DType::F64 => driver::attend::<f64, _>(&portable::Portable, problem, &inputs, outputs),
         DType::F16 | DType::Bf16 | DType::F32 => {
-            driver::attend::<f32, _>(&portable::Portable, problem, inputs, outputs);
+            driver::attend::<f32, _>(&portable::Portable, problem, &inputs, outputs);
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The output cut into one part per tile of query rows, so that tiles can be written at the same time.
 
-use flashcore_problem::{Outputs, Problem};
+use flashcore_problem::{OutputViews, Problem};
 
 /// Where one tile of query rows writes.
 pub(crate) struct OutputTile<'a> {
@@ -14,7 +14,7 @@ pub(crate) struct OutputTile<'a> {
 }
 
 /// Cuts the outputs of a valid problem into tiles of up to `tile_rows` rows, in the order (batch, head, row).
-pub(crate) fn output_tiles<'a>(problem: &Problem, outputs: &'a mut Outputs, tile_rows: usize) -> Vec<OutputTile<'a>> {
+pub(crate) fn output_tiles<'a>(problem: &Problem, outputs: OutputViews<'a>, tile_rows: usize) -> Vec<OutputTile<'a>> {
     let (shape, strides) = (problem.output_shape(), problem.strides().output);
     let tiles_per_head = shape.rows.div_ceil(tile_rows);
     let mut tiles: Vec<OutputTile<'a>> = shape
@@ -40,14 +40,14 @@ pub(crate) fn output_tiles<'a>(problem: &Problem, outputs: &'a mut Outputs, tile
         .collect();
     rows.sort_unstable();
     let size = problem.dtype.size_bytes();
-    let (mut rest, mut consumed) = (outputs.output.data.as_mut_slice(), 0);
+    let (mut rest, mut consumed) = (outputs.output.data, 0);
     for (start, tile) in rows {
         let (row, after) = rest[(start - consumed) * size..].split_at_mut(shape.columns * size);
         tiles[tile].rows.push(row);
         (rest, consumed) = (after, start + shape.columns);
     }
 
-    if let Some(log_sum_exp) = outputs.log_sum_exp.as_mut().filter(|rows| !rows.is_empty()) {
+    if let Some(log_sum_exp) = outputs.log_sum_exp.filter(|rows| !rows.is_empty()) {
         let parts = log_sum_exp.chunks_mut(shape.rows).flat_map(|head| head.chunks_mut(tile_rows));
         for (tile, part) in tiles.iter_mut().zip(parts) {
             tile.log_sum_exp = Some(part);
@@ -59,7 +59,7 @@ pub(crate) fn output_tiles<'a>(problem: &Problem, outputs: &'a mut Outputs, tile
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{DType, Layout};
+    use flashcore_problem::{DType, Layout, Outputs};
 
     /// Every element gets the number of its row and tile, whatever the layout.
     #[test]
@@ -69,7 +69,7 @@ mod tests {
             problem.log_sum_exp = true;
             problem.layout = layout;
             let mut outputs = Outputs::poisoned(&problem);
-            let tiles = output_tiles(&problem, &mut outputs, 3);
+            let tiles = output_tiles(&problem, outputs.views_mut(), 3);
             assert_eq!(tiles.len(), 2 * 3 * 3);
             for tile in tiles {
                 let name = (tile.batch * 100 + tile.head * 10) as f32;

@@ -1,21 +1,21 @@
 //! Bytes of the problem's type to numbers of the accumulator's, and back.
 
 use crate::real::Real;
-use flashcore_problem::{DType, Shape, Strides, Tensor};
+use flashcore_problem::{DType, Shape, Strides, TensorView};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 /// One head of one batch of a tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
-    tensor: &'a Tensor,
+    tensor: TensorView<'a>,
     columns: usize,
     row_stride: usize,
     start: usize,
 }
 
 impl<'a> Head<'a> {
-    pub(crate) fn new(tensor: &'a Tensor, shape: Shape, strides: Strides, batch: usize, head: usize) -> Self {
+    pub(crate) fn new(tensor: TensorView<'a>, shape: Shape, strides: Strides, batch: usize, head: usize) -> Self {
         Self { tensor, columns: shape.columns, row_stride: strides.row, start: strides.row_start(batch, head, 0) }
     }
 
@@ -74,6 +74,7 @@ pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_problem::Tensor;
 
     #[test]
     fn rows_survive_a_round_trip() {

@@ -1,7 +1,7 @@
 //! From products of query and key to scores in base 2.
 
 use crate::real::{Real, multiply_all};
-use flashcore_problem::{Inputs, Problem};
+use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use std::ops::Range;
 /// Scores are multiplied by `log2(e)`, so that the softmax can use powers of two.
 pub(crate) struct Scoring<'a> {
     problem: &'a Problem,
-    inputs: &'a Inputs,
+    inputs: &'a InputViews<'a>,
     batch: usize,
     head: usize,
     position_offset: isize,
 }
 
 impl<'a> Scoring<'a> {
-    pub(crate) fn new(problem: &'a Problem, inputs: &'a Inputs, batch: usize, head: usize) -> Self {
+    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, batch: usize, head: usize) -> Self {
         let position_offset = problem.position_offset(inputs.key_length(problem, batch));
         Self { problem, inputs, batch, head, position_offset }
     }
@@ -39,7 +39,7 @@ impl<'a> Scoring<'a> {
         } else {
             multiply_all(products, R::from_f64(scale));
         }
-        if let Some(slopes) = &self.inputs.alibi_slopes {
+        if let Some(slopes) = self.inputs.alibi_slopes {
             let slope = R::from_f64(f64::from(slopes[self.head]));
             let position = row as isize + self.position_offset;
             for (score, key) in products.iter_mut().zip(keys.clone()) {
@@ -58,6 +58,6 @@ impl<'a> Scoring<'a> {
 
     /// The sink of the head in base 2, where there is one.
     pub(crate) fn sink<R: Real>(&self) -> Option<R> {
-        self.inputs.sinks.as_ref().map(|sinks| R::from_f64(f64::from(sinks[self.head]) * LOG2_E))
+        self.inputs.sinks.map(|sinks| R::from_f64(f64::from(sinks[self.head]) * LOG2_E))
     }
 }

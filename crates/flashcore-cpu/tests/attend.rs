@@ -239,7 +239,7 @@ fn wrong_arguments_are_errors() {
     let inputs = Inputs::random(&problem, 1);
     let check = |problem: &Problem, outputs: &mut Outputs, expected: Invalid| {
         let before = outputs.clone();
-        assert_eq!(attend(problem, &inputs, outputs), Err(CpuError::Invalid(expected)));
+        assert_eq!(attend(problem, &inputs, &mut *outputs), Err(CpuError::Invalid(expected)));
         assert_eq!(outputs.output, before.output);
     };
 

@@ -8,7 +8,7 @@ use flashcore_kernels::Argument;
 use crate::error::CudaError;
 
 /// Arguments that a launch has room for.
-pub const MOST_ARGUMENTS: usize = 48;
+pub const MOST_ARGUMENTS: usize = 64;
 /// Bytes of each argument's place: the largest argument there is.
 const PLACE_BYTES: usize = 8;
 
@@ -60,6 +60,7 @@ impl Arguments {
             Argument::S32(value) => place[..4].copy_from_slice(&value.to_ne_bytes()),
             Argument::F32(value) => place[..4].copy_from_slice(&value.to_ne_bytes()),
             Argument::U64(value) => place.copy_from_slice(&value.to_ne_bytes()),
+            Argument::S64(value) => place.copy_from_slice(&value.to_ne_bytes()),
         }
         Ok(())
     }
@@ -76,6 +77,7 @@ const fn fits(ty: Type, argument: Argument) -> bool {
         Argument::S32(_) => matches!(ty, Type::S32),
         Argument::F32(_) => matches!(ty, Type::F32),
         Argument::U64(_) => matches!(ty, Type::U64),
+        Argument::S64(_) => matches!(ty, Type::S64),
     }
 }
 

@@ -422,7 +422,7 @@ operations! {
         { ty: Type } out (d: ty) in (a: ty, b: ty)
         for ty in [U32 F32]
         : arithmetic(ty), Effect::None, false, AMPERE;
-    /// `d = a mod b`; `a` where `b` is 0.
+    /// `d = a mod b`; all ones where `b` is 0.
     Rem "rem.type d, a, b" @ "integer-arithmetic-instructions-rem"
         { ty: Type } out (d: ty) in (a: ty, b: ty)
         for ty in [U32]

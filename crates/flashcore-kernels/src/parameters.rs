@@ -91,6 +91,8 @@ pub enum Argument {
     F32(f32),
     /// An unsigned 64-bit integer or an address.
     U64(u64),
+    /// A signed 64-bit integer.
+    S64(i64),
 }
 
 /// Device addresses of the tensors of a problem.

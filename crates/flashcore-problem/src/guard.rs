@@ -28,6 +28,16 @@ impl Guarded {
         Self { bytes, guard }
     }
 
+    /// What [`bytes`](Self::bytes) of a payload between bands of 4096 bytes became elsewhere, taken back to be checked.
+    ///
+    /// # Panics
+    ///
+    /// When there are fewer bytes than two bands.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        assert!(bytes.len() >= 2 * DEFAULT_GUARD_BYTES, "{} bytes have no room for two guard bands", bytes.len());
+        Self { bytes, guard: DEFAULT_GUARD_BYTES }
+    }
+
     /// The payload with both bands.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

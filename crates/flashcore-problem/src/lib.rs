@@ -58,6 +58,7 @@ mod random;
 mod reference;
 mod tensors;
 mod verdict;
+mod views;
 
 pub use dtype::{DType, ParseDTypeError};
 pub use gate::{Evidence, judge};
@@ -72,3 +73,4 @@ pub use random::{SplitMix64, Stress};
 pub use reference::{ReferenceError, reference};
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
 pub use verdict::{Element, Failure, Verdict, Worst};
+pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorView, TensorViewMut};

@@ -1,6 +1,7 @@
 //! The numbers of a problem: its inputs and what a backend answers.
 
-use crate::{DType, Invalid, Problem, Shape, Strides, TensorError};
+use crate::views::validate_outputs;
+use crate::{BiasView, DType, InputViews, Invalid, OutputViews, Problem, Shape, Strides};
 
 /// Elements of one type as little-endian bytes, in the storage order of its strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,16 +89,6 @@ impl Tensor {
         }
         values
     }
-
-    fn check(&self, tensor: &'static str, dtype: DType, shape: Shape, strides: Strides, errors: &mut Vec<TensorError>) {
-        if self.dtype != dtype {
-            errors.push(TensorError::DType { tensor, actual: self.dtype, expected: dtype });
-        }
-        let needed = strides.extent(shape).unwrap_or(usize::MAX);
-        if self.len() < needed {
-            errors.push(TensorError::TooShort { tensor, actual: self.len(), needed });
-        }
-    }
 }
 
 /// A term that is added to the scores.
@@ -132,7 +123,7 @@ impl BiasStrides {
     }
 
     /// Elements from the first to the last, both included, or `None` when the number does not fit.
-    fn extent(self, problem: &Problem) -> Option<usize> {
+    pub(crate) fn extent(self, problem: &Problem) -> Option<usize> {
         let sizes = [
             (self.batch, problem.batch),
             (self.head, problem.query_heads),
@@ -166,36 +157,22 @@ pub struct Inputs {
 }
 
 impl Inputs {
+    /// The same, borrowed.
+    pub fn views(&self) -> InputViews<'_> {
+        InputViews {
+            query: (&self.query).into(),
+            key: (&self.key).into(),
+            value: (&self.value).into(),
+            alibi_slopes: self.alibi_slopes.as_deref(),
+            sinks: self.sinks.as_deref(),
+            bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
+            key_lengths: self.key_lengths.as_deref(),
+        }
+    }
+
     /// Everything that is wrong with `problem`, or else with these inputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
-        problem.validate()?;
-        let mut errors = Vec::new();
-        let strides = problem.strides();
-        let dtype = problem.dtype;
-        self.query.check("query", dtype, problem.query_shape(), strides.query, &mut errors);
-        self.key.check("key", dtype, problem.key_shape(), strides.key, &mut errors);
-        self.value.check("value", dtype, problem.value_shape(), strides.value, &mut errors);
-
-        let count = |values: &Option<Vec<f32>>| values.as_ref().map(Vec::len);
-        check_count("alibi_slopes", problem.alibi, count(&self.alibi_slopes), problem.query_heads, &mut errors);
-        check_count("sinks", problem.sinks, count(&self.sinks), problem.query_heads, &mut errors);
-        let key_lengths = self.key_lengths.as_deref();
-        check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, &mut errors);
-        check_presence("bias", problem.bias, self.bias.is_some(), &mut errors);
-
-        if let Some(bias) = &self.bias {
-            let needed = bias.strides.extent(problem).unwrap_or(usize::MAX);
-            if bias.data.len() < needed {
-                errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
-            }
-        }
-        let key_length = problem.key_length;
-        for (batch, &length) in key_lengths.unwrap_or_default().iter().enumerate() {
-            if length as usize > key_length {
-                errors.push(TensorError::KeyLength { batch, length, key_length });
-            }
-        }
-        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+        self.views().validate(problem)
     }
 
     /// How many keys `batch` has.
@@ -232,43 +209,21 @@ impl Outputs {
         }
     }
 
+    /// The same, borrowed.
+    pub fn views_mut(&mut self) -> OutputViews<'_> {
+        OutputViews { output: (&mut self.output).into(), log_sum_exp: self.log_sum_exp.as_deref_mut() }
+    }
+
     /// Everything that is wrong with `problem`, or else with these outputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
-        problem.validate()?;
-        let mut errors = Vec::new();
-        self.output.check("output", problem.dtype, problem.output_shape(), problem.strides().output, &mut errors);
-        let rows = problem.batch * problem.query_heads * problem.query_length;
-        let count = self.log_sum_exp.as_ref().map(Vec::len);
-        check_count("log_sum_exp", problem.log_sum_exp, count, rows, &mut errors);
-        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
-    }
-}
-
-fn check_presence(tensor: &'static str, wanted: bool, given: bool, errors: &mut Vec<TensorError>) {
-    match (wanted, given) {
-        (true, false) => errors.push(TensorError::Missing { tensor }),
-        (false, true) => errors.push(TensorError::Unexpected { tensor }),
-        (true, true) | (false, false) => {}
-    }
-}
-
-fn check_count(
-    tensor: &'static str,
-    wanted: bool,
-    actual: Option<usize>,
-    needed: usize,
-    errors: &mut Vec<TensorError>,
-) {
-    check_presence(tensor, wanted, actual.is_some(), errors);
-    if let Some(actual) = actual.filter(|&actual| wanted && actual != needed) {
-        errors.push(TensorError::WrongCount { tensor, actual, needed });
+        validate_outputs(problem, (&self.output).into(), self.log_sum_exp.as_deref())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Layout;
+    use crate::{Layout, TensorError};
 
     fn check(change: impl FnOnce(&mut Problem, &mut Inputs), expected: &[TensorError]) {
         let mut problem = Problem::new(2, 4, 5, 8, DType::F16);

@@ -137,15 +137,12 @@ pub(crate) fn flush(value: f32) -> f32 {
     if value.is_subnormal() { 0.0f32.copysign(value) } else { value }
 }
 
-/// Rounds to the ten mantissa bits of `tf32`, ties away from zero.
-pub(crate) fn to_tf32(value: f32) -> u32 {
-    if value.is_nan() {
-        return CANONICAL_NAN;
-    }
-    if value.is_infinite() {
-        return value.to_bits();
-    }
-    (value.to_bits() + 0x1000) & TF32_MASK
+/// The bits of an `f32` rounded to the ten mantissa bits of `tf32`, ties away from zero. Infinities and NaNs lose their
+/// low bits and nothing else: a NaN with no other bits becomes an infinity, as on an H200.
+pub(crate) fn to_tf32(bits: u32) -> u32 {
+    const EXPONENT: u32 = 0x7f80_0000;
+    let rounded = if bits & EXPONENT == EXPONENT { bits } else { bits + 0x1000 };
+    rounded & TF32_MASK
 }
 
 /// The bits of an `f32` that a tensor core reads as `tf32`.
@@ -234,10 +231,12 @@ mod tests {
 
     #[test]
     fn rounds_to_tf32_away_from_zero() {
-        assert_eq!(to_tf32(f32::from_bits(0x3f80_1000)), 0x3f80_2000);
-        assert_eq!(to_tf32(f32::from_bits(0xbf80_1000)), 0xbf80_2000);
-        assert_eq!(to_tf32(f32::from_bits(0x3f80_0fff)), 0x3f80_0000);
-        assert_eq!(to_tf32(f32::MAX), f32::INFINITY.to_bits());
-        assert_eq!(to_tf32(f32::NEG_INFINITY), f32::NEG_INFINITY.to_bits());
+        assert_eq!(to_tf32(0x3f80_1000), 0x3f80_2000);
+        assert_eq!(to_tf32(0xbf80_1000), 0xbf80_2000);
+        assert_eq!(to_tf32(0x3f80_0fff), 0x3f80_0000);
+        assert_eq!(to_tf32(f32::MAX.to_bits()), f32::INFINITY.to_bits());
+        assert_eq!(to_tf32(f32::NEG_INFINITY.to_bits()), f32::NEG_INFINITY.to_bits());
+        assert_eq!(to_tf32(0x7f80_0001), f32::INFINITY.to_bits());
+        assert_eq!(to_tf32(0x7fff_ffff), 0x7fff_e000);
     }
 }

@@ -1,9 +1,11 @@
 //! `flashcore verify`: is it right?
 
 use clap::{Args, ValueEnum};
+use flashcore_bench::gpu::Gpu;
 use flashcore_bench::suites::{self, Kernels, Runner};
 use flashcore_bench::verify::{NoVerdict, verify};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
+use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
 
 use crate::output::{Cell, Format, Output, Table};
@@ -18,6 +20,8 @@ use crate::{Ending, Failure};
 ///
 /// Examples:
 ///   flashcore verify --backend sim --suite seeds
+///   flashcore verify --backend cuda --suite full
+///   flashcore verify --backend cpu --fuzz 1000 --seed 7
 ///   flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -25,9 +29,12 @@ pub(crate) struct Verify {
     /// Who computes
     #[arg(long, value_enum, default_value_t = BackendName::Sim)]
     backend: BackendName,
-    /// The list of cases; without --shape
+    /// The list of cases
     #[arg(long, value_enum, default_value_t = SuiteName::Seeds)]
     suite: SuiteName,
+    /// Random cases instead of a list; each follows from its number alone, counted from --seed
+    #[arg(long, value_name = "N", conflicts_with_all = ["suite", "shape"])]
+    fuzz: Option<usize>,
     /// Only this kernel, by family (scalar, ampere) or by config
     #[arg(long)]
     kernel: Option<String>,
@@ -40,9 +47,12 @@ pub(crate) struct Verify {
     /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full", requires = "shape")]
     mask: String,
-    /// The seed of the inputs and of the order of warps
-    #[arg(long, default_value_t = 0, requires = "shape")]
+    /// The seed of the inputs and of the order of warps, or the number of the first random case
+    #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Runs after the first of each case, which must give the same bits
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeats: usize,
     /// With the log-sum-exp as a second output
     #[arg(long, requires = "shape")]
     lse: bool,
@@ -63,6 +73,8 @@ enum BackendName {
     Sim,
     /// The native CPU kernels
     Cpu,
+    /// GPU kernels on the first GPU
+    Cuda,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -81,6 +93,8 @@ enum SuiteName {
     Seeds,
     /// Lengths around tiles, every head dimension, rows that attend nothing
     Edge,
+    /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble
+    Full,
 }
 
 const STRESSES: [Stress; 4] = [Stress::LargeScores, Stress::OneHot, Stress::Constant, Stress::SmallIntegers];
@@ -94,14 +108,24 @@ fn parse_stress(name: &str) -> Result<Stress, String> {
 
 impl Verify {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let cases = self.cases()?;
+        let mut cases = self.cases()?;
+        for case in &mut cases {
+            case.repeats = self.repeats;
+        }
+        let cases = cases;
+        let gpu = match self.backend {
+            BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
+            BackendName::Sim | BackendName::Cpu => None,
+        };
         let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
         let mut failed = Vec::new();
         for (index, case) in cases.iter().enumerate() {
             output.progress(index, cases.len(), &format!("{case}, {} failed", failed.len()));
-            let outcome = verify(case);
+            let outcome = verify(case, gpu.as_ref());
             // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
-            if let (Some(_), Err(refused @ NoVerdict::Refused(_))) = (&self.shape, &outcome.verdict) {
+            if let (Some(_), Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_)))) =
+                (&self.shape, &outcome.verdict)
+            {
                 return Err(Failure::Usage(refused.to_string()));
             }
             let (error, reference, relative) = match &outcome.verdict {
@@ -140,14 +164,20 @@ impl Verify {
         if only.is_some() && self.backend == BackendName::Cpu {
             return Err(Failure::Usage("--kernel chooses a GPU kernel; the cpu backend has none".to_owned()));
         }
+        let kernels = only.map_or(Kernels::All, Kernels::Only);
+        let runner = match self.backend {
+            BackendName::Cpu => Runner::Cpu,
+            BackendName::Sim => Runner::Sim(kernels),
+            BackendName::Cuda => Runner::Cuda(kernels),
+        };
+        if let Some(count) = self.fuzz {
+            return Ok(suites::fuzz(runner, count, self.seed));
+        }
         let Some(shape) = &self.shape else {
-            let runner = match self.backend {
-                BackendName::Cpu => Runner::Cpu,
-                BackendName::Sim => Runner::Sim(only.map_or(Kernels::All, Kernels::Only)),
-            };
             return Ok(match self.suite {
                 SuiteName::Seeds => suites::seeds(runner),
                 SuiteName::Edge => suites::edge(runner),
+                SuiteName::Full => suites::full(runner),
             });
         };
         let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
@@ -164,7 +194,8 @@ impl Verify {
         }
         let backend = match self.backend {
             BackendName::Cpu => Backend::Cpu,
-            BackendName::Sim => Backend::Sim(only.unwrap_or_else(flashcore_kernels::Config::ampere)),
+            BackendName::Sim => Backend::Sim(only.unwrap_or_else(Config::ampere)),
+            BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(Config::ampere)),
         };
         Ok(vec![Case { stress: self.stress, ..Case::new(problem, self.seed, backend) }])
     }

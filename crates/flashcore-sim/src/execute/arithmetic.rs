@@ -250,7 +250,7 @@ pub(crate) fn rem(lanes: &mut Lanes<'_, '_>, ty: Type, d: RegisterId, ab: [Opera
     if ty != Type::U32 {
         return Err(Stop::no_such_form("Rem", ty));
     }
-    lanes.words2(d, ab, |a, b| a.checked_rem(b).unwrap_or(a));
+    lanes.words2(d, ab, |a, b| a.checked_rem(b).unwrap_or(u32::MAX));
     Ok(())
 }
 

@@ -1,44 +1,59 @@
 //! `flashcore bench`: how fast is it?
 
-use std::time::Duration;
+mod cpu;
+mod gpu;
+mod record;
+mod sim;
+
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::timing::{flops, time_cpu};
-use flashcore_bench::verify::{Yardstick, verify, verify_with};
-use flashcore_bench::{Backend, Case, mask_text, parse_shape, shape_text};
-use flashcore_kernels::Config;
+use flashcore_bench::gpu::Gpu;
+use flashcore_bench::parse_shape;
+use flashcore_bench::problems::BenchSuite;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Format, Output};
 use crate::{Ending, Failure};
 
 /// Measure attention on whatever hardware is there
 ///
-/// Every problem is verified before it is timed. On the CPU, times stand beside the floor that this machine's measured
-/// arithmetic rate allows. With --backend sim a GPU kernel runs in the simulator, with all checks on; the figures are
-/// what it counted, and how fast the simulator is, not how fast a GPU would be.
+/// Every problem is verified on fresh random inputs before it is timed, and every time stands beside the floor under
+/// which the machine cannot go. On a GPU, hot times are those of a replayed graph of 20 launches on the same tensors, cold
+/// ones those of single launches behind a flush of the L2 cache. With --backend sim a GPU kernel runs in the simulator,
+/// with all checks on; the figures are what it counted, and how fast the simulator is, not how fast a GPU would be.
 ///
 /// Examples:
 ///   flashcore bench
+///   flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json
 ///   flashcore bench --backend sim --shape 1x8x512x64
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Bench {
-    /// Who computes
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
+    /// Who computes; by default the first GPU, or the CPU where there is none
+    #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
-    /// One problem instead of the usual ones: batch x heads[/key heads] x queries[,keys] x dim
-    #[arg(long)]
+    /// What is measured
+    #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
+    suite: SuiteName,
+    /// One problem instead: batch x heads[/key heads] x queries[,keys] x dim
+    #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type; the usual problems have f32 on the CPU and f16 in the simulator
+    /// The element type; f32 on the CPU and f16 elsewhere unless said
     #[arg(long)]
     dtype: Option<DType>,
-    /// The kernel that is simulated, by family or by config
-    #[arg(long, default_value = "ampere")]
-    kernel: String,
-    /// Seconds to measure each problem for
+    /// The GPU kernel, by family or by config; on a GPU the default of the device unless said
+    #[arg(long)]
+    kernel: Option<String>,
+    /// Seconds to measure each problem for, on the CPU
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// A file for everything: machine, every sample, every verdict, as JSON
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Show a record of bench/peers/gpu.py, us beside others, instead of measuring
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "shape", "record"])]
+    peers_record: Option<PathBuf>,
     /// How results are written
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -46,148 +61,75 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BackendName {
+    /// The first GPU, or the CPU where there is none
+    Auto,
     /// The native CPU kernels
     Cpu,
+    /// The first GPU
+    Cuda,
     /// A GPU kernel in the simulator
     Sim,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SuiteName {
+    /// A few, for a first look
+    Quick,
+    /// The shapes of the project's history
+    Seeds,
+    /// Long sequences, 16k tokens in all
+    Prefill,
+    /// One query row over a long key cache
+    Decode,
+}
+
 impl Bench {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let default_dtype = match self.backend {
-            BackendName::Cpu => DType::F32,
-            BackendName::Sim => DType::F16,
-        };
-        let dtype = self.dtype.unwrap_or(default_dtype);
-        let shapes: Vec<&str> = match (&self.shape, self.backend) {
-            (Some(shape), _) => vec![shape],
-            (None, BackendName::Cpu) => vec!["1x8x512x64", "2x8x256x64", "2x8x512x64", "1x8x2048x64"],
-            (None, BackendName::Sim) => vec!["1x8x512x64"],
-        };
-        let mut problems = Vec::new();
-        for shape in shapes {
-            for mask in [Mask::None, Mask::Causal(Alignment::BottomRight)] {
-                let mut problem = parse_shape(shape, dtype).map_err(|error| Failure::Usage(error.to_string()))?;
-                problem.mask = mask;
-                if let Err(errors) = problem.validate() {
-                    return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
-                }
-                problems.push(problem);
-            }
+        if let Some(file) = &self.peers_record {
+            return record::show_peers(output, file, self.format);
         }
         match self.backend {
-            BackendName::Cpu => self.run_cpu(output, &problems),
-            BackendName::Sim => self.run_sim(output, &problems),
-        }
-    }
-
-    fn run_cpu(&self, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let peak = flashcore_cpu::measured_peak(threads);
-        if matches!(self.format, Format::Table | Format::Markdown) {
-            output.line(format!(
-                "cpu, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds; verified, then timed",
-                peak / 1e9
-            ))?;
-        }
-        let mut table = Table::new(&[
-            "shape",
-            "dtype",
-            "mask",
-            "verdict",
-            "p50 ms",
-            "p90 ms",
-            "p99 ms",
-            "mean ms",
-            "std ms",
-            "runs",
-            "GFLOP/s",
-            "floor ms",
-            "% of floor",
-        ]);
-        let mut ending = Ending::Well;
-        for (index, problem) in problems.iter().enumerate() {
-            output.progress(index, problems.len(), &shape_text(problem));
-            let case = Case::new(problem.clone(), 0, Backend::Cpu);
-            let yardstick =
-                Yardstick::new(problem, case.inputs()).map_err(|error| Failure::Usage(error.to_string()))?;
-            let outcome = verify_with(&case, &yardstick);
-            if !outcome.passed() {
-                ending = Ending::Failed;
-                output.complain(&format!("{case}: {}", outcome.complaints().join("; ")));
-                continue;
+            BackendName::Cpu => cpu::run(self, output, &self.problems(DType::F32)?),
+            BackendName::Sim => sim::run(self, output, &self.problems(DType::F16)?),
+            BackendName::Cuda => {
+                let gpu = Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?;
+                gpu::run(self, output, &gpu, &self.problems(DType::F16)?)
             }
-            let times = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(self.seconds))
-                .map_err(|error| Failure::Usage(error.to_string()))?;
-            let median = times.quantile(0.5);
-            let floor = flops(problem) / peak;
-            table.push(vec![
-                Cell::from(shape_text(problem)),
-                Cell::from(problem.dtype.to_string()),
-                Cell::from(mask_text(problem.mask)),
-                Cell::from("passed"),
-                Cell::number(median * 1e3, 3),
-                Cell::number(times.quantile(0.9) * 1e3, 3),
-                Cell::number(times.quantile(0.99) * 1e3, 3),
-                Cell::number(times.mean() * 1e3, 3),
-                Cell::number(times.deviation() * 1e3, 3),
-                Cell::number(times.seconds.len() as f64, 0),
-                Cell::number(flops(problem) / median / 1e9, 1),
-                Cell::number(floor * 1e3, 3),
-                Cell::number(100.0 * floor / median, 1),
-            ]);
+            BackendName::Auto => match Gpu::open(0) {
+                Ok(gpu) => gpu::run(self, output, &gpu, &self.problems(DType::F16)?),
+                // Never silently: the reason stands above the table.
+                Err(reason) => {
+                    if self.is_for_people() {
+                        output.line(format!("no GPU: {reason}"))?;
+                    }
+                    cpu::run(self, output, &self.problems(DType::F32)?)
+                }
+            },
         }
-        output.table(&table, self.format)?;
-        Ok(ending)
     }
 
-    fn run_sim(&self, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
-        let config: Config = super::config(&self.kernel)?;
-        let mut table = Table::new(&[
-            "kernel",
-            "shape",
-            "dtype",
-            "mask",
-            "verdict",
-            "simulated s",
-            "warp instructions",
-            "instructions/s",
-            "tensor GFLOP",
-            "exponentials",
-            "global read MB",
-            "shared transactions per request",
-            "barriers",
-        ]);
-        let mut ending = Ending::Well;
-        for (index, problem) in problems.iter().enumerate() {
-            output.progress(index, problems.len(), &shape_text(problem));
-            let case = Case::new(problem.clone(), 0, Backend::Sim(config));
-            let outcome = verify(&case);
-            let Some(counters) = outcome.counters.as_ref().filter(|_| outcome.passed()) else {
-                ending = Ending::Failed;
-                output.complain(&format!("{case}: {}", outcome.complaints().join("; ")));
-                continue;
+    fn is_for_people(&self) -> bool {
+        matches!(self.format, Format::Table | Format::Markdown)
+    }
+
+    fn problems(&self, default_dtype: DType) -> Result<Vec<Problem>, Failure> {
+        let dtype = self.dtype.unwrap_or(default_dtype);
+        let Some(shape) = &self.shape else {
+            let suite = match self.suite {
+                SuiteName::Quick => BenchSuite::Quick,
+                SuiteName::Seeds => BenchSuite::Seeds,
+                SuiteName::Prefill => BenchSuite::Prefill,
+                SuiteName::Decode => BenchSuite::Decode,
             };
-            // The case was run twice, under two orders of warps.
-            let seconds = outcome.duration.as_secs_f64() / 2.0;
-            let instructions = counters.instructions_in_all();
-            table.push(vec![
-                Cell::from(config.to_string()),
-                Cell::from(shape_text(problem)),
-                Cell::from(problem.dtype.to_string()),
-                Cell::from(mask_text(problem.mask)),
-                Cell::from("passed"),
-                Cell::number(seconds, 2),
-                Cell::number(instructions as f64, 0),
-                Cell::number(instructions as f64 / seconds, 0),
-                Cell::number(counters.tensor_flops as f64 / 1e9, 3),
-                Cell::number(counters.exponentials as f64, 0),
-                Cell::number((counters.global_loads.bytes + counters.copy_async_bytes) as f64 / 1e6, 2),
-                Cell::number(counters.transactions_per_request(), 2),
-                Cell::number(counters.barriers as f64, 0),
-            ]);
+            return Ok(suite.problems(dtype));
+        };
+        let problem = parse_shape(shape, dtype).map_err(|error| Failure::Usage(error.to_string()))?;
+        if let Err(errors) = problem.validate() {
+            return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
         }
-        output.table(&table, self.format)?;
-        Ok(ending)
+        Ok([Mask::None, Mask::Causal(Alignment::BottomRight)]
+            .map(|mask| Problem { mask, ..problem.clone() })
+            .into_iter()
+            .collect())
     }
 }

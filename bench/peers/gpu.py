@@ -1,0 +1,225 @@
+"""Times flashcore beside the attention of PyTorch (FlashAttention-2, cuDNN, memory-efficient) on one GPU.
+
+One process, one run: for each problem every implementation is captured into a CUDA graph of several calls on the same
+tensors (hot L2), the graphs are replayed in turn, in another order each round, and the median over the rounds counts.
+Before that every output is compared with attention in f64. A backend that PyTorch refuses for a problem is left out.
+
+    python3 bench/peers/gpu.py --library target/release/libflashcore.so --suite seeds prefill --out record.json
+    flashcore bench --peers-record record.json
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import subprocess
+
+import torch
+import torch.nn.functional as functional
+from flashcore_ctypes import Flashcore
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+PEERS = {
+    "flash2": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+# The largest error allowed to any implementation, over that of the same attention in PyTorch's plain 16-bit operations.
+ERROR_FACTOR = 2.0
+ROUNDS = 15
+
+
+def problems(suites, dtypes):
+    seeds = [(1, 2, 64, 64), (1, 4, 128, 64), (2, 2, 64, 64), (1, 8, 512, 64), (2, 8, 256, 64), (2, 8, 512, 64)]
+    seeds += [(8, 8, 512, 64), (4, 16, 2048, 128)]
+    prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128) for s in (512, 1024, 2048, 4096, 8192, 16384)]
+    shapes = {"seeds": seeds, "prefill": prefill}
+    for suite in suites:
+        for dtype in dtypes:
+            for shape in shapes[suite]:
+                for causal in (False, True):
+                    yield suite, shape, dtype, causal
+
+
+def attended(length, causal):
+    return length * (length + 1) / 2 if causal else length * length
+
+
+def reference(query, key, value, causal, rows):
+    """Attention in f64 of the last `rows` rows of the first and the last head."""
+    outputs = []
+    for batch, head in ((0, 0), (query.shape[0] - 1, query.shape[1] - 1)):
+        q, k, v = (tensor[batch, head].double() for tensor in (query, key, value))
+        length = q.shape[0]
+        scores = q[-rows:] @ k.T / math.sqrt(q.shape[1])
+        if causal:
+            scores = scores.masked_fill(
+                torch.ones_like(scores, dtype=torch.bool).triu(length - min(rows, length) + 1), -math.inf
+            )
+        outputs.append(torch.softmax(scores, -1) @ v)
+    return torch.stack(outputs)
+
+
+def sample(output, rows):
+    return torch.stack([output[0, 0, -rows:], output[-1, -1, -rows:]]).double()
+
+
+def plain(query, key, value, causal):
+    """The same attention in plain operations of the same precision: the yardstick of errors."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    return torch.softmax(scores.float(), -1).to(query.dtype) @ value
+
+
+def capture(call, calls):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+    return graph
+
+
+def replay(graph, calls):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / calls
+
+
+def measure(flashcore, shape, dtype, causal, config, scalar):
+    batch, heads, length, dim = shape
+    query, key, value = (
+        torch.randn(shape, device="cuda", dtype=torch.float32).to(TORCH_DTYPES[dtype]) for _ in range(3)
+    )
+    flops = 4 * batch * heads * dim * attended(length, causal)
+    calls = 20 if flops < 2e11 else 5
+    rows = min(64, length)
+    expected = reference(query, key, value, causal, rows)
+    small = [tensor[[0, -1]][:, [0, -1]] for tensor in (query, key, value)] if length <= 4096 else None
+    if small:
+        yardstick = (sample(plain(*small, causal), rows) - expected).abs().max().item()
+    else:
+        yardstick = 2.0 ** (-10 if dtype == "f16" else -7) * expected.abs().max().item()
+
+    calls_by_name, outputs = {}, {}
+
+    def ours(name, config):
+        output = torch.full_like(query, math.nan)
+        plan = flashcore.plan(query.shape, key.shape, dtype, causal, config)
+        outputs[name] = output
+        calls_by_name[name] = lambda: plan.launch(
+            torch.cuda.current_stream().cuda_stream,
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            output.data_ptr(),
+        )
+
+    def peer(name, backend):
+        def call():
+            with sdpa_kernel(backend):
+                outputs[name] = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+        calls_by_name[name] = call
+
+    ours("flashcore", config)
+    if scalar and length <= 512:
+        ours("flashcore-scalar", "scalar")
+    for name, backend in PEERS.items():
+        peer(name, backend)
+
+    graphs, errors = {}, {}
+    for name, call in list(calls_by_name.items()):
+        try:
+            call()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            if name.startswith("flashcore"):
+                raise
+            errors[name] = f"refused: {str(error).splitlines()[0]}"
+            continue
+        error = (sample(outputs[name], rows) - expected).abs().max().item()
+        errors[name] = error
+        if not error <= ERROR_FACTOR * yardstick + 1e-4:
+            raise SystemExit(f"{name} is wrong on {shape} {dtype} causal={causal}: {error} against {yardstick}")
+        graphs[name] = capture(call, calls)
+    times = {name: [] for name in graphs}
+    names = list(graphs)
+    for _ in range(ROUNDS):
+        random.shuffle(names)
+        for name in names:
+            times[name].append(replay(graphs[name], calls))
+    return {
+        "shape": "x".join(map(str, shape)),
+        "dtype": dtype,
+        "mask": "causal" if causal else "full",
+        "flops": flops,
+        "microseconds": {name: statistics.median(values) for name, values in times.items()},
+        "samples": times,
+        "max_error": errors,
+        "reference_error": yardstick,
+    }
+
+
+def state():
+    fields = "name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def matmul_tflops():
+    """The rate of an 8192-cubed f16 product in this run, to compare runs by."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
+    graph = capture(lambda: torch.matmul(a, b), 3)
+    return 2 * 8192**3 / statistics.median(replay(graph, 3) for _ in range(7)) / 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, help="libflashcore.so")
+    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill"])
+    parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
+    parser.add_argument("--config", help="the kernel config of flashcore; its default unless said")
+    parser.add_argument("--scalar", action="store_true", help="flashcore's scalar kernel too, on short sequences")
+    parser.add_argument("--out", required=True, help="the JSON record to write")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    random.seed(0)
+    flashcore = Flashcore(arguments.library)
+    before = state()
+    rows = []
+    for suite, shape, dtype, causal in problems(arguments.suite, arguments.dtype):
+        row = measure(flashcore, shape, dtype, causal, arguments.config, arguments.scalar)
+        rows.append({"suite": suite, **row})
+        times = " ".join(f"{name} {time:.2f}" for name, time in row["microseconds"].items())
+        print(f"{row['shape']:>16} {dtype} {row['mask']:>6}: {times}", flush=True)
+    software = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, flashcore {flashcore.version()}"
+    record = {
+        "schema": 1,
+        "machine": {
+            "device": torch.cuda.get_device_name(),
+            "software": software,
+            "state_before": before,
+            "state_after": state(),
+            "matmul_8192_tflops": matmul_tflops(),
+        },
+        "peers": list(PEERS),
+        "rows": rows,
+    }
+    with open(arguments.out, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=1)
+        file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

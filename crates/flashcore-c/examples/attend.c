@@ -1,0 +1,116 @@
+/*
+ * Attention of [batch, row, head, column] tensors in the host's memory, checked against plain loops, and a few calls
+ * that are wrong.
+ *
+ *     cargo build --release -p flashcore-c
+ *     cc -Icrates/flashcore-c/include crates/flashcore-c/examples/attend.c -Ltarget/release -lflashcore -lm
+ *     LD_LIBRARY_PATH=target/release ./a.out
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "flashcore.h"
+
+enum { BATCH = 2, HEADS = 4, KEY_HEADS = 2, QUERIES = 5, KEYS = 7, DIM = 8 };
+
+static float query[BATCH][QUERIES][HEADS][DIM];
+static float key[BATCH][KEYS][KEY_HEADS][DIM];
+static float value[BATCH][KEYS][KEY_HEADS][DIM];
+static float output[BATCH][QUERIES][HEADS][DIM];
+static float log_sum_exp[BATCH][HEADS][QUERIES];
+
+/* The largest error of the output and of the log-sum-exp. */
+static double largest_error(float scale)
+{
+    double largest = 0;
+    for (int b = 0; b < BATCH; b++)
+        for (int h = 0; h < HEADS; h++)
+            for (int i = 0; i < QUERIES; i++) {
+                int k = h / (HEADS / KEY_HEADS);
+                double sum = 0, expected[DIM] = {0};
+                /* Causal, the last query beside the last key. */
+                for (int j = 0; j <= i + KEYS - QUERIES; j++) {
+                    double score = 0;
+                    for (int c = 0; c < DIM; c++)
+                        score += (double)query[b][i][h][c] * key[b][j][k][c];
+                    double weight = exp(score * scale);
+                    sum += weight;
+                    for (int c = 0; c < DIM; c++)
+                        expected[c] += weight * value[b][j][k][c];
+                }
+                for (int c = 0; c < DIM; c++)
+                    largest = fmax(largest, fabs(output[b][i][h][c] - expected[c] / sum));
+                largest = fmax(largest, fabs(log_sum_exp[b][h][i] - log(sum)));
+            }
+    return largest;
+}
+
+static void fill(float *numbers, size_t bytes, float step)
+{
+    for (size_t index = 0; index < bytes / sizeof(float); index++)
+        numbers[index] = sinf(step * (float)index);
+}
+
+static int fail(const char *what)
+{
+    fprintf(stderr, "%s: %s\n", what, flashcore_last_error());
+    return 1;
+}
+
+int main(void)
+{
+    fill(&query[0][0][0][0], sizeof query, 0.7f);
+    fill(&key[0][0][0][0], sizeof key, 1.1f);
+    fill(&value[0][0][0][0], sizeof value, 0.3f);
+
+    flashcore_problem_t problem;
+    if (flashcore_problem_init(&problem, BATCH, HEADS, QUERIES, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
+        return fail("init");
+    problem.key_heads = KEY_HEADS;
+    problem.key_length = KEYS;
+    problem.mask = FLASHCORE_MASK_CAUSAL;
+    problem.layout = FLASHCORE_LAYOUT_BSHD;
+    problem.log_sum_exp = 1;
+
+    flashcore_plan_t *plan;
+    if (flashcore_plan_create(&problem, FLASHCORE_DEVICE_CPU, 0, &plan) != FLASHCORE_OK)
+        return fail("create");
+    printf("flashcore %s: %s\n", flashcore_version(), flashcore_plan_describe(plan));
+
+    flashcore_inputs_t inputs;
+    memset(&inputs, 0, sizeof inputs);
+    inputs.struct_size = sizeof inputs;
+    inputs.query.data = query;
+    inputs.query.bytes = sizeof query;
+    inputs.key.data = key;
+    inputs.key.bytes = sizeof key;
+    inputs.value.data = value;
+    inputs.value.bytes = sizeof value;
+    flashcore_outputs_t outputs;
+    memset(&outputs, 0, sizeof outputs);
+    outputs.struct_size = sizeof outputs;
+    outputs.output.data = output;
+    outputs.output.bytes = sizeof output;
+    outputs.log_sum_exp.data = log_sum_exp;
+    outputs.log_sum_exp.bytes = sizeof log_sum_exp;
+    if (flashcore_plan_run_host(plan, &inputs, &outputs) != FLASHCORE_OK)
+        return fail("run");
+    double error = largest_error(problem.scale);
+    printf("largest error %g\n", error);
+    if (!(error < 1e-5))
+        return 1;
+
+    /* Wrong calls are told what is wrong. */
+    inputs.key.bytes -= 4;
+    if (flashcore_plan_run_host(plan, &inputs, &outputs) != FLASHCORE_INVALID_ARGUMENT)
+        return 1;
+    printf("%s\n", flashcore_last_error());
+    if (flashcore_plan_launch(plan, NULL, query, key, value, output, NULL) != FLASHCORE_UNSUPPORTED)
+        return 1;
+    printf("%s\n", flashcore_last_error());
+    if (flashcore_plan_destroy(plan) != FLASHCORE_OK || flashcore_plan_destroy(plan) != FLASHCORE_INVALID_PLAN)
+        return 1;
+    printf("%s: %s\n", flashcore_status_name(FLASHCORE_INVALID_PLAN), flashcore_last_error());
+    return 0;
+}

@@ -1,0 +1,328 @@
+/*
+ * flashcore: fused attention on NVIDIA GPUs and on the CPU.
+ *
+ * Generated from crates/flashcore-c/src by cbindgen; change it there. `cargo test -p flashcore-c` compares, and
+ * FLASHCORE_BLESS=1 cargo test -p flashcore-c writes it anew.
+ *
+ *     flashcore_problem_t problem;
+ *     flashcore_problem_init(&problem, 1, 8, 1024, 64, FLASHCORE_DTYPE_F16);
+ *     problem.mask = FLASHCORE_MASK_CAUSAL;
+ *     flashcore_plan_t *plan;
+ *     if (flashcore_plan_create(&problem, FLASHCORE_DEVICE_CUDA, 0, &plan) != FLASHCORE_OK)
+ *         puts(flashcore_last_error());
+ *     else
+ *         flashcore_plan_launch(plan, stream, query, key, value, output, NULL);
+ *
+ * Every function may be called from any thread. Functions that return a flashcore_status_t return FLASHCORE_OK, which
+ * is 0, or the kind of failure; flashcore_last_error() has the words, with the argument, its value and what is allowed.
+ */
+
+#ifndef FLASHCORE_H
+#define FLASHCORE_H
+
+#include <stdint.h>
+
+// IEEE half precision.
+#define FLASHCORE_DTYPE_F16 0
+
+// bfloat16.
+#define FLASHCORE_DTYPE_BF16 1
+
+// IEEE single precision.
+#define FLASHCORE_DTYPE_F32 2
+
+// IEEE double precision.
+#define FLASHCORE_DTYPE_F64 3
+
+// Every row attends every key.
+#define FLASHCORE_MASK_NONE 0
+
+// Rows attend the keys up to and including their own position.
+#define FLASHCORE_MASK_CAUSAL 1
+
+// Rows attend the keys from window_left before to window_right after their own position, both included.
+#define FLASHCORE_MASK_WINDOW 2
+
+// Row i stands at key i, as in PyTorch's is_causal.
+#define FLASHCORE_ALIGNMENT_TOP_LEFT 0
+
+// Row i stands at key i + key_length - query_length, as in FlashAttention and in decoding with a cache.
+#define FLASHCORE_ALIGNMENT_BOTTOM_RIGHT 1
+
+// Contiguous [batch, head, row, column], as in PyTorch.
+#define FLASHCORE_LAYOUT_BHSD 0
+
+// Contiguous [batch, row, head, column], as in FlashAttention.
+#define FLASHCORE_LAYOUT_BSHD 1
+
+// Query, key and value of one row side by side; output as in BSHD.
+#define FLASHCORE_LAYOUT_PACKED_QKV 2
+
+// The strides of the problem.
+#define FLASHCORE_LAYOUT_STRIDED 3
+
+// The CPU; the ordinal is ignored.
+#define FLASHCORE_DEVICE_CPU 0
+
+// The GPU of the ordinal, from 0.
+#define FLASHCORE_DEVICE_CUDA 1
+
+// The first GPU that can be used, else the CPU; the ordinal is ignored. flashcore_plan_describe() says which it is.
+#define FLASHCORE_DEVICE_BEST 2
+
+// A problem on a device, ready to be run any number of times, from any thread.
+typedef struct flashcore_plan_t flashcore_plan_t;
+
+// Success, or the kind of failure; flashcore_last_error() has the words.
+typedef int32_t flashcore_status_t;
+
+// Distances in elements between neighbours of each dimension. Neighbouring columns are always adjacent.
+typedef struct flashcore_strides_t {
+  // From one batch to the next.
+  uint64_t batch;
+  // From one head to the next.
+  uint64_t head;
+  // From one row of the sequence to the next.
+  uint64_t row;
+} flashcore_strides_t;
+
+// One attention problem: everything about it except the numbers in its tensors. Begin with flashcore_problem_init()
+// and change fields.
+typedef struct flashcore_problem_t {
+  // sizeof(flashcore_problem_t) of the caller.
+  uint64_t struct_size;
+  // Batches.
+  uint64_t batch;
+  // Heads of query and output.
+  uint64_t query_heads;
+  // Heads of key and value; query_heads must be a multiple of it.
+  uint64_t key_heads;
+  // Rows of query and output.
+  uint64_t query_length;
+  // Rows of key and value.
+  uint64_t key_length;
+  // Columns of query and key.
+  uint64_t head_dim;
+  // Columns of value and output.
+  uint64_t value_dim;
+  // FLASHCORE_DTYPE_*: the elements of query, key, value and output.
+  int32_t dtype;
+  // What the product of query and key is multiplied by.
+  float scale;
+  // FLASHCORE_MASK_*.
+  int32_t mask;
+  // FLASHCORE_ALIGNMENT_*: where a row stands among the keys, for masks.
+  int32_t alignment;
+  // Keys attended before the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit. A "sliding window of w"
+  // that counts the row itself is w - 1 here.
+  int64_t window_left;
+  // Keys attended after the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit.
+  int64_t window_right;
+  // score = softcap * tanh(score / softcap); 0 for no softcap.
+  float softcap;
+  // 1 if there is a slope per query head, subtracted for every position of distance; else 0.
+  int32_t alibi;
+  // 1 if there is a sink per query head: one more score in the denominator; else 0.
+  int32_t sinks;
+  // 1 if there is a bias that is added to the scores; else 0.
+  int32_t bias;
+  // 1 if each batch has a key length of its own; else 0.
+  int32_t key_lengths;
+  // 1 if the log-sum-exp of each row is wanted; else 0.
+  int32_t log_sum_exp;
+  // FLASHCORE_LAYOUT_*.
+  int32_t layout;
+  // Must be 0.
+  int32_t reserved;
+  // For FLASHCORE_LAYOUT_STRIDED.
+  struct flashcore_strides_t query_strides;
+  // For FLASHCORE_LAYOUT_STRIDED.
+  struct flashcore_strides_t key_strides;
+  // For FLASHCORE_LAYOUT_STRIDED.
+  struct flashcore_strides_t value_strides;
+  // For FLASHCORE_LAYOUT_STRIDED.
+  struct flashcore_strides_t output_strides;
+} flashcore_problem_t;
+
+// Bytes to be read. Null with 0 bytes means that there are none.
+typedef struct flashcore_bytes_t {
+  // The first byte, aligned for its elements.
+  const void *data;
+  // How many bytes there are.
+  uint64_t bytes;
+} flashcore_bytes_t;
+
+// Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
+typedef struct flashcore_bias_strides_t {
+  // From one batch to the next.
+  uint64_t batch;
+  // From one query head to the next.
+  uint64_t head;
+  // From one query row to the next.
+  uint64_t row;
+  // From one key to the next.
+  uint64_t key;
+} flashcore_bias_strides_t;
+
+// Everything that is read, in the host's memory. Tensors that the problem has switched off stay null.
+typedef struct flashcore_inputs_t {
+  // sizeof(flashcore_inputs_t) of the caller.
+  uint64_t struct_size;
+  // The query, of the problem's dtype.
+  struct flashcore_bytes_t query;
+  // The key, of the problem's dtype.
+  struct flashcore_bytes_t key;
+  // The value, of the problem's dtype.
+  struct flashcore_bytes_t value;
+  // One float per query head.
+  struct flashcore_bytes_t alibi_slopes;
+  // One float per query head.
+  struct flashcore_bytes_t sinks;
+  // Floats.
+  struct flashcore_bytes_t bias;
+  // Where the floats of the bias lie.
+  struct flashcore_bias_strides_t bias_strides;
+  // One uint32_t per batch.
+  struct flashcore_bytes_t key_lengths;
+} flashcore_inputs_t;
+
+// Bytes to be written. Null with 0 bytes means that there are none.
+typedef struct flashcore_mut_bytes_t {
+  // The first byte, aligned for its elements.
+  void *data;
+  // How many bytes there are.
+  uint64_t bytes;
+} flashcore_mut_bytes_t;
+
+// Everything that is written, in the host's memory. None of it may overlap anything else.
+typedef struct flashcore_outputs_t {
+  // sizeof(flashcore_outputs_t) of the caller.
+  uint64_t struct_size;
+  // The output, of the problem's dtype.
+  struct flashcore_mut_bytes_t output;
+  // One float per row, contiguous [batch, query head, query row]; null if the problem does not want it.
+  struct flashcore_mut_bytes_t log_sum_exp;
+} flashcore_outputs_t;
+
+// Everything went well.
+#define FLASHCORE_OK 0
+
+// An argument is wrong: null, misaligned, too short, out of range. Nothing was done.
+#define FLASHCORE_INVALID_ARGUMENT 1
+
+// The arguments are right, and the device does not take the problem. Nothing was done.
+#define FLASHCORE_UNSUPPORTED 2
+
+// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old.
+#define FLASHCORE_NO_DEVICE 3
+
+// The driver or the GPU failed.
+#define FLASHCORE_CUDA_ERROR 4
+
+// There is not enough memory on the GPU.
+#define FLASHCORE_OUT_OF_MEMORY 5
+
+// The kernel, as this driver compiles it, gave a wrong result on a small problem and is not used.
+#define FLASHCORE_SELF_CHECK_FAILED 6
+
+// The plan was destroyed before, or never created.
+#define FLASHCORE_INVALID_PLAN 7
+
+// A bug of flashcore.
+#define FLASHCORE_INTERNAL 8
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// What went wrong in the last call on this thread that returned a status, in words; empty if it went well. Never null.
+// The text is valid until the next call of a flashcore function on this thread.
+const char *flashcore_last_error(void);
+
+// The name of a status, "FLASHCORE_OK" for 0. Never null, valid forever.
+const char *flashcore_status_name(flashcore_status_t status);
+
+// Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
+// 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to a flashcore_problem_t that can be written.
+flashcore_status_t flashcore_problem_init(struct flashcore_problem_t *problem,
+                                          uint64_t batch,
+                                          uint64_t heads,
+                                          uint64_t length,
+                                          uint64_t head_dim,
+                                          int32_t dtype);
+
+// Makes a plan for a problem on a device. On a GPU this compiles the kernel, or finds it in the cache.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to a flashcore_problem_t. `plan` must be null, which is an error,
+// or point to a pointer that can be written: it becomes the plan, or null if there is none.
+flashcore_status_t flashcore_plan_create(const struct flashcore_problem_t *problem,
+                                         int32_t device_kind,
+                                         int32_t ordinal,
+                                         struct flashcore_plan_t **plan);
+
+// Like flashcore_plan_create(), with a GPU kernel config by name: "ampere" or "scalar" for
+// the default of a kernel, one of flashcore_configs(), or any other of that form.
+//
+// # Safety
+//
+// As for flashcore_plan_create(). `config` must be null, for the default, or point to a text with a terminating zero.
+flashcore_status_t flashcore_plan_create_with_config(const struct flashcore_problem_t *problem,
+                                                     int32_t device_kind,
+                                                     int32_t ordinal,
+                                                     const char *config,
+                                                     struct flashcore_plan_t **plan);
+
+// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished.
+//
+// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream. The others are
+// addresses of device memory: 16-byte aligned, the log-sum-exp 4-byte aligned, null if the problem does not want it.
+// Allocates no device memory and waits for nothing, so it can be captured into a CUDA graph.
+//
+// # Safety
+//
+// Until the launch has finished, and whenever a graph with it is executed, the memory must hold the whole tensors, and
+// nobody may write the inputs or use the outputs; the plan must not be destroyed before a graph with it is.
+flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
+                                         void *stream,
+                                         const void *query,
+                                         const void *key,
+                                         const void *value,
+                                         void *output,
+                                         float *log_sum_exp);
+
+// Computes attention of tensors in the host's memory, and returns when the outputs are there. On a GPU this copies
+// everything there and back: convenient, not fast.
+//
+// # Safety
+//
+// `inputs` and `outputs` must be null, which is an error, or point to their structs; what those point to must be
+// readable, and writable where it is an output, for as many bytes as they say.
+flashcore_status_t flashcore_plan_run_host(const struct flashcore_plan_t *plan,
+                                           const struct flashcore_inputs_t *inputs,
+                                           const struct flashcore_outputs_t *outputs);
+
+// What a plan is made of, in words: problem, device, kernel, where it came from and how long that took. Null if it is no
+// plan. The text is valid until the plan is destroyed.
+const char *flashcore_plan_describe(const struct flashcore_plan_t *plan);
+
+// Destroys a plan. Null is nothing to destroy and fine; a plan that was destroyed before is an error.
+flashcore_status_t flashcore_plan_destroy(struct flashcore_plan_t *plan);
+
+// The version of the library, like "0.1.0". Never null, valid forever.
+const char *flashcore_version(void);
+
+// Names of GPU kernel configs for flashcore_plan_create_with_config(), one per line, tested and measured. Never null, valid
+// forever.
+const char *flashcore_configs(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* FLASHCORE_H */

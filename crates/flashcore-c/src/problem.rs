@@ -1,0 +1,267 @@
+//! `flashcore_problem_t`.
+
+use std::mem::size_of;
+
+use api::{Alignment, DType, Layout, Mask, Problem as ApiProblem, Strides as ApiStrides, TensorStrides};
+
+use crate::status::{Failure, Status, guarded};
+
+/// IEEE half precision.
+pub const FLASHCORE_DTYPE_F16: i32 = 0;
+/// bfloat16.
+pub const FLASHCORE_DTYPE_BF16: i32 = 1;
+/// IEEE single precision.
+pub const FLASHCORE_DTYPE_F32: i32 = 2;
+/// IEEE double precision.
+pub const FLASHCORE_DTYPE_F64: i32 = 3;
+
+/// Every row attends every key.
+pub const FLASHCORE_MASK_NONE: i32 = 0;
+/// Rows attend the keys up to and including their own position.
+pub const FLASHCORE_MASK_CAUSAL: i32 = 1;
+/// Rows attend the keys from window_left before to window_right after their own position, both included.
+pub const FLASHCORE_MASK_WINDOW: i32 = 2;
+
+/// Row i stands at key i, as in PyTorch's is_causal.
+pub const FLASHCORE_ALIGNMENT_TOP_LEFT: i32 = 0;
+/// Row i stands at key i + key_length - query_length, as in FlashAttention and in decoding with a cache.
+pub const FLASHCORE_ALIGNMENT_BOTTOM_RIGHT: i32 = 1;
+
+/// Contiguous [batch, head, row, column], as in PyTorch.
+pub const FLASHCORE_LAYOUT_BHSD: i32 = 0;
+/// Contiguous [batch, row, head, column], as in FlashAttention.
+pub const FLASHCORE_LAYOUT_BSHD: i32 = 1;
+/// Query, key and value of one row side by side; output as in BSHD.
+pub const FLASHCORE_LAYOUT_PACKED_QKV: i32 = 2;
+/// The strides of the problem.
+pub const FLASHCORE_LAYOUT_STRIDED: i32 = 3;
+
+/// Distances in elements between neighbours of each dimension. Neighbouring columns are always adjacent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Strides {
+    /// From one batch to the next.
+    pub batch: u64,
+    /// From one head to the next.
+    pub head: u64,
+    /// From one row of the sequence to the next.
+    pub row: u64,
+}
+
+/// One attention problem: everything about it except the numbers in its tensors. Begin with flashcore_problem_init()
+/// and change fields.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// sizeof(flashcore_problem_t) of the caller.
+    pub struct_size: u64,
+    /// Batches.
+    pub batch: u64,
+    /// Heads of query and output.
+    pub query_heads: u64,
+    /// Heads of key and value; query_heads must be a multiple of it.
+    pub key_heads: u64,
+    /// Rows of query and output.
+    pub query_length: u64,
+    /// Rows of key and value.
+    pub key_length: u64,
+    /// Columns of query and key.
+    pub head_dim: u64,
+    /// Columns of value and output.
+    pub value_dim: u64,
+    /// FLASHCORE_DTYPE_*: the elements of query, key, value and output.
+    pub dtype: i32,
+    /// What the product of query and key is multiplied by.
+    pub scale: f32,
+    /// FLASHCORE_MASK_*.
+    pub mask: i32,
+    /// FLASHCORE_ALIGNMENT_*: where a row stands among the keys, for masks.
+    pub alignment: i32,
+    /// Keys attended before the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit. A "sliding window of w"
+    /// that counts the row itself is w - 1 here.
+    pub window_left: i64,
+    /// Keys attended after the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit.
+    pub window_right: i64,
+    /// score = softcap * tanh(score / softcap); 0 for no softcap.
+    pub softcap: f32,
+    /// 1 if there is a slope per query head, subtracted for every position of distance; else 0.
+    pub alibi: i32,
+    /// 1 if there is a sink per query head: one more score in the denominator; else 0.
+    pub sinks: i32,
+    /// 1 if there is a bias that is added to the scores; else 0.
+    pub bias: i32,
+    /// 1 if each batch has a key length of its own; else 0.
+    pub key_lengths: i32,
+    /// 1 if the log-sum-exp of each row is wanted; else 0.
+    pub log_sum_exp: i32,
+    /// FLASHCORE_LAYOUT_*.
+    pub layout: i32,
+    /// Must be 0.
+    pub reserved: i32,
+    /// For FLASHCORE_LAYOUT_STRIDED.
+    pub query_strides: Strides,
+    /// For FLASHCORE_LAYOUT_STRIDED.
+    pub key_strides: Strides,
+    /// For FLASHCORE_LAYOUT_STRIDED.
+    pub value_strides: Strides,
+    /// For FLASHCORE_LAYOUT_STRIDED.
+    pub output_strides: Strides,
+}
+
+impl Problem {
+    /// The problem in Rust. Whether it makes sense is for the plan to say.
+    pub(crate) fn to_api(self) -> Result<ApiProblem, Failure> {
+        if self.struct_size != size_of::<Self>() as u64 {
+            return Err(Failure::argument(format!(
+                "problem.struct_size is {}; it must be sizeof(flashcore_problem_t), which is {}",
+                self.struct_size,
+                size_of::<Self>()
+            )));
+        }
+        if self.reserved != 0 {
+            return Err(Failure::argument(format!("problem.reserved is {}; it must be 0", self.reserved)));
+        }
+        let alignment = match self.alignment {
+            FLASHCORE_ALIGNMENT_TOP_LEFT => Alignment::TopLeft,
+            FLASHCORE_ALIGNMENT_BOTTOM_RIGHT => Alignment::BottomRight,
+            other => return Err(unknown("alignment", other, "FLASHCORE_ALIGNMENT_*")),
+        };
+        let mask = match self.mask {
+            FLASHCORE_MASK_NONE => Mask::None,
+            FLASHCORE_MASK_CAUSAL => Mask::Causal(alignment),
+            FLASHCORE_MASK_WINDOW => Mask::Window {
+                left: window("window_left", self.window_left)?,
+                right: window("window_right", self.window_right)?,
+                alignment,
+            },
+            other => return Err(unknown("mask", other, "FLASHCORE_MASK_*")),
+        };
+        let layout = match self.layout {
+            FLASHCORE_LAYOUT_BHSD => Layout::Bhsd,
+            FLASHCORE_LAYOUT_BSHD => Layout::Bshd,
+            FLASHCORE_LAYOUT_PACKED_QKV => Layout::PackedQkv,
+            FLASHCORE_LAYOUT_STRIDED => Layout::Strided(TensorStrides {
+                query: strides("query_strides", self.query_strides)?,
+                key: strides("key_strides", self.key_strides)?,
+                value: strides("value_strides", self.value_strides)?,
+                output: strides("output_strides", self.output_strides)?,
+            }),
+            other => return Err(unknown("layout", other, "FLASHCORE_LAYOUT_*")),
+        };
+        Ok(ApiProblem {
+            batch: size("batch", self.batch)?,
+            query_heads: size("query_heads", self.query_heads)?,
+            key_heads: size("key_heads", self.key_heads)?,
+            query_length: size("query_length", self.query_length)?,
+            key_length: size("key_length", self.key_length)?,
+            head_dim: size("head_dim", self.head_dim)?,
+            value_dim: size("value_dim", self.value_dim)?,
+            dtype: dtype(self.dtype)?,
+            scale: self.scale,
+            mask,
+            softcap: (self.softcap != 0.0).then_some(self.softcap),
+            alibi: switch("alibi", self.alibi)?,
+            sinks: switch("sinks", self.sinks)?,
+            bias: switch("bias", self.bias)?,
+            key_lengths: switch("key_lengths", self.key_lengths)?,
+            log_sum_exp: switch("log_sum_exp", self.log_sum_exp)?,
+            layout,
+        })
+    }
+}
+
+fn unknown(field: &str, value: i32, allowed: &str) -> Failure {
+    Failure::argument(format!("problem.{field} is {value}; it must be one of {allowed}"))
+}
+
+fn dtype(value: i32) -> Result<DType, Failure> {
+    match value {
+        FLASHCORE_DTYPE_F16 => Ok(DType::F16),
+        FLASHCORE_DTYPE_BF16 => Ok(DType::Bf16),
+        FLASHCORE_DTYPE_F32 => Ok(DType::F32),
+        FLASHCORE_DTYPE_F64 => Ok(DType::F64),
+        other => Err(unknown("dtype", other, "FLASHCORE_DTYPE_*")),
+    }
+}
+
+fn size(field: &str, value: u64) -> Result<usize, Failure> {
+    usize::try_from(value).map_err(|_| {
+        Failure::argument(format!("problem.{field} is {value}; it may be at most {} on this machine", usize::MAX))
+    })
+}
+
+fn window(field: &str, value: i64) -> Result<Option<usize>, Failure> {
+    match value {
+        -1 => Ok(None),
+        ..-1 => Err(Failure::argument(format!("problem.{field} is {value}; it must be 0 or more, or -1 for no limit"))),
+        0.. => Ok(Some(usize::try_from(value).unwrap_or(usize::MAX))),
+    }
+}
+
+fn switch(field: &str, value: i32) -> Result<bool, Failure> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Failure::argument(format!("problem.{field} is {other}; it must be 0 or 1"))),
+    }
+}
+
+fn strides(field: &str, strides: Strides) -> Result<ApiStrides, Failure> {
+    Ok(ApiStrides {
+        batch: size(field, strides.batch)?,
+        head: size(field, strides.head)?,
+        row: size(field, strides.row)?,
+    })
+}
+
+/// Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
+/// 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
+///
+/// # Safety
+///
+/// `problem` must be null, which is an error, or point to a flashcore_problem_t that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_problem_init(
+    problem: *mut Problem,
+    batch: u64,
+    heads: u64,
+    length: u64,
+    head_dim: u64,
+    dtype: i32,
+) -> Status {
+    guarded(|| {
+        crate::tensors::check_pointer("problem", problem)?;
+        self::dtype(dtype)?;
+        let initial = Problem {
+            struct_size: size_of::<Problem>() as u64,
+            batch,
+            query_heads: heads,
+            key_heads: heads,
+            query_length: length,
+            key_length: length,
+            head_dim,
+            value_dim: head_dim,
+            dtype,
+            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            mask: FLASHCORE_MASK_NONE,
+            alignment: FLASHCORE_ALIGNMENT_BOTTOM_RIGHT,
+            window_left: -1,
+            window_right: -1,
+            softcap: 0.0,
+            alibi: 0,
+            sinks: 0,
+            bias: 0,
+            key_lengths: 0,
+            log_sum_exp: 0,
+            layout: FLASHCORE_LAYOUT_BHSD,
+            reserved: 0,
+            query_strides: Strides::default(),
+            key_strides: Strides::default(),
+            value_strides: Strides::default(),
+            output_strides: Strides::default(),
+        };
+        // SAFETY: not null and aligned, and the caller promises that it can be written.
+        unsafe { problem.write(initial) };
+        Ok(())
+    })
+}

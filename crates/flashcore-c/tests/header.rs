@@ -1,0 +1,26 @@
+//! `include/flashcore.h` says what the source says.
+
+use std::path::Path;
+use std::{env, fs};
+
+/// Generates the header again and compares. With `FLASHCORE_BLESS=1` the header is written instead.
+#[test]
+fn the_header_is_that_of_the_source() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
+    // File by file, so that no cargo is asked about the workspace.
+    let sources = ["status", "problem", "tensors", "device", "plan", "text"];
+    let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
+        builder.with_src(folder.join(format!("src/{name}.rs")))
+    });
+    let mut generated = Vec::new();
+    builder.generate().expect("the source is what cbindgen can read").write(&mut generated);
+    let generated = String::from_utf8(generated).expect("the source is text");
+
+    let path = folder.join("include/flashcore.h");
+    if env::var_os("FLASHCORE_BLESS").is_some() {
+        fs::write(&path, &generated).expect("the header can be written");
+    }
+    let header = fs::read_to_string(&path).unwrap_or_default();
+    assert!(header == generated, "{} is out of date: FLASHCORE_BLESS=1 cargo test -p flashcore-c", path.display());
+}

@@ -1,0 +1,85 @@
+//! Programs in other languages, compiled and run against the library.
+
+#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The folder of the built library. This test is not linked with it, so cargo has not built it yet.
+fn library_folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        // target/PROFILE/deps/THIS
+        let test = env::current_exe().unwrap();
+        let profile = test.parent().and_then(Path::parent).unwrap().to_owned();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--package", "flashcore-c", "--target-dir"]).arg(profile.parent().unwrap());
+        if profile.file_name().is_some_and(|name| name == "release") {
+            cargo.arg("--release");
+        }
+        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        profile
+    })
+}
+
+/// Runs a command; what it said, or `None`, with the reason printed, if there is no such program.
+fn run(command: &mut Command) -> Option<String> {
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            println!("not tried: {} cannot be run: {error}", command.get_program().display());
+            return None;
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    Some(said)
+}
+
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
+}
+
+/// Compiles `examples/attend.c`, linked in one way or the other, and runs it.
+fn check_c(name: &str, link: &[&str]) {
+    if !cfg!(target_os = "linux") {
+        println!("not tried: this test knows how to link on Linux alone");
+        return;
+    }
+    if run(Command::new("cc").arg("--version")).is_none() {
+        return;
+    }
+    let folder = library_folder();
+    let program = env::temp_dir().join(format!("flashcore-{name}-{}", std::process::id()));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]);
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"));
+    compiler.arg(example("attend.c")).arg("-o").arg(&program).arg("-L").arg(folder);
+    run(compiler.args(link));
+    let said = run(Command::new(&program).env("LD_LIBRARY_PATH", folder));
+    std::fs::remove_file(program).unwrap();
+    let said = said.unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[2], "key has 223 elements; its shape and strides need 224", "{said}");
+}
+
+#[test]
+fn c_with_the_shared_library() {
+    check_c("shared", &["-lflashcore", "-lm"]);
+}
+
+#[test]
+fn c_with_the_static_library() {
+    check_c("static", &["-l:libflashcore.a", "-lm", "-lpthread", "-ldl"]);
+}
+
+#[test]
+fn python() {
+    if run(Command::new("python3").arg("--version")).is_none() || !cfg!(target_os = "linux") {
+        return;
+    }
+    run(Command::new("python3").arg(example("attend.py")).arg(library_folder().join("libflashcore.so")));
+}

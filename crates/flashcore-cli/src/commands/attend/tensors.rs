@@ -1,0 +1,216 @@
+//! From the tensors of a file to a problem, and from its outputs to a file.
+
+use flashcore_problem::{BiasStrides, BiasView, DType, InputViews, Layout, Outputs, Problem, Shape, TensorView};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView as FileTensor};
+
+const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "key_lengths"];
+
+/// What a file holds: a problem and its numbers.
+pub(super) struct Contents<'a> {
+    pub(super) problem: Problem,
+    /// Names of tensors that take no part.
+    pub(super) unused: Vec<String>,
+    query: TensorView<'a>,
+    key: TensorView<'a>,
+    value: TensorView<'a>,
+    alibi_slopes: Option<Vec<f32>>,
+    sinks: Option<Vec<f32>>,
+    bias: Option<(Vec<f32>, BiasStrides)>,
+    key_lengths: Option<Vec<u32>>,
+}
+
+/// One of query, key and value.
+struct Main<'a> {
+    name: &'static str,
+    dims: [usize; 4],
+    shape: Shape,
+    view: TensorView<'a>,
+}
+
+impl<'a> Contents<'a> {
+    /// The problem of a file, or what is wrong with which tensor and what is allowed.
+    pub(super) fn read(file: &SafeTensors<'a>, layout: Layout) -> Result<Self, String> {
+        let query = Main::read(file, "query", layout)?;
+        let key = Main::read(file, "key", layout)?;
+        let value = Main::read(file, "value", layout)?;
+        for other in [&key, &value] {
+            other.agrees("dtype", &other.view.dtype, "query", &query.view.dtype)?;
+            other.agrees("batch", &other.shape.batch, "query", &query.shape.batch)?;
+        }
+        key.agrees("dim", &key.shape.columns, "query", &query.shape.columns)?;
+        value.agrees("heads", &value.shape.heads, "key", &key.shape.heads)?;
+        value.agrees("rows", &value.shape.rows, "key", &key.shape.rows)?;
+
+        let Shape { batch, heads, rows, columns } = query.shape;
+        let mut problem = Problem::new(batch, heads, rows, columns, query.view.dtype);
+        (problem.key_heads, problem.key_length) = (key.shape.heads, key.shape.rows);
+        problem.value_dim = value.shape.columns;
+        problem.layout = layout;
+
+        let alibi_slopes = floats(file, "alibi_slopes", &[heads], "[query heads]")?;
+        let sinks = floats(file, "sinks", &[heads], "[query heads]")?;
+        let bias = bias(file, &problem)?;
+        let key_lengths = key_lengths(file, &problem)?;
+        (problem.alibi, problem.sinks) = (alibi_slopes.is_some(), sinks.is_some());
+        (problem.bias, problem.key_lengths) = (bias.is_some(), key_lengths.is_some());
+
+        let known = |name: &str| ["query", "key", "value"].contains(&name) || OPTIONAL.contains(&name);
+        let mut unused: Vec<String> = file.names().into_iter().filter(|name| !known(name)).map(str::to_owned).collect();
+        unused.sort();
+        let (query, key, value) = (query.view, key.view, value.view);
+        Ok(Self { problem, unused, query, key, value, alibi_slopes, sinks, bias, key_lengths })
+    }
+
+    /// The numbers, for a plan.
+    pub(super) fn views(&self) -> InputViews<'_> {
+        InputViews {
+            query: self.query,
+            key: self.key,
+            value: self.value,
+            alibi_slopes: self.alibi_slopes.as_deref(),
+            sinks: self.sinks.as_deref(),
+            bias: self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides }),
+            key_lengths: self.key_lengths.as_deref(),
+        }
+    }
+
+    /// The bytes of a file with the outputs.
+    pub(super) fn written(&self, outputs: &Outputs) -> Result<Vec<u8>, String> {
+        let problem = &self.problem;
+        let Shape { batch, heads, rows, columns } = problem.output_shape();
+        let shape = if problem.layout == Layout::Bshd {
+            vec![batch, rows, heads, columns]
+        } else {
+            vec![batch, heads, rows, columns]
+        };
+        let sums: Option<Vec<u8>> =
+            outputs.log_sum_exp.as_ref().map(|rows| rows.iter().flat_map(|row| row.to_le_bytes()).collect());
+        let tensor = |dtype, shape, data| FileTensor::new(dtype, shape, data).map_err(|error| error.to_string());
+        let mut tensors = vec![("output", tensor(file_dtype(problem.dtype), shape, &outputs.output.data)?)];
+        if let Some(sums) = &sums {
+            tensors.push(("log_sum_exp", tensor(Dtype::F32, vec![batch, heads, rows], sums)?));
+        }
+        safetensors::serialize(tensors, None).map_err(|error| error.to_string())
+    }
+}
+
+impl<'a> Main<'a> {
+    fn read(file: &SafeTensors<'a>, name: &'static str, layout: Layout) -> Result<Self, String> {
+        let Some(tensor) = find(file, name) else {
+            let mut there = file.names();
+            there.sort_unstable();
+            let there = if there.is_empty() { "no tensor".to_owned() } else { there.join(", ") };
+            return Err(format!("there is no tensor `{name}`; query, key and value are needed, and there is {there}"));
+        };
+        let Some(dtype) = problem_dtype(tensor.dtype()) else {
+            return Err(format!("{name} is {:?}; it must be F16, BF16, F32 or F64", tensor.dtype()));
+        };
+        let axes = if layout == Layout::Bshd { "[batch, rows, heads, dim]" } else { "[batch, heads, rows, dim]" };
+        let Ok(dims) = <[usize; 4]>::try_from(tensor.shape()) else {
+            let (shape, rank) = (tensor.shape(), tensor.shape().len());
+            return Err(format!("{name} has shape {shape:?}, {rank} axes; it must have 4: {axes}"));
+        };
+        let [batch, second, third, columns] = dims;
+        let (heads, rows) = if layout == Layout::Bshd { (third, second) } else { (second, third) };
+        let shape = Shape { batch, heads, rows, columns };
+        Ok(Self { name, dims, shape, view: TensorView { dtype, data: tensor.data() } })
+    }
+
+    /// That a property is that of another tensor.
+    fn agrees<T>(&self, what: &str, own: &T, other: &str, others: &T) -> Result<(), String>
+    where
+        T: PartialEq + std::fmt::Display,
+    {
+        if own == others {
+            return Ok(());
+        }
+        let Self { name, dims, .. } = self;
+        Err(format!("{name} has shape {dims:?} and {what} {own}; its {what} must be that of {other}, {others}"))
+    }
+}
+
+fn find<'a>(file: &SafeTensors<'a>, name: &str) -> Option<FileTensor<'a>> {
+    file.tensor(name).ok()
+}
+
+const fn problem_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::Bf16),
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F64 => Some(DType::F64),
+        _ => None,
+    }
+}
+
+const fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F16 => Dtype::F16,
+        DType::Bf16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    }
+}
+
+/// An optional tensor of numbers that `f32` holds exactly, of one shape.
+fn floats(file: &SafeTensors<'_>, name: &str, shape: &[usize], meaning: &str) -> Result<Option<Vec<f32>>, String> {
+    let Some(tensor) = find(file, name) else { return Ok(None) };
+    let values = values(name, &tensor)?;
+    if tensor.shape() != shape {
+        return Err(format!("{name} has shape {:?}; it must be {shape:?}, {meaning}", tensor.shape()));
+    }
+    Ok(Some(values))
+}
+
+fn values(name: &str, tensor: &FileTensor<'_>) -> Result<Vec<f32>, String> {
+    let dtype = problem_dtype(tensor.dtype()).filter(|dtype| *dtype != DType::F64);
+    let Some(dtype) = dtype else {
+        return Err(format!("{name} is {:?}; it must be F16, BF16 or F32", tensor.dtype()));
+    };
+    Ok(tensor.data().chunks_exact(dtype.size_bytes()).map(|bytes| dtype.decode(bytes) as f32).collect())
+}
+
+fn bias(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<(Vec<f32>, BiasStrides)>, String> {
+    let Some(tensor) = find(file, "bias") else { return Ok(None) };
+    let values = values("bias", &tensor)?;
+    let full = [problem.batch, problem.query_heads, problem.query_length, problem.key_length];
+    let fits = |dims: &[usize; 4]| dims.iter().zip(full).all(|(&dim, full)| dim == full || dim == 1);
+    let Some([batch, heads, rows, keys]) = <[usize; 4]>::try_from(tensor.shape()).ok().filter(fits) else {
+        let shape = tensor.shape();
+        return Err(format!(
+            "bias has shape {shape:?}; it must be {full:?}, [batch, heads, queries, keys], with 1 where it is repeated"
+        ));
+    };
+    // One element along an axis is the same for all of it.
+    let stride = |dim: usize, stride: usize| if dim == 1 { 0 } else { stride };
+    let strides = BiasStrides {
+        batch: stride(batch, heads * rows * keys),
+        head: stride(heads, rows * keys),
+        row: stride(rows, keys),
+        key: stride(keys, 1),
+    };
+    Ok(Some((values, strides)))
+}
+
+fn key_lengths(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<Vec<u32>>, String> {
+    let Some(tensor) = find(file, "key_lengths") else { return Ok(None) };
+    if tensor.shape() != [problem.batch] {
+        let (shape, batch) = (tensor.shape(), problem.batch);
+        return Err(format!("key_lengths has shape {shape:?}; it must be [{batch}], [batch]"));
+    }
+    let integers: Vec<i64> = match tensor.dtype() {
+        Dtype::I32 => tensor.data().as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect(),
+        Dtype::U32 => tensor.data().as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes).into()).collect(),
+        Dtype::I64 => tensor.data().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
+        dtype => return Err(format!("key_lengths is {dtype:?}; it must be I32, U32 or I64")),
+    };
+    let length = |(batch, &length): (usize, &i64)| {
+        let most = problem.key_length;
+        let fits = u32::try_from(length).ok().filter(|&length| length as usize <= most);
+        fits.ok_or_else(|| {
+            format!("key_lengths has {length} for batch {batch}; it must be from 0 to {most}, the rows of key")
+        })
+    };
+    integers.iter().enumerate().map(length).collect::<Result<_, _>>().map(Some)
+}

@@ -1,0 +1,97 @@
+//! Records: what was measured, where, in full.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// The version of the form of records; a reader refuses others.
+const SCHEMA: u64 = 1;
+
+/// Writes a record, whole or not at all.
+pub(super) fn write(file: &Path, machine: &Value, rows: &[Value]) -> Result<(), Failure> {
+    let record = json!({
+        "schema": SCHEMA,
+        "flashcore": env!("CARGO_PKG_VERSION"),
+        "command": std::env::args().collect::<Vec<_>>().join(" "),
+        "machine": machine,
+        "rows": rows,
+    });
+    let unfinished = file.with_extension("unfinished");
+    let failed = |error: std::io::Error| Failure::Environment(format!("cannot write {}: {error}", file.display()));
+    fs::write(&unfinished, format!("{record:#}\n")).map_err(failed)?;
+    fs::rename(&unfinished, file).map_err(failed)
+}
+
+/// Clocks, temperature and power of the GPU right now, if nvidia-smi is there to say.
+pub(super) fn gpu_state() -> Value {
+    const FIELDS: [&str; 6] = ["name", "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw"];
+    let output = Command::new("nvidia-smi")
+        .arg(format!("--query-gpu={}", FIELDS.join(",")))
+        .args(["--format=csv,noheader"])
+        .output();
+    let Ok(output) = output else { return Value::Null };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let values = text.lines().next().unwrap_or("").split(", ");
+    FIELDS.into_iter().zip(values).map(|(field, value)| (field.to_owned(), Value::from(value))).collect()
+}
+
+/// Shows a record of the peers script: us beside others, from one run.
+pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Result<Ending, Failure> {
+    let unreadable = |reason: String| Failure::Usage(format!("{}: {reason}", file.display()));
+    let text = fs::read_to_string(file).map_err(|error| unreadable(error.to_string()))?;
+    let record: Value = serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    match record["schema"].as_u64() {
+        Some(SCHEMA) => {}
+        other => return Err(unreadable(format!("its schema is {other:?}; this command reads {SCHEMA}"))),
+    }
+    let rows = record["rows"].as_array().ok_or_else(|| unreadable("it has no rows".to_owned()))?;
+    let peers: Vec<&str> = record["peers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if matches!(format, Format::Table | Format::Markdown) {
+        let machine = &record["machine"];
+        output.line(format!(
+            "{}; {}; medians of graph replays, interleaved in one process; every output checked against f64",
+            machine["device"].as_str().unwrap_or("unknown device"),
+            machine["software"].as_str().unwrap_or("unknown software"),
+        ))?;
+    }
+    let mut table =
+        Table::new(&["shape", "dtype", "mask", "ours us", "TFLOP/s", "best peer", "its us", "ratio", "others us"]);
+    let mut logarithms = Vec::new();
+    for row in rows {
+        let time = |name: &str| row["microseconds"][name].as_f64();
+        let Some(ours) = time("flashcore") else { continue };
+        let best = peers
+            .iter()
+            .filter_map(|peer| time(peer).map(|time| (*peer, time)))
+            .min_by(|one, other| one.1.total_cmp(&other.1));
+        let Some((best, best_time)) = best else { continue };
+        logarithms.push((best_time / ours).ln());
+        let others: Vec<String> = peers
+            .iter()
+            .filter(|peer| **peer != best)
+            .filter_map(|peer| time(peer).map(|time| format!("{peer} {time:.2}")))
+            .collect();
+        table.push(vec![
+            Cell::from(row["shape"].as_str().unwrap_or("")),
+            Cell::from(row["dtype"].as_str().unwrap_or("")),
+            Cell::from(row["mask"].as_str().unwrap_or("")),
+            Cell::number(ours, 2),
+            Cell::number(row["flops"].as_f64().unwrap_or(f64::NAN) / ours / 1e6, 1),
+            Cell::from(best),
+            Cell::number(best_time, 2),
+            Cell::number(best_time / ours, 2),
+            Cell::from(others.join(", ")),
+        ]);
+    }
+    output.table(&table, format)?;
+    if matches!(format, Format::Table | Format::Markdown) && !logarithms.is_empty() {
+        let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
+        output.line(format!("geometric mean of the best peer's time over ours: {mean:.3}"))?;
+    }
+    Ok(Ending::Well)
+}

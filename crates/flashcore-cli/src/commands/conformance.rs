@@ -1,0 +1,333 @@
+//! `flashcore conformance`: does the simulator compute what a GPU computes?
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use flashcore_bench::conformance::{
+    CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, SCHEMA,
+    Scalar, Tolerance, cases_of, check, replay,
+};
+use flashcore_cuda::cache::{CacheOptions, KernelCache};
+use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernels};
+use flashcore_ir::{Arch, Type};
+use flashcore_kernels::Argument;
+
+use super::whole_file::write_whole;
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// Mismatches that people are shown; programs find all of them in the record's replay.
+const SHOWN: usize = 10;
+
+/// Compare the simulator with a GPU, operation by operation
+///
+/// Every operation of the kernel language is a small kernel that runs on the first GPU and in the simulator, on the same
+/// inputs; results agree bit by bit, or within what PTX promises. --record keeps what the GPU gave; --replay compares
+/// the simulator with such a record and needs no GPU.
+///
+/// Examples:
+///   flashcore conformance --record results/conformance-h200.json
+///   flashcore conformance --replay results/conformance-h200.json
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Conformance {
+    /// Where the record of the run is written
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    record: Option<PathBuf>,
+    /// A record to compare the simulator with, instead of a GPU
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    /// The seed of the inputs; a replay takes that of its record
+    #[arg(long, default_value_t = 0, conflicts_with = "replay")]
+    seed: u64,
+    /// How results are written
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+impl Conformance {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        match &self.replay {
+            Some(file) => self.replay(output, file),
+            None => self.conduct(output),
+        }
+    }
+
+    fn conduct(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let environment = |error: CudaError| Failure::Environment(error.to_string());
+        let device = Driver::load().and_then(|driver| driver.device(0)).map_err(environment)?;
+        let target = device.arch().map_err(environment)?;
+        let context = Context::new(&device).map_err(environment)?;
+        // In memory: hundreds of kernels that nobody asks for again.
+        let cache = Arc::new(KernelCache::open(CacheOptions::memory()));
+        let gpu = CudaExecutor { kernels: Kernels::new(&context, cache, JitOptions::default()) };
+        let header = Header {
+            device: device.name.clone(),
+            driver: device.driver().fingerprint(),
+            date: today(),
+            target: target.to_string(),
+            seed: self.seed,
+        };
+        let (mut tally, mut complaints) = (Tally::default(), Vec::new());
+        let mut record = Record { schema: SCHEMA, header, cases: Vec::<CaseRecord>::new() };
+        let cases = cases_of(target);
+        for (index, case) in cases.iter().enumerate() {
+            output.progress(index, cases.len(), &format!("{}, {} complaints", case.name, complaints.len()));
+            let row = tally.row(case.operation, &allowed(case.tolerance));
+            match check(case, &gpu, target, self.seed) {
+                Ok(CaseOutcome { comparison, record: kept, .. }) => {
+                    row.elements += comparison.elements;
+                    row.ulps = row.ulps.max(comparison.worst.ulps);
+                    row.disagreeing += usize::from(!comparison.agrees());
+                    let first = comparison.first.map(|mismatch| mismatch.to_string());
+                    complaints.extend(first.or_else(|| {
+                        (comparison.disagreements > 0).then(|| format!("{}: outputs are too short", case.name))
+                    }));
+                    record.cases.push(kept);
+                }
+                Err(error) => {
+                    row.not_run += 1;
+                    complaints.push(error.to_string());
+                    // After an error that ends all work on the GPU, the other cases would only repeat it.
+                    if let Some(first) = context.poison() {
+                        complaints.push(format!("the remaining {} cases: {first}", cases.len() - index - 1));
+                        tally.stopped = true;
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(file) = &self.record {
+            let json = record.to_json().map_err(|error| Failure::Environment(error.to_string()))?;
+            write_whole(file, json.as_bytes())
+                .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", file.display())))?;
+        }
+        let Header { device, driver, .. } = &record.header;
+        let title = format!("{device}, driver {driver}, {target}, seed {}", self.seed);
+        let ending = self.report(output, &tally, &complaints, &title)?;
+        if let (Some(file), true) = (&self.record, self.for_people()) {
+            output.line(format!("wrote {} cases to {}", record.cases.len(), file.display()))?;
+        }
+        Ok(ending)
+    }
+
+    fn replay(&self, output: &mut Output, file: &Path) -> Result<Ending, Failure> {
+        let shown = file.display();
+        let json = std::fs::read_to_string(file)
+            .map_err(|error| Failure::Usage(format!("cannot read {shown}: {error}; --replay takes a record")))?;
+        let usage = |error: RecordError| Failure::Usage(format!("{shown}: {error}"));
+        let record = Record::parse(&json).map_err(usage)?;
+        let target: Arch = record.header.target.parse().map_err(|error| usage(RecordError::Target(error)))?;
+        let replayed = match replay(&record) {
+            Ok(replayed) => replayed,
+            // The simulator stopped, or a case broke a rule: the suite is at fault, not the file.
+            Err(error) => {
+                output.complain(&error.to_string());
+                return Ok(Ending::Failed);
+            }
+        };
+        let disagreeing: Vec<&str> = replayed.disagreements.iter().map(case_of).collect();
+        let mut tally = Tally::default();
+        for case in cases_of(target) {
+            let row = tally.row(case.operation, &allowed(case.tolerance));
+            let kept = record.cases.iter().find(|kept| kept.name == case.name);
+            row.disagreeing += usize::from(disagreeing.contains(&case.name.as_str()));
+            row.not_run += usize::from(replayed.new.contains(&case.name) || replayed.changed.contains(&case.name));
+            if let Some(kept) = kept {
+                row.elements += kept.elements;
+                row.ulps = row.ulps.max(kept.worst.ulps);
+            }
+        }
+        let Header { device, driver, date, .. } = &record.header;
+        let title = format!("record of {device}, driver {driver}, {target}, {date}; the simulator of today");
+        // A case that is gone from the suite is in no row, and fails the replay all the same.
+        tally.stopped = !replayed.gone.is_empty();
+        self.report(output, &tally, &replayed.complaints(), &title)
+    }
+
+    fn report(
+        &self,
+        output: &mut Output,
+        tally: &Tally,
+        complaints: &[String],
+        title: &str,
+    ) -> Result<Ending, Failure> {
+        let mut table =
+            Table::new(&["operation", "cases", "elements", "allowed", "max ULP", "disagree", "not run", "verdict"]);
+        for (operation, row) in &tally.rows {
+            table.push(vec![
+                Cell::from(*operation),
+                Cell::number(row.cases as f64, 0),
+                Cell::number(row.elements as f64, 0),
+                Cell::from(row.tolerances.join(" / ")),
+                Cell::number(row.ulps as f64, 0),
+                Cell::number(row.disagreeing as f64, 0),
+                Cell::number(row.not_run as f64, 0),
+                Cell::from(row.verdict()),
+            ]);
+        }
+        if self.for_people() {
+            output.line(title)?;
+        }
+        output.table(&table, self.format)?;
+        if self.for_people() {
+            for complaint in complaints.iter().take(SHOWN) {
+                output.line(format!("FAILED {complaint}"))?;
+            }
+            if complaints.len() > SHOWN {
+                output.line(format!("and {} more", complaints.len() - SHOWN))?;
+            }
+            let sum = |count: fn(&Row) -> usize| tally.rows.values().map(count).sum::<usize>();
+            output.line(format!(
+                "{} operations, {} cases: {} disagree, {} not run",
+                tally.rows.len(),
+                sum(|row| row.cases),
+                sum(|row| row.disagreeing),
+                sum(|row| row.not_run)
+            ))?;
+        }
+        let passed = !tally.stopped && complaints.is_empty() && tally.rows.values().all(Row::agrees);
+        Ok(if passed { Ending::Well } else { Ending::Failed })
+    }
+
+    const fn for_people(&self) -> bool {
+        matches!(self.format, Format::Table | Format::Markdown)
+    }
+}
+
+/// What came of the suite, by operation.
+#[derive(Debug, Default)]
+struct Tally {
+    rows: BTreeMap<&'static str, Row>,
+    /// Whether cases are missing from the rows.
+    stopped: bool,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    cases: usize,
+    elements: usize,
+    tolerances: Vec<String>,
+    ulps: u64,
+    disagreeing: usize,
+    not_run: usize,
+}
+
+impl Tally {
+    /// The row of an operation, with one more case.
+    fn row(&mut self, operation: &'static str, tolerance: &str) -> &mut Row {
+        let row = self.rows.entry(operation).or_default();
+        row.cases += 1;
+        if row.tolerances.iter().all(|known| known != tolerance) {
+            row.tolerances.push(tolerance.to_owned());
+        }
+        row
+    }
+}
+
+impl Row {
+    const fn agrees(&self) -> bool {
+        self.disagreeing == 0 && self.not_run == 0
+    }
+
+    const fn verdict(&self) -> &'static str {
+        match (self.disagreeing, self.not_run) {
+            (0, 0) => "agrees",
+            (0, _) => "NOT RUN",
+            _ => "DISAGREES",
+        }
+    }
+}
+
+/// A tolerance in a word; a mismatch tells the numbers.
+fn allowed(tolerance: Tolerance) -> String {
+    match tolerance {
+        Tolerance::Bits | Tolerance::Exact => "exact".to_owned(),
+        Tolerance::Ulps { most, .. } => format!("{most} ULP"),
+        Tolerance::Within { .. } => "part of result".to_owned(),
+        Tolerance::Sum { .. } => "part of sum".to_owned(),
+    }
+}
+
+fn case_of(disagreement: &Disagreement) -> &str {
+    match disagreement {
+        Disagreement::Hash { case, .. } | Disagreement::Unusable { case, .. } => case,
+        Disagreement::Element(mismatch) => &mismatch.case,
+    }
+}
+
+/// The first GPU. Only [`check`] may call it, which has executed the same launch in the simulator before.
+struct CudaExecutor {
+    kernels: Kernels,
+}
+
+impl Executor for CudaExecutor {
+    fn execute(&self, invocation: &Invocation<'_>) -> Result<Vec<Vec<u8>>, ExecuteError> {
+        let Invocation { kernel, grid, inputs, output_lengths, scalars } = *invocation;
+        let failed = |error: CudaError| ExecuteError::Device(Box::new(error));
+        let scalars: Vec<Argument> = scalars.iter().copied().map(argument).collect::<Result<_, _>>()?;
+        let kernel = self.kernels.load(kernel).map_err(failed)?;
+        #[expect(unsafe_code, reason = "a kernel is launched that only the simulator can vouch for")]
+        // SAFETY: this type is private to this file, which passes it to `check` alone. That executes the same kernel on
+        // the same grid, inputs and scalars in the simulator first, where an access outside of the buffers is a fault,
+        // and does not come here after one.
+        let outputs = unsafe { flashcore_cuda::run_owned(&kernel, grid, inputs, output_lengths, &scalars) };
+        outputs.map_err(failed)
+    }
+}
+
+fn argument(scalar: Scalar) -> Result<Argument, ExecuteError> {
+    match scalar.ty {
+        Type::U32 => Ok(Argument::U32(scalar.bits as u32)),
+        Type::S32 => Ok(Argument::S32(scalar.bits as i32)),
+        Type::F32 => Ok(Argument::F32(f32::from_bits(scalar.bits as u32))),
+        Type::U64 => Ok(Argument::U64(scalar.bits)),
+        Type::S64 => Ok(Argument::S64(scalar.bits as i64)),
+        ty => Err(ExecuteError::Device(
+            format!("a launch on a GPU cannot pass a parameter of type {ty}; it passes u32, s32, f32, u64 and s64").into(),
+        )),
+    }
+}
+
+/// The day in UTC, 2026-01-31.
+fn today() -> String {
+    const SECONDS_PER_DAY: u64 = 86_400;
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date(seconds / SECONDS_PER_DAY)
+}
+
+/// The date of a day, counted from 1970-01-01: years from March on, so that the leap day is the last of a year.
+fn date(days_since_1970: u64) -> String {
+    const DAYS_TO_1970: u64 = 719_468;
+    const DAYS_OF_400_YEARS: u64 = 146_097;
+    let days = days_since_1970 + DAYS_TO_1970;
+    let (era, day) = (days / DAYS_OF_400_YEARS, days % DAYS_OF_400_YEARS);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day:02}", era * 400 + year + next_year)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        for (days, expected) in [
+            (0, "1970-01-01"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_453, "2025-12-31"),
+            (20_454, "2026-01-01"),
+        ] {
+            assert_eq!(date(days), expected);
+        }
+    }
+}

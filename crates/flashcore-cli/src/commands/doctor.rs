@@ -1,0 +1,78 @@
+//! `flashcore doctor`: what is there, and is it well?
+
+mod cpu;
+mod finding;
+mod first_call;
+mod gpu;
+mod kernel_cache;
+mod noise;
+mod tools;
+
+use clap::Args;
+use serde_json::{Map, Value};
+
+use self::finding::{Section, State};
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// Say what this machine has and whether it works
+///
+/// Driver, GPUs, processor, ptxas, the kernel cache, and how much two timings of the same thing differ here. What is
+/// missing is no error; what is broken is: exit code 1 for a damaged cache or a missed limit, 3 for a driver that is
+/// there and cannot be used.
+///
+/// Examples:
+///   flashcore doctor
+///   flashcore doctor --timings --format json
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Doctor {
+    /// Time the first call of kernels that this machine has never seen, and of kernels from the disk cache
+    #[arg(long)]
+    timings: bool,
+    /// How results are written; json gives one object
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// What --timings starts processes of its own for
+    #[arg(long, hide = true)]
+    first_call_probe: bool,
+}
+
+impl Doctor {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        if self.first_call_probe {
+            output.line(first_call::probe().map_err(Failure::Environment)?.to_string())?;
+            return Ok(Ending::Well);
+        }
+        let mut sections = vec![tools::version()];
+        sections.extend(gpu::sections());
+        sections.extend([cpu::section(), tools::ptxas(), kernel_cache::section(), noise::section()]);
+        if self.timings {
+            sections.push(first_call::section());
+        }
+        self.show(output, &sections)?;
+        let findings = || sections.iter().flat_map(|section| &section.findings);
+        if let Some(broken) = findings().find(|finding| finding.state == State::Unusable) {
+            return Err(Failure::Environment(format!("{}: {}", broken.subject, broken.text)));
+        }
+        let failed = findings().any(|finding| finding.state == State::Failed);
+        Ok(if failed { Ending::Failed } else { Ending::Well })
+    }
+
+    fn show(&self, output: &mut Output, sections: &[Section]) -> Result<(), Failure> {
+        if self.format == Format::Json {
+            let pairs = sections.iter().map(|section| (section.key.to_owned(), section.value.clone()));
+            output.line(format!("{:#}", Value::Object(pairs.collect::<Map<_, _>>())))?;
+            return Ok(());
+        }
+        let mut table = Table::new(&["subject", "state", "finding"]);
+        for finding in sections.iter().flat_map(|section| &section.findings) {
+            table.push(vec![
+                Cell::from(finding.subject.as_str()),
+                Cell::from(finding.state.word()),
+                Cell::from(finding.text.as_str()),
+            ]);
+        }
+        Ok(output.table(&table, self.format)?)
+    }
+}

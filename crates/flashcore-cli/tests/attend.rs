@@ -1,0 +1,268 @@
+//! `flashcore attend` as a user meets it: files in, files out, and every way a file can be wrong.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use flashcore_cuda::{CudaError, Driver};
+use flashcore_problem::{
+    Alignment, DType, Evidence, Inputs, Layout, Mask, Outputs, Problem, ReferenceError, Tensor, judge, oracle,
+};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+
+/// A folder of one test, removed with it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("flashcore-attend-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir(&folder).expect("a folder");
+        Self(folder)
+    }
+
+    fn attend(&self, options: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_flashcore"))
+            .args(["attend", "in.safetensors", "out.safetensors"])
+            .args(options)
+            .current_dir(&self.0)
+            // Also where there is a GPU.
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .expect("the command runs")
+    }
+
+    fn names(&self) -> Vec<String> {
+        let files = fs::read_dir(&self.0).expect("a folder");
+        let mut names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A tensor of a file: name, type, shape, bytes.
+type Entry = (&'static str, Dtype, Vec<usize>, Vec<u8>);
+
+fn write(path: &Path, entries: &[Entry]) {
+    let views = entries
+        .iter()
+        .map(|(name, dtype, shape, data)| (*name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
+    fs::write(path, safetensors::serialize(views, None).expect("a file")).expect("written");
+}
+
+fn zeros(name: &'static str, dtype: Dtype, shape: &[usize]) -> Entry {
+    let elements: usize = shape.iter().product();
+    (name, dtype, shape.to_vec(), vec![0; elements * dtype.bitsize() / 8])
+}
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F16 => Dtype::F16,
+        DType::Bf16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    }
+}
+
+fn axes(problem: &Problem, heads: usize, rows: usize, columns: usize) -> Vec<usize> {
+    if problem.layout == Layout::Bshd {
+        vec![problem.batch, rows, heads, columns]
+    } else {
+        vec![problem.batch, heads, rows, columns]
+    }
+}
+
+fn bytes<const N: usize, T: Copy>(values: &[T], encode: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&value| encode(value)).collect()
+}
+
+/// The inputs of a problem as the entries of a file.
+fn entries(problem: &Problem, inputs: &Inputs) -> Vec<Entry> {
+    let dtype = file_dtype(problem.dtype);
+    let key = |columns| axes(problem, problem.key_heads, problem.key_length, columns);
+    let mut entries = vec![
+        (
+            "query",
+            dtype,
+            axes(problem, problem.query_heads, problem.query_length, problem.head_dim),
+            inputs.query.data.clone(),
+        ),
+        ("key", dtype, key(problem.head_dim), inputs.key.data.clone()),
+        ("value", dtype, key(problem.value_dim), inputs.value.data.clone()),
+    ];
+    let heads = vec![problem.query_heads];
+    for (name, values) in [("alibi_slopes", &inputs.alibi_slopes), ("sinks", &inputs.sinks)] {
+        entries.extend(values.iter().map(|list| (name, Dtype::F32, heads.clone(), bytes(list, f32::to_le_bytes))));
+    }
+    if let Some(lengths) = &inputs.key_lengths {
+        let lengths = bytes(lengths, |length| i64::from(length).to_le_bytes());
+        entries.push(("key_lengths", Dtype::I64, vec![problem.batch], lengths));
+    }
+    if let Some(bias) = &inputs.bias {
+        let size = |stride: usize, size: usize| if stride == 0 { 1 } else { size };
+        let shape = vec![
+            size(bias.strides.batch, problem.batch),
+            size(bias.strides.head, problem.query_heads),
+            size(bias.strides.row, problem.query_length),
+            size(bias.strides.key, problem.key_length),
+        ];
+        entries.push(("bias", Dtype::F32, shape, bytes(&bias.data, f32::to_le_bytes)));
+    }
+    entries
+}
+
+fn round_trip(name: &str, problem: &Problem, options: &[&str]) {
+    let scratch = Scratch::new(name);
+    let inputs = Inputs::random(problem, 7);
+    write(&scratch.0.join("in.safetensors"), &entries(problem, &inputs));
+    let output = scratch.attend(options);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{name}");
+    assert_eq!(output.status.code(), Some(0), "{name}");
+    assert_eq!(scratch.names(), ["in.safetensors", "out.safetensors"]);
+
+    let file = fs::read(scratch.0.join("out.safetensors")).expect("written");
+    let file = SafeTensors::deserialize(&file).expect("a safetensors file");
+    let written = file.tensor("output").expect("an output");
+    assert_eq!(written.dtype(), file_dtype(problem.dtype));
+    assert_eq!(written.shape(), axes(problem, problem.query_heads, problem.query_length, problem.value_dim));
+    let sums = file.tensor("log_sum_exp").ok().map(|sums| {
+        assert_eq!(sums.shape(), [problem.batch, problem.query_heads, problem.query_length]);
+        sums.data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+    });
+    let outputs = Outputs { output: Tensor { dtype: problem.dtype, data: written.data().to_vec() }, log_sum_exp: sums };
+    let expected = oracle(problem, &inputs).expect("a valid problem");
+    let yardstick = ReferenceError::measure(problem, &inputs, &expected).expect("a valid problem");
+    let verdict = judge(problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
+    assert!(verdict.passed(), "{name}: {verdict}");
+}
+
+#[test]
+fn what_is_written_is_attention() {
+    for dtype in DType::ALL {
+        let mut problem = Problem::new(2, 4, 9, 16, dtype);
+        (problem.key_heads, problem.key_length, problem.value_dim) = (2, 13, 24);
+        round_trip(dtype.name(), &problem, &[]);
+    }
+    let mut problem = Problem::new(2, 4, 9, 16, DType::F32);
+    problem.layout = Layout::Bshd;
+    problem.mask = Mask::Causal(Alignment::BottomRight);
+    problem.log_sum_exp = true;
+    (problem.scale, problem.softcap) = (-0.5, Some(3.0));
+    let options = ["--layout", "bshd", "--mask", "causal", "--lse", "--scale", "-0.5", "--softcap", "3"];
+    round_trip("options", &problem, &options);
+    let mut problem = Problem::new(3, 4, 9, 16, DType::F16);
+    (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
+    round_trip("optional-tensors", &problem, &["--device", "cpu"]);
+}
+
+#[test]
+fn what_was_done_is_said() {
+    let scratch = Scratch::new("said");
+    let problem = Problem::new(1, 2, 5, 8, DType::F32);
+    let mut file = entries(&problem, &Inputs::random(&problem, 0));
+    file.push(zeros("sink", Dtype::F32, &[2]));
+    write(&scratch.0.join("in.safetensors"), &file);
+    let output = scratch.attend(&["--device", "cpu", "--format", "json"]);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(rows[0]["kernel"], "native");
+    assert_eq!(rows[0]["problem"], "batch 1 heads 2/2 queries 5 keys 5 dims 8/8 f32 unmasked");
+    let output = scratch.attend(&[]);
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<&str> = lines.lines().skip(2).collect();
+    let no_gpu = format!("not on a GPU: {}", no_gpu());
+    assert_eq!(lines, [no_gpu.as_str(), "not used: sink", "wrote out.safetensors"]);
+}
+
+/// Why a process that sees no GPU has none.
+fn no_gpu() -> String {
+    Driver::load().err().unwrap_or(CudaError::NoDevice).to_string()
+}
+
+fn check(scratch: &Scratch, options: &[&str], code: i32, message: &str) {
+    let output = scratch.attend(options);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), format!("flashcore: {message}\n"), "{options:?}");
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    assert!(!scratch.names().iter().any(|name| name.contains("out")), "nothing is written: {:?}", scratch.names());
+}
+
+#[test]
+fn every_bad_tensor_is_named() {
+    let scratch = Scratch::new("bad");
+    // Queries of 2 batches, 4 heads, 5 rows and 8 columns.
+    let wrong = |replaced: Entry, message: &str| {
+        let shapes = [("query", [2, 4, 5, 8]), ("key", [2, 2, 6, 8]), ("value", [2, 2, 6, 8])];
+        let mut file: Vec<Entry> = shapes.iter().map(|(name, shape)| zeros(name, Dtype::F16, shape)).collect();
+        file.retain(|(name, ..)| *name != replaced.0);
+        file.push(replaced);
+        write(&scratch.0.join("in.safetensors"), &file);
+        check(&scratch, &[], 2, &format!("in.safetensors: {message}"));
+    };
+    let f16 = |name, shape: &[usize]| zeros(name, Dtype::F16, shape);
+    wrong(zeros("query", Dtype::I32, &[2, 4, 5, 8]), "query is I32; it must be F16, BF16, F32 or F64");
+    wrong(f16("key", &[2, 6, 8]), "key has shape [2, 6, 8], 3 axes; it must have 4: [batch, heads, rows, dim]");
+    wrong(
+        zeros("key", Dtype::BF16, &[2, 2, 6, 8]),
+        "key has shape [2, 2, 6, 8] and dtype bf16; its dtype must be that of query, f16",
+    );
+    wrong(f16("key", &[1, 2, 6, 8]), "key has shape [1, 2, 6, 8] and batch 1; its batch must be that of query, 2");
+    wrong(f16("key", &[2, 2, 6, 4]), "key has shape [2, 2, 6, 4] and dim 4; its dim must be that of query, 8");
+    wrong(f16("value", &[2, 4, 6, 8]), "value has shape [2, 4, 6, 8] and heads 4; its heads must be that of key, 2");
+    wrong(f16("value", &[2, 2, 7, 8]), "value has shape [2, 2, 7, 8] and rows 7; its rows must be that of key, 6");
+    wrong(zeros("sinks", Dtype::F64, &[4]), "sinks is F64; it must be F16, BF16 or F32");
+    wrong(zeros("alibi_slopes", Dtype::F32, &[2]), "alibi_slopes has shape [2]; it must be [4], [query heads]");
+    wrong(
+        zeros("bias", Dtype::F32, &[2, 2, 5, 6]),
+        "bias has shape [2, 2, 5, 6]; it must be [2, 4, 5, 6], [batch, heads, queries, keys], with 1 where it is repeated",
+    );
+    wrong(zeros("key_lengths", Dtype::F32, &[2]), "key_lengths is F32; it must be I32, U32 or I64");
+    wrong(zeros("key_lengths", Dtype::I32, &[3]), "key_lengths has shape [3]; it must be [2], [batch]");
+    let lengths = bytes(&[6, -1], i32::to_le_bytes);
+    wrong(
+        ("key_lengths", Dtype::I32, vec![2], lengths),
+        "key_lengths has -1 for batch 1; it must be from 0 to 6, the rows of key",
+    );
+}
+
+#[test]
+fn bad_files_and_options() {
+    let scratch = Scratch::new("files");
+    let path = scratch.0.join("in.safetensors");
+    check(&scratch, &[], 2, "cannot read in.safetensors: No such file or directory (os error 2)");
+    write(&path, &[zeros("query", Dtype::F16, &[1, 1, 4, 8]), zeros("keys", Dtype::F16, &[1, 1, 4, 8])]);
+    check(
+        &scratch,
+        &[],
+        2,
+        "in.safetensors: there is no tensor `key`; query, key and value are needed, and there is keys, query",
+    );
+    fs::write(&path, b"no header").unwrap();
+    let output = scratch.attend(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.starts_with("flashcore: in.safetensors is not a safetensors file: "), "{said}");
+
+    let problem = Problem::new(1, 3, 4, 8, DType::F16);
+    write(&path, &entries(&problem, &Inputs::random(&problem, 0)));
+    check(&scratch, &["--softcap", "-1"], 2, "softcap is -1; it must be finite and above 0, or None for no softcap");
+    check(
+        &scratch,
+        &["--device", "cpu", "--kernel", "ampere"],
+        2,
+        "--kernel chooses a GPU kernel; --device cpu has none",
+    );
+    check(&scratch, &["--device", "cuda"], 3, &no_gpu());
+    check(&scratch, &["--kernel", "scalar"], 3, &no_gpu());
+
+    // An output that cannot be put in its place leaves nothing behind.
+    fs::create_dir(scratch.0.join("out.safetensors")).unwrap();
+    let output = scratch.attend(&[]);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(scratch.names(), ["in.safetensors", "out.safetensors"]);
+}

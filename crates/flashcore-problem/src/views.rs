@@ -1,0 +1,343 @@
+//! The numbers of a problem, borrowed: what backends read and write.
+
+use crate::{BiasStrides, DType, Inputs, Invalid, Outputs, Problem, Shape, Strides, Tensor, TensorError};
+use half::{bf16, f16};
+use zerocopy::IntoBytes;
+
+// Views are little-endian bytes, and slices of numbers become views as they lie in memory.
+const _: () = assert!(cfg!(target_endian = "little"), "flashcore needs a little-endian processor");
+
+/// A Rust type of the elements of a tensor: `f16`, `bf16`, `f32` or `f64`, and no other.
+pub trait HostElement: sealed::Plain {
+    /// The same as a value.
+    const DTYPE: DType;
+}
+
+mod sealed {
+    /// Types that are the same as their bytes.
+    pub trait Plain: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable {}
+}
+
+macro_rules! host_elements {
+    ($($element:ident = $dtype:ident;)*) => {
+        $(impl sealed::Plain for $element {}
+        impl HostElement for $element {
+            const DTYPE: DType = DType::$dtype;
+        })*
+    };
+}
+
+host_elements! {
+    f16 = F16;
+    bf16 = Bf16;
+    f32 = F32;
+    f64 = F64;
+}
+
+/// Elements of one type as little-endian bytes, in the storage order of their strides. See [`Tensor`] for owned ones.
+///
+/// Made from a slice, a `Vec` or a [`Tensor`] by `into()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorView<'a> {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The bytes, those between rows of a strided tensor included. They need not be aligned.
+    pub data: &'a [u8],
+}
+
+/// Like [`TensorView`], to be written to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TensorViewMut<'a> {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The bytes, those between rows of a strided tensor included. They need not be aligned.
+    pub data: &'a mut [u8],
+}
+
+/// A term that is added to the scores. See [`Bias`](crate::Bias) for an owned one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BiasView<'a> {
+    /// The terms.
+    pub data: &'a [f32],
+    /// Where they lie.
+    pub strides: BiasStrides,
+}
+
+/// Everything a backend reads, borrowed. See [`Inputs`] for owned ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InputViews<'a> {
+    /// The query, `query_heads` by `query_length` by `head_dim`.
+    pub query: TensorView<'a>,
+    /// The key, `key_heads` by `key_length` by `head_dim`.
+    pub key: TensorView<'a>,
+    /// The value, `key_heads` by `key_length` by `value_dim`.
+    pub value: TensorView<'a>,
+    /// One slope per query head.
+    pub alibi_slopes: Option<&'a [f32]>,
+    /// One sink per query head.
+    pub sinks: Option<&'a [f32]>,
+    /// The bias.
+    pub bias: Option<BiasView<'a>>,
+    /// One key length per batch.
+    pub key_lengths: Option<&'a [u32]>,
+}
+
+/// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
+#[derive(Debug, PartialEq)]
+pub struct OutputViews<'a> {
+    /// The output, `query_heads` by `query_length` by `value_dim`.
+    pub output: TensorViewMut<'a>,
+    /// The log-sum-exp of each row, contiguous `[batch, query head, query row]`, where the problem wants it.
+    pub log_sum_exp: Option<&'a mut [f32]>,
+}
+
+impl TensorView<'_> {
+    /// Elements of the tensor, those between rows included.
+    pub fn len(&self) -> usize {
+        self.data.len() / self.dtype.size_bytes()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl TensorViewMut<'_> {
+    /// The same, not to be written to.
+    pub fn as_view(&self) -> TensorView<'_> {
+        TensorView { dtype: self.dtype, data: self.data }
+    }
+}
+
+impl<'a> InputViews<'a> {
+    /// Query, key and value, and nothing optional.
+    ///
+    /// ```
+    /// use flashcore_problem::{BiasStrides, BiasView, DType, InputViews};
+    ///
+    /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
+    /// let mut inputs = InputViews::new(&query, &key, &value);
+    /// inputs.sinks = Some(&[0.5, 1.5]);
+    /// assert_eq!(inputs.query.dtype, DType::F32);
+    /// ```
+    pub fn new(
+        query: impl Into<TensorView<'a>>,
+        key: impl Into<TensorView<'a>>,
+        value: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Self {
+            query: query.into(),
+            key: key.into(),
+            value: value.into(),
+            alibi_slopes: None,
+            sinks: None,
+            bias: None,
+            key_lengths: None,
+        }
+    }
+
+    /// Everything that is wrong with `problem`, or else with these inputs for it.
+    pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
+        problem.validate()?;
+        let mut errors = Vec::new();
+        let strides = problem.strides();
+        check_tensor(problem, "query", self.query, problem.query_shape(), strides.query, &mut errors);
+        check_tensor(problem, "key", self.key, problem.key_shape(), strides.key, &mut errors);
+        check_tensor(problem, "value", self.value, problem.value_shape(), strides.value, &mut errors);
+
+        let heads = problem.query_heads;
+        check_count("alibi_slopes", problem.alibi, self.alibi_slopes.map(<[f32]>::len), heads, &mut errors);
+        check_count("sinks", problem.sinks, self.sinks.map(<[f32]>::len), heads, &mut errors);
+        let key_lengths = self.key_lengths;
+        check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, &mut errors);
+        check_presence("bias", problem.bias, self.bias.is_some(), &mut errors);
+
+        if let Some(bias) = &self.bias {
+            let needed = bias.strides.extent(problem).unwrap_or(usize::MAX);
+            if bias.data.len() < needed {
+                errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
+            }
+        }
+        let key_length = problem.key_length;
+        for (batch, &length) in key_lengths.unwrap_or_default().iter().enumerate() {
+            if length as usize > key_length {
+                errors.push(TensorError::KeyLength { batch, length, key_length });
+            }
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+
+    /// How many keys `batch` has.
+    pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
+        self.key_lengths.map_or(problem.key_length, |lengths| lengths[batch] as usize)
+    }
+}
+
+impl<'a> OutputViews<'a> {
+    /// The output alone.
+    pub fn new(output: impl Into<TensorViewMut<'a>>) -> Self {
+        Self { output: output.into(), log_sum_exp: None }
+    }
+
+    /// The output and the log-sum-exp of each row.
+    pub fn with_log_sum_exp(output: impl Into<TensorViewMut<'a>>, log_sum_exp: &'a mut [f32]) -> Self {
+        Self { output: output.into(), log_sum_exp: Some(log_sum_exp) }
+    }
+
+    /// Everything that is wrong with `problem`, or else with these outputs for it.
+    pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
+        validate_outputs(problem, self.output.as_view(), self.log_sum_exp.as_deref())
+    }
+}
+
+pub(crate) fn validate_outputs(
+    problem: &Problem,
+    output: TensorView<'_>,
+    log_sum_exp: Option<&[f32]>,
+) -> Result<(), Invalid> {
+    problem.validate()?;
+    let mut errors = Vec::new();
+    check_tensor(problem, "output", output, problem.output_shape(), problem.strides().output, &mut errors);
+    let rows = problem.batch * problem.query_heads * problem.query_length;
+    check_count("log_sum_exp", problem.log_sum_exp, log_sum_exp.map(<[f32]>::len), rows, &mut errors);
+    if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+}
+
+fn check_tensor(
+    problem: &Problem,
+    tensor: &'static str,
+    view: TensorView<'_>,
+    shape: Shape,
+    strides: Strides,
+    errors: &mut Vec<TensorError>,
+) {
+    if view.dtype != problem.dtype {
+        errors.push(TensorError::DType { tensor, actual: view.dtype, expected: problem.dtype });
+    }
+    let needed = strides.extent(shape).unwrap_or(usize::MAX);
+    if view.len() < needed {
+        errors.push(TensorError::TooShort { tensor, actual: view.len(), needed });
+    }
+}
+
+fn check_presence(tensor: &'static str, wanted: bool, given: bool, errors: &mut Vec<TensorError>) {
+    match (wanted, given) {
+        (true, false) => errors.push(TensorError::Missing { tensor }),
+        (false, true) => errors.push(TensorError::Unexpected { tensor }),
+        (true, true) | (false, false) => {}
+    }
+}
+
+fn check_count(
+    tensor: &'static str,
+    wanted: bool,
+    actual: Option<usize>,
+    needed: usize,
+    errors: &mut Vec<TensorError>,
+) {
+    check_presence(tensor, wanted, actual.is_some(), errors);
+    if let Some(actual) = actual.filter(|&actual| wanted && actual != needed) {
+        errors.push(TensorError::WrongCount { tensor, actual, needed });
+    }
+}
+
+impl<'a, T: HostElement> From<&'a [T]> for TensorView<'a> {
+    fn from(elements: &'a [T]) -> Self {
+        Self { dtype: T::DTYPE, data: elements.as_bytes() }
+    }
+}
+
+impl<'a, T: HostElement> From<&'a Vec<T>> for TensorView<'a> {
+    fn from(elements: &'a Vec<T>) -> Self {
+        elements.as_slice().into()
+    }
+}
+
+impl<'a> From<&'a Tensor> for TensorView<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { dtype: tensor.dtype, data: &tensor.data }
+    }
+}
+
+impl<'a, T: HostElement> From<&'a mut [T]> for TensorViewMut<'a> {
+    fn from(elements: &'a mut [T]) -> Self {
+        Self { dtype: T::DTYPE, data: elements.as_mut_bytes() }
+    }
+}
+
+impl<'a, T: HostElement> From<&'a mut Vec<T>> for TensorViewMut<'a> {
+    fn from(elements: &'a mut Vec<T>) -> Self {
+        elements.as_mut_slice().into()
+    }
+}
+
+impl<'a> From<&'a mut Tensor> for TensorViewMut<'a> {
+    fn from(tensor: &'a mut Tensor) -> Self {
+        Self { dtype: tensor.dtype, data: &mut tensor.data }
+    }
+}
+
+impl<'a> From<&'a Inputs> for InputViews<'a> {
+    fn from(inputs: &'a Inputs) -> Self {
+        inputs.views()
+    }
+}
+
+impl<'a> From<&InputViews<'a>> for InputViews<'a> {
+    fn from(views: &InputViews<'a>) -> Self {
+        *views
+    }
+}
+
+impl<'a> From<&'a mut Outputs> for OutputViews<'a> {
+    fn from(outputs: &'a mut Outputs) -> Self {
+        outputs.views_mut()
+    }
+}
+
+impl<'a> From<&'a mut OutputViews<'_>> for OutputViews<'a> {
+    fn from(views: &'a mut OutputViews<'_>) -> Self {
+        OutputViews {
+            output: TensorViewMut { dtype: views.output.dtype, data: views.output.data },
+            log_sum_exp: views.log_sum_exp.as_deref_mut(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_become_views_of_their_type_and_bytes() {
+        let check = |view: TensorView<'_>, dtype: DType, data: &[u8]| {
+            assert_eq!((view.dtype, view.data, view.len()), (dtype, data, data.len() / dtype.size_bytes()));
+        };
+        check((&[f16::ONE, f16::NEG_ONE][..]).into(), DType::F16, &[0x00, 0x3C, 0x00, 0xBC]);
+        check((&vec![bf16::ONE]).into(), DType::Bf16, &[0x80, 0x3F]);
+        check((&vec![1.0_f32]).into(), DType::F32, &1.0_f32.to_le_bytes());
+        check((&vec![-2.0_f64]).into(), DType::F64, &(-2.0_f64).to_le_bytes());
+        check((&Tensor::from_values(DType::F16, &[1.0])).into(), DType::F16, &[0x00, 0x3C]);
+    }
+
+    #[test]
+    fn owned_and_borrowed_are_the_same() {
+        let mut problem = Problem::new(3, 2, 5, 8, DType::Bf16);
+        (problem.alibi, problem.sinks, problem.bias) = (true, true, true);
+        (problem.key_lengths, problem.log_sum_exp) = (true, true);
+        let inputs = Inputs::random(&problem, 4);
+        let views = inputs.views();
+        assert_eq!(views.value.data, inputs.value.data);
+        assert_eq!(views.alibi_slopes, inputs.alibi_slopes.as_deref());
+        assert_eq!(views.key_length(&problem, 1), 0);
+        assert_eq!(views.validate(&problem), Ok(()));
+
+        let mut outputs = Outputs::poisoned(&problem);
+        let mut views = outputs.views_mut();
+        let again = OutputViews::from(&mut views);
+        again.output.data.fill(7);
+        assert_eq!(again.validate(&problem), Ok(()));
+        assert!(outputs.output.data.iter().all(|&byte| byte == 7));
+    }
+}

@@ -1,0 +1,307 @@
+//! Plans on a GPU: from a problem to a kernel that is loaded, trusted and ready to be launched.
+
+use std::collections::{HashMap, HashSet};
+use std::env;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use flashcore_cuda::cache::{CacheOptions, KernelCache, Key, SelfCheck, Source};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, Launch, Stream};
+use flashcore_ir::Arch;
+use flashcore_kernels::{Argument, Buffers, Config};
+use flashcore_problem::{InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut};
+
+use crate::report::{KernelReport, SelfCheckReport};
+use crate::self_check::Trial;
+use crate::{DeviceTensors, PlanOptions, Reason};
+
+/// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
+pub(crate) struct Gpu {
+    kernels: Kernels,
+    arch: Arch,
+    stream: Stream,
+    /// The kernels that plans of this process have; whoever asks for one of them again has it from memory.
+    planned: Mutex<HashSet<Key>>,
+}
+
+impl Gpu {
+    /// The GPU of this number. Everybody in the process has the same, as long as anybody has it.
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Gpu>>>> = OnceLock::new();
+        static CACHE: OnceLock<Arc<KernelCache>> = OnceLock::new();
+        let device = Driver::load()?.device(ordinal)?;
+        let arch = device.arch()?;
+        let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(gpu);
+        }
+        let context = Context::new(&device)?;
+        let cache = CACHE.get_or_init(|| Arc::new(KernelCache::open(CacheOptions::default())));
+        let gpu = Arc::new(Self {
+            kernels: Kernels::new(&context, cache.clone(), JitOptions::default()),
+            arch,
+            stream: Stream::new(&context)?,
+            planned: Mutex::default(),
+        });
+        open.insert(ordinal, Arc::downgrade(&gpu));
+        Ok(gpu)
+    }
+
+    pub(crate) const fn context(&self) -> &Context {
+        self.kernels.context()
+    }
+
+    /// The kernel for a problem, ready to be launched; `None` if there is nothing to launch.
+    pub(crate) fn prepare(
+        &self,
+        problem: &Problem,
+        options: PlanOptions,
+    ) -> Result<Option<(Launchable, KernelReport)>, Vec<Reason>> {
+        let start = Instant::now();
+        let config = options.config.unwrap_or_else(Config::ampere);
+        let plan = match flashcore_kernels::Plan::new(problem, config, self.arch) {
+            Ok(plan) => plan,
+            Err(reasons) => {
+                // An empty problem is legal; what else is wrong with it is told all the same.
+                let not_empty = |reason: &flashcore_kernels::Reason| *reason != flashcore_kernels::Reason::Empty;
+                let reasons: Vec<Reason> = reasons.into_iter().filter(not_empty).map(Reason::from).collect();
+                return if reasons.is_empty() { Ok(None) } else { Err(reasons) };
+            }
+        };
+        let one = |error: CudaError| vec![Reason::Cuda(error)];
+        let kernel = self.kernels.load(&plan.kernel).map_err(one)?;
+        let is_first = self.planned.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel.key());
+        let self_check = self.trust(problem, config, &kernel, options)?;
+        let launchable = Launchable::new(&plan, kernel.clone(), self.stream.clone()).map_err(one)?;
+        let report = KernelReport {
+            name: kernel.name().to_owned(),
+            config,
+            arch: kernel.arch().to_string(),
+            grid: plan.grid,
+            threads: kernel.threads(),
+            shared_bytes: kernel.shared_bytes(),
+            usage: kernel.usage(),
+            source: if is_first { kernel.source() } else { Source::Memory },
+            timings: kernel.timings(),
+            plan_time: start.elapsed(),
+            self_check,
+            log: kernel.log().to_owned(),
+        };
+        Ok(Some((launchable, report)))
+    }
+
+    /// What stands behind the trust in a kernel, after running it for the first time if that is due.
+    fn trust(
+        &self,
+        problem: &Problem,
+        config: Config,
+        kernel: &Arc<Kernel>,
+        options: PlanOptions,
+    ) -> Result<SelfCheckReport, Vec<Reason>> {
+        let name = kernel.name().to_owned();
+        match kernel.self_check() {
+            SelfCheck::Passed => Ok(SelfCheckReport::PassedBefore),
+            SelfCheck::Failed { reason } => Err(vec![Reason::SelfCheck { kernel: name, complaint: reason }]),
+            SelfCheck::NotRun if !options.self_check.is_on(env::var(SELF_CHECK_VARIABLE).ok().as_deref()) => {
+                Ok(SelfCheckReport::Off)
+            }
+            SelfCheck::NotRun => match self.try_kernel(problem, config, kernel)? {
+                None => {
+                    self.kernels.set_verdict(kernel, SelfCheck::Passed);
+                    Ok(SelfCheckReport::PassedNow)
+                }
+                Some(complaint) => {
+                    self.kernels.set_verdict(kernel, SelfCheck::Failed { reason: complaint.clone() });
+                    Err(vec![Reason::SelfCheck { kernel: name, complaint }])
+                }
+            },
+        }
+    }
+
+    /// Runs a kernel on a small problem. Gives what is wrong with its result, if anything is.
+    fn try_kernel(
+        &self,
+        problem: &Problem,
+        config: Config,
+        kernel: &Arc<Kernel>,
+    ) -> Result<Option<String>, Vec<Reason>> {
+        let against =
+            |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
+        let trial = match Trial::new(problem) {
+            Ok(trial) => trial,
+            Err(invalid) => return Ok(Some(invalid.to_string())),
+        };
+        let plan = flashcore_kernels::Plan::new(&trial.problem, config, self.arch).map_err(against)?;
+        let mut outputs = Outputs::poisoned(&trial.problem);
+        let run = Launchable::new(&plan, kernel.clone(), self.stream.clone())
+            .and_then(|launchable| launchable.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
+        match run {
+            Ok(()) => Ok(trial.complaint(&outputs)),
+            // The kernel did something that ends all work here. The next process shall not try again.
+            Err(CudaError::Call(failure)) if failure.is_sticky() => Ok(Some(failure.to_string())),
+            Err(error) => Err(vec![error.into()]),
+        }
+    }
+}
+
+/// Turns the self-check off where it is `off`.
+const SELF_CHECK_VARIABLE: &str = "FLASHCORE_SELF_CHECK";
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.context().device();
+        write!(formatter, "cuda:{} ({})", device.ordinal, device.name)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Gpu").field("context", self.context()).field("arch", &self.arch).finish_non_exhaustive()
+    }
+}
+
+/// A kernel with all its arguments but the addresses.
+#[derive(Clone)]
+pub(crate) struct Launchable {
+    kernel: Arc<Kernel>,
+    launch: Launch,
+    /// Where the addresses stand among the arguments.
+    places: AddressPlaces,
+    stream: Stream,
+}
+
+impl Launchable {
+    fn new(plan: &flashcore_kernels::Plan, kernel: Arc<Kernel>, stream: Stream) -> Result<Self, CudaError> {
+        let arguments = plan.arguments(PLACEHOLDERS);
+        let launch = kernel.prepare(plan.grid, &arguments)?;
+        Ok(Self { kernel, launch, places: AddressPlaces::find(&arguments), stream })
+    }
+
+    /// Puts the kernel on a stream. Allocates nothing.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are those of device memory that holds the tensors of the problem, which nobody else uses in a way
+    /// that conflicts until the launch has finished; the stream belongs to the kernel's context.
+    pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: DeviceTensors) -> Result<(), CudaError> {
+        let mut launch = self.launch;
+        for (place, address) in self.places.0.into_iter().zip(addresses(tensors)) {
+            if let Some(index) = place {
+                self.kernel.set_argument(&mut launch, index, Argument::U64(address))?;
+            }
+        }
+        // SAFETY: prepared by this kernel; the rest is the contract of this function.
+        unsafe { self.kernel.launch(stream, &launch) }
+    }
+
+    /// Computes a problem whose inputs and outputs validated, in the host's memory.
+    pub(crate) fn run(
+        &self,
+        problem: &Problem,
+        inputs: &InputViews<'_>,
+        outputs: OutputViews<'_>,
+    ) -> Result<(), CudaError> {
+        let (stream, context) = (&self.stream, self.kernel.context());
+        let strides = problem.strides();
+        let bytes = |strides: Strides, shape: Shape| strides.extent(shape).unwrap_or(0) * problem.dtype.size_bytes();
+        let upload = |view: TensorView<'_>, strides: Strides, shape: Shape| {
+            DeviceBuffer::from_host(stream, &view.data[..bytes(strides, shape)])
+        };
+        let query = upload(inputs.query, strides.query, problem.query_shape())?;
+        let key = upload(inputs.key, strides.key, problem.key_shape())?;
+        let value = upload(inputs.value, strides.value, problem.value_shape())?;
+        let output_shape = problem.output_shape();
+        let output_bytes = bytes(strides.output, output_shape);
+        // What lies between the rows of the output comes back as it was.
+        let has_gaps = strides.output.extent(output_shape) != output_shape.elements();
+        let output = if has_gaps {
+            upload(outputs.output.as_view(), strides.output, output_shape)?
+        } else {
+            DeviceBuffer::uninitialised(context, output_bytes)?
+        };
+        let rows = outputs.log_sum_exp.as_ref().map_or(0, |rows| rows.len());
+        let log_sum_exp = DeviceBuffer::uninitialised(context, rows * size_of::<f32>())?;
+        let tensors = DeviceTensors {
+            query: query.address(),
+            key: key.address(),
+            value: value.address(),
+            output: output.address(),
+            log_sum_exp: log_sum_exp.address(),
+        };
+        // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing them
+        // waits for the kernel. The stream was made in the context of the kernel.
+        unsafe { self.launch(stream, tensors) }?;
+        output.copy_to_host(stream, 0, &mut outputs.output.data[..output_bytes])?;
+        if let Some(rows) = outputs.log_sum_exp {
+            log_sum_exp.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
+        }
+        Ok(())
+    }
+}
+
+/// Numbers that no other argument has, in the place of addresses.
+const PLACEHOLDERS: Buffers = Buffers {
+    query: u64::MAX,
+    key: u64::MAX - 1,
+    value: u64::MAX - 2,
+    output: u64::MAX - 3,
+    log_sum_exp: u64::MAX - 4,
+};
+
+/// Where the addresses of query, key, value, output and log-sum-exp stand among the arguments of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AddressPlaces([Option<usize>; 5]);
+
+impl AddressPlaces {
+    fn find(arguments: &[Argument]) -> Self {
+        let Buffers { query, key, value, output, log_sum_exp } = PLACEHOLDERS;
+        let place = |address: u64| arguments.iter().position(|&argument| argument == Argument::U64(address));
+        Self([query, key, value, output, log_sum_exp].map(place))
+    }
+}
+
+const fn addresses(tensors: DeviceTensors) -> [u64; 5] {
+    let DeviceTensors { query, key, value, output, log_sum_exp } = tensors;
+    [query, key, value, output, log_sum_exp]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_kernels::Specialisation;
+    use flashcore_problem::{Alignment, Mask};
+
+    /// The kernel that is tried must be the kernel that is used.
+    #[test]
+    fn the_trial_of_a_problem_has_its_kernel() {
+        for config in Config::all() {
+            for dtype in Specialisation::DTYPES {
+                for head_dim in Specialisation::HEAD_DIMS {
+                    for (mask, log_sum_exp) in [(Mask::None, true), (Mask::Causal(Alignment::TopLeft), false)] {
+                        let mut problem = Problem::new(3, 4, 1000, head_dim as usize, dtype);
+                        (problem.mask, problem.log_sum_exp) = (mask, log_sum_exp);
+                        let trial = Trial::new(&problem).unwrap().problem;
+                        let ptx = |problem: &Problem| {
+                            let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90);
+                            plan.map(|plan| flashcore_ptx::print(&plan.kernel))
+                        };
+                        assert_eq!(ptx(&problem), ptx(&trial), "{config} {problem}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_address_has_its_place() {
+        let mut problem = Problem::new(1, 2, 70, 64, flashcore_problem::DType::F16);
+        problem.log_sum_exp = true;
+        let plan = flashcore_kernels::Plan::new(&problem, Config::ampere(), Arch::Sm80).unwrap();
+        let AddressPlaces(places) = AddressPlaces::find(&plan.arguments(PLACEHOLDERS));
+        let tensors = Buffers { query: 16, key: 32, value: 48, output: 64, log_sum_exp: 80 };
+        let arguments = plan.arguments(tensors);
+        let found = places.map(|place| arguments[place.unwrap()]);
+        assert_eq!(found, [16, 32, 48, 64, 80].map(Argument::U64));
+    }
+}

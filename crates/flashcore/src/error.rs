@@ -1,0 +1,97 @@
+//! What can go wrong when a plan is run.
+
+use flashcore_cuda::CudaError;
+use flashcore_kernels::UnknownConfig;
+use flashcore_problem::Invalid;
+
+use crate::Reason;
+
+/// Why something was not computed. The message names the argument, its value and what is allowed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The problem is impossible, or the host tensors do not belong to it.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The device does not take the problem.
+    #[error("{}", listed(.0))]
+    Unsupported(Vec<Reason>),
+    /// An address that is needed is missing.
+    #[error("{argument} is null; it must be the address of device memory")]
+    Null {
+        /// The tensor.
+        argument: &'static str,
+    },
+    /// An address was given for a tensor that the problem does not have.
+    #[error("{argument} is {address:#x}; the problem has it switched off, so it must be 0")]
+    Unexpected {
+        /// The tensor.
+        argument: &'static str,
+        /// Its address.
+        address: u64,
+    },
+    /// An address that kernels cannot begin from.
+    #[error("{argument} is {address:#x}; it must be a multiple of {multiple}")]
+    Misaligned {
+        /// The tensor.
+        argument: &'static str,
+        /// Its address.
+        address: u64,
+        /// What it must be a multiple of.
+        multiple: u64,
+    },
+    /// A tensor that ends behind the end of the address space.
+    #[error("{argument} is {address:#x} and has {bytes} bytes; it must end before {:#x}", u64::MAX)]
+    AddressOverflow {
+        /// The tensor.
+        argument: &'static str,
+        /// Its address.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Bytes to be bound to a plan that are not as many as the problem needs.
+    #[error("{argument} has {actual} bytes; the problem and the margins need {expected}")]
+    BoundLength {
+        /// The tensor.
+        argument: &'static str,
+        /// The bytes given.
+        actual: usize,
+        /// The bytes needed.
+        expected: usize,
+    },
+    /// Something that is written has the address of something else.
+    #[error("{written} and {other} are both {address:#x}; what is written must have a place of its own")]
+    Aliased {
+        /// The tensor that is written.
+        written: &'static str,
+        /// The tensor that lies in the same place.
+        other: &'static str,
+        /// The address.
+        address: u64,
+    },
+    /// A call that this plan's device does not have.
+    #[error("{call} is for device tensors, and this plan is on {device}; use run, or plan for Device::cuda")]
+    NotOnCuda {
+        /// The call.
+        call: &'static str,
+        /// The device of the plan.
+        device: String,
+    },
+    /// A name that is no kernel config.
+    #[error(transparent)]
+    UnknownConfig(#[from] UnknownConfig),
+    /// The driver or the GPU failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+impl From<Vec<Reason>> for Error {
+    fn from(reasons: Vec<Reason>) -> Self {
+        Self::Unsupported(reasons)
+    }
+}
+
+fn listed(reasons: &[Reason]) -> String {
+    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,194 @@
+//! From a problem and a device to something that can be run.
+
+use std::fmt;
+
+use flashcore_cuda::Stream;
+use flashcore_kernels::Config;
+use flashcore_problem::{InputViews, OutputViews, Problem};
+
+use crate::cuda_backend::Launchable;
+use crate::device::{Device, Kind};
+use crate::self_check::SelfCheckPolicy;
+use crate::{DeviceTensors, Error, Reason, Report, StreamRef};
+
+/// The widest rows for which the CPU backend sets tiles aside: 64 rows of these are 16 MiB.
+const MOST_CPU_COLUMNS: usize = 1 << 16;
+
+/// A problem on a device, ready to be run any number of times, from any thread.
+///
+/// On a GPU it holds the compiled kernel. Made by [`supports`] or [`Plan::new`].
+#[derive(Clone)]
+pub struct Plan {
+    problem: Problem,
+    device: Device,
+    backend: Backend,
+    report: Report,
+}
+
+#[derive(Clone)]
+enum Backend {
+    Cpu,
+    Cuda(Box<Launchable>),
+    /// Not a single output row: there is nothing to launch.
+    Nothing,
+}
+
+/// How a plan is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// The GPU kernel to use; `None` for the default of the device. By name: `"ampere".parse()`.
+    pub config: Option<Config>,
+    /// Whether a kernel that is new to this driver is run once before it is trusted.
+    pub self_check: SelfCheckPolicy,
+}
+
+/// A plan for `problem` on `device`, or every reason against it.
+///
+/// There is no slow path behind a plan: what the fast kernels of a device do not have is a reason here.
+///
+/// ```
+/// use flashcore::{DType, Device, Problem, ProblemError, Reason, supports};
+///
+/// let mut problem = Problem::new(2, 8, 1024, 64, DType::F16);
+/// assert!(supports(&problem, &Device::cpu()).is_ok());
+///
+/// problem.key_heads = 3;
+/// problem.scale = f32::NAN;
+/// let reasons = supports(&problem, &Device::cpu()).unwrap_err();
+/// assert_eq!(reasons.len(), 2);
+/// assert_eq!(reasons[0], Reason::Problem(ProblemError::HeadsNotMultiple { query_heads: 8, key_heads: 3 }));
+/// assert_eq!(reasons[1].to_string(), "scale is NaN; it must be finite, usually 1 / sqrt(head_dim)");
+/// ```
+pub fn supports(problem: &Problem, device: &Device) -> Result<Plan, Vec<Reason>> {
+    Plan::new(problem, device, PlanOptions::default())
+}
+
+impl Plan {
+    /// A plan for `problem` on `device`, or every reason against it.
+    ///
+    /// On a GPU this generates the kernel, and compiles it if neither this process nor the cache on disk has it. A kernel
+    /// depends on element type, head dimension, whether there is a causal mask and whether the log-sum-exp is wanted, not
+    /// on lengths, batch, heads or strides: plans for those compile nothing.
+    pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Vec<Reason>> {
+        let (mut reasons, mut kernel) = (Vec::new(), None);
+        let backend = match &device.0 {
+            Kind::Cpu => {
+                reasons.extend(cpu_reasons(problem, options));
+                Backend::Cpu
+            }
+            Kind::Cuda(gpu) => match gpu.prepare(problem, options) {
+                Ok(Some((launchable, report))) => {
+                    kernel = Some(report);
+                    Backend::Cuda(Box::new(launchable))
+                }
+                Ok(None) => Backend::Nothing,
+                Err(found) => {
+                    reasons.extend(found);
+                    Backend::Nothing
+                }
+            },
+        };
+        if !reasons.is_empty() {
+            return Err(reasons);
+        }
+        let report = Report { problem: problem.to_string(), device: device.to_string(), kernel };
+        Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
+    }
+
+    /// A plan with the GPU kernel of this config, or every reason against it.
+    pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Vec<Reason>> {
+        Self::new(problem, device, PlanOptions { config: Some(config), ..PlanOptions::default() })
+    }
+
+    /// The problem.
+    pub const fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The device.
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What the plan is made of: the kernel, where it came from, how long that took.
+    pub const fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Computes attention of tensors in the host's memory, and returns when the outputs are there.
+    ///
+    /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::Inputs) and
+    /// [`Outputs`](crate::Outputs) by reference. Length, element type and everything else is checked; on such an error
+    /// the outputs are as they were. What lies between the rows of a strided output stays as it was.
+    ///
+    /// On a GPU this allocates device memory, copies the inputs there, launches and copies the outputs back: convenient,
+    /// not fast. [`launch`](Self::launch) is for tensors that are on the GPU already.
+    pub fn run<'a>(&self, inputs: impl Into<InputViews<'a>>, outputs: impl Into<OutputViews<'a>>) -> Result<(), Error> {
+        let (inputs, outputs) = (inputs.into(), outputs.into());
+        inputs.validate(&self.problem)?;
+        outputs.validate(&self.problem)?;
+        match &self.backend {
+            Backend::Cpu => flashcore_cpu::attend(&self.problem, inputs, outputs).map_err(|error| match error {
+                flashcore_cpu::CpuError::Invalid(invalid) => Error::Invalid(invalid),
+            }),
+            Backend::Cuda(launchable) => Ok(launchable.run(&self.problem, &inputs, outputs)?),
+            Backend::Nothing => Ok(()),
+        }
+    }
+
+    /// Puts the kernel on the caller's stream, on tensors that lie on the GPU, and returns before it has finished.
+    ///
+    /// No device memory is allocated and nothing is waited for, so a launch can be captured into a CUDA graph. The
+    /// addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
+    /// GPU surface at a later call, usually a wait for the stream.
+    ///
+    /// # Safety
+    ///
+    /// From the launch until it has finished on the stream (and for a captured launch, whenever the graph is executed):
+    ///
+    /// * each address is that of device memory of this plan's device that holds the whole tensor, as far as the
+    ///   problem's strides reach;
+    /// * nobody writes query, key or value, and nobody reads or writes output or log-sum-exp;
+    /// * no element of output or log-sum-exp lies where another tensor has one;
+    /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
+    ///
+    /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.
+    pub unsafe fn launch<'a>(&self, stream: impl Into<StreamRef<'a>>, tensors: DeviceTensors) -> Result<(), Error> {
+        let stream = stream.into();
+        let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
+            return Err(Error::NotOnCuda { call: "launch", device: self.device.to_string() });
+        };
+        tensors.check(&self.problem)?;
+        let Backend::Cuda(launchable) = &self.backend else { return Ok(()) };
+        match stream {
+            // SAFETY: the caller promises what the kernel needs of addresses and stream.
+            StreamRef::Owned(stream) => unsafe { launchable.launch(stream, tensors) }?,
+            StreamRef::Raw(raw) => {
+                // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
+                let stream = unsafe { Stream::from_raw(gpu.context(), raw.cast()) };
+                // SAFETY: the caller promises what the kernel needs of addresses and stream.
+                unsafe { launchable.launch(&stream, tensors) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every reason against a problem on the CPU.
+fn cpu_reasons(problem: &Problem, options: PlanOptions) -> Vec<Reason> {
+    let mut reasons: Vec<Reason> =
+        problem.validate().err().unwrap_or_default().into_iter().map(Reason::Problem).collect();
+    for (argument, value) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
+        if value > MOST_CPU_COLUMNS {
+            reasons.push(Reason::TooWideForCpu { argument, value, limit: MOST_CPU_COLUMNS });
+        }
+    }
+    reasons.extend(options.config.map(|config| Reason::ConfigOnCpu { config }));
+    reasons
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Plan").field("report", &self.report).finish_non_exhaustive()
+    }
+}

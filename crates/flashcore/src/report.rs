@@ -1,0 +1,129 @@
+//! What a plan is made of, for people and for records.
+
+use std::fmt;
+use std::time::Duration;
+
+use flashcore_cuda::cache::Source;
+use flashcore_cuda::{Timings, Usage};
+use flashcore_kernels::Config;
+
+/// What a plan is made of. Its `Display` is what a user would want to read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The problem.
+    pub problem: String,
+    /// The device.
+    pub device: String,
+    /// The GPU kernel; `None` on the CPU, and for a problem without a single output row.
+    pub kernel: Option<KernelReport>,
+}
+
+/// A kernel and how it was come by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelReport {
+    /// The name of the entry point.
+    pub name: String,
+    /// The config it was generated from.
+    pub config: Config,
+    /// The architecture it was generated for.
+    pub arch: String,
+    /// CTAs by query tile, query head and batch.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Bytes of shared memory of a CTA.
+    pub shared_bytes: u32,
+    /// Registers and memory it uses, in the driver's own account.
+    pub usage: Usage,
+    /// Where the compiled kernel came from.
+    pub source: Source,
+    /// How long it took when this process first had it: printing, cache or compiler, loading.
+    pub timings: Timings,
+    /// How long it took now, from the problem to a kernel that can be launched, the self-check included.
+    pub plan_time: Duration,
+    /// Whether it has been seen to be right on this driver.
+    pub self_check: SelfCheckReport,
+    /// What the driver's compiler said, registers and spills included.
+    pub log: String,
+}
+
+/// What stands behind the trust in a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelfCheckReport {
+    /// It was run now, for the first time on this driver, and was right.
+    PassedNow,
+    /// It was run before on this driver and was right; the verdict was in the cache.
+    PassedBefore,
+    /// Nothing: the self-check is turned off.
+    Off,
+}
+
+impl fmt::Display for SelfCheckReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::PassedNow => "passed now",
+            Self::PassedBefore => "passed before",
+            Self::Off => "turned off",
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { problem, device, kernel } = self;
+        write!(formatter, "{problem} on {device}")?;
+        let Some(kernel) = kernel else { return Ok(()) };
+        let KernelReport { name, arch, grid: [x, y, z], threads, shared_bytes, usage, .. } = kernel;
+        let Usage { registers, local_bytes, .. } = usage;
+        write!(
+            formatter,
+            "\nkernel {name} for {arch}, grid {x}x{y}x{z}, {threads} threads, {shared_bytes} bytes shared, \
+             {registers} registers, {local_bytes} bytes local"
+        )?;
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let compile = milliseconds(kernel.timings.compile);
+        match kernel.source {
+            Source::Compiled => write!(formatter, "\ncompiled by the driver in {compile:.1} ms")?,
+            Source::Disk => write!(formatter, "\nfrom the cache on disk in {compile:.1} ms")?,
+            Source::Memory => write!(formatter, "\nalready loaded")?,
+        }
+        let (plan, check) = (milliseconds(kernel.plan_time), kernel.self_check);
+        write!(formatter, ", planned in {plan:.1} ms, self-check {check}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_reads_well() {
+        let mut report = Report { problem: "a problem".to_owned(), device: "a GPU".to_owned(), kernel: None };
+        assert_eq!(report.to_string(), "a problem on a GPU");
+        report.kernel = Some(KernelReport {
+            name: "flashcore_scalar".to_owned(),
+            config: Config::scalar(),
+            arch: "sm_90".to_owned(),
+            grid: [8, 4, 1],
+            threads: 64,
+            shared_bytes: 1024,
+            usage: Usage {
+                registers: 168,
+                local_bytes: 0,
+                static_shared_bytes: 0,
+                most_threads: 384,
+                binary_version: 90,
+            },
+            source: Source::Disk,
+            timings: Timings { compile: Duration::from_micros(3_140), ..Timings::default() },
+            plan_time: Duration::from_micros(8_400),
+            self_check: SelfCheckReport::PassedBefore,
+            log: String::new(),
+        });
+        let expected = "a problem on a GPU\n\
+                        kernel flashcore_scalar for sm_90, grid 8x4x1, 64 threads, 1024 bytes shared, 168 registers, \
+                        0 bytes local\n\
+                        from the cache on disk in 3.1 ms, planned in 8.4 ms, self-check passed before";
+        assert_eq!(report.to_string(), expected);
+    }
+}

@@ -1,0 +1,120 @@
+//! The first run of a kernel on a driver that has not seen it: a small problem, judged like everything else here.
+//!
+//! Drivers have compiled valid PTX into wrong programs. So a kernel that is new to a driver computes one small problem
+//! before it is trusted, and the verdict is kept with it in the cache. The problem is small enough to cost a few
+//! milliseconds and large enough to reach what a kernel has: several query tiles and several key tiles of every config,
+//! rows and keys past the end of both, two batches, two query heads on one key head.
+
+use flashcore_problem::{
+    Alignment, Evidence, Expected, Inputs, Invalid, Mask, Outputs, Problem, ReferenceError, judge, oracle,
+};
+
+/// Whether kernels that are new to a driver are run once before they are trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SelfCheckPolicy {
+    /// Yes, unless the environment variable `FLASHCORE_SELF_CHECK` is `off`.
+    #[default]
+    Environment,
+    /// Yes.
+    On,
+    /// No. A kernel that failed before is still refused.
+    Off,
+}
+
+impl SelfCheckPolicy {
+    /// Whether to check, given the value of the environment variable.
+    pub(crate) fn is_on(self, variable: Option<&str>) -> bool {
+        match self {
+            Self::Environment => variable != Some("off"),
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
+/// Query rows and keys: beyond two query tiles of 64 and three key tiles of 64, with a rest of each.
+const QUERY_LENGTH: usize = 97;
+const KEY_LENGTH: usize = 203;
+const SEED: u64 = 0x5EED;
+
+/// A small problem with its answer.
+pub(crate) struct Trial {
+    pub(crate) problem: Problem,
+    pub(crate) inputs: Inputs,
+    expected: Expected,
+    yardstick: ReferenceError,
+}
+
+impl Trial {
+    /// The trial of the kernel that computes `problem`: all that is compiled in is the same.
+    pub(crate) fn new(problem: &Problem) -> Result<Self, Invalid> {
+        let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype);
+        small.key_heads = 1;
+        small.query_length = QUERY_LENGTH;
+        small.value_dim = problem.value_dim;
+        small.log_sum_exp = problem.log_sum_exp;
+        small.mask = match problem.mask {
+            Mask::None => Mask::None,
+            // Bottom-right puts the diagonal into the middle of a tile.
+            Mask::Causal(_) => Mask::Causal(Alignment::BottomRight),
+            Mask::Window { left, right, .. } => Mask::Window {
+                left: left.map(|_| KEY_LENGTH / 3),
+                right: right.map(|_| 5),
+                alignment: Alignment::BottomRight,
+            },
+        };
+        let inputs = Inputs::random(&small, SEED);
+        let expected = oracle(&small, &inputs)?;
+        let yardstick = ReferenceError::measure(&small, &inputs, &expected)?;
+        Ok(Self { problem: small, inputs, expected, yardstick })
+    }
+
+    /// Nothing, or what is wrong with the outputs, which were poisoned before the run.
+    pub(crate) fn complaint(&self, outputs: &Outputs) -> Option<String> {
+        let verdict = judge(&self.problem, &self.expected, &self.yardstick, &Evidence::new(&self.inputs, outputs));
+        (!verdict.passed()).then(|| verdict.failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+
+    #[test]
+    fn the_policy_and_the_environment() {
+        let table = [
+            (SelfCheckPolicy::Environment, None, true),
+            (SelfCheckPolicy::Environment, Some("off"), false),
+            (SelfCheckPolicy::Environment, Some("on"), true),
+            (SelfCheckPolicy::On, Some("off"), true),
+            (SelfCheckPolicy::Off, None, false),
+        ];
+        for (policy, variable, expected) in table {
+            assert_eq!(policy.is_on(variable), expected, "{policy:?} {variable:?}");
+        }
+    }
+
+    /// A right result passes; one wrong element, or one that was not written, does not.
+    #[test]
+    fn a_trial_tells_right_from_wrong() {
+        for dtype in [DType::F16, DType::Bf16] {
+            for mask in [Mask::None, Mask::Causal(Alignment::TopLeft)] {
+                let mut problem = Problem::new(7, 8, 4000, 64, dtype);
+                problem.mask = mask;
+                problem.log_sum_exp = true;
+                let trial = Trial::new(&problem).unwrap();
+                let mut outputs = Outputs::poisoned(&trial.problem);
+                flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
+                assert_eq!(trial.complaint(&outputs), None);
+
+                let last = outputs.output.len() - 1;
+                let right = outputs.output.get(last);
+                outputs.output.set(last, right + 0.25);
+                assert!(trial.complaint(&outputs).is_some());
+                let unwritten = Outputs::poisoned(&trial.problem);
+                assert!(trial.complaint(&unwritten).is_some());
+            }
+        }
+    }
+}

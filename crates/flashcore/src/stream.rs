@@ -1,0 +1,30 @@
+//! The caller's stream.
+
+use std::ffi::c_void;
+
+use flashcore_cuda::Stream;
+
+/// A CUDA stream of the caller, on which a launch is put.
+///
+/// A [`Stream`] of this crate's [`cuda`](crate::cuda) module, or a raw `CUstream`, whichever crate or language it comes
+/// from: `stream.cu_stream()` of `cudarc`, `torch.cuda.current_stream().cuda_stream` of Python. A raw null is the default
+/// stream of the device's primary context.
+#[derive(Clone, Copy, Debug)]
+pub enum StreamRef<'a> {
+    /// A stream of this crate.
+    Owned(&'a Stream),
+    /// A `CUstream` of somebody else.
+    Raw(*mut c_void),
+}
+
+impl<'a> From<&'a Stream> for StreamRef<'a> {
+    fn from(stream: &'a Stream) -> Self {
+        Self::Owned(stream)
+    }
+}
+
+impl<T> From<*mut T> for StreamRef<'_> {
+    fn from(stream: *mut T) -> Self {
+        Self::Raw(stream.cast())
+    }
+}

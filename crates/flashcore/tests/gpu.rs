@@ -1,0 +1,224 @@
+//! The public API on a GPU. Where there is none, each test says so and passes.
+
+#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
+#![expect(unsafe_code, reason = "a launch takes addresses")]
+
+use flashcore::cuda::cache::Source;
+use flashcore::cuda::{DeviceBuffer, Graph, Stream};
+use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
+use flashcore::{
+    Alignment, Config, DType, Device, DeviceTensors, Error, Inputs, KernelReason, Layout, Mask, Outputs, Plan,
+    PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, supports,
+};
+
+fn gpu() -> Option<Device> {
+    Device::cuda(0).map_err(|error| println!("not tried: {error}")).ok()
+}
+
+fn check_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs, what: &str) {
+    let expected = oracle(problem, inputs).unwrap();
+    let yardstick = ReferenceError::measure(problem, inputs, &expected).unwrap();
+    let verdict = judge(problem, &expected, &yardstick, &Evidence::new(inputs, outputs));
+    assert!(verdict.passed(), "{what} {problem}: {verdict}");
+}
+
+/// Tensors of a problem on a GPU.
+struct OnDevice {
+    stream: Stream,
+    query: DeviceBuffer,
+    key: DeviceBuffer,
+    value: DeviceBuffer,
+    output: DeviceBuffer,
+    log_sum_exp: DeviceBuffer,
+}
+
+impl OnDevice {
+    fn new(device: &Device, problem: &Problem, inputs: &Inputs) -> Self {
+        let stream = Stream::new(device.context().unwrap()).unwrap();
+        let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
+        let poisoned = Outputs::poisoned(problem);
+        let rows: Vec<u8> = poisoned.log_sum_exp.iter().flatten().flat_map(|row| row.to_le_bytes()).collect();
+        Self {
+            query: upload(&inputs.query.data),
+            key: upload(&inputs.key.data),
+            value: upload(&inputs.value.data),
+            output: upload(&poisoned.output.data),
+            log_sum_exp: upload(&rows),
+            stream,
+        }
+    }
+
+    fn tensors(&self) -> DeviceTensors {
+        DeviceTensors {
+            query: self.query.address(),
+            key: self.key.address(),
+            value: self.value.address(),
+            output: self.output.address(),
+            log_sum_exp: self.log_sum_exp.address(),
+        }
+    }
+
+    fn outputs(&self, problem: &Problem) -> Outputs {
+        let mut outputs = Outputs::poisoned(problem);
+        outputs.output.data = self.output.to_host(&self.stream).unwrap();
+        let rows = self.log_sum_exp.to_host(&self.stream).unwrap();
+        if let Some(log_sum_exp) = &mut outputs.log_sum_exp {
+            let row = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+            *log_sum_exp = rows.chunks_exact(4).map(row).collect();
+        }
+        outputs
+    }
+}
+
+/// On host tensors and on device tensors, on a stream of ours and on a raw one: right, and the same bits.
+fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
+    let mut problem = Problem::new(2, 4, 150, 64, DType::F16);
+    problem.key_heads = 2;
+    problem.log_sum_exp = true;
+    change(&mut problem);
+    let plan = Plan::with_config(&problem, device, config).unwrap();
+    let inputs = Inputs::random(&problem, 21);
+    let mut outputs = Outputs::poisoned(&problem);
+    plan.run(&inputs, &mut outputs).unwrap();
+    check_outputs(&problem, &inputs, &outputs, &config.to_string());
+
+    for raw in [false, true] {
+        let tensors = OnDevice::new(device, &problem, &inputs);
+        if raw {
+            // SAFETY: the tensors are whole and nobody else's, on a stream of the same context.
+            unsafe { plan.launch(tensors.stream.raw(), tensors.tensors()) }.unwrap();
+        } else {
+            // SAFETY: as above.
+            unsafe { plan.launch(&tensors.stream, tensors.tensors()) }.unwrap();
+        }
+        let launched = tensors.outputs(&problem);
+        assert_eq!(launched.output, outputs.output, "{config} {problem}");
+        let bits =
+            |outputs: &Outputs| -> Vec<u32> { outputs.log_sum_exp.iter().flatten().map(|row| row.to_bits()).collect() };
+        assert_eq!(bits(&launched), bits(&outputs), "{config} {problem}");
+    }
+}
+
+#[test]
+fn every_config() {
+    let Some(device) = gpu() else { return };
+    for config in Config::all() {
+        for (dtype, dim) in [(DType::F16, 32), (DType::Bf16, 64), (DType::F16, 96), (DType::Bf16, 128)] {
+            for mask in [Mask::None, Mask::Causal(Alignment::TopLeft), Mask::Causal(Alignment::BottomRight)] {
+                check(&device, config, |problem| {
+                    (problem.dtype, problem.mask) = (dtype, mask);
+                    (problem.head_dim, problem.value_dim, problem.query_length) = (dim, dim, 77);
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn every_layout() {
+    let Some(device) = gpu() else { return };
+    for layout in [Layout::Bhsd, Layout::Bshd, Layout::PackedQkv] {
+        check(&device, Config::ampere(), |problem| problem.layout = layout);
+    }
+    // Rows apart: what lies between them stays as it was, says the gate.
+    check(&device, Config::ampere(), |problem| {
+        let mut strides = problem.strides();
+        strides.output.row += 8;
+        strides.output.head = strides.output.row * 151;
+        strides.output.batch = strides.output.head * 5;
+        strides.key.batch = 0;
+        problem.layout = Layout::Strided(strides);
+    });
+}
+
+#[test]
+fn rows_without_keys_and_problems_without_rows() {
+    let Some(device) = gpu() else { return };
+    check(&device, Config::ampere(), |problem| problem.key_length = 0);
+    check(&device, Config::ampere(), |problem| {
+        (problem.key_length, problem.mask) = (3, Mask::Causal(Alignment::BottomRight));
+    });
+    check(&device, Config::ampere(), |problem| problem.batch = 0);
+    check(&device, Config::ampere(), |problem| problem.query_length = 0);
+}
+
+#[test]
+fn another_length_compiles_nothing() {
+    let Some(device) = gpu() else { return };
+    let mut problem = Problem::new(1, 2, 100, 64, DType::F16);
+    let first = supports(&problem, &device).unwrap();
+    println!("{}", first.report());
+    (problem.key_length, problem.batch) = (5000, 3);
+    let second = supports(&problem, &device).unwrap();
+    println!("{}", second.report());
+    let kernel = second.report().kernel.as_ref().unwrap();
+    assert_eq!((kernel.source, kernel.self_check), (Source::Memory, SelfCheckReport::PassedBefore));
+    // Turned off, a verdict that is there is still told.
+    let off = PlanOptions { self_check: SelfCheckPolicy::Off, ..PlanOptions::default() };
+    assert!(Plan::new(&problem, &device, off).is_ok());
+}
+
+#[test]
+fn a_captured_launch_is_replayed() {
+    let Some(device) = gpu() else { return };
+    let problem = Problem::new(1, 2, 100, 64, DType::Bf16);
+    let plan = supports(&problem, &device).unwrap();
+    let inputs = Inputs::random(&problem, 4);
+    let tensors = OnDevice::new(&device, &problem, &inputs);
+    let graph = Graph::capture::<Error>(&tensors.stream, |stream| {
+        // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
+        unsafe { plan.launch(stream, tensors.tensors()) }
+    })
+    .unwrap();
+    let untouched = Outputs::poisoned(&problem);
+    assert_eq!(tensors.outputs(&problem).output, untouched.output, "recording computes nothing");
+    for _ in 0..2 {
+        // SAFETY: as above.
+        unsafe { graph.launch(&tensors.stream) }.unwrap();
+    }
+    check_outputs(&problem, &inputs, &tensors.outputs(&problem), "graph");
+}
+
+#[test]
+fn wrong_addresses_launch_nothing() {
+    let Some(device) = gpu() else { return };
+    let problem = Problem::new(1, 2, 100, 64, DType::Bf16);
+    let plan = supports(&problem, &device).unwrap();
+    let inputs = Inputs::random(&problem, 4);
+    let tensors = OnDevice::new(&device, &problem, &inputs);
+    let good = tensors.tensors();
+    let (address, argument) = (good.value + 8, "value");
+    let cases = [
+        (DeviceTensors { key: 0, ..good }, Error::Null { argument: "key" }),
+        (DeviceTensors { value: address, ..good }, Error::Misaligned { argument, address, multiple: 16 }),
+        (
+            DeviceTensors { output: good.query, ..good },
+            Error::Aliased { written: "output", other: "query", address: good.query },
+        ),
+        (DeviceTensors { log_sum_exp: 16, ..good }, Error::Unexpected { argument: "log_sum_exp", address: 16 }),
+    ];
+    for (wrong, expected) in cases {
+        // SAFETY: nothing is launched, which is what this test is about.
+        assert_eq!(unsafe { plan.launch(&tensors.stream, wrong) }, Err(expected));
+    }
+    assert_eq!(tensors.outputs(&problem).output, Outputs::poisoned(&problem).output);
+    // SAFETY: the tensors are whole and nobody else's.
+    unsafe { plan.launch(&tensors.stream, good) }.unwrap();
+    check_outputs(&problem, &inputs, &tensors.outputs(&problem), "after errors");
+}
+
+#[test]
+fn every_reason_at_once() {
+    let Some(device) = gpu() else { return };
+    let mut problem = Problem::new(1, 2, 100, 48, DType::F32);
+    problem.sinks = true;
+    problem.scale = -1.0;
+    let kernel = "ampere";
+    let expected = [
+        KernelReason::DType { kernel, dtype: DType::F32 },
+        KernelReason::HeadDim { kernel, head_dim: 48 },
+        KernelReason::Feature { kernel, feature: "attention sinks" },
+        KernelReason::Scale { scale: -1.0 },
+    ];
+    assert_eq!(supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
+}
