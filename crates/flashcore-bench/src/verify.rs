@@ -116,9 +116,11 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
             Ok(yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs)))
         }
         Backend::Cpu => verify_cpu(&case.problem, yardstick, case.repeats),
-        Backend::Sim(config) => Plan::new(&case.problem, config, SIMULATED_ARCH)
-            .map_err(NoVerdict::Refused)
-            .and_then(|plan| verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)),
+        Backend::Sim(config) => {
+            Plan::new(&case.problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused).and_then(|plan| {
+                verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)
+            })
+        }
         Backend::Cuda(config) => match gpu {
             Some(gpu) => gpu.verify(&case.problem, Some(config), yardstick, case.repeats),
             None => Gpu::open(0)

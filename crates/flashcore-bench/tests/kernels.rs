@@ -1,5 +1,9 @@
-//! Each kernel case three ways: executed by the simulator and judged, printed and compared with its snapshot.
+//! Each kernel case three ways: executed by the simulator and judged, executed by a GPU and judged, where there is one,
+//! and printed and compared with its snapshot.
 
+#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
+
+use flashcore_bench::gpu::Gpu;
 use flashcore_bench::verify::verify;
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape};
 use flashcore_ir::Arch;
@@ -30,7 +34,21 @@ fn ptx(problem: &Problem, config: Config) -> String {
     flashcore_ptx::print(&plan.kernel)
 }
 
-/// Writes, for a case, its simulator test and its PTX snapshot.
+/// Says why where there is no GPU.
+fn check_on_gpu(problem: &Problem, config: Config) {
+    let gpu = match Gpu::open(0) {
+        Ok(gpu) => gpu,
+        Err(reason) => {
+            println!("not run on a GPU: {reason}");
+            return;
+        }
+    };
+    let case = Case::new(problem.clone(), 0, Backend::Cuda(config));
+    let outcome = verify(&case, Some(&gpu));
+    assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+}
+
+/// Writes, for a case, its simulator test, its GPU test and its PTX snapshot.
 macro_rules! kernel_test {
     ($($name:ident: $config:expr, $shape:literal, $dtype:ident, $mask:literal;)*) => {
         $(mod $name {
@@ -39,6 +57,11 @@ macro_rules! kernel_test {
             #[test]
             fn is_right_in_the_simulator() {
                 check_simulated(&problem($shape, DType::$dtype, $mask), $config, None);
+            }
+
+            #[test]
+            fn is_right_on_a_gpu() {
+                check_on_gpu(&problem($shape, DType::$dtype, $mask), $config);
             }
 
             #[test]

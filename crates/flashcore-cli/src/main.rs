@@ -3,6 +3,8 @@
 //! Exit codes: 0 when all is well, 1 when a gate failed or a kernel is at fault, 2 for wrong usage, 3 when the
 //! environment lacks something.
 
+#![expect(clippy::doc_markdown, reason = "doc comments of arguments are help texts, where backticks would be shown")]
+
 mod commands;
 mod output;
 
@@ -14,13 +16,7 @@ use crate::output::Output;
 
 /// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
 #[derive(Debug, Parser)]
-#[command(
-    name = "flashcore",
-    version,
-    max_term_width = 110,
-    subcommand_required = true,
-    arg_required_else_help = true
-)]
+#[command(name = "flashcore", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -54,12 +54,12 @@ impl Default for AmpereConfig {
 impl AmpereConfig {
     /// Query rows of a CTA.
     pub const fn query_rows(self) -> u32 {
-        self.warps * ROWS_PER_WARP
+        self.warps.saturating_mul(ROWS_PER_WARP)
     }
 
     /// Threads of a CTA.
     pub const fn threads(self) -> u32 {
-        self.warps * LANES
+        self.warps.saturating_mul(LANES)
     }
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a

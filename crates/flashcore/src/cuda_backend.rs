@@ -1,14 +1,14 @@
 //! Plans on a GPU: from a problem to a kernel that is loaded, trusted and ready to be launched.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::env;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use flashcore_cuda::cache::{CacheOptions, KernelCache, Key, SelfCheck, Source};
+use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, Launch, Stream};
-use flashcore_ir::Arch;
+use flashcore_ir::{Arch, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config};
 use flashcore_problem::{InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut};
 
@@ -21,8 +21,15 @@ pub(crate) struct Gpu {
     kernels: Kernels,
     arch: Arch,
     stream: Stream,
-    /// The kernels that plans of this process have; whoever asks for one of them again has it from memory.
-    planned: Mutex<HashSet<Key>>,
+    /// The kernels that plans of this process have, by name. Comparing what was generated takes a fraction of printing it
+    /// and hashing the text, so a plan for another length costs a fraction of a millisecond.
+    planned: Mutex<HashMap<String, Planned>>,
+}
+
+/// A kernel as it was generated and as it was loaded.
+struct Planned {
+    generated: VerifiedKernel,
+    loaded: Arc<Kernel>,
 }
 
 impl Gpu {
@@ -70,8 +77,7 @@ impl Gpu {
             }
         };
         let one = |error: CudaError| vec![Reason::Cuda(error)];
-        let kernel = self.kernels.load(&plan.kernel).map_err(one)?;
-        let is_first = self.planned.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel.key());
+        let (kernel, source) = self.load(&plan.kernel).map_err(one)?;
         let self_check = self.trust(problem, config, &kernel, options)?;
         let launchable = Launchable::new(&plan, kernel.clone(), self.stream.clone()).map_err(one)?;
         let report = KernelReport {
@@ -82,13 +88,25 @@ impl Gpu {
             threads: kernel.threads(),
             shared_bytes: kernel.shared_bytes(),
             usage: kernel.usage(),
-            source: if is_first { kernel.source() } else { Source::Memory },
+            source,
             timings: kernel.timings(),
             plan_time: start.elapsed(),
             self_check,
             log: kernel.log().to_owned(),
         };
         Ok(Some((launchable, report)))
+    }
+
+    /// A kernel on the GPU, and where it came from.
+    fn load(&self, kernel: &VerifiedKernel) -> Result<(Arc<Kernel>, Source), CudaError> {
+        let planned = || self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = planned().get(&kernel.name).filter(|known| known.generated == *kernel) {
+            return Ok((known.loaded.clone(), Source::Memory));
+        }
+        let loaded = self.kernels.load(kernel)?;
+        planned().insert(kernel.name.clone(), Planned { generated: kernel.clone(), loaded: loaded.clone() });
+        let source = loaded.source();
+        Ok((loaded, source))
     }
 
     /// What stands behind the trust in a kernel, after running it for the first time if that is due.

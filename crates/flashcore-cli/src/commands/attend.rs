@@ -22,12 +22,10 @@ use crate::{Ending, Failure};
 /// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 where it is repeated) and
 /// `key_lengths` [batch] take part when they are there. OUT gets `output`, and with --lse `log_sum_exp`
 /// [batch, heads, rows].
-///
-/// Examples:
-///   flashcore attend in.safetensors out.safetensors --mask causal --lse
-///   flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(
+    after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere"
+)]
 pub(crate) struct Attend {
     /// The file that is read
     #[arg(value_name = "IN")]

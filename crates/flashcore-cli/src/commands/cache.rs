@@ -12,12 +12,8 @@ use crate::{Ending, Failure};
 ///
 /// They lie in `$FLASHCORE_CACHE_DIR`, else in `$XDG_CACHE_HOME/flashcore`, else in `~/.cache/flashcore`;
 /// `FLASHCORE_CACHE=off` turns the cache off. Nothing in it is needed: what is missing is compiled again.
-///
-/// Examples:
-///   flashcore cache list
-///   flashcore cache verify --format json
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = "Examples:\n  flashcore cache list\n  flashcore cache verify --format json")]
 pub(crate) struct Cache {
     #[command(subcommand)]
     action: Action,

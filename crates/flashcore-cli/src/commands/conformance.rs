@@ -27,12 +27,10 @@ const SHOWN: usize = 10;
 /// Every operation of the kernel language is a small kernel that runs on the first GPU and in the simulator, on the same
 /// inputs; results agree bit by bit, or within what PTX promises. --record keeps what the GPU gave; --replay compares
 /// the simulator with such a record and needs no GPU.
-///
-/// Examples:
-///   flashcore conformance --record results/conformance-h200.json
-///   flashcore conformance --replay results/conformance-h200.json
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(
+    after_help = "Examples:\n  flashcore conformance --record results/conformance/h200.json\n  flashcore conformance --replay results/conformance/h200.json"
+)]
 pub(crate) struct Conformance {
     /// Where the record of the run is written
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
@@ -287,7 +285,8 @@ fn argument(scalar: Scalar) -> Result<Argument, ExecuteError> {
         Type::U64 => Ok(Argument::U64(scalar.bits)),
         Type::S64 => Ok(Argument::S64(scalar.bits as i64)),
         ty => Err(ExecuteError::Device(
-            format!("a launch on a GPU cannot pass a parameter of type {ty}; it passes u32, s32, f32, u64 and s64").into(),
+            format!("a launch on a GPU cannot pass a parameter of type {ty}; it passes u32, s32, f32, u64 and s64")
+                .into(),
         )),
     }
 }

@@ -20,12 +20,8 @@ use crate::{Ending, Failure};
 /// Driver, GPUs, processor, ptxas, the kernel cache, and how much two timings of the same thing differ here. What is
 /// missing is no error; what is broken is: exit code 1 for a damaged cache or a missed limit, 3 for a driver that is
 /// there and cannot be used.
-///
-/// Examples:
-///   flashcore doctor
-///   flashcore doctor --timings --format json
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = "Examples:\n  flashcore doctor\n  flashcore doctor --timings --format json")]
 pub(crate) struct Doctor {
     /// Time the first call of kernels that this machine has never seen, and of kernels from the disk cache
     #[arg(long)]

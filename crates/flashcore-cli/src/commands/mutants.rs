@@ -11,10 +11,8 @@ use crate::{Ending, Failure};
 /// The kernels as they are must pass on every trial under eight orders of warps; then each bug of the catalogue is
 /// planted, one at a time, and must be killed by the verifier, by a fault of the simulator, by the gate, or, if it only
 /// costs time, by the simulator's counters. A survivor is a hole in the checks, and the command fails.
-///
-/// Example: flashcore mutants --only swizzle
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = "Example:\n  flashcore mutants --only swizzle")]
 pub(crate) struct Mutants {
     /// Only mutations whose name contains this
     #[arg(long)]
@@ -38,7 +36,7 @@ impl Mutants {
             prepared += 1;
         }) {
             Ok(trials) => trials,
-            Err(error) => return failed(output, &error),
+            Err(error) => return Ok(failed(output, &error)),
         };
         let mut table = Table::new(&["kernel", "mutant", "verifier", "simulator", "gate", "counters", "what it said"]);
         let mut counts = [0usize; 4];
@@ -47,7 +45,7 @@ impl Mutants {
             output.progress(index, mutations.len(), mutation.name);
             let fate = match trials.fate(*mutation) {
                 Ok(fate) => fate,
-                Err(error) => return failed(output, &error),
+                Err(error) => return Ok(failed(output, &error)),
             };
             let killers = [Killer::Verifier, Killer::Fault, Killer::Gate, Killer::Counters];
             let marks = killers.map(|killer| fate.killed.as_ref().is_some_and(|kill| kill.by == killer));
@@ -83,9 +81,9 @@ impl Mutants {
     }
 }
 
-fn failed(output: &mut Output, error: &MutantsError) -> Result<Ending, Failure> {
+fn failed(output: &mut Output, error: &MutantsError) -> Ending {
     output.complain(&error.to_string());
-    Ok(Ending::Failed)
+    Ending::Failed
 }
 
 /// What people read on one line of a terminal; programs get all of it.

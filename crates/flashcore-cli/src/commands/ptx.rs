@@ -10,10 +10,8 @@ use crate::output::Output;
 use crate::{Ending, Failure};
 
 /// Print the PTX of a kernel
-///
-/// Example: flashcore ptx --kernel ampere --head-dim 64 --arch sm_89 --source-lines
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = "Example:\n  flashcore ptx --kernel ampere --head-dim 64 --arch sm_89 --source-lines")]
 pub(crate) struct Ptx {
     /// The kernel, by family (scalar, ampere) or by config
     #[arg(long, default_value = "ampere")]

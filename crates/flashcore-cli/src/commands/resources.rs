@@ -16,12 +16,8 @@ use crate::{Ending, Failure};
 /// Kernels are compiled by ptxas, which needs no GPU (scripts/install-ptxas.sh gets it), and gated: no spills, no
 /// stack, registers within the budget that the config declares. A second table counts shared-memory transactions per
 /// request in the simulator, for each layout; 1.0 means no bank conflicts.
-///
-/// Examples:
-///   flashcore resources --arch sm_89
-///   flashcore resources --arch all --format json
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --format json")]
 pub(crate) struct Resources {
     /// The architecture, or `all`: sm_80, sm_86, sm_89, sm_90 and sm_120
     #[arg(long, default_value = "sm_89")]

@@ -17,14 +17,10 @@ use crate::{Ending, Failure};
 /// loops in f64: error at most twice that of a same-precision reference, relative L2, every element written, finite,
 /// inputs unchanged, the same bits when run again. In the simulator every race, missing wait, out-of-bounds access and
 /// read of unwritten memory is a failure too.
-///
-/// Examples:
-///   flashcore verify --backend sim --suite seeds
-///   flashcore verify --backend cuda --suite full
-///   flashcore verify --backend cpu --fuzz 1000 --seed 7
-///   flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+)]
 pub(crate) struct Verify {
     /// Who computes
     #[arg(long, value_enum, default_value_t = BackendName::Sim)]

@@ -22,13 +22,10 @@ use crate::{Ending, Failure};
 /// which the machine cannot go. On a GPU, hot times are those of a replayed graph of 20 launches on the same tensors, cold
 /// ones those of single launches behind a flush of the L2 cache. With --backend sim a GPU kernel runs in the simulator,
 /// with all checks on; the figures are what it counted, and how fast the simulator is, not how fast a GPU would be.
-///
-/// Examples:
-///   flashcore bench
-///   flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json
-///   flashcore bench --backend sim --shape 1x8x512x64
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(
+    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64"
+)]
 pub(crate) struct Bench {
     /// Who computes; by default the first GPU, or the CPU where there is none
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use super::super::whole_file::write_whole;
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
 
@@ -21,10 +22,15 @@ pub(super) fn write(file: &Path, machine: &Value, rows: &[Value]) -> Result<(), 
         "machine": machine,
         "rows": rows,
     });
-    let unfinished = file.with_extension("unfinished");
-    let failed = |error: std::io::Error| Failure::Environment(format!("cannot write {}: {error}", file.display()));
-    fs::write(&unfinished, format!("{record:#}\n")).map_err(failed)?;
-    fs::rename(&unfinished, file).map_err(failed)
+    write_whole(
+        file,
+        format!(
+            "{record:#}
+"
+        )
+        .as_bytes(),
+    )
+    .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", file.display())))
 }
 
 /// Clocks, temperature and power of the GPU right now, if nvidia-smi is there to say.
