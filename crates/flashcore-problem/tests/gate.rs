@@ -1,6 +1,5 @@
 //! The gate on trial: it must pass what is right and fail what is wrong.
 
-
 mod flash;
 
 use flash::{Mistake, flash};

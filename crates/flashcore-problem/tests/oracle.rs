@@ -1,6 +1,5 @@
 //! The oracle against values worked out by hand. Each of these is a convention that some library has the other way.
 
-
 use flashcore_problem::{
     Alignment, Bias, BiasStrides, DType, Inputs, Layout, Mask, Problem, Tensor, oracle, reference,
 };
