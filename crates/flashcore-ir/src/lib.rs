@@ -4,6 +4,7 @@
 //! the one [table](operation). [`Builder`] writes it, [`Kernel::verify`] judges it, `flashcore-ptx` prints it and
 //! `flashcore-sim` executes it. This crate knows nothing of CUDA, of PTX text or of attention.
 pub mod builder;
+mod columns;
 mod display;
 pub mod kernel;
 pub mod operand;
