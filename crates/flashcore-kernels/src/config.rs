@@ -3,9 +3,9 @@
 use core::fmt;
 use core::str::FromStr;
 
-use flashcore_ir::Kernel;
 use flashcore_ir::types::{Bf16x2, F16x2};
-use flashcore_problem::DType;
+use flashcore_ir::{Arch, Kernel};
+use flashcore_problem::{DType, Problem};
 
 use crate::attention::{ampere, scalar};
 use crate::tile::{LANES, ROWS_PER_WARP, SharedLayout};
@@ -112,6 +112,29 @@ impl Config {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
     }
 
+    /// The config for a problem unless another is asked for, on a GPU with so many multiprocessors.
+    ///
+    /// Wider tiles of keys cost registers and shared memory and save barriers and maxima; `docs/experiments.md` has the
+    /// measurements, on an H200. Where shared memory is small (`sm_86`, `sm_89`, `sm_120`) one CTA of a wide config would
+    /// fill a multiprocessor, and two of the default are better.
+    pub fn tuned(problem: &Problem, arch: Arch, multiprocessors: u32) -> Self {
+        const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
+        let default = AmpereConfig::default();
+        if arch.shared_bytes_per_cta() < ROOMY_SHARED_BYTES {
+            return Self::Ampere(default);
+        }
+        let wide = AmpereConfig { key_rows: 128, ..default };
+        let tall = AmpereConfig { warps: 8, ..wide };
+        // Twice the rows halve the CTAs: only where enough are left for every multiprocessor.
+        let tall_tiles = problem.query_length.div_ceil(tall.query_rows() as usize);
+        let tall_ctas = tall_tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch);
+        match problem.head_dim {
+            ..=64 => Self::Ampere(wide),
+            _ if tall_ctas >= multiprocessors as usize => Self::Ampere(tall),
+            _ => Self::Ampere(default),
+        }
+    }
+
     /// The configs that resource gates, snapshots and tests go through.
     pub fn all() -> Vec<Self> {
         let ampere = AmpereConfig::default();
@@ -121,6 +144,8 @@ impl Config {
             Self::ampere_with_layout(SharedLayout::Plain),
             Self::ampere_with_layout(SharedLayout::Padded),
             Self::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..ampere }),
+            Self::Ampere(AmpereConfig { key_rows: 128, ..ampere }),
+            Self::Ampere(AmpereConfig { warps: 8, key_rows: 128, ..ampere }),
         ]
     }
 

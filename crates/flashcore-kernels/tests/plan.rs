@@ -111,3 +111,18 @@ fn configs_have_names() {
         assert_eq!(name.parse::<Config>(), Err(unknown));
     }
 }
+
+#[test]
+fn the_default_follows_head_dim_architecture_and_size() {
+    let check = |batch, length, dim, arch, expected: &str| {
+        let problem = Problem::new(batch, 8, length, dim, DType::F16);
+        assert_eq!(Config::tuned(&problem, arch, 132).to_string(), expected, "{problem}");
+        assert!(Plan::new(&problem, Config::tuned(&problem, arch, 132), arch).is_ok(), "{problem}");
+    };
+    check(1, 512, 64, Arch::Sm90, "ampere-64x128-2stage-swizzled");
+    check(1, 512, 128, Arch::Sm90, "ampere-64x64-2stage-swizzled");
+    check(8, 512, 128, Arch::Sm90, "ampere-128x128-2stage-swizzled");
+    check(8, 512, 128, Arch::Sm80, "ampere-128x128-2stage-swizzled");
+    check(8, 4096, 128, Arch::Sm89, "ampere-64x64-2stage-swizzled");
+    check(8, 4096, 64, Arch::Sm120, "ampere-64x64-2stage-swizzled");
+}

@@ -66,7 +66,8 @@ impl Gpu {
         options: PlanOptions,
     ) -> Result<Option<(Launchable, KernelReport)>, Vec<Reason>> {
         let start = Instant::now();
-        let config = options.config.unwrap_or_else(Config::ampere);
+        let multiprocessors = self.context().device().attributes.multiprocessors;
+        let config = options.config.unwrap_or_else(|| Config::tuned(problem, self.arch, multiprocessors));
         let plan = match flashcore_kernels::Plan::new(problem, config, self.arch) {
             Ok(plan) => plan,
             Err(reasons) => {

@@ -53,7 +53,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             Cell::number(instructions as f64 / seconds, 0),
             Cell::number(counters.tensor_flops as f64 / 1e9, 3),
             Cell::number(counters.exponentials as f64, 0),
-            Cell::number((counters.global_loads.bytes + counters.copy_async_bytes) as f64 / 1e6, 2),
+            Cell::number(counters.global_loads.bytes as f64 / 1e6, 2),
             Cell::number(counters.transactions_per_request(), 2),
             Cell::number(counters.barriers as f64, 0),
         ]);
