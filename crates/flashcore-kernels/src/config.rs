@@ -5,7 +5,7 @@ use core::str::FromStr;
 
 use flashcore_ir::types::{Bf16x2, F16x2};
 use flashcore_ir::{Arch, Kernel};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Mask, Problem};
 
 use crate::attention::{ampere, scalar};
 use crate::tile::{LANES, ROWS_PER_WARP, SharedLayout};
@@ -114,25 +114,31 @@ impl Config {
 
     /// The config for a problem unless another is asked for, on a GPU with so many multiprocessors.
     ///
-    /// Wider tiles of keys cost registers and shared memory and save barriers and maxima; `docs/experiments.md` has the
-    /// measurements, on an H200. Where shared memory is small (`sm_86`, `sm_89`, `sm_120`) one CTA of a wide config would
-    /// fill a multiprocessor, and two of the default are better.
+    /// Wider tiles of keys cost registers and shared memory and save barriers and maxima, except that causal problems waste
+    /// more of them at the diagonal; `docs/experiments.md` has the measurements, on an H200. Where shared memory is small
+    /// (`sm_86`, `sm_89`, `sm_120`) one CTA of a wide config would fill a multiprocessor, and two of the default are better.
     pub fn tuned(problem: &Problem, arch: Arch, multiprocessors: u32) -> Self {
         const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
         let default = AmpereConfig::default();
-        if arch.shared_bytes_per_cta() < ROOMY_SHARED_BYTES {
-            return Self::Ampere(default);
-        }
         let wide = AmpereConfig { key_rows: 128, ..default };
         let tall = AmpereConfig { warps: 8, ..wide };
+        let ctas = |config: AmpereConfig| {
+            let tiles = problem.query_length.div_ceil(config.query_rows() as usize);
+            tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
+        };
+        let (keys, causal) = (problem.key_length, matches!(problem.mask, Mask::Causal(_)));
+        let multiprocessors = multiprocessors as usize;
+        let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
+        // In one wave the longest CTA decides, and it is the faster one; in several, so does what all of them waste.
+        let wide_pays = keys > 64 && (!causal || keys >= 2048 || ctas(default) <= multiprocessors);
         // Twice the rows halve the CTAs: only where enough are left for every multiprocessor.
-        let tall_tiles = problem.query_length.div_ceil(tall.query_rows() as usize);
-        let tall_ctas = tall_tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch);
-        match problem.head_dim {
-            ..=64 => Self::Ampere(wide),
-            _ if tall_ctas >= multiprocessors as usize => Self::Ampere(tall),
-            _ => Self::Ampere(default),
-        }
+        let tall_pays = ctas(tall) >= multiprocessors && keys >= if causal { 4096 } else { 1024 };
+        Self::Ampere(match problem.head_dim {
+            _ if !is_roomy => default,
+            ..=64 if wide_pays => wide,
+            65.. if tall_pays => tall,
+            _ => default,
+        })
     }
 
     /// The configs that resource gates, snapshots and tests go through.

@@ -114,15 +114,30 @@ fn configs_have_names() {
 
 #[test]
 fn the_default_follows_head_dim_architecture_and_size() {
-    let check = |batch, length, dim, arch, expected: &str| {
-        let problem = Problem::new(batch, 8, length, dim, DType::F16);
-        assert_eq!(Config::tuned(&problem, arch, 132).to_string(), expected, "{problem}");
-        assert!(Plan::new(&problem, Config::tuned(&problem, arch, 132), arch).is_ok(), "{problem}");
+    const DEFAULT: &str = "ampere-64x64-2stage-swizzled";
+    const WIDE: &str = "ampere-64x128-2stage-swizzled";
+    const TALL: &str = "ampere-128x128-2stage-swizzled";
+    let check = |shape: [usize; 4], causal: bool, arch, expected: &str| {
+        let [batch, heads, length, dim] = shape;
+        let mut problem = Problem::new(batch, heads, length, dim, DType::F16);
+        if causal {
+            problem.mask = Mask::Causal(Alignment::BottomRight);
+        }
+        let config = Config::tuned(&problem, arch, 132);
+        assert_eq!(config.to_string(), expected, "{problem}");
+        assert!(Plan::new(&problem, config, arch).is_ok(), "{problem}");
     };
-    check(1, 512, 64, Arch::Sm90, "ampere-64x128-2stage-swizzled");
-    check(1, 512, 128, Arch::Sm90, "ampere-64x64-2stage-swizzled");
-    check(8, 512, 128, Arch::Sm90, "ampere-128x128-2stage-swizzled");
-    check(8, 512, 128, Arch::Sm80, "ampere-128x128-2stage-swizzled");
-    check(8, 4096, 128, Arch::Sm89, "ampere-64x64-2stage-swizzled");
-    check(8, 4096, 64, Arch::Sm120, "ampere-64x64-2stage-swizzled");
+    check([1, 2, 64, 64], false, Arch::Sm90, DEFAULT);
+    check([1, 8, 512, 64], false, Arch::Sm90, WIDE);
+    check([1, 8, 512, 64], true, Arch::Sm90, WIDE);
+    check([32, 32, 512, 64], false, Arch::Sm90, WIDE);
+    check([32, 32, 512, 64], true, Arch::Sm90, DEFAULT);
+    check([8, 32, 2048, 64], true, Arch::Sm90, WIDE);
+    check([1, 8, 512, 128], false, Arch::Sm90, DEFAULT);
+    check([16, 16, 1024, 128], false, Arch::Sm90, TALL);
+    check([16, 16, 1024, 128], false, Arch::Sm80, TALL);
+    check([16, 16, 1024, 128], true, Arch::Sm90, DEFAULT);
+    check([4, 16, 4096, 128], true, Arch::Sm90, TALL);
+    check([4, 16, 4096, 128], true, Arch::Sm89, DEFAULT);
+    check([4, 32, 4096, 64], false, Arch::Sm120, DEFAULT);
 }
