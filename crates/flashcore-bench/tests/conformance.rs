@@ -307,21 +307,18 @@ fn a_wrong_device_is_noticed() {
     assert_eq!((first.element, first.expected ^ first.actual), (1, 4 << 32));
 }
 
-/// The committed record of a real device.
+/// The committed record of a real device. Cases that it does not have yet are no mistake: who adds an operation may have
+/// no GPU, and the next record has them.
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that checks less than usual says so")]
 fn the_simulator_agrees_with_the_recorded_device() {
     let path = Path::new(RECORD);
-    let json = match std::fs::read_to_string(path) {
-        Ok(json) => json,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("there is no {} yet; `flashcore conformance` on a GPU writes it", path.display());
-            return;
-        }
-        Err(error) => panic!("{}: {error}", path.display()),
-    };
+    let json = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(json.len() < MOST_RECORD_BYTES, "the record takes {} bytes", json.len());
     let record = Record::parse(&json).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let replayed = replay(&record).unwrap_or_else(|error| panic!("{error}"));
+    let mut replayed = replay(&record).unwrap_or_else(|error| panic!("{error}"));
+    for case in replayed.new.drain(..) {
+        eprintln!("no GPU has executed `{case}` yet; `flashcore conformance --record` on one writes a new record");
+    }
     assert!(replayed.passed(), "{:#?}", replayed.complaints());
 }

@@ -10,7 +10,7 @@ use crate::conformance::writer::{CTAS, THREADS};
 /// Makes an operation of a type.
 type Make = fn(Type, NextOperand<'_>) -> Op;
 
-const OPERATIONS: [Make; 14] = [
+const OPERATIONS: &[Make] = &[
     |ty, next| Op::Add { ty, d: ANY, a: next(), b: next() },
     |ty, next| Op::Sub { ty, d: ANY, a: next(), b: next() },
     |ty, next| Op::Mul { ty, d: ANY, a: next(), b: next() },

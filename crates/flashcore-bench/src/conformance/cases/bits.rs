@@ -10,7 +10,7 @@ use crate::conformance::writer::{CTAS, THREADS};
 type MakeTyped = fn(Type, NextOperand<'_>) -> Op;
 type Make = fn(NextOperand<'_>) -> Op;
 
-const TYPED: [MakeTyped; 6] = [
+const TYPED: &[MakeTyped] = &[
     |ty, next| Op::And { ty, d: ANY, a: next(), b: next() },
     |ty, next| Op::Or { ty, d: ANY, a: next(), b: next() },
     |ty, next| Op::Xor { ty, d: ANY, a: next(), b: next() },
@@ -19,7 +19,7 @@ const TYPED: [MakeTyped; 6] = [
     |ty, next| Op::Shr { ty, d: ANY, a: next(), b: next() },
 ];
 
-const UNTYPED: [Make; 5] = [
+const UNTYPED: &[Make] = &[
     |next| Op::BitFieldExtract { d: ANY, a: next(), position: next(), length: next() },
     |next| Op::BitFieldInsert { d: ANY, a: next(), b: next(), position: next(), length: next() },
     |next| Op::Permute { d: ANY, a: next(), b: next(), selector: next() },
