@@ -1,9 +1,10 @@
 //! Bytes of the problem's type to numbers of the accumulator's, and back.
 
+use crate::microkernel::Microkernel;
 use crate::real::Real;
 use flashcore_problem::{DType, Shape, Strides, TensorView};
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 /// One head of one batch of a tensor.
 #[derive(Clone, Copy)]
@@ -20,15 +21,15 @@ impl<'a> Head<'a> {
     }
 
     /// Reads one row.
-    pub(crate) fn load<R: Real>(self, row: usize, values: &mut [R]) {
+    pub(crate) fn load<R: Real>(self, kernel: &impl Microkernel<R>, row: usize, values: &mut [R]) {
         let size = self.tensor.dtype.size_bytes();
         let start = (self.start + row * self.row_stride) * size;
-        load(self.tensor.dtype, &self.tensor.data[start..start + self.columns * size], values);
+        kernel.load(self.tensor.dtype, &self.tensor.data[start..start + self.columns * size], values);
     }
 }
 
 /// Reads as many elements as there are in `bytes`.
-fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
+pub(crate) fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
     match dtype {
         // In blocks, because one by one the conversion would look each time whether the processor has it.
         DType::F16 => {
@@ -66,8 +67,37 @@ fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
 
 /// Writes `values`, each times `factor`, rounded to `dtype`.
 pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut [u8]) {
-    for (&value, element) in values.iter().zip(bytes.chunks_exact_mut(dtype.size_bytes())) {
-        dtype.encode((value * factor).to_f64(), element);
+    // In blocks, because one by one the conversion would look each time whether the processor has it.
+    const BLOCK: usize = 32;
+    match dtype {
+        DType::F16 | DType::Bf16 => {
+            for (values, bytes) in values.chunks(BLOCK).zip(bytes.chunks_mut(2 * BLOCK)) {
+                let mut wide = [0.0_f32; BLOCK];
+                for (element, &value) in wide.iter_mut().zip(values) {
+                    *element = (value * factor).to_f64() as f32;
+                }
+                let bits = if dtype == DType::F16 {
+                    let mut narrow = [f16::ZERO; BLOCK];
+                    narrow.convert_from_f32_slice(&wide);
+                    narrow.map(f16::to_bits)
+                } else {
+                    wide.map(|element| bf16::from_f32(element).to_bits())
+                };
+                for (pair, bits) in bytes.chunks_exact_mut(2).zip(bits) {
+                    pair.copy_from_slice(&bits.to_le_bytes());
+                }
+            }
+        }
+        DType::F32 => {
+            for (&value, four) in values.iter().zip(bytes.chunks_exact_mut(4)) {
+                four.copy_from_slice(&((value * factor).to_f64() as f32).to_le_bytes());
+            }
+        }
+        DType::F64 => {
+            for (&value, eight) in values.iter().zip(bytes.chunks_exact_mut(8)) {
+                DType::F64.encode((value * factor).to_f64(), eight);
+            }
+        }
     }
 }
 

@@ -27,13 +27,6 @@ pub(crate) trait Real:
     }
 }
 
-/// Multiplies every element by `factor`.
-pub(crate) fn multiply_all<R: Real>(values: &mut [R], factor: R) {
-    for value in values {
-        *value *= factor;
-    }
-}
-
 impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;

@@ -1,26 +1,30 @@
-//! The CPU backend before the judge.
+//! The CPU backend before the judge, at every level that this machine has.
 
-use flashcore_cpu::{CpuError, attend};
+use flashcore_cpu::{CpuError, Level, LevelError, attend, attend_with};
 use flashcore_problem::{
     Alignment, Bias, BiasStrides, DType, Evidence, Inputs, Invalid, Layout, Mask, Outputs, Problem, ProblemError,
     ReferenceError, Stress, Tensor, TensorError, judge, oracle,
 };
 use rayon::ThreadPoolBuilder;
 
-/// Computes twice, with all threads and with one, and lets the gate judge. One thread uses its tiles again and again.
+/// Computes twice at each level, with all threads and with one, and lets the gate judge. One thread uses its tiles again
+/// and again, and takes them larger.
 fn check_inputs(problem: &Problem, inputs: &Inputs) {
     let expected = oracle(problem, inputs).unwrap();
     let yardstick = ReferenceError::measure(problem, inputs, &expected).unwrap();
-    let run = || {
-        let mut outputs = Outputs::poisoned(problem);
-        attend(problem, inputs, &mut outputs).unwrap();
-        outputs
-    };
     let one_thread = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let (outputs, repeats) = (run(), [one_thread.install(run)]);
-    let evidence = Evidence { repeats: &repeats, ..Evidence::new(inputs, &outputs) };
-    let verdict = judge(problem, &expected, &yardstick, &evidence);
-    assert!(verdict.passed(), "{problem}: {verdict}");
+    let many_threads = ThreadPoolBuilder::new().num_threads(16).build().unwrap();
+    for level in Level::available() {
+        let run = || {
+            let mut outputs = Outputs::poisoned(problem);
+            attend_with(level, problem, inputs, &mut outputs).unwrap();
+            outputs
+        };
+        let (outputs, repeats) = (run(), [one_thread.install(run), many_threads.install(run)]);
+        let evidence = Evidence { repeats: &repeats, ..Evidence::new(inputs, &outputs) };
+        let verdict = judge(problem, &expected, &yardstick, &evidence);
+        assert!(verdict.passed(), "{problem} at level {level}: {verdict}");
+    }
 }
 
 /// Self-attention with two heads of 32 columns, changed, in every type.
@@ -263,4 +267,24 @@ fn wrong_arguments_are_errors() {
         TensorError::Unexpected { tensor: "log_sum_exp" },
     ]);
     check(&problem, &mut outputs, expected);
+}
+
+#[test]
+fn levels_that_the_machine_lacks_are_errors() {
+    let problem = Problem::new(1, 2, 5, 8, DType::F16);
+    let inputs = Inputs::random(&problem, 1);
+    for level in Level::ALL {
+        let mut outputs = Outputs::poisoned(&problem);
+        let result = attend_with(level, &problem, &inputs, &mut outputs);
+        if Level::available().contains(&level) {
+            assert_eq!(result, Ok(()), "{level}");
+        } else {
+            let Err(CpuError::Level(LevelError::Missing { level: refused, missing })) = result else {
+                panic!("{level}: {result:?}");
+            };
+            assert_eq!(refused, level);
+            assert!(!missing.is_empty());
+            assert_eq!(outputs.output, Outputs::poisoned(&problem).output);
+        }
+    }
 }

@@ -81,6 +81,9 @@ pub enum Error {
     /// A name that is no kernel config.
     #[error(transparent)]
     UnknownConfig(#[from] UnknownConfig),
+    /// `FLASHCORE_CPU_LEVEL` names a level that is unknown, or that this machine lacks.
+    #[error(transparent)]
+    CpuLevel(#[from] flashcore_cpu::LevelError),
     /// The driver or the GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),

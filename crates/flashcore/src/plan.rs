@@ -130,6 +130,7 @@ impl Plan {
         match &self.backend {
             Backend::Cpu => flashcore_cpu::attend(&self.problem, inputs, outputs).map_err(|error| match error {
                 flashcore_cpu::CpuError::Invalid(invalid) => Error::Invalid(invalid),
+                flashcore_cpu::CpuError::Level(level) => Error::CpuLevel(level),
             }),
             Backend::Cuda(launchable) => Ok(launchable.run(&self.problem, &inputs, outputs)?),
             Backend::Nothing => Ok(()),

@@ -5,6 +5,7 @@ use flashcore_bench::gpu::Gpu;
 use flashcore_bench::suites::{self, Kernels, Runner};
 use flashcore_bench::verify::{NoVerdict, verify};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
+use flashcore_cpu::Level;
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
 
@@ -34,6 +35,9 @@ pub(crate) struct Verify {
     /// Only this kernel, by family (scalar, ampere) or by config
     #[arg(long)]
     kernel: Option<String>,
+    /// The instructions of the cpu backend: portable, avx2 or avx512; the best that the machine has unless said
+    #[arg(long, value_name = "LEVEL")]
+    cpu_level: Option<Level>,
     /// One case: batch x heads[/key heads] x queries[,keys] x dim, such as 1x8x512x64
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
@@ -104,6 +108,13 @@ fn parse_stress(name: &str) -> Result<Stress, String> {
 
 impl Verify {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        if let Some(level) = self.cpu_level {
+            if self.backend != BackendName::Cpu {
+                return Err(Failure::Usage("--cpu-level is for --backend cpu".to_owned()));
+            }
+            level.set_default().map_err(|error| Failure::Environment(error.to_string()))?;
+        }
+        let level_option = self.cpu_level.map(|level| format!(" --cpu-level {level}")).unwrap_or_default();
         let mut cases = self.cases()?;
         for case in &mut cases {
             case.repeats = self.repeats;
@@ -148,7 +159,7 @@ impl Verify {
                 for complaint in outcome.complaints() {
                     output.line(format!("  {complaint}"))?;
                 }
-                output.line(format!("  repeat: {}", case.command()))?;
+                output.line(format!("  repeat: {}{level_option}", case.command()))?;
             }
             output.line(format!("{} passed, {} failed", cases.len() - failed.len(), failed.len()))?;
         }

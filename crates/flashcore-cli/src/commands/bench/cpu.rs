@@ -6,6 +6,7 @@ use flashcore_bench::floor::{Ceilings, Work};
 use flashcore_bench::timing::time_cpu;
 use flashcore_bench::verify::{Yardstick, verify_with};
 use flashcore_bench::{Backend, Case, mask_text, shape_text};
+use flashcore_cpu::Level;
 use flashcore_problem::Problem;
 use serde_json::json;
 
@@ -14,13 +15,14 @@ use crate::output::{Cell, Output, Table};
 use crate::{Ending, Failure};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
+    let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let peak = flashcore_cpu::measured_peak(threads);
     // These problems stay in the caches, and a processor's exponentials are arithmetic.
     let ceilings = Ceilings { flops: peak, bytes: f64::INFINITY, exponentials: f64::INFINITY };
     if bench.is_for_people() {
         output.line(format!(
-            "cpu, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds; verified, then timed",
+            "cpu, level {level}, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds; verified, then timed",
             peak / 1e9
         ))?;
     }
@@ -78,7 +80,11 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     }
     output.table(&table, bench.format)?;
     if let Some(file) = &bench.record {
-        record::write(file, &json!({ "backend": "cpu", "threads": threads, "measured_peak_flops": peak }), &rows)?;
+        record::write(
+            file,
+            &json!({ "backend": "cpu", "level": level.to_string(), "threads": threads, "measured_peak_flops": peak }),
+            &rows,
+        )?;
     }
     Ok(ending)
 }
