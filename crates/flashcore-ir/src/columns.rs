@@ -6,7 +6,7 @@ use crate::types::Type;
 /// What the table says of an operation, apart from what depends on its modifiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The name of the [`Op`] variant.
+    /// The name of the [`Op`](crate::Op) variant.
     pub name: &'static str,
     /// What it computes.
     pub summary: &'static str,
