@@ -1,4 +1,4 @@
-"""The C library of flashcore through ctypes: just enough to plan a problem and launch it on PyTorch's tensors."""
+"""The C library of flashcore through ctypes: just enough to plan a problem and run it on PyTorch's tensors."""
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -46,6 +46,34 @@ class Problem(ctypes.Structure):
     ]
 
 
+class Bytes(ctypes.Structure):
+    """`flashcore_bytes_t` and `flashcore_mut_bytes_t`; null and 0 for a tensor that there is not."""
+
+    _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
+
+
+class Inputs(ctypes.Structure):
+    """`flashcore_inputs_t`."""
+
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("query", Bytes),
+        ("key", Bytes),
+        ("value", Bytes),
+        ("alibi_slopes", Bytes),
+        ("sinks", Bytes),
+        ("bias", Bytes),
+        ("bias_strides", c_uint64 * 4),
+        ("key_lengths", Bytes),
+    ]
+
+
+class Outputs(ctypes.Structure):
+    """`flashcore_outputs_t`."""
+
+    _fields_ = [("struct_size", c_uint64), ("output", Bytes), ("log_sum_exp", Bytes)]
+
+
 class Flashcore:
     """The loaded library."""
 
@@ -61,6 +89,7 @@ class Flashcore:
                 [POINTER(Problem), c_int32, c_int32, c_char_p, POINTER(c_void_p)],
             ),
             "flashcore_plan_launch": (c_int32, [c_void_p] * 7),
+            "flashcore_plan_run_host": (c_int32, [c_void_p, POINTER(Inputs), POINTER(Outputs)]),
             "flashcore_plan_describe": (c_char_p, [c_void_p]),
             "flashcore_plan_destroy": (c_int32, [c_void_p]),
         }
@@ -75,8 +104,8 @@ class Flashcore:
     def version(self):
         return self.library.flashcore_version().decode()
 
-    def plan(self, query_shape, key_shape, dtype, causal, config=None):
-        """A plan on GPU 0 for contiguous [batch, head, row, column] tensors."""
+    def plan(self, query_shape, key_shape, dtype, causal, config=None, device=DEVICE_CUDA):
+        """A plan on GPU 0, or on the CPU, for contiguous [batch, head, row, column] tensors."""
         problem = Problem()
         batch, heads, length, dim = query_shape
         self.check(
@@ -89,7 +118,7 @@ class Flashcore:
         name = config.encode() if config else None
         self.check(
             self.library.flashcore_plan_create_with_config(
-                ctypes.byref(problem), DEVICE_CUDA, 0, name, ctypes.byref(handle)
+                ctypes.byref(problem), device, 0, name, ctypes.byref(handle)
             )
         )
         return Plan(self, handle)
@@ -105,6 +134,19 @@ class Plan:
         """Puts the kernel on a stream, given the tensors' `data_ptr()`."""
         status = self.flashcore.library.flashcore_plan_launch(self.handle, stream, query, key, value, output, None)
         self.flashcore.check(status)
+
+    def host_call(self, query, key, value, output):
+        """A function that computes attention of PyTorch tensors in the host's memory, and keeps them and the plan."""
+
+        def view(tensor):
+            return Bytes(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+        inputs = Inputs(ctypes.sizeof(Inputs), view(query), view(key), view(value))
+        outputs = Outputs(ctypes.sizeof(Outputs), view(output))
+        run, check = self.flashcore.library.flashcore_plan_run_host, self.flashcore.check
+        arguments = self.handle, ctypes.byref(inputs), ctypes.byref(outputs)
+        keep = self, query, key, value, output
+        return lambda keep=keep: check(run(*arguments))
 
     def describe(self):
         return self.flashcore.library.flashcore_plan_describe(self.handle).decode()

@@ -2,16 +2,18 @@
 
 use core::fmt;
 
+use flashcore_cpu::Level;
 use flashcore_kernels::Config;
 use flashcore_problem::{Inputs, Layout, Mask, Problem, Stress};
 
+use crate::numbers::{BiasForm, Numbers};
 use crate::shape::shape_text;
 
 /// Who computes attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// The native CPU kernels.
-    Cpu,
+    /// The native CPU kernels, at a level.
+    Cpu(Level),
     /// A GPU kernel in the simulator.
     Sim(Config),
     /// A GPU kernel on the first GPU.
@@ -21,7 +23,7 @@ pub enum Backend {
 impl fmt::Display for Backend {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cpu => formatter.write_str("cpu"),
+            Self::Cpu(level) => write!(formatter, "cpu {level}"),
             Self::Sim(config) => write!(formatter, "sim {config}"),
             Self::Cuda(config) => write!(formatter, "cuda {config}"),
         }
@@ -35,8 +37,10 @@ pub struct Case {
     pub problem: Problem,
     /// The seed of the inputs, and of the order in which the simulator runs warps.
     pub seed: u64,
-    /// What kind of inputs.
-    pub stress: Option<Stress>,
+    /// What the inputs hold.
+    pub numbers: Numbers,
+    /// How the bias lies, where there is one.
+    pub bias: BiasForm,
     /// Who computes it.
     pub backend: Backend,
     /// Runs after the first, which must give the same bits; in the simulator under other orders of warps.
@@ -48,31 +52,35 @@ pub struct Case {
 impl Case {
     /// Independent normal inputs.
     pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
-        Self { problem, seed, stress: None, backend, repeats: 1, command: None }
+        Self { problem, seed, numbers: Numbers::Normal, bias: BiasForm::PerHead, backend, repeats: 1, command: None }
     }
 
     /// Its inputs.
     pub fn inputs(&self) -> Inputs {
-        match self.stress {
-            None => Inputs::random(&self.problem, self.seed),
-            Some(stress) => Inputs::stress(&self.problem, stress, self.seed),
-        }
+        self.numbers.inputs(&self.problem, self.seed, self.bias)
     }
 
     /// The command that repeats it alone.
     pub fn command(&self) -> String {
+        let level = match self.backend {
+            Backend::Cpu(level) => format!(" --cpu-level {level}"),
+            Backend::Sim(_) | Backend::Cuda(_) => String::new(),
+        };
         if let Some(command) = &self.command {
-            return command.clone();
+            return format!("{command}{level}");
         }
         let Self { problem, seed, .. } = self;
         let backend = match self.backend {
-            Backend::Cpu => "cpu".to_owned(),
+            Backend::Cpu(_) => format!("cpu{level}"),
             Backend::Sim(config) => format!("sim --kernel {config}"),
             Backend::Cuda(config) => format!("cuda --kernel {config}"),
         };
         let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
         let lse = if problem.log_sum_exp { " --lse" } else { "" };
-        let stress = self.stress.map_or_else(String::new, |stress| format!(" --stress {}", stress_name(stress)));
+        let stress = match self.numbers {
+            Numbers::Stress(stress) => format!(" --stress {}", stress_name(stress)),
+            Numbers::Normal | Numbers::Planted(_) => String::new(),
+        };
         let layout = match problem.layout {
             Layout::Bhsd => "",
             Layout::Bshd => " --layout bshd",
@@ -90,10 +98,26 @@ impl fmt::Display for Case {
         let Self { problem, seed, backend, .. } = self;
         let mask = mask_text(problem.mask);
         write!(formatter, "{backend} {} {} {mask} seed {seed}", shape_text(problem), problem.dtype)?;
-        if let Some(stress) = self.stress {
-            write!(formatter, " {}", stress_name(stress))?;
+        match self.numbers {
+            Numbers::Normal => {}
+            Numbers::Stress(stress) => write!(formatter, " {}", stress_name(stress))?,
+            Numbers::Planted(planted) => write!(formatter, " {}", planted.name())?,
         }
-        Ok(())
+        if let Some(softcap) = problem.softcap {
+            write!(formatter, " softcap {softcap}")?;
+        }
+        let usual = Problem::new(1, 1, 1, problem.head_dim, problem.dtype).scale;
+        if problem.scale != usual {
+            write!(formatter, " scale {}", problem.scale)?;
+        }
+        let optional = [
+            (problem.alibi, "alibi"),
+            (problem.sinks, "sinks"),
+            (problem.bias, self.bias.name()),
+            (problem.key_lengths, "key-lengths"),
+            (matches!(problem.layout, Layout::Strided(_)), "strided"),
+        ];
+        optional.iter().filter(|(present, _)| *present).try_for_each(|(_, name)| write!(formatter, " {name}"))
     }
 }
 

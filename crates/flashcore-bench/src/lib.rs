@@ -2,6 +2,7 @@
 //!
 //! * [`verify`](verify::verify) runs a [`Case`] on a [`Backend`] and judges it,
 //! * [`suites`] are lists of cases,
+//! * [`guard_pages`] are the memory in which the CPU is verified, where one byte too far is a fault,
 //! * [`mutants`] plants bugs in the kernels and shows what kills each,
 //! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
@@ -11,7 +12,9 @@ mod case;
 pub mod conformance;
 pub mod floor;
 pub mod gpu;
+pub mod guard_pages;
 pub mod mutants;
+mod numbers;
 pub mod problems;
 pub mod resources;
 pub mod sample;
@@ -22,4 +25,5 @@ pub mod timing;
 pub mod verify;
 
 pub use case::{Backend, Case, mask_text, stress_name};
+pub use numbers::{BiasForm, Numbers, Planted};
 pub use shape::{ShapeError, parse_mask, parse_shape, shape_text};

@@ -1,7 +1,12 @@
 //! Runs cases and judges them.
 
+use std::any::Any;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use flashcore_cpu::Level;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Plan, Reason};
 use flashcore_problem::{
@@ -11,6 +16,7 @@ use flashcore_sim::{Counters, SimError};
 
 use crate::case::{Backend, Case};
 use crate::gpu::Gpu;
+use crate::guard_pages::{Edge, GuardedInputs, GuardedOutputs};
 use crate::simulate::{Simulation, simulate};
 
 /// The architecture that kernels are verified for before they are simulated: the least of all.
@@ -23,7 +29,7 @@ pub struct Outcome {
     pub verdict: Result<Verdict, NoVerdict>,
     /// The simulator's counters of the first run, where it was simulated.
     pub counters: Option<Counters>,
-    /// How long the backend took, all runs together.
+    /// How long the backend took, all runs together, and in parallel with other cases where there were any.
     pub duration: Duration,
 }
 
@@ -63,6 +69,12 @@ pub enum NoVerdict {
     /// The CPU backend refused.
     #[error("{0}")]
     Cpu(#[from] flashcore_cpu::CpuError),
+    /// The CPU backend panicked.
+    #[error("the backend panicked: {0}")]
+    Panicked(String),
+    /// The operating system gave no guarded memory.
+    #[error("no memory between guard pages: {0}; fewer cases at once need less of it (RAYON_NUM_THREADS=1)")]
+    GuardPages(#[from] io::Error),
 }
 
 fn lines(reasons: &[Reason]) -> String {
@@ -105,6 +117,15 @@ pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
     }
 }
 
+/// Runs and judges one case of the CPU at every one of `levels`, with one yardstick for all.
+pub fn verify_at_levels(case: &Case, levels: &[Level]) -> Vec<(Case, Outcome)> {
+    let cases = levels.iter().map(|&level| Case { backend: Backend::Cpu(level), ..case.clone() });
+    match Yardstick::new(&case.problem, case.inputs()) {
+        Ok(yardstick) => cases.map(|case| (case.clone(), verify_with(&case, &yardstick, None))).collect(),
+        Err(_) => cases.map(|case| (case.clone(), verify(&case, None))).collect(),
+    }
+}
+
 /// Runs and judges one case whose yardstick is known.
 pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Outcome {
     let start = Instant::now();
@@ -115,7 +136,7 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
             let outputs = Outputs::poisoned(&case.problem);
             Ok(yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs)))
         }
-        Backend::Cpu => verify_cpu(&case.problem, yardstick, case.repeats),
+        Backend::Cpu(level) => verify_cpu(case, level, yardstick),
         Backend::Sim(config) => {
             Plan::new(&case.problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused).and_then(|plan| {
                 verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)
@@ -155,13 +176,29 @@ pub fn verify_plan(
     Ok(yardstick.judge(problem, &evidence))
 }
 
-fn verify_cpu(problem: &Problem, yardstick: &Yardstick, repeats: usize) -> Result<Verdict, NoVerdict> {
-    let run = || {
-        let mut outputs = Outputs::poisoned(problem);
-        flashcore_cpu::attend(problem, &yardstick.inputs, &mut outputs).map(|()| outputs)
+/// Runs in guarded memory. Where the first run ends at an inaccessible page the second begins after one, and so on; half
+/// of all cases begin with either.
+fn verify_cpu(case: &Case, level: Level, yardstick: &Yardstick) -> Result<Verdict, NoVerdict> {
+    let name: Arc<str> = format!("{case}\n  repeat: {}", case.command()).into();
+    let mut edge = if case.seed.is_multiple_of(2) { Edge::End } else { Edge::Start };
+    let mut run = || -> Result<Outputs, NoVerdict> {
+        let inputs = GuardedInputs::new(&yardstick.inputs, edge, &name)?;
+        let mut outputs = GuardedOutputs::poisoned(&case.problem, edge, &name)?;
+        edge = edge.other();
+        // Nothing that a panic left half done is looked at.
+        let attend = || flashcore_cpu::attend_with(level, &case.problem, inputs.views(), outputs.views_mut());
+        panic::catch_unwind(AssertUnwindSafe(attend)).map_err(|payload| NoVerdict::Panicked(words(&*payload)))??;
+        Ok(outputs.to_outputs())
     };
     let outputs = run()?;
-    let repeats: Vec<Outputs> = (0..repeats).map(|_| run()).collect::<Result<_, _>>()?;
+    let repeats: Vec<Outputs> = (0..case.repeats).map(|_| run()).collect::<Result<_, _>>()?;
+    // Inputs cannot have changed: their pages are read-only.
     let evidence = Evidence { repeats: &repeats, ..Evidence::new(&yardstick.inputs, &outputs) };
-    Ok(yardstick.judge(problem, &evidence))
+    Ok(yardstick.judge(&case.problem, &evidence))
+}
+
+/// What a panic said.
+fn words(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without words").to_owned()
 }

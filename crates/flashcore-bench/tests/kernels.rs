@@ -23,7 +23,7 @@ fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
 
 fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
     for seed in SEEDS {
-        let case = Case { stress, ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
+        let case = Case { numbers: stress.into(), ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
         let outcome = verify(&case, None);
         assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
     }

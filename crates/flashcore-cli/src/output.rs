@@ -70,6 +70,12 @@ impl Output {
         }
     }
 
+    /// Says what is being done, beside the results.
+    pub(crate) fn note(&mut self, message: &str) {
+        self.clear_progress();
+        let _ = writeln!(self.error, "{message}");
+    }
+
     /// Says what went wrong.
     pub(crate) fn complain(&mut self, message: &str) {
         self.clear_progress();
@@ -118,9 +124,12 @@ impl From<u32> for Cell {
 }
 
 impl Cell {
-    /// A number, shown with some decimals.
+    /// A number, shown with some decimals, or in few digits where it is too large for a column.
     pub(crate) fn number(number: f64, decimals: usize) -> Self {
-        Self { text: format!("{number:.decimals$}"), value: Value::from(number) }
+        const WIDEST: f64 = 1e12;
+        let is_wide = number.abs() >= WIDEST;
+        let text = if is_wide { format!("{number:.3e}") } else { format!("{number:.decimals$}") };
+        Self { text, value: Value::from(number) }
     }
 }
 

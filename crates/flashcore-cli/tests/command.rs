@@ -73,3 +73,30 @@ fn a_reader_who_leaves_early_is_no_error() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
 }
+
+#[test]
+fn every_level_has_its_line() {
+    let output = flashcore(&["verify", "--backend", "cpu", "--cpu-level", "all", "--shape", "1x2/1x5,390x24", "--lse"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let tallies: Vec<&str> = text.lines().filter(|line| line.ends_with(" failed")).collect();
+    let levels = flashcore_cpu::Level::available();
+    let mut expected: Vec<String> = levels.iter().map(|level| format!("cpu {level}: 1 passed, 0 failed")).collect();
+    if levels.len() > 1 {
+        expected.push(format!("all levels: {} passed, 0 failed", levels.len()));
+    }
+    assert_eq!(tallies, expected);
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn one_case_of_a_suite_can_be_repeated() {
+    let check = |only: &str| {
+        let output = flashcore(&["verify", "--backend", "cpu", "--suite", "full", "--only", only, "--format", "json"]);
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        rows.as_array().map(|rows| (rows.len(), rows[0]["verdict"].clone()))
+    };
+    assert_eq!(check("600"), Some((1, "passed".into())));
+    let beyond = flashcore(&["verify", "--backend", "cpu", "--suite", "seeds", "--only", "84"]);
+    assert_eq!(String::from_utf8_lossy(&beyond.stderr), "flashcore: --only 84: the suite has cases 0 to 83\n");
+    assert_eq!(beyond.status.code(), Some(2));
+}

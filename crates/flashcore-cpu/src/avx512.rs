@@ -1,26 +1,23 @@
 //! The microkernel for processors with AVX-512: sixteen query rows to a vector, thirty-two registers.
 
-use crate::level::Level;
-use crate::microkernel::{Microkernel, Order, Strip, Target, TileProduct};
-use crate::pack;
-use core::arch::x86_64::{
-    __m256i, __m512, _CMP_EQ_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_loadu_si256,
-    _mm512_add_ps, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_roundscale_ps,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
-};
-use flashcore_problem::DType;
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
+use crate::blocks::vector_kernel;
 use crate::exp2::{COEFFICIENTS, LEAST};
-
-const LANES: usize = 16;
-
-/// Twelve rows by two vectors are twenty-four sums; with two vectors of the right factor and one of the left, 27 of 32
-/// registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) asks for eight sums.
-const ROWS: usize = 12;
-
-/// Rows that remain are done eight or four at a time, so that 64 and 128 columns of a value waste nothing.
-const LEAST_ROWS: usize = 4;
+use crate::level::Level;
+use crate::tanh::{TanhVector, tanh};
+use crate::vector::Vector;
+use core::arch::x86_64::{
+    __m256i, __m512, _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
+    _mm256_loadu_si256, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps,
+    _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_set1_ps, _mm512_slli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+};
+use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use core::arch::x86_64::{_mm512_reduce_add_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4};
+use flashcore_problem::DType;
+use std::sync::OnceLock;
 
 /// A witness that the processor has what the kernel needs.
 pub(crate) struct Avx512(());
@@ -28,201 +25,178 @@ pub(crate) struct Avx512(());
 impl Avx512 {
     /// `None` where the processor lacks something.
     pub(crate) fn detect() -> Option<Self> {
-        Level::Avx512.missing().is_empty().then_some(Self(()))
+        static IS_THERE: OnceLock<bool> = OnceLock::new();
+        IS_THERE.get_or_init(|| Level::Avx512.missing().is_empty()).then_some(Self(()))
     }
 }
 
-impl Microkernel<f32> for Avx512 {
-    const ROW_BLOCK: usize = LEAST_ROWS;
-    const COLUMN_BLOCK: usize = LANES;
-    const STRIP: usize = 2 * LANES;
+// Twelve rows by two vectors are twenty-four sums; with two vectors of the right factor and one of the left, 27 of 32
+// registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) asks for eight sums.
+vector_kernel!(Avx512, Zmm, rows: 12, features: "avx512f,avx512bw,avx512vl,avx512dq");
 
-    fn multiply(&self, product: TileProduct<'_, f32>) {
-        assert!(product.fits(LEAST_ROWS, LANES), "a product of tiles that are too small");
-        // SAFETY: `self` is a witness of the processor's features, and the tiles hold what the product touches.
+#[derive(Clone, Copy)]
+pub(crate) struct Zmm(__m512);
+
+impl Vector for Zmm {
+    type Real = f32;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_set1_ps(value)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller vouches for the instructions and the pointer.
+        unsafe { Self(_mm512_loadu_ps(from)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller vouches for the instructions and the pointer.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_sub_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_max_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_ptr_alignment, reason = "the load asks for no alignment")]
+    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
+        // SAFETY: the caller vouches for the instructions and the pointer.
         unsafe {
-            match product.left_order {
-                Order::RowByRow => multiply::<true>(product),
-                Order::ColumnByColumn => multiply::<false>(product),
-            }
-        }
-    }
-
-    fn weigh(&self, mut strip: Strip<'_, f32>) {
-        assert!(strip.fits(LANES), "a strip of scores that is too small");
-        // SAFETY: `self` is a witness of the processor's features, and the strip holds whole rows of its columns.
-        unsafe { weigh(&mut strip) }
-    }
-
-    fn load(&self, dtype: DType, bytes: &[u8], values: &mut [f32]) {
-        let count = (bytes.len() / 2).min(values.len());
-        let whole = match dtype {
-            DType::F16 | DType::Bf16 => count - count % LANES,
-            DType::F32 | DType::F64 => 0,
-        };
-        let (first_bytes, rest_bytes) = bytes.split_at(2 * whole);
-        let (first, rest) = values.split_at_mut(whole);
-        // SAFETY: `self` is a witness of the processor's features, and both parts hold the same number of vectors.
-        unsafe { widen(dtype, first_bytes, first) };
-        pack::load(dtype, rest_bytes, rest);
-    }
-}
-
-/// # Safety
-///
-/// The tiles fit: see [`TileProduct::fits`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn multiply<const ROW_BY_ROW: bool>(mut product: TileProduct<'_, f32>) {
-    let mut column = 0;
-    while column < product.columns {
-        let is_pair = product.columns - column >= 2 * LANES;
-        let mut row = 0;
-        while row < product.rows {
-            let rows = (product.rows - row).min(ROWS);
-            // SAFETY: the block lies within the tiles: rows and columns are multiples of the least block, and what
-            // remains of them is at least as large as the block chosen here.
-            unsafe {
-                match (rows, is_pair) {
-                    (ROWS, true) => block::<ROWS, 2, ROW_BY_ROW>(&mut product, row, column),
-                    (ROWS, false) => block::<ROWS, 1, ROW_BY_ROW>(&mut product, row, column),
-                    (8, true) => block::<8, 2, ROW_BY_ROW>(&mut product, row, column),
-                    (8, false) => block::<8, 1, ROW_BY_ROW>(&mut product, row, column),
-                    (_, true) => block::<LEAST_ROWS, 2, ROW_BY_ROW>(&mut product, row, column),
-                    (_, false) => block::<LEAST_ROWS, 1, ROW_BY_ROW>(&mut product, row, column),
+            Self(match dtype {
+                DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(from.cast::<__m256i>())),
+                DType::Bf16 => {
+                    let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast::<__m256i>()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
                 }
-            }
-            row += rows;
-        }
-        column += if is_pair { 2 * LANES } else { LANES };
-    }
-}
-
-/// The part of a product that stays in registers.
-///
-/// # Safety
-///
-/// The tiles fit, and hold `ROW_COUNT` rows from `row` on and `VECTORS` vectors from `column` on.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-#[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
-unsafe fn block<const ROW_COUNT: usize, const VECTORS: usize, const ROW_BY_ROW: bool>(
-    tiles: &mut TileProduct<'_, f32>,
-    row: usize,
-    column: usize,
-) {
-    let (columns, stride) = (tiles.columns, tiles.left_stride);
-    let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROW_COUNT];
-    // SAFETY: the caller vouches that the block lies within each of the tiles, which is all that is touched.
-    unsafe {
-        let place = tiles.product.as_mut_ptr().add(row * columns + column);
-        if let Target::Corrected(correction) = tiles.target {
-            for vector in 0..VECTORS {
-                let factor = _mm512_loadu_ps(correction.as_ptr().add(column + vector * LANES));
-                for index in 0..ROW_COUNT {
-                    let before = _mm512_loadu_ps(place.add(index * columns + vector * LANES));
-                    sums[index][vector] = _mm512_mul_ps(before, factor);
-                }
-            }
-        }
-        if tiles.depth > 0 {
-            let left = tiles.left.as_ptr().add(if ROW_BY_ROW { row * stride } else { row });
-            let right = tiles.right.as_ptr().add(column);
-            for step in 0..tiles.depth {
-                let mut factors = [_mm512_setzero_ps(); VECTORS];
-                for vector in 0..VECTORS {
-                    factors[vector] = _mm512_loadu_ps(right.add(step * columns + vector * LANES));
-                }
-                for index in 0..ROW_COUNT {
-                    let offset = if ROW_BY_ROW { index * stride + step } else { step * stride + index };
-                    let element = _mm512_set1_ps(*left.add(offset));
-                    for vector in 0..VECTORS {
-                        sums[index][vector] = _mm512_fmadd_ps(element, factors[vector], sums[index][vector]);
-                    }
-                }
-            }
-        }
-        if let Target::Scaled(factor) = tiles.target {
-            for sum in sums.as_flattened_mut() {
-                *sum = _mm512_mul_ps(*sum, _mm512_set1_ps(factor));
-            }
-        }
-        for index in 0..ROW_COUNT {
-            for vector in 0..VECTORS {
-                _mm512_storeu_ps(place.add(index * columns + vector * LANES), sums[index][vector]);
-            }
+                DType::F32 => _mm512_loadu_ps(from.cast::<f32>()),
+                DType::F64 => unreachable!("problems in f64 are computed in f64"),
+            })
         }
     }
-}
 
-/// # Safety
-///
-/// The strip fits: see [`Strip::fits`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn weigh(strip: &mut Strip<'_, f32>) {
-    let (columns, keys) = (strip.columns, strip.scores.len() / strip.columns);
-    let negative_infinity = _mm512_set1_ps(f32::NEG_INFINITY);
-    for column in (0..columns).step_by(LANES) {
-        // SAFETY: the caller vouches that every row of the strip has a vector at this column.
+    #[inline(always)]
+    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0), yes.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
         unsafe {
-            let scores = strip.scores.as_mut_ptr().add(column);
-            let old = _mm512_loadu_ps(strip.maximum.as_ptr().add(column));
-            let mut new = old;
-            for key in 0..keys {
-                // The second operand is the result where either is a NaN.
-                new = _mm512_max_ps(_mm512_loadu_ps(scores.add(key * columns)), new);
+            let whole = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+            let fraction = _mm512_sub_ps(self.0, whole);
+            let mut power = _mm512_set1_ps(COEFFICIENTS[0]);
+            for coefficient in &COEFFICIENTS[1..] {
+                power = _mm512_fmadd_ps(power, fraction, _mm512_set1_ps(*coefficient));
             }
-            let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, negative_infinity);
-            let shift = _mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps());
-            let mut added = _mm512_setzero_ps();
-            for key in 0..keys {
-                let score = scores.add(key * columns);
-                let weight = exp2(_mm512_sub_ps(_mm512_loadu_ps(score), shift));
-                _mm512_storeu_ps(score, weight);
-                added = _mm512_add_ps(added, weight);
-            }
-            let is_same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, new);
-            let correction = _mm512_mask_mov_ps(exp2(_mm512_sub_ps(old, new)), is_same, _mm512_set1_ps(1.0));
-            let sum = strip.sum.as_mut_ptr().add(column);
-            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), correction, added));
-            _mm512_storeu_ps(strip.maximum.as_mut_ptr().add(column), new);
-            _mm512_storeu_ps(strip.correction.as_mut_ptr().add(column), correction);
+            // Not less than, which a NaN is not either.
+            let is_normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(LEAST));
+            Self(_mm512_maskz_scalef_ps(is_normal, power, whole))
         }
     }
-}
 
-/// `2^exponent` for exponents up to 0, as [`crate::exp2`] says.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-#[inline]
-fn exp2(exponent: __m512) -> __m512 {
-    let whole = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(exponent);
-    let fraction = _mm512_sub_ps(exponent, whole);
-    let mut power = _mm512_set1_ps(COEFFICIENTS[0]);
-    for coefficient in &COEFFICIENTS[1..] {
-        power = _mm512_fmadd_ps(power, fraction, _mm512_set1_ps(*coefficient));
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm512_reduce_add_ps(self.0) }
     }
-    // Not less than, which a NaN is not either.
-    let is_normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(exponent, _mm512_set1_ps(LEAST));
-    _mm512_maskz_scalef_ps(is_normal, power, whole)
-}
 
-/// Elements of 16 bits to 32.
-///
-/// # Safety
-///
-/// `bytes` holds two bytes for each of `values`, which are whole vectors.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-#[expect(clippy::cast_ptr_alignment, reason = "the load asks for no alignment")]
-unsafe fn widen(dtype: DType, bytes: &[u8], values: &mut [f32]) {
-    for index in (0..values.len()).step_by(LANES) {
-        // SAFETY: the caller vouches that a whole vector is left in both.
+    #[inline(always)]
+    unsafe fn prefetch(address: *const u8) {
+        // SAFETY: it has no effect but on caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast::<i8>()) }
+    }
+
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { tanh(self) }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
+    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // The even and the odd quarters of two vectors.
+        const EVEN: i32 = 0b10_00_10_00;
+        const ODD: i32 = 0b11_01_11_01;
+        // SAFETY: the caller vouches for the instructions and the pointers.
         unsafe {
-            let narrow = _mm256_loadu_si256(bytes.as_ptr().add(2 * index).cast::<__m256i>());
-            let wide = match dtype {
-                DType::F16 => _mm512_cvtph_ps(narrow),
-                DType::Bf16 | DType::F32 | DType::F64 => {
-                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
+            // Quarter `q` of `fours[g][c]` is column `4 q + c` of rows `4 g` to `4 g + 3`.
+            let mut fours = [[_mm512_setzero_ps(); 4]; 4];
+            for group in 0..4 {
+                let row = |index: usize| _mm512_loadu_ps(from.add((4 * group + index) * from_stride));
+                let (first, second, third, fourth) = (row(0), row(1), row(2), row(3));
+                let pairs = |low: __m512, high: __m512| {
+                    let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                    [_mm512_unpacklo_pd(low, high), _mm512_unpackhi_pd(low, high)].map(|pair| _mm512_castpd_ps(pair))
+                };
+                let [zeroth_column, first_column] =
+                    pairs(_mm512_unpacklo_ps(first, second), _mm512_unpacklo_ps(third, fourth));
+                let [second_column, third_column] =
+                    pairs(_mm512_unpackhi_ps(first, second), _mm512_unpackhi_ps(third, fourth));
+                fours[group] = [zeroth_column, first_column, second_column, third_column];
+            }
+            for column in 0..4 {
+                let [first, second, third, fourth] = fours.map(|columns| columns[column]);
+                let even = [_mm512_shuffle_f32x4::<EVEN>(first, second), _mm512_shuffle_f32x4::<EVEN>(third, fourth)];
+                let odd = [_mm512_shuffle_f32x4::<ODD>(first, second), _mm512_shuffle_f32x4::<ODD>(third, fourth)];
+                let quarters = [
+                    _mm512_shuffle_f32x4::<EVEN>(even[0], even[1]),
+                    _mm512_shuffle_f32x4::<EVEN>(odd[0], odd[1]),
+                    _mm512_shuffle_f32x4::<ODD>(even[0], even[1]),
+                    _mm512_shuffle_f32x4::<ODD>(odd[0], odd[1]),
+                ];
+                for quarter in 0..4 {
+                    _mm512_storeu_ps(to.add((4 * quarter + column) * to_stride), quarters[quarter]);
                 }
-            };
-            _mm512_storeu_ps(values.as_mut_ptr().add(index), wide);
+            }
         }
+    }
+}
+
+impl TanhVector for Zmm {
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_div_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0), yes.0)) }
     }
 }

@@ -1,13 +1,35 @@
 //! Every microkernel that this machine can run, against plain loops.
 
-use crate::microkernel::{Microkernel, Order, Strip, Target, TileProduct};
+use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::pack::Head;
 use crate::portable::Portable;
-use flashcore_problem::DType;
+use crate::shaping::Shaping;
+use flashcore_problem::{DType, Shape, Strides, Tensor, TensorView};
 
 /// Calls a function of a kernel with each that works here.
 macro_rules! with_every_kernel {
     ($check:path) => {
-        $check(&Portable, "portable");
+        with_every_f32_kernel!($check);
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(kernel) = crate::avx512_bf16::detect() {
+                $check(&kernel, "avx512bf16");
+            }
+            if let Some(kernel) = crate::amx::detect() {
+                $check(&kernel, "amx");
+            }
+        }
+    };
+}
+
+/// Calls a function of a kernel with each that works here and computes in `f32` throughout.
+macro_rules! with_every_f32_kernel {
+    ($check:path) => {
+        $check(&Portable::<f32>::new(), "portable");
+        #[cfg(target_arch = "aarch64")]
+        if let Some(kernel) = crate::neon::Neon::detect() {
+            $check(&kernel, "neon");
+        }
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(kernel) = crate::avx2::Avx2::detect() {
@@ -25,16 +47,53 @@ fn integers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|index| ((index * 7 + seed) % 11) as f32 - 5.0).collect()
 }
 
+/// Some rows of integers as a tensor, with their number of columns.
+fn tensor(rows: usize, columns: usize, seed: usize) -> (Tensor, Shape) {
+    let values: Vec<f64> = integers(rows * columns, seed).into_iter().map(f64::from).collect();
+    (Tensor::from_values(DType::Bf16, &values), Shape { batch: 1, heads: 1, rows, columns })
+}
+
+fn head((tensor, shape): &(Tensor, Shape)) -> Head<'_> {
+    Head::new(tensor.into(), *shape, Strides::bhsd(*shape), 0, 0)
+}
+
+fn dense((tensor, shape): &(Tensor, Shape)) -> Vec<f64> {
+    tensor.dense(*shape, Strides::bhsd(*shape))
+}
+
+/// Packed from `bf16`, which all kernels read; the tiles are exactly as large as they must be.
 #[test]
-fn products() {
-    fn check<K: Microkernel<f32>>(kernel: &K, name: &str) {
-        for row_blocks in 0..8 {
-            for depth in [0, 1, 2, 5, 64] {
-                for column_blocks in 1..=3 {
-                    for order in [Order::RowByRow, Order::ColumnByColumn] {
-                        for is_corrected in [false, true] {
-                            let size = [row_blocks * K::ROW_BLOCK, depth, column_blocks * K::COLUMN_BLOCK];
-                            check_product(kernel, name, size, order, is_corrected);
+fn scores() {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+        let first = K::FIRST_KEY_BLOCK;
+        for head_dim in [1, 2, 5, 40, 64] {
+            for keys in [0..1, 0..2, 0..7, first..first + 1, first..first + 37, 0..97] {
+                for rows in [1, K::LANE_BLOCK, K::LANE_BLOCK + 1, K::STRIP] {
+                    let (query, key) = (tensor(rows + 3, head_dim, 1), tensor(keys.end + 2, head_dim, 2));
+                    let lanes = padded(rows, K::LANE_BLOCK);
+                    let mut packed_query = vec![K::Packed::default(); K::query_size(head_dim)];
+                    let mut packed_key = vec![K::Packed::default(); K::key_size(head_dim, keys.end)];
+                    kernel.pack_query(head(&query), 3..3 + rows, lanes, &mut packed_query);
+                    kernel.pack_keys(head(&key), 2..2 + keys.end, &mut packed_key);
+                    let mut scores = vec![9.0; padded(keys.len(), K::KEY_BLOCK) * lanes];
+                    kernel.score(ScoreProduct {
+                        head_dim,
+                        lanes,
+                        keys: keys.clone(),
+                        key: &packed_key,
+                        query: &packed_query,
+                        factor: 0.25,
+                        scores: &mut scores,
+                    });
+                    let (query, key) = (dense(&query), dense(&key));
+                    for (row, index) in keys.clone().enumerate() {
+                        for lane in 0..lanes {
+                            let product = |column: usize| {
+                                query[(lane + 3) * head_dim + column] * key[(index + 2) * head_dim + column]
+                            };
+                            let sum: f64 = if lane < rows { (0..head_dim).map(product).sum() } else { 0.0 };
+                            let score = f64::from(scores[row * lanes + lane]);
+                            assert!(score == 0.25 * sum, "{name} {head_dim} {keys:?} {rows} ({row}, {lane}): {score}");
                         }
                     }
                 }
@@ -44,52 +103,70 @@ fn products() {
     with_every_kernel!(check);
 }
 
-/// The tiles are exactly as large as they must be, the left one but for its stride.
-fn check_product<K: Microkernel<f32>>(kernel: &K, name: &str, size: [usize; 3], order: Order, is_corrected: bool) {
-    const SPARE: usize = 3;
-    let [rows, depth, columns] = size;
-    let (lines, length) = match order {
-        Order::RowByRow => (rows, depth),
-        Order::ColumnByColumn => (depth, rows),
-    };
-    let stride = length + SPARE;
-    let left = integers((lines * stride).saturating_sub(SPARE), 1);
-    let right = integers(depth * columns, 2);
-    let correction = integers(columns, 3);
-    let before = integers(rows * columns, 4);
-    let target = if is_corrected { Target::Corrected(&correction) } else { Target::Scaled(0.25) };
-    let mut product = before.clone();
-    kernel.multiply(TileProduct {
-        rows,
-        depth,
-        columns,
-        left: &left,
-        left_stride: stride,
-        left_order: order,
-        right: &right,
-        target,
-        product: &mut product,
-    });
-    for row in 0..rows {
-        for column in 0..columns {
-            let left_of = |step: usize| match order {
-                Order::RowByRow => left[row * stride + step],
-                Order::ColumnByColumn => left[step * stride + row],
-            };
-            let sum: f32 = (0..depth).map(|step| left_of(step) * right[step * columns + column]).sum();
-            let place = row * columns + column;
-            let expected = if is_corrected { before[place] * correction[column] + sum } else { sum * 0.25 };
-            assert!(product[place] == expected, "{name} {size:?} {order:?} at ({row}, {column}): {}", product[place]);
+/// The weights are powers of two, which 16 bits hold exactly, and come from the kernel itself.
+#[test]
+fn outputs() {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+        let first = K::FIRST_KEY_BLOCK;
+        for value_dim in [1, 3, 8, 13, 64] {
+            for keys in [0..1, 0..2, 0..7, first..first + 1, first..first + 37, 0..97] {
+                for lanes in [K::LANE_BLOCK, K::STRIP] {
+                    let value = tensor(keys.end + 2, value_dim, 1);
+                    let mut packed = vec![K::Packed::default(); K::value_size(value_dim, keys.end)];
+                    kernel.pack_values(head(&value), 2..2 + keys.end, &mut packed);
+                    let mut scores: Vec<f32> = integers(padded(keys.len(), K::KEY_BLOCK) * lanes, 3);
+                    let mut weights = vec![K::Packed::default(); K::weight_size(keys.len())];
+                    let (mut maximum, mut sum, mut correction) = (vec![5.0; lanes], vec![1.0; lanes], vec![9.0; lanes]);
+                    kernel.weigh(Strip {
+                        keeps_weights: true,
+                        lanes,
+                        keys: keys.len(),
+                        factor: 1.0,
+                        scores: &mut scores,
+                        weights: &mut weights,
+                        maximum: &mut maximum,
+                        sum: &mut sum,
+                        correction: &mut correction,
+                    });
+                    let correction: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 0.25][lane % 3]).collect();
+                    let before = integers(padded(value_dim, K::VALUE_BLOCK) * lanes, 4);
+                    let mut output = before.clone();
+                    kernel.accumulate(OutputProduct {
+                        value_dim,
+                        lanes,
+                        keys: keys.clone(),
+                        value: &packed,
+                        scores: &scores,
+                        weights: &weights,
+                        correction: &correction,
+                        output: &mut output,
+                    });
+                    let value = dense(&value);
+                    for column in 0..value_dim {
+                        for lane in 0..lanes {
+                            let product = |(row, key): (usize, usize)| {
+                                f64::from(scores[row * lanes + lane]) * value[(key + 2) * value_dim + column]
+                            };
+                            let place = column * lanes + lane;
+                            let sum: f64 = keys.clone().enumerate().map(product).sum();
+                            let expected = f64::from(before[place]) * f64::from(correction[lane]) + sum;
+                            let actual = f64::from(output[place]);
+                            assert!(actual == expected, "{name} {value_dim} {keys:?} ({column}, {lane}): {actual}");
+                        }
+                    }
+                }
+            }
         }
     }
+    with_every_kernel!(check);
 }
 
 /// Scores in whole numbers have weights that are powers of two, and their sums are exact.
 #[test]
 fn weights() {
-    fn check<K: Microkernel<f32>>(kernel: &K, name: &str) {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
         let infinite = f32::NEG_INFINITY;
-        for columns in [K::COLUMN_BLOCK, 2 * K::COLUMN_BLOCK] {
+        for columns in [K::LANE_BLOCK, 2 * K::LANE_BLOCK] {
             for keys in [0, 1, 2, 3, 17] {
                 let scores: Vec<f32> = (0..keys * columns).map(|index| (index * 5 % 13) as f32 - 9.0).collect();
                 // Lanes that have seen nothing, something lower, the same and something higher.
@@ -98,8 +175,12 @@ fn weights() {
                 let mut weights = scores.clone();
                 let (mut maximum, mut sum, mut correction) = (old.clone(), old_sum.clone(), vec![9.0; columns]);
                 kernel.weigh(Strip {
-                    columns,
+                    keeps_weights: true,
+                    lanes: columns,
+                    keys,
+                    factor: 1.0,
                     scores: &mut weights,
+                    weights: &mut vec![K::Packed::default(); K::weight_size(keys)],
                     maximum: &mut maximum,
                     sum: &mut sum,
                     correction: &mut correction,
@@ -124,7 +205,7 @@ fn weights() {
 /// A NaN never becomes the maximum and always shows in the sum; nothing but minus infinity leaves a lane empty.
 #[test]
 fn weights_of_special_scores() {
-    fn check<K: Microkernel<f32>>(kernel: &K, name: &str) {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
         let (infinite, nan) = (f32::NEG_INFINITY, f32::NAN);
         for (scores, old, expected_maximum, expected_sum) in [
             ([infinite, infinite], infinite, infinite, 0.0),
@@ -135,14 +216,18 @@ fn weights_of_special_scores() {
             ([nan, nan], infinite, infinite, nan),
             ([f32::INFINITY, 0.0], 1.0, f32::INFINITY, nan),
         ] {
-            let columns = K::COLUMN_BLOCK;
+            let columns = K::LANE_BLOCK;
             let mut lanes = [vec![scores[0]; columns], vec![scores[1]; columns]].concat();
             let old_sum = if old == infinite { 0.0 } else { 1.0 };
             let (mut maximum, mut sum, mut correction) =
                 (vec![old; columns], vec![old_sum; columns], vec![9.0; columns]);
             kernel.weigh(Strip {
-                columns,
+                keeps_weights: true,
+                lanes: columns,
+                keys: 2,
+                factor: 1.0,
                 scores: &mut lanes,
+                weights: &mut vec![K::Packed::default(); K::weight_size(2)],
                 maximum: &mut maximum,
                 sum: &mut sum,
                 correction: &mut correction,
@@ -158,15 +243,20 @@ fn weights_of_special_scores() {
 }
 
 /// `2^x` of each exponent, as the kernel computes it for a weight.
-fn powers<K: Microkernel<f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32> {
-    let columns = K::COLUMN_BLOCK;
+fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32> {
+    let columns = K::LANE_BLOCK;
     let mut powers = exponents.to_vec();
     powers.resize(exponents.len().div_ceil(columns) * columns, 0.0);
     // With a maximum of zero nothing is subtracted.
     let (mut maximum, mut sum, mut correction) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
+    let keys = powers.len() / columns;
     kernel.weigh(Strip {
-        columns,
+        keeps_weights: true,
+        lanes: columns,
+        keys,
+        factor: 1.0,
         scores: &mut powers,
+        weights: &mut vec![K::Packed::default(); K::weight_size(keys)],
         maximum: &mut maximum,
         sum: &mut sum,
         correction: &mut correction,
@@ -176,7 +266,7 @@ fn powers<K: Microkernel<f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32> {
 }
 
 /// The largest error of the powers of every `step`th `f32` from -126 to 0, relative to the value.
-fn largest_error<K: Microkernel<f32>>(kernel: &K, step: usize) -> f64 {
+fn largest_error<K: Microkernel<Real = f32>>(kernel: &K, step: usize) -> f64 {
     const CHUNK: usize = 1 << 16;
     let (first, last) = ((-0.0_f32).to_bits(), (-126.0_f32).to_bits());
     let mut worst = 0.0_f64;
@@ -195,17 +285,17 @@ fn largest_error<K: Microkernel<f32>>(kernel: &K, step: usize) -> f64 {
 /// the portable level and 7.376e-8 at both others.
 #[test]
 fn powers_of_two_are_as_exact_as_stated() {
-    fn check<K: Microkernel<f32>>(kernel: &K, name: &str) {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
         let bound = if name == "portable" { f64::from(f32::EPSILON) } else { crate::exp2::MAX_ERROR };
         let error = largest_error(kernel, 251);
         assert!(error < bound, "{name}: {error:e} is above {bound:e}");
     }
-    with_every_kernel!(check);
+    with_every_f32_kernel!(check);
 }
 
 #[test]
 fn special_powers_of_two() {
-    fn check<K: Microkernel<f32>>(kernel: &K, name: &str) {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
         let just_below = f32::from_bits((-126.0_f32).to_bits() + 1);
         let exponents = [0.0, -0.0, -1.0, -126.0, just_below, -127.0, -150.0, -1e9, f32::MIN, f32::NEG_INFINITY];
         let expected = [1.0, 1.0, 0.5, f32::MIN_POSITIVE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -215,19 +305,21 @@ fn special_powers_of_two() {
             assert!(powers(kernel, &[f32::from_bits(payload)])[0].is_nan(), "{name} {payload:#x}");
         }
     }
-    with_every_kernel!(check);
+    with_every_f32_kernel!(check);
 }
 
 /// Every bit pattern of the 16-bit types, and rows of every length.
 #[test]
 fn conversions() {
-    fn check<K: Microkernel<f32>>(kernel: &K, name: &str) {
+    fn check<K: Microkernel<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
         for dtype in [DType::F16, DType::Bf16] {
             let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-            for count in (0..70).chain([1 << 16]) {
+            for count in (1..70).chain([1 << 16]) {
                 let bytes = &bytes[..2 * count];
+                let shape = Shape { batch: 1, heads: 1, rows: 1, columns: count };
+                let row = Head::new(TensorView { dtype, data: bytes }, shape, Strides::bhsd(shape), 0, 0);
                 let mut values = vec![0.5_f32; count];
-                kernel.load(dtype, bytes, &mut values);
+                kernel.pack_keys(row, 0..1, &mut values);
                 for (value, pair) in values.into_iter().zip(bytes.chunks_exact(2)) {
                     let exact = dtype.decode(pair) as f32;
                     let is_same = value.to_bits() == exact.to_bits() || value.is_nan() && exact.is_nan();
@@ -235,6 +327,43 @@ fn conversions() {
                 }
             }
         }
+    }
+    with_every_f32_kernel!(check);
+}
+
+/// The hyperbolic tangent of each number, as the kernel computes it for a softcap of 1, times `log2(e)`.
+fn tangents<K: Microkernel<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64> {
+    let lanes = K::LANE_BLOCK;
+    let mut scores = numbers.to_vec();
+    scores.resize(numbers.len().next_multiple_of(lanes), 0.0);
+    kernel.shape(Shaping { scores: &mut scores, lanes, softcap: Some(1.0), alibi: None, bias: None });
+    scores.truncate(numbers.len());
+    scores.into_iter().map(|score| f64::from(score) / f64::from(std::f32::consts::LOG2_E)).collect()
+}
+
+/// Every 251st `f32` of both signs up to 100, where the tangent has long been 1.
+#[test]
+fn tangents_are_as_exact_as_stated() {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+        const CHUNK: usize = 1 << 16;
+        let mut worst = 0.0_f64;
+        for sign in [1.0, -1.0] {
+            for start in (f32::MIN_POSITIVE.to_bits()..100.0_f32.to_bits()).step_by(251 * CHUNK) {
+                let bits = (start..100.0_f32.to_bits()).step_by(251).take(CHUNK);
+                let numbers: Vec<f32> = bits.map(|bits| sign * f32::from_bits(bits)).collect();
+                for (&number, tangent) in numbers.iter().zip(tangents(kernel, &numbers)) {
+                    let exact = f64::from(number).tanh();
+                    worst = worst.max((tangent - exact).abs() / exact.abs());
+                }
+            }
+        }
+        // The multiplication by log2(e) rounds once more.
+        let bound = crate::tanh::MAX_ERROR + DType::F32.unit_roundoff();
+        assert!(worst < bound, "{name}: {worst:e} is above {bound:e}");
+        let special = tangents(kernel, &[0.0, f32::INFINITY, f32::NEG_INFINITY, 1e30, f32::NAN]);
+        let one = tangents(kernel, &[50.0])[0];
+        assert_eq!(special[..4], [0.0, one, -one, one], "{name}");
+        assert!(special[4].is_nan(), "{name}");
     }
     with_every_kernel!(check);
 }

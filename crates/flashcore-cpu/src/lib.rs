@@ -20,43 +20,87 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `driver` | which tiles meet which, in one loop for all types and features |
-//! | `output_tiles` | the output cut into one part per tile of query rows |
+//! | `driver` | from a problem to work items, and from what they give to the output |
+//! | `split` | how a problem is cut into work items |
+//! | `group` | the query rows that share keys |
+//! | `tiles` | tiles of query rows and tiles of keys: which meet, and what happens when they do |
+//! | `stream` | a few query rows over many keys, which are read where they lie |
+//! | `scratch`, `output` | memory that threads keep from call to call, and memory that several write at once |
 //! | `pack` | bytes of the problem's type to tiles of the accumulator's, and back |
-//! | `scores` | from products to scores: softcap, `ALiBi`, bias, in base 2 |
+//! | `scores`, `shaping` | from products to scores: softcap, `ALiBi`, bias, in base 2 |
 //! | `softmax` | the ends of the softmax: corrections, sinks, the log-sum-exp |
 //! | `level` | the sets of instructions, and which of them the machine has |
 //! | `microkernel` | what is worth writing by hand for each of them: products of tiles, exponentials, conversions |
-//! | `portable`, `avx2`, `avx512` | the microkernels |
-//! | `exp2` | the power of two of the vector kernels, and how far it is from the exact one |
+//! | `vector` | the operations on vectors that a level has to offer |
+//! | `blocks`, `packing`, `stream_blocks` | the microkernel made of them |
+//! | `portable`, `neon`, `avx2`, `avx512` | the levels whose arithmetic is `f32` |
+//! | `bf16`, `avx512_bf16`, `amx` | the levels whose products are `bf16`: what they share, and the instructions of each |
+//! | `exp2`, `tanh` | the functions of the vector kernels, and how far they are from the exact ones |
 //! | `peak` | what the processor's arithmetic units can do at most, measured |
 //!
-//! Sums, scores and weights are `f32`, or `f64` for `f64`; nothing is rounded to 16 bits but the output.
+//! Sums, scores and weights are `f32`, or `f64` for `f64`; nothing is rounded to 16 bits but the output, and at the bf16
+//! levels the weights.
 
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "tile registers are used behind the detection of their processor")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
 mod avx512;
-mod driver;
 #[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
+mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
+mod bf16;
+#[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
+mod blocks;
+#[expect(unsafe_code, reason = "threads write parts of one output")]
+mod driver;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 mod exp2;
+mod group;
 #[cfg(test)]
 mod kernel_tests;
 mod level;
+#[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
 mod microkernel;
-mod output_tiles;
+#[cfg(target_arch = "aarch64")]
+#[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
+mod neon;
+#[expect(unsafe_code, reason = "threads write parts of one output")]
+mod output;
 mod pack;
+#[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
+mod packing;
 #[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
 mod peak;
+#[expect(unsafe_code, reason = "it implements the trait of vectors")]
 mod portable;
 mod real;
 mod scores;
+mod scratch;
+#[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
+mod shaping;
 mod softmax;
+mod split;
+mod stream;
+#[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
+mod stream_blocks;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
+#[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
+mod tanh;
+mod tiles;
+#[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
+mod vector;
 
 pub use level::{Level, LevelError};
-pub use peak::measured_peak;
+pub use peak::{measured_peak, measured_peak_of};
+
+use std::sync::OnceLock;
 
 use flashcore_problem::{DType, InputViews, Invalid, OutputViews, Problem};
 
@@ -93,22 +137,37 @@ pub fn attend_with<'a>(
     inputs: impl Into<InputViews<'a>>,
     outputs: impl Into<OutputViews<'a>>,
 ) -> Result<(), CpuError> {
-    level.check()?;
+    // Asked once, because the answer takes memory and stays the same.
+    static AVAILABLE: OnceLock<Vec<Level>> = OnceLock::new();
+    if !AVAILABLE.get_or_init(Level::available).contains(&level) {
+        level.check()?;
+    }
     let (inputs, outputs) = (inputs.into(), outputs.into());
     inputs.validate(problem)?;
     outputs.validate(problem)?;
     match problem.dtype.accumulator() {
-        DType::F64 => driver::attend::<f64, _>(&portable::Portable, problem, &inputs, outputs),
+        DType::F64 => driver::attend(&portable::Portable::<f64>::new(), problem, &inputs, outputs),
         DType::F16 | DType::Bf16 | DType::F32 => attend_in_f32(level, problem, &inputs, outputs),
     }
     Ok(())
 }
 
-/// At a level that was checked.
+/// At a level that was checked. A level that serves only some types gives the others to the next below it that does.
 #[cfg(target_arch = "x86_64")]
 fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
+    let is_bf16 = problem.dtype == DType::Bf16;
     match level {
-        Level::Avx512 => {
+        Level::Amx if is_bf16 => {
+            if let Some(kernel) = amx::detect() {
+                return attend_in_pairs(&kernel, problem, inputs, outputs);
+            }
+        }
+        Level::Avx512Bf16 if is_bf16 => {
+            if let Some(kernel) = avx512_bf16::detect() {
+                return attend_in_pairs(&kernel, problem, inputs, outputs);
+            }
+        }
+        Level::Amx | Level::Avx512Bf16 | Level::Avx512 => {
             if let Some(kernel) = avx512::Avx512::detect() {
                 return driver::attend(&kernel, problem, inputs, outputs);
             }
@@ -118,13 +177,39 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
                 return driver::attend(&kernel, problem, inputs, outputs);
             }
         }
-        Level::Portable => {}
+        Level::Neon | Level::Portable => {}
     }
-    driver::attend::<f32, _>(&portable::Portable, problem, inputs, outputs);
+    driver::attend(&portable::Portable::<f32>::new(), problem, inputs, outputs);
+}
+
+/// In pairs of `bf16`, where their products are exact.
+#[cfg(target_arch = "x86_64")]
+fn attend_in_pairs<M: bf16::PairMultiplier>(
+    kernel: &bf16::Bf16Kernel<M>,
+    problem: &Problem,
+    inputs: &InputViews<'_>,
+    outputs: OutputViews<'_>,
+) {
+    if kernel.is_exact_for(problem, inputs) {
+        driver::attend(kernel, problem, inputs, outputs);
+    } else {
+        driver::attend(kernel.exact(), problem, inputs, outputs);
+    }
 }
 
 /// At a level that was checked.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
+    if level == Level::Neon
+        && let Some(kernel) = neon::Neon::detect()
+    {
+        return driver::attend(&kernel, problem, inputs, outputs);
+    }
+    driver::attend(&portable::Portable::<f32>::new(), problem, inputs, outputs);
+}
+
+/// At a level that was checked.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn attend_in_f32(_level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
-    driver::attend::<f32, _>(&portable::Portable, problem, inputs, outputs);
+    driver::attend(&portable::Portable::<f32>::new(), problem, inputs, outputs);
 }

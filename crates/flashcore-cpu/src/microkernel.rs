@@ -2,74 +2,132 @@
 //!
 //! Vector lanes are query rows. The scores of a strip of query rows lie key by key, with one lane per query row, so that
 //! maximum, exponential and sum of the softmax go down the columns and nothing is ever added up across lanes. Keys and
-//! values are then the left factors of both products, an element at a time for all lanes, and need no transposition.
+//! values are then the left factors of both products, an element at a time for all lanes.
+//!
+//! How query, keys and values are packed is the kernel's own affair: the driver lends it room, says what to pack, and
+//! hands the packed tiles back when they meet.
 
-use crate::pack;
+use crate::pack::Head;
+use crate::packing;
+use crate::portable::Array;
 use crate::real::Real;
-use flashcore_problem::DType;
+use crate::shaping::{self, Shaping};
+use crate::stream::StreamTile;
+use crate::stream_blocks;
 use std::ops::Range;
+use zerocopy::{FromBytes, IntoBytes};
 
-/// How the left factor of a product lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// A row after the other: keys, whose rows are the rows of the scores.
-    RowByRow,
-    /// A column after the other: values, whose columns are the rows of the output.
-    ColumnByColumn,
-}
+/// The inner loops of the driver on packed tiles. One implementation per instruction set.
+pub(crate) trait Microkernel: Sync {
+    /// Scores, weights, sums and outputs: `f32` or `f64`.
+    type Real: Real;
+    /// What operands are packed into: the type of the scores, or something narrower such as two `bf16` in a `u32`.
+    /// Every pattern of bits is a value, and packed room may hold what an earlier tile left there.
+    type Packed: Copy + Default + Send + Sync + FromBytes + IntoBytes + 'static;
 
-/// What a product does with what was there before.
-#[derive(Clone, Copy)]
-pub(crate) enum Target<'a, R> {
-    /// `product = left * right * factor`: scores.
-    Scaled(R),
-    /// `product = product * correction + left * right`, with a correction for each column: the output.
-    Corrected(&'a [R]),
-}
+    /// Query rows of a strip: the lanes of the widest block that stays in registers.
+    const STRIP: usize;
+    /// The lanes that a strip uses are padded to a multiple of this: those of one vector.
+    const LANE_BLOCK: usize;
+    /// Where the keys of a tile that a strip attends may begin: at multiples of this.
+    const FIRST_KEY_BLOCK: usize;
+    /// Keys are scored in multiples of this; the scores of those past the last mean nothing.
+    const KEY_BLOCK: usize;
+    /// The columns of the output are padded to a multiple of this.
+    const VALUE_BLOCK: usize;
 
-/// The operands of a product of tiles.
-pub(crate) struct TileProduct<'a, R> {
-    /// Rows of `left` and of `product`; a multiple of [`Microkernel::ROW_BLOCK`].
-    pub(crate) rows: usize,
-    /// Columns of `left` and rows of `right`.
-    pub(crate) depth: usize,
-    /// Columns of `right` and of `product`; a multiple of [`Microkernel::COLUMN_BLOCK`].
-    pub(crate) columns: usize,
-    pub(crate) left: &'a [R],
-    /// Elements from one row of `left` to the next, or from one column to the next.
-    pub(crate) left_stride: usize,
-    pub(crate) left_order: Order,
-    /// `depth` rows of `columns` elements.
-    pub(crate) right: &'a [R],
-    pub(crate) target: Target<'a, R>,
-    /// `rows` rows of `columns` elements.
-    pub(crate) product: &'a mut [R],
-}
+    /// Keys of one tile, a multiple of [`FIRST_KEY_BLOCK`](Self::FIRST_KEY_BLOCK) and at most
+    /// [`MOST_KEY_TILE`](crate::tiles::MOST_KEY_TILE).
+    const KEY_TILE: usize = crate::tiles::KEY_TILE;
 
-impl<R> TileProduct<'_, R> {
-    /// Where in `left` the element of a row and a column lies.
-    pub(crate) fn left_index(&self, row: usize, column: usize) -> usize {
-        match self.left_order {
-            Order::RowByRow => row * self.left_stride + column,
-            Order::ColumnByColumn => column * self.left_stride + row,
-        }
+    /// Whether [`weigh`](Self::weigh) can multiply scores by a factor above zero on its way, so that
+    /// [`score`](Self::score) need not.
+    const MULTIPLIES_IN_WEIGH: bool = false;
+
+    /// Runs `work`, which calls the other methods, on this thread: for what a thread must have before it can.
+    fn on_thread(&self, work: impl FnOnce()) {
+        work();
     }
 
-    /// Whether every element that a kernel of these block sizes touches is there.
-    pub(crate) fn fits(&self, row_block: usize, column_block: usize) -> bool {
-        let last_left = match (self.rows.checked_sub(1), self.depth.checked_sub(1)) {
-            (Some(row), Some(column)) => Some(self.left_index(row, column)),
-            _ => None,
-        };
-        self.rows.is_multiple_of(row_block)
-            && self.columns.is_multiple_of(column_block)
-            && last_left.is_none_or(|last| last < self.left.len())
-            && self.right.len() >= self.depth * self.columns
-            && self.product.len() >= self.rows * self.columns
-            && match self.target {
-                Target::Scaled(_) => true,
-                Target::Corrected(correction) => correction.len() >= self.columns,
-            }
+    /// Elements of a packed strip of queries.
+    fn query_size(head_dim: usize) -> usize;
+
+    /// Elements of a packed tile of so many keys.
+    fn key_size(head_dim: usize, keys: usize) -> usize;
+
+    /// Elements of a packed tile of so many values.
+    fn value_size(value_dim: usize, keys: usize) -> usize;
+
+    /// Elements of the packed weights of so many keys, for kernels that do not use the scores themselves.
+    fn weight_size(keys: usize) -> usize {
+        let _ = keys;
+        0
+    }
+
+    /// Keys or values as they lie, where that is how they would be packed.
+    fn in_place(head: Head<'_>, rows: Range<usize>) -> Option<&[Self::Packed]> {
+        let _ = (head, rows);
+        None
+    }
+
+    /// Packs `rows` of the query into the first of `lanes` lanes; the others become zero.
+    fn pack_query(&self, query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [Self::Packed]);
+
+    /// Packs `keys`.
+    fn pack_keys(&self, key: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]);
+
+    /// Packs the values of `keys`. What an odd key is paired with must not be a NaN that an earlier tile left.
+    fn pack_values(&self, value: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]);
+
+    /// The products of keys and queries.
+    fn score(&self, product: ScoreProduct<'_, Self>);
+
+    /// One step of the softmax: scores to weights, running maximum and sum brought up to date.
+    fn weigh(&self, strip: Strip<'_, Self>);
+
+    /// Adds the products of values and weights to the output.
+    fn accumulate(&self, product: OutputProduct<'_, Self>);
+
+    /// Softcap, `ALiBi` and bias: from products times a factor to scores.
+    fn shape(&self, shaping: Shaping<'_, Self::Real>) {
+        // SAFETY: any processor can do this.
+        unsafe { shaping::shape::<Array<Self::Real>>(shaping) }
+    }
+
+    /// `rows[lane][column] = columns[column][lane]`: the output of a strip as rows.
+    fn transpose(&self, columns: &[Self::Real], lanes: usize, rows: &mut [Self::Real]) {
+        // SAFETY: any processor can do this.
+        unsafe { packing::transpose::<Array<Self::Real>>(columns, lanes, rows) }
+    }
+
+    /// A few query rows attend some keys that are read where they lie.
+    fn stream(&self, mut tile: StreamTile<'_, Self::Real>) {
+        // SAFETY: any processor can do this.
+        unsafe { stream_blocks::attend_tile::<Array<Self::Real>>(&mut tile) }
+    }
+}
+
+/// `scores[key][lane] = factor * dot(key, query[lane])`.
+pub(crate) struct ScoreProduct<'a, K: Microkernel + ?Sized> {
+    pub(crate) head_dim: usize,
+    /// The lanes of the strip; a multiple of [`Microkernel::LANE_BLOCK`].
+    pub(crate) lanes: usize,
+    /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
+    pub(crate) keys: Range<usize>,
+    /// A tile that [`Microkernel::pack_keys`] has packed.
+    pub(crate) key: &'a [K::Packed],
+    /// A strip that [`Microkernel::pack_query`] has packed.
+    pub(crate) query: &'a [K::Packed],
+    pub(crate) factor: K::Real,
+    /// A row of `lanes` for each key, padded to a multiple of [`Microkernel::KEY_BLOCK`] rows.
+    pub(crate) scores: &'a mut [K::Real],
+}
+
+impl<K: Microkernel + ?Sized> ScoreProduct<'_, K> {
+    /// Whether the room for scores is large enough.
+    pub(crate) fn fits(&self) -> bool {
+        self.lanes.is_multiple_of(K::LANE_BLOCK)
+            && self.scores.len() >= padded(self.keys.len(), K::KEY_BLOCK) * self.lanes
     }
 }
 
@@ -77,60 +135,72 @@ impl<R> TileProduct<'_, R> {
 ///
 /// The running maximum of the scores, in base 2, is minus infinity before anything was attended. A NaN never becomes the
 /// maximum; it shows in the sum.
-pub(crate) struct Strip<'a, R> {
-    /// Lanes of each of the following; a multiple of [`Microkernel::COLUMN_BLOCK`].
-    pub(crate) columns: usize,
-    /// As many rows as there are keys. Scores come in, weights `2^(score - maximum)` go out.
-    pub(crate) scores: &'a mut [R],
+pub(crate) struct Strip<'a, K: Microkernel + ?Sized> {
+    /// Lanes of each of the following; a multiple of [`Microkernel::LANE_BLOCK`].
+    pub(crate) lanes: usize,
+    /// How many keys there are scores of. What lies behind them in `scores` is to be left alone, and to get no weight.
+    pub(crate) keys: usize,
+    /// What scores are to be multiplied by first: 1, or above zero where [`Microkernel::MULTIPLIES_IN_WEIGH`].
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 multiply there"))]
+    pub(crate) factor: K::Real,
+    /// A row of `lanes` for each key. Scores come in, weights `2^(score - maximum)` go out.
+    pub(crate) scores: &'a mut [K::Real],
+    /// Out: the weights as [`Microkernel::accumulate`] likes them, with zeros for keys that only pad. For kernels whose
+    /// [`Microkernel::weight_size`] is not zero.
+    pub(crate) weights: &'a mut [K::Packed],
+    /// Whether weights must be left in `scores`; a kernel that packs them need not otherwise.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 pack weights"))]
+    pub(crate) keeps_weights: bool,
     /// The running maximum of each lane.
-    pub(crate) maximum: &'a mut [R],
+    pub(crate) maximum: &'a mut [K::Real],
     /// The sum of the weights of each lane.
-    pub(crate) sum: &'a mut [R],
+    pub(crate) sum: &'a mut [K::Real],
     /// Out: what the weighted sum of the values so far is to be multiplied by.
-    pub(crate) correction: &'a mut [R],
+    pub(crate) correction: &'a mut [K::Real],
 }
 
-impl<R> Strip<'_, R> {
-    /// Whether every element that a kernel of this block size touches is there.
-    pub(crate) fn fits(&self, column_block: usize) -> bool {
-        self.columns > 0
-            && self.columns.is_multiple_of(column_block)
-            && self.scores.len().is_multiple_of(self.columns)
-            && [self.maximum.len(), self.sum.len(), self.correction.len()].iter().all(|&len| len >= self.columns)
+impl<K: Microkernel + ?Sized> Strip<'_, K> {
+    /// Whether every element that a kernel touches is there.
+    pub(crate) fn fits(&self) -> bool {
+        self.lanes.is_multiple_of(K::LANE_BLOCK)
+            && self.scores.len() >= self.keys * self.lanes
+            && self.weights.len() >= K::weight_size(self.keys)
+            && [self.maximum.len(), self.sum.len(), self.correction.len()].iter().all(|&len| len >= self.lanes)
     }
 }
 
-/// The inner loops of the driver on packed tiles. One implementation per instruction set.
-pub(crate) trait Microkernel<R: Real>: Sync {
-    /// Rows of every product are padded to a multiple of this.
-    const ROW_BLOCK: usize;
-    /// Columns of every product are padded to a multiple of this: the lanes of a vector.
-    const COLUMN_BLOCK: usize;
-    /// Query rows of a strip: the columns of the widest block that stays in registers.
-    const STRIP: usize;
+/// `output[column][lane] = output[column][lane] * correction[lane] + sum over keys of value[key][column] * weight[key][lane]`.
+pub(crate) struct OutputProduct<'a, K: Microkernel + ?Sized> {
+    pub(crate) value_dim: usize,
+    /// The lanes of the strip; a multiple of [`Microkernel::LANE_BLOCK`].
+    pub(crate) lanes: usize,
+    /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
+    pub(crate) keys: Range<usize>,
+    /// A tile that [`Microkernel::pack_values`] has packed.
+    pub(crate) value: &'a [K::Packed],
+    /// The weights, a row of `lanes` for each of `keys`.
+    pub(crate) scores: &'a [K::Real],
+    /// The weights as [`Microkernel::weigh`] has packed them.
+    pub(crate) weights: &'a [K::Packed],
+    pub(crate) correction: &'a [K::Real],
+    /// A row of `lanes` for each column of the value, padded to a multiple of [`Microkernel::VALUE_BLOCK`] rows.
+    pub(crate) output: &'a mut [K::Real],
+}
 
-    /// The product of two tiles; serves keys by queries and values by weights.
-    fn multiply(&self, product: TileProduct<'_, R>);
-
-    /// One step of the softmax: scores to weights, running maximum and sum brought up to date.
-    fn weigh(&self, strip: Strip<'_, R>);
-
-    /// Reads as many elements as there are in `bytes`.
-    fn load(&self, dtype: DType, bytes: &[u8], values: &mut [R]) {
-        pack::load(dtype, bytes, values);
+impl<K: Microkernel + ?Sized> OutputProduct<'_, K> {
+    /// Whether every element that a kernel touches, but for those of the packed value, is there.
+    pub(crate) fn fits(&self) -> bool {
+        self.lanes.is_multiple_of(K::LANE_BLOCK)
+            && self.scores.len() >= self.keys.len() * self.lanes
+            && self.weights.len() >= K::weight_size(self.keys.len())
+            && self.correction.len() >= self.lanes
+            && self.output.len() >= padded(self.value_dim, K::VALUE_BLOCK) * self.lanes
     }
 }
 
 /// `size` rounded up to a multiple of `block`.
-pub(crate) fn padded(size: usize, block: usize) -> usize {
+pub(crate) const fn padded(size: usize, block: usize) -> usize {
     size.div_ceil(block) * block
-}
-
-/// What `range` covers of the tile that begins at `start` and is `length` long, counted from its beginning.
-pub(crate) fn within(range: &Range<usize>, start: usize, length: usize) -> Range<usize> {
-    let first = range.start.clamp(start, start + length) - start;
-    let end = range.end.clamp(start, start + length) - start;
-    first..end.max(first)
 }
 
 #[cfg(test)]
@@ -138,12 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_to_the_tile() {
-        let cases =
-            [(0..100, 0..16), (0..70, 0..6), (70..75, 6..11), (75..200, 11..16), (0..10, 0..0), (90..95, 16..16)];
-        for (range, expected) in cases {
-            assert_eq!(within(&range, 64, 16), expected, "{range:?}");
-        }
+    fn sizes_are_padded() {
         assert_eq!([0, 1, 8, 9].map(|size| padded(size, 8)), [0, 8, 8, 16]);
     }
 }

@@ -1,30 +1,114 @@
 //! Bytes of the problem's type to numbers of the accumulator's, and back.
 
-use crate::microkernel::Microkernel;
 use crate::real::Real;
 use flashcore_problem::{DType, Shape, Strides, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use std::ops::Range;
+use zerocopy::FromBytes;
 
-/// One head of one batch of a tensor.
+/// The rows of one head of one batch of a tensor, or of several heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
     tensor: TensorView<'a>,
     columns: usize,
     row_stride: usize,
     start: usize,
+    /// How many heads take turns: row `r` is row `r / heads` of head `r % heads`.
+    heads: usize,
+    /// Elements from a head to the next.
+    turn_stride: usize,
 }
 
 impl<'a> Head<'a> {
     pub(crate) fn new(tensor: TensorView<'a>, shape: Shape, strides: Strides, batch: usize, head: usize) -> Self {
-        Self { tensor, columns: shape.columns, row_stride: strides.row, start: strides.row_start(batch, head, 0) }
+        Self::of_group(tensor, shape, strides, batch, head, 1)
     }
 
-    /// Reads one row.
-    pub(crate) fn load<R: Real>(self, kernel: &impl Microkernel<R>, row: usize, values: &mut [R]) {
+    /// The rows of `heads` heads from `first_head` on, which take turns.
+    pub(crate) fn of_group(
+        tensor: TensorView<'a>,
+        shape: Shape,
+        strides: Strides,
+        batch: usize,
+        first_head: usize,
+        heads: usize,
+    ) -> Self {
+        let start = strides.row_start(batch, first_head, 0);
+        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, turn_stride: strides.head }
+    }
+
+    pub(crate) fn dtype(self) -> DType {
+        self.tensor.dtype
+    }
+
+    pub(crate) fn columns(self) -> usize {
+        self.columns
+    }
+
+    /// The bytes of one row.
+    pub(crate) fn row(self, row: usize) -> &'a [u8] {
         let size = self.tensor.dtype.size_bytes();
-        let start = (self.start + row * self.row_stride) * size;
-        kernel.load(self.tensor.dtype, &self.tensor.data[start..start + self.columns * size], values);
+        let row = if self.heads == 1 {
+            row * self.row_stride
+        } else {
+            row / self.heads * self.row_stride + row % self.heads * self.turn_stride
+        };
+        let start = (self.start + row) * size;
+        &self.tensor.data[start..start + self.columns * size]
+    }
+
+    /// The elements from one row to the next, where that is always the same.
+    pub(crate) fn row_stride(self) -> Option<usize> {
+        (self.heads == 1).then_some(self.row_stride)
+    }
+
+    /// The bytes from one row of a single head to the next.
+    pub(crate) fn row_bytes(self) -> usize {
+        self.row_stride * self.tensor.dtype.size_bytes()
+    }
+
+    /// Rows of a single head as they lie, where they lie without gaps, in the type wanted, and aligned for it.
+    pub(crate) fn in_place<R: Real>(self, rows: Range<usize>) -> Option<&'a [R]> {
+        if self.tensor.dtype != R::DTYPE || self.row_stride != self.columns || self.heads != 1 || rows.is_empty() {
+            return None;
+        }
+        let size = self.tensor.dtype.size_bytes();
+        let start = (self.start + rows.start * self.row_stride) * size;
+        <[R]>::ref_from_bytes(&self.tensor.data[start..start + rows.len() * self.columns * size]).ok()
+    }
+
+    /// Whether a row has no NaN and no infinity.
+    #[expect(clippy::needless_bitwise_bool, reason = "without leaving early, the loop becomes vectors")]
+    pub(crate) fn is_finite(self, row: usize) -> bool {
+        let (row, dtype) = (self.row(row), self.tensor.dtype);
+        // All bits of the exponent are set in these two, and in nothing else.
+        let sixteen = |exponent: u16| {
+            let bits = row.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+            bits.fold(true, |all, bits| all & (bits & exponent != exponent))
+        };
+        match dtype {
+            DType::F16 => sixteen(f16::INFINITY.to_bits()),
+            DType::Bf16 => sixteen(bf16::INFINITY.to_bits()),
+            DType::F32 => {
+                let elements = row.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+                elements.fold(true, |all, element| all & element.is_finite())
+            }
+            DType::F64 => row.chunks_exact(8).all(|eight| DType::F64.decode(eight).is_finite()),
+        }
+    }
+}
+
+/// Hands over each element of `bytes` with its place.
+pub(crate) fn for_each<R: Real>(dtype: DType, bytes: &[u8], mut take: impl FnMut(usize, R)) {
+    const BLOCK: usize = 64;
+    let mut values = [R::ZERO; BLOCK];
+    for (block, bytes) in bytes.chunks(BLOCK * dtype.size_bytes()).enumerate() {
+        let values = &mut values[..bytes.len() / dtype.size_bytes()];
+        load(dtype, bytes, values);
+        for (index, &value) in values.iter().enumerate() {
+            take(block * BLOCK + index, value);
+        }
     }
 }
 
@@ -67,30 +151,30 @@ pub(crate) fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
 
 /// Writes `values`, each times `factor`, rounded to `dtype`.
 pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut [u8]) {
-    // In blocks, because one by one the conversion would look each time whether the processor has it.
-    const BLOCK: usize = 32;
+    let rounded = |value: R| (value * factor).to_f64() as f32;
     match dtype {
-        DType::F16 | DType::Bf16 => {
+        // In blocks, because one by one the conversion would look each time whether the processor has it.
+        DType::F16 => {
+            const BLOCK: usize = 64;
             for (values, bytes) in values.chunks(BLOCK).zip(bytes.chunks_mut(2 * BLOCK)) {
-                let mut wide = [0.0_f32; BLOCK];
+                let (mut wide, mut narrow) = ([0.0_f32; BLOCK], [f16::ZERO; BLOCK]);
                 for (element, &value) in wide.iter_mut().zip(values) {
-                    *element = (value * factor).to_f64() as f32;
+                    *element = rounded(value);
                 }
-                let bits = if dtype == DType::F16 {
-                    let mut narrow = [f16::ZERO; BLOCK];
-                    narrow.convert_from_f32_slice(&wide);
-                    narrow.map(f16::to_bits)
-                } else {
-                    wide.map(|element| bf16::from_f32(element).to_bits())
-                };
-                for (pair, bits) in bytes.chunks_exact_mut(2).zip(bits) {
-                    pair.copy_from_slice(&bits.to_le_bytes());
+                narrow[..values.len()].convert_from_f32_slice(&wide[..values.len()]);
+                for (pair, element) in bytes.chunks_exact_mut(2).zip(&narrow) {
+                    pair.copy_from_slice(&element.to_le_bytes());
                 }
+            }
+        }
+        DType::Bf16 => {
+            for (&value, pair) in values.iter().zip(bytes.chunks_exact_mut(2)) {
+                pair.copy_from_slice(&bf16_bits(rounded(value)).to_le_bytes());
             }
         }
         DType::F32 => {
             for (&value, four) in values.iter().zip(bytes.chunks_exact_mut(4)) {
-                four.copy_from_slice(&((value * factor).to_f64() as f32).to_le_bytes());
+                four.copy_from_slice(&rounded(value).to_le_bytes());
             }
         }
         DType::F64 => {
@@ -101,10 +185,29 @@ pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut 
     }
 }
 
+/// Rounded to nearest even; a NaN stays one. Without a branch, so that a loop over it becomes vector instructions.
+fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let to_even = bits >> 16 & 1;
+    let rounded = bits.wrapping_add(0x7FFF + to_even) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    (if value.is_nan() { quiet } else { rounded }) as u16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use flashcore_problem::Tensor;
+
+    #[test]
+    fn bf16_is_rounded_as_half_rounds_it() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
+                let value = f32::from_bits(u32::from(high) << 16 | low);
+                assert_eq!(bf16_bits(value), bf16::from_f32(value).to_bits(), "{:#x}", value.to_bits());
+            }
+        }
+    }
 
     #[test]
     fn rows_survive_a_round_trip() {

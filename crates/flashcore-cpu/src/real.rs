@@ -1,11 +1,29 @@
 //! The arithmetic in which attention is computed: `f32` and `f64`.
 
+use flashcore_problem::DType;
 use std::ops::{Add, AddAssign, Mul, MulAssign, Sub};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A floating-point type to compute in.
 pub(crate) trait Real:
-    Copy + PartialOrd + Send + Sync + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + AddAssign + MulAssign
+    Copy
+    + Default
+    + PartialOrd
+    + Send
+    + Sync
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + AddAssign
+    + MulAssign
+    + FromBytes
+    + IntoBytes
+    + Immutable
+    + KnownLayout
+    + 'static
 {
+    /// The type of problems whose elements are of this type.
+    const DTYPE: DType;
     const ZERO: Self;
     const ONE: Self;
     const NEGATIVE_INFINITY: Self;
@@ -28,6 +46,7 @@ pub(crate) trait Real:
 }
 
 impl Real for f32 {
+    const DTYPE: DType = DType::F32;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEGATIVE_INFINITY: Self = Self::NEG_INFINITY;
@@ -81,6 +100,7 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
+    const DTYPE: DType = DType::F64;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEGATIVE_INFINITY: Self = Self::NEG_INFINITY;

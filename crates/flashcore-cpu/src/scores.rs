@@ -1,9 +1,10 @@
 //! From products of query and key to scores in base 2.
 
 use crate::real::Real;
+use crate::shaping::{Alibi, BiasRows, Shaping};
+use crate::tiles::MOST_LANES;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
-use std::ops::Range;
 
 /// What turns the products of one head into scores.
 ///
@@ -14,18 +15,24 @@ pub(crate) struct Scoring<'a> {
     problem: &'a Problem,
     inputs: &'a InputViews<'a>,
     batch: usize,
-    head: usize,
     position_offset: isize,
 }
 
+/// What the rows of some lanes need to become scores, of a problem where products are not scores already.
+pub(crate) struct LaneTerms<R> {
+    slopes: [R; MOST_LANES],
+    positions: [R; MOST_LANES],
+    bias_starts: [usize; MOST_LANES],
+}
+
 impl<'a> Scoring<'a> {
-    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, batch: usize, head: usize) -> Self {
+    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, batch: usize) -> Self {
         let position_offset = problem.position_offset(inputs.key_length(problem, batch));
-        Self { problem, inputs, batch, head, position_offset }
+        Self { problem, inputs, batch, position_offset }
     }
 
     /// Products times the [`factor`](Self::factor) are scores already.
-    fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.problem.softcap.is_none() && self.inputs.alibi_slopes.is_none() && self.inputs.bias.is_none()
     }
 
@@ -39,35 +46,64 @@ impl<'a> Scoring<'a> {
         }
     }
 
-    /// Replaces the products of `rows` with `keys`, times the factor, by scores. They lie key by key, `columns` for each, of which those
-    /// of `rows` are the first.
-    pub(crate) fn apply<R: Real>(&self, rows: Range<usize>, keys: Range<usize>, products: &mut [R], columns: usize) {
+    /// The terms of each lane, given its query head and row, for keys from `first_key` on. `None` where products are
+    /// scores already.
+    pub(crate) fn lane_terms<R: Real>(
+        &self,
+        first_key: usize,
+        places: impl Iterator<Item = (usize, usize)>,
+    ) -> Option<LaneTerms<R>> {
         if self.is_plain() {
-            return;
+            return None;
         }
-        let softcap = self.problem.softcap.map(|softcap| R::from_f64(f64::from(softcap)));
-        let slope = self.inputs.alibi_slopes.map(|slopes| R::from_f64(f64::from(slopes[self.head])));
-        let to_base_two = R::from_f64(LOG2_E);
-        for (products, key) in products.chunks_exact_mut(columns).zip(keys) {
-            for (score, row) in products.iter_mut().zip(rows.clone()) {
-                if let Some(softcap) = softcap {
-                    *score = score.tanh() * softcap;
-                }
-                if let Some(slope) = slope {
-                    let distance = (row as isize + self.position_offset - key as isize).unsigned_abs();
-                    *score = *score - slope * R::from_f64(distance as f64);
-                }
-                if let Some(bias) = &self.inputs.bias {
-                    let term = bias.data[bias.strides.index(self.batch, self.head, row, key)];
-                    *score += R::from_f64(f64::from(term));
-                }
-                *score *= to_base_two;
+        let mut terms = LaneTerms {
+            slopes: [R::ZERO; MOST_LANES],
+            positions: [R::ZERO; MOST_LANES],
+            // Lanes without a row read the term of the first row, and nobody looks at what comes of it.
+            bias_starts: [usize::MAX; MOST_LANES],
+        };
+        for (lane, (head, row)) in places.enumerate() {
+            let position = row as isize + self.position_offset - first_key as isize;
+            terms.positions[lane] = R::from_f64(position as f64);
+            if let Some(slopes) = self.inputs.alibi_slopes {
+                terms.slopes[lane] = R::from_f64(f64::from(slopes[head]));
             }
+            if let Some(bias) = &self.inputs.bias {
+                terms.bias_starts[lane] = bias.strides.index(self.batch, head, row, first_key);
+            }
+        }
+        let first = terms.bias_starts[0];
+        for start in terms.bias_starts.iter_mut().filter(|start| **start == usize::MAX) {
+            *start = first;
+        }
+        Some(terms)
+    }
+
+    /// Everything that is to be done to `scores`, in lanes from `lane` on.
+    pub(crate) fn shaping<'b, R: Real>(
+        &'b self,
+        terms: &'b LaneTerms<R>,
+        lane: usize,
+        scores: &'b mut [R],
+        lanes: usize,
+    ) -> Shaping<'b, R> {
+        let alibi = Alibi { slopes: &terms.slopes[lane..], positions: &terms.positions[lane..] };
+        let bias = self.inputs.bias.as_ref().map(|bias| BiasRows {
+            data: bias.data,
+            starts: &terms.bias_starts[lane..],
+            key_stride: bias.strides.key,
+        });
+        Shaping {
+            scores,
+            lanes,
+            softcap: self.problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))),
+            alibi: self.inputs.alibi_slopes.map(|_| alibi),
+            bias,
         }
     }
 
-    /// The sink of the head in base 2, where there is one.
-    pub(crate) fn sink<R: Real>(&self) -> Option<R> {
-        self.inputs.sinks.map(|sinks| R::from_f64(f64::from(sinks[self.head]) * LOG2_E))
+    /// The sink of a head in base 2, where there is one.
+    pub(crate) fn sink<R: Real>(&self, head: usize) -> Option<R> {
+        self.inputs.sinks.map(|sinks| R::from_f64(f64::from(sinks[head]) * LOG2_E))
     }
 }

@@ -8,26 +8,28 @@ use std::f64::consts::LN_2;
 pub(crate) struct Finished<R> {
     /// What the weighted sum of the values is to be multiplied by.
     pub(crate) factor: R,
-    /// In base e.
-    pub(crate) log_sum_exp: R,
-    /// Nothing was attended: the output is zero, whatever the weighted sum says.
-    pub(crate) is_empty: bool,
+    shift: R,
+    sum: R,
 }
 
-/// From the maximum of all scores and the sum of their weights. A sink is one more score without a value.
-pub(crate) fn finish<R: Real>(maximum: R, sum: R, sink: Option<R>) -> Finished<R> {
+impl<R: Real> Finished<R> {
+    /// In base e.
+    pub(crate) fn log_sum_exp(&self) -> R {
+        (self.shift + self.sum.log2()) * R::from_f64(LN_2)
+    }
+}
+
+/// From the maximum of all scores and the sum of their weights. A sink is one more score without a value. `None` where
+/// nothing was attended: the output is zero, whatever the weighted sum says.
+pub(crate) fn finish<R: Real>(maximum: R, sum: R, sink: Option<R>) -> Option<Finished<R>> {
     let with_sink = sink.map_or(maximum, |sink| maximum.maximum(sink));
     let correction = correction(maximum, with_sink);
     let sink_weight = sink.map_or(R::ZERO, |sink| (sink - finite_shift(with_sink)).exp2());
     let sum = sum * correction + sink_weight;
     if sum == R::ZERO {
-        return Finished { factor: R::ZERO, log_sum_exp: R::NEGATIVE_INFINITY, is_empty: true };
+        return None;
     }
-    Finished {
-        factor: correction * sum.reciprocal(),
-        log_sum_exp: (finite_shift(with_sink) + sum.log2()) * R::from_f64(LN_2),
-        is_empty: false,
-    }
+    Some(Finished { factor: correction * sum.reciprocal(), shift: finite_shift(with_sink), sum })
 }
 
 /// `2^(old - new)`, also when both are minus infinity.

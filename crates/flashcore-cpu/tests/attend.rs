@@ -127,6 +127,28 @@ fn features() {
     }
 }
 
+/// Few rows are streamed, and keys that are enough for several chunks are cut: alone and with all features.
+#[test]
+fn few_rows_over_many_keys() {
+    for (queries, keys) in [(1, 1), (1, 63), (1, 1300), (2, 129), (3, 1100), (8, 70), (9, 1100), (40, 1500)] {
+        for (query_heads, key_heads) in [(2, 2), (4, 2), (6, 1)] {
+            let shape = |problem: &mut Problem| {
+                (problem.query_length, problem.query_heads, problem.key_heads) = (queries, query_heads, key_heads);
+                (problem.head_dim, problem.value_dim) = (40, 24);
+            };
+            check(keys, shape);
+            check(keys, |problem| {
+                shape(problem);
+                problem.batch = 2;
+                problem.mask = Mask::Window { left: Some(600), right: Some(1), alignment: BOTTOM_RIGHT };
+                (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
+                problem.softcap = Some(1.5);
+                problem.layout = Layout::Bshd;
+            });
+        }
+    }
+}
+
 #[test]
 fn layouts() {
     for layout in [Layout::Bshd, Layout::PackedQkv] {
@@ -162,6 +184,40 @@ fn stress() {
     }
 }
 
+/// The factor of the scores is above zero almost always, but need not be.
+#[test]
+fn every_sign_of_the_scale() {
+    for scale in [0.3, 0.0, -0.3] {
+        for mask in [Mask::None, Mask::Causal(BOTTOM_RIGHT)] {
+            check(140, |problem| {
+                problem.scale = scale;
+                problem.mask = mask;
+            });
+        }
+    }
+}
+
+/// Values down to subnormal ones, all of them or those of the first keys only: instructions that take subnormals as zero
+/// must not show.
+#[test]
+fn small_values() {
+    for dtype in [DType::Bf16, DType::F32] {
+        for (exponent, keys) in [(-60, 150), (-70, 150), (-120, 150), (-127, 150), (-131, 150), (-127, 128), (-131, 64)]
+        {
+            for mask in [Mask::None, Mask::Causal(TOP_LEFT)] {
+                let mut problem = Problem::new(1, 1, 150, 64, dtype);
+                problem.mask = mask;
+                let mut inputs = Inputs::random(&problem, 3);
+                let values = inputs.value.dense(problem.value_shape(), problem.strides().value);
+                for (index, value) in values.into_iter().enumerate().take(keys * 64) {
+                    inputs.value.set(index, value * 2.0_f64.powi(exponent));
+                }
+                check_inputs(&problem, &inputs);
+            }
+        }
+    }
+}
+
 #[test]
 fn empty_problems() {
     for (batch, queries, keys) in [(0, 5, 5), (2, 0, 5), (2, 5, 0), (0, 0, 0)] {
@@ -181,10 +237,11 @@ fn empty_problems() {
 /// nothing were, those of the heads computed after it too.
 #[test]
 fn not_a_number_goes_where_it_is_attended() {
-    for poisoned in [f64::NAN, f64::INFINITY] {
+    for (poisoned, query_length) in [(f64::NAN, 100), (f64::INFINITY, 100), (f64::NAN, 6), (f64::INFINITY, 6)] {
         for dtype in DType::ALL {
             for mask in masks() {
                 let mut problem = Problem::new(1, 3, 100, 8, dtype);
+                problem.query_length = query_length;
                 problem.log_sum_exp = true;
                 problem.mask = mask;
                 for in_key in [true, false] {
@@ -284,6 +341,9 @@ fn levels_that_the_machine_lacks_are_errors() {
             };
             assert_eq!(refused, level);
             assert!(!missing.is_empty());
+            if cfg!(target_arch = "x86_64") && level == Level::Neon {
+                assert_eq!(missing, ["an AArch64 processor"]);
+            }
             assert_eq!(outputs.output, Outputs::poisoned(&problem).output);
         }
     }

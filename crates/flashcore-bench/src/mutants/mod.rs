@@ -200,7 +200,12 @@ impl Trial {
             Err(NoVerdict::Simulator(error)) => return Err(MutantsError::Simulator(error)),
             Err(NoVerdict::Invalid(invalid)) => return Err(invalid.into()),
             Err(
-                other @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_) | NoVerdict::Gpu(_) | NoVerdict::Cpu(_)),
+                other @ (NoVerdict::Refused(_)
+                | NoVerdict::RefusedByGpu(_)
+                | NoVerdict::Gpu(_)
+                | NoVerdict::Cpu(_)
+                | NoVerdict::Panicked(_)
+                | NoVerdict::GuardPages(_)),
             ) => {
                 return Ok(kill(Killer::Verifier, other.to_string()));
             }

@@ -1,13 +1,16 @@
 //! `flashcore verify`: is it right?
 
+use std::str::FromStr;
+
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::suites::{self, Kernels, Runner};
-use flashcore_bench::verify::{NoVerdict, verify};
+use flashcore_bench::verify::{NoVerdict, Outcome, verify, verify_at_levels};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
-use flashcore_cpu::Level;
+use flashcore_cpu::{Level, LevelError};
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
+use rayon::prelude::*;
 
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
@@ -17,10 +20,11 @@ use crate::{Ending, Failure};
 /// Every case is computed by the backend on independent random inputs, with poisoned outputs, and judged against plain
 /// loops in f64: error at most twice that of a same-precision reference, relative L2, every element written, finite,
 /// inputs unchanged, the same bits when run again. In the simulator every race, missing wait, out-of-bounds access and
-/// read of unwritten memory is a failure too.
+/// read of unwritten memory is a failure too. On the CPU every tensor lies between pages that cannot be touched and
+/// begins or ends at one, so that one byte too far ends the command with a segmentation fault, which says where.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// Who computes
@@ -35,9 +39,13 @@ pub(crate) struct Verify {
     /// Only this kernel, by family (scalar, ampere) or by config
     #[arg(long)]
     kernel: Option<String>,
-    /// The instructions of the cpu backend: portable, avx2 or avx512; the best that the machine has unless said
+    /// Only this case of the suite, counted from 0
+    #[arg(long, value_name = "N", conflicts_with_all = ["fuzz", "shape"])]
+    only: Option<usize>,
+    /// The instructions of the cpu backend, such as portable or avx2, or all that the machine has, one after the other;
+    /// the best unless said
     #[arg(long, value_name = "LEVEL")]
-    cpu_level: Option<Level>,
+    cpu_level: Option<LevelChoice>,
     /// One case: batch x heads[/key heads] x queries[,keys] x dim, such as 1x8x512x64
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
@@ -67,6 +75,21 @@ pub(crate) struct Verify {
     format: Format,
 }
 
+/// What `--cpu-level` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LevelChoice {
+    All,
+    One(Level),
+}
+
+impl FromStr for LevelChoice {
+    type Err = LevelError;
+
+    fn from_str(name: &str) -> Result<Self, LevelError> {
+        if name == "all" { Ok(Self::All) } else { name.parse().map(Self::One) }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BackendName {
     /// GPU kernels in the simulator
@@ -93,7 +116,8 @@ enum SuiteName {
     Seeds,
     /// Lengths around tiles, every head dimension, rows that attend nothing
     Edge,
-    /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble
+    /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
+    /// the cpu also 2,000 cases in which every two values of every two features meet
     Full,
 }
 
@@ -106,74 +130,108 @@ fn parse_stress(name: &str) -> Result<Stress, String> {
     })
 }
 
+/// Cases of the CPU that are verified before progress is shown again. They run in parallel, so that the oracle's many
+/// small rows do not wait for one another.
+const CASES_AT_ONCE: usize = 64;
+
+/// How many cases passed and failed, by level where there are levels.
+struct Tally {
+    name: String,
+    passed: usize,
+    failed: usize,
+}
+
 impl Verify {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        if let Some(level) = self.cpu_level {
-            if self.backend != BackendName::Cpu {
-                return Err(Failure::Usage("--cpu-level is for --backend cpu".to_owned()));
-            }
-            level.set_default().map_err(|error| Failure::Environment(error.to_string()))?;
-        }
-        let level_option = self.cpu_level.map(|level| format!(" --cpu-level {level}")).unwrap_or_default();
-        let mut cases = self.cases()?;
-        for case in &mut cases {
-            case.repeats = self.repeats;
-        }
-        let cases = cases;
+        let levels = self.levels()?;
+        let cases = self.cases(&levels)?;
         let gpu = match self.backend {
             BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
             BackendName::Sim | BackendName::Cpu => None,
         };
+        if let ([_, _, ..], [_, ..], Format::Table | Format::Markdown) = (&cases[..], &levels[..], self.format) {
+            let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
+            output.note(&format!("{} cases on the cpu, level {}", cases.len(), names.join(", ")));
+        }
+        let mut tallies: Vec<Tally> = match &levels[..] {
+            [] => vec![Tally::new(String::new())],
+            levels => levels.iter().map(|level| Tally::new(format!("cpu {level}: "))).collect(),
+        };
         let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
         let mut failed = Vec::new();
-        for (index, case) in cases.iter().enumerate() {
-            output.progress(index, cases.len(), &format!("{case}, {} failed", failed.len()));
-            let outcome = verify(case, gpu.as_ref());
-            // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
-            if let (Some(_), Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_)))) =
-                (&self.shape, &outcome.verdict)
-            {
-                return Err(Failure::Usage(refused.to_string()));
-            }
-            let (error, reference, relative) = match &outcome.verdict {
-                Ok(verdict) => (verdict.max_error, verdict.reference_max_error, verdict.relative_l2),
-                Err(_) => (f64::NAN, f64::NAN, f64::NAN),
+        let mut done = 0;
+        for chunk in cases.chunks(if levels.is_empty() { 1 } else { CASES_AT_ONCE }) {
+            output.progress(done, cases.len(), &format!("{}, {} failed", chunk[0], failed.len()));
+            done += chunk.len();
+            let outcomes: Vec<Vec<(Case, Outcome)>> = if levels.is_empty() {
+                chunk.iter().map(|case| vec![(case.clone(), verify(case, gpu.as_ref()))]).collect()
+            } else {
+                chunk.par_iter().map(|case| verify_at_levels(case, &levels)).collect()
             };
-            table.push(vec![
-                Cell::from(case.to_string()),
-                Cell::from(if outcome.passed() { "passed" } else { "FAILED" }),
-                Cell::number(error, 6),
-                Cell::number(reference, 6),
-                Cell::number(relative, 6),
-                Cell::number(outcome.duration.as_secs_f64() * 1e3, 1),
-            ]);
-            if !outcome.passed() {
-                failed.push((case, outcome));
+            for (index, (case, outcome)) in outcomes.into_iter().flat_map(|levels| levels.into_iter().enumerate()) {
+                // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
+                if let (Some(_), Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_)))) =
+                    (&self.shape, &outcome.verdict)
+                {
+                    return Err(Failure::Usage(refused.to_string()));
+                }
+                table.push(cells(&case, &outcome));
+                tallies[index].count(&outcome);
+                if !outcome.passed() {
+                    failed.push((case, outcome));
+                }
             }
         }
         output.table(&table, self.format)?;
         // A format for programs carries the verdicts already; people get the reasons too.
         if matches!(self.format, Format::Table | Format::Markdown) {
-            for (case, outcome) in &failed {
-                output.line(format!("\nFAILED {case}"))?;
-                for complaint in outcome.complaints() {
-                    output.line(format!("  {complaint}"))?;
-                }
-                output.line(format!("  repeat: {}{level_option}", case.command()))?;
-            }
-            output.line(format!("{} passed, {} failed", cases.len() - failed.len(), failed.len()))?;
+            write_failures(output, &failed)?;
+            write_tallies(output, &tallies)?;
         }
         Ok(if failed.is_empty() { Ending::Well } else { Ending::Failed })
     }
 
-    fn cases(&self) -> Result<Vec<Case>, Failure> {
+    /// The levels to verify at; none for a backend that has none.
+    fn levels(&self) -> Result<Vec<Level>, Failure> {
+        if self.backend != BackendName::Cpu {
+            return match self.cpu_level {
+                Some(_) => Err(Failure::Usage("--cpu-level is for --backend cpu".to_owned())),
+                None => Ok(Vec::new()),
+            };
+        }
+        let missing = |error: LevelError| Failure::Environment(error.to_string());
+        match self.cpu_level {
+            Some(LevelChoice::All) => Ok(Level::available()),
+            Some(LevelChoice::One(level)) => level.set_default().map(|()| vec![level]).map_err(missing),
+            None => Level::default_level().map(|level| vec![level]).map_err(missing),
+        }
+    }
+
+    /// The cases, those of the CPU at the first of the levels.
+    fn cases(&self, levels: &[Level]) -> Result<Vec<Case>, Failure> {
+        let mut cases = self.listed_cases(levels)?;
+        if let Some(only) = self.only {
+            let count = cases.len();
+            cases = cases.into_iter().skip(only).take(1).collect();
+            if cases.is_empty() {
+                return Err(Failure::Usage(format!("--only {only}: the suite has cases 0 to {}", count - 1)));
+            }
+        }
+        for case in &mut cases {
+            case.repeats = self.repeats;
+        }
+        Ok(cases)
+    }
+
+    fn listed_cases(&self, levels: &[Level]) -> Result<Vec<Case>, Failure> {
+        let level = levels.first().copied().unwrap_or(Level::Portable);
         let only = self.kernel.as_deref().map(super::config).transpose()?;
         if only.is_some() && self.backend == BackendName::Cpu {
             return Err(Failure::Usage("--kernel chooses a GPU kernel; the cpu backend has none".to_owned()));
         }
         let kernels = only.map_or(Kernels::All, Kernels::Only);
         let runner = match self.backend {
-            BackendName::Cpu => Runner::Cpu,
+            BackendName::Cpu => Runner::Cpu(level),
             BackendName::Sim => Runner::Sim(kernels),
             BackendName::Cuda => Runner::Cuda(kernels),
         };
@@ -200,10 +258,63 @@ impl Verify {
             return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
         }
         let backend = match self.backend {
-            BackendName::Cpu => Backend::Cpu,
+            BackendName::Cpu => Backend::Cpu(level),
             BackendName::Sim => Backend::Sim(only.unwrap_or_else(Config::ampere)),
             BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(Config::ampere)),
         };
-        Ok(vec![Case { stress: self.stress, ..Case::new(problem, self.seed, backend) }])
+        Ok(vec![Case { numbers: self.stress.into(), ..Case::new(problem, self.seed, backend) }])
     }
+}
+
+impl Tally {
+    const fn new(name: String) -> Self {
+        Self { name, passed: 0, failed: 0 }
+    }
+
+    fn count(&mut self, outcome: &Outcome) {
+        if outcome.passed() {
+            self.passed += 1;
+        } else {
+            self.failed += 1;
+        }
+    }
+}
+
+fn cells(case: &Case, outcome: &Outcome) -> Vec<Cell> {
+    let (error, reference, relative) = match &outcome.verdict {
+        Ok(verdict) => (verdict.max_error, verdict.reference_max_error, verdict.relative_l2),
+        Err(_) => (f64::NAN, f64::NAN, f64::NAN),
+    };
+    vec![
+        Cell::from(case.to_string()),
+        Cell::from(if outcome.passed() { "passed" } else { "FAILED" }),
+        Cell::number(error, 6),
+        Cell::number(reference, 6),
+        Cell::number(relative, 6),
+        Cell::number(outcome.duration.as_secs_f64() * 1e3, 1),
+    ]
+}
+
+fn write_failures(output: &mut Output, failed: &[(Case, Outcome)]) -> Result<(), Failure> {
+    for (case, outcome) in failed {
+        output.line(format!("\nFAILED {case}"))?;
+        for complaint in outcome.complaints() {
+            output.line(format!("  {complaint}"))?;
+        }
+        output.line(format!("  repeat: {}", case.command()))?;
+    }
+    Ok(())
+}
+
+/// A line for each level, and one for all where there are several.
+fn write_tallies(output: &mut Output, tallies: &[Tally]) -> Result<(), Failure> {
+    for Tally { name, passed, failed } in tallies {
+        output.line(format!("{name}{passed} passed, {failed} failed"))?;
+    }
+    if tallies.len() > 1 {
+        let passed: usize = tallies.iter().map(|tally| tally.passed).sum();
+        let failed: usize = tallies.iter().map(|tally| tally.failed).sum();
+        output.line(format!("all levels: {passed} passed, {failed} failed"))?;
+    }
+    Ok(())
 }

@@ -7,7 +7,7 @@ use flashcore_bench::timing::time_cpu;
 use flashcore_bench::verify::{Yardstick, verify_with};
 use flashcore_bench::{Backend, Case, mask_text, shape_text};
 use flashcore_cpu::Level;
-use flashcore_problem::Problem;
+use flashcore_problem::{DType, Problem};
 use serde_json::json;
 
 use super::{Bench, record};
@@ -18,11 +18,12 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let peak = flashcore_cpu::measured_peak(threads);
-    // These problems stay in the caches, and a processor's exponentials are arithmetic.
-    let ceilings = Ceilings { flops: peak, bytes: f64::INFINITY, exponentials: f64::INFINITY };
+    let has_bf16 = problems.iter().any(|problem| problem.dtype == DType::Bf16);
+    let bf16_peak = has_bf16.then(|| flashcore_cpu::measured_peak_of(level, DType::Bf16, threads));
     if bench.is_for_people() {
+        let in_bf16 = bf16_peak.map_or(String::new(), |peak| format!(", {:.0} for problems in bf16", peak / 1e9));
         output.line(format!(
-            "cpu, level {level}, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds; verified, then timed",
+            "cpu, level {level}, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds{in_bf16}; verified, then timed",
             peak / 1e9
         ))?;
     }
@@ -45,7 +46,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let mut ending = Ending::Well;
     for (index, problem) in problems.iter().enumerate() {
         output.progress(index, problems.len(), &shape_text(problem));
-        let case = Case::new(problem.clone(), 0, Backend::Cpu);
+        let case = Case::new(problem.clone(), 0, Backend::Cpu(level));
         let yardstick = Yardstick::new(problem, case.inputs()).map_err(|error| Failure::Usage(error.to_string()))?;
         let outcome = verify_with(&case, &yardstick, None);
         if !outcome.passed() {
@@ -57,6 +58,9 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             .map_err(|error| Failure::Usage(error.to_string()))?;
         let median = times.quantile(0.5);
         let work = Work::of(problem);
+        let flops = bf16_peak.filter(|_| problem.dtype == DType::Bf16).unwrap_or(peak);
+        // These problems stay in the caches, and a processor's exponentials are arithmetic.
+        let ceilings = Ceilings { flops, bytes: f64::INFINITY, exponentials: f64::INFINITY };
         let (floor, _) = ceilings.floor(work);
         table.push(vec![
             Cell::from(shape_text(problem)),
@@ -82,7 +86,10 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     if let Some(file) = &bench.record {
         record::write(
             file,
-            &json!({ "backend": "cpu", "level": level.to_string(), "threads": threads, "measured_peak_flops": peak }),
+            &json!({
+                "backend": "cpu", "level": level.to_string(), "threads": threads, "measured_peak_flops": peak,
+                "measured_bf16_peak_flops": bf16_peak,
+            }),
             &rows,
         )?;
     }

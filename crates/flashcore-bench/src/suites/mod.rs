@@ -1,9 +1,17 @@
 //! Lists of cases.
+//!
+//! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `every_feature`.
 
+mod covering;
+mod every_feature;
+mod features;
+
+use flashcore_cpu::Level;
 use flashcore_kernels::Config;
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, SplitMix64, Stress};
 
 use crate::case::{Backend, Case};
+use crate::numbers::Numbers;
 
 /// The element types that GPU kernels have.
 const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
@@ -22,8 +30,8 @@ pub enum Kernels {
 /// Who a suite is run by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runner {
-    /// The native CPU kernels.
-    Cpu,
+    /// The native CPU kernels, at a level.
+    Cpu(Level),
     /// GPU kernels in the simulator.
     Sim(Kernels),
     /// GPU kernels on the first GPU.
@@ -39,7 +47,7 @@ impl Runner {
             Kernels::All => vec![Config::ampere()],
         };
         match self {
-            Self::Cpu => vec![Backend::Cpu],
+            Self::Cpu(level) => vec![Backend::Cpu(level)],
             Self::Sim(kernels) => configs(kernels).into_iter().map(Backend::Sim).collect(),
             Self::Cuda(kernels) => configs(kernels).into_iter().map(Backend::Cuda).collect(),
         }
@@ -50,7 +58,7 @@ impl Runner {
         match self {
             Self::Sim(Kernels::All) => Config::all().into_iter().map(Backend::Sim).collect(),
             Self::Cuda(Kernels::All) => Config::all().into_iter().map(Backend::Cuda).collect(),
-            Self::Cpu | Self::Sim(Kernels::Only(_)) | Self::Cuda(Kernels::Only(_)) => self.backends(0),
+            Self::Cpu(_) | Self::Sim(Kernels::Only(_)) | Self::Cuda(Kernels::Only(_)) => self.backends(0),
         }
     }
 }
@@ -113,7 +121,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
 }
 
 /// Everything: the other suites, a grid of lengths, head dimensions, masks and types, every config, and inputs made to
-/// find trouble.
+/// find trouble. For the CPU also a pairwise design over every feature, of 2,000 cases.
 pub fn full(runner: Runner) -> Vec<Case> {
     let mut cases = seeds(runner);
     cases.extend(edge(runner));
@@ -156,9 +164,13 @@ pub fn full(runner: Runner) -> Vec<Case> {
         for backend in runner.every_backend() {
             cases.push(Case::new(problem.clone(), dim as u64, backend));
             for stress in Stress::ALL {
-                cases.push(Case { stress: Some(stress), ..Case::new(problem.clone(), dim as u64, backend) });
+                cases
+                    .push(Case { numbers: Numbers::Stress(stress), ..Case::new(problem.clone(), dim as u64, backend) });
             }
         }
+    }
+    if let Runner::Cpu(level) = runner {
+        cases.extend(every_feature::covering(level, cases.len()));
     }
     cases
 }
@@ -173,6 +185,11 @@ pub fn fuzz(runner: Runner, count: usize, seed: u64) -> Vec<Case> {
 const FUZZ_STREAM: u64 = 0xf022;
 
 fn fuzz_case(runner: Runner, number: u64) -> Case {
+    let (backend_name, kernels) = match runner {
+        Runner::Cpu(level) => return every_feature::fuzz_case(level, number),
+        Runner::Sim(kernels) => ("sim", kernels),
+        Runner::Cuda(kernels) => ("cuda", kernels),
+    };
     let mut random = SplitMix64::stream(number, FUZZ_STREAM);
     let dims = [32, 64, 96, 128];
     let length = |random: &mut SplitMix64| match random.below(4) {
@@ -196,42 +213,17 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
     problem.layout = [Layout::Bhsd, Layout::Bshd][random.below(2)];
     problem.log_sum_exp = random.below(2) == 0;
     problem.scale *= [1.0, 1.0, 0.25, 3.0][random.below(4)];
-    if runner == Runner::Cpu {
-        any_feature(&mut problem, &mut random);
-    }
     let backends = if random.below(5) == 0 { runner.every_backend() } else { runner.backends(usize::MAX) };
     let backend = backends[random.below(backends.len())];
     let stress = (random.below(8) == 0).then(|| Stress::ALL[random.below(Stress::ALL.len())]);
-    let backend_name = match runner {
-        Runner::Cpu => "cpu".to_owned(),
-        Runner::Sim(kernels) => format!("sim{}", kernel_option(kernels)),
-        Runner::Cuda(kernels) => format!("cuda{}", kernel_option(kernels)),
-    };
-    let command = Some(format!("flashcore verify --backend {backend_name} --fuzz 1 --seed {number}"));
-    Case { stress, command, ..Case::new(problem, number, backend) }
+    let option = kernel_option(kernels);
+    let command = Some(format!("flashcore verify --backend {backend_name}{option} --fuzz 1 --seed {number}"));
+    Case { numbers: stress.into(), command, ..Case::new(problem, number, backend) }
 }
 
 fn kernel_option(kernels: Kernels) -> String {
     match kernels {
         Kernels::All => String::new(),
         Kernels::Only(config) => format!(" --kernel {config}"),
-    }
-}
-
-/// What only the CPU has so far.
-fn any_feature(problem: &mut Problem, random: &mut SplitMix64) {
-    (problem.head_dim, problem.value_dim) = (1 + random.below(100), 1 + random.below(100));
-    problem.dtype = DType::ALL[random.below(4)];
-    problem.softcap = (random.below(4) == 0).then_some(5.0);
-    problem.alibi = random.below(4) == 0;
-    problem.sinks = random.below(4) == 0;
-    problem.bias = random.below(4) == 0;
-    problem.key_lengths = random.below(4) == 0;
-    if random.below(3) == 0 {
-        let limit = |random: &mut SplitMix64| (random.below(3) > 0).then(|| random.below(40));
-        let (left, right) = (limit(random), limit(random));
-        if left.is_some() || right.is_some() {
-            problem.mask = Mask::Window { left, right, alignment: Alignment::BottomRight };
-        }
     }
 }

@@ -1,0 +1,109 @@
+//! The tensors of a problem in guarded buffers.
+
+use std::io;
+use std::sync::Arc;
+
+use flashcore_problem::{
+    Bias, BiasStrides, BiasView, DType, InputViews, Inputs, OutputViews, Outputs, Problem, Tensor, TensorView,
+    TensorViewMut,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::pages::ReadOnly;
+use super::{Edge, GuardedBuffer, Label};
+
+/// Everything that a backend reads, each tensor in pages of its own that cannot be written.
+#[derive(Debug)]
+pub struct GuardedInputs {
+    dtype: DType,
+    query: ReadOnly,
+    key: ReadOnly,
+    value: ReadOnly,
+    alibi_slopes: Option<ReadOnly>,
+    sinks: Option<ReadOnly>,
+    bias: Option<(ReadOnly, BiasStrides)>,
+    key_lengths: Option<ReadOnly>,
+}
+
+impl GuardedInputs {
+    /// A copy of `inputs`; `case` is what a fault is reported by.
+    pub fn new(inputs: &Inputs, edge: Edge, case: &Arc<str>) -> io::Result<Self> {
+        let guarded = |tensor: &'static str, bytes: &[u8]| {
+            GuardedBuffer::new(bytes, edge, Label { tensor, case: Arc::clone(case) })?.read_only()
+        };
+        let optional = |tensor, bytes: Option<&[u8]>| bytes.map(|bytes| guarded(tensor, bytes)).transpose();
+        let bias = |bias: &Bias| -> io::Result<_> { Ok((guarded("bias", bias.data.as_bytes())?, bias.strides)) };
+        Ok(Self {
+            dtype: inputs.query.dtype,
+            query: guarded("query", &inputs.query.data)?,
+            key: guarded("key", &inputs.key.data)?,
+            value: guarded("value", &inputs.value.data)?,
+            alibi_slopes: optional("alibi_slopes", inputs.alibi_slopes.as_deref().map(IntoBytes::as_bytes))?,
+            sinks: optional("sinks", inputs.sinks.as_deref().map(IntoBytes::as_bytes))?,
+            bias: inputs.bias.as_ref().map(bias).transpose()?,
+            key_lengths: optional("key_lengths", inputs.key_lengths.as_deref().map(IntoBytes::as_bytes))?,
+        })
+    }
+
+    /// The same, borrowed.
+    pub fn views(&self) -> InputViews<'_> {
+        let tensor = |buffer| TensorView { dtype: self.dtype, data: ReadOnly::bytes(buffer) };
+        InputViews {
+            query: tensor(&self.query),
+            key: tensor(&self.key),
+            value: tensor(&self.value),
+            alibi_slopes: self.alibi_slopes.as_ref().map(numbers),
+            sinks: self.sinks.as_ref().map(numbers),
+            bias: self.bias.as_ref().map(|(bias, strides)| BiasView { data: numbers(bias), strides: *strides }),
+            key_lengths: self.key_lengths.as_ref().map(numbers),
+        }
+    }
+}
+
+/// Everything that a backend writes, each tensor in pages of its own.
+#[derive(Debug)]
+pub struct GuardedOutputs {
+    dtype: DType,
+    output: GuardedBuffer,
+    log_sum_exp: Option<GuardedBuffer>,
+}
+
+impl GuardedOutputs {
+    /// [Poisoned](Outputs::poisoned) outputs; `case` is what a fault is reported by.
+    pub fn poisoned(problem: &Problem, edge: Edge, case: &Arc<str>) -> io::Result<Self> {
+        let Outputs { output, log_sum_exp } = Outputs::poisoned(problem);
+        let guarded = |tensor: &'static str, bytes: &[u8]| {
+            GuardedBuffer::new(bytes, edge, Label { tensor, case: Arc::clone(case) })
+        };
+        Ok(Self {
+            dtype: problem.dtype,
+            output: guarded("output", &output.data)?,
+            log_sum_exp: log_sum_exp.map(|rows| guarded("log_sum_exp", rows.as_bytes())).transpose()?,
+        })
+    }
+
+    /// The same, borrowed.
+    pub fn views_mut(&mut self) -> OutputViews<'_> {
+        let log_sum_exp = self.log_sum_exp.as_mut().map(|buffer| {
+            <[f32]>::mut_from_bytes(buffer.bytes_mut()).expect("whole numbers at either end of a page are aligned")
+        });
+        OutputViews { output: TensorViewMut { dtype: self.dtype, data: self.output.bytes_mut() }, log_sum_exp }
+    }
+
+    /// What was written, in ordinary memory.
+    pub fn to_outputs(&self) -> Outputs {
+        let rows = |buffer: &GuardedBuffer| numbers_in(buffer.bytes()).to_vec();
+        Outputs {
+            output: Tensor { dtype: self.dtype, data: self.output.bytes().to_vec() },
+            log_sum_exp: self.log_sum_exp.as_ref().map(rows),
+        }
+    }
+}
+
+fn numbers<T: FromBytes + Immutable>(buffer: &ReadOnly) -> &[T] {
+    numbers_in(buffer.bytes())
+}
+
+fn numbers_in<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {
+    <[T]>::ref_from_bytes(bytes).expect("whole numbers at either end of a page are aligned")
+}

@@ -1,0 +1,356 @@
+//! The microkernel of both bf16 levels: they differ only in the instructions that multiply.
+//!
+//! Weights are rounded to `bf16` before they meet the values, which the other levels do not; sums stay in `f32`. The
+//! instructions take subnormal elements and sums as zero: see [`pack`] for what keeps small values alive.
+
+pub(crate) mod pack;
+#[cfg(test)]
+mod tests;
+pub(crate) mod weigh;
+
+use crate::avx512::Avx512;
+use crate::driver;
+use crate::group::Group;
+use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::pack::Head;
+use crate::shaping::Shaping;
+use crate::stream::StreamTile;
+use core::arch::x86_64::{
+    _CMP_NEQ_UQ, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
+    _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
+};
+use flashcore_problem::{InputViews, Problem};
+use pack::{DEPTH, LANES, PAIRS, VALUE_HEADER};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// `product = left * right`, or that added to what is there, on packed pairs.
+#[derive(Clone, Copy)]
+pub(crate) struct PairProduct {
+    /// Rows of `left` and of `product`; a multiple of 16.
+    pub(crate) rows: usize,
+    /// Columns of `right` and of `product`; a multiple of 16.
+    pub(crate) lanes: usize,
+    /// Panels of `left`; `right` has a row for each of their pairs.
+    pub(crate) panels: usize,
+    /// The first row of the first panel.
+    pub(crate) left: *const u32,
+    /// Pairs from one panel to the next.
+    pub(crate) panel_size: usize,
+    pub(crate) right: *const u32,
+    pub(crate) product: *mut f32,
+    pub(crate) adds: bool,
+}
+
+/// The instructions that multiply pairs. Whoever has one has the processor for it.
+pub(crate) trait PairMultiplier: Sync {
+    /// Query rows of a strip: 32 or 64.
+    const STRIP: usize;
+    /// Keys of one tile.
+    const KEY_TILE: usize;
+
+    /// # Safety
+    ///
+    /// Everything that [`PairProduct`] speaks of is there.
+    unsafe fn multiply(&self, product: PairProduct);
+
+    /// Runs `work`, which multiplies, on this thread.
+    fn on_thread(&self, work: impl FnOnce()) {
+        work();
+    }
+}
+
+/// The microkernel with the instructions of a multiplier. What is not worth writing in pairs is left to the kernel for
+/// AVX-512.
+pub(crate) struct Bf16Kernel<M> {
+    multiplier: M,
+    vectors: Avx512,
+}
+
+impl<M: PairMultiplier> Bf16Kernel<M> {
+    /// `None` where the processor lacks AVX-512, which no multiplier is without.
+    pub(crate) fn new(multiplier: M) -> Option<Self> {
+        Avx512::detect().map(|vectors| Self { multiplier, vectors })
+    }
+}
+
+/// No strip has more lanes.
+const MOST_STRIP: usize = 4 * LANES;
+
+impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
+    type Real = f32;
+    type Packed = u32;
+
+    const STRIP: usize = M::STRIP;
+    const LANE_BLOCK: usize = LANES;
+    const FIRST_KEY_BLOCK: usize = DEPTH;
+    const KEY_BLOCK: usize = LANES;
+    const VALUE_BLOCK: usize = LANES;
+    const KEY_TILE: usize = M::KEY_TILE;
+    const MULTIPLIES_IN_WEIGH: bool = true;
+
+    fn query_size(head_dim: usize) -> usize {
+        pack::query_size(head_dim, M::STRIP)
+    }
+
+    fn key_size(head_dim: usize, keys: usize) -> usize {
+        pack::key_size(head_dim, keys)
+    }
+
+    fn value_size(value_dim: usize, keys: usize) -> usize {
+        pack::value_size(value_dim, keys)
+    }
+
+    fn weight_size(keys: usize) -> usize {
+        padded(keys, DEPTH) / 2 * M::STRIP
+    }
+
+    fn on_thread(&self, work: impl FnOnce()) {
+        self.multiplier.on_thread(work);
+    }
+
+    fn pack_query(&self, query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [u32]) {
+        // SAFETY: `self.vectors` is a witness of AVX-512.
+        unsafe { pack::pack_query(query, rows, lanes, packed) }
+    }
+
+    fn pack_keys(&self, key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
+        // SAFETY: `self.vectors` is a witness of AVX-512.
+        unsafe { pack::pack_keys(key, keys, packed) }
+    }
+
+    fn pack_values(&self, value: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
+        // SAFETY: `self.vectors` is a witness of AVX-512.
+        unsafe { pack::pack_values(value, keys, packed) }
+    }
+
+    fn score(&self, product: ScoreProduct<'_, Self>) {
+        let panels = pack::panels(product.head_dim);
+        let panel_size = product.key.len() / panels;
+        let rows = padded(product.keys.len(), LANES);
+        assert!(
+            product.fits()
+                && (product.keys.start + rows) * PAIRS <= panel_size
+                && product.query.len() >= pack::query_size(product.head_dim, product.lanes),
+            "a product of tiles that are too small"
+        );
+        // SAFETY: the keys have so many rows in each panel, the query a row for each pair of a panel, and the scores a
+        // row for each key, as asserted.
+        unsafe {
+            self.multiplier.multiply(PairProduct {
+                rows,
+                lanes: product.lanes,
+                panels,
+                left: product.key.as_ptr().add(product.keys.start * PAIRS),
+                panel_size,
+                right: product.query.as_ptr(),
+                product: product.scores.as_mut_ptr(),
+                adds: false,
+            });
+        }
+        if product.factor != 1.0 {
+            // SAFETY: `self.vectors` is a witness of AVX-512.
+            unsafe { scale(&mut product.scores[..rows * product.lanes], product.factor) };
+        }
+    }
+
+    fn weigh(&self, strip: Strip<'_, Self>) {
+        assert!(strip.fits(), "a strip of scores that is too small");
+        let mut weighing = weigh::Weighing {
+            lanes: strip.lanes,
+            keys: strip.keys,
+            factor: strip.factor,
+            scores: strip.scores,
+            weights: strip.weights,
+            maximum: strip.maximum,
+            sum: strip.sum,
+            correction: strip.correction,
+            keeps_weights: strip.keeps_weights,
+        };
+        // SAFETY: `self.vectors` is a witness of AVX-512.
+        unsafe { weigh::weigh(&mut weighing) }
+    }
+
+    fn accumulate(&self, product: OutputProduct<'_, Self>) {
+        let columns = padded(product.value_dim, LANES);
+        assert!(
+            product.fits() && product.value.len() >= pack::value_size(product.value_dim, product.keys.end),
+            "a product of tiles that are too small"
+        );
+        let lanes = product.lanes;
+        let output = &mut product.output[..columns * lanes];
+        // SAFETY: `self.vectors` is a witness of AVX-512, and there is a correction for each lane.
+        unsafe { correct(output, &product.correction[..lanes]) };
+        let panel_size = columns * PAIRS;
+        let first_panel = &product.value[VALUE_HEADER + product.keys.start / DEPTH * panel_size..];
+        let whole_panels = product.keys.len() / DEPTH;
+        let values = PairProduct {
+            rows: columns,
+            lanes,
+            panels: whole_panels,
+            left: first_panel.as_ptr(),
+            panel_size,
+            right: product.weights.as_ptr(),
+            product: output.as_mut_ptr(),
+            adds: true,
+        };
+        // The last keys do not fill their panel: what is beside them there may be NaNs of keys that are not attended.
+        let last_keys = product.keys.len() % DEPTH;
+        let last = (last_keys > 0).then(|| Last {
+            keys: last_keys,
+            panel: &first_panel[whole_panels * panel_size..][..panel_size],
+            weights: &product.weights[whole_panels * PAIRS * lanes..][..PAIRS * lanes],
+        });
+        let divisor = pack::divisor(product.value);
+        // SAFETY: the values have so many columns in each panel, the weights a row for each pair of a panel, and the
+        // output a row for each column.
+        unsafe {
+            if divisor.is_none() {
+                self.multiplier.multiply(values);
+                if last.is_none() {
+                    return;
+                }
+            }
+            self.accumulate_in_parts(values, divisor, last.as_ref());
+        }
+    }
+
+    fn shape(&self, shaping: Shaping<'_, f32>) {
+        self.vectors.shape(shaping);
+    }
+
+    fn transpose(&self, columns: &[f32], lanes: usize, rows: &mut [f32]) {
+        self.vectors.transpose(columns, lanes, rows);
+    }
+
+    /// A few rows are bound by reading the keys, which products in pairs do not make faster.
+    fn stream(&self, tile: StreamTile<'_, f32>) {
+        self.vectors.stream(tile);
+    }
+}
+
+impl<M> Bf16Kernel<M> {
+    /// Whether the products of a problem come out as those of its elements. The instructions take subnormal elements as
+    /// zero, and keys can be so large that these count.
+    #[expect(clippy::unused_self, reason = "it is a witness of AVX-512")]
+    pub(crate) fn is_exact_for(&self, problem: &Problem, inputs: &InputViews<'_>) -> bool {
+        let groups = problem.batch * problem.key_heads;
+        let rows = Group::row_count(problem);
+        let is_exact = AtomicBool::new(true);
+        driver::for_each(groups, (rows + problem.key_length) * problem.head_dim, |index| {
+            let group = Group::new(problem, inputs, index / problem.key_heads, index % problem.key_heads);
+            // SAFETY: `self.vectors` is a witness of AVX-512.
+            let found = unsafe {
+                pack::have_subnormals(group.query, 0..rows) || pack::have_subnormals(group.key, 0..problem.key_length)
+            };
+            if found {
+                is_exact.store(false, Ordering::Relaxed);
+            }
+        });
+        is_exact.into_inner()
+    }
+
+    /// The kernel that is exact for all.
+    pub(crate) fn exact(&self) -> &Avx512 {
+        &self.vectors
+    }
+}
+
+/// The last keys, which do not fill their panel.
+struct Last<'a> {
+    keys: usize,
+    panel: &'a [u32],
+    weights: &'a [u32],
+}
+
+impl<M: PairMultiplier> Bf16Kernel<M> {
+    /// What is rare, for a few columns at a time: values that were multiplied when they were packed, and the last keys.
+    ///
+    /// # Safety
+    ///
+    /// As [`PairMultiplier::multiply`].
+    unsafe fn accumulate_in_parts(&self, values: PairProduct, divisor: Option<f32>, last: Option<&Last<'_>>) {
+        const COLUMNS: usize = 2 * LANES;
+        for first in (0..values.rows).step_by(COLUMNS) {
+            let rows = (values.rows - first).min(COLUMNS);
+            let mut panel = [[0; PAIRS]; COLUMNS];
+            let mut products = [0.0; COLUMNS * MOST_STRIP];
+            // SAFETY: the caller vouches for the whole, of which these are some rows; `panel` and `products` have room
+            // for these, and the lanes of a strip.
+            unsafe {
+                let output = values.product.add(first * values.lanes);
+                let target = if divisor.is_some() { products.as_mut_ptr() } else { output };
+                let left = values.left.wrapping_add(first * PAIRS);
+                let part = PairProduct { rows, left, product: target, ..values };
+                if divisor.is_some() {
+                    self.multiplier.multiply(PairProduct { adds: false, ..part });
+                }
+                if let Some(last) = last {
+                    copy_first_elements(&last.panel[first * PAIRS..], &mut panel[..rows], last.keys);
+                    let (left, right) = (panel.as_ptr().cast(), last.weights.as_ptr());
+                    self.multiplier.multiply(PairProduct { panels: 1, left, right, adds: true, ..part });
+                }
+                if let Some(divisor) = divisor {
+                    add_times(&products[..rows * values.lanes], 1.0 / divisor, output);
+                }
+            }
+        }
+    }
+}
+
+/// Copies rows of a panel, with zeros for all but the first elements of each.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn copy_first_elements(panel: &[u32], rows: &mut [[u32; PAIRS]], elements: usize) {
+    let mask = (1_u32 << elements) - 1;
+    for (row, source) in rows.iter_mut().zip(panel.chunks_exact(PAIRS)) {
+        // SAFETY: both have a whole vector.
+        unsafe {
+            let vector = _mm512_maskz_loadu_epi16(mask, source.as_ptr().cast());
+            _mm512_storeu_si512(row.as_mut_ptr().cast(), vector);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn scale(scores: &mut [f32], factor: f32) {
+    for score in scores {
+        *score *= factor;
+    }
+}
+
+/// Rows of the output times the correction of each lane, unless all corrections are 1.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn correct(output: &mut [f32], correction: &[f32]) {
+    let lanes = correction.len();
+    for lane in (0..lanes).step_by(LANES) {
+        // SAFETY: the lanes are whole vectors, and so are the rows of the output.
+        unsafe {
+            let factor = _mm512_loadu_ps(correction.as_ptr().add(lane));
+            if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(factor, _mm512_set1_ps(1.0)) == 0 {
+                continue;
+            }
+            for row in output.chunks_exact_mut(lanes) {
+                let place = row.as_mut_ptr().add(lane);
+                _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), factor));
+            }
+        }
+    }
+}
+
+/// Adds `products` times `factor` to as many elements of the output.
+///
+/// # Safety
+///
+/// The output has as many elements, which are whole vectors.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn add_times(products: &[f32], factor: f32, output: *mut f32) {
+    for (index, products) in products.chunks_exact(LANES).enumerate() {
+        // SAFETY: the caller vouches for the output.
+        unsafe {
+            let place = output.add(index * LANES);
+            let sum =
+                _mm512_fmadd_ps(_mm512_loadu_ps(products.as_ptr()), _mm512_set1_ps(factor), _mm512_loadu_ps(place));
+            _mm512_storeu_ps(place, sum);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! `bf16` elements in pairs, as the products of both bf16 levels read them.
+//!
+//! A pair is two elements that one instruction multiplies and adds together, in 32 bits: two neighbouring columns of a
+//! query and a key, or the values and the weights of two neighbouring keys. A panel is sixteen pairs of each row of a left
+//! factor, row after row of 64 bytes, so that sixteen rows of it are what a tile register holds.
+//!
+//! | operand | lies |
+//! |---|---|
+//! | query | pairs of columns, a row of `lanes` for each |
+//! | keys | panels of 32 columns, a row for each key |
+//! | values | panels of 32 keys, a row for each column: transposed |
+//! | weights | pairs of keys, a row of `lanes` for each |
+
+use crate::microkernel::padded;
+use crate::pack::Head;
+use core::arch::x86_64::{
+    __m512i, _mm256_maskz_loadu_epi16, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_mul_ps, _mm512_or_si512,
+    _mm512_reduce_max_epu32, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512,
+    _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::ops::Range;
+
+/// Pairs of a row of a panel.
+pub(crate) const PAIRS: usize = 16;
+/// Elements of a row of a panel.
+pub(crate) const DEPTH: usize = 2 * PAIRS;
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// What precedes packed values: whether they are tiny, below [`TINY`].
+pub(crate) const VALUE_HEADER: usize = PAIRS;
+
+/// The bits of 2^-62. The products treat subnormal elements, products and sums as zero; values none of which reaches
+/// this are packed times [`TINY_FACTOR`], and what comes of them is divided by it.
+const TINY: u32 = (127 - 62) << 7;
+/// 2^64: the least subnormal, 2^-133, becomes 2^-69.
+const TINY_FACTOR: f32 = 18_446_744_073_709_551_616.0;
+
+/// How many panels hold `depth` elements of a row.
+pub(crate) const fn panels(depth: usize) -> usize {
+    depth.div_ceil(DEPTH)
+}
+
+/// Pairs of `lanes` queries of `head_dim` columns.
+pub(crate) const fn query_size(head_dim: usize, lanes: usize) -> usize {
+    panels(head_dim) * PAIRS * lanes
+}
+
+/// Pairs of keys.
+pub(crate) const fn key_size(head_dim: usize, keys: usize) -> usize {
+    panels(head_dim) * padded(keys, LANES) * PAIRS
+}
+
+/// Pairs of values, with what precedes them.
+pub(crate) const fn value_size(value_dim: usize, keys: usize) -> usize {
+    VALUE_HEADER + panels(keys) * padded(value_dim, LANES) * PAIRS
+}
+
+/// What outputs of these packed values are to be divided by, unless it is 1.
+pub(crate) fn divisor(packed_values: &[u32]) -> Option<f32> {
+    (packed_values[0] != 0).then_some(TINY_FACTOR)
+}
+
+/// A mask of the elements of a vector of `SIZE` that begins at `first` and that `count` has.
+fn elements<const SIZE: usize>(first: usize, count: usize) -> u32 {
+    ((1_u64 << count.saturating_sub(first).min(SIZE)) - 1) as u32
+}
+
+/// The first element of a vector in a row of bytes. Where the row ends before it, no element of the vector is read.
+fn address(row: &[u8], first: usize) -> *const i16 {
+    row.as_ptr().wrapping_add(2 * first).cast()
+}
+
+/// Whether some element of a row is subnormal, which the instructions would take as zero.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn has_subnormal(row: &[u8]) -> bool {
+    const LARGEST_SUBNORMAL: u16 = 0x7F;
+    let is_subnormal = |pair: &[u8]| {
+        let magnitude = u16::from_le_bytes([pair[0], pair[1]]) & 0x7FFF;
+        magnitude.wrapping_sub(1) < LARGEST_SUBNORMAL
+    };
+    // Without leaving early, so that the loop becomes vectors.
+    row.chunks_exact(2).fold(false, |any, pair| any | is_subnormal(pair))
+}
+
+/// Whether some element of these rows is subnormal.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(crate) fn have_subnormals(head: Head<'_>, mut rows: Range<usize>) -> bool {
+    rows.any(|row| has_subnormal(head.row(row)))
+}
+
+/// Packs rows of the query. Lanes without a row, and columns that only pad, are zero.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(crate) fn pack_query(query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [u32]) {
+    let columns = query.columns();
+    for (panel, pairs) in packed.chunks_exact_mut(PAIRS * lanes).take(panels(columns)).enumerate() {
+        let mask = elements::<DEPTH>(panel * DEPTH, columns);
+        for first_lane in (0..lanes).step_by(LANES) {
+            let mut block = [_mm512_setzero_si512(); LANES];
+            for (vector, row) in block.iter_mut().zip(rows.clone().skip(first_lane)) {
+                // SAFETY: only elements that the row has are read.
+                *vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(query.row(row), panel * DEPTH)) };
+            }
+            for (place, vector) in pairs[first_lane..].chunks_mut(lanes).zip(transposed(&block)) {
+                store(vector, &mut place[..PAIRS]);
+            }
+        }
+    }
+}
+
+/// Packs keys. Columns that only pad are zero; of rows that only pad, nothing is said.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
+    let columns = key.columns();
+    let panel_size = packed.len() / panels(columns);
+    for (index, key_index) in keys.enumerate() {
+        let row = key.row(key_index);
+        for panel in 0..panels(columns) {
+            let mask = elements::<DEPTH>(panel * DEPTH, columns);
+            // SAFETY: only elements that the row has are read.
+            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(row, panel * DEPTH)) };
+            store(vector, &mut packed[panel * panel_size + index * PAIRS..][..PAIRS]);
+        }
+    }
+}
+
+/// Packs values, transposed. Columns and keys that only pad are zero.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(crate) fn pack_values(value: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
+    let columns = value.columns();
+    let is_tiny = largest_magnitude(value, keys.clone()) < TINY;
+    let (header, panels) = packed.split_at_mut(VALUE_HEADER);
+    header.fill(u32::from(is_tiny));
+    let factor = is_tiny.then_some(TINY_FACTOR);
+    let panel_size = padded(columns, LANES) * PAIRS;
+    for (panel, first_key) in panels.chunks_exact_mut(panel_size).zip(keys.clone().step_by(DEPTH)) {
+        for (rows, first_column) in panel.chunks_exact_mut(LANES * PAIRS).zip((0..columns).step_by(LANES)) {
+            let mask = elements::<LANES>(first_column, columns) as u16;
+            let mut block = [_mm512_setzero_si512(); LANES];
+            for (pair, vector) in block.iter_mut().enumerate() {
+                let key = first_key + 2 * pair;
+                let of_key = |key: usize| {
+                    if key >= keys.end {
+                        return _mm512_setzero_si512();
+                    }
+                    // SAFETY: only elements that the row has are read.
+                    let narrow = unsafe { _mm256_maskz_loadu_epi16(mask, address(value.row(key), first_column)) };
+                    let wide = _mm512_cvtepu16_epi32(narrow);
+                    factor.map_or(wide, |factor| times(wide, factor))
+                };
+                *vector = _mm512_or_si512(of_key(key), _mm512_slli_epi32::<16>(of_key(key + 1)));
+            }
+            for (place, vector) in rows.chunks_exact_mut(PAIRS).zip(transposed(&block)) {
+                store(vector, place);
+            }
+        }
+    }
+}
+
+/// Elements in the lower halves times a power of two that leaves them numbers of 16 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn times(elements: __m512i, factor: f32) -> __m512i {
+    let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(elements));
+    _mm512_srli_epi32::<16>(_mm512_castps_si512(_mm512_mul_ps(wide, _mm512_set1_ps(factor))))
+}
+
+/// The bits of the largest magnitude of some rows. Infinities and NaNs are larger than all numbers.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn largest_magnitude(head: Head<'_>, rows: Range<usize>) -> u32 {
+    let columns = head.columns();
+    let magnitude = _mm512_set1_epi16(0x7FFF);
+    let mut largest = _mm512_setzero_si512();
+    for row in rows {
+        let row = head.row(row);
+        for first in (0..columns).step_by(DEPTH) {
+            // SAFETY: only elements that the row has are read.
+            let vector = unsafe { _mm512_maskz_loadu_epi16(elements::<DEPTH>(first, columns), address(row, first)) };
+            largest = _mm512_max_epu16(largest, _mm512_and_si512(vector, magnitude));
+        }
+    }
+    let lower = _mm512_and_si512(largest, _mm512_set1_epi32(0xFFFF));
+    _mm512_reduce_max_epu32(lower).max(_mm512_reduce_max_epu32(_mm512_srli_epi32::<16>(largest)))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn store(vector: __m512i, place: &mut [u32]) {
+    assert!(place.len() >= PAIRS, "room for a whole row of a panel");
+    // SAFETY: the place has room for the vector, as just asserted.
+    unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), vector) };
+}
+
+/// Element `j` of vector `i` becomes element `i` of vector `j`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
+fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
+    // Within each quarter of 128 bits, blocks of four by four.
+    let mut quarters = [_mm512_setzero_si512(); 16];
+    for block in 0..4 {
+        let row = |index: usize| rows[4 * block + index];
+        let (low, high) = (_mm512_unpacklo_epi32(row(0), row(1)), _mm512_unpackhi_epi32(row(0), row(1)));
+        let (next_low, next_high) = (_mm512_unpacklo_epi32(row(2), row(3)), _mm512_unpackhi_epi32(row(2), row(3)));
+        quarters[4 * block] = _mm512_unpacklo_epi64(low, next_low);
+        quarters[4 * block + 1] = _mm512_unpackhi_epi64(low, next_low);
+        quarters[4 * block + 2] = _mm512_unpacklo_epi64(high, next_high);
+        quarters[4 * block + 3] = _mm512_unpackhi_epi64(high, next_high);
+    }
+    // Then the quarters: quarter `q` of `quarters[4 b + c]` holds rows `4 b` to `4 b + 3` of column `4 q + c`.
+    let mut columns = [_mm512_setzero_si512(); 16];
+    for column in 0..4 {
+        let block = |index: usize| quarters[4 * index + column];
+        let even = [
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(block(0), block(1)),
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(block(2), block(3)),
+        ];
+        let odd = [
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(block(0), block(1)),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(block(2), block(3)),
+        ];
+        columns[column] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even[0], even[1]);
+        columns[8 + column] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even[0], even[1]);
+        columns[4 + column] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd[0], odd[1]);
+        columns[12 + column] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd[0], odd[1]);
+    }
+    columns
+}

@@ -1,0 +1,111 @@
+//! Memory that several threads write at once, each its own part.
+
+use flashcore_problem::{OutputViews, Problem, Strides};
+use std::marker::PhantomData;
+
+/// A slice whose parts are lent to threads that agree on who has which.
+pub(crate) struct Disjoint<'a, T> {
+    first: *mut T,
+    len: usize,
+    borrowed: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a mutable slice that threads use parts of, which may be sent where its elements may.
+unsafe impl<T: Send> Send for Disjoint<'_, T> {}
+// SAFETY: parts are handed out only by `part`, whose callers vouch that no two of them overlap at the same time.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self { first: slice.as_mut_ptr(), len: slice.len(), borrowed: PhantomData }
+    }
+
+    /// The elements from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// No two parts that overlap are in use at the same time.
+    #[expect(clippy::mut_from_ref, reason = "callers vouch that parts do not overlap")]
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "a part outside of the slice");
+        // SAFETY: the part lies within the slice, which is borrowed mutably for as long as `self` is, and the caller
+        // vouches that nobody else has any of it.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(start), len) }
+    }
+}
+
+/// The outputs of a problem, row by row.
+pub(crate) struct OutputRows<'a> {
+    output: Disjoint<'a, u8>,
+    log_sum_exp: Option<Disjoint<'a, f32>>,
+    strides: Strides,
+    row_bytes: usize,
+    element_bytes: usize,
+    heads: usize,
+    rows: usize,
+}
+
+impl<'a> OutputRows<'a> {
+    /// The outputs have been validated.
+    pub(crate) fn new(problem: &Problem, outputs: OutputViews<'a>) -> Self {
+        let (shape, element_bytes) = (problem.output_shape(), problem.dtype.size_bytes());
+        Self {
+            output: Disjoint::new(outputs.output.data),
+            log_sum_exp: outputs.log_sum_exp.map(Disjoint::new),
+            strides: problem.strides().output,
+            row_bytes: shape.columns * element_bytes,
+            element_bytes,
+            heads: shape.heads,
+            rows: shape.rows,
+        }
+    }
+
+    /// Where the output of one row is written, and its log-sum-exp where that is wanted.
+    ///
+    /// # Safety
+    ///
+    /// No row is in use twice at the same time. Rows of valid outputs do not overlap.
+    #[expect(clippy::mut_from_ref, reason = "callers vouch that no row is in use twice")]
+    pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize) -> (&mut [u8], Option<&mut f32>) {
+        let start = self.strides.row_start(batch, head, row) * self.element_bytes;
+        let index = (batch * self.heads + head) * self.rows + row;
+        // SAFETY: validation refuses outputs whose rows overlap, and the caller vouches that this row is not in use.
+        unsafe {
+            let log_sum_exp = self.log_sum_exp.as_ref().and_then(|rows| rows.part(index, 1).first_mut());
+            (self.output.part(start, self.row_bytes), log_sum_exp)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::{DType, Layout, Outputs};
+
+    /// Every element gets the number of its row, whatever the layout.
+    #[test]
+    fn every_row_has_its_place() {
+        for layout in [Layout::Bhsd, Layout::Bshd] {
+            let mut problem = Problem::new(2, 3, 7, 4, DType::F32);
+            problem.log_sum_exp = true;
+            problem.layout = layout;
+            let mut outputs = Outputs::poisoned(&problem);
+            let rows = OutputRows::new(&problem, outputs.views_mut());
+            let number = |batch: usize, head: usize, row: usize| (batch * 100 + head * 10 + row) as f32;
+            for (batch, head, row) in problem.output_shape().each_row() {
+                // SAFETY: one row after the other.
+                let (bytes, log_sum_exp) = unsafe { rows.row(batch, head, row) };
+                *log_sum_exp.unwrap() = number(batch, head, row);
+                for element in bytes.chunks_exact_mut(4) {
+                    element.copy_from_slice(&number(batch, head, row).to_le_bytes());
+                }
+            }
+            let dense = outputs.output.dense(problem.output_shape(), problem.strides().output);
+            for (index, (batch, head, row)) in problem.output_shape().each_row().enumerate() {
+                let number = f64::from(number(batch, head, row));
+                assert_eq!(dense[index * 4..][..4], [number; 4], "{layout:?}");
+                assert_eq!(outputs.log_sum_exp.as_ref().map(|rows| f64::from(rows[index])), Some(number));
+            }
+        }
+    }
+}

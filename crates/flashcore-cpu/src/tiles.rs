@@ -1,0 +1,258 @@
+//! Tiles of query rows and tiles of keys: which meet, and what happens when they do.
+
+use crate::group::Group;
+use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::pack;
+use crate::real::Real;
+use crate::scratch::{Arena, arena_bytes};
+use flashcore_problem::Problem;
+use std::ops::Range;
+
+/// Keys of one tile, unless a kernel wants others. The scores of a strip of 32 query rows are then 16 KiB, which stay in a first-level cache between
+/// the two products, and keys and values of 128 columns 64 KiB each, which stay in a second-level cache. A mask wastes
+/// no more with large tiles than with small ones, since each strip takes only the keys of a tile that it attends.
+pub(crate) const KEY_TILE: usize = 128;
+
+/// No kernel has larger tiles.
+pub(crate) const MOST_KEY_TILE: usize = 256;
+
+/// No strip has more lanes than this.
+pub(crate) const MOST_LANES: usize = 64;
+
+/// The bytes that [`attend_rows`] takes of an arena for so many rows.
+pub(crate) fn scratch_bytes<K: Microkernel>(problem: &Problem, rows: usize) -> usize {
+    let (head_dim, value_dim, strips) = (problem.head_dim, problem.value_dim, rows.div_ceil(K::STRIP));
+    let packed = [
+        strips * K::query_size(head_dim),
+        K::key_size(head_dim, K::KEY_TILE),
+        K::value_size(value_dim, K::KEY_TILE),
+        K::weight_size(K::KEY_TILE),
+    ];
+    let real = [
+        strips * padded(value_dim, K::VALUE_BLOCK) * K::STRIP,
+        strips * K::STRIP,
+        strips * K::STRIP,
+        padded(K::KEY_TILE, K::KEY_BLOCK) * K::STRIP,
+        K::STRIP,
+        value_dim * K::STRIP,
+    ];
+    packed.iter().map(|&count| arena_bytes::<K::Packed>(count)).sum::<usize>()
+        + real.iter().map(|&count| arena_bytes::<K::Real>(count)).sum::<usize>()
+}
+
+/// The attention of `rows`, which begin with a strip, to `keys`, which begin with a tile. Hands each row with its
+/// maximum, sum and weighted sum to `deliver`.
+pub(crate) fn attend_rows<K: Microkernel>(
+    kernel: &K,
+    group: &Group<'_>,
+    rows: Range<usize>,
+    keys: Range<usize>,
+    arena: &mut Arena<'_>,
+    mut deliver: impl FnMut(usize, K::Real, K::Real, &[K::Real]),
+) {
+    const { assert!(K::STRIP <= MOST_LANES && K::KEY_TILE.is_multiple_of(K::FIRST_KEY_BLOCK)) };
+    const { assert!(MOST_KEY_TILE.is_multiple_of(K::KEY_TILE)) };
+    let (head_dim, value_dim) = (group.problem.head_dim, group.problem.value_dim);
+    let strips = rows.len().div_ceil(K::STRIP);
+    let (query_size, output_size) = (K::query_size(head_dim), padded(value_dim, K::VALUE_BLOCK) * K::STRIP);
+    let query = arena.take::<K::Packed>(strips * query_size);
+    let output = arena.take::<K::Real>(strips * output_size);
+    let maximum = arena.take::<K::Real>(strips * K::STRIP);
+    let sum = arena.take::<K::Real>(strips * K::STRIP);
+    let room_for_key = arena.take::<K::Packed>(K::key_size(head_dim, K::KEY_TILE));
+    let room_for_value = arena.take::<K::Packed>(K::value_size(value_dim, K::KEY_TILE));
+    let mut room = Room {
+        scores: arena.take(padded(K::KEY_TILE, K::KEY_BLOCK) * K::STRIP),
+        weights: arena.take(K::weight_size(K::KEY_TILE)),
+        correction: arena.take(K::STRIP),
+    };
+    let strip_rows = |index: usize| {
+        let first = rows.start + index * K::STRIP;
+        first..rows.end.min(first + K::STRIP)
+    };
+    for (index, query) in query.chunks_exact_mut(query_size).enumerate() {
+        let rows = strip_rows(index);
+        kernel.pack_query(group.query, rows.clone(), padded(rows.len(), K::LANE_BLOCK), query);
+    }
+    output.fill(K::Real::ZERO);
+    maximum.fill(K::Real::NEGATIVE_INFINITY);
+    sum.fill(K::Real::ZERO);
+
+    let (attended, _) = group.attended_by(&rows, &keys);
+    let first = attended.start - (attended.start - keys.start) % K::KEY_TILE;
+    for start in (first..attended.end).step_by(K::KEY_TILE) {
+        let keys = start..attended.end.min(start + K::KEY_TILE);
+        let tile = KeyTile::<K> {
+            key: K::in_place(group.key, keys.clone()).unwrap_or_else(|| {
+                kernel.pack_keys(group.key, keys.clone(), room_for_key);
+                room_for_key
+            }),
+            value: K::in_place(group.value, keys.clone()).unwrap_or_else(|| {
+                kernel.pack_values(group.value, keys.clone(), room_for_value);
+                room_for_value
+            }),
+            keys,
+        };
+        for index in 0..strips {
+            let lanes = index * K::STRIP..(index + 1) * K::STRIP;
+            let mut strip = QueryStrip::<K> {
+                rows: strip_rows(index),
+                query: &query[index * query_size..(index + 1) * query_size],
+                output: &mut output[index * output_size..(index + 1) * output_size],
+                maximum: &mut maximum[lanes.clone()],
+                sum: &mut sum[lanes],
+            };
+            meet(kernel, group, &tile, &mut strip, &mut room);
+        }
+    }
+
+    let in_rows = arena.take::<K::Real>(value_dim * K::STRIP);
+    for (index, output) in output.chunks_exact(output_size).enumerate() {
+        let rows = strip_rows(index);
+        let lanes = padded(rows.len(), K::LANE_BLOCK);
+        kernel.transpose(&output[..value_dim * lanes], lanes, &mut in_rows[..value_dim * lanes]);
+        for (lane, (row, output)) in rows.zip(in_rows.chunks_exact(value_dim)).enumerate() {
+            let lane = index * K::STRIP + lane;
+            deliver(row, maximum[lane], sum[lane], output);
+        }
+    }
+}
+
+/// Query rows side by side in vector lanes, and what has become of them so far.
+struct QueryStrip<'a, K: Microkernel> {
+    rows: Range<usize>,
+    query: &'a [K::Packed],
+    /// A row of lanes for each column of the value, padded.
+    output: &'a mut [K::Real],
+    maximum: &'a mut [K::Real],
+    sum: &'a mut [K::Real],
+}
+
+/// Keys and values, packed or in place.
+struct KeyTile<'a, K: Microkernel> {
+    keys: Range<usize>,
+    key: &'a [K::Packed],
+    value: &'a [K::Packed],
+}
+
+/// What a strip and a tile need while they meet. What lies past the end was left there by others: it is computed with
+/// and never looked at.
+struct Room<'a, K: Microkernel> {
+    /// For each key of a tile, padded, a lane for each query row of a strip: products, scores, weights.
+    scores: &'a mut [K::Real],
+    weights: &'a mut [K::Packed],
+    /// What the softmax of a strip says its output is to be multiplied by.
+    correction: &'a mut [K::Real],
+}
+
+/// The strip attends what it attends of the keys of a tile.
+fn meet<K: Microkernel>(
+    kernel: &K,
+    group: &Group<'_>,
+    tile: &KeyTile<'_, K>,
+    strip: &mut QueryStrip<'_, K>,
+    room: &mut Room<'_, K>,
+) {
+    let (any, all) = group.attended_by(&strip.rows, &tile.keys);
+    if any.is_empty() {
+        return;
+    }
+    let start = any.start - tile.keys.start;
+    let keys = start - start % K::FIRST_KEY_BLOCK..any.end - tile.keys.start;
+    let first_key = tile.keys.start + keys.start;
+    let is_masked = all != (first_key..any.end);
+    let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
+
+    let factor = K::Real::from_f64(group.scoring.factor());
+    // Nothing is done to plain scores between product and softmax, and a mask of minus infinity stays what it is
+    // where the factor is above zero.
+    let (early, late) = if K::MULTIPLIES_IN_WEIGH && group.scoring.is_plain() && factor > K::Real::ZERO {
+        (K::Real::ONE, factor)
+    } else {
+        (factor, K::Real::ONE)
+    };
+    kernel.score(ScoreProduct {
+        head_dim: group.problem.head_dim,
+        lanes,
+        keys: keys.clone(),
+        key: tile.key,
+        query: strip.query,
+        factor: early,
+        scores: room.scores,
+    });
+    let scores = &mut room.scores[..keys.len() * lanes];
+    let places = strip.rows.clone().map(|row| group.place(row));
+    if let Some(terms) = group.scoring.lane_terms(first_key, places) {
+        kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
+    }
+    if is_masked {
+        mask(group, &strip.rows, first_key, scores, lanes);
+    }
+    // A kernel that takes several keys at once multiplies those behind the last by zero.
+    let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
+    let is_finite = (first_key..end).all(|key| all.contains(&key) || group.value.is_finite(key));
+    kernel.weigh(Strip {
+        lanes,
+        keys: keys.len(),
+        factor: late,
+        scores: room.scores,
+        weights: room.weights,
+        keeps_weights: !is_finite,
+        maximum: strip.maximum,
+        sum: strip.sum,
+        correction: room.correction,
+    });
+    if !is_finite {
+        accumulate_attended(group, strip, first_key..any.end, room, lanes);
+        return;
+    }
+    kernel.accumulate(OutputProduct {
+        value_dim: group.problem.value_dim,
+        lanes,
+        keys,
+        value: tile.value,
+        scores: room.scores,
+        weights: room.weights,
+        correction: room.correction,
+        output: strip.output,
+    });
+}
+
+/// What a row does not attend gets a score of minus infinity and hence no weight, whatever the product was.
+fn mask<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: usize, scores: &mut [R], lanes: usize) {
+    let keys = scores.len() / lanes;
+    for (lane, row) in rows.clone().enumerate() {
+        let attended = group.attended(row);
+        let start = attended.start.saturating_sub(first_key).min(keys);
+        let end = attended.end.saturating_sub(first_key).clamp(start, keys);
+        for key in (0..start).chain(end..keys) {
+            scores[key * lanes + lane] = R::NEGATIVE_INFINITY;
+        }
+    }
+}
+
+/// Adds weights times values for attended keys only: a weight of zero does not hide a NaN or an infinity.
+fn accumulate_attended<K: Microkernel>(
+    group: &Group<'_>,
+    strip: &mut QueryStrip<'_, K>,
+    keys: Range<usize>,
+    room: &Room<'_, K>,
+    lanes: usize,
+) {
+    let output = &mut strip.output[..group.problem.value_dim * lanes];
+    for column in output.chunks_exact_mut(lanes) {
+        for (element, &factor) in column.iter_mut().zip(&*room.correction) {
+            *element *= factor;
+        }
+    }
+    for (key, weights) in keys.zip(room.scores.chunks_exact(lanes)) {
+        pack::for_each(group.value.dtype(), group.value.row(key), |column, element: K::Real| {
+            let sums = &mut output[column * lanes..];
+            for ((sum, &weight), row) in sums.iter_mut().zip(weights).zip(strip.rows.clone()) {
+                if group.attended(row).contains(&key) {
+                    *sum += weight * element;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,101 @@
+//! The vector operations that a level provides; everything above them is written once.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::real::Real;
+use flashcore_problem::DType;
+
+/// No vector has more lanes than this.
+pub(crate) const MOST_LANES: usize = 16;
+
+/// Some numbers side by side in a register.
+///
+/// Every method is to be marked `#[inline(always)]`, because it becomes the instructions it stands for only inside of a
+/// function with the `target_feature` of the level.
+///
+/// # Safety
+///
+/// All methods may only be called where the processor has the instructions of the level. Pointers need no alignment,
+/// and must be valid for [`LANES`](Self::LANES) elements.
+pub(crate) trait Vector: Copy {
+    type Real: Real;
+    const LANES: usize;
+
+    unsafe fn splat(value: Self::Real) -> Self;
+    unsafe fn load(from: *const Self::Real) -> Self;
+    unsafe fn store(self, to: *mut Self::Real);
+    /// As many elements of `dtype`, converted.
+    unsafe fn widen(dtype: DType, from: *const u8) -> Self;
+
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self * factor + term`, rounded once where the processor can.
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
+    /// The larger one; `other` where `self` is a quiet NaN. Nothing is said of an `other` that is a NaN and a `self` that is
+    /// none.
+    unsafe fn max(self, other: Self) -> Self;
+    /// `yes` in lanes where `self` equals `other`, `no` elsewhere.
+    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self;
+    /// `2^self` for exponents up to 0, as [`crate::exp2`] says.
+    unsafe fn exp2(self) -> Self;
+
+    /// Asks for a cache line that will be read soon. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const u8) {}
+
+    /// The numbers of all lanes; `R::ZERO` behind them.
+    #[inline(always)]
+    unsafe fn to_array(self) -> [Self::Real; MOST_LANES] {
+        const { assert!(Self::LANES <= MOST_LANES) };
+        let mut lanes = [Self::Real::ZERO; MOST_LANES];
+        // SAFETY: there is room for all lanes.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes
+    }
+
+    /// The sum of all lanes, always in the same order.
+    #[inline(always)]
+    unsafe fn sum(self) -> Self::Real {
+        // SAFETY: the caller vouches for the instructions.
+        let mut lanes = unsafe { self.to_array() };
+        let mut half = Self::LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The largest of all lanes that are not NaN.
+    #[inline(always)]
+    unsafe fn largest(self) -> Self::Real {
+        // SAFETY: the caller vouches for the instructions.
+        let lanes = unsafe { self.to_array() };
+        lanes[..Self::LANES].iter().fold(Self::Real::NEGATIVE_INFINITY, |largest, &lane| largest.maximum(lane))
+    }
+
+    /// `tanh` to within [`crate::tanh::MAX_ERROR`].
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: the caller vouches for the instructions, and there is room for all lanes.
+        unsafe { Self::load(self.to_array().map(Real::tanh).as_ptr()) }
+    }
+
+    /// `to[column][row] = from[row][column]` of as many rows and columns as there are lanes. `to` is aligned for its type.
+    ///
+    /// # Safety
+    ///
+    /// Each row of both is valid for as many elements as there are lanes.
+    #[inline(always)]
+    unsafe fn transpose(from: *const Self::Real, from_stride: usize, to: *mut Self::Real, to_stride: usize) {
+        for row in 0..Self::LANES {
+            for column in 0..Self::LANES {
+                // SAFETY: the caller vouches for the rows.
+                unsafe { *to.add(column * to_stride + row) = from.add(row * from_stride + column).read_unaligned() };
+            }
+        }
+    }
+}
