@@ -60,8 +60,9 @@ pub fn kernels(arch: Arch) -> Vec<(Config, Specialisation)> {
     for config in Config::all() {
         for dtype in Specialisation::DTYPES {
             for head_dim in Specialisation::HEAD_DIMS {
-                for causal in [false, true] {
-                    kernels.push((config, Specialisation { dtype, head_dim, causal, log_sum_exp: true }));
+                for right in [false, true] {
+                    let plain = Specialisation::new(dtype, head_dim);
+                    kernels.push((config, Specialisation { right, log_sum_exp: true, ..plain }));
                 }
             }
         }
@@ -80,7 +81,7 @@ pub fn row(config: Config, specialisation: Specialisation, arch: Arch) -> Result
         .verify(arch)
         .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;
-    let Specialisation { dtype, head_dim, causal, .. } = specialisation;
+    let Specialisation { dtype, head_dim, right: causal, .. } = specialisation;
     let complaints = complaints(&resources, kernel.register_budget);
     Ok(Row {
         config: config.to_string(),
