@@ -1,12 +1,13 @@
 //! Every choice in a kernel.
 
 use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
-use flashcore_ir::{Arch, Kernel};
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_ir::Kernel;
+use flashcore_problem::{DType, Problem};
 
 use crate::attention::{ampere, scalar};
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::tile::{LANES, Rescale, SharedLayout};
+use crate::tuned;
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -109,12 +110,26 @@ impl AmpereConfig {
         self.warps.saturating_mul(LANES)
     }
 
+    /// Registers per thread that hold operands and results between tiles: query, scores and output.
+    pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
+        let [head_dim, value_dim] = [specialisation.head_dim, specialisation.value_dim];
+        let query = match self.query {
+            QueryPlace::Registers => head_dim.next_multiple_of(16) / 4,
+            QueryPlace::Shared => 0,
+        };
+        let results = (value_dim.next_multiple_of(16) + self.keys_per_warp()) / 2;
+        self.rows_per_warp / 16 * (query + results)
+    }
+
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
     /// multiprocessor where the output is small, and for two where it is large.
     pub const fn register_budget(self, specialisation: Specialisation) -> u32 {
         if specialisation.value_dim <= 64 && self.rows_per_warp == 16 { 168 } else { 255 }
     }
 }
+
+/// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
+pub(crate) const MOST_OPERAND_REGISTERS: u32 = 192;
 
 /// A choice that no kernel can be generated with.
 pub(crate) struct Flaw {
@@ -139,39 +154,10 @@ impl Config {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
     }
 
-    /// The config for a problem unless another is asked for, on a GPU with so many multiprocessors.
-    ///
-    /// Wider tiles of keys cost registers and shared memory and save barriers and maxima, except that causal problems waste
-    /// more of them at the diagonal; `docs/experiments.md` has the measurements, on an H200. Where shared memory is small
-    /// (`sm_86`, `sm_89`, `sm_120`) one CTA of a wide config would fill a multiprocessor, and two of the default are better.
-    pub fn tuned(problem: &Problem, arch: Arch, multiprocessors: u32) -> Self {
-        const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
-        let default = AmpereConfig::default();
-        let wide = AmpereConfig { key_rows: 128, ..default };
-        let tall = AmpereConfig { warps: 8, ..wide };
-        let ctas = |config: AmpereConfig| {
-            let tiles = problem.query_length.div_ceil(config.query_rows() as usize);
-            tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
-        };
-        let (keys, causal) = (problem.key_length, matches!(problem.mask, Mask::Causal(_)));
-        let multiprocessors = multiprocessors as usize;
-        let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
-        // In one wave the longest CTA decides, and it is the faster one; in several, so does what all of them waste.
-        let wide_pays = keys > 64 && (!causal || keys >= 2048 || ctas(default) <= multiprocessors);
-        // Twice the rows halve the CTAs: only where enough are left for every multiprocessor.
-        let tall_pays = ctas(tall) >= multiprocessors && keys >= if causal { 4096 } else { 1024 };
-        Self::Ampere(match problem.head_dim {
-            _ if !is_roomy => default,
-            ..=64 if wide_pays => wide,
-            65.. if tall_pays => tall,
-            _ => default,
-        })
-    }
-
     /// The configs that resource gates, snapshots and tests go through.
     pub fn all() -> Vec<Self> {
         let ampere = AmpereConfig::default();
-        vec![
+        let mut configs = vec![
             Self::scalar(),
             Self::Ampere(ampere),
             Self::ampere_with_layout(SharedLayout::Plain),
@@ -179,10 +165,14 @@ impl Config {
             Self::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..ampere }),
             Self::Ampere(AmpereConfig { key_rows: 128, ..ampere }),
             Self::Ampere(AmpereConfig { warps: 8, key_rows: 128, ..ampere }),
-            Self::Ampere(AmpereConfig { rows_per_warp: 32, ..ampere }),
-            Self::Ampere(AmpereConfig { key_rows: 128, key_warps: 2, ..ampere }),
-            Self::Ampere(AmpereConfig { rows_per_warp: 32, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..ampere }),
-        ]
+        ];
+        let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(tuned::ALL).map(Self::Ampere);
+        for config in others {
+            if !configs.contains(&config) {
+                configs.push(config);
+            }
+        }
+        configs
     }
 
     /// The name of the kernel.

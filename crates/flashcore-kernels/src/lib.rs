@@ -26,6 +26,7 @@ mod parameters;
 mod plan;
 mod specialisation;
 pub mod tile;
+mod tuned;
 
 pub use config::{AmpereConfig, Config, QueryPlace, ScalarConfig};
 pub use name::UnknownConfig;

@@ -3,7 +3,7 @@
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
-use crate::config::{Config, Flaw};
+use crate::config::{Config, Flaw, MOST_OPERAND_REGISTERS};
 use crate::parameters::{Argument, Buffers, arguments};
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -39,6 +39,8 @@ pub enum Reason {
     Empty,
     #[error("{argument} of the {kernel} config is {value}; it must be {allowed}")]
     Config { kernel: &'static str, argument: &'static str, value: u32, allowed: &'static str },
+    #[error("the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, or the query from shared memory")]
+    Registers { config: Config, registers: u32, limit: u32 },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -89,6 +91,14 @@ fn reasons(problem: &Problem, config: Config) -> Vec<Reason> {
         let Flaw { argument, value, allowed } = flaw;
         Reason::Config { kernel, argument, value, allowed }
     }));
+    if let Config::Ampere(ampere) = config
+        && reasons.is_empty()
+    {
+        let (registers, limit) = (ampere.operand_registers(config.specialisation(problem)), MOST_OPERAND_REGISTERS);
+        if registers > limit {
+            reasons.push(Reason::Registers { config, registers, limit });
+        }
+    }
     let limits = [
         ("batch", problem.batch, MOST_GRID_ROWS),
         ("query_heads", problem.query_heads, MOST_GRID_ROWS),
