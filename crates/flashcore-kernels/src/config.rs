@@ -1,7 +1,7 @@
 //! Every choice in a kernel.
 
 use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
-use flashcore_ir::Kernel;
+use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
 use crate::attention::{ampere, scalar};
@@ -110,21 +110,31 @@ impl AmpereConfig {
         self.warps.saturating_mul(LANES)
     }
 
-    /// Registers per thread that hold operands and results between tiles: query, scores and output.
+    /// Registers per thread that hold operands and results: query, scores and output, what is added
+    /// to scores, and what warps that share keys send each other.
     pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
         let [head_dim, value_dim] = [specialisation.head_dim, specialisation.value_dim];
         let query = match self.query {
             QueryPlace::Registers => head_dim.next_multiple_of(16) / 4,
             QueryPlace::Shared => 0,
         };
-        let results = (value_dim.next_multiple_of(16) + self.keys_per_warp()) / 2;
-        self.rows_per_warp / 16 * (query + results)
+        let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
+        // Loads of a bias begin before they are needed, and have addresses.
+        let bias = if specialisation.bias { scores + scores / 4 } else { 0 };
+        let exchange = if self.key_warps > 1 { 24 } else { 0 };
+        self.rows_per_warp / 16 * (query + output + scores + bias) + exchange
+    }
+
+    /// Whether operands and results stay in registers.
+    pub(crate) const fn fits_registers(self, specialisation: Specialisation) -> bool {
+        self.operand_registers(specialisation) <= MOST_OPERAND_REGISTERS
     }
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
     /// multiprocessor where the output is small, and for two where it is large.
     pub const fn register_budget(self, specialisation: Specialisation) -> u32 {
-        if specialisation.value_dim <= 64 && self.rows_per_warp == 16 { 168 } else { 255 }
+        let is_small = specialisation.value_dim <= 64 && self.rows_per_warp == 16;
+        if is_small && !specialisation.has_terms() { 168 } else { 255 }
     }
 }
 
@@ -247,6 +257,15 @@ impl Config {
         flaws.into_iter().flatten().collect()
     }
 
+    /// Whether the kernel has room in registers and shared memory.
+    pub fn fits(self, specialisation: Specialisation, arch: Arch) -> bool {
+        let in_registers = match self {
+            Self::Scalar(_) => true,
+            Self::Ampere(config) => config.fits_registers(specialisation),
+        };
+        in_registers && self.generate(specialisation).shared_bytes <= arch.shared_bytes_per_cta()
+    }
+
     /// Writes the kernel for a specialisation. What can be generated is [`crate::Plan::new`]'s to decide.
     pub fn generate(self, specialisation: Specialisation) -> Kernel {
         let name = self.kernel_name(specialisation);
@@ -261,10 +280,8 @@ impl Config {
 
     fn kernel_name(self, specialisation: Specialisation) -> String {
         let Specialisation { dtype, head_dim, value_dim, width, .. } = specialisation;
-        let mut name = format!("flashcore_{}_{dtype}_d{head_dim}", self.to_string().replace('-', "_"));
-        if value_dim != head_dim {
-            name += &format!("x{value_dim}");
-        }
+        let config = self.to_string().replace('-', "_");
+        let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
         let features = [
             (specialisation.left, "left"),
             (specialisation.right, "right"),
@@ -276,12 +293,9 @@ impl Config {
             (specialisation.scaled_first, "scaled"),
             (specialisation.log_sum_exp, "lse"),
         ];
-        for (_, feature) in features.into_iter().filter(|(is_on, _)| *is_on) {
-            name += &format!("_{feature}");
-        }
-        if width != MOST_WIDTH {
-            name += &format!("_w{width}");
-        }
-        name
+        let features: String =
+            features.into_iter().filter(|(is_on, _)| *is_on).flat_map(|(_, feature)| ["_", feature]).collect();
+        let width = if width == MOST_WIDTH { String::new() } else { format!("_w{width}") };
+        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{features}{width}")
     }
 }

@@ -154,7 +154,18 @@ impl Buffers {
     /// Query, key, value and output, and nothing else.
     pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
         let bias_strides = BiasStrides { batch: 0, head: 0, row: 0, key: 0 };
-        Self { query, key, value, output, log_sum_exp: 0, key_lengths: 0, alibi_slopes: 0, sinks: 0, bias: 0, bias_strides }
+        Self {
+            query,
+            key,
+            value,
+            output,
+            log_sum_exp: 0,
+            key_lengths: 0,
+            alibi_slopes: 0,
+            sinks: 0,
+            bias: 0,
+            bias_strides,
+        }
     }
 }
 
@@ -174,9 +185,10 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
     let window = |keys: Option<usize>| keys.unwrap_or(0).min(WIDEST_WINDOW) as i32;
     // The offset is the same for every length, or follows it.
     let follows = problem.position_offset(problem.key_length) != problem.position_offset(problem.key_length + 1);
-    let (position_offset, position_per_key) = match problem.key_lengths {
-        true => (problem.position_offset(0) as i32, i32::from(follows)),
-        false => (problem.position_offset(problem.key_length) as i32, 0),
+    let (position_offset, position_per_key) = if problem.key_lengths {
+        (problem.position_offset(0) as i32, i32::from(follows))
+    } else {
+        (problem.position_offset(problem.key_length) as i32, 0)
     };
     let scale = problem.scale * LOG2_E;
     let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;

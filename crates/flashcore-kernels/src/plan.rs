@@ -39,7 +39,9 @@ pub enum Reason {
     Empty,
     #[error("{argument} of the {kernel} config is {value}; it must be {allowed}")]
     Config { kernel: &'static str, argument: &'static str, value: u32, allowed: &'static str },
-    #[error("the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, or the query from shared memory")]
+    #[error(
+        "the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, or the query from shared memory"
+    )]
     Registers { config: Config, registers: u32, limit: u32 },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),

@@ -11,6 +11,7 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, Config, QueryPlace};
+use crate::specialisation::Specialisation;
 use crate::tile::{Rescale, SharedLayout};
 
 const BASE: AmpereConfig = AmpereConfig {
@@ -31,16 +32,14 @@ const TINY: AmpereConfig = AmpereConfig { key_warps: 2, ..BASE };
 /// One wave of CTAs of narrow heads.
 const ONE_WAVE: AmpereConfig = AmpereConfig { key_rows: 128, ..BASE };
 /// Narrow heads.
-const NARROW: AmpereConfig =
-    AmpereConfig { rows_per_warp: 32, key_rows: 128, query: QueryPlace::Shared, ..BASE };
+const NARROW: AmpereConfig = AmpereConfig { rows_per_warp: 32, key_rows: 128, query: QueryPlace::Shared, ..BASE };
 /// Heads of up to 128 columns.
 const MIDDLE: AmpereConfig =
     AmpereConfig { rows_per_warp: 32, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
 /// Heads of up to 192 columns.
 const WIDE: AmpereConfig = AmpereConfig { warps: 8, ..BASE };
 /// Heads of up to 256 columns.
-const WIDEST: AmpereConfig =
-    AmpereConfig { warps: 8, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
+const WIDEST: AmpereConfig = AmpereConfig { warps: 8, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
 /// The same for an A100, which has not as much shared memory.
 const WIDEST_A100: AmpereConfig = AmpereConfig { key_rows: 32, ..WIDEST };
 /// Narrow heads where shared memory is small: two CTAs fit.
@@ -52,20 +51,8 @@ const WIDE_SMALL: AmpereConfig =
     AmpereConfig { key_rows: 32, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
 
 /// Every config that some problem gets.
-pub(crate) const ALL: [AmpereConfig; 12] = [
-    BASE,
-    FEW_ROWS,
-    TINY,
-    ONE_WAVE,
-    NARROW,
-    MIDDLE,
-    WIDE,
-    WIDEST,
-    WIDEST_A100,
-    NARROW_SMALL,
-    MIDDLE_SMALL,
-    WIDE_SMALL,
-];
+pub(crate) const ALL: [AmpereConfig; 12] =
+    [BASE, FEW_ROWS, TINY, ONE_WAVE, NARROW, MIDDLE, WIDE, WIDEST, WIDEST_A100, NARROW_SMALL, MIDDLE_SMALL, WIDE_SMALL];
 
 /// Shared memory of a CTA from which on the larger tiles fit twice.
 const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
@@ -88,20 +75,29 @@ impl Config {
         // With no more CTAs than multiprocessors, half as many rows for each cost nothing.
         let is_small = ctas(FEW_ROWS) <= multiprocessors;
         let is_one_wave = ctas(BASE) <= multiprocessors;
-        Self::Ampere(match (is_roomy, columns) {
+        let best = match (is_roomy, columns) {
             (_, ..=64) if is_small && problem.key_length <= 64 => TINY,
-            (_, ..=128) if is_small => if columns <= 64 && is_roomy { FEW_ROWS } else { TINY },
+            (_, ..=128) if is_small => {
+                if columns <= 64 && is_roomy {
+                    FEW_ROWS
+                } else {
+                    TINY
+                }
+            }
             (true, ..=64) if is_one_wave => ONE_WAVE,
             (true, ..=64) => NARROW,
-            (true, ..=128) if is_one_wave => BASE,
+            (true, 65..=128) | (false, ..=64) if is_one_wave => BASE,
             (true, ..=128) => MIDDLE,
             (true, ..=192) => WIDE,
             (true, _) if arch.shared_bytes_per_cta() >= ROOMIEST_SHARED_BYTES => WIDEST,
             (true, _) => WIDEST_A100,
-            (false, ..=64) if is_one_wave => BASE,
             (false, ..=64) => NARROW_SMALL,
             (false, ..=128) => MIDDLE_SMALL,
             (false, _) => WIDE_SMALL,
-        })
+        };
+        // A bias takes registers that the large tiles have not left.
+        let specialisation = Specialisation::of(problem);
+        let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialisation));
+        Self::Ampere(fitting.unwrap_or(WIDE_SMALL))
     }
 }

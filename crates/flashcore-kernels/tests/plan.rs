@@ -50,8 +50,13 @@ fn every_feature_has_a_plan() {
 fn all_reasons_come_at_once() {
     check(
         |problem| (problem.head_dim, problem.value_dim) = (7, 300),
-        &[("head_dim", 7), ("value_dim", 300)]
-            .map(|(argument, dim)| Reason::Dim { kernel: KERNEL, argument, dim, multiple: 8, most: 256 }),
+        &[("head_dim", 7), ("value_dim", 300)].map(|(argument, dim)| Reason::Dim {
+            kernel: KERNEL,
+            argument,
+            dim,
+            multiple: 8,
+            most: 256,
+        }),
     );
 }
 
@@ -160,6 +165,7 @@ fn every_default_fits() {
                 for (heads, length) in [(1, 16), (4, 200), (64, 4096)] {
                     let mut problem = Problem::new(1, heads, length, head_dim, DType::Bf16);
                     problem.value_dim = value_dim;
+                    (problem.bias, problem.alibi) = (length == 200, length == 200);
                     let config = Config::tuned(&problem, arch, 58);
                     let plan = Plan::new(&problem, config, arch);
                     assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());

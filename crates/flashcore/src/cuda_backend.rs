@@ -10,7 +10,9 @@ use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, Launch, Stream};
 use flashcore_ir::{Arch, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config};
-use flashcore_problem::{BiasStrides, InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut};
+use flashcore_problem::{
+    BiasStrides, InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut,
+};
 
 use crate::bound::upload_numbers;
 use crate::report::{KernelReport, SelfCheckReport};
@@ -287,7 +289,8 @@ impl AddressPlaces {
 
 /// In one order for placeholders and for what takes their place; the strides of the bias in bytes.
 const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
-    let Buffers { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides } = buffers;
+    let Buffers { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides } =
+        buffers;
     let BiasStrides { batch, head, row, key: bias_key } = bias_strides;
     let bytes = size_of::<f32>() as u64;
     let [batch, head, row, bias_key] =

@@ -16,8 +16,9 @@ use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::specialisation::Specialisation;
 use crate::tile::{
-    Accumulator, FragmentPosition, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand, OnlineSoftmax,
-    CHUNK_BYTES, CHUNK_ELEMENTS, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, Ring, ScorePlaces, SharedTile, TileAddresses, TileCopy,
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments,
+    LeftOperand, OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, Ring, ScorePlaces,
+    SharedTile, TileAddresses, TileCopy,
 };
 
 /// Writes the kernel.
@@ -54,8 +55,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
         }
     });
 
-    let output =
-        k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialisation.value_dim)));
+    let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialisation.value_dim)));
     let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
     let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
     let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale));
@@ -150,13 +150,11 @@ impl Warp {
 
     /// The first key of its part of the tile that begins at `first_key`.
     fn first_key(&self, k: &mut Builder, config: AmpereConfig, first_key: Reg<S32>) -> Reg<S32> {
-        match config.key_warps {
-            1 => first_key,
-            _ => {
-                let part = k.reinterpret::<U32, S32>(self.key_part);
-                k.mad(part, config.keys_per_warp() as i32, first_key)
-            }
+        if config.key_warps == 1 {
+            return first_key;
         }
+        let part = k.reinterpret::<U32, S32>(self.key_part);
+        k.mad(part, config.keys_per_warp() as i32, first_key)
     }
 
     /// The base of shared memory, moved to its part of a tile of keys or values.

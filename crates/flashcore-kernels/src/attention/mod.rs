@@ -8,8 +8,8 @@ use core::f32::consts::LOG2_E;
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 
-use crate::specialisation::Specialisation;
 use crate::parameters::Parameters;
+use crate::specialisation::Specialisation;
 use crate::tile::{BiasTerms, GlobalRows, ScoreTerms};
 
 /// What one CTA works on: some query rows of one head of one batch.

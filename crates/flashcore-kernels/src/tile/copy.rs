@@ -76,7 +76,7 @@ impl TileCopy {
                 let beside = panel * self.tile.panel_columns() * ELEMENT_BYTES;
                 let from = GlobalAddress::from(source).plus(beside as i32);
                 match self.rows.width {
-                    2 => self.copy_by_element(k, to, from, exists, inside),
+                    2 => copy_by_element(k, to, from, exists, inside),
                     _ => self.copy_asynchronously(k, to, from, exists, inside),
                 }
             }
@@ -122,38 +122,37 @@ impl TileCopy {
         }
     }
 
-    /// Rows that begin at odd elements: through registers, since no asynchronous copy is that narrow.
-    fn copy_by_element(
-        &self,
-        k: &mut Builder,
-        to: SharedAddress,
-        from: GlobalAddress,
-        exists: Reg<Pred>,
-        inside: Option<Reg<Pred>>,
-    ) {
-        // Whichever type the elements are, their bits pass through as they are.
-        let words: Vec<_> = (0..CHUNK_ELEMENTS / 2)
-            .map(|pair| {
-                let zero = k.copy::<U32>(0u32);
-                let zero = k.reinterpret::<U32, F16x2>(zero);
-                let (low, high) = k.unpack(zero);
-                for (index, half) in [low, high].into_iter().enumerate() {
-                    let offset = (2 * pair + index as u32) * ELEMENT_BYTES;
-                    k.when(exists, |k| k.load_into(half, from.plus(offset as i32)));
-                }
-                let word = k.pack::<F16x2>(low, high);
-                k.reinterpret::<F16x2, U32>(word)
-            })
-            .collect();
-        match inside {
-            Some(inside) => k.when(inside, |k| k.store_shared(to, &words)),
-            None => k.store_shared(to, &words),
-        }
-    }
-
     /// Goes on to the next tile.
     pub fn advance(&self, k: &mut Builder) {
         let tile_bytes = k.mul(self.rows.stride, u64::from(self.tile.rows));
         k.add_to(self.source, tile_bytes);
+    }
+}
+
+/// Rows that begin at odd elements: through registers, since no asynchronous copy is that narrow.
+fn copy_by_element(
+    k: &mut Builder,
+    to: SharedAddress,
+    from: GlobalAddress,
+    exists: Reg<Pred>,
+    inside: Option<Reg<Pred>>,
+) {
+    // Whichever type the elements are, their bits pass through as they are.
+    let words: Vec<_> = (0..CHUNK_ELEMENTS / 2)
+        .map(|pair| {
+            let zero = k.copy::<U32>(0u32);
+            let zero = k.reinterpret::<U32, F16x2>(zero);
+            let (low, high) = k.unpack(zero);
+            for (index, half) in [low, high].into_iter().enumerate() {
+                let offset = (2 * pair + index as u32) * ELEMENT_BYTES;
+                k.when(exists, |k| k.load_into(half, from.plus(offset as i32)));
+            }
+            let word = k.pack::<F16x2>(low, high);
+            k.reinterpret::<F16x2, U32>(word)
+        })
+        .collect();
+    match inside {
+        Some(inside) => k.when(inside, |k| k.store_shared(to, &words)),
+        None => k.store_shared(to, &words),
     }
 }

@@ -33,12 +33,7 @@ impl<T: Element> LeftFragments<T> {
     }
 }
 
-fn load_left<T: Element>(
-    k: &mut Builder,
-    addresses: TileAddresses,
-    by_column: &[Reg<U32>],
-    step: u32,
-) -> [Reg<T>; 4] {
+fn load_left<T: Element>(k: &mut Builder, addresses: TileAddresses, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
     let matrices = k.load_matrix(addresses.block(by_column, 0, step * PRODUCT_DEPTH), 4, false);
     [matrices[0], matrices[1], matrices[2], matrices[3]]
 }
