@@ -174,6 +174,7 @@ impl Run {
             output: output.bytes(),
             log_sum_exp: log_sum_exp.as_ref().map_or(&[], Guarded::bytes),
             margin: query.payload_start(),
+            numbers: inputs.views(),
         })?;
         Ok(Self { bound, output, log_sum_exp })
     }

@@ -22,8 +22,8 @@ pub struct Row {
     pub dtype: String,
     /// The head dimension.
     pub head_dim: u32,
-    /// Whether it is causal.
-    pub causal: bool,
+    /// What is compiled into it.
+    pub kind: Kind,
     /// Threads of a CTA.
     pub threads: u32,
     /// Registers per thread that the config declares as its budget.
@@ -54,39 +54,82 @@ pub enum ResourcesError {
     Ptxas(#[from] PtxasError),
 }
 
-/// The kernels that are listed for an architecture: every config that fits it, in every specialisation.
-pub fn kernels(arch: Arch) -> Vec<(Config, Specialisation)> {
+/// What is compiled into a listed kernel besides the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Nothing but the log-sum-exp.
+    Full,
+    /// A causal mask.
+    Causal,
+    /// Every feature but the bias.
+    Unbiased,
+    /// Every feature.
+    Everything,
+}
+
+impl Kind {
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Causal => "causal",
+            Self::Unbiased => "unbiased",
+            Self::Everything => "everything",
+        }
+    }
+
+    fn specialisation(self, head_dim: u32) -> Specialisation {
+        let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialisation::new(dtype, head_dim));
+        match self {
+            Self::Full => Specialisation { log_sum_exp: true, ..f16 },
+            Self::Causal => Specialisation { right: true, log_sum_exp: true, ..bf16 },
+            Self::Unbiased => Specialisation { bias: false, ..Self::Everything.specialisation(head_dim) },
+            Self::Everything => Specialisation {
+                left: true,
+                right: true,
+                key_lengths: true,
+                softcap: true,
+                alibi: true,
+                bias: true,
+                sinks: true,
+                scaled_first: true,
+                log_sum_exp: true,
+                ..f16
+            },
+        }
+    }
+}
+
+/// The kernels that are listed for an architecture: every config with the head dimensions it has room for.
+pub fn kernels(arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for config in Config::all() {
-        for dtype in Specialisation::DTYPES {
-            for head_dim in Specialisation::HEAD_DIMS {
-                for causal in [false, true] {
-                    kernels.push((config, Specialisation { dtype, head_dim, causal, log_sum_exp: true }));
-                }
+        for head_dim in Specialisation::HEAD_DIMS {
+            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything] {
+                kernels.push((config, head_dim, kind));
             }
         }
     }
-    // A config too large for an architecture is refused by the verifier, for every caller: it is no kernel there.
-    kernels.retain(|(config, specialisation)| {
-        config.generate(*specialisation).shared_bytes <= arch.shared_bytes_per_cta()
-    });
+    // What does not fit is refused for every caller: it is no kernel there.
+    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialisation(head_dim), arch));
     kernels
 }
 
 /// Compiles one kernel and holds it against the gates: no spills, no stack, registers within the budget.
-pub fn row(config: Config, specialisation: Specialisation, arch: Arch) -> Result<Row, ResourcesError> {
+pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
+    let specialisation = kind.specialisation(head_dim);
     let kernel = config
         .generate(specialisation)
         .verify(arch)
         .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;
-    let Specialisation { dtype, head_dim, causal, .. } = specialisation;
     let complaints = complaints(&resources, kernel.register_budget);
     Ok(Row {
         config: config.to_string(),
-        dtype: DType::to_string(&dtype),
+        dtype: specialisation.dtype.to_string(),
         head_dim,
-        causal,
+        kind,
         threads: kernel.threads,
         register_budget: kernel.register_budget,
         shared_bytes: kernel.shared_bytes,

@@ -27,7 +27,9 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
     let output = memory.allocate_uninitialised("output", outputs.output.data.len());
     let rows = outputs.log_sum_exp.as_ref().map_or(0, Vec::len);
     let log_sum_exp = memory.allocate_uninitialised("log_sum_exp", rows * 4);
-    let arguments = plan.arguments(Buffers { query, key, value, output, log_sum_exp }).into_iter().map(argument);
+    let mut buffers = Buffers { log_sum_exp, ..Buffers::new(query, key, value, output) };
+    allocate_numbers(&mut memory, inputs, &mut buffers);
+    let arguments = plan.arguments(buffers).into_iter().map(argument);
     let launch_of_plan = Launch { grid: plan.grid, arguments: arguments.collect() };
     let report = launch(&plan.kernel, &launch_of_plan, &memory, &Options { seed, ..Options::default() })?;
 
@@ -47,6 +49,20 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
         ..inputs.clone()
     };
     Ok(Simulation { outputs, inputs_after, counters: report.counters })
+}
+
+/// Key lengths, slopes, sinks and bias, where there are any.
+fn allocate_numbers(memory: &mut GlobalMemory, inputs: &Inputs, buffers: &mut Buffers) {
+    let mut allocate = |name, bytes: Option<Vec<u8>>| bytes.map_or(0, |bytes| memory.allocate(name, &bytes));
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let lengths = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    buffers.key_lengths = allocate("key_lengths", inputs.key_lengths.as_deref().map(lengths));
+    buffers.alibi_slopes = allocate("alibi_slopes", inputs.alibi_slopes.as_deref().map(floats));
+    buffers.sinks = allocate("sinks", inputs.sinks.as_deref().map(floats));
+    buffers.bias = allocate("bias", inputs.bias.as_ref().map(|bias| floats(&bias.data)));
+    if let Some(bias) = &inputs.bias {
+        buffers.bias_strides = bias.strides;
+    }
 }
 
 fn copy_written(memory: &GlobalMemory, address: u64, target: &mut [u8]) {

@@ -100,7 +100,7 @@ fn extreme_inputs_stay_finite_and_right() {
 fn every_choice_of_the_config_is_right() {
     for (warps, key_rows, stages) in [(2, 16, 2), (2, 64, 4), (4, 48, 3), (8, 128, 2), (8, 32, 5)] {
         for layout in SharedLayout::ALL {
-            let config = Config::Ampere(AmpereConfig { warps, key_rows, stages, layout });
+            let config = Config::Ampere(AmpereConfig { warps, key_rows, stages, layout, ..AmpereConfig::default() });
             check_simulated(&problem("1x1x150,203x32", DType::F16, "causal"), config, None);
             check_simulated(&problem("1x1x70,203x96", DType::Bf16, "full"), config, None);
         }

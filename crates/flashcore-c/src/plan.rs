@@ -93,13 +93,9 @@ pub unsafe extern "C" fn flashcore_plan_launch(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        let tensors = DeviceTensors {
-            query: query.addr() as u64,
-            key: key.addr() as u64,
-            value: value.addr() as u64,
-            output: output.addr() as u64,
-            log_sum_exp: log_sum_exp.addr() as u64,
-        };
+        let mut tensors =
+            DeviceTensors::new(query.addr() as u64, key.addr() as u64, value.addr() as u64, output.addr() as u64);
+        tensors.log_sum_exp = log_sum_exp.addr() as u64;
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
         unsafe { entry.plan.launch(stream, tensors) }.map_err(Failure::from)
     })

@@ -76,11 +76,8 @@ fn attend(context: &Context, folder: &std::path::Path, config: Config, arch: Arc
     let rows = outputs.log_sum_exp.as_ref().map_or(0, Vec::len);
     let log_sum_exp = DeviceBuffer::filled(&stream, 4 * rows, 0xFF)?;
     let buffers = Buffers {
-        query: query.address(),
-        key: key.address(),
-        value: value.address(),
-        output: output.address(),
         log_sum_exp: log_sum_exp.address(),
+        ..Buffers::new(query.address(), key.address(), value.address(), output.address())
     };
     let launch = kernel.prepare(plan.grid, &plan.arguments(buffers))?;
     // SAFETY: the buffers have the sizes of the problem and are used by nobody else.
@@ -159,7 +156,7 @@ fn illegal_address(context: &Context) -> Result<(), Box<dyn Error>> {
     let kernels = Kernels::new(context, Arc::new(KernelCache::open(CacheOptions::memory())), JitOptions::default());
     let kernel = kernels.load(&plan.kernel)?;
     let stream = Stream::new(context)?;
-    let nowhere = Buffers { query: 16, key: 16, value: 16, output: 16, log_sum_exp: 16 };
+    let nowhere = Buffers { log_sum_exp: 16, ..Buffers::new(16, 16, 16, 16) };
     let launch = kernel.prepare(plan.grid, &plan.arguments(nowhere))?;
     // SAFETY: there is none. The device faults, which is the point; the host's memory is not touched.
     println!("launch: {:?}", unsafe { kernel.launch(&stream, &launch) });

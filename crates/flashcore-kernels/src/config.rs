@@ -1,14 +1,13 @@
-//! Every choice in a kernel, and what a problem fixes when its kernel is generated.
+//! Every choice in a kernel.
 
-use core::fmt;
-use core::str::FromStr;
-
-use flashcore_ir::types::{Bf16x2, F16x2};
+use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_problem::{DType, Problem};
 
 use crate::attention::{ampere, scalar};
-use crate::tile::{LANES, ROWS_PER_WARP, SharedLayout};
+use crate::specialisation::{MOST_WIDTH, Specialisation};
+use crate::tile::{LANES, Rescale, SharedLayout};
+use crate::tuned;
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,26 +34,75 @@ impl Default for ScalarConfig {
 /// The choices of the Ampere kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AmpereConfig {
-    /// Warps of a CTA, each with 16 query rows.
+    /// Warps of a CTA.
     pub warps: u32,
+    /// Query rows of each warp: 16, or 32, which read each key and value from shared memory half as often.
+    pub rows_per_warp: u32,
     /// Keys of a tile.
     pub key_rows: u32,
+    /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
+    pub key_warps: u32,
     /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way.
     pub stages: u32,
     /// How tiles lie in shared memory.
     pub layout: SharedLayout,
+    /// Where the query is between products.
+    pub query: QueryPlace,
+    /// When the output is brought to a new maximum.
+    pub rescale: Rescale,
+}
+
+/// Where the query is between products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueryPlace {
+    /// In registers.
+    Registers,
+    /// In shared memory, read again for each tile of keys.
+    Shared,
 }
 
 impl Default for AmpereConfig {
     fn default() -> Self {
-        Self { warps: 4, key_rows: 64, stages: 2, layout: SharedLayout::Swizzled }
+        Self {
+            warps: 4,
+            rows_per_warp: 16,
+            key_rows: 64,
+            key_warps: 1,
+            stages: 2,
+            layout: SharedLayout::Swizzled,
+            query: QueryPlace::Registers,
+            rescale: Rescale::Always,
+        }
     }
 }
 
 impl AmpereConfig {
     /// Query rows of a CTA.
     pub const fn query_rows(self) -> u32 {
-        self.warps.saturating_mul(ROWS_PER_WARP)
+        self.row_warps().saturating_mul(self.rows_per_warp)
+    }
+
+    /// Warps with rows of their own.
+    pub const fn row_warps(self) -> u32 {
+        match self.warps.checked_div(self.key_warps) {
+            Some(warps) => warps,
+            None => 0,
+        }
+    }
+
+    /// Keys of a tile that one warp multiplies.
+    pub const fn keys_per_warp(self) -> u32 {
+        match self.key_rows.checked_div(self.key_warps) {
+            Some(keys) => keys,
+            None => 0,
+        }
+    }
+
+    /// Bytes of shared memory through which warps that share keys add up what they have.
+    pub(crate) const fn exchange_bytes(self, value_dim: u32) -> u32 {
+        let rows = self.query_rows() * (self.key_warps - 1);
+        // The output, and a maximum and a sum for each of four lanes.
+        rows * (value_dim.next_multiple_of(16) + 8) * 4
     }
 
     /// Threads of a CTA.
@@ -62,38 +110,42 @@ impl AmpereConfig {
         self.warps.saturating_mul(LANES)
     }
 
+    /// Registers per thread that hold operands and results: query, scores and output, what is added
+    /// to scores, and what warps that share keys send each other.
+    pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
+        let [head_dim, value_dim] = [specialisation.head_dim, specialisation.value_dim];
+        let query = match self.query {
+            QueryPlace::Registers => head_dim.next_multiple_of(16) / 4,
+            QueryPlace::Shared => 0,
+        };
+        let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
+        // Loads of a bias begin before they are needed, and have addresses.
+        let bias = if specialisation.bias { scores + scores / 4 } else { 0 };
+        let exchange = if self.key_warps > 1 { 24 } else { 0 };
+        self.rows_per_warp / 16 * (query + output + scores + bias) + exchange
+    }
+
+    /// Whether operands and results stay in registers.
+    pub(crate) const fn fits_registers(self, specialisation: Specialisation) -> bool {
+        self.operand_registers(specialisation) <= MOST_OPERAND_REGISTERS
+    }
+
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
     /// multiprocessor where the output is small, and for two where it is large.
-    pub const fn register_budget(head_dim: u32) -> u32 {
-        if head_dim <= 64 { 168 } else { 255 }
+    pub const fn register_budget(self, specialisation: Specialisation) -> u32 {
+        let is_small = specialisation.value_dim <= 64 && self.rows_per_warp == 16;
+        if is_small && !specialisation.has_terms() { 168 } else { 255 }
     }
 }
+
+/// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
+pub(crate) const MOST_OPERAND_REGISTERS: u32 = 192;
 
 /// A choice that no kernel can be generated with.
 pub(crate) struct Flaw {
     pub(crate) argument: &'static str,
     pub(crate) value: u32,
     pub(crate) allowed: &'static str,
-}
-
-/// What a problem fixes when its kernel is generated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Specialisation {
-    /// The element type, `F16` or `Bf16`.
-    pub dtype: DType,
-    /// Columns of query, key, value and output.
-    pub head_dim: u32,
-    /// Whether rows attend no key behind their own position.
-    pub causal: bool,
-    /// Whether the log-sum-exp is written.
-    pub log_sum_exp: bool,
-}
-
-impl Specialisation {
-    /// The head dimensions that kernels are generated for.
-    pub const HEAD_DIMS: [u32; 4] = [32, 64, 96, 128];
-    /// The element types that kernels are generated for.
-    pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
 }
 
 impl Config {
@@ -112,39 +164,10 @@ impl Config {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
     }
 
-    /// The config for a problem unless another is asked for, on a GPU with so many multiprocessors.
-    ///
-    /// Wider tiles of keys cost registers and shared memory and save barriers and maxima, except that causal problems waste
-    /// more of them at the diagonal; `docs/experiments.md` has the measurements, on an H200. Where shared memory is small
-    /// (`sm_86`, `sm_89`, `sm_120`) one CTA of a wide config would fill a multiprocessor, and two of the default are better.
-    pub fn tuned(problem: &Problem, arch: Arch, multiprocessors: u32) -> Self {
-        const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
-        let default = AmpereConfig::default();
-        let wide = AmpereConfig { key_rows: 128, ..default };
-        let tall = AmpereConfig { warps: 8, ..wide };
-        let ctas = |config: AmpereConfig| {
-            let tiles = problem.query_length.div_ceil(config.query_rows() as usize);
-            tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
-        };
-        let (keys, causal) = (problem.key_length, matches!(problem.mask, Mask::Causal(_)));
-        let multiprocessors = multiprocessors as usize;
-        let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
-        // In one wave the longest CTA decides, and it is the faster one; in several, so does what all of them waste.
-        let wide_pays = keys > 64 && (!causal || keys >= 2048 || ctas(default) <= multiprocessors);
-        // Twice the rows halve the CTAs: only where enough are left for every multiprocessor.
-        let tall_pays = ctas(tall) >= multiprocessors && keys >= if causal { 4096 } else { 1024 };
-        Self::Ampere(match problem.head_dim {
-            _ if !is_roomy => default,
-            ..=64 if wide_pays => wide,
-            65.. if tall_pays => tall,
-            _ => default,
-        })
-    }
-
     /// The configs that resource gates, snapshots and tests go through.
     pub fn all() -> Vec<Self> {
         let ampere = AmpereConfig::default();
-        vec![
+        let mut configs = vec![
             Self::scalar(),
             Self::Ampere(ampere),
             Self::ampere_with_layout(SharedLayout::Plain),
@@ -152,7 +175,14 @@ impl Config {
             Self::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..ampere }),
             Self::Ampere(AmpereConfig { key_rows: 128, ..ampere }),
             Self::Ampere(AmpereConfig { warps: 8, key_rows: 128, ..ampere }),
-        ]
+        ];
+        let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(tuned::ALL).map(Self::Ampere);
+        for config in others {
+            if !configs.contains(&config) {
+                configs.push(config);
+            }
+        }
+        configs
     }
 
     /// The name of the kernel.
@@ -171,6 +201,32 @@ impl Config {
         }
     }
 
+    /// What `problem` fixes when this kernel is generated for it.
+    pub fn specialisation(self, problem: &Problem) -> Specialisation {
+        let specialisation = Specialisation::of(problem);
+        match self {
+            // Element by element, whatever their alignment, and scaled before anything else.
+            Self::Scalar(_) => Specialisation { width: MOST_WIDTH, scaled_first: false, ..specialisation },
+            Self::Ampere(_) => specialisation,
+        }
+    }
+
+    /// The element types the kernel has.
+    pub(crate) const fn dtypes(self) -> &'static [DType] {
+        match self {
+            Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
+            Self::Ampere(_) => &[DType::F16, DType::Bf16],
+        }
+    }
+
+    /// What head and value dimensions are a multiple of, and the largest of them.
+    pub(crate) const fn dims(self) -> (usize, usize) {
+        match self {
+            Self::Scalar(_) => (1, 1024),
+            Self::Ampere(_) => (8, 256),
+        }
+    }
+
     /// What no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Flaw> {
         let flaw =
@@ -179,9 +235,16 @@ impl Config {
             Self::Scalar(ScalarConfig { threads }) => {
                 vec![flaw("threads", threads, "1 to 256", (1..=256).contains(&threads))]
             }
-            Self::Ampere(AmpereConfig { warps, key_rows, stages, .. }) => vec![
+            Self::Ampere(AmpereConfig { warps, rows_per_warp, key_rows, key_warps, stages, .. }) => vec![
                 // Fewer would not copy a whole pattern of the swizzle at a time.
                 flaw("warps", warps, "2, 4 or 8", matches!(warps, 2 | 4 | 8)),
+                flaw(
+                    "key_warps",
+                    key_warps,
+                    "1, 2 or 4, at most the warps, with a multiple of 16 keys for each",
+                    matches!(key_warps, 1 | 2 | 4) && key_warps <= warps && key_rows % (16 * key_warps) == 0,
+                ),
+                flaw("rows_per_warp", rows_per_warp, "16 or 32", matches!(rows_per_warp, 16 | 32)),
                 flaw(
                     "key_rows",
                     key_rows,
@@ -194,74 +257,45 @@ impl Config {
         flaws.into_iter().flatten().collect()
     }
 
+    /// Whether the kernel has room in registers and shared memory.
+    pub fn fits(self, specialisation: Specialisation, arch: Arch) -> bool {
+        let in_registers = match self {
+            Self::Scalar(_) => true,
+            Self::Ampere(config) => config.fits_registers(specialisation),
+        };
+        in_registers && self.generate(specialisation).shared_bytes <= arch.shared_bytes_per_cta()
+    }
+
     /// Writes the kernel for a specialisation. What can be generated is [`crate::Plan::new`]'s to decide.
     pub fn generate(self, specialisation: Specialisation) -> Kernel {
         let name = self.kernel_name(specialisation);
-        let bf16 = specialisation.dtype == DType::Bf16;
-        match (self, bf16) {
-            (Self::Scalar(config), false) => scalar::kernel::<F16x2>(name, config, specialisation),
-            (Self::Scalar(config), true) => scalar::kernel::<Bf16x2>(name, config, specialisation),
-            (Self::Ampere(config), false) => ampere::kernel::<F16x2>(name, config, specialisation),
-            (Self::Ampere(config), true) => ampere::kernel::<Bf16x2>(name, config, specialisation),
+        match (self, specialisation.dtype) {
+            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialisation),
+            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialisation),
+            (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialisation),
+            (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialisation),
+            (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialisation),
         }
     }
 
     fn kernel_name(self, specialisation: Specialisation) -> String {
-        let Specialisation { dtype, head_dim, causal, log_sum_exp } = specialisation;
-        let mask = if causal { "_causal" } else { "" };
-        let lse = if log_sum_exp { "_lse" } else { "" };
-        format!("flashcore_{}_{dtype}_d{head_dim}{mask}{lse}", self.to_string().replace('-', "_"))
-    }
-}
-
-/// A name that no config has.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "there is no kernel `{name}`; there are scalar, ampere, scalar-THREADS, and ampere-ROWSxKEYS-STAGESstage-LAYOUT such as {}",
-    Config::ampere()
-)]
-pub struct UnknownConfig {
-    /// The name.
-    pub name: String,
-}
-
-/// Reads what [`Config`] is displayed as, or the name of a family for its default. Whether a kernel can be generated
-/// from it is [`crate::Plan::new`]'s to decide.
-impl FromStr for Config {
-    type Err = UnknownConfig;
-
-    fn from_str(name: &str) -> Result<Self, UnknownConfig> {
-        let parse = || match name.split('-').collect::<Vec<_>>()[..] {
-            ["scalar"] => Some(Self::scalar()),
-            ["ampere"] => Some(Self::ampere()),
-            ["scalar", threads] => Some(Self::Scalar(ScalarConfig { threads: threads.parse().ok()? })),
-            ["ampere", tile, stages, layout] => {
-                let (query_rows, key_rows) = tile.split_once('x')?;
-                let query_rows: u32 = query_rows.parse().ok()?;
-                Some(Self::Ampere(AmpereConfig {
-                    warps: query_rows / ROWS_PER_WARP,
-                    key_rows: key_rows.parse().ok()?,
-                    stages: stages.strip_suffix("stage")?.parse().ok()?,
-                    layout: SharedLayout::ALL.into_iter().find(|known| known.name() == layout)?,
-                }))
-            }
-            _ => None,
-        };
-        // What is not displayed as it was written (row counts that are no multiple of 16, leading zeros) is no name.
-        parse()
-            .filter(|config| config.to_string() == name || config.family() == name)
-            .ok_or_else(|| UnknownConfig { name: name.to_owned() })
-    }
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Scalar(ScalarConfig { threads }) => write!(formatter, "scalar-{threads}"),
-            Self::Ampere(config) => {
-                let AmpereConfig { key_rows, stages, layout, .. } = config;
-                write!(formatter, "ampere-{}x{key_rows}-{stages}stage-{layout}", config.query_rows())
-            }
-        }
+        let Specialisation { dtype, head_dim, value_dim, width, .. } = specialisation;
+        let config = self.to_string().replace('-', "_");
+        let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
+        let features = [
+            (specialisation.left, "left"),
+            (specialisation.right, "right"),
+            (specialisation.key_lengths, "lengths"),
+            (specialisation.softcap, "softcap"),
+            (specialisation.alibi, "alibi"),
+            (specialisation.bias, "bias"),
+            (specialisation.sinks, "sinks"),
+            (specialisation.scaled_first, "scaled"),
+            (specialisation.log_sum_exp, "lse"),
+        ];
+        let features: String =
+            features.into_iter().filter(|(is_on, _)| *is_on).flat_map(|(_, feature)| ["_", feature]).collect();
+        let width = if width == MOST_WIDTH { String::new() } else { format!("_w{width}") };
+        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{features}{width}")
     }
 }

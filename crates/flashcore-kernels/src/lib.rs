@@ -21,10 +21,16 @@
 pub mod attention;
 mod config;
 mod element;
+mod name;
 mod parameters;
 mod plan;
+mod specialisation;
 pub mod tile;
+mod tuned;
 
-pub use config::{AmpereConfig, Config, ScalarConfig, Specialisation, UnknownConfig};
+pub use config::{AmpereConfig, Config, QueryPlace, ScalarConfig};
+pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason};
+pub use specialisation::Specialisation;
+pub use tile::{Rescale, SharedLayout};

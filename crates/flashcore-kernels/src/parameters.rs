@@ -1,8 +1,12 @@
 //! What kernels receive at run time, in one order for the kernel and for whoever launches it.
 
+use core::f32::consts::LOG2_E;
+
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg};
-use flashcore_problem::{Problem, Strides};
+use flashcore_problem::{BiasStrides, Problem, Strides};
+
+use crate::plan::LONGEST;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
 macro_rules! parameters {
@@ -74,10 +78,36 @@ parameters! {
     key_length: U32,
     /// Query heads that share one key head.
     heads_per_key_head: U32,
-    /// What is added to a query row to give the last key it attends under a causal mask.
-    causal_offset: S32,
-    /// The scale of the scores times `log2(e)`.
+    /// What is added to a query row to give its position among the keys; where each batch has a key length of its own,
+    /// less [`position_per_key`](Self::position_per_key) times that length.
+    position_offset: S32,
+    /// How far one more key of a batch moves the positions of its rows: 1 when they are aligned at the end, 0 at the
+    /// beginning. Read only where each batch has a key length of its own.
+    position_per_key: S32,
+    /// Keys before its position that a row attends.
+    window_left: S32,
+    /// Keys behind its position that a row attends: 0 under a causal mask.
+    window_right: S32,
+    /// The scale of the scores times `log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
     scale_log2: F32,
+    /// The softcap times `log2(e)`.
+    softcap_log2: F32,
+    /// The address of a `u32` per batch: its key length.
+    key_lengths: U64,
+    /// The address of an `f32` per query head: its slope.
+    alibi_slopes: U64,
+    /// The address of an `f32` per query head: its sink.
+    sinks: U64,
+    /// The address of the bias.
+    bias: U64,
+    /// Bytes from one batch of the bias to the next.
+    bias_batch_stride: U64,
+    /// Bytes from one query head of the bias to the next.
+    bias_head_stride: U64,
+    /// Bytes from one query row of the bias to the next.
+    bias_row_stride: U64,
+    /// Bytes from one key of the bias to the next.
+    bias_key_stride: U64,
 }
 
 /// A value that a launch passes.
@@ -106,9 +136,41 @@ pub struct Buffers {
     pub value: u64,
     /// Of the output.
     pub output: u64,
-    /// Of the log-sum-exp; any address when the problem does not ask for it.
+    /// Of the log-sum-exp; any address when the problem does not ask for it, like the others below.
     pub log_sum_exp: u64,
+    /// Of the key lengths.
+    pub key_lengths: u64,
+    /// Of the slopes.
+    pub alibi_slopes: u64,
+    /// Of the sinks.
+    pub sinks: u64,
+    /// Of the bias.
+    pub bias: u64,
+    /// Where the terms of the bias lie.
+    pub bias_strides: BiasStrides,
 }
+
+impl Buffers {
+    /// Query, key, value and output, and nothing else.
+    pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
+        let bias_strides = BiasStrides { batch: 0, head: 0, row: 0, key: 0 };
+        Self {
+            query,
+            key,
+            value,
+            output,
+            log_sum_exp: 0,
+            key_lengths: 0,
+            alibi_slopes: 0,
+            sinks: 0,
+            bias: 0,
+            bias_strides,
+        }
+    }
+}
+
+/// A window wider than this is as wide as one that is not there: no sequence is longer.
+const WIDEST_WINDOW: usize = LONGEST;
 
 /// The arguments of a launch, in the order of [`Parameters`].
 pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
@@ -119,6 +181,17 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
     let [key_batch_stride, key_head_stride, key_row_stride] = bytes(strides.key);
     let [value_batch_stride, value_head_stride, value_row_stride] = bytes(strides.value);
     let [output_batch_stride, output_head_stride, output_row_stride] = bytes(strides.output);
+    let (left, right) = problem.mask.limits();
+    let window = |keys: Option<usize>| keys.unwrap_or(0).min(WIDEST_WINDOW) as i32;
+    // The offset is the same for every length, or follows it.
+    let follows = problem.position_offset(problem.key_length) != problem.position_offset(problem.key_length + 1);
+    let (position_offset, position_per_key) = if problem.key_lengths {
+        (problem.position_offset(0) as i32, i32::from(follows))
+    } else {
+        (problem.position_offset(problem.key_length) as i32, 0)
+    };
+    let scale = problem.scale * LOG2_E;
+    let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
     Values {
         query: buffers.query,
         key: buffers.key,
@@ -140,8 +213,20 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
         query_length: problem.query_length as u32,
         key_length: problem.key_length as u32,
         heads_per_key_head: (problem.query_heads / problem.key_heads) as u32,
-        causal_offset: problem.position_offset(problem.key_length) as i32,
-        scale_log2: problem.scale * core::f32::consts::LOG2_E,
+        position_offset,
+        position_per_key,
+        window_left: window(left),
+        window_right: window(right),
+        scale_log2: problem.softcap.map_or(scale, |softcap| 2.0 * scale / softcap),
+        softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
+        key_lengths: buffers.key_lengths,
+        alibi_slopes: buffers.alibi_slopes,
+        sinks: buffers.sinks,
+        bias: buffers.bias,
+        bias_batch_stride: bias_bytes(buffers.bias_strides.batch),
+        bias_head_stride: bias_bytes(buffers.bias_strides.head),
+        bias_row_stride: bias_bytes(buffers.bias_strides.row),
+        bias_key_stride: bias_bytes(buffers.bias_strides.key),
     }
     .arguments()
 }

@@ -2,7 +2,7 @@
 
 use flashcore_ir::Arch;
 use flashcore_kernels::tile::SharedLayout;
-use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_kernels::{AmpereConfig, Config, Plan, Reason, Specialisation};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Strides, TensorStrides};
 
 fn check(change: impl FnOnce(&mut Problem), expected: &[Reason]) {
@@ -26,44 +26,67 @@ fn a_problem_that_fits_has_a_plan() {
 
 #[test]
 fn each_thing_a_kernel_lacks_is_a_reason() {
-    check(|problem| problem.dtype = DType::F32, &[Reason::DType { kernel: KERNEL, dtype: DType::F32 }]);
-    check(
-        |problem| (problem.head_dim, problem.value_dim) = (80, 80),
-        &[Reason::HeadDim { kernel: KERNEL, head_dim: 80 }],
-    );
-    check(|problem| problem.value_dim = 32, &[Reason::ValueDim { kernel: KERNEL, head_dim: 64, value_dim: 32 }]);
-    check(|problem| problem.scale = -1.0, &[Reason::Scale { scale: -1.0 }]);
-    check(|problem| problem.softcap = Some(30.0), &[Reason::Feature { kernel: KERNEL, feature: "softcap" }]);
+    let has: &[DType] = &[DType::F16, DType::Bf16];
+    check(|problem| problem.dtype = DType::F32, &[Reason::DType { kernel: KERNEL, dtype: DType::F32, has }]);
+    let dim = |argument, dim| Reason::Dim { kernel: KERNEL, argument, dim, multiple: 8, most: 256 };
+    check(|problem| problem.head_dim = 81, &[dim("head_dim", 81)]);
+    check(|problem| problem.value_dim = 264, &[dim("value_dim", 264)]);
     check(|problem| problem.batch = 70_000, &[Reason::Grid { argument: "batch", value: 70_000, limit: 65_535 }]);
     check(|problem| problem.query_length = 0, &[Reason::Empty]);
+    assert_eq!(dim("head_dim", 81).to_string(), "head_dim is 81; the ampere kernel takes multiples of 8 up to 256");
+}
+
+#[test]
+fn every_feature_has_a_plan() {
+    check(|problem| problem.softcap = Some(30.0), &[]);
+    check(|problem| (problem.alibi, problem.bias, problem.sinks, problem.key_lengths) = (true, true, true, true), &[]);
+    check(|problem| problem.scale = -1.0, &[]);
+    check(|problem| (problem.head_dim, problem.value_dim) = (80, 32), &[]);
+    let window = Mask::Window { left: Some(3), right: None, alignment: Alignment::TopLeft };
+    check(|problem| problem.mask = window, &[]);
 }
 
 #[test]
 fn all_reasons_come_at_once() {
     check(
-        |problem| (problem.alibi, problem.bias) = (true, true),
-        &[
-            Reason::Feature { kernel: KERNEL, feature: "ALiBi" },
-            Reason::Feature { kernel: KERNEL, feature: "additive bias" },
-        ],
+        |problem| (problem.head_dim, problem.value_dim) = (7, 300),
+        &[("head_dim", 7), ("value_dim", 300)].map(|(argument, dim)| Reason::Dim {
+            kernel: KERNEL,
+            argument,
+            dim,
+            multiple: 8,
+            most: 256,
+        }),
     );
 }
 
 #[test]
-fn rows_must_start_where_sixteen_bytes_can_be_read() {
-    let strides = Strides { batch: 8 * 512 * 68, head: 512 * 68, row: 68 };
-    let all = TensorStrides { query: strides, key: strides, value: strides, output: strides };
-    let reason = |tensor| Reason::Stride { tensor, stride: "row", elements: 68, multiple: 8 };
-    check(
-        |problem| problem.layout = Layout::Strided(all),
-        &[reason("query"), reason("key"), reason("value"), reason("output")],
-    );
+fn rows_may_start_anywhere() {
+    for row in [72, 68, 66, 65] {
+        let strides = Strides { batch: 8 * 512 * row, head: 512 * row, row };
+        let all = TensorStrides { query: strides, key: strides, value: strides, output: strides };
+        check(|problem| problem.layout = Layout::Strided(all), &[]);
+        let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
+        problem.layout = Layout::Strided(all);
+        let width = Specialisation::of(&problem).width as usize;
+        assert_eq!(row * 2 % (2 * width), if width == 16 { 144 % 32 } else { width }, "{row}");
+    }
+}
+
+#[test]
+fn a_config_that_would_spill_is_refused() {
+    let problem = Problem::new(1, 8, 512, 128, DType::F16);
+    let config: Config = "ampere-128x64-2stage-swizzled-32rows".parse().expect("a config");
+    let reasons = Plan::new(&problem, config, Arch::Sm90).expect_err("64 registers too many");
+    assert_eq!(reasons, [Reason::Registers { config, registers: 256, limit: 192 }]);
+    let shared: Config = "ampere-128x64-2stage-swizzled-32rows-qshared".parse().expect("a config");
+    assert!(Plan::new(&problem, shared, Arch::Sm90).is_ok());
 }
 
 #[test]
 fn a_config_too_large_for_an_architecture_is_refused_by_rule() {
     let problem = Problem::new(1, 1, 64, 128, DType::F16);
-    let large = Config::Ampere(flashcore_kernels::AmpereConfig { stages: 3, ..Default::default() });
+    let large = Config::Ampere(AmpereConfig { stages: 3, ..Default::default() });
     assert!(Plan::new(&problem, large, Arch::Sm80).is_ok());
     let reasons = Plan::new(&problem, large, Arch::Sm89).expect_err("three stages of 32 KB do not fit 99 KB");
     let [Reason::Kernel(error)] = &reasons[..] else { panic!("{reasons:?}") };
@@ -85,12 +108,12 @@ fn padding_costs_memory_and_swizzling_does_not() {
 #[test]
 fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
     let problem = Problem::new(1, 1, 64, 64, DType::F16);
-    let config =
-        Config::Ampere(flashcore_kernels::AmpereConfig { warps: 1, key_rows: 24, stages: 1, ..Default::default() });
+    let config = Config::Ampere(AmpereConfig { warps: 1, key_rows: 24, stages: 1, ..Default::default() });
     let reasons = Plan::new(&problem, config, Arch::Sm80).expect_err("three flaws");
     let reason = |argument, value, allowed| Reason::Config { kernel: KERNEL, argument, value, allowed };
     let expected = [
         reason("warps", 1, "2, 4 or 8"),
+        reason("key_warps", 1, "1, 2 or 4, at most the warps, with a multiple of 16 keys for each"),
         reason("key_rows", 24, "a multiple of 16 up to 128"),
         reason("stages", 1, "2 to 8"),
     ];
@@ -104,7 +127,7 @@ fn configs_have_names() {
     }
     assert_eq!("ampere".parse(), Ok(Config::ampere()));
     assert_eq!("scalar".parse(), Ok(Config::scalar()));
-    let other = flashcore_kernels::AmpereConfig { warps: 8, key_rows: 128, stages: 3, layout: SharedLayout::Padded };
+    let other = AmpereConfig { warps: 8, key_rows: 128, stages: 3, layout: SharedLayout::Padded, ..Default::default() };
     assert_eq!("ampere-128x128-3stage-padded".parse(), Ok(Config::Ampere(other)));
     for name in ["", "Ampere", "ampere-64x64", "scalar-064", "ampere-70x64-2stage-plain", "ampere-64x64-2stage-"] {
         let unknown = flashcore_kernels::UnknownConfig { name: name.to_owned() };
@@ -114,30 +137,40 @@ fn configs_have_names() {
 
 #[test]
 fn the_default_follows_head_dim_architecture_and_size() {
-    const DEFAULT: &str = "ampere-64x64-2stage-swizzled";
-    const WIDE: &str = "ampere-64x128-2stage-swizzled";
-    const TALL: &str = "ampere-128x128-2stage-swizzled";
-    let check = |shape: [usize; 4], causal: bool, arch, expected: &str| {
+    let check = |shape: [usize; 4], arch, expected: &str| {
         let [batch, heads, length, dim] = shape;
-        let mut problem = Problem::new(batch, heads, length, dim, DType::F16);
-        if causal {
-            problem.mask = Mask::Causal(Alignment::BottomRight);
-        }
+        let problem = Problem::new(batch, heads, length, dim, DType::F16);
         let config = Config::tuned(&problem, arch, 132);
         assert_eq!(config.to_string(), expected, "{problem}");
         assert!(Plan::new(&problem, config, arch).is_ok(), "{problem}");
     };
-    check([1, 2, 64, 64], false, Arch::Sm90, DEFAULT);
-    check([1, 8, 512, 64], false, Arch::Sm90, WIDE);
-    check([1, 8, 512, 64], true, Arch::Sm90, WIDE);
-    check([32, 32, 512, 64], false, Arch::Sm90, WIDE);
-    check([32, 32, 512, 64], true, Arch::Sm90, DEFAULT);
-    check([8, 32, 2048, 64], true, Arch::Sm90, WIDE);
-    check([1, 8, 512, 128], false, Arch::Sm90, DEFAULT);
-    check([16, 16, 1024, 128], false, Arch::Sm90, TALL);
-    check([16, 16, 1024, 128], false, Arch::Sm80, TALL);
-    check([16, 16, 1024, 128], true, Arch::Sm90, DEFAULT);
-    check([4, 16, 4096, 128], true, Arch::Sm90, TALL);
-    check([4, 16, 4096, 128], true, Arch::Sm89, DEFAULT);
-    check([4, 32, 4096, 64], false, Arch::Sm120, DEFAULT);
+    check([1, 2, 64, 64], Arch::Sm90, "ampere-32x64-2stage-swizzled-2keys");
+    check([1, 8, 512, 64], Arch::Sm90, "ampere-32x128-2stage-swizzled-2keys");
+    check([2, 8, 512, 64], Arch::Sm90, "ampere-64x128-2stage-swizzled");
+    check([32, 32, 512, 64], Arch::Sm90, "ampere-128x128-2stage-swizzled-32rows-qshared");
+    check([32, 32, 512, 64], Arch::Sm89, "ampere-128x64-2stage-swizzled-32rows");
+    check([16, 16, 1024, 128], Arch::Sm80, "ampere-128x64-2stage-swizzled-32rows-qshared-lazy");
+    check([16, 16, 1024, 128], Arch::Sm89, "ampere-128x32-2stage-swizzled-32rows-qshared-lazy");
+    check([4, 16, 4096, 192], Arch::Sm90, "ampere-128x64-2stage-swizzled");
+    check([4, 16, 4096, 256], Arch::Sm90, "ampere-128x64-2stage-swizzled-qshared-lazy");
+    check([4, 16, 4096, 256], Arch::Sm120, "ampere-64x32-2stage-swizzled-qshared-lazy");
+}
+
+/// Whatever the shape, the default runs it.
+#[test]
+fn every_default_fits() {
+    for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm120] {
+        for head_dim in (8..=256).step_by(24) {
+            for value_dim in [8, 64, 128, 200, 256] {
+                for (heads, length) in [(1, 16), (4, 200), (64, 4096)] {
+                    let mut problem = Problem::new(1, heads, length, head_dim, DType::Bf16);
+                    problem.value_dim = value_dim;
+                    (problem.bias, problem.alibi) = (length == 200, length == 200);
+                    let config = Config::tuned(&problem, arch, 58);
+                    let plan = Plan::new(&problem, config, arch);
+                    assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());
+                }
+            }
+        }
+    }
 }

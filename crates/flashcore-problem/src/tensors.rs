@@ -123,7 +123,7 @@ impl BiasStrides {
     }
 
     /// Elements from the first to the last, both included, or `None` when the number does not fit.
-    pub(crate) fn extent(self, problem: &Problem) -> Option<usize> {
+    pub fn extent(self, problem: &Problem) -> Option<usize> {
         let sizes = [
             (self.batch, problem.batch),
             (self.head, problem.query_heads),

@@ -146,12 +146,25 @@ impl<'a> InputViews<'a> {
         check_tensor(problem, "key", self.key, problem.key_shape(), strides.key, &mut errors);
         check_tensor(problem, "value", self.value, problem.value_shape(), strides.value, &mut errors);
 
+        self.check_numbers(problem, &mut errors);
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+
+    /// [`validate`](Self::validate) without query, key and value: slopes, sinks, key lengths and bias.
+    pub fn validate_numbers(&self, problem: &Problem) -> Result<(), Invalid> {
+        problem.validate()?;
+        let mut errors = Vec::new();
+        self.check_numbers(problem, &mut errors);
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+
+    fn check_numbers(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
         let heads = problem.query_heads;
-        check_count("alibi_slopes", problem.alibi, self.alibi_slopes.map(<[f32]>::len), heads, &mut errors);
-        check_count("sinks", problem.sinks, self.sinks.map(<[f32]>::len), heads, &mut errors);
+        check_count("alibi_slopes", problem.alibi, self.alibi_slopes.map(<[f32]>::len), heads, errors);
+        check_count("sinks", problem.sinks, self.sinks.map(<[f32]>::len), heads, errors);
         let key_lengths = self.key_lengths;
-        check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, &mut errors);
-        check_presence("bias", problem.bias, self.bias.is_some(), &mut errors);
+        check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, errors);
+        check_presence("bias", problem.bias, self.bias.is_some(), errors);
 
         if let Some(bias) = &self.bias {
             let needed = bias.strides.extent(problem).unwrap_or(usize::MAX);
@@ -165,7 +178,6 @@ impl<'a> InputViews<'a> {
                 errors.push(TensorError::KeyLength { batch, length, key_length });
             }
         }
-        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
     }
 
     /// How many keys `batch` has.

@@ -34,11 +34,8 @@ fn main() -> Result<(), Error> {
     let value = DeviceBuffer::from_host(&stream, &inputs.value.data)?;
     let output = DeviceBuffer::from_host(&stream, &outputs.output.data)?;
     let tensors = DeviceTensors {
-        query: query.address(),
-        key: key.address(),
-        value: value.address(),
-        output: output.address(),
         log_sum_exp: 0,
+        ..DeviceTensors::new(query.address(), key.address(), value.address(), output.address())
     };
     let graph = Graph::capture(&stream, |stream| {
         // SAFETY: the buffers have the sizes of the problem's tensors and outlive the graph; nobody else uses them.

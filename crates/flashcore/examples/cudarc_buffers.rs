@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (value, _value) = value.device_ptr(&stream);
         let (output, _output) = output.device_ptr_mut(&stream);
         let (log_sum_exp, _log_sum_exp) = log_sum_exp.device_ptr_mut(&stream);
-        let tensors = DeviceTensors { query, key, value, output, log_sum_exp };
+        let tensors = DeviceTensors { log_sum_exp, ..DeviceTensors::new(query, key, value, output) };
         // SAFETY: the buffers have the sizes of the problem's tensors, nobody else uses them, and the stream is one of
         // the primary context, which cudarc uses.
         unsafe { plan.launch(stream.cu_stream(), tensors) }?;

@@ -1,7 +1,8 @@
 //! A plan with tensors of its own on the GPU: launches without `unsafe`.
 
-use flashcore_cuda::{DeviceBuffer, Graph, Stream};
-use flashcore_problem::{Problem, Shape, Strides};
+use flashcore_cuda::{CudaError, DeviceBuffer, Graph, Stream};
+use flashcore_problem::{InputViews, Problem, Shape, Strides};
+use zerocopy::IntoBytes;
 
 use crate::device_tensors::TENSOR_ALIGNMENT;
 use crate::{DeviceTensors, Error, Plan};
@@ -23,6 +24,8 @@ pub struct BoundBytes<'a> {
     pub log_sum_exp: &'a [u8],
     /// Bytes before and behind each tensor, a multiple of 16.
     pub margin: usize,
+    /// The tensors of numbers that the problem has; query, key and value of it are not looked at.
+    pub numbers: InputViews<'a>,
 }
 
 /// A plan with tensors of its own on the GPU, and the stream it is launched on.
@@ -38,6 +41,8 @@ pub struct Bound {
     value: DeviceBuffer,
     output: DeviceBuffer,
     log_sum_exp: DeviceBuffer,
+    /// Held for the launches that read them.
+    _numbers: [DeviceBuffer; 4],
     tensors: DeviceTensors,
 }
 
@@ -76,16 +81,36 @@ impl Plan {
         let (query, key, value) = (upload(bytes.query)?, upload(bytes.key)?, upload(bytes.value)?);
         let (output, log_sum_exp) = (upload(bytes.output)?, upload(bytes.log_sum_exp)?);
         let payload = |buffer: &DeviceBuffer| buffer.address() + bytes.margin as u64;
-        let tensors = DeviceTensors {
-            query: payload(&query),
-            key: payload(&key),
-            value: payload(&value),
-            output: payload(&output),
-            log_sum_exp: if problem.log_sum_exp { payload(&log_sum_exp) } else { 0 },
-        };
+        let mut tensors = DeviceTensors::new(payload(&query), payload(&key), payload(&value), payload(&output));
+        if problem.log_sum_exp {
+            tensors.log_sum_exp = payload(&log_sum_exp);
+        }
+        let numbers = upload_numbers(&stream, &bytes.numbers, &mut tensors)?;
         tensors.check(problem)?;
-        Ok(Bound { plan: self.clone(), stream, query, key, value, output, log_sum_exp, tensors })
+        Ok(Bound { plan: self.clone(), stream, query, key, value, output, log_sum_exp, _numbers: numbers, tensors })
     }
+}
+
+/// Copies key lengths, slopes, sinks and bias to the GPU, where there are any.
+pub(crate) fn upload_numbers(
+    stream: &Stream,
+    inputs: &InputViews<'_>,
+    tensors: &mut DeviceTensors,
+) -> Result<[DeviceBuffer; 4], CudaError> {
+    let upload = |bytes: Option<&[u8]>, address: &mut u64| {
+        let buffer = DeviceBuffer::from_host(stream, bytes.unwrap_or(&[]))?;
+        *address = if bytes.is_some() { buffer.address() } else { 0 };
+        Ok::<_, CudaError>(buffer)
+    };
+    if let Some(bias) = inputs.bias {
+        tensors.bias_strides = bias.strides;
+    }
+    Ok([
+        upload(inputs.key_lengths.map(IntoBytes::as_bytes), &mut tensors.key_lengths)?,
+        upload(inputs.alibi_slopes.map(IntoBytes::as_bytes), &mut tensors.alibi_slopes)?,
+        upload(inputs.sinks.map(IntoBytes::as_bytes), &mut tensors.sinks)?,
+        upload(inputs.bias.map(|bias| bias.data.as_bytes()), &mut tensors.bias)?,
+    ])
 }
 
 impl BoundBytes<'_> {
@@ -106,6 +131,7 @@ impl BoundBytes<'_> {
             let (argument, multiple) = ("margin", TENSOR_ALIGNMENT);
             return Err(Error::Misaligned { argument, address: self.margin as u64, multiple });
         }
+        self.numbers.validate_numbers(problem)?;
         for (argument, bytes, tensor) in needed {
             let expected = if tensor == 0 && argument == "log_sum_exp" { 0 } else { tensor + 2 * self.margin };
             if bytes.len() != expected {

@@ -10,8 +10,11 @@ use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, Launch, Stream};
 use flashcore_ir::{Arch, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config};
-use flashcore_problem::{InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut};
+use flashcore_problem::{
+    BiasStrides, InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut,
+};
 
+use crate::bound::upload_numbers;
 use crate::report::{KernelReport, SelfCheckReport};
 use crate::self_check::Trial;
 use crate::{DeviceTensors, PlanOptions, Reason};
@@ -205,7 +208,7 @@ impl Launchable {
     /// that conflicts until the launch has finished; the stream belongs to the kernel's context.
     pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: DeviceTensors) -> Result<(), CudaError> {
         let mut launch = self.launch;
-        for (place, address) in self.places.0.into_iter().zip(addresses(tensors)) {
+        for (place, address) in self.places.0.into_iter().zip(brought(buffers(tensors))) {
             if let Some(index) = place {
                 self.kernel.set_argument(&mut launch, index, Argument::U64(address))?;
             }
@@ -241,13 +244,9 @@ impl Launchable {
         };
         let rows = outputs.log_sum_exp.as_ref().map_or(0, |rows| rows.len());
         let log_sum_exp = DeviceBuffer::uninitialised(context, rows * size_of::<f32>())?;
-        let tensors = DeviceTensors {
-            query: query.address(),
-            key: key.address(),
-            value: value.address(),
-            output: output.address(),
-            log_sum_exp: log_sum_exp.address(),
-        };
+        let mut tensors = DeviceTensors::new(query.address(), key.address(), value.address(), output.address());
+        tensors.log_sum_exp = log_sum_exp.address();
+        let _numbers = upload_numbers(stream, inputs, &mut tensors)?;
         // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing them
         // waits for the kernel. The stream was made in the context of the kernel.
         unsafe { self.launch(stream, tensors) }?;
@@ -259,30 +258,50 @@ impl Launchable {
     }
 }
 
-/// Numbers that no other argument has, in the place of addresses.
+/// Numbers that no other argument has, in the place of addresses and of what else a launch brings along.
 const PLACEHOLDERS: Buffers = Buffers {
     query: u64::MAX,
     key: u64::MAX - 1,
     value: u64::MAX - 2,
     output: u64::MAX - 3,
     log_sum_exp: u64::MAX - 4,
+    key_lengths: u64::MAX - 5,
+    alibi_slopes: u64::MAX - 6,
+    sinks: u64::MAX - 7,
+    bias: u64::MAX - 8,
+    bias_strides: BiasStrides { batch: BIAS_STRIDE, head: BIAS_STRIDE - 1, row: BIAS_STRIDE - 2, key: BIAS_STRIDE - 3 },
 };
+/// Four times this, in bytes, is neither the stride of a tensor that exists nor one of the addresses above.
+const BIAS_STRIDE: usize = usize::MAX >> 3;
+/// What a launch brings along: nine addresses and the four strides of the bias.
+const BROUGHT: usize = 13;
 
-/// Where the addresses of query, key, value, output and log-sum-exp stand among the arguments of a kernel.
+/// Where what a launch brings along stands among the arguments of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct AddressPlaces([Option<usize>; 5]);
+struct AddressPlaces([Option<usize>; BROUGHT]);
 
 impl AddressPlaces {
     fn find(arguments: &[Argument]) -> Self {
-        let Buffers { query, key, value, output, log_sum_exp } = PLACEHOLDERS;
         let place = |address: u64| arguments.iter().position(|&argument| argument == Argument::U64(address));
-        Self([query, key, value, output, log_sum_exp].map(place))
+        Self(brought(PLACEHOLDERS).map(place))
     }
 }
 
-const fn addresses(tensors: DeviceTensors) -> [u64; 5] {
-    let DeviceTensors { query, key, value, output, log_sum_exp } = tensors;
-    [query, key, value, output, log_sum_exp]
+/// In one order for placeholders and for what takes their place; the strides of the bias in bytes.
+const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
+    let Buffers { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides } =
+        buffers;
+    let BiasStrides { batch, head, row, key: bias_key } = bias_strides;
+    let bytes = size_of::<f32>() as u64;
+    let [batch, head, row, bias_key] =
+        [batch as u64 * bytes, head as u64 * bytes, row as u64 * bytes, bias_key as u64 * bytes];
+    [query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, batch, head, row, bias_key]
+}
+
+const fn buffers(tensors: DeviceTensors) -> Buffers {
+    let DeviceTensors { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides } =
+        tensors;
+    Buffers { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides }
 }
 
 #[cfg(test)]
@@ -291,23 +310,34 @@ mod tests {
     use flashcore_kernels::Specialisation;
     use flashcore_problem::{Alignment, Mask};
 
-    /// The kernel that is tried must be the kernel that is used.
+    /// The kernel that is tried must be the kernel that is used, whatever is compiled into it.
     #[test]
     fn the_trial_of_a_problem_has_its_kernel() {
+        let features: [fn(&mut Problem); 8] = [
+            |_| {},
+            |problem| (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::TopLeft), true),
+            |problem| problem.mask = Mask::Window { left: Some(7), right: None, alignment: Alignment::BottomRight },
+            |problem| (problem.softcap, problem.alibi) = (Some(50.0), true),
+            |problem| (problem.bias, problem.sinks) = (true, true),
+            |problem| (problem.key_lengths, problem.value_dim) = (true, 72),
+            |problem| problem.scale = -0.5,
+            |problem| {
+                let mut strides = problem.strides();
+                strides.key.row += 2;
+                problem.layout = flashcore_problem::Layout::Strided(strides);
+            },
+        ];
         for config in Config::all() {
-            for dtype in Specialisation::DTYPES {
-                for head_dim in Specialisation::HEAD_DIMS {
-                    for (mask, log_sum_exp) in [(Mask::None, true), (Mask::Causal(Alignment::TopLeft), false)] {
-                        let mut problem = Problem::new(3, 4, 1000, head_dim as usize, dtype);
-                        (problem.mask, problem.log_sum_exp) = (mask, log_sum_exp);
-                        let trial = Trial::new(&problem).unwrap().problem;
-                        let ptx = |problem: &Problem| {
-                            let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90);
-                            plan.map(|plan| flashcore_ptx::print(&plan.kernel))
-                        };
-                        assert_eq!(ptx(&problem), ptx(&trial), "{config} {problem}");
-                    }
-                }
+            for (number, change) in features.into_iter().enumerate() {
+                let dtype = Specialisation::DTYPES[number % 2];
+                let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
+                change(&mut problem);
+                let trial = Trial::new(&problem).unwrap().problem;
+                let ptx = |problem: &Problem| {
+                    let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90);
+                    plan.map(|plan| flashcore_ptx::print(&plan.kernel))
+                };
+                assert_eq!(ptx(&problem), ptx(&trial), "{config} {problem}");
             }
         }
     }
@@ -318,9 +348,18 @@ mod tests {
         problem.log_sum_exp = true;
         let plan = flashcore_kernels::Plan::new(&problem, Config::ampere(), Arch::Sm80).unwrap();
         let AddressPlaces(places) = AddressPlaces::find(&plan.arguments(PLACEHOLDERS));
-        let tensors = Buffers { query: 16, key: 32, value: 48, output: 64, log_sum_exp: 80 };
-        let arguments = plan.arguments(tensors);
+        let buffers = Buffers {
+            log_sum_exp: 80,
+            key_lengths: 96,
+            alibi_slopes: 112,
+            sinks: 128,
+            bias: 144,
+            bias_strides: BiasStrides { batch: 40, head: 44, row: 48, key: 52 },
+            ..Buffers::new(16, 32, 48, 64)
+        };
+        let arguments = plan.arguments(buffers);
         let found = places.map(|place| arguments[place.unwrap()]);
-        assert_eq!(found, [16, 32, 48, 64, 80].map(Argument::U64));
+        let expected = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208];
+        assert_eq!(found, expected.map(Argument::U64));
     }
 }

@@ -1,13 +1,13 @@
 //! Tensors that lie on a GPU, by their addresses.
 
-use flashcore_problem::{Problem, Shape, Strides};
+use flashcore_problem::{BiasStrides, Problem, Shape, Strides};
 
 use crate::Error;
 
 /// What addresses of query, key, value and output must be a multiple of: kernels read and write 16 bytes at a time.
 pub const TENSOR_ALIGNMENT: u64 = 16;
-/// What the address of the log-sum-exp must be a multiple of.
-const LOG_SUM_EXP_ALIGNMENT: u64 = 4;
+/// What the addresses of the other tensors must be a multiple of.
+const NUMBER_ALIGNMENT: u64 = 4;
 
 /// Device addresses of the tensors of a problem: `CUdeviceptr` of the driver, `device_ptr()` of `cudarc`, `data_ptr()`
 /// of `PyTorch`.
@@ -24,11 +24,38 @@ pub struct DeviceTensors {
     /// Of the output.
     pub output: u64,
     /// Of the log-sum-exp, an `f32` per row, contiguous `[batch, query head, query row]`; 0 where the problem does not
-    /// ask for it.
+    /// ask for it, like the others below.
     pub log_sum_exp: u64,
+    /// Of the key lengths, a `u32` per batch. One that is larger than the problem's key length counts as that.
+    pub key_lengths: u64,
+    /// Of the slopes, an `f32` per query head.
+    pub alibi_slopes: u64,
+    /// Of the sinks, an `f32` per query head.
+    pub sinks: u64,
+    /// Of the bias, `f32`.
+    pub bias: u64,
+    /// Where the terms of the bias lie.
+    pub bias_strides: BiasStrides,
 }
 
 impl DeviceTensors {
+    /// Query, key, value and output, and nothing else.
+    pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
+        let bias_strides = BiasStrides { batch: 0, head: 0, row: 0, key: 0 };
+        Self {
+            query,
+            key,
+            value,
+            output,
+            log_sum_exp: 0,
+            key_lengths: 0,
+            alibi_slopes: 0,
+            sinks: 0,
+            bias: 0,
+            bias_strides,
+        }
+    }
+
     /// Checks what can be known without the GPU: nothing is null that is needed, everything is aligned and ends within
     /// the address space, and what is written does not begin where something else does.
     ///
@@ -58,19 +85,38 @@ impl DeviceTensors {
         for (other, address, bytes) in &tensors[..3] {
             check_apart(written, (*other, *address, *bytes))?;
         }
-        if !problem.log_sum_exp {
-            let (argument, address) = ("log_sum_exp", self.log_sum_exp);
-            return if address == 0 { Ok(()) } else { Err(Error::Unexpected { argument, address }) };
+        for (argument, address, elements) in self.numbers(problem) {
+            let Some(elements) = elements else {
+                if address != 0 {
+                    return Err(Error::Unexpected { argument, address });
+                }
+                continue;
+            };
+            let overflow = Error::AddressOverflow { argument, address, bytes: u64::MAX };
+            let bytes = elements.checked_mul(4).ok_or(overflow)?;
+            check_address(argument, address, bytes, NUMBER_ALIGNMENT)?;
+            if argument == "log_sum_exp" {
+                tensors.into_iter().try_for_each(|tensor| check_apart((argument, address, bytes), tensor))?;
+            } else {
+                check_apart(written, (argument, address, bytes))?;
+            }
         }
+        Ok(())
+    }
+
+    /// The tensors of 4-byte numbers: their addresses, and how many numbers they reach over where the problem has them.
+    fn numbers(&self, problem: &Problem) -> [(&'static str, u64, Option<u64>); 5] {
         // No more rows than elements of the output, of which there are at most `isize::MAX`.
         let rows = (problem.batch * problem.query_heads * problem.query_length) as u64;
-        let bytes = rows.checked_mul(4).ok_or(Error::AddressOverflow {
-            argument: "log_sum_exp",
-            address: self.log_sum_exp,
-            bytes: u64::MAX,
-        })?;
-        check_address("log_sum_exp", self.log_sum_exp, bytes, LOG_SUM_EXP_ALIGNMENT)?;
-        tensors.into_iter().try_for_each(|tensor| check_apart(("log_sum_exp", self.log_sum_exp, bytes), tensor))
+        let (heads, batches) = (problem.query_heads as u64, problem.batch as u64);
+        let terms = self.bias_strides.extent(problem).unwrap_or(usize::MAX) as u64;
+        [
+            ("log_sum_exp", self.log_sum_exp, problem.log_sum_exp.then_some(rows)),
+            ("key_lengths", self.key_lengths, problem.key_lengths.then_some(batches)),
+            ("alibi_slopes", self.alibi_slopes, problem.alibi.then_some(heads)),
+            ("sinks", self.sinks, problem.sinks.then_some(heads)),
+            ("bias", self.bias, problem.bias.then_some(terms)),
+        ]
     }
 }
 
@@ -106,7 +152,7 @@ mod tests {
     use flashcore_problem::DType;
 
     const GOOD: DeviceTensors =
-        DeviceTensors { query: 0x1000, key: 0x2000, value: 0x3000, output: 0x4000, log_sum_exp: 0x5004 };
+        DeviceTensors { log_sum_exp: 0x5004, ..DeviceTensors::new(0x1000, 0x2000, 0x3000, 0x4000) };
 
     fn check(change: impl FnOnce(&mut Problem, &mut DeviceTensors), expected: &Result<(), Error>) {
         let mut problem = Problem::new(1, 2, 5, 8, DType::F16);
@@ -164,7 +210,7 @@ mod tests {
         check(
             |problem, tensors| {
                 problem.batch = 0;
-                *tensors = DeviceTensors { query: 0, key: 0, value: 0, output: 0, log_sum_exp: 0 };
+                *tensors = DeviceTensors::new(0, 0, 0, 0);
             },
             &Ok(()),
         );

@@ -5,8 +5,10 @@
 //! milliseconds and large enough to reach what a kernel has: several query tiles and several key tiles of every config,
 //! rows and keys past the end of both, two batches, two query heads on one key head.
 
+use flashcore_kernels::Specialisation;
 use flashcore_problem::{
-    Alignment, Evidence, Expected, Inputs, Invalid, Mask, Outputs, Problem, ReferenceError, judge, oracle,
+    Alignment, Evidence, Expected, Inputs, Invalid, Layout, Mask, Outputs, Problem, ReferenceError, Shape, Strides,
+    TensorStrides, judge, oracle,
 };
 
 /// Whether kernels that are new to a driver are run once before they are trusted.
@@ -37,6 +39,26 @@ const QUERY_LENGTH: usize = 97;
 const KEY_LENGTH: usize = 203;
 const SEED: u64 = 0x5EED;
 
+const SOFTCAP: f32 = 2.0;
+
+/// A layout whose rows begin at multiples of `width` bytes and, below 16, of no more than that.
+fn layout_of_width(problem: &Problem, width: u32) -> Layout {
+    let padding = match width {
+        16 => 0,
+        _ => width as usize / problem.dtype.size_bytes(),
+    };
+    let strides = |shape: Shape| {
+        let row = shape.columns.next_multiple_of(8) + padding;
+        Strides { batch: row * shape.rows * shape.heads, head: row * shape.rows, row }
+    };
+    Layout::Strided(TensorStrides {
+        query: strides(problem.query_shape()),
+        key: strides(problem.key_shape()),
+        value: strides(problem.value_shape()),
+        output: strides(problem.output_shape()),
+    })
+}
+
 /// A small problem with its answer.
 pub(crate) struct Trial {
     pub(crate) problem: Problem,
@@ -52,7 +74,11 @@ impl Trial {
         small.key_heads = 1;
         small.query_length = QUERY_LENGTH;
         small.value_dim = problem.value_dim;
-        small.log_sum_exp = problem.log_sum_exp;
+        small.scale = if problem.scale > 0.0 { small.scale } else { -small.scale };
+        (small.log_sum_exp, small.key_lengths) = (problem.log_sum_exp, problem.key_lengths);
+        (small.alibi, small.bias, small.sinks) = (problem.alibi, problem.bias, problem.sinks);
+        small.softcap = problem.softcap.map(|_| SOFTCAP);
+        small.layout = layout_of_width(&small, Specialisation::of(problem).width);
         small.mask = match problem.mask {
             Mask::None => Mask::None,
             // Bottom-right puts the diagonal into the middle of a tile.

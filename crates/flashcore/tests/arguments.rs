@@ -133,11 +133,8 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     let config = random.one_in(30).then(|| random.config());
     let self_check = random.pick(&[SelfCheckPolicy::Environment, SelfCheckPolicy::On, SelfCheckPolicy::Off]);
     let tensors = DeviceTensors {
-        query: random.address(),
-        key: random.address(),
-        value: random.address(),
-        output: random.address(),
         log_sum_exp: random.address(),
+        ..DeviceTensors::new(random.address(), random.address(), random.address(), random.address())
     };
     let checked = tensors.validate(problem);
     let plan = Plan::new(problem, &device, PlanOptions { config, self_check })?;

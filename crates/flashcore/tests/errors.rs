@@ -113,7 +113,7 @@ fn wrong_host_tensors_are_named_and_nothing_is_written() {
 #[test]
 fn device_tensors_need_a_gpu() {
     let plan = supports(&Problem::new(1, 1, 1, 8, DType::F16), &Device::cpu()).unwrap();
-    let tensors = DeviceTensors { query: 16, key: 32, value: 48, output: 64, log_sum_exp: 0 };
+    let tensors = DeviceTensors::new(16, 32, 48, 64);
     // SAFETY: a plan on the CPU launches nothing.
     let refused = unsafe { plan.launch(std::ptr::null_mut::<u8>(), tensors) };
     assert_eq!(refused, Err(Error::NotOnCuda { call: "launch", device: plan.device().to_string() }));

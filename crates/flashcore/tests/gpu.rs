@@ -50,11 +50,8 @@ impl OnDevice {
 
     fn tensors(&self) -> DeviceTensors {
         DeviceTensors {
-            query: self.query.address(),
-            key: self.key.address(),
-            value: self.value.address(),
-            output: self.output.address(),
             log_sum_exp: self.log_sum_exp.address(),
+            ..DeviceTensors::new(self.query.address(), self.key.address(), self.value.address(), self.output.address())
         }
     }
 
@@ -210,15 +207,12 @@ fn wrong_addresses_launch_nothing() {
 #[test]
 fn every_reason_at_once() {
     let Some(device) = gpu() else { return };
-    let mut problem = Problem::new(1, 2, 100, 48, DType::F32);
-    problem.sinks = true;
-    problem.scale = -1.0;
-    let kernel = "ampere";
+    let mut problem = Problem::new(1, 2, 100, 2000, DType::F64);
+    problem.value_dim = 64;
+    let kernel = "scalar";
     let expected = [
-        KernelReason::DType { kernel, dtype: DType::F32 },
-        KernelReason::HeadDim { kernel, head_dim: 48 },
-        KernelReason::Feature { kernel, feature: "attention sinks" },
-        KernelReason::Scale { scale: -1.0 },
+        KernelReason::DType { kernel, dtype: DType::F64, has: &[DType::F16, DType::Bf16, DType::F32] },
+        KernelReason::Dim { kernel, argument: "head_dim", dim: 2000, multiple: 1, most: 1024 },
     ];
     assert_eq!(supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
 }

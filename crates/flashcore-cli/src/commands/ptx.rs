@@ -46,7 +46,8 @@ impl Ptx {
         if !Specialisation::HEAD_DIMS.contains(&head_dim) {
             return Err(Failure::Usage(format!("kernels have no head dim {head_dim}; they have 32, 64, 96 and 128")));
         }
-        let specialisation = Specialisation { dtype, head_dim, causal: self.causal, log_sum_exp: self.lse };
+        let specialisation =
+            Specialisation { right: self.causal, log_sum_exp: self.lse, ..Specialisation::new(dtype, head_dim) };
         let kernel = config
             .generate(specialisation)
             .verify(self.arch)

@@ -35,12 +35,14 @@ impl Resources {
         };
         let kernels: Vec<_> = architectures
             .iter()
-            .flat_map(|arch| resources::kernels(*arch).into_iter().map(|(config, special)| (config, special, *arch)))
+            .flat_map(|arch| {
+                resources::kernels(*arch).into_iter().map(|(config, dim, kind)| (config, dim, kind, *arch))
+            })
             .collect();
         let mut rows: Vec<Row> = Vec::new();
-        for (index, (config, specialisation, arch)) in kernels.iter().enumerate() {
+        for (index, (config, head_dim, kind, arch)) in kernels.iter().enumerate() {
             output.progress(index, kernels.len(), &format!("{config} on {arch}"));
-            match resources::row(*config, *specialisation, *arch) {
+            match resources::row(*config, *head_dim, *kind, *arch) {
                 Ok(row) => rows.push(row),
                 Err(ResourcesError::Ptxas(error)) => return Err(Failure::Environment(error.to_string())),
                 Err(error @ ResourcesError::Verify { .. }) => {
@@ -57,7 +59,8 @@ impl Resources {
             output.table(&shared_memory()?, self.format)?;
             output.line("")?;
             for (row, complaint) in &complaints {
-                output.line(format!("FAILED {} {} d{}: {complaint}", row.config, row.dtype, row.head_dim))?;
+                let (arch, kind) = (&row.resources.arch, row.kind.name());
+                output.line(format!("FAILED {} d{} {kind} on {arch}: {complaint}", row.config, row.head_dim))?;
             }
             let spilling = rows.iter().filter(|row| row.resources.spill_store_bytes > 0).count();
             output.line(format!("{} kernels, {spilling} with spills, {} complaints", rows.len(), complaints.len()))?;
@@ -89,7 +92,7 @@ fn table(rows: &[Row]) -> Table {
             Cell::from(row.config.as_str()),
             Cell::from(row.dtype.as_str()),
             Cell::from(row.head_dim),
-            Cell::from(if row.causal { "causal" } else { "full" }),
+            Cell::from(row.kind.name()),
             Cell::from(row.threads),
             Cell::from(row.resources.registers),
             Cell::from(row.register_budget),

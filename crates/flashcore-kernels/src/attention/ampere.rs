@@ -8,31 +8,33 @@
 //! There is one barrier per tile: it says that the tile has arrived for everybody, and that everybody is done with
 //! the tile before, whose place the next copy takes.
 
-use flashcore_ir::types::{Pred, S32, U32};
+use flashcore_ir::types::{F16x2, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, SpecialRegister};
 
 use super::Work;
-use crate::config::{AmpereConfig, Specialisation};
+use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{ELEMENT_BYTES, Element};
+use crate::specialisation::Specialisation;
 use crate::tile::{
-    Accumulator, FragmentPosition, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments, OnlineSoftmax, RESULT_COLUMNS,
-    ROWS_PER_WARP, RightFragments, Ring, SharedTile, TileAddresses, TileCopy,
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments,
+    LeftOperand, OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, Ring, ScorePlaces,
+    SharedTile, TileAddresses, TileCopy,
 };
 
 /// Writes the kernel.
 pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisation: Specialisation) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
-    k.set_register_budget(AmpereConfig::register_budget(specialisation.head_dim));
-    let work = Work::new(k, config.query_rows());
-    let warp = Warp::new(k);
-    let tiles = Tiles::reserve(k, config, specialisation.head_dim);
-    let keys = KeyRange::new(k, &work, config, specialisation.causal);
+    k.set_register_budget(config.register_budget(specialisation));
+    let work = Work::new(k, specialisation, config.query_rows());
+    let warp = Warp::new(k, config);
+    let tiles = Tiles::reserve(k, config, specialisation);
+    let keys = KeyRange::new(k, &work, config);
 
     let (query_copy, stream) = k.section("copies", |k| {
         let (query, key, value) = (work.query(k), work.key(k), work.value(k));
-        let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread);
-        (query_copy, Stream::new(k, config, &tiles, key, value, &warp))
+        let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.threads());
+        (query_copy, Stream::new(k, config, &tiles, &keys, key, value, &warp))
     });
     k.section("load query", |k| {
         let rows_left = k.sub(work.parameters.query_length, work.first_row);
@@ -45,41 +47,59 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
     let query = k.section("query fragments", |k| {
         k.copy_async_wait(stream.ring.ahead());
         k.cta_sync();
-        let rows = tiles.query_of_warp(k, &warp);
-        LeftFragments::<T>::load(k, rows, specialisation.head_dim)
+        let blocks = tiles.query_of_warp(k, &warp);
+        let columns = padded_columns(specialisation.head_dim);
+        match config.query {
+            QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &blocks, columns)),
+            QueryPlace::Shared => LeftOperand::Shared(blocks, columns),
+        }
     });
 
-    let output = k.section("output", |k| Accumulator::zero(k, specialisation.head_dim));
-    let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, work.parameters.scale_log2));
-    let mask = k.section("mask", |k| key_mask(k, &work, &warp, specialisation.causal));
-    let scores = k.section("scores", |k| Accumulator::zero(k, config.key_rows));
-    k.for_uniform(0i32, keys.end, config.key_rows as i32, |k, first_key| {
+    let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialisation.value_dim)));
+    let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
+    let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
+    let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale));
+    let places = k.section("rows", |k| score_places(k, &work, &warp));
+    let mask = key_mask(&work, &places);
+    let scores = k.section("scores", |k| Accumulator::zero(k, warp.blocks, config.keys_per_warp()));
+    k.for_uniform(keys.first, keys.end, config.key_rows as i32, |k, first_key| {
         stream.ring.wait(k);
         stream.load_next(k, &keys);
+        let first_key = warp.first_key(k, config, first_key);
         k.section("scores", |k| {
             scores.clear(k);
             let keys = RightFragments::Transposed(stream.keys.in_stage(k, stream.ring.reading()));
             scores.multiply_add(k, &query, keys);
         });
+        if let Some(terms) = terms {
+            k.section("score terms", |k| terms.apply(k, &scores, &places, first_key));
+        }
         k.section("mask", |k| {
             let partly = keys.is_partly_masked(k, first_key);
             k.if_uniform(partly, |k| mask.apply(k, &scores, first_key));
         });
         k.section("softmax", |k| softmax.update(k, &scores, &output));
         k.section("output", |k| {
-            let weights = LeftFragments::<T>::round(k, &scores);
+            let weights = LeftOperand::<T>::Rounded(&scores);
             let values = RightFragments::Straight(stream.values.in_stage(k, stream.ring.reading()));
             output.multiply_add(k, &weights, values);
         });
         stream.ring.read(k);
     });
 
+    if config.key_warps > 1 {
+        k.section("other keys", |k| gather(k, config, &tiles, &warp, &softmax, &output));
+        // What is left is for the warps that have the sums of all keys.
+        let others = k.compare(Compare::Gt, warp.key_part, 0u32);
+        k.if_uniform(others, Builder::exit);
+    }
     k.section("epilogue", |k| {
-        let sums = softmax.finish(k, &output);
+        let sink = work.sink(k);
+        let sums = softmax.finish(k, &output, sink);
         if specialisation.log_sum_exp {
             let values = sums.log_sum_exp(k);
-            for (half, value) in values.into_iter().enumerate() {
-                let row = warp.row(k, &work, half as u32);
+            for (index, value) in values.into_iter().enumerate() {
+                let row = warp.row(k, &work, index as u32);
                 let exists = k.compare(Compare::Lt, row, work.parameters.query_length);
                 // The four lanes of a row have the same value; one stores it.
                 let first = k.compare(Compare::Eq, warp.position.member, 0u32);
@@ -93,6 +113,11 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
     builder.finish()
 }
 
+/// Columns as products go through them.
+const fn padded_columns(columns: u32) -> u32 {
+    columns.next_multiple_of(PRODUCT_DEPTH)
+}
+
 /// Where a thread stands.
 struct Warp {
     thread: Reg<U32>,
@@ -101,22 +126,50 @@ struct Warp {
     first_row: Reg<U32>,
     position: FragmentPosition,
     shared_base: Reg<U32>,
+    /// Its rows, by 16.
+    blocks: u32,
+    /// Which part of each tile of keys is its own.
+    key_part: Reg<U32>,
 }
 
 impl Warp {
-    fn new(k: &mut Builder) -> Self {
+    fn new(k: &mut Builder, config: AmpereConfig) -> Self {
         let thread = k.special(SpecialRegister::ThreadX);
         let warp = k.shr(thread, LANES.ilog2());
         let lane = k.and(thread, LANES - 1);
-        let first_row = k.mul(warp, ROWS_PER_WARP);
-        Self { thread, lane, first_row, position: FragmentPosition::new(k, lane), shared_base: k.shared_base() }
+        let row_warps = config.row_warps();
+        let (row_warp, key_part) = match config.key_warps {
+            1 => (warp, k.copy(0u32)),
+            _ => (k.rem(warp, row_warps), k.div(warp, row_warps)),
+        };
+        let first_row = k.mul(row_warp, config.rows_per_warp);
+        let (position, shared_base) = (FragmentPosition::new(k, lane), k.shared_base());
+        let blocks = config.rows_per_warp / ROWS_PER_BLOCK;
+        Self { thread, lane, first_row, position, shared_base, blocks, key_part }
     }
 
-    /// The query row that the lane's results of half 0 or 1 are in.
-    fn row(&self, k: &mut Builder, work: &Work, half: u32) -> Reg<U32> {
+    /// The first key of its part of the tile that begins at `first_key`.
+    fn first_key(&self, k: &mut Builder, config: AmpereConfig, first_key: Reg<S32>) -> Reg<S32> {
+        if config.key_warps == 1 {
+            return first_key;
+        }
+        let part = k.reinterpret::<U32, S32>(self.key_part);
+        k.mad(part, config.keys_per_warp() as i32, first_key)
+    }
+
+    /// The base of shared memory, moved to its part of a tile of keys or values.
+    fn base_of_part(&self, k: &mut Builder, config: AmpereConfig, tile: SharedTile) -> Reg<U32> {
+        match config.key_warps {
+            1 => self.shared_base,
+            _ => k.mad(self.key_part, config.keys_per_warp() * tile.row_bytes(), self.shared_base),
+        }
+    }
+
+    /// The query row of one of the lane's rows, of which it has two in each 16.
+    fn row(&self, k: &mut Builder, work: &Work, index: u32) -> Reg<U32> {
         let within = k.add(self.first_row, self.position.group);
         let row = k.add(work.first_row, within);
-        k.add(row, half * 8)
+        k.add(row, index * 8)
     }
 }
 
@@ -130,22 +183,28 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn reserve(k: &mut Builder, config: AmpereConfig, head_dim: u32) -> Self {
-        let query = SharedTile::reserve(k, config.query_rows(), head_dim, config.layout);
-        let key = SharedTile::reserve(k, config.key_rows, head_dim, config.layout);
-        let value = SharedTile::reserve(k, config.key_rows, head_dim, config.layout);
+    fn reserve(k: &mut Builder, config: AmpereConfig, specialisation: Specialisation) -> Self {
+        let Specialisation { head_dim, value_dim, .. } = specialisation;
+        let [query_columns, value_columns] = [head_dim, value_dim].map(SharedTile::columns_for);
+        // The output goes out through the place of the query.
+        let widest = query_columns.max(value_columns);
+        let query = SharedTile::reserve(k, config.query_rows(), widest, config.layout);
+        let key = SharedTile::reserve(k, config.key_rows, query_columns, config.layout);
+        let value = SharedTile::reserve(k, config.key_rows, value_columns, config.layout);
         let stage_bytes = key.bytes() + value.bytes();
         for _ in 1..config.stages {
             k.reserve_shared(stage_bytes, 128);
         }
+        k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * stage_bytes), 128);
         Self { query, key, value, stage_bytes }
     }
 
-    /// The addresses of the warp's 16 rows of the query.
-    fn query_of_warp(&self, k: &mut Builder, warp: &Warp) -> TileAddresses {
+    /// The addresses of the warp's rows of the query, by 16.
+    fn query_of_warp(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
         let bytes = k.mul(warp.first_row, self.query.row_bytes());
         let base = k.add(warp.shared_base, bytes);
-        self.query.addresses(k, base, warp.lane, LaneRows::DownFirst)
+        let first = self.query.addresses(k, base, warp.lane, LaneRows::DownFirst);
+        (0..warp.blocks).map(|block| first.rows_below(block * ROWS_PER_BLOCK)).collect()
     }
 }
 
@@ -166,17 +225,20 @@ impl Stream {
         k: &mut Builder,
         config: AmpereConfig,
         tiles: &Tiles,
+        range: &KeyRange,
         key: GlobalRows,
         value: GlobalRows,
         warp: &Warp,
     ) -> Self {
+        let [key, value] = [key, value].map(|rows| range.rows_from_first(k, rows));
+        let [key_base, value_base] = [tiles.key, tiles.value].map(|tile| warp.base_of_part(k, config, tile));
         Self {
             ring: Ring::new(k, config.stages, tiles.stage_bytes),
-            key_copy: TileCopy::new(k, tiles.key, key, warp.shared_base, warp.thread),
-            value_copy: TileCopy::new(k, tiles.value, value, warp.shared_base, warp.thread),
-            keys: tiles.key.addresses(k, warp.shared_base, warp.lane, LaneRows::AcrossFirst),
-            values: tiles.value.addresses(k, warp.shared_base, warp.lane, LaneRows::DownFirst),
-            next_key: k.copy(0i32),
+            key_copy: TileCopy::new(k, tiles.key, key, warp.shared_base, warp.thread, config.threads()),
+            value_copy: TileCopy::new(k, tiles.value, value, warp.shared_base, warp.thread, config.threads()),
+            keys: tiles.key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
+            values: tiles.value.addresses(k, value_base, warp.lane, LaneRows::DownFirst),
+            next_key: k.copy(range.first),
             key_rows: config.key_rows,
         }
     }
@@ -205,43 +267,116 @@ impl Stream {
 struct KeyRange {
     /// All there are.
     length: Reg<S32>,
+    /// The first that any row attends, or a few before it: where a tile begins.
+    first: Reg<S32>,
     /// Behind the last that any row attends.
     end: Reg<S32>,
+    /// The first that every row attends, where rows do not attend from key 0 on.
+    attended_by_all_from: Option<Reg<S32>>,
     /// Behind the last that every row attends.
     attended_by_all: Reg<S32>,
     key_rows: u32,
 }
 
 impl KeyRange {
-    fn new(k: &mut Builder, work: &Work, config: AmpereConfig, causal: bool) -> Self {
+    fn new(k: &mut Builder, work: &Work, config: AmpereConfig) -> Self {
         k.section("key range", |k| {
-            let length = k.reinterpret(work.parameters.key_length);
             let last_row = k.add(work.first_row, config.query_rows() - 1);
             let last_that_exists = k.sub(work.parameters.query_length, 1u32);
             let last_row = k.min(last_row, last_that_exists);
-            let end = work.key_limit(k, last_row, causal);
-            let attended_by_all = work.key_limit(k, work.first_row, causal);
-            Self { length, end, attended_by_all, key_rows: config.key_rows }
+            let first = work.first_key(k, work.first_row);
+            let first = k.reinterpret::<S32, U32>(first);
+            let tile = k.div(first, config.key_rows);
+            let first = k.mul(tile, config.key_rows);
+            let first = k.reinterpret::<U32, S32>(first);
+            let left = work.specialisation.left;
+            Self {
+                length: work.key_length,
+                first,
+                end: work.end_key(k, last_row),
+                attended_by_all_from: left.then(|| work.first_key(k, last_row)),
+                attended_by_all: work.end_key(k, work.first_row),
+                key_rows: config.key_rows,
+            }
         })
+    }
+
+    /// Rows of a head of keys or values from the first key on.
+    fn rows_from_first(&self, k: &mut Builder, rows: GlobalRows) -> GlobalRows {
+        let first = k.reinterpret::<S32, U32>(self.first);
+        let first = k.widen(first);
+        GlobalRows { first: k.mad(first, rows.stride, rows.first), ..rows }
     }
 
     /// Whether some row does not attend some key of the tile.
     fn is_partly_masked(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<Pred> {
         let end = k.add(first_key, self.key_rows as i32);
-        k.compare(Compare::Gt, end, self.attended_by_all)
+        let behind = k.compare(Compare::Gt, end, self.attended_by_all);
+        match self.attended_by_all_from {
+            Some(from) => {
+                let before = k.compare(Compare::Lt, first_key, from);
+                k.or(behind, before)
+            }
+            None => behind,
+        }
     }
 }
 
-/// The mask of the lane's two rows, counted from its first column.
-fn key_mask(k: &mut Builder, work: &Work, warp: &Warp, causal: bool) -> KeyMask {
+/// Brings together, in the first warp of each rows, what the warps of the same rows have for their keys.
+fn gather(
+    k: &mut Builder,
+    config: AmpereConfig,
+    tiles: &Tiles,
+    warp: &Warp,
+    softmax: &OnlineSoftmax,
+    output: &Accumulator,
+) {
+    let (row_warps, bytes) = (config.row_warps(), softmax.sent_bytes(output));
+    // Through the place of keys and values, once nobody reads them any more.
+    let place = k.add(warp.shared_base, tiles.key.offset);
+    let lane = k.mad(warp.lane, 4u32, place);
+    let row_warp = k.div(warp.first_row, config.rows_per_warp);
+    let of_rows = k.mad(row_warp, bytes, lane);
+    k.cta_sync();
+    let sends = k.compare(Compare::Gt, warp.key_part, 0u32);
+    k.if_uniform(sends, |k| {
+        let before = k.sub(warp.key_part, 1u32);
+        let address = k.mad(before, row_warps * bytes, of_rows);
+        softmax.send(k, output, address);
+    });
+    k.cta_sync();
+    let receives = k.compare(Compare::Eq, warp.key_part, 0u32);
+    k.if_uniform(receives, |k| {
+        for part in 1..config.key_warps {
+            let address = k.add(of_rows, (part - 1) * row_warps * bytes);
+            softmax.receive(k, output, address);
+        }
+    });
+}
+
+/// Where the scores of a lane stand.
+fn score_places(k: &mut Builder, work: &Work, warp: &Warp) -> ScorePlaces {
     let column = k.shl(warp.position.member, 1u32);
     let column = k.reinterpret::<U32, S32>(column);
-    let limits = core::array::from_fn(|half| {
-        let row = warp.row(k, work, half as u32);
-        let limit = work.key_limit(k, row, causal);
-        k.sub(limit, column)
-    });
-    KeyMask::new(limits)
+    let last_row = k.sub(work.parameters.query_length, 1u32);
+    let rows: Vec<_> = (0..2 * warp.blocks).map(|index| warp.row(k, work, index)).collect();
+    let position = work.position(k, rows[0]);
+    let rows = rows.into_iter().map(|row| k.min(row, last_row)).collect();
+    let last_key = k.sub(work.key_length, 1i32);
+    ScorePlaces { rows, position, column, last_key }
+}
+
+/// Which keys the rows of a lane attend.
+fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
+    let Work { parameters, specialisation, key_length, .. } = *work;
+    KeyMask {
+        position: places.position,
+        column: places.column,
+        left: specialisation.left.then_some(parameters.window_left),
+        right: specialisation.right.then_some(parameters.window_right),
+        key_length,
+        rows: places.rows.len() as u32,
+    }
 }
 
 /// Stores the warp's rows: through shared memory, so that lanes store 16 bytes beside each other.
@@ -252,16 +387,19 @@ fn store_output<T: Element>(k: &mut Builder, work: &Work, warp: &Warp, tiles: &T
     k.section("stage output", |k| {
         let row = k.add(warp.first_row, warp.position.group);
         let within_chunk = k.mul(warp.position.member, 2 * ELEMENT_BYTES);
-        for (index, elements) in output.tiles.iter().enumerate() {
-            let column = index as u32 * RESULT_COLUMNS;
+        let columns = output.blocks.first().map_or(0, Vec::len) as u32 * RESULT_COLUMNS;
+        for column in (0..columns).step_by(RESULT_COLUMNS as usize) {
             let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / RESULT_COLUMNS);
             let chunk = k.copy(chunk);
             let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
             let address = k.add(chunk_address, within_chunk);
-            for (half, pair) in elements.chunks_exact(2).enumerate() {
-                let rounded = k.pair::<T>(pair[0], pair[1]);
-                let below = half as u32 * 8 * tile.row_bytes() + tile.panel_step(panel);
-                k.store_shared(SharedAddress::from(address).plus(below as i32), &[rounded]);
+            for (block, tiles) in output.blocks.iter().enumerate() {
+                for (half, pair) in tiles[(column / RESULT_COLUMNS) as usize].chunks_exact(2).enumerate() {
+                    let rounded = k.pair::<T>(pair[0], pair[1]);
+                    let rows_below = block as u32 * ROWS_PER_BLOCK + half as u32 * 8;
+                    let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
+                    k.store_shared(SharedAddress::from(address).plus(below as i32), &[rounded]);
+                }
             }
         }
     });
@@ -273,20 +411,51 @@ fn store_output<T: Element>(k: &mut Builder, work: &Work, warp: &Warp, tiles: &T
         let lane_row = k.shr(warp.lane, chunks.ilog2());
         let chunk = k.and(warp.lane, chunks - 1);
         let row = k.add(warp.first_row, lane_row);
-        for step in 0..ROWS_PER_WARP / rows_per_step {
+        for step in 0..warp.blocks * ROWS_PER_BLOCK / rows_per_step {
             let row = k.add(row, step * rows_per_step);
             let source = tile.chunk_address(k, warp.shared_base, row, chunk);
             let row_wide = k.widen(row);
             let row_start = k.mad(row_wide, rows.stride, rows.first);
-            let target = k.mad_wide(chunk, 16u32, row_start);
+            let target = k.mad_wide(chunk, CHUNK_BYTES, row_start);
             let query_row = k.add(work.first_row, row);
             let exists = k.compare(Compare::Lt, query_row, work.parameters.query_length);
-            for panel in 0..tile.panels() {
+            for first in (0..rows.columns).step_by(tile.panel_columns() as usize) {
+                let panel = first / tile.panel_columns();
+                let chunks_there = (rows.columns - first) / CHUNK_ELEMENTS;
+                let (exists, source) = if chunks_there < chunks {
+                    // Lanes without a chunk read that of another, which is there.
+                    let there = k.compare(Compare::Lt, chunk, chunks_there);
+                    let nearest = k.min(chunk, chunks_there - 1);
+                    (k.and(there, exists), tile.chunk_address(k, warp.shared_base, row, nearest))
+                } else {
+                    (exists, source)
+                };
                 let from = SharedAddress::from(source).plus(tile.panel_step(panel) as i32);
-                let to = GlobalAddress::from(target).plus((panel * tile.panel_columns() * ELEMENT_BYTES) as i32);
-                let values = k.load_shared::<U32>(from, 4);
-                k.when(exists, |k| k.store(to, &values));
+                let to = GlobalAddress::from(target).plus((first * ELEMENT_BYTES) as i32);
+                let words = k.load_shared::<U32>(from, 4);
+                store_chunk(k, to, &words, rows.width, exists);
             }
+        }
+    });
+}
+
+/// Stores 16 bytes, `width` at a time, where they exist.
+fn store_chunk(k: &mut Builder, to: GlobalAddress, words: &[Reg<U32>], width: u32, exists: Reg<Pred>) {
+    if width == ELEMENT_BYTES {
+        for (index, word) in words.iter().enumerate() {
+            let pair = k.reinterpret::<U32, F16x2>(*word);
+            let (low, high) = k.unpack(pair);
+            let to = to.plus((index as u32 * 2 * ELEMENT_BYTES) as i32);
+            k.when(exists, |k| {
+                k.store_one(to, low);
+                k.store_one(to.plus(ELEMENT_BYTES as i32), high);
+            });
+        }
+        return;
+    }
+    k.when(exists, |k| {
+        for (index, words) in words.chunks_exact((width / 4) as usize).enumerate() {
+            k.store(to.plus((index as u32 * width) as i32), words);
         }
     });
 }

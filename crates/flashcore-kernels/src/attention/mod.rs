@@ -3,42 +3,66 @@
 pub mod ampere;
 pub mod scalar;
 
-use flashcore_ir::types::{S32, U32, U64};
+use core::f32::consts::LOG2_E;
+
+use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 
 use crate::parameters::Parameters;
-use crate::tile::GlobalRows;
+use crate::specialisation::Specialisation;
+use crate::tile::{BiasTerms, GlobalRows, ScoreTerms};
 
 /// What one CTA works on: some query rows of one head of one batch.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     parameters: Parameters,
+    specialisation: Specialisation,
     /// Its first query row.
     first_row: Reg<U32>,
     batch: Reg<U64>,
     head: Reg<U64>,
-    /// The head of key and value, and its batch.
+    /// The head of key and value.
     key_head: Reg<U64>,
+    /// The keys of the batch.
+    key_length: Reg<S32>,
+    /// What is added to a query row to give its position among the keys.
+    position_offset: Reg<S32>,
 }
 
 impl Work {
     /// That of this CTA, which has `query_rows` rows.
-    fn new(k: &mut Builder, query_rows: u32) -> Self {
+    fn new(k: &mut Builder, specialisation: Specialisation, query_rows: u32) -> Self {
         let parameters = Parameters::load(k);
-        let query_tile = k.special(SpecialRegister::CtaX);
+        let mut query_tile = k.special(SpecialRegister::CtaX);
+        if specialisation.right {
+            // The last rows attend most keys: begun first, their work ends with that of the others.
+            let tiles = k.special(SpecialRegister::GridX);
+            let last = k.sub(tiles, 1u32);
+            query_tile = k.sub(last, query_tile);
+        }
         let first_row = k.mul(query_tile, query_rows);
         let head = k.special(SpecialRegister::CtaY);
         let key_head = k.div(head, parameters.heads_per_key_head);
         let batch = k.special(SpecialRegister::CtaZ);
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
-        Self { parameters, first_row, batch, head, key_head }
+        let (key_length, position_offset) = if specialisation.key_lengths {
+            let address = k.mad(batch, 4u64, parameters.key_lengths);
+            let length = k.load_one::<U32>(address);
+            // Nothing but this kernel looks at them before it runs: too large a length must not lead past the tensors.
+            let length = k.min(length, parameters.key_length);
+            let length = k.reinterpret::<U32, S32>(length);
+            (length, k.mad(length, parameters.position_per_key, parameters.position_offset))
+        } else {
+            (k.reinterpret(parameters.key_length), parameters.position_offset)
+        };
+        Self { parameters, specialisation, first_row, batch, head, key_head, key_length, position_offset }
     }
 
     /// The rows of this CTA's query, from its first on.
     fn query(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
         let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
-        self.rows_of_cta(k, head, stride)
+        self.rows_of_cta(k, head, stride, self.specialisation.head_dim)
     }
 
     /// The rows of this CTA's output, from its first on.
@@ -46,19 +70,21 @@ impl Work {
         let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
             self.parameters;
         let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
-        self.rows_of_cta(k, head, stride)
+        self.rows_of_cta(k, head, stride, self.specialisation.value_dim)
     }
 
     /// All rows of its key.
     fn key(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { key, key_batch_stride, key_head_stride, key_row_stride: stride, .. } = self.parameters;
-        GlobalRows { first: self.matrix(k, key, key_batch_stride, key_head_stride, self.key_head), stride }
+        let first = self.matrix(k, key, key_batch_stride, key_head_stride, self.key_head);
+        self.rows(first, stride, self.specialisation.head_dim)
     }
 
     /// All rows of its value.
     fn value(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { value, value_batch_stride, value_head_stride, value_row_stride: stride, .. } = self.parameters;
-        GlobalRows { first: self.matrix(k, value, value_batch_stride, value_head_stride, self.key_head), stride }
+        let first = self.matrix(k, value, value_batch_stride, value_head_stride, self.key_head);
+        self.rows(first, stride, self.specialisation.value_dim)
     }
 
     fn matrix(
@@ -73,9 +99,14 @@ impl Work {
         k.mad(head, head_stride, batch)
     }
 
-    fn rows_of_cta(&self, k: &mut Builder, head: Reg<U64>, stride: Reg<U64>) -> GlobalRows {
+    fn rows_of_cta(&self, k: &mut Builder, head: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
         let first_row = k.widen(self.first_row);
-        GlobalRows { first: k.mad(first_row, stride, head), stride }
+        let first = k.mad(first_row, stride, head);
+        self.rows(first, stride, columns)
+    }
+
+    const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
+        GlobalRows { first, stride, columns, width: self.specialisation.width }
     }
 
     /// The address of the log-sum-exp of a row.
@@ -89,18 +120,69 @@ impl Work {
         k.mad(index, 4u64, self.parameters.log_sum_exp)
     }
 
-    /// How many keys, from the first on, a query row attends.
-    fn key_limit(&self, k: &mut Builder, row: Reg<U32>, causal: bool) -> Reg<S32> {
-        let length = k.reinterpret::<U32, S32>(self.parameters.key_length);
-        if !causal {
-            return length;
+    /// The position of a query row among the keys.
+    fn position(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        let row = k.reinterpret::<U32, S32>(row);
+        k.add(row, self.position_offset)
+    }
+
+    /// The first key that a query row attends.
+    fn first_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        if !self.specialisation.left {
+            return k.copy(0i32);
         }
-        k.section("causal limit", |k| {
-            let row = k.reinterpret::<U32, S32>(row);
-            let last = k.add(row, self.parameters.causal_offset);
-            let limit = k.add(last, 1i32);
-            let limit = k.min(limit, length);
-            k.max(limit, 0i32)
+        k.section("window", |k| {
+            let position = self.position(k, row);
+            let first = k.sub(position, self.parameters.window_left);
+            let first = k.max(first, 0i32);
+            k.min(first, self.key_length)
         })
+    }
+
+    /// Behind the last key that a query row attends; never before the first.
+    fn end_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        if !self.specialisation.right {
+            return self.key_length;
+        }
+        k.section("window", |k| {
+            let position = self.position(k, row);
+            let last = k.add(position, self.parameters.window_right);
+            let end = k.add(last, 1i32);
+            let end = k.min(end, self.key_length);
+            k.max(end, 0i32)
+        })
+    }
+
+    /// A number of the query head, from an array of one `f32` for each.
+    fn of_head(&self, k: &mut Builder, array: Reg<U64>) -> Reg<F32> {
+        let address = k.mad(self.head, 4u64, array);
+        k.load_one::<F32>(address)
+    }
+
+    /// The sink of the head in base 2, where there is one.
+    fn sink(&self, k: &mut Builder) -> Option<Reg<F32>> {
+        self.specialisation.sinks.then(|| {
+            let sink = self.of_head(k, self.parameters.sinks);
+            k.mul(sink, LOG2_E)
+        })
+    }
+
+    /// What is added to and done with the products to give scores.
+    fn score_terms(&self, k: &mut Builder) -> ScoreTerms {
+        let parameters = self.parameters;
+        let Specialisation { softcap, alibi, bias, .. } = self.specialisation;
+        ScoreTerms {
+            scale: parameters.scale_log2,
+            softcap: softcap.then_some(parameters.softcap_log2),
+            slope: alibi.then(|| {
+                let slope = self.of_head(k, parameters.alibi_slopes);
+                k.mul(slope, -LOG2_E)
+            }),
+            bias: bias.then(|| {
+                let Parameters { bias, bias_batch_stride, bias_head_stride, .. } = parameters;
+                let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
+                BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }
+            }),
+        }
     }
 }

@@ -1,84 +1,189 @@
-//! One thread a row, no tricks: the readable baseline.
+//! One thread a row, no tricks: the readable baseline, and the kernel for `f32`, whose accuracy tensor cores lack.
 //!
-//! Each thread walks over the keys its row attends, one at a time, with the online softmax in three registers and
-//! the output in as many as the head has dimensions. The query is read again for every key: with it, the output
-//! would not fit into the registers of a thread.
+//! Each thread walks over the keys its row attends, one at a time, with the online softmax in three registers and a
+//! block of the output's columns in as many as there are. More columns are more walks. The query is read again for every
+//! key: with it, the output would not fit into the registers of a thread.
 
 use core::f32::consts::LN_2;
 
-use flashcore_ir::types::{F32, U32};
+use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 
 use super::Work;
-use crate::config::{ScalarConfig, Specialisation};
-use crate::element::{ELEMENT_BYTES, Element};
-use crate::tile::GlobalRows;
+use crate::config::ScalarConfig;
+use crate::specialisation::Specialisation;
+use crate::tile::{GlobalRows, ScoreTerms, add_sink};
+
+/// Columns of the output that a thread has at a time.
+const COLUMNS_PER_WALK: u32 = 64;
+
+/// A type that memory holds, one element at a time.
+pub(crate) trait MemoryElement: Storable {
+    /// As `f32`, exactly.
+    fn widen(k: &mut Builder, element: Reg<Self>) -> Reg<F32>;
+    /// From `f32`, rounded to nearest even.
+    fn round(k: &mut Builder, value: Reg<F32>) -> Reg<Self>;
+}
+
+impl MemoryElement for F16 {
+    fn widen(k: &mut Builder, element: Reg<Self>) -> Reg<F32> {
+        k.f16_to_f32(element)
+    }
+
+    fn round(k: &mut Builder, value: Reg<F32>) -> Reg<Self> {
+        k.f32_to_f16(value)
+    }
+}
+
+impl MemoryElement for Bf16 {
+    /// A `bf16` is the upper half of an `f32`; the conversion instruction is younger than the architecture.
+    fn widen(k: &mut Builder, element: Reg<Self>) -> Reg<F32> {
+        let bits = k.reinterpret::<Self, U16>(element);
+        let bits = k.widen_half(bits);
+        let bits = k.shl(bits, 16u32);
+        k.reinterpret(bits)
+    }
+
+    fn round(k: &mut Builder, value: Reg<F32>) -> Reg<Self> {
+        k.f32_to_bf16(value)
+    }
+}
+
+impl MemoryElement for F32 {
+    fn widen(_: &mut Builder, element: Reg<Self>) -> Reg<F32> {
+        element
+    }
+
+    fn round(_: &mut Builder, value: Reg<F32>) -> Reg<Self> {
+        value
+    }
+}
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: Element>(name: String, config: ScalarConfig, specialisation: Specialisation) -> Kernel {
+pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, specialisation: Specialisation) -> Kernel {
     let mut builder = Builder::new(name, config.threads);
     let k = &mut builder;
-    let work = Work::new(k, config.threads);
+    let work = Work::new(k, specialisation, config.threads);
     let thread = k.special(SpecialRegister::ThreadX);
     let row = k.add(work.first_row, thread);
-    let (query, output) = (work.query(k), work.output(k));
-    let (query, output) = (row_address(k, query, thread), row_address(k, output, thread));
-    let (key, value) = (work.key(k), work.value(k));
-
     let exists = k.compare(Compare::Lt, row, work.parameters.query_length);
+    let thread_row = ThreadRow::new(k, &work, row, thread);
     k.if_then(exists, |k| {
-        let limit = work.key_limit(k, row, specialisation.causal);
-        let limit = k.reinterpret(limit);
+        for first in (0..specialisation.value_dim).step_by(COLUMNS_PER_WALK as usize) {
+            let columns = COLUMNS_PER_WALK.min(specialisation.value_dim - first);
+            thread_row.walk::<T>(k, &work, first, columns);
+        }
+    });
+    builder.finish()
+}
+
+/// The row of a thread.
+struct ThreadRow {
+    row: Reg<U32>,
+    query: GlobalAddress,
+    output: GlobalAddress,
+    key: GlobalRows,
+    value: GlobalRows,
+    /// The keys it attends.
+    first_key: Reg<U32>,
+    end_key: Reg<U32>,
+    position: Reg<S32>,
+    terms: ScoreTerms,
+}
+
+impl ThreadRow {
+    fn new(k: &mut Builder, work: &Work, row: Reg<U32>, thread: Reg<U32>) -> Self {
+        let (query, output) = (work.query(k), work.output(k));
+        let (first, end) = (work.first_key(k, row), work.end_key(k, row));
+        Self {
+            row,
+            query: row_address(k, query, thread),
+            output: row_address(k, output, thread),
+            key: work.key(k),
+            value: work.value(k),
+            first_key: k.reinterpret(first),
+            end_key: k.reinterpret(end),
+            position: work.position(k, row),
+            terms: work.score_terms(k),
+        }
+    }
+
+    /// Computes `columns` columns of the output, from column `first` on.
+    fn walk<T: MemoryElement>(&self, k: &mut Builder, work: &Work, first: u32, columns: u32) {
         let maximum = k.copy(f32::NEG_INFINITY);
         let sum = k.copy(0.0f32);
-        let result: Vec<_> = (0..specialisation.head_dim).map(|_| k.copy(0.0f32)).collect();
-
-        k.for_lanes(0u32, limit, |k, index| {
-            let score = k.section("score", |k| {
-                let key = row_address(k, key, index);
-                dot_product::<T>(k, query, key, specialisation.head_dim)
-            });
+        let result: Vec<_> = (0..columns).map(|_| k.copy(0.0f32)).collect();
+        k.for_lanes(self.first_key, self.end_key, |k, key| {
+            let score = k.section("score", |k| self.score::<T>(k, work.specialisation.head_dim, key));
             let (weight, factor) = k.section("softmax", |k| {
-                let scaled = k.mul(score, work.parameters.scale_log2);
                 let before = k.copy(maximum);
-                k.max_to(maximum, scaled);
-                let lost = k.sub(before, maximum);
+                k.max_to(maximum, score);
+                // Before the first score that is not minus infinity there is no maximum, and no weight.
+                let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
+                let shift = k.select(none, 0.0f32, maximum);
+                let lost = k.sub(before, shift);
                 let factor = k.exp2(lost);
-                let below = k.sub(scaled, maximum);
+                let below = k.sub(score, shift);
                 let weight = k.exp2(below);
                 k.scale_add_to(sum, factor, weight);
                 (weight, factor)
             });
             k.section("accumulate", |k| {
-                let value = row_address(k, value, index);
-                for (pair, results) in result.chunks_exact(2).enumerate() {
-                    for (result, element) in results.iter().zip(load_pair::<T>(k, value, pair as u32)) {
-                        k.mul_to(*result, factor);
-                        k.fma_to(*result, weight, element);
-                    }
+                let value = row_address(k, self.value, key);
+                for (column, result) in (first..).zip(&result) {
+                    let element = load::<T>(k, value, column);
+                    k.mul_to(*result, factor);
+                    k.fma_to(*result, weight, element);
                 }
             });
         });
-
         k.section("epilogue", |k| {
+            let (maximum, factor) = match work.sink(k) {
+                Some(sink) => {
+                    let (maximum, factor) = add_sink(k, maximum, sum, sink);
+                    (maximum, Some(factor))
+                }
+                None => (maximum, None),
+            };
             let empty = k.compare(Compare::Eq, sum, 0.0f32);
             let inverse = k.reciprocal(sum);
-            let inverse = k.select(empty, 0.0f32, inverse);
-            for (pair, results) in result.chunks_exact(2).enumerate() {
-                let [low, high] = [results[0], results[1]].map(|result| k.mul(result, inverse));
-                let rounded = k.pair::<T>(low, high);
-                k.store_one(pair_address(output, pair as u32), rounded);
+            let mut inverse = k.select(empty, 0.0f32, inverse);
+            if let Some(factor) = factor {
+                inverse = k.mul(inverse, factor);
             }
-            if specialisation.log_sum_exp {
+            for (column, result) in (first..).zip(&result) {
+                let scaled = k.mul(*result, inverse);
+                let rounded = T::round(k, scaled);
+                k.store_one(element_address::<T>(self.output, column), rounded);
+            }
+            if work.specialisation.log_sum_exp && first == 0 {
                 let logarithm = k.log2(sum);
                 let base_two = k.add(maximum, logarithm);
                 let natural = k.mul(base_two, LN_2);
-                let address = work.log_sum_exp(k, row);
+                let address = work.log_sum_exp(k, self.row);
                 k.store_one(address, natural);
             }
         });
-    });
-    builder.finish()
+    }
+
+    /// The score of one key in base 2.
+    fn score<T: MemoryElement>(&self, k: &mut Builder, head_dim: u32, key: Reg<U32>) -> Reg<F32> {
+        let key_row = row_address(k, self.key, key);
+        let product = dot_product::<T>(k, self.query, key_row, head_dim);
+        let distance = self.terms.slope.map(|_| {
+            let key = k.reinterpret::<U32, S32>(key);
+            let distance = k.sub(self.position, key);
+            k.to_f32(distance)
+        });
+        let bias = self.terms.bias.map(|bias| {
+            let row = k.widen(self.row);
+            let row = k.mad(row, bias.row_stride, bias.first);
+            let key = k.widen(key);
+            let address = k.mad(key, bias.key_stride, row);
+            k.load_one::<F32>(address)
+        });
+        self.terms.score(k, product, distance, bias)
+    }
 }
 
 fn row_address(k: &mut Builder, rows: GlobalRows, row: Reg<U32>) -> GlobalAddress {
@@ -86,28 +191,25 @@ fn row_address(k: &mut Builder, rows: GlobalRows, row: Reg<U32>) -> GlobalAddres
     k.mad(row, rows.stride, rows.first).into()
 }
 
-fn pair_address(row: GlobalAddress, pair: u32) -> GlobalAddress {
-    row.plus((pair * 2 * ELEMENT_BYTES) as i32)
+fn element_address<T: MemoryElement>(row: GlobalAddress, column: u32) -> GlobalAddress {
+    row.plus((column * T::TYPE.bytes()) as i32)
 }
 
-fn load_pair<T: Element>(k: &mut Builder, row: GlobalAddress, pair: u32) -> [Reg<F32>; 2] {
-    let pair = k.load_one::<T>(pair_address(row, pair));
-    T::widen(k, pair)
+fn load<T: MemoryElement>(k: &mut Builder, row: GlobalAddress, column: u32) -> Reg<F32> {
+    let element = k.load_one::<T>(element_address::<T>(row, column));
+    T::widen(k, element)
 }
 
 /// A loop of the kernel, not of Rust: unrolled, its loads would all be started first and take the registers that the
 /// output needs.
-fn dot_product<T: Element>(k: &mut Builder, left: GlobalAddress, right: GlobalAddress, length: u32) -> Reg<F32> {
+fn dot_product<T: MemoryElement>(k: &mut Builder, left: GlobalAddress, right: GlobalAddress, length: u32) -> Reg<F32> {
     let sum = k.copy(0.0f32);
-    let pairs = length / 2;
-    k.for_uniform(0u32, pairs, 1u32, |k, pair| {
+    k.for_uniform(0u32, length, 1u32, |k, column| {
         let [left, right] = [left, right].map(|row| {
-            let row = k.mad_wide(pair, 2 * ELEMENT_BYTES, row.base());
-            load_pair::<T>(k, row.into(), 0)
+            let address = k.mad_wide(column, T::TYPE.bytes(), row.base());
+            load::<T>(k, address.into(), 0)
         });
-        for (left, right) in left.into_iter().zip(right) {
-            k.fma_to(sum, left, right);
-        }
+        k.fma_to(sum, left, right);
     });
     sum
 }

@@ -1,10 +1,10 @@
 //! Tiles from global to shared memory.
 
 use flashcore_ir::builder::CopyBytes;
-use flashcore_ir::types::{U32, U64};
+use flashcore_ir::types::{F16x2, Pred, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress};
 
-use super::shared::{CHUNK_BYTES, SharedTile};
+use super::shared::{CHUNK_BYTES, CHUNK_ELEMENTS, SharedTile};
 use crate::element::ELEMENT_BYTES;
 
 /// Rows of a matrix in global memory.
@@ -14,6 +14,10 @@ pub struct GlobalRows {
     pub first: Reg<U64>,
     /// Bytes from one to the next.
     pub stride: Reg<U64>,
+    /// Columns that exist: a multiple of 8, at most as many as the tile has.
+    pub columns: u32,
+    /// Bytes that addresses are a multiple of, and that are moved at a time: 2, 4, 8 or 16.
+    pub width: u32,
 }
 
 /// One thread's part of copying tiles of one shape: a chunk in each of several rows, in each panel.
@@ -22,17 +26,26 @@ pub struct TileCopy {
     tile: SharedTile,
     /// The first row of this thread.
     row: Reg<U32>,
+    /// Its chunk.
+    chunk: Reg<U32>,
     /// Where this thread's first chunk goes, in stage 0.
     target: Reg<U32>,
     /// Where its first chunk of the next tile comes from.
     source: Reg<U64>,
-    stride: Reg<U64>,
+    rows: GlobalRows,
     rows_per_step: u32,
 }
 
 impl TileCopy {
-    /// Divides the tile among the threads of the CTA; copies begin at the first of `rows`.
-    pub fn new(k: &mut Builder, tile: SharedTile, rows: GlobalRows, base: Reg<U32>, thread: Reg<U32>) -> Self {
+    /// Divides the tile among `threads` threads, of which this is number `thread`; copies begin at the first of `rows`.
+    pub fn new(
+        k: &mut Builder,
+        tile: SharedTile,
+        rows: GlobalRows,
+        base: Reg<U32>,
+        thread: Reg<U32>,
+        threads: u32,
+    ) -> Self {
         let chunks = tile.panel_chunks();
         let row = k.shr(thread, chunks.ilog2());
         let chunk = k.and(thread, chunks - 1);
@@ -40,49 +53,106 @@ impl TileCopy {
         let row_wide = k.widen(row);
         let row_start = k.mad(row_wide, rows.stride, rows.first);
         let source = k.mad_wide(chunk, CHUNK_BYTES, row_start);
-        Self { tile, row, target, source, stride: rows.stride, rows_per_step: k.threads() / chunks }
+        Self { tile, row, chunk, target, source, rows, rows_per_step: threads / chunks }
     }
 
     /// Starts copying the next tile into the stage `stage` bytes behind the first. Only its first `rows_left` rows
-    /// exist, which may be none or more than the tile has; the others become zero.
+    /// exist, which may be none or more than the tile has; the others become zero, like columns that do not exist.
     pub fn start(&self, k: &mut Builder, stage: Option<Reg<U32>>, rows_left: Reg<U32>) {
         let target = match stage {
             Some(stage) => k.add(self.target, stage),
             None => self.target,
         };
-        let step_bytes = k.mul(self.stride, u64::from(self.rows_per_step));
+        let step_bytes = k.mul(self.rows.stride, u64::from(self.rows_per_step));
         let mut source = self.source;
         for step in 0..self.tile.rows.div_ceil(self.rows_per_step) {
             let row = k.add(self.row, step * self.rows_per_step);
-            let bytes = k.section("tail", |k| {
-                let exists = k.compare(Compare::Lt, row, rows_left);
-                k.select(exists, CHUNK_BYTES, 0u32)
-            });
-            // The last step of a tile with fewer rows than threads would write behind it.
-            let overhangs = (step + 1) * self.rows_per_step > self.tile.rows;
-            let copy = |k: &mut Builder| {
-                for panel in 0..self.tile.panels() {
-                    let below = step * self.rows_per_step * self.tile.row_bytes();
-                    let to = SharedAddress::from(target).plus((below + self.tile.panel_step(panel)) as i32);
-                    let beside = panel * self.tile.panel_columns() * ELEMENT_BYTES;
-                    let from = GlobalAddress::from(source).plus(beside as i32);
-                    let bytes = CopyBytes::ZeroFill { written: CHUNK_BYTES, read: bytes };
-                    k.copy_async(to, from, bytes, L2Prefetch::Bytes128);
+            let exists = k.section("tail", |k| k.compare(Compare::Lt, row, rows_left));
+            let inside = self.overhangs(step).then(|| k.compare(Compare::Lt, row, self.tile.rows));
+            for panel in 0..self.rows.columns.div_ceil(self.tile.panel_columns()) {
+                let exists = self.columns_exist(k, panel, exists);
+                let below = step * self.rows_per_step * self.tile.row_bytes();
+                let to = SharedAddress::from(target).plus((below + self.tile.panel_step(panel)) as i32);
+                let beside = panel * self.tile.panel_columns() * ELEMENT_BYTES;
+                let from = GlobalAddress::from(source).plus(beside as i32);
+                match self.rows.width {
+                    2 => copy_by_element(k, to, from, exists, inside),
+                    _ => self.copy_asynchronously(k, to, from, exists, inside),
                 }
-            };
-            if overhangs {
-                let inside = k.compare(Compare::Lt, row, self.tile.rows);
-                k.when(inside, copy);
-            } else {
-                copy(k);
             }
             source = k.add(source, step_bytes);
         }
     }
 
+    /// Whether this step of a tile with fewer rows than threads would write behind it.
+    const fn overhangs(&self, step: u32) -> bool {
+        (step + 1) * self.rows_per_step > self.tile.rows
+    }
+
+    /// Whether this thread's chunk of a panel exists in a row that exists if `row_exists`.
+    fn columns_exist(&self, k: &mut Builder, panel: u32, row_exists: Reg<Pred>) -> Reg<Pred> {
+        let first = panel * self.tile.panel_columns();
+        if first + self.tile.panel_columns() <= self.rows.columns {
+            return row_exists;
+        }
+        let chunks = self.rows.columns.saturating_sub(first) / CHUNK_ELEMENTS;
+        let exists = k.compare(Compare::Lt, self.chunk, chunks);
+        k.and(exists, row_exists)
+    }
+
+    fn copy_asynchronously(
+        &self,
+        k: &mut Builder,
+        to: SharedAddress,
+        from: GlobalAddress,
+        exists: Reg<Pred>,
+        inside: Option<Reg<Pred>>,
+    ) {
+        let written = self.rows.width;
+        let read = k.select(exists, written, 0u32);
+        let copy = |k: &mut Builder| {
+            for offset in (0..CHUNK_BYTES).step_by(written as usize) {
+                let bytes = CopyBytes::ZeroFill { written, read };
+                k.copy_async(to.plus(offset as i32), from.plus(offset as i32), bytes, L2Prefetch::Bytes128);
+            }
+        };
+        match inside {
+            Some(inside) => k.when(inside, copy),
+            None => copy(k),
+        }
+    }
+
     /// Goes on to the next tile.
     pub fn advance(&self, k: &mut Builder) {
-        let tile_bytes = k.mul(self.stride, u64::from(self.tile.rows));
+        let tile_bytes = k.mul(self.rows.stride, u64::from(self.tile.rows));
         k.add_to(self.source, tile_bytes);
+    }
+}
+
+/// Rows that begin at odd elements: through registers, since no asynchronous copy is that narrow.
+fn copy_by_element(
+    k: &mut Builder,
+    to: SharedAddress,
+    from: GlobalAddress,
+    exists: Reg<Pred>,
+    inside: Option<Reg<Pred>>,
+) {
+    // Whichever type the elements are, their bits pass through as they are.
+    let words: Vec<_> = (0..CHUNK_ELEMENTS / 2)
+        .map(|pair| {
+            let zero = k.copy::<U32>(0u32);
+            let zero = k.reinterpret::<U32, F16x2>(zero);
+            let (low, high) = k.unpack(zero);
+            for (index, half) in [low, high].into_iter().enumerate() {
+                let offset = (2 * pair + index as u32) * ELEMENT_BYTES;
+                k.when(exists, |k| k.load_into(half, from.plus(offset as i32)));
+            }
+            let word = k.pack::<F16x2>(low, high);
+            k.reinterpret::<F16x2, U32>(word)
+        })
+        .collect();
+    match inside {
+        Some(inside) => k.when(inside, |k| k.store_shared(to, &words)),
+        None => k.store_shared(to, &words),
     }
 }

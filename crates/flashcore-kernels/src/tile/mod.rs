@@ -4,21 +4,25 @@
 //! * [`TileCopy`] brings a tile there from global memory, asynchronously, by all threads of the CTA,
 //! * [`Ring`] turns a few such places into a stream of tiles,
 //! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
-//! * [`KeyMask`] takes keys out of the scores, and [`OnlineSoftmax`] turns scores into weights.
+//! * [`ScoreTerms`] turns products into scores, [`KeyMask`] takes keys out of them, and [`OnlineSoftmax`] turns them
+//!   into weights.
 
 mod copy;
 mod fragment;
 mod mask;
 mod ring;
+mod scores;
 mod shared;
 mod softmax;
 
 pub use copy::{GlobalRows, TileCopy};
-pub use fragment::{Accumulator, LeftFragments, RightFragments};
+pub use fragment::{Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub use mask::KeyMask;
 pub use ring::Ring;
+pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};
+pub(crate) use shared::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
-pub use softmax::{OnlineSoftmax, RowSums};
+pub use softmax::{OnlineSoftmax, Rescale, RowSums, add_sink};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};
@@ -26,7 +30,9 @@ use flashcore_ir::{Builder, Reg};
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
 /// Rows that one warp multiplies at a time: those of a tensor-core product.
-pub const ROWS_PER_WARP: u32 = 16;
+pub const ROWS_PER_BLOCK: u32 = 16;
+/// Rows from one of a lane's rows to the next.
+pub const ROW_STEP: u32 = 8;
 /// Columns of the 8-wide results of a tensor-core product.
 pub const RESULT_COLUMNS: u32 = 8;
 /// The depth of a tensor-core product of 16-bit elements.

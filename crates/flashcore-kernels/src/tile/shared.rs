@@ -74,6 +74,11 @@ impl SharedTile {
         Self { offset: k.reserve_shared(unplaced.bytes(), TILE_ALIGNMENT), ..unplaced }
     }
 
+    /// The columns of a tile for so many columns of a tensor: whole panels that are not too narrow.
+    pub const fn columns_for(columns: u32) -> u32 {
+        if columns <= 16 { 16 } else { columns.next_multiple_of(32) }
+    }
+
     /// Bytes it takes, up to where the next tile can begin.
     pub const fn bytes(self) -> u32 {
         (self.panels() * self.panel_bytes()).next_multiple_of(TILE_ALIGNMENT)
@@ -157,7 +162,7 @@ impl SharedTile {
     pub(crate) fn addresses(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>, rows: LaneRows) -> TileAddresses {
         let (row, chunk) = rows.of_lane(k, lane);
         let first = self.chunk_address(k, base, row, chunk);
-        TileAddresses { tile: self, first }
+        TileAddresses { tile: self, first, row: 0 }
     }
 }
 
@@ -188,12 +193,19 @@ impl LaneRows {
 pub struct TileAddresses {
     tile: SharedTile,
     first: Reg<U32>,
+    /// Rows from where the register points.
+    row: u32,
 }
 
 impl TileAddresses {
     /// The same addresses `bytes` further on, in another stage.
     pub(crate) fn in_stage(self, k: &mut Builder, bytes: Reg<U32>) -> Self {
-        Self { tile: self.tile, first: k.add(self.first, bytes) }
+        Self { first: k.add(self.first, bytes), ..self }
+    }
+
+    /// The same addresses `rows` rows further on, a multiple of 8.
+    pub(crate) const fn rows_below(self, rows: u32) -> Self {
+        Self { row: self.row + rows, ..self }
     }
 
     /// For each 16-column step of a panel, the register that a lane's addresses in that column begin with.
@@ -215,7 +227,7 @@ impl TileAddresses {
             SharedLayout::Swizzled => 0,
             SharedLayout::Plain | SharedLayout::Padded => within * ELEMENT_BYTES,
         };
-        let offset = row * self.tile.row_bytes() + self.tile.panel_step(panel) + beside;
+        let offset = (self.row + row) * self.tile.row_bytes() + self.tile.panel_step(panel) + beside;
         SharedAddress::from(by_column[step as usize]).plus(offset as i32)
     }
 }

@@ -7,84 +7,229 @@
 
 use core::f32::consts::LN_2;
 
-use flashcore_ir::types::F32;
-use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
+use flashcore_ir::types::{F32, U32};
+use flashcore_ir::{Builder, Compare, Reg, SharedAddress, ShuffleMode, VoteMode};
 
+use super::LANES;
 use super::fragment::Accumulator;
 
-/// The maximum and the sum of a lane's two rows.
-#[derive(Debug, Clone, Copy)]
+/// Bytes of an `f32`.
+const WORD_BYTES: u32 = 4;
+
+/// The maximum and the sum of each of a lane's rows.
+#[derive(Debug, Clone)]
 pub struct OnlineSoftmax {
-    /// `scale * log2(e)`.
-    scale: Reg<F32>,
+    /// `scale * log2(e)`, or nothing where scores are in base 2 and scaled already.
+    scale: Option<Reg<F32>>,
     /// The maximum over the whole row, the same in the four lanes that share it.
-    maximum: [Reg<F32>; 2],
+    maximum: Vec<Reg<F32>>,
     /// The sum over the columns of this lane.
-    sum: [Reg<F32>; 2],
+    sum: Vec<Reg<F32>>,
+    rescale: Rescale,
+}
+
+/// When the output is brought to a new maximum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rescale {
+    /// With each tile.
+    Always,
+    /// When the maximum of some row of the warp rose.
+    WhenRaised,
 }
 
 impl OnlineSoftmax {
-    /// No scores yet. `scale` is the scale of the scores times `log2(e)`, and positive.
-    pub fn new(k: &mut Builder, scale: Reg<F32>) -> Self {
+    /// No scores yet, in `rows` rows of a lane. `scale` is the scale of the scores times `log2(e)`, and positive.
+    pub fn new(k: &mut Builder, rows: u32, scale: Option<Reg<F32>>, rescale: Rescale) -> Self {
         Self {
             scale,
-            maximum: core::array::from_fn(|_| k.copy(f32::NEG_INFINITY)),
-            sum: core::array::from_fn(|_| k.copy(0.0f32)),
+            maximum: (0..rows).map(|_| k.copy(f32::NEG_INFINITY)).collect(),
+            sum: (0..rows).map(|_| k.copy(0.0f32)).collect(),
+            rescale,
         }
     }
 
     /// Turns scores into weights, in place, and brings `output` to the new maximum.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
-        let (shift, factors) = k.section("maximum", |k| self.raise_maximum(k, scores));
+        let raised = k.section("maximum", |k| self.raise_maximum(k, scores));
         k.section("rescale", |k| {
-            for (sum, factor) in self.sum.iter().zip(factors) {
-                k.mul_to(*sum, factor);
+            let rescale = |k: &mut Builder| {
+                for (sum, factor) in self.sum.iter().zip(&raised.factors) {
+                    k.mul_to(*sum, *factor);
+                }
+                output.scale_rows(k, &raised.factors);
+            };
+            match self.rescale {
+                Rescale::Always => rescale(k),
+                Rescale::WhenRaised => {
+                    let mut any = k.compare(Compare::Ne, raised.factors[0], 1.0f32);
+                    for factor in &raised.factors[1..] {
+                        let rose = k.compare(Compare::Ne, *factor, 1.0f32);
+                        any = k.or(any, rose);
+                    }
+                    let any = k.vote(VoteMode::Any, any);
+                    k.if_uniform(any, rescale);
+                }
             }
-            output.scale_rows(k, factors);
         });
         k.section("weights", |k| {
             scores.each(|row, _, score| {
-                k.scale_add_to(score, self.scale, shift[row]);
+                match self.scale {
+                    Some(scale) => k.scale_add_to(score, scale, raised.shift[row]),
+                    None => k.add_to(score, raised.shift[row]),
+                }
                 k.exp2_to(score);
                 k.add_to(self.sum[row], score);
             });
         });
     }
 
-    /// The new maximum; returns what is added to the scaled scores, and what earlier weights are multiplied by.
-    fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> ([Reg<F32>; 2], [Reg<F32>; 2]) {
-        let before = self.maximum.map(|maximum| k.copy(maximum));
+    fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> Raised {
+        let before: Vec<_> = self.maximum.iter().map(|maximum| k.copy(*maximum)).collect();
         scores.each(|row, _, score| k.max_to(self.maximum[row], score));
-        for maximum in self.maximum {
-            over_row(k, maximum, |k, maximum, other| k.max_to(maximum, other));
+        for maximum in &self.maximum {
+            over_row(k, *maximum, |k, maximum, other| k.max_to(maximum, other));
         }
-        let shift = self.maximum.map(|maximum| {
-            // A row with no key so far has no maximum; its weights are 2^(-inf - 0) = 0.
-            let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
-            let finite = k.select(none, 0.0f32, maximum);
-            let scaled = k.mul(finite, self.scale);
-            k.neg(scaled)
-        });
-        let factors = core::array::from_fn(|row| {
-            let exponent = k.fma(before[row], self.scale, shift[row]);
-            k.exp2(exponent)
-        });
-        (shift, factors)
+        let mut shift = Vec::new();
+        let mut factors = Vec::new();
+        for (maximum, before) in self.maximum.iter().zip(before) {
+            let negative = self.shift(k, *maximum);
+            let exponent = self.relative(k, before, negative);
+            factors.push(k.exp2(exponent));
+            shift.push(negative);
+        }
+        Raised { shift, factors }
     }
 
-    /// Divides `output` by the sums of its rows, and returns what the rows were.
-    pub fn finish(&self, k: &mut Builder, output: &Accumulator) -> RowSums {
-        for sum in self.sum {
-            over_row(k, sum, |k, sum, other| k.add_to(sum, other));
-        }
-        let empty = self.sum.map(|sum| k.compare(Compare::Eq, sum, 0.0f32));
-        let inverse = core::array::from_fn(|row| {
-            let inverse = k.reciprocal(self.sum[row]);
-            k.select(empty[row], 0.0f32, inverse)
-        });
-        output.scale_rows(k, inverse);
-        RowSums { softmax: *self }
+    /// What is added to scaled scores: minus the maximum. A row with no key so far has none; its weights are
+    /// `2^(-inf - 0) = 0`.
+    fn shift(&self, k: &mut Builder, maximum: Reg<F32>) -> Reg<F32> {
+        let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
+        let finite = k.select(none, 0.0f32, maximum);
+        let scaled = self.scaled(k, finite);
+        k.neg(scaled)
     }
+
+    /// A raw score or maximum, scaled and shifted.
+    fn relative(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
+        match self.scale {
+            Some(scale) => k.fma(score, scale, shift),
+            None => k.add(score, shift),
+        }
+    }
+
+    /// A raw score or maximum in base 2.
+    fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
+        match self.scale {
+            Some(scale) => k.mul(score, scale),
+            None => score,
+        }
+    }
+
+    /// Stores maxima, sums and `output` for another warp, a register after the other, each with one word for each lane.
+    pub fn send(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
+        for (index, register) in self.registers(output).into_iter().enumerate() {
+            let offset = index as u32 * LANES * WORD_BYTES;
+            k.store_shared(SharedAddress::from(lane_address).plus(offset as i32), &[register]);
+        }
+    }
+
+    /// Adds what the same lane of another warp sent: the softmax of other keys of the same rows.
+    pub fn receive(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
+        let count = self.registers(output).len();
+        let mut received = (0..count).map(|index| {
+            let offset = index as u32 * LANES * WORD_BYTES;
+            SharedAddress::from(lane_address).plus(offset as i32)
+        });
+        let rows = self.maximum.len();
+        let maxima: Vec<_> = received.by_ref().take(rows).map(|from| k.load_shared::<F32>(from, 1)[0]).collect();
+        let sums: Vec<_> = received.by_ref().take(rows).map(|from| k.load_shared::<F32>(from, 1)[0]).collect();
+        let mut factors = Vec::new();
+        for row in 0..rows {
+            let before = k.copy(self.maximum[row]);
+            k.max_to(self.maximum[row], maxima[row]);
+            let shift = self.shift(k, self.maximum[row]);
+            let [mine, other] = [before, maxima[row]].map(|maximum| {
+                let exponent = self.relative(k, maximum, shift);
+                k.exp2(exponent)
+            });
+            k.mul_to(self.sum[row], mine);
+            k.fma_to(self.sum[row], sums[row], other);
+            factors.push((mine, other));
+        }
+        output.each(|row, _, element| {
+            if let Some(from) = received.next() {
+                let other = k.load_shared::<F32>(from, 1)[0];
+                k.mul_to(element, factors[row].0);
+                k.fma_to(element, other, factors[row].1);
+            }
+        });
+    }
+
+    /// Bytes that [`send`](Self::send) takes.
+    pub fn sent_bytes(&self, output: &Accumulator) -> u32 {
+        self.registers(output).len() as u32 * LANES * WORD_BYTES
+    }
+
+    fn registers(&self, output: &Accumulator) -> Vec<Reg<F32>> {
+        let mut registers: Vec<_> = self.maximum.iter().chain(&self.sum).copied().collect();
+        output.each(|_, _, element| registers.push(element));
+        registers
+    }
+
+    /// Divides `output` by the sums of its rows, and returns what the rows were. A sink, in base 2, is one more score
+    /// that has no value.
+    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowSums {
+        for sum in &self.sum {
+            over_row(k, *sum, |k, sum, other| k.add_to(sum, other));
+        }
+        let maximum: Vec<_> = self.maximum.iter().map(|maximum| self.scaled(k, *maximum)).collect();
+        let (maximum, factors) = match sink {
+            None => (maximum, None),
+            Some(sink) => {
+                let rows = maximum.iter().zip(&self.sum).map(|(maximum, sum)| add_sink(k, *maximum, *sum, sink));
+                let (maximum, factors) = rows.unzip::<_, _, Vec<_>, Vec<_>>();
+                (maximum, Some(factors))
+            }
+        };
+        let inverse: Vec<_> = (0..self.sum.len())
+            .map(|row| {
+                let empty = k.compare(Compare::Eq, self.sum[row], 0.0f32);
+                let inverse = k.reciprocal(self.sum[row]);
+                let inverse = k.select(empty, 0.0f32, inverse);
+                match &factors {
+                    Some(factors) => k.mul(inverse, factors[row]),
+                    None => inverse,
+                }
+            })
+            .collect();
+        output.scale_rows(k, &inverse);
+        RowSums { maximum, sum: self.sum.clone() }
+    }
+}
+
+/// What came of a new maximum, for each row of a lane.
+struct Raised {
+    /// What is added to the scaled scores.
+    shift: Vec<Reg<F32>>,
+    /// What earlier weights are multiplied by.
+    factors: Vec<Reg<F32>>,
+}
+
+/// Adds a sink, in base 2 like the maximum, to the sum of a row; returns the new maximum and what the output is
+/// multiplied by.
+pub fn add_sink(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>, sink: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
+    k.section("sink", |k| {
+        let raised = k.max(maximum, sink);
+        // Where both are minus infinity, the difference would be a NaN.
+        let none = k.compare(Compare::Eq, raised, f32::NEG_INFINITY);
+        let finite = k.select(none, 0.0f32, raised);
+        let lost = k.sub(maximum, finite);
+        let factor = k.exp2(lost);
+        let exponent = k.sub(sink, finite);
+        let weight = k.exp2(exponent);
+        k.scale_add_to(sum, factor, weight);
+        (raised, factor)
+    })
 }
 
 /// Combines `value` over the four lanes that share a row.
@@ -95,20 +240,23 @@ fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg
     }
 }
 
-/// The finished sums of a lane's two rows.
-#[derive(Debug, Clone, Copy)]
+/// The finished maxima, in base 2, and sums of a lane's rows.
+#[derive(Debug, Clone)]
 pub struct RowSums {
-    softmax: OnlineSoftmax,
+    maximum: Vec<Reg<F32>>,
+    sum: Vec<Reg<F32>>,
 }
 
 impl RowSums {
-    /// The natural logarithm of the sum of the exponentials of the scaled scores; minus infinity for an empty row.
-    pub fn log_sum_exp(&self, k: &mut Builder) -> [Reg<F32>; 2] {
-        core::array::from_fn(|row| {
+    /// The natural logarithm of the sum of the exponentials of the scores; minus infinity for an empty row.
+    pub fn log_sum_exp(&self, k: &mut Builder) -> Vec<Reg<F32>> {
+        let rows = self.maximum.iter().zip(&self.sum);
+        rows.map(|(maximum, sum)| {
             // In an empty row both terms are minus infinity, and so is their sum.
-            let logarithm = k.log2(self.softmax.sum[row]);
-            let base_two = k.fma(self.softmax.maximum[row], self.softmax.scale, logarithm);
+            let logarithm = k.log2(*sum);
+            let base_two = k.add(*maximum, logarithm);
             k.mul(base_two, LN_2)
         })
+        .collect()
     }
 }

@@ -128,6 +128,7 @@ fn call(problem: &Problem, device: &Device) -> Result<Value, String> {
         output: &outputs.output.data,
         log_sum_exp: &[],
         margin: 0,
+        numbers: inputs.views(),
     };
     let bound = plan.bind(bytes).map_err(|error| error.to_string())?;
     let start = Instant::now();

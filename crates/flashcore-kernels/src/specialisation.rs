@@ -1,0 +1,109 @@
+//! What a problem fixes when its kernel is generated.
+
+use flashcore_problem::{DType, Problem};
+
+/// What a problem fixes when its kernel is generated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each says whether the code of one independent feature is there")]
+pub struct Specialisation {
+    /// The element type.
+    pub dtype: DType,
+    /// Columns of query and key.
+    pub head_dim: u32,
+    /// Columns of value and output.
+    pub value_dim: u32,
+    /// Whether rows attend no key far before their position.
+    pub left: bool,
+    /// Whether rows attend no key far behind their position: causal masks and windows.
+    pub right: bool,
+    /// Whether each batch has a key length of its own.
+    pub key_lengths: bool,
+    /// Whether scores are capped.
+    pub softcap: bool,
+    /// Whether scores fall with distance.
+    pub alibi: bool,
+    /// Whether a bias is added to scores.
+    pub bias: bool,
+    /// Whether there are sinks.
+    pub sinks: bool,
+    /// Whether scores are scaled before their maximum is taken, which then need not be that of the products.
+    pub scaled_first: bool,
+    /// Whether the log-sum-exp is written.
+    pub log_sum_exp: bool,
+    /// Bytes that every row of every tensor begins at a multiple of, 16 at most.
+    pub width: u32,
+}
+
+impl Specialisation {
+    /// Plain attention.
+    pub const fn new(dtype: DType, head_dim: u32) -> Self {
+        Self {
+            dtype,
+            head_dim,
+            value_dim: head_dim,
+            left: false,
+            right: false,
+            key_lengths: false,
+            softcap: false,
+            alibi: false,
+            bias: false,
+            sinks: false,
+            scaled_first: false,
+            log_sum_exp: false,
+            width: MOST_WIDTH,
+        }
+    }
+
+    /// That of a problem.
+    pub fn of(problem: &Problem) -> Self {
+        let (left, right) = problem.mask.limits();
+        Self {
+            dtype: problem.dtype,
+            head_dim: problem.head_dim as u32,
+            value_dim: problem.value_dim as u32,
+            left: left.is_some(),
+            right: right.is_some(),
+            key_lengths: problem.key_lengths,
+            softcap: problem.softcap.is_some(),
+            alibi: problem.alibi,
+            bias: problem.bias,
+            sinks: problem.sinks,
+            scaled_first: problem.scale <= 0.0,
+            log_sum_exp: problem.log_sum_exp,
+            width: width(problem),
+        }
+    }
+
+    /// Whether scores are more than products times a positive number.
+    pub const fn has_terms(self) -> bool {
+        self.softcap || self.alibi || self.bias || self.scaled_first
+    }
+
+    /// Head dimensions that tables go through; the kernels have every multiple of 8 up to 256.
+    pub const HEAD_DIMS: [u32; 6] = [32, 64, 96, 128, 192, 256];
+    /// The element types that every kernel has.
+    pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
+}
+
+/// Bytes of the widest access.
+pub(crate) const MOST_WIDTH: u32 = 16;
+
+/// Bytes that every row of every tensor begins at a multiple of, if the tensors do; 16 at most.
+fn width(problem: &Problem) -> u32 {
+    let strides = problem.strides();
+    let shapes = [
+        (strides.query, problem.query_shape()),
+        (strides.key, problem.key_shape()),
+        (strides.value, problem.value_shape()),
+        (strides.output, problem.output_shape()),
+    ];
+    let used = shapes.into_iter().flat_map(|(strides, shape)| {
+        // The stride of a dimension of size 1 is never used.
+        let sizes = [(strides.batch, shape.batch), (strides.head, shape.heads), (strides.row, shape.rows)];
+        sizes.into_iter().filter(|&(_, size)| size > 1).map(|(stride, _)| stride)
+    });
+    let bytes = used.map(|stride| stride.wrapping_mul(problem.dtype.size_bytes()));
+    // The lowest bit that is set in any of them.
+    let lowest = bytes.fold(MOST_WIDTH as usize, |all, bytes| all | bytes);
+    1 << lowest.trailing_zeros()
+}

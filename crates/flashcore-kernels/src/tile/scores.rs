@@ -1,0 +1,131 @@
+//! From products of query and key to scores in base 2.
+
+use core::f32::consts::LOG2_E;
+
+use flashcore_ir::types::{F32, S32, U32, U64};
+use flashcore_ir::{Builder, GlobalAddress, Reg};
+
+use super::ROW_STEP;
+use super::fragment::Accumulator;
+
+/// What is done with a product beyond scaling it: `softcap * tanh(product * scale / softcap) + slope * distance + bias`,
+/// each term where there is one.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoreTerms {
+    /// `scale * log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
+    pub scale: Reg<F32>,
+    /// `softcap * log2(e)`.
+    pub softcap: Option<Reg<F32>>,
+    /// Minus the slope of the head, times `log2(e)`.
+    pub slope: Option<Reg<F32>>,
+    /// The bias of the head.
+    pub bias: Option<BiasTerms>,
+}
+
+/// The bias of one head.
+#[derive(Debug, Clone, Copy)]
+pub struct BiasTerms {
+    /// The address of row 0 and key 0.
+    pub first: Reg<U64>,
+    /// Bytes from one query row to the next.
+    pub row_stride: Reg<U64>,
+    /// Bytes from one key to the next.
+    pub key_stride: Reg<U64>,
+}
+
+/// Where a lane's scores stand.
+#[derive(Debug, Clone)]
+pub struct ScorePlaces {
+    /// The query row of each of the lane's rows, none past the last.
+    pub rows: Vec<Reg<U32>>,
+    /// The position of the first row among the keys; the others are [`ROW_STEP`] further on each.
+    pub position: Reg<S32>,
+    /// The lane's first column.
+    pub column: Reg<S32>,
+    /// The last key there is.
+    pub last_key: Reg<S32>,
+}
+
+impl ScoreTerms {
+    /// One score in base 2. `distance` is that of the row's position from the key.
+    pub fn score(
+        &self,
+        k: &mut Builder,
+        product: Reg<F32>,
+        distance: Option<Reg<F32>>,
+        bias: Option<Reg<F32>>,
+    ) -> Reg<F32> {
+        let mut score = k.mul(product, self.scale);
+        if let Some(softcap) = self.softcap {
+            score = k.section("softcap", |k| {
+                let tanh = tanh_of_half(k, score);
+                k.mul(tanh, softcap)
+            });
+        }
+        if let (Some(slope), Some(distance)) = (self.slope, distance) {
+            let magnitude = k.abs(distance);
+            score = k.fma(slope, magnitude, score);
+        }
+        if let Some(bias) = bias {
+            score = k.fma(bias, LOG2_E, score);
+        }
+        score
+    }
+
+    /// Replaces the products of the tile that begins at `first_key` by scores.
+    pub fn apply(&self, k: &mut Builder, scores: &Accumulator, places: &ScorePlaces, first_key: Reg<S32>) {
+        let distance = self.slope.map(|_| {
+            let first = k.add(first_key, places.column);
+            let distance = k.sub(places.position, first);
+            k.to_f32(distance)
+        });
+        let bias = self.bias.map(|bias| BiasOfTile::new(k, bias, places, first_key));
+        scores.each(|row, column, element| {
+            let beyond = (row as u32 * ROW_STEP) as f32 - column as f32;
+            let distance = distance.map(|distance| k.add(distance, beyond));
+            let bias = bias.as_ref().map(|bias| bias.load(k, row, column));
+            let score = self.score(k, element, distance, bias);
+            k.set(element, score);
+        });
+    }
+}
+
+/// `tanh(x / (2 * log2(e)))`, as `1 - 2 / (2^x + 1)`: the error of the approximate instruction for it, `2^-11`, is more
+/// than a softcap can bear. This one is right to a few units in the last place of 1.
+fn tanh_of_half(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
+    let power = k.exp2(x);
+    let sum = k.add(power, 1.0f32);
+    let inverse = k.reciprocal(sum);
+    k.fma(inverse, -2.0f32, 1.0f32)
+}
+
+/// The bias of a lane's rows in one tile of keys. Keys and rows past the end read that of the last.
+struct BiasOfTile {
+    rows: Vec<Reg<U64>>,
+    key_stride: Reg<U64>,
+    first_key: Reg<S32>,
+    last_key: Reg<S32>,
+}
+
+impl BiasOfTile {
+    fn new(k: &mut Builder, bias: BiasTerms, places: &ScorePlaces, first_key: Reg<S32>) -> Self {
+        let rows = places.rows.iter().map(|row| {
+            let row = k.widen(*row);
+            k.mad(row, bias.row_stride, bias.first)
+        });
+        let rows = rows.collect();
+        let first_key = k.add(first_key, places.column);
+        Self { rows, key_stride: bias.key_stride, first_key, last_key: places.last_key }
+    }
+
+    fn load(&self, k: &mut Builder, row: usize, column: u32) -> Reg<F32> {
+        k.section("bias", |k| {
+            let key = k.add(self.first_key, column as i32);
+            let key = k.min(key, self.last_key);
+            let key = k.reinterpret::<S32, U32>(key);
+            let key = k.widen(key);
+            let address = k.mad(key, self.key_stride, self.rows[row]);
+            k.load_one::<F32>(GlobalAddress::from(address))
+        })
+    }
+}
