@@ -27,7 +27,7 @@ pub enum Rule {
     ConstantTooWide { name: &'static str, bits: u64, ty: Type },
     #[error("all lanes of a warp must execute this operation together, so it cannot have a guard")]
     GuardedCollective,
-    #[error("{arch} does not have it; it needs sm_{} and PTX {}.{}", since.compute, since.ptx.0, since.ptx.1)]
+    #[error("{arch} does not have it; it needs {since}")]
     NotOnArchitecture { arch: Arch, since: Since },
     #[error("register {register} may be read before it is written")]
     ReadBeforeWrite { register: RegisterId },
