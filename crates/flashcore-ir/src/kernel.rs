@@ -18,6 +18,8 @@ pub struct Kernel {
     pub threads: u32,
     /// Bytes of shared memory of one CTA.
     pub shared_bytes: u32,
+    /// CTAs of a cluster in x, y and z, which run together and reach each other's shared memory; all 1 without clusters.
+    pub cluster: [u32; 3],
     /// The registers per thread that the compiler may use at most, by which the kernel fits its occupancy.
     pub register_budget: u32,
     /// All registers.

@@ -3,6 +3,9 @@
 //! A kernel is data: [`Kernel`] holds parameters, registers and a tree of statements, each instruction an [`Op`] of
 //! the one [table](operation). [`Builder`] writes it, [`Kernel::verify`] judges it, `flashcore-ptx` prints it and
 //! `flashcore-sim` executes it. This crate knows nothing of CUDA, of PTX text or of attention.
+#[macro_use]
+mod table;
+
 pub mod builder;
 mod columns;
 mod display;

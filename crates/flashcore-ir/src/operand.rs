@@ -135,6 +135,13 @@ pub struct SharedAddress {
     pub(crate) offset: i32,
 }
 
+/// An address in the shared memory of a CTA of the cluster: a base register and a constant offset.
+#[derive(Debug, Clone, Copy)]
+pub struct ClusterAddress {
+    pub(crate) base: Reg<U32>,
+    pub(crate) offset: i32,
+}
+
 /// A global-memory address: a base register and a constant offset.
 #[derive(Debug, Clone, Copy)]
 pub struct GlobalAddress {
@@ -155,6 +162,14 @@ impl From<Reg<U64>> for GlobalAddress {
 }
 
 impl SharedAddress {
+    /// The address `bytes` further on.
+    #[must_use]
+    pub const fn plus(self, bytes: i32) -> Self {
+        Self { base: self.base, offset: self.offset + bytes }
+    }
+}
+
+impl ClusterAddress {
     /// The address `bytes` further on.
     #[must_use]
     pub const fn plus(self, bytes: i32) -> Self {
@@ -185,6 +200,13 @@ pub trait Place: Copy {
 
 impl Place for SharedAddress {
     const SPACE: Space = Space::Shared;
+    fn address(self) -> Address {
+        Address { base: self.base.id(), offset: self.offset }
+    }
+}
+
+impl Place for ClusterAddress {
+    const SPACE: Space = Space::Cluster;
     fn address(self) -> Address {
         Address { base: self.base.id(), offset: self.offset }
     }
@@ -229,6 +251,8 @@ modifier! {
         Global = "global",
         /// Memory of the CTA, 32-bit addresses.
         Shared = "shared",
+        /// Memory of a CTA of the same cluster, 32-bit addresses that `mapa` makes.
+        Cluster = "shared::cluster",
     }
 }
 
@@ -355,6 +379,8 @@ modifier! {
     FenceScope {
         /// This CTA.
         Cta = "cta",
+        /// The cluster of this CTA.
+        Cluster = "cluster",
         /// The whole GPU.
         Gpu = "gpu",
         /// GPUs and host.
@@ -430,5 +456,21 @@ modifier! {
         GridZ = "nctaid.z",
         /// Lane in the warp.
         Lane = "laneid",
+        /// CTA index in the cluster, x.
+        ClusterCtaX = "cluster_ctaid.x",
+        /// CTA index in the cluster, y.
+        ClusterCtaY = "cluster_ctaid.y",
+        /// CTA index in the cluster, z.
+        ClusterCtaZ = "cluster_ctaid.z",
+        /// Number of CTAs of the cluster, x.
+        ClusterX = "cluster_nctaid.x",
+        /// Number of CTAs of the cluster, y.
+        ClusterY = "cluster_nctaid.y",
+        /// Number of CTAs of the cluster, z.
+        ClusterZ = "cluster_nctaid.z",
+        /// Rank of the CTA in the cluster, counted in x, then y, then z.
+        ClusterRank = "cluster_ctarank",
+        /// Number of CTAs of the cluster.
+        ClusterSize = "cluster_nctarank",
     }
 }

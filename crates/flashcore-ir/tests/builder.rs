@@ -408,6 +408,25 @@ fn every_method() -> Kernel {
     k.barrier_arrive(1u32, 32u32);
     k.cta_sync();
     k.fence(FenceScope::Cta);
+
+    k.mbarrier_init(shared, 1u32);
+    k.mbarrier_arrive(shared, 1u32);
+    k.mbarrier_arrive_expect(shared, 16u32);
+    k.mbarrier_expect(shared, 16u32);
+    k.mbarrier_wait(shared, 0u32);
+    k.mbarrier_test(shared, 0u32);
+    k.mbarrier_try_wait(shared, 0u32);
+    k.fence_mbarrier_init();
+    k.mbarrier_invalidate(shared);
+    k.cluster_rank();
+    let remote = k.map_shared(shared, 0u32);
+    k.mbarrier_arrive_remote(remote, 1u32);
+    k.mbarrier_arrive_expect_remote(remote.plus(8), 16u32);
+    let words = k.load_cluster::<U32>(remote, 2);
+    k.store_cluster(remote.plus(8), &words);
+    k.cluster_arrive();
+    k.cluster_wait();
+    k.cluster_sync();
     k.exit();
     k.finish()
 }
@@ -427,7 +446,7 @@ fn the_builder_writes_every_row_of_the_table() {
         written.insert(instruction.op.entry().name);
     });
     assert_eq!(written, TABLE.iter().map(|entry| entry.name).collect());
-    assert_eq!(kernel.verify(Arch::Sm90).map(|_| ()), Ok(()));
+    assert_eq!(kernel.verify(Arch::Sm90a).map(|_| ()), Ok(()));
 }
 
 /// The instructions of a loop itself lead to the loop, those of its body to the body.

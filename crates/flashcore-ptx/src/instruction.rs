@@ -1,7 +1,8 @@
 //! The text of each operation: one arm per row of the table.
 
 use flashcore_ir::{
-    Address, Compare, Kernel, L2Prefetch, LoadCache, Op, Operand, ReduceOp, RegisterId, Rounding, StoreCache, Type,
+    Address, Compare, FenceScope, Kernel, L2Prefetch, LoadCache, Op, Operand, ReduceOp, RegisterId, Rounding, Space,
+    StoreCache, Type,
 };
 
 use crate::names::{Names, storage};
@@ -9,8 +10,31 @@ use crate::names::{Names, storage};
 /// The name of the variable that stands for the shared memory of a CTA.
 pub(crate) const SHARED_MEMORY: &str = "shared_memory";
 
+/// The predicate that tells a loop of waiting whether to go on, in a scope of its own.
+const COMPLETE: &str = "complete";
+
 /// The lanes that take part in what a warp does together: all.
 const WHOLE_WARP: &str = "0xffffffff";
+
+/// The lines of an instruction with its guard. What takes several has a scope of its own for its labels.
+pub(crate) fn lines(op: &Op, guard: &str, kernel: &Kernel, names: &Names) -> Vec<String> {
+    let text = text(op, kernel, names);
+    let Op::MbarrierWait { .. } = op else { return vec![format!("{guard}{text};")] };
+    // A lane that a guard excludes does not enter the loop.
+    let (enter, leave) = match guard.strip_prefix('@').map(str::trim_end) {
+        None => (None, None),
+        Some(guard) => {
+            let excluded = guard.strip_prefix('!').map_or_else(|| format!("!{guard}"), str::to_owned);
+            (Some(format!("    @{excluded} bra done;")), Some("    done:".to_owned()))
+        }
+    };
+    let mut lines = vec!["{".to_owned(), format!("    .reg .pred {COMPLETE};")];
+    lines.extend(enter);
+    lines.extend(["    wait:".to_owned(), format!("    {text};"), format!("    @!{COMPLETE} bra wait;")]);
+    lines.extend(leave);
+    lines.push("}".to_owned());
+    lines
+}
 
 /// The instruction, without its guard and semicolon.
 #[expect(clippy::too_many_lines, reason = "one arm per row of the table")]
@@ -192,7 +216,54 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         }
         Op::Fence { scope } => format!("fence.acq_rel.{scope}"),
 
+        Op::MbarrierInit { count, target } => {
+            format!("mbarrier.init.shared::cta.b64 {}, {}", m(target), v(count, Type::U32))
+        }
+        Op::MbarrierInvalidate { target } => format!("mbarrier.inval.shared::cta.b64 {}", m(target)),
+        Op::MbarrierArrive { space, count, target } => {
+            format!("mbarrier.arrive{}.b64 _, {}, {}", released(*space), m(target), v(count, Type::U32))
+        }
+        Op::MbarrierArriveExpect { space, bytes, target } => {
+            format!("mbarrier.arrive.expect_tx{}.b64 _, {}, {}", released(*space), m(target), v(bytes, Type::U32))
+        }
+        Op::MbarrierExpect { space, bytes, target } => {
+            let place = if *space == Space::Cluster { "cluster.shared::cluster" } else { "cta.shared::cta" };
+            format!("mbarrier.expect_tx.relaxed.{place}.b64 {}, {}", m(target), v(bytes, Type::U32))
+        }
+        Op::MbarrierWait { scope, parity, source } => {
+            let (acquire, parity) = (acquired(*scope), v(parity, Type::U32));
+            format!("mbarrier.try_wait.parity{acquire}.shared::cta.b64 {COMPLETE}, {}, {parity}", m(source))
+        }
+        Op::MbarrierTest { suspends, scope, d, parity, source } => {
+            let ask = if *suspends { "try_wait" } else { "test_wait" };
+            let (acquire, parity) = (acquired(*scope), v(parity, Type::U32));
+            format!("mbarrier.{ask}.parity{acquire}.shared::cta.b64 {}, {}, {parity}", r(d), m(source))
+        }
+        Op::FenceMbarrierInit {} => "fence.mbarrier_init.release.cluster".to_owned(),
+
+        Op::MapShared { d, a, rank } => {
+            format!("mapa.shared::cluster.u32 {}, {}, {}", r(d), v(a, Type::U32), v(rank, Type::U32))
+        }
+        Op::ClusterArrive {} => "barrier.cluster.arrive.release.aligned".to_owned(),
+        Op::ClusterWait {} => "barrier.cluster.wait.acquire.aligned".to_owned(),
+
         Op::Exit {} => "exit".to_owned(),
+    }
+}
+
+/// Where an arrival goes, and to whom it releases: without a word, to the CTA.
+const fn released(space: Space) -> &'static str {
+    match space {
+        Space::Cluster => ".release.cluster.shared::cluster",
+        Space::Shared | Space::Global => ".shared::cta",
+    }
+}
+
+/// From whom a wait acquires: without a word, from the CTA.
+const fn acquired(scope: FenceScope) -> &'static str {
+    match scope {
+        FenceScope::Cluster => ".acquire.cluster",
+        FenceScope::Cta | FenceScope::Gpu | FenceScope::System => "",
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::fmt::{Display, Write};
 
+use flashcore_ir::target::{AMPERE, HOPPER};
 use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, SectionId, Statement, VerifiedKernel};
 
 use crate::instruction;
@@ -42,7 +43,8 @@ impl Printer<'_> {
     fn module(&mut self, verified: &VerifiedKernel) {
         let kernel = self.kernel;
         let arch = verified.arch();
-        let (major, minor) = kernel.since().ptx.max(arch.ptx());
+        let clusters = if kernel.cluster == [1; 3] { AMPERE } else { HOPPER };
+        let (major, minor) = kernel.since().and(clusters).ptx.max(arch.ptx());
         self.line(format_args!(".version {major}.{minor}"));
         self.line(format_args!(".target {arch}"));
         self.line(".address_size 64");
@@ -62,6 +64,10 @@ impl Printer<'_> {
         }
         self.line(")");
         self.line(format_args!(".maxntid {}, 1, 1", kernel.threads));
+        if kernel.cluster != [1; 3] {
+            let [x, y, z] = kernel.cluster;
+            self.line(format_args!(".reqnctapercluster {x}, {y}, {z}"));
+        }
         // Always: without it ptxas may prefer spills to fewer CTAs on a multiprocessor.
         self.line(format_args!(".maxnreg {}", register_limit(kernel)));
         self.line("{");
@@ -96,12 +102,13 @@ impl Printer<'_> {
         let guard = instruction.guard.map_or_else(String::new, |guard| {
             format!("@{}{} ", if guard.negated { "!" } else { "" }, self.names.register(guard.predicate))
         });
-        let text = instruction::text(&instruction.op, self.kernel, &self.names);
-        if self.options.source_lines {
-            let Origin { file, line, .. } = instruction.origin;
-            self.line(format_args!("{guard}{text};  // {}:{line}", file_name(file)));
-        } else {
-            self.line(format_args!("{guard}{text};"));
+        for text in instruction::lines(&instruction.op, &guard, self.kernel, &self.names) {
+            if self.options.source_lines {
+                let Origin { file, line, .. } = instruction.origin;
+                self.line(format_args!("{text}  // {}:{line}", file_name(file)));
+            } else {
+                self.line(text);
+            }
         }
     }
 

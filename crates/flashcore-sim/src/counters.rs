@@ -37,6 +37,8 @@ pub struct Counters {
     pub atomics: u64,
     /// Barrier operations executed by warps, waiting or only arriving.
     pub barriers: u64,
+    /// Waits for phases of `mbarrier`s, executed by warps.
+    pub mbarrier_waits: u64,
 }
 
 /// Traffic between registers and shared memory.
@@ -206,6 +208,7 @@ impl AddAssign for Counters {
             copy_async_bytes,
             atomics,
             barriers,
+            mbarrier_waits,
         } = other;
         for (sum, count) in self.instructions.iter_mut().zip(instructions) {
             *sum += count;
@@ -223,5 +226,6 @@ impl AddAssign for Counters {
         self.copy_async_bytes += copy_async_bytes;
         self.atomics += atomics;
         self.barriers += barriers;
+        self.mbarrier_waits += mbarrier_waits;
     }
 }

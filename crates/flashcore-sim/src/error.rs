@@ -71,6 +71,17 @@ pub enum LaunchError {
         /// The most CTAs together.
         most: u64,
     },
+    /// A grid of whole clusters.
+    #[error(
+        "a grid of {} × {} × {} CTAs is no whole number of clusters of {} × {} × {}; make each dimension a multiple",
+        grid[0], grid[1], grid[2], cluster[0], cluster[1], cluster[2]
+    )]
+    NotWholeClusters {
+        /// The grid given.
+        grid: [u32; 3],
+        /// CTAs of a cluster.
+        cluster: [u32; 3],
+    },
     /// One launch at a time: what another writes cannot be told from a race.
     #[error("another launch is running on this memory; wait for it, or give each launch its own `GlobalMemory`")]
     MemoryInUse,

@@ -11,13 +11,16 @@ use crate::execute::Scene;
 use crate::fault::{Fault, FaultKind};
 use crate::memory::global::GlobalMemory;
 use crate::memory::grid::{GridHistory, GridRace, MOST_CTAS};
+use crate::placement::Placement;
 use crate::program::Program;
 use crate::race::MOST_STEPS;
-use crate::schedule::{Failure, Random, run};
+use crate::registers::LANES;
+use crate::random::Random;
+use crate::schedule::{Failure, run};
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
 ///
-/// With several faults, the one of the CTA that comes first in the grid is returned, so the result is the same every
+/// With several faults, the one of the cluster that comes first in the grid is returned, so the result is the same every
 /// time. What was written before a fault stays written.
 pub fn launch(
     kernel: &VerifiedKernel,
@@ -131,6 +134,10 @@ impl Launch {
         if grid[0] > i32::MAX as u32 || grid[1].max(grid[2]) > 0xffff || cta_count(grid) > u128::from(MOST_CTAS) {
             return Err(LaunchError::GridTooLarge { grid, most: MOST_CTAS });
         }
+        let cluster = kernel.cluster;
+        if grid.iter().zip(cluster).any(|(&ctas, of)| !ctas.is_multiple_of(of)) {
+            return Err(LaunchError::NotWholeClusters { grid, cluster });
+        }
         Ok(arguments.iter().map(|argument| argument.bits()).collect())
     }
 }
@@ -139,10 +146,10 @@ fn cta_count(grid: [u32; 3]) -> u128 {
     grid.into_iter().map(u128::from).product()
 }
 
-/// The position of a CTA by its number.
-fn position(grid: [u32; 3], cta: u64) -> [u32; 3] {
-    let [x, y, _] = grid.map(u64::from);
-    [(cta % x) as u32, (cta / x % y) as u32, (cta / x / y) as u32]
+/// A cluster by its number.
+fn placement(program: &Program<'_>, grid: [u32; 3], cluster: u64) -> Placement {
+    let kernel = program.kernel;
+    Placement::new(grid, kernel.cluster, kernel.threads.div_ceil(LANES as u32) as usize, cluster)
 }
 
 fn run_grid(
@@ -152,21 +159,22 @@ fn run_grid(
     memory: &GlobalMemory,
     options: &Options,
 ) -> Result<Counters, SimError> {
-    let count = cta_count(grid) as u64;
+    let clusters = core::array::from_fn(|axis| grid[axis] / program.kernel.cluster[axis]);
+    let count = cta_count(clusters) as u64;
     let history = (count > 1).then(|| GridHistory::new(memory));
-    // CTAs behind one that failed need not run, but all before it must: one of them may fail as well.
+    // Clusters behind one that failed need not run, but all before it must: one of them may fail as well.
     let first_failed = AtomicU64::new(u64::MAX);
-    let run_cta = |cta: u64| -> Result<Counters, (u64, Failure)> {
-        if cta > first_failed.load(Ordering::Relaxed) {
+    let run_cluster = |cluster: u64| -> Result<Counters, (u64, Failure)> {
+        if cluster > first_failed.load(Ordering::Relaxed) {
             return Ok(Counters::default());
         }
-        let scene = Scene { program, arguments, grid, cta: position(grid, cta) };
-        let finished = run(scene, memory, options, Random::new(options.seed, cta)).map_err(|failure| {
-            first_failed.fetch_min(cta, Ordering::Relaxed);
-            (cta, failure)
+        let scene = Scene { program, arguments, placement: placement(program, grid, cluster) };
+        let finished = run(scene, memory, options, Random::new(options.seed, cluster)).map_err(|failure| {
+            first_failed.fetch_min(cluster, Ordering::Relaxed);
+            (cluster, failure)
         })?;
         if let Some(history) = &history {
-            history.add(cta, &finished.history);
+            history.add(cluster, &finished.history);
         }
         Ok(finished.counters)
     };
@@ -178,7 +186,7 @@ fn run_grid(
         (Err(one), Err(other)) => Err(if one.0 < other.0 { one } else { other }),
         (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
     };
-    let result = (0..count).into_par_iter().map(run_cta).reduce(|| Ok(Counters::default()), merge);
+    let result = (0..count).into_par_iter().map(run_cluster).reduce(|| Ok(Counters::default()), merge);
     let counters = result.map_err(|(_, failure)| match failure {
         Failure::Fault(fault) => SimError::Fault(fault),
         Failure::Internal(error) => SimError::Internal(error),
@@ -195,7 +203,7 @@ fn grid_fault(program: &Program<'_>, grid: [u32; 3], race: GridRace) -> Fault {
         space: Space::Global,
         access: second.kind,
         earlier_access: first.kind,
-        earlier: Box::new(program.place_of(first.stamp, position(grid, first.cta), address)),
+        earlier: Box::new(program.place_of(first.stamp, &placement(program, grid, first.cluster), address)),
     };
-    Fault { kind, place: program.place_of(second.stamp, position(grid, second.cta), address) }
+    Fault { kind, place: program.place_of(second.stamp, &placement(program, grid, second.cluster), address) }
 }

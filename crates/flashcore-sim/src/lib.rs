@@ -67,15 +67,21 @@
 //! A [`Fault`] is a mistake of the kernel, with its place; a [`LaunchError`] one of the caller; an [`InternalError`] one
 //! of ours.
 
+mod barrier;
+mod clocks;
+mod cluster_barrier;
 mod counters;
 mod error;
 mod execute;
 mod fault;
 mod launch;
+mod mbarrier;
 mod memory;
 mod numeric;
+mod placement;
 mod program;
 mod race;
+mod random;
 mod registers;
 mod schedule;
 mod warp;
@@ -83,7 +89,8 @@ mod warp;
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
 pub use fault::{
-    AccessKind, BarrierProblem, CopySize, Fault, FaultKind, InFlight, Nearest, Place, TooEarly, WaitingWarp,
+    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, MbarrierProblem,
+    MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor,
 };
 pub use launch::{Argument, Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;

@@ -1,8 +1,9 @@
 //! A kernel as a line of steps: the statement tree flattened, so that a warp can stop and go on at any of them.
 
-use flashcore_ir::{Block, Class, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
+use flashcore_ir::{Block, Class, Effect, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
 
 use crate::fault::Place;
+use crate::placement::Placement;
 use crate::race::Stamp;
 use crate::registers::Layout;
 
@@ -49,6 +50,8 @@ pub(crate) struct Operation<'k> {
     pub(crate) guard: Option<Guard>,
     pub(crate) class: Class,
     pub(crate) together: Together,
+    /// Whether it accesses memory.
+    pub(crate) touches: bool,
     /// Every register it reads.
     pub(crate) reads: Box<[RegisterId]>,
 }
@@ -94,7 +97,7 @@ impl<'k> Program<'k> {
     }
 
     /// The place of a step, without the lane and the address.
-    pub(crate) fn place(&self, step: usize, cta: [u32; 3], warp: u32) -> Place {
+    pub(crate) fn place(&self, step: usize, placement: &Placement, warp: usize) -> Place {
         let Step { action, origin } = &self.steps[step];
         let operation = match action {
             Action::Operation(operation) => operation.op.to_string(),
@@ -106,12 +109,14 @@ impl<'k> Program<'k> {
             Action::End => "End".to_owned(),
         };
         let section = self.kernel.section(origin.section).to_string();
+        let (rank, warp) = placement.rank_and_warp(warp);
+        let (cta, warp) = (placement.cta(rank), warp as u32);
         Place { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
     }
 
     /// The place of an earlier access.
-    pub(crate) fn place_of(&self, stamp: Stamp, cta: [u32; 3], address: u64) -> Place {
-        let mut place = self.place(stamp.step(), cta, stamp.warp() as u32);
+    pub(crate) fn place_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Place {
+        let mut place = self.place(stamp.step(), placement, stamp.warp());
         place.lane = stamp.lane();
         place.address = Some(address);
         place
@@ -136,6 +141,7 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
                         guard: instruction.guard,
                         class: op.class(),
                         together: together(op),
+                        touches: !matches!(op.effect(), Effect::None | Effect::Order),
                         reads: reads.into(),
                     }),
                     origin,

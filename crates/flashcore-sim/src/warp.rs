@@ -23,6 +23,18 @@ pub(crate) struct Warp<'k> {
     alive: u32,
     /// The open choices and loops, innermost last.
     open: Vec<Frame>,
+    pub(crate) waiting: Waiting,
+}
+
+/// What a warp waits for that will execute the same step again.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// The addresses of `mbarrier`s.
+    pub(crate) mbarriers: Vec<u32>,
+    /// The lanes that wait no more.
+    pub(crate) done: u32,
+    /// Whether it waits for the barrier of the cluster.
+    pub(crate) cluster: bool,
 }
 
 /// A choice or loop that a warp is in.
@@ -46,12 +58,18 @@ impl<'k> Warp<'k> {
             threads: active,
             alive: active,
             open: Vec::new(),
+            waiting: Waiting::default(),
         }
     }
 
     /// The lanes that are threads: all, except in the last warp of a CTA that is not full.
     pub(crate) fn threads(&self) -> u32 {
         self.threads
+    }
+
+    /// The lanes that have not ended.
+    pub(crate) fn alive(&self) -> u32 {
+        self.alive
     }
 
     /// Whether every lane has ended.

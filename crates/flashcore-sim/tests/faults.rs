@@ -9,7 +9,7 @@ use flashcore_ir::{
 };
 use flashcore_sim::{
     Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Nearest, Options, Place, SimError,
-    WaitingWarp, launch,
+    WaitingWarp, WaitsFor, launch,
 };
 use support::{At, SHARED, fault, kernel, one_after_the_other, place, run, structure};
 
@@ -346,9 +346,7 @@ fn deadlock() {
     };
     let wrong = write(2);
     let waiting = |barrier: u32, section: &str, warp: u32| WaitingWarp {
-        barrier,
-        arrived: 32,
-        expected: 64,
+        waits_for: WaitsFor::Barrier { barrier, arrived: 32, expected: 64 },
         place: place(&wrong, section, "BarrierSync", warp),
     };
     let expected = Fault {

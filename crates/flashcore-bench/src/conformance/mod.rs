@@ -21,6 +21,7 @@
 //! # Ok::<(), flashcore_bench::conformance::RecordError>(())
 //! ```
 
+mod built;
 mod case;
 mod cases;
 mod compare;

@@ -65,6 +65,7 @@ impl Writer {
             parameters: Vec::new(),
             threads,
             shared_bytes: 0,
+            cluster: [1; 3],
             register_budget: flashcore_ir::builder::MOST_REGISTERS,
             registers: Vec::new(),
             sections: vec![Section { path: vec!["case".to_owned()] }],

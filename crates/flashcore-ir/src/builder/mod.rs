@@ -21,7 +21,9 @@
 //! being written, and PTX comments, register names and fault reports carry that name.
 
 mod arithmetic;
+mod cluster;
 mod collective;
+mod mbarrier;
 mod memory;
 
 use core::panic::Location;
@@ -55,6 +57,7 @@ impl Builder {
             parameters: Vec::new(),
             threads,
             shared_bytes: 0,
+            cluster: [1; 3],
             register_budget: MOST_REGISTERS,
             registers: Vec::new(),
             sections: vec![Section { path: vec!["prologue".to_owned()] }],

@@ -1,9 +1,10 @@
 //! The rules that the table's columns cannot say: which combinations of modifiers exist, and the limits of hardware.
 
+use super::hopper::{self, MOST_ARRIVALS};
 use crate::builder::MOST_REGISTERS;
 use crate::kernel::{Kernel, Parameter, SectionId};
 use crate::operand::{
-    CopyCache, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
+    CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
 };
 use crate::operation::Op;
 use crate::target::{Arch, Since};
@@ -43,6 +44,20 @@ pub enum Rule {
     VectorSize { count: u32, bytes: u32 },
     #[error("shared memory has no cache hints or prefetches")]
     SharedCacheHint,
+    #[error("{space} memory has none of these; what does not say otherwise is for the shared memory of the CTA")]
+    NotInSpace { space: Space },
+    #[error("an mbarrier counts 1 to {MOST_ARRIVALS} arrivals, not {count}")]
+    MbarrierCount { count: u64 },
+    #[error("an mbarrier counts at most {MOST_ARRIVALS} bytes of a phase; announce {bytes} in parts")]
+    MbarrierBytes { bytes: u64 },
+    #[error("the parity of a phase is 0 or 1, not {parity}")]
+    Parity { parity: u64 },
+    #[error("an mbarrier synchronises a CTA or a cluster, not scope `{scope}`")]
+    MbarrierScope { scope: FenceScope },
+    #[error("a cluster has 1 to 8 CTAs, not {} × {} × {}", cluster[0], cluster[1], cluster[2])]
+    ClusterSize { cluster: [u32; 3] },
+    #[error("{arch} has no clusters, and the kernel asks for {} × {} × {} CTAs in each", cluster[0], cluster[1], cluster[2])]
+    NoClusters { arch: Arch, cluster: [u32; 3] },
     #[error("a load that bypasses the caches cannot prefetch")]
     VolatilePrefetch,
     #[error("there is no `{op}` of type {ty} here")]
@@ -117,6 +132,7 @@ pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
     if !(24..=MOST_REGISTERS).contains(&budget) || (budget < MOST_REGISTERS && !fits(budget, threads)) {
         broken.push(Rule::RegisterBudget { budget, threads });
     }
+    broken.extend(hopper::cluster(kernel.cluster, arch));
     let bytes = parameter_bytes(&kernel.parameters);
     if bytes > MOST_PARAMETER_BYTES {
         broken.push(Rule::ParameterBytes { bytes });
@@ -202,7 +218,7 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::Load { space, cache, prefetch, ty, count, .. } => {
             vector(*ty, *count, broken);
-            if *space == Space::Shared && (*cache != LoadCache::All || *prefetch != L2Prefetch::None) {
+            if *space != Space::Global && (*cache != LoadCache::All || *prefetch != L2Prefetch::None) {
                 broken.push(Rule::SharedCacheHint);
             }
             if *cache == LoadCache::Volatile && *prefetch != L2Prefetch::None {
@@ -211,16 +227,18 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::Store { space, cache, ty, count, .. } => {
             vector(*ty, *count, broken);
-            if *space == Space::Shared && *cache != StoreCache::WriteBack {
+            if *space != Space::Global && *cache != StoreCache::WriteBack {
                 broken.push(Rule::SharedCacheHint);
             }
         }
-        Op::Atomic { op, ty, .. } => {
+        Op::Atomic { space, op, ty, .. } => {
+            not_in(Space::Cluster, *space, broken);
             if !reduces(*op, *ty) {
                 broken.push(Rule::NoReduction { op: *op, ty: *ty });
             }
         }
-        Op::Reduce { op, ty, .. } => {
+        Op::Reduce { space, op, ty, .. } => {
+            not_in(Space::Cluster, *space, broken);
             if !reduces(*op, *ty) || *op == ReduceOp::Exchange {
                 broken.push(Rule::NoReduction { op: *op, ty: *ty });
             }
@@ -270,6 +288,19 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         Op::BarrierSync { barrier, threads, .. } | Op::BarrierArrive { barrier, threads, .. } => {
             barrier_operands(*barrier, *threads, kernel.threads, broken);
         }
+        Op::CompareAndSwap { space, .. } => not_in(Space::Cluster, *space, broken),
+        Op::MbarrierInit { count, .. } => hopper::arrivals(*count, broken),
+        Op::MbarrierArrive { space, count, .. } => {
+            not_in(Space::Global, *space, broken);
+            hopper::arrivals(*count, broken);
+        }
+        Op::MbarrierArriveExpect { space, bytes, .. } | Op::MbarrierExpect { space, bytes, .. } => {
+            not_in(Space::Global, *space, broken);
+            hopper::announced(*bytes, broken);
+        }
+        Op::MbarrierWait { scope, parity, .. } | Op::MbarrierTest { scope, parity, .. } => {
+            hopper::phase(*scope, *parity, broken);
+        }
         // The columns of the table say all there is to check.
         Op::Mov { .. }
         | Op::Special { .. }
@@ -313,7 +344,11 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::Ballot { .. }
         | Op::WarpSync { .. }
         | Op::Prefetch { .. }
-        | Op::CompareAndSwap { .. }
+        | Op::MbarrierInvalidate { .. }
+        | Op::FenceMbarrierInit { .. }
+        | Op::MapShared { .. }
+        | Op::ClusterArrive { .. }
+        | Op::ClusterWait { .. }
         | Op::CopyAsyncCommit { .. }
         | Op::CopyAsyncWait { .. }
         | Op::CopyAsyncWaitAll { .. }
@@ -323,6 +358,12 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::FenceProxyAsync { .. }
         | Op::Fence { .. }
         | Op::Exit { .. } => {}
+    }
+}
+
+fn not_in(excluded: Space, space: Space, broken: &mut Vec<Rule>) {
+    if space == excluded {
+        broken.push(Rule::NotInSpace { space });
     }
 }
 

@@ -138,6 +138,17 @@ pub(crate) fn one_of_each() -> Vec<Op> {
         Op::BarrierSync { barrier: A, threads: B },
         Op::BarrierArrive { barrier: A, threads: B },
         Op::Fence { scope: FenceScope::Gpu },
+        Op::MbarrierInit { count: A, target: TARGET },
+        Op::MbarrierInvalidate { target: TARGET },
+        Op::MbarrierArrive { space: Space::Cluster, count: A, target: TARGET },
+        Op::MbarrierArriveExpect { space: SHARED, bytes: A, target: TARGET },
+        Op::MbarrierExpect { space: SHARED, bytes: A, target: TARGET },
+        Op::MbarrierWait { scope: FenceScope::Cta, parity: A, source: SOURCE },
+        Op::MbarrierTest { suspends: false, scope: FenceScope::Cluster, d: D, parity: A, source: SOURCE },
+        Op::FenceMbarrierInit {},
+        Op::MapShared { d: D, a: A, rank: B },
+        Op::ClusterArrive {},
+        Op::ClusterWait {},
         Op::Exit {},
     ]
 }

@@ -26,6 +26,8 @@ pub(crate) fn all(parameters: &[Type]) -> Vec<Op> {
     copies(&mut list);
     tensor(&mut list);
     barriers(&mut list);
+    mbarriers(&mut list);
+    clusters(&mut list);
     list.ops
 }
 
@@ -277,4 +279,28 @@ fn barriers(list: &mut List) {
         list.push(|_| Op::Fence { scope: *scope });
     }
     list.push(|_| Op::Exit {});
+}
+
+fn mbarriers(list: &mut List) {
+    list.push(|list| Op::MbarrierInit { count: list.or(128), target: AT });
+    list.push(|_| Op::MbarrierInvalidate { target: AT });
+    for space in Space::ALL {
+        list.push(|list| Op::MbarrierArrive { space: *space, count: list.or(2), target: AT });
+        list.push(|list| Op::MbarrierArriveExpect { space: *space, bytes: list.or(1024), target: AT });
+        list.push(|list| Op::MbarrierExpect { space: *space, bytes: list.or(1024), target: AT });
+    }
+    for scope in FenceScope::ALL {
+        list.push(|list| Op::MbarrierWait { scope: *scope, parity: list.or(1), source: AT });
+        for suspends in YES_OR_NO {
+            let scope = *scope;
+            list.push(|list| Op::MbarrierTest { suspends, scope, d: ANY, parity: list.or(0), source: AT });
+        }
+    }
+    list.push(|_| Op::FenceMbarrierInit {});
+}
+
+fn clusters(list: &mut List) {
+    list.push(|list| Op::MapShared { d: ANY, a: list.any(), rank: list.or(1) });
+    list.push(|_| Op::ClusterArrive {});
+    list.push(|_| Op::ClusterWait {});
 }

@@ -27,8 +27,11 @@ fn every_row_of_the_table_has_combinations() {
 fn the_forms_of_the_table_are_what_is_printed() {
     let kernel = kernel(&accepted(EVERYTHING), EVERYTHING);
     let text = print(&kernel);
+    // The loop around a wait belongs to it: its braces, its labels and its branch.
+    let loops = ["    }", "        wait:", "        @!complete bra wait;"];
     let mut lines = text
         .lines()
+        .filter(|line| !loops.contains(line))
         .map(str::trim)
         .skip_while(|line| *line != "{")
         .filter(|line| !(line.starts_with(['{', '.']) || line.starts_with("//")));

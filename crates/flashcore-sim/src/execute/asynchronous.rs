@@ -76,7 +76,8 @@ pub(crate) fn copy(
     let targets = addresses(&context.warp.registers, Space::Shared, target);
     let sources = addresses(&context.warp.registers, Space::Global, source);
     let lengths = source_bytes.map_or([bytes; LANES], |register| *context.warp.registers.word_of(register));
-    let Context { scene, warp, clocks, shared, global, counters, mask, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, global, counters, mask, .. } = context;
+    let shared = &mut cluster[*rank];
     let accessor = clocks.accessor(context.warp_index, context.step);
     for lane in lanes(*mask) {
         let (target, source, length) = (targets[lane], sources[lane], lengths[lane]);
@@ -107,7 +108,8 @@ pub(crate) fn copy(
 
 /// Ends the copies that a wait covers; without a number, all of them, committed or not.
 pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: Option<u32>) {
-    let Context { warp, clocks, shared, mask, .. } = context;
+    let Context { warp, clocks, cluster, rank, mask, .. } = context;
+    let shared = &mut cluster[*rank];
     let InFlightCopies { copies, groups, .. } = &mut warp.copies;
     copies.retain(|copy| {
         let waits = *mask >> copy.lane & 1 == 1;
@@ -134,7 +136,8 @@ pub(crate) fn bulk_store(
     let lengths = context.warp.registers.word(bytes);
     let targets = addresses(&context.warp.registers, Space::Global, target);
     let sources = addresses(&context.warp.registers, Space::Shared, source);
-    let Context { scene, warp, clocks, shared, global, counters, mask, warp_index, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, global, counters, mask, warp_index, .. } = context;
+    let shared = &mut cluster[*rank];
     let accessor = clocks.accessor(*warp_index, context.step);
     for lane in lanes(*mask) {
         let (bytes, target, source) = (lengths[lane], targets[lane], sources[lane]);
@@ -145,7 +148,7 @@ pub(crate) fn bulk_store(
         let access = accessor.lane(lane);
         aligned(Space::Shared, source, BULK_UNIT, lane)?;
         let attempt = Attempt { space: Space::Shared, kind: AccessKind::Read, bytes, lane };
-        let data = shared.start_drain(source as u32, bytes, &access, clocks, (*warp_index, lane));
+        let data = shared.start_drain(source as u32, bytes, &access, clocks);
         let data = data.map_err(|refusal| scene.refused(attempt, refusal))?.to_vec();
         aligned(Space::Global, target, BULK_UNIT, lane)?;
         let attempt = Attempt { space: Space::Global, kind: AccessKind::Write, bytes, lane };
@@ -166,7 +169,8 @@ pub(crate) fn bulk_wait(context: &mut Context<'_, '_, '_>, pending: u32, read: b
 }
 
 fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usize, u32) -> bool) {
-    let Context { warp, clocks, shared, global, .. } = context;
+    let Context { warp, clocks, cluster, rank, global, .. } = context;
+    let shared = &mut cluster[*rank];
     warp.copies.bulk.retain_mut(|bulk| {
         if !covered(bulk.lane, bulk.group) {
             return true;

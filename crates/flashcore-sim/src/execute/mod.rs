@@ -3,50 +3,68 @@
 mod arithmetic;
 pub(crate) mod asynchronous;
 mod bits;
+mod cluster;
 mod convert;
 mod exchange;
 mod lanes;
+mod mbarrier;
 mod memory;
 mod tensor;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
+use crate::clocks::Clocks;
+use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
 use crate::error::Stop;
 use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
+use crate::execute::mbarrier::Arrival;
 use crate::execute::tensor::Mma;
-use crate::fault::{AccessKind, FaultKind, InFlight, Place, TooEarly};
+use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
 use crate::memory::view::GlobalView;
 use crate::memory::{Reason, Refusal};
+use crate::placement::Placement;
 use crate::program::Program;
-use crate::race::{Clocks, Stamp};
+use crate::race::Stamp;
 use crate::registers::{ALL, LANES};
 use crate::warp::Warp;
 
 /// What an operation works on.
 pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) scene: Scene<'c, 'k>,
+    /// The warp in the cluster.
     pub(crate) warp_index: usize,
+    /// The CTA in the cluster.
+    pub(crate) rank: usize,
     pub(crate) step: usize,
     /// The lanes that execute it; at least one.
     pub(crate) mask: u32,
     pub(crate) warp: &'c mut Warp<'k>,
     pub(crate) clocks: &'c mut Clocks,
-    pub(crate) shared: &'c mut SharedMemory,
+    /// The shared memory of each CTA of the cluster.
+    pub(crate) cluster: &'c mut [SharedMemory],
     pub(crate) global: &'c mut GlobalView<'m>,
     pub(crate) counters: &'c mut Counters,
+    pub(crate) cluster_barrier: &'c mut ClusterBarrier,
+    pub(crate) signals: &'c mut Signals,
 }
 
-/// What is the same for all warps of a CTA.
+/// What an operation tells the scheduler.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// The `mbarrier`s of which a phase is complete: the CTA in the cluster, and the address.
+    pub(crate) completed: Vec<(usize, u32)>,
+}
+
+/// What is the same for all warps of a cluster.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
     /// Arguments as the bits of their types.
     pub(crate) arguments: &'c [u64],
-    pub(crate) grid: [u32; 3],
-    pub(crate) cta: [u32; 3],
+    pub(crate) placement: Placement,
 }
 
 /// An access to memory that may be refused.
@@ -59,9 +77,14 @@ pub(crate) struct Attempt {
 }
 
 impl Scene<'_, '_> {
-    /// The place of an access of this CTA.
+    /// The place of a step of a warp, without the lane and the address.
+    pub(crate) fn place(&self, step: usize, warp: usize) -> Place {
+        self.program.place(step, &self.placement, warp)
+    }
+
+    /// The place of an access of this cluster.
     pub(crate) fn place_of(&self, stamp: Stamp, address: u64) -> Place {
-        self.program.place_of(stamp, self.cta, address)
+        self.program.place_of(stamp, &self.placement, address)
     }
 
     /// The fault that a refused access is.
@@ -81,7 +104,7 @@ impl Scene<'_, '_> {
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
-                    Space::Shared => InFlight::CopyTarget,
+                    Space::Shared | Space::Cluster => InFlight::CopyTarget,
                     Space::Global => InFlight::BulkTarget,
                 };
                 FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
@@ -90,6 +113,9 @@ impl Scene<'_, '_> {
                 FaultKind::MissingWait { space, touch, in_flight: InFlight::BulkSource, started: place(started) }
             }
             Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
+            Reason::Mbarrier(state) => {
+                FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) }
+            }
             Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
         };
         Stop::address(kind, lane, address)
@@ -111,6 +137,10 @@ pub(crate) enum Flow {
     Next,
     /// At a barrier, whose operands these are.
     Barrier { barrier: Operand, threads: Operand, waits: bool },
+    /// At the barrier of the cluster.
+    ClusterArrive,
+    /// With the same step, when what it waits for has come.
+    Wait,
     /// The lanes that executed it have ended.
     Exit,
 }
@@ -121,19 +151,29 @@ impl<'k> Context<'_, 'k, '_> {
     }
 
     fn special(&self, register: SpecialRegister) -> [u32; LANES] {
-        let first_thread = self.warp_index as u32 * LANES as u32;
+        let placement = &self.scene.placement;
+        let first_thread = (self.warp_index % placement.warps_per_cta * LANES) as u32;
+        let cta = placement.cta(self.rank);
         match register {
             SpecialRegister::ThreadX => core::array::from_fn(|lane| first_thread + lane as u32),
             SpecialRegister::Lane => core::array::from_fn(|lane| lane as u32),
             // CTAs have one dimension.
             SpecialRegister::ThreadY | SpecialRegister::ThreadZ => [0; LANES],
             SpecialRegister::BlockX => [self.scene.program.kernel.threads; LANES],
-            SpecialRegister::CtaX => [self.scene.cta[0]; LANES],
-            SpecialRegister::CtaY => [self.scene.cta[1]; LANES],
-            SpecialRegister::CtaZ => [self.scene.cta[2]; LANES],
-            SpecialRegister::GridX => [self.scene.grid[0]; LANES],
-            SpecialRegister::GridY => [self.scene.grid[1]; LANES],
-            SpecialRegister::GridZ => [self.scene.grid[2]; LANES],
+            SpecialRegister::CtaX => [cta[0]; LANES],
+            SpecialRegister::CtaY => [cta[1]; LANES],
+            SpecialRegister::CtaZ => [cta[2]; LANES],
+            SpecialRegister::GridX => [placement.grid[0]; LANES],
+            SpecialRegister::GridY => [placement.grid[1]; LANES],
+            SpecialRegister::GridZ => [placement.grid[2]; LANES],
+            SpecialRegister::ClusterCtaX => [placement.within(self.rank)[0]; LANES],
+            SpecialRegister::ClusterCtaY => [placement.within(self.rank)[1]; LANES],
+            SpecialRegister::ClusterCtaZ => [placement.within(self.rank)[2]; LANES],
+            SpecialRegister::ClusterX => [placement.size[0]; LANES],
+            SpecialRegister::ClusterY => [placement.size[1]; LANES],
+            SpecialRegister::ClusterZ => [placement.size[2]; LANES],
+            SpecialRegister::ClusterRank => [self.rank as u32; LANES],
+            SpecialRegister::ClusterSize => [placement.ctas() as u32; LANES],
         }
     }
 }
@@ -270,6 +310,38 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
 
         Op::BarrierSync { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: true }),
         Op::BarrierArrive { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: false }),
+
+        Op::MbarrierInit { count, target } => mbarrier::initialise(context, count, target)?,
+        Op::MbarrierInvalidate { target } => mbarrier::invalidate(context, target)?,
+        Op::MbarrierArrive { space, count, target } => {
+            mbarrier::arrive(context, space, Arrival::Count(count), target)?;
+        }
+        Op::MbarrierArriveExpect { space, bytes, target } => {
+            mbarrier::arrive(context, space, Arrival::Expect(bytes), target)?;
+        }
+        Op::MbarrierExpect { space, bytes, target } => {
+            mbarrier::arrive(context, space, Arrival::ExpectOnly(bytes), target)?;
+        }
+        Op::MbarrierWait { scope, parity, source } => {
+            if !mbarrier::wait(context, scope, parity, source)? {
+                return Ok(Flow::Wait);
+            }
+            context.counters.mbarrier_waits += 1;
+        }
+        Op::MbarrierTest { suspends: _, scope, d, parity, source } => {
+            mbarrier::test(context, scope, d, parity, source)?;
+        }
+        Op::FenceMbarrierInit {} => context.clocks.fence_mbarrier_init(context.warp_index, mask),
+
+        Op::MapShared { d, a, rank } => cluster::map(context, d, a, rank)?,
+        Op::ClusterArrive {} => return Ok(Flow::ClusterArrive),
+        Op::ClusterWait {} => {
+            if !context.cluster_barrier.wait(context.warp_index, context.clocks)? {
+                context.warp.waiting.cluster = true;
+                return Ok(Flow::Wait);
+            }
+        }
+
         // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
         // them is a barrier.
         Op::Prefetch { source: _ } | Op::Fence { scope: _ } => {}

@@ -1,8 +1,10 @@
 //! The shared memory of a CTA.
 
+use crate::clocks::{Access, Clocks};
 use crate::fault::Nearest;
+use crate::mbarrier::Mbarriers;
 use crate::memory::{Reason, Refusal};
-use crate::race::{Access, Claim, Clocks, Shadow, Stamp, cells};
+use crate::race::{Claim, Shadow, Stamp, cells};
 
 /// The address at which shared memory begins: not 0, so that a kernel that forgets to add the base faults, and a
 /// multiple of the 1024 bytes that the widest swizzle needs.
@@ -13,17 +15,28 @@ pub(crate) const SHARED_BASE: u32 = 1024;
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
     shadow: Shadow,
+    pub(crate) mbarriers: Mbarriers,
+    /// Whether its CTA has ended.
+    pub(crate) has_ended: bool,
 }
 
 impl SharedMemory {
     pub(crate) fn new(bytes: u32, warps: usize) -> Self {
-        Self { bytes: vec![0xff; bytes as usize], shadow: Shadow::new(u64::from(bytes), warps) }
+        Self {
+            bytes: vec![0xff; bytes as usize],
+            shadow: Shadow::new(u64::from(bytes), warps),
+            mbarriers: Mbarriers::default(),
+            has_ended: false,
+        }
     }
 
     fn offset(&self, address: u32, bytes: u32) -> Result<usize, Refusal> {
         let length = self.bytes.len() as u64;
         let (address, bytes, base) = (u64::from(address), u64::from(bytes), u64::from(SHARED_BASE));
         if address >= base && address - base + bytes <= length {
+            if let Some(barrier) = self.mbarriers.overlapping(address as u32, bytes as u32) {
+                return Err(Refusal { address, reason: Reason::Mbarrier(barrier.state()) });
+            }
             return Ok((address - base) as usize);
         }
         let offset = address as i64 - base as i64;
@@ -87,21 +100,20 @@ impl SharedMemory {
         self.bytes[offset..offset + data.len()].copy_from_slice(data);
     }
 
-    /// Starts a copy by the asynchronous proxy that will read `bytes` at `address`, for `lane` of `warp`.
+    /// Starts a copy by the asynchronous proxy that will read `bytes` at `address`.
     pub(crate) fn start_drain(
         &mut self,
         address: u32,
         bytes: u32,
         access: &Access<'_>,
         clocks: &Clocks,
-        (warp, lane): (usize, usize),
     ) -> Result<&[u8], Refusal> {
         let offset = self.offset(address, bytes)?;
         let range = cells(offset as u64, u64::from(bytes));
         let base = u64::from(SHARED_BASE);
         self.shadow.read(range.clone(), access).map_err(|conflict| Refusal::new(conflict, base))?;
         self.initialised(offset, bytes)?;
-        let unfenced = range.clone().find(|&cell| !clocks.is_fenced(self.shadow.last_write(cell), warp, lane));
+        let unfenced = range.clone().find(|&cell| !clocks.is_fenced(self.shadow.last_write(cell), access));
         if let Some(cell) = unfenced {
             let reason = Reason::Unfenced(self.shadow.last_write(cell));
             return Err(Refusal { address: base + cell as u64 * 2, reason });

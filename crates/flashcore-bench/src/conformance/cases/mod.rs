@@ -4,9 +4,11 @@ mod arithmetic;
 mod asynchronous;
 mod atomics;
 mod bits;
+mod clusters;
 mod control;
 mod conversions;
 mod exchange;
+mod mbarriers;
 mod memory;
 mod moves;
 mod special_functions;
@@ -30,6 +32,8 @@ pub fn cases() -> Vec<ConformanceCase> {
         asynchronous::add,
         tensor::add,
         synchronisation::add,
+        mbarriers::add,
+        clusters::add,
         control::add,
     ] {
         family(&mut list);

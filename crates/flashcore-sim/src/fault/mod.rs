@@ -1,8 +1,12 @@
 //! What a kernel can do wrong, and where it did.
 
+mod hopper;
+
 use core::fmt;
 
 use flashcore_ir::{RegisterId, Space};
+
+pub use hopper::{ClusterBarrierProblem, MbarrierProblem, MbarrierState};
 
 /// A mistake of the kernel: what, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -164,23 +168,50 @@ impl fmt::Display for BarrierProblem {
     }
 }
 
-/// A warp that waits at a barrier.
+/// A warp that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingWarp {
-    /// The barrier.
-    pub barrier: u32,
-    /// Threads that have arrived at it.
-    pub arrived: u32,
-    /// Threads it waits for.
-    pub expected: u32,
+    /// What it waits for.
+    pub waits_for: WaitsFor,
     /// Where the warp waits.
     pub place: Place,
 }
 
+/// What a warp waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WaitsFor {
+    /// A barrier of the CTA.
+    Barrier {
+        /// The barrier.
+        barrier: u32,
+        /// Threads that have arrived at it.
+        arrived: u32,
+        /// Threads it waits for.
+        expected: u32,
+    },
+    /// The phase of an `mbarrier` that some lanes wait for to complete.
+    Mbarrier(MbarrierState),
+    /// The barrier of the cluster.
+    Cluster {
+        /// Warps that have arrived at it.
+        arrived: u32,
+        /// Warps of the cluster.
+        expected: u32,
+    },
+}
+
 impl fmt::Display for WaitingWarp {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { barrier, arrived, expected, place } = self;
-        write!(formatter, "warp {} at barrier {barrier} ({arrived} of {expected} threads arrived)", place.warp)
+        write!(formatter, "warp {} at ", self.place.warp)?;
+        match &self.waits_for {
+            WaitsFor::Barrier { barrier, arrived, expected } => {
+                write!(formatter, "barrier {barrier} ({arrived} of {expected} threads arrived)")
+            }
+            WaitsFor::Mbarrier(state) => state.fmt(formatter),
+            WaitsFor::Cluster { arrived, expected } => {
+                write!(formatter, "the barrier of the cluster ({arrived} of {expected} warps arrived)")
+            }
+        }
     }
 }
 
@@ -295,6 +326,37 @@ pub enum FaultKind {
         /// What is wrong with it.
         problem: BarrierProblem,
     },
+    /// A wrong use of an `mbarrier`.
+    #[error("{}: {problem}", mbarrier(state.as_ref()))]
+    Mbarrier {
+        /// What is wrong.
+        problem: MbarrierProblem,
+        /// The barrier, if there is one.
+        state: Option<MbarrierState>,
+    },
+    /// A wrong use of the barrier of the cluster.
+    #[error("barrier of the cluster: {problem}")]
+    ClusterBarrier {
+        /// What is wrong.
+        problem: ClusterBarrierProblem,
+    },
+    /// A CTA that the cluster does not have.
+    #[error("the cluster has {ctas} CTAs, and none of rank {rank}")]
+    NoSuchCta {
+        /// The rank given.
+        rank: u32,
+        /// CTAs of the cluster.
+        ctas: u32,
+    },
+    /// The shared memory of a CTA that has ended.
+    #[error(
+        "the CTA ({}, {}, {}) has ended, and its shared memory with it; end all with a `cluster_sync`",
+        cta[0], cta[1], cta[2]
+    )]
+    EndedCta {
+        /// The CTA.
+        cta: [u32; 3],
+    },
     /// No warp can go on.
     #[error("deadlock, no warp can go on: {}; some warp has exited or waits elsewhere", list(waiting))]
     Deadlock {
@@ -333,6 +395,10 @@ impl fmt::Display for CopySize {
             Self::MultipleOf(bytes) => write!(formatter, "a multiple of {bytes}, more than none"),
         }
     }
+}
+
+fn mbarrier(state: Option<&MbarrierState>) -> String {
+    state.map_or_else(|| "mbarrier".to_owned(), ToString::to_string)
 }
 
 fn list(waiting: &[WaitingWarp]) -> String {
