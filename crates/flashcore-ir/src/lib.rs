@@ -13,15 +13,18 @@ pub mod kernel;
 pub mod operand;
 pub mod operation;
 pub mod target;
+pub mod tensor_map;
 pub mod types;
 pub mod verify;
 
 pub use builder::Builder;
 pub use kernel::{
-    Block, Guard, If, Instruction, Kernel, Loop, Origin, Parameter, Register, Section, SectionId, Statement,
+    Block, Guard, If, Instruction, Kernel, Loop, Origin, Parameter, ParameterType, Register, Section, SectionId,
+    Statement,
 };
 pub use operand::*;
 pub use operation::{Class, Effect, Entry, LengthMismatch, Op, Role, Slot, TABLE};
 pub use target::{Arch, Since, UnknownArch};
+pub use tensor_map::{InvalidTensorMap, OutOfBounds, TensorElement, TensorMap};
 pub use types::Type;
 pub use verify::{VerifiedKernel, VerifyError};

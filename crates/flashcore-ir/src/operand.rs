@@ -412,6 +412,49 @@ impl MmaShape {
 }
 
 modifier! {
+    /// How rows of shared memory are permuted in pieces of 16 bytes, so that a column of them lies in different banks.
+    Swizzle {
+        /// Not at all.
+        None = "no swizzle",
+        /// Pairs of pieces, over 256 bytes.
+        Bytes32 = "32 bytes",
+        /// Fours of pieces, over 512 bytes.
+        Bytes64 = "64 bytes",
+        /// Eights of pieces, over 1024 bytes.
+        Bytes128 = "128 bytes",
+    }
+}
+
+impl Swizzle {
+    /// Bytes within which pieces are permuted.
+    pub const fn bytes(self) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::Bytes32 => Some(32),
+            Self::Bytes64 => Some(64),
+            Self::Bytes128 => Some(128),
+        }
+    }
+
+    /// Bytes after which the permutation repeats: what an address must be a multiple of to be where it begins.
+    pub const fn period(self) -> u32 {
+        match self.bytes() {
+            None => 16,
+            Some(bytes) => 8 * bytes,
+        }
+    }
+
+    /// Where the byte lies that would lie at `address` without swizzle: the bits that number a piece of 16 bytes are
+    /// changed by those that number a row of 128.
+    pub const fn apply(self, address: u32) -> u32 {
+        match self.bytes() {
+            None => address,
+            Some(bytes) => address ^ (address >> 3 & (bytes - 16)),
+        }
+    }
+}
+
+modifier! {
     /// How a conversion rounds.
     Rounding {
         /// Exact, or truncating between integers.

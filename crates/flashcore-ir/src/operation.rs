@@ -107,6 +107,10 @@ operations! {
         { ty: Type, parameter: u32 } out (d: ty)
         for ty in [U32 S32 F32 U64 S64]
         : Class::Memory, Effect::None, false, AMPERE;
+    /// `d` is the address of a kernel parameter that is a tensor map, by its index.
+    TensorMapAddress "cvta.param.u64 d, parameter" @ "data-movement-and-conversion-instructions-cvta"
+        { parameter: u32 } out (d: Type::U64)
+        : Class::Integer, Effect::None, false, HOPPER;
     /// `d = a compare b`.
     SetPredicate "setp.compare.type d, a, b" @ "comparison-and-selection-instructions-setp"
         { compare: Compare, ty: Type } out (d: Type::Pred) in (a: ty, b: ty)
@@ -389,6 +393,32 @@ operations! {
     /// Makes this thread's earlier accesses to shared memory visible to the asynchronous proxy.
     FenceProxyAsync "fence.proxy.async.shared::cta" @ "parallel-synchronization-and-communication-instructions-membar-fence"
         : Class::Barrier, Effect::Order, false, HOPPER;
+
+    // ---- bulk loads and tensors -----------------------------------------------------------------------------------
+
+    /// Starts a copy of `bytes` (a multiple of 16) from global to shared memory by the asynchronous proxy. When it is done,
+    /// and visible to those who see the phase complete, the `mbarrier` has the bytes.
+    BulkLoad "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [target], [source], bytes, [barrier]" @ "data-movement-and-conversion-instructions-cp-async-bulk"
+        in (bytes: Type::U32) at (target: Space::Shared, source: Space::Global, barrier: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToShared, false, HOPPER;
+    /// Starts a copy of a box of a tensor to shared memory by the asynchronous proxy, with `multicast` to that of several
+    /// CTAs of the cluster. When it is done, the `mbarrier` of each has the bytes of the box.
+    TensorLoad "cp.async.bulk.tensor.rank.shared::cluster.global.tile.mbarrier::complete_tx::bytes{.multicast::cluster}{.L2::cache_hint} [target], [map, {coordinates}], [barrier]{, mask}{, policy}" @ "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
+        { rank: u32, multicast: bool, hinted: bool }
+        ins (map[1]: Type::U64, coordinates[rank]: Type::S32, mask[multicast]: Type::U16, policy[hinted]: Type::U64)
+        at (target: Space::Shared, barrier: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToShared, false, HOPPER;
+    /// Starts a copy from shared memory to a box of a tensor by the asynchronous proxy, which sees ordinary writes only
+    /// behind a [`Op::FenceProxyAsync`]. It is waited for as bulk stores are.
+    TensorStore "cp.async.bulk.tensor.rank.global.shared::cta.tile.bulk_group{.L2::cache_hint} [map, {coordinates}], [source]{, policy}" @ "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
+        { rank: u32, hinted: bool }
+        ins (map[1]: Type::U64, coordinates[rank]: Type::S32, policy[hinted]: Type::U64)
+        at (source: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToGlobal, false, HOPPER;
+    /// Brings a tensor map into the cache.
+    PrefetchTensorMap "prefetch.tensormap [map]" @ "data-movement-and-conversion-instructions-prefetch-prefetchu"
+        ins (map[1]: Type::U64)
+        : Class::Memory, Effect::None, false, HOPPER;
 
     // ---- tensor cores ---------------------------------------------------------------------------------------------
 

@@ -296,7 +296,7 @@ fn origins_of_instructions() {
 /// Writes with every method once, and all rows of the table.
 #[expect(clippy::too_many_lines, reason = "one line per method of the builder")]
 fn every_method() -> Kernel {
-    use flashcore_ir::builder::{CopyBytes, LoadOptions};
+    use flashcore_ir::builder::{CachePolicy, CopyBytes, LoadOptions, TensorCopyOptions};
     use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, S64, U16, U64};
     use flashcore_ir::{
         FenceScope, GlobalAddress, L2Prefetch, MmaShape, ReduceOp, Rounding, SharedAddress, ShuffleMode,
@@ -398,6 +398,14 @@ fn every_method() -> Kernel {
     k.bulk_commit();
     k.bulk_wait(0, true);
     k.fence_proxy_async();
+    let map = k.tensor_map("map");
+    let column = k.copy(0i32);
+    let (multicast, policy) = (k.multicast_mask(1), k.cache_policy(CachePolicy::EvictFirst));
+    k.prefetch_tensor_map(map);
+    k.bulk_load(shared, global, 16u32, shared);
+    let options = TensorCopyOptions { multicast: Some(multicast), policy: Some(policy) };
+    k.tensor_load(shared, map, &[column, column], shared, options);
+    k.tensor_store(map, &[column], shared, None);
 
     let a = k.load_matrix::<F16x2>(shared, 2, false);
     let accumulator = [k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32)];

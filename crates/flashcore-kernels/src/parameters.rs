@@ -1,7 +1,7 @@
 //! What kernels receive at run time, in one order for the kernel and for whoever launches it.
 
 use flashcore_ir::types::{F32, S32, U32, U64};
-use flashcore_ir::{Builder, Reg};
+use flashcore_ir::{Builder, Reg, TensorMap};
 use flashcore_problem::{Problem, Strides};
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
@@ -93,6 +93,8 @@ pub enum Argument {
     U64(u64),
     /// A signed 64-bit integer.
     S64(i64),
+    /// A tensor in memory of the device.
+    TensorMap(TensorMap),
 }
 
 /// Device addresses of the tensors of a problem.

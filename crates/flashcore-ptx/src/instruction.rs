@@ -63,6 +63,9 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::LoadParam { ty, parameter, d } => {
             format!("ld.param.{ty} {}, [{}]", r(d), kernel.parameters[*parameter as usize].name)
         }
+        Op::TensorMapAddress { parameter, d } => {
+            format!("cvta.param.u64 {}, {}", r(d), kernel.parameters[*parameter as usize].name)
+        }
         Op::SetPredicate { compare, ty, d, a, b } => {
             format!("setp.{}.{ty} {}, {}, {}", comparison(*compare, *ty), r(d), v(a, *ty), v(b, *ty))
         }
@@ -192,6 +195,35 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
             format!("cp.async.bulk.wait_group{} {pending}", if *read { ".read" } else { "" })
         }
         Op::FenceProxyAsync {} => "fence.proxy.async.shared::cta".to_owned(),
+
+        Op::BulkLoad { bytes, target, source, barrier } => {
+            let (bytes, brings) = (v(bytes, Type::U32), "mbarrier::complete_tx::bytes");
+            let (target, source, barrier) = (m(target), m(source), m(barrier));
+            format!("cp.async.bulk.shared::cluster.global.{brings} {target}, {source}, {bytes}, {barrier}")
+        }
+        Op::TensorLoad { rank, multicast, hinted, coordinates, mask, policy, target, map, barrier } => {
+            let multicast = if *multicast { ".multicast::cluster" } else { "" };
+            let hint = if *hinted { ".L2::cache_hint" } else { "" };
+            let rest: String = mask.iter().chain(policy).map(|register| format!(", {}", r(register))).collect();
+            format!(
+                "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}{hint} \
+                 {}, [{}, {{{}}}], {}{rest}",
+                m(target),
+                list(map),
+                list(coordinates),
+                m(barrier)
+            )
+        }
+        Op::TensorStore { rank, hinted, coordinates, policy, map, source } => {
+            let hint = if *hinted { ".L2::cache_hint" } else { "" };
+            let rest: String = policy.iter().map(|register| format!(", {}", r(register))).collect();
+            let (map, coordinates, source) = (list(map), list(coordinates), m(source));
+            format!(
+                "cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group{hint} \
+                 [{map}, {{{coordinates}}}], {source}{rest}"
+            )
+        }
+        Op::PrefetchTensorMap { map } => format!("prefetch.tensormap [{}]", list(map)),
 
         Op::LoadMatrix { count, transposed, ty: _, d, source } => {
             let transposed = if *transposed { ".trans" } else { "" };

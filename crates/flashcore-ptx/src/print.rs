@@ -4,7 +4,7 @@
 use std::fmt::{Display, Write};
 
 use flashcore_ir::target::{AMPERE, HOPPER};
-use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, SectionId, Statement, VerifiedKernel};
+use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, ParameterType, SectionId, Statement, VerifiedKernel};
 
 use crate::instruction;
 use crate::names::Names;
@@ -56,7 +56,10 @@ impl Printer<'_> {
         let parameters: Vec<String> = kernel
             .parameters
             .iter()
-            .map(|parameter| format!("    .param .{} {}", parameter.ty, parameter.name))
+            .map(|parameter| match parameter.ty {
+                ParameterType::Value(ty) => format!("    .param .{ty} {}", parameter.name),
+                ParameterType::TensorMap => format!("    .param .align 64 .b8 {}[128]", parameter.name),
+            })
             .collect();
         self.line(format_args!(".visible .entry {}(", kernel.name));
         if !parameters.is_empty() {

@@ -27,7 +27,7 @@ pub struct Counters {
     pub load_matrix: SharedTraffic,
     /// What `cp.async` writes to shared memory.
     pub copy_async_writes: SharedTraffic,
-    /// Loads from global memory, by instructions and by `cp.async`.
+    /// Loads from global memory, by instructions, by `cp.async` and by bulk loads.
     pub global_loads: GlobalTraffic,
     /// Stores to global memory, by instructions and by bulk copies.
     pub global_stores: GlobalTraffic,
@@ -37,6 +37,8 @@ pub struct Counters {
     pub atomics: u64,
     /// Barrier operations executed by warps, waiting or only arriving.
     pub barriers: u64,
+    /// Bytes that bulk loads and loads of boxes write to shared memory, of all CTAs that receive them.
+    pub bulk_load_bytes: u64,
     /// Waits for phases of `mbarrier`s, executed by warps.
     pub mbarrier_waits: u64,
 }
@@ -166,8 +168,13 @@ impl GlobalTraffic {
 
     /// Adds a bulk copy.
     pub(crate) fn count_bulk(&mut self, address: u64, bytes: u32) {
-        let end = address + u64::from(bytes);
         self.requests += 1;
+        self.count_part(address, bytes);
+    }
+
+    /// Adds adjacent bytes of a request.
+    pub(crate) fn count_part(&mut self, address: u64, bytes: u32) {
+        let end = address + u64::from(bytes);
         self.sectors += end.div_ceil(SECTOR_BYTES) - address / SECTOR_BYTES;
         self.bytes += u64::from(bytes);
     }
@@ -208,6 +215,7 @@ impl AddAssign for Counters {
             copy_async_bytes,
             atomics,
             barriers,
+            bulk_load_bytes,
             mbarrier_waits,
         } = other;
         for (sum, count) in self.instructions.iter_mut().zip(instructions) {
@@ -226,6 +234,7 @@ impl AddAssign for Counters {
         self.copy_async_bytes += copy_async_bytes;
         self.atomics += atomics;
         self.barriers += barriers;
+        self.bulk_load_bytes += bulk_load_bytes;
         self.mbarrier_waits += mbarrier_waits;
     }
 }

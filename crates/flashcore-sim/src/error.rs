@@ -1,6 +1,6 @@
 //! What a launch can end with: a fault of the kernel, a mistake of the caller, a bug of the simulator.
 
-use flashcore_ir::Type;
+use flashcore_ir::{InvalidTensorMap, ParameterType};
 
 use crate::fault::{Fault, FaultKind};
 
@@ -50,9 +50,19 @@ pub enum LaunchError {
         /// The name of the parameter.
         name: String,
         /// Its type.
-        expected: Type,
+        expected: ParameterType,
         /// The type given.
-        actual: Type,
+        actual: ParameterType,
+    },
+    /// A tensor map that hardware has a form for.
+    #[error("argument {index} for parameter `{name}` is no tensor map that hardware has: {reason}")]
+    TensorMap {
+        /// Which argument.
+        index: usize,
+        /// The name of the parameter.
+        name: String,
+        /// What is wrong with it.
+        reason: InvalidTensorMap,
     },
     /// A grid with a CTA in each dimension.
     #[error("a grid of {} × {} × {} CTAs is empty; each dimension must be at least 1", grid[0], grid[1], grid[2])]

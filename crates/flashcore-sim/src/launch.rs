@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use flashcore_ir::{Space, Type, VerifiedKernel};
+use flashcore_ir::{ParameterType, Space, TensorMap, Type, VerifiedKernel};
 use rayon::prelude::*;
 
 use crate::counters::Counters;
@@ -14,8 +14,8 @@ use crate::memory::grid::{GridHistory, GridRace, MOST_CTAS};
 use crate::placement::Placement;
 use crate::program::Program;
 use crate::race::MOST_STEPS;
-use crate::registers::LANES;
 use crate::random::Random;
+use crate::registers::LANES;
 use crate::schedule::{Failure, run};
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
@@ -59,26 +59,62 @@ pub enum Argument {
     U64(u64),
     /// A 64-bit signed integer.
     S64(i64),
+    /// A tensor in global memory.
+    TensorMap(TensorMap),
 }
 
+/// The arguments of a launch.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    /// As the bits of their types; tensor maps as their addresses.
+    pub(crate) bits: Vec<u64>,
+    tensor_maps: Vec<Option<TensorMap>>,
+}
+
+/// Where the addresses of tensor maps begin: in no buffer.
+const TENSOR_MAPS: u64 = 1 << 62;
+
+impl Arguments {
+    fn new(arguments: &[Argument]) -> Self {
+        let bits = arguments.iter().zip(0..).map(|(argument, index)| argument.bits(index)).collect();
+        let tensor_maps = arguments.iter().map(|argument| match argument {
+            Argument::TensorMap(map) => Some(*map),
+            Argument::U32(_) | Argument::S32(_) | Argument::F32(_) | Argument::U64(_) | Argument::S64(_) => None,
+        });
+        Self { bits, tensor_maps: tensor_maps.collect() }
+    }
+
+    /// The tensor map at an address.
+    pub(crate) fn tensor_map(&self, address: u64) -> Option<TensorMap> {
+        let index = address.checked_sub(TENSOR_MAPS)?;
+        let index = index.is_multiple_of(MAP_BYTES).then_some(index / MAP_BYTES)?;
+        *self.tensor_maps.get(usize::try_from(index).ok()?)?
+    }
+}
+
+/// Bytes of a tensor map.
+const MAP_BYTES: u64 = 128;
+
 impl Argument {
-    fn ty(self) -> Type {
+    fn ty(self) -> ParameterType {
         match self {
-            Self::U32(_) => Type::U32,
-            Self::S32(_) => Type::S32,
-            Self::F32(_) => Type::F32,
-            Self::U64(_) => Type::U64,
-            Self::S64(_) => Type::S64,
+            Self::U32(_) => Type::U32.into(),
+            Self::S32(_) => Type::S32.into(),
+            Self::F32(_) => Type::F32.into(),
+            Self::U64(_) => Type::U64.into(),
+            Self::S64(_) => Type::S64.into(),
+            Self::TensorMap(_) => ParameterType::TensorMap,
         }
     }
 
-    fn bits(self) -> u64 {
+    fn bits(self, index: u64) -> u64 {
         match self {
             Self::U32(value) => value.into(),
             Self::S32(value) => (value as u32).into(),
             Self::F32(value) => value.to_bits().into(),
             Self::U64(value) => value,
             Self::S64(value) => value as u64,
+            Self::TensorMap(_) => TENSOR_MAPS + MAP_BYTES * index,
         }
     }
 }
@@ -109,7 +145,7 @@ pub struct Report {
 
 impl Launch {
     /// The bits of the arguments, if the launch fits the kernel.
-    fn check(&self, kernel: &VerifiedKernel) -> Result<Vec<u64>, LaunchError> {
+    fn check(&self, kernel: &VerifiedKernel) -> Result<Arguments, LaunchError> {
         let Self { grid, ref arguments } = *self;
         if arguments.len() != kernel.parameters.len() {
             return Err(LaunchError::ArgumentCount {
@@ -127,6 +163,10 @@ impl Launch {
                     actual: argument.ty(),
                 });
             }
+            if let Argument::TensorMap(map) = argument {
+                let invalid = |reason| LaunchError::TensorMap { index, name: parameter.name.clone(), reason };
+                map.validate().map_err(invalid)?;
+            }
         }
         if grid.contains(&0) {
             return Err(LaunchError::EmptyGrid { grid });
@@ -138,7 +178,7 @@ impl Launch {
         if grid.iter().zip(cluster).any(|(&ctas, of)| !ctas.is_multiple_of(of)) {
             return Err(LaunchError::NotWholeClusters { grid, cluster });
         }
-        Ok(arguments.iter().map(|argument| argument.bits()).collect())
+        Ok(Arguments::new(arguments))
     }
 }
 
@@ -155,7 +195,7 @@ fn placement(program: &Program<'_>, grid: [u32; 3], cluster: u64) -> Placement {
 fn run_grid(
     program: &Program<'_>,
     grid: [u32; 3],
-    arguments: &[u64],
+    arguments: &Arguments,
     memory: &GlobalMemory,
     options: &Options,
 ) -> Result<Counters, SimError> {

@@ -76,13 +76,7 @@ impl Mbarriers {
     }
 
     /// A new barrier, where [`Mbarriers::may_initialise`] allows one.
-    pub(crate) fn initialise(
-        &mut self,
-        address: u32,
-        count: u32,
-        initialised: Stamp,
-        (number, warps): (usize, usize),
-    ) {
+    pub(crate) fn initialise(&mut self, address: u32, count: u32, initialised: Stamp, (number, warps): (usize, usize)) {
         let barrier = Mbarrier {
             address,
             number,

@@ -1,12 +1,15 @@
 //! A cluster of CTAs: its warps, interleaved by a seeded scheduler, and what they wait for.
 
+use flashcore_ir::Space;
+
 use crate::barrier::{Arrival, Barriers};
 use crate::clocks::Clocks;
 use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
-use crate::error::{InternalError, Stop};
+use crate::error::{InternalError, Stop, Trouble};
+use crate::execute::transfer::{self, Transfer};
 use crate::execute::{Context, Flow, Scene, Signals, asynchronous, execute};
-use crate::fault::{Fault, FaultKind, WaitingWarp, WaitsFor};
+use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
 use crate::memory::shared::SharedMemory;
@@ -53,6 +56,10 @@ struct Cluster<'c, 'k, 'm> {
     counters: Counters,
     barrier: ClusterBarrier,
     signals: Signals,
+    /// Loads under way.
+    transfers: Vec<Transfer>,
+    /// One turn in so many, on average, a load arrives; otherwise when no warp can go on.
+    laziness: u32,
     random: Random,
     longest_turn: u32,
     steps: u64,
@@ -86,6 +93,8 @@ where
             counters: Counters::default(),
             barrier: ClusterBarrier::new(ctas * count),
             signals: Signals::default(),
+            transfers: Vec::new(),
+            laziness: 0,
             random,
             longest_turn: options.longest_turn.max(1),
             steps: 0,
@@ -94,7 +103,12 @@ where
     }
 
     fn run(mut self) -> Result<Finished, Failure> {
-        while let Some(warp) = self.choose() {
+        loop {
+            if !self.transfers.is_empty() && self.is_time_to_arrive() {
+                self.arrive()?;
+                continue;
+            }
+            let Some(warp) = self.choose() else { break };
             let turn = 1 + self.random.below(self.longest_turn);
             for _ in 0..turn {
                 let step = self.warps[warp].next;
@@ -111,6 +125,27 @@ where
             return Ok(Finished { counters: self.counters, history: self.global.into_history() });
         }
         Err(Failure::Fault(Box::new(self.deadlock())))
+    }
+
+    /// Whether a load arrives before a warp goes on. Under some seeds loads are fast, under others slow.
+    fn is_time_to_arrive(&mut self) -> bool {
+        if self.laziness == 0 {
+            self.laziness = 1 << (2 * self.random.below(4));
+        }
+        let someone_goes_on = self.ctas.iter().any(|cta| cta.ready != 0);
+        !someone_goes_on || self.random.below(self.laziness) == 0
+    }
+
+    /// One of the loads under way arrives.
+    fn arrive(&mut self) -> Result<(), Failure> {
+        let chosen = self.random.below(self.transfers.len() as u32) as usize;
+        let transfer = self.transfers.swap_remove(chosen);
+        let finished = transfer::finish(&transfer, &mut self.shared, &self.clocks, &mut self.signals);
+        finished.map_err(|stop| self.failure(stop, transfer.started.warp(), transfer.started.step()))?;
+        if !self.signals.completed.is_empty() {
+            self.wake_completed();
+        }
+        Ok(())
     }
 
     /// One of the warps that can go on.
@@ -266,7 +301,7 @@ where
                 let warp = &mut self.warps[warp_index];
                 warp.end(mask);
                 if warp.is_done() {
-                    self.end(warp_index, rank, local);
+                    self.end(warp_index, rank, local)?;
                 }
                 Ok(())
             }
@@ -274,13 +309,28 @@ where
     }
 
     /// A warp has ended, and perhaps its CTA.
-    fn end(&mut self, warp: usize, rank: usize, local: usize) {
+    fn end(&mut self, warp: usize, rank: usize, local: usize) -> Result<(), Stop> {
         self.ctas[rank].ready &= !(1 << local);
         if self.barrier.end(warp) {
             self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
         }
         let count = self.scene.placement.warps_per_cta;
         self.shared[rank].has_ended = self.warps[rank * count..][..count].iter().all(Warp::is_done);
+        if !self.shared[rank].has_ended {
+            return Ok(());
+        }
+        // A load that arrives when the CTA has ended writes into memory that is no longer there.
+        let Some(late) = self.transfers.iter().find(|transfer| transfer.rank == rank) else { return Ok(()) };
+        let address = u64::from(late.target);
+        let mut started = self.scene.place_of(late.started, address);
+        started.lane = Some(late.lane as u32);
+        let kind = FaultKind::MissingWait {
+            space: Space::Shared,
+            touch: TooEarly::Exit,
+            in_flight: InFlight::TransferTarget,
+            started: Box::new(started),
+        };
+        Err(Stop::Fault(Box::new(Trouble { kind, lane: None, address: Some(address) })))
     }
 
     /// Lets the warps go on that `wakes` says have waited for what has come.
@@ -321,6 +371,7 @@ where
             counters: &mut self.counters,
             cluster_barrier: &mut self.barrier,
             signals: &mut self.signals,
+            transfers: &mut self.transfers,
         }
     }
 }

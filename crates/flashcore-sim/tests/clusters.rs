@@ -5,8 +5,8 @@ mod support;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Space, SpecialRegister, VerifiedKernel};
 use flashcore_sim::{
-    AccessKind, Argument, ClusterBarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Options, SimError,
-    WaitingWarp, WaitsFor, launch,
+    AccessKind, Argument, ClusterBarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Options,
+    SimError, WaitingWarp, WaitsFor, launch,
 };
 use support::{At, SHARED, fault, kernel, place, words};
 

@@ -420,8 +420,8 @@ fn launches_that_do_not_fit() {
     let ty = LaunchError::ArgumentType {
         index: 1,
         name: "n".to_owned(),
-        expected: flashcore_ir::Type::U32,
-        actual: flashcore_ir::Type::F32,
+        expected: flashcore_ir::Type::U32.into(),
+        actual: flashcore_ir::Type::F32.into(),
     };
     assert_eq!(run([1, 1, 1], vec![Argument::U64(0), Argument::F32(0.0)]), error(ty));
     assert_eq!(run([1, 0, 1], right()), error(LaunchError::EmptyGrid { grid: [1, 0, 1] }));

@@ -233,7 +233,13 @@ fn a_wait_of_one_lane_is_its_own() {
 }
 
 /// A mistake in the use of one barrier, by a CTA of one warp.
-fn check(write: impl Fn(&mut Builder, bool), name: &str, lane: u32, problem: MbarrierProblem, state: Option<MbarrierState>) {
+fn check(
+    write: impl Fn(&mut Builder, bool),
+    name: &str,
+    lane: u32,
+    problem: MbarrierProblem,
+    state: Option<MbarrierState>,
+) {
     let written = |wrong: bool| kernel(32, |k| write(k, wrong));
     let wrong = written(true);
     let expected = Fault {

@@ -4,7 +4,9 @@ mod support;
 
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress, SpecialRegister, VerifiedKernel};
-use flashcore_sim::{Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, Options, WaitingWarp, WaitsFor, launch};
+use flashcore_sim::{
+    Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, Options, WaitingWarp, WaitsFor, launch,
+};
 use support::{fault, kernel, place, run, run_seeded, words};
 
 const TILES: u32 = 6;

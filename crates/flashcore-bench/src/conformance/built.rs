@@ -1,9 +1,9 @@
 //! Cases whose kernels the typed builder writes: what several warps do together reads better in its words.
 
 use flashcore_ir::types::U64;
-use flashcore_ir::{Arch, Builder, Reg, TABLE, Type};
+use flashcore_ir::{Arch, Builder, Reg, TABLE, TensorMap, Type};
 
-use super::case::{ConformanceCase, Input, Output, Tolerance};
+use super::case::{BufferMap, ConformanceCase, Input, Output, Tolerance};
 use super::inputs::Fill;
 
 /// What a case is besides its kernel.
@@ -17,6 +17,7 @@ pub(super) struct Plan {
     pub(super) cluster: [u32; 3],
     pub(super) inputs: Vec<Input>,
     pub(super) outputs: Vec<Output>,
+    pub(super) tensor_maps: Vec<BufferMap>,
     pub(super) tolerance: Tolerance,
 }
 
@@ -31,6 +32,7 @@ impl Plan {
             cluster: [1; 3],
             inputs: Vec::new(),
             outputs: Vec::new(),
+            tensor_maps: Vec::new(),
             tolerance: Tolerance::Bits,
         }
     }
@@ -47,7 +49,13 @@ impl Plan {
         self
     }
 
-    /// The case whose kernel `write` writes, given the addresses of its inputs and outputs.
+    /// With a tensor in a buffer, of which the inputs are counted first.
+    pub(super) fn tensor(mut self, buffer: usize, map: TensorMap) -> Self {
+        self.tensor_maps.push(BufferMap { buffer, map });
+        self
+    }
+
+    /// The case whose kernel `write` writes; it declares the tensor maps itself, in order. It is given the addresses of its inputs and outputs.
     pub(super) fn case(self, write: impl FnOnce(&mut Builder, &[Reg<U64>], &[Reg<U64>])) -> ConformanceCase {
         let identifier: String =
             self.name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' }).collect();
@@ -71,6 +79,7 @@ impl Plan {
             inputs: self.inputs,
             outputs: self.outputs,
             scalars: Vec::new(),
+            tensor_maps: self.tensor_maps,
             tolerance: self.tolerance,
         }
     }

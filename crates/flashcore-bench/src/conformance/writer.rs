@@ -335,9 +335,9 @@ impl Writer {
         let addresses = (0..self.inputs.len())
             .map(|index| name("input", index))
             .chain((0..self.outputs.len()).map(|index| name("output", index)))
-            .map(|name| Parameter { name, ty: Type::U64 });
+            .map(|name| Parameter { name, ty: Type::U64.into() });
         let scalars = self.scalars.iter().enumerate();
-        let scalars = scalars.map(|(index, scalar)| Parameter { name: name("scalar", index), ty: scalar.ty });
+        let scalars = scalars.map(|(index, scalar)| Parameter { name: name("scalar", index), ty: scalar.ty.into() });
         self.kernel.parameters = addresses.chain(scalars).collect();
         let since = self.kernel.since();
         ConformanceCase {
@@ -349,6 +349,7 @@ impl Writer {
             inputs: self.inputs,
             outputs: self.outputs,
             scalars: self.scalars,
+            tensor_maps: Vec::new(),
             tolerance,
         }
     }

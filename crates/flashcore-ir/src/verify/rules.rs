@@ -2,7 +2,7 @@
 
 use super::hopper::{self, MOST_ARRIVALS};
 use crate::builder::MOST_REGISTERS;
-use crate::kernel::{Kernel, Parameter, SectionId};
+use crate::kernel::{Kernel, Parameter, ParameterType, SectionId};
 use crate::operand::{
     CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
 };
@@ -35,7 +35,9 @@ pub enum Rule {
     #[error("the kernel has no parameter {parameter}; it declares {declared}")]
     UnknownParameter { parameter: u32, declared: usize },
     #[error("parameter `{name}` has type {actual}, but is loaded as {loaded}")]
-    ParameterType { name: String, actual: Type, loaded: Type },
+    ParameterType { name: String, actual: ParameterType, loaded: ParameterType },
+    #[error("a tensor has 1 to 5 dimensions, not {rank}")]
+    TensorRank { rank: u32 },
     #[error("{to} cannot take the bits of {from}: they must have the same width, and predicates have no bits to take")]
     ReinterpretWidth { to: Type, from: Type },
     #[error("there is no conversion from {from} to {to} with rounding `{rounding}`")]
@@ -138,9 +140,11 @@ pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
         broken.push(Rule::ParameterBytes { bytes });
     }
     for (index, parameter) in kernel.parameters.iter().enumerate() {
-        if !PARAMETER_TYPES.contains(&parameter.ty) {
+        if let ParameterType::Value(ty) = parameter.ty
+            && !PARAMETER_TYPES.contains(&ty)
+        {
             let name = parameter.name.clone();
-            broken.push(Rule::NoParameterType { name, ty: parameter.ty, allowed: PARAMETER_TYPES });
+            broken.push(Rule::NoParameterType { name, ty, allowed: PARAMETER_TYPES });
         }
         if kernel.parameters[..index].iter().any(|other| other.name == parameter.name) {
             broken.push(Rule::DuplicateParameter { name: parameter.name.clone() });
@@ -169,11 +173,11 @@ fn fits(budget: u32, threads: u32) -> bool {
     warps.saturating_mul(per_warp) <= REGISTERS_PER_CTA
 }
 
-/// Where the last parameter ends: each begins at a multiple of its own size.
+/// Where the last parameter ends: each begins at a multiple of its own size, or of 64.
 fn parameter_bytes(parameters: &[Parameter]) -> u32 {
     parameters.iter().fold(0u32, |end, parameter| {
-        let size = parameter.ty.bytes().max(1);
-        end.next_multiple_of(size).saturating_add(size)
+        let (size, alignment) = (parameter.ty.bytes(), parameter.ty.alignment());
+        end.next_multiple_of(alignment.max(1)).saturating_add(size.max(1))
     })
 }
 
@@ -200,12 +204,19 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
             None => {
                 broken.push(Rule::UnknownParameter { parameter: *parameter, declared: kernel.parameters.len() });
             }
-            Some(declared) if declared.ty != *ty => {
-                let name = declared.name.clone();
-                broken.push(Rule::ParameterType { name, actual: declared.ty, loaded: *ty });
-            }
-            Some(_) => {}
+            Some(declared) => parameter_is(declared, (*ty).into(), broken),
         },
+        Op::TensorMapAddress { parameter, .. } => match kernel.parameters.get(*parameter as usize) {
+            None => {
+                broken.push(Rule::UnknownParameter { parameter: *parameter, declared: kernel.parameters.len() });
+            }
+            Some(declared) => parameter_is(declared, ParameterType::TensorMap, broken),
+        },
+        Op::TensorLoad { rank, .. } | Op::TensorStore { rank, .. } => {
+            if !(1..=5).contains(rank) {
+                broken.push(Rule::TensorRank { rank: *rank });
+            }
+        }
         Op::Reinterpret { to, from, .. } => {
             if to.bits() != from.bits() || *to == Type::Pred {
                 broken.push(Rule::ReinterpretWidth { to: *to, from: *from });
@@ -258,7 +269,8 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
                 broken.push(Rule::CopySize { bytes: *bytes, cache: *cache });
             }
         }
-        Op::BulkStore { bytes: Operand::Constant(bytes), .. } => {
+        Op::BulkStore { bytes: Operand::Constant(bytes), .. }
+        | Op::BulkLoad { bytes: Operand::Constant(bytes), .. } => {
             if *bytes == 0 || bytes % 16 != 0 {
                 broken.push(Rule::BulkSize { bytes: *bytes });
             }
@@ -353,11 +365,19 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::CopyAsyncWait { .. }
         | Op::CopyAsyncWaitAll { .. }
         | Op::BulkStore { bytes: Operand::Register(_), .. }
+        | Op::BulkLoad { bytes: Operand::Register(_), .. }
+        | Op::PrefetchTensorMap { .. }
         | Op::BulkCommit { .. }
         | Op::BulkWait { .. }
         | Op::FenceProxyAsync { .. }
         | Op::Fence { .. }
         | Op::Exit { .. } => {}
+    }
+}
+
+fn parameter_is(declared: &Parameter, loaded: ParameterType, broken: &mut Vec<Rule>) {
+    if declared.ty != loaded {
+        broken.push(Rule::ParameterType { name: declared.name.clone(), actual: declared.ty, loaded });
     }
 }
 

@@ -1,5 +1,6 @@
 //! The rules of what came with Hopper.
 
+use flashcore_ir::builder::TensorCopyOptions;
 use flashcore_ir::types::U32;
 use flashcore_ir::verify::Rule;
 use flashcore_ir::{Arch, Builder, FenceScope, Kernel, Op, ReduceOp, SharedAddress, Space};
@@ -10,7 +11,7 @@ use crate::{Case, case, cases, declared, edit};
 cases! {
     arrivals_of_none arrivals_beyond_the_count bytes_beyond_the_count parity_of_two scope_of_a_wait
     arrival_in_global_memory atomic_in_another_cta cluster_of_nine cluster_of_none cluster_before_hopper
-    remote_load_hint
+    remote_load_hint coordinates_of_six_dimensions tensor_map_that_is_a_number bulk_load_of_part_of_a_line
 }
 
 /// The first instruction of the kernels here gives the address.
@@ -28,10 +29,8 @@ fn init(count: u32) -> (Kernel, u32) {
 }
 
 fn arrivals_of_none() -> Case {
-    case(init, 0, 1, |line| {
-        vec![at(line, 1, "MbarrierInit count=0x0, target=[%0]", Rule::MbarrierCount { count: 0 })]
-    })
-    .on(Arch::Sm90)
+    case(init, 0, 1, |line| vec![at(line, 1, "MbarrierInit count=0x0, target=[%0]", Rule::MbarrierCount { count: 0 })])
+        .on(Arch::Sm90)
 }
 
 fn arrivals_beyond_the_count() -> Case {
@@ -157,6 +156,60 @@ fn remote_load_hint() -> Case {
     case(write, LoadCache::Streaming, LoadCache::All, |line| {
         let text = "Load space=Cluster cache=Streaming prefetch=None ty=U32 count=1 d=%2, source=[%1]";
         vec![at(line, 2, text, Rule::SharedCacheHint)]
+    })
+    .on(Arch::Sm90)
+}
+
+fn coordinates_of_six_dimensions() -> Case {
+    let write = |rank: usize| {
+        let line = line!() + 5;
+        let kernel = written(|k, base| {
+            let map = k.tensor_map("map");
+            let zero = k.copy(0i32);
+            let coordinates = vec![zero; rank];
+            k.tensor_load(base, map, &coordinates, base, TensorCopyOptions::default());
+        });
+        (kernel, line)
+    };
+    case(write, 6, 5, |line| {
+        let text = "TensorLoad rank=6 multicast=false hinted=false map=%1, coordinates=%2, coordinates=%2, coordinates=%2, \
+                    coordinates=%2, coordinates=%2, coordinates=%2, target=[%0], barrier=[%0]";
+        vec![at(line, 3, text, Rule::TensorRank { rank: 6 })]
+    })
+    .on(Arch::Sm90)
+}
+
+fn tensor_map_that_is_a_number() -> Case {
+    use flashcore_ir::{ParameterType, Type};
+    let write = |ty: ParameterType| {
+        let line = line!() + 2;
+        let mut kernel = written(|k, _| {
+            k.tensor_map("map");
+        });
+        kernel.parameters[0].ty = ty;
+        (kernel, line)
+    };
+    case(write, Type::U64.into(), ParameterType::TensorMap, |line| {
+        let (actual, loaded) = (Type::U64.into(), ParameterType::TensorMap);
+        let rule = Rule::ParameterType { name: "map".to_owned(), actual, loaded };
+        vec![at(line, 1, "TensorMapAddress parameter=0 d=%1", rule)]
+    })
+    .on(Arch::Sm90)
+}
+
+fn bulk_load_of_part_of_a_line() -> Case {
+    use flashcore_ir::types::U64;
+    let write = |bytes: u32| {
+        let line = line!() + 3;
+        let kernel = written(|k, base| {
+            let source = k.parameter::<U64>("source");
+            k.bulk_load(base, source, bytes, base);
+        });
+        (kernel, line)
+    };
+    case(write, 24, 32, |line| {
+        let text = "BulkLoad bytes=0x18, target=[%0], source=[%1], barrier=[%0]";
+        vec![at(line, 2, text, Rule::BulkSize { bytes: 24 })]
     })
     .on(Arch::Sm90)
 }

@@ -95,11 +95,14 @@ rules! {
     NotOnArchitecture ReadBeforeWrite UnknownParameter ParameterType ReinterpretWidth NoConversion VectorSize
     SharedCacheHint VolatilePrefetch NoReduction CopySize BulkSize MatrixCount NoProduct ShuffleControl BitField BarrierNumber
     BarrierThreads Threads SharedMemory RegisterBudget ParameterBytes DuplicateParameter NoParameterType Name
-    UnknownSection WrittenTwice NotInSpace MbarrierCount MbarrierBytes Parity MbarrierScope ClusterSize NoClusters
+    UnknownSection WrittenTwice NotInSpace MbarrierCount MbarrierBytes Parity MbarrierScope ClusterSize NoClusters TensorRank
 }
 
 fn all_cases() -> impl Iterator<Item = (&'static str, Case)> {
-    [declarations::CASES, modifiers::CASES, operands::CASES, hopper::CASES].into_iter().flatten().map(|(name, case)| (*name, case()))
+    [declarations::CASES, modifiers::CASES, operands::CASES, hopper::CASES]
+        .into_iter()
+        .flatten()
+        .map(|(name, case)| (*name, case()))
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub(crate) fn all(parameters: &[Type]) -> Vec<Op> {
     warp(&mut list);
     memory(&mut list);
     copies(&mut list);
+    tensor_copies(&mut list);
     tensor(&mut list);
     barriers(&mut list);
     mbarriers(&mut list);
@@ -90,6 +91,8 @@ fn moves(list: &mut List, parameters: &[Type]) {
     for (parameter, ty) in parameters.iter().enumerate() {
         list.push(|_| Op::LoadParam { ty: *ty, parameter: parameter as u32, d: ANY });
     }
+    // The parameter behind those of values.
+    list.push(|_| Op::TensorMapAddress { parameter: parameters.len() as u32, d: ANY });
     for compare in Compare::ALL {
         list.push_types(|list, ty| {
             let (a, b) = (list.any(), list.any());
@@ -244,6 +247,36 @@ fn copies(list: &mut List) {
         list.push(|_| Op::BulkWait { pending: 2, read });
     }
     list.push(|_| Op::FenceProxyAsync {});
+}
+
+fn tensor_copies(list: &mut List) {
+    list.push(|list| Op::BulkLoad { bytes: list.or(128), target: AT, source: AT, barrier: AT });
+    for rank in 0..=6 {
+        for hinted in YES_OR_NO {
+            for multicast in YES_OR_NO {
+                list.push(|_| Op::TensorLoad {
+                    rank,
+                    multicast,
+                    hinted,
+                    coordinates: registers(rank),
+                    mask: registers(multicast.into()),
+                    policy: registers(hinted.into()),
+                    map: registers(1),
+                    target: AT,
+                    barrier: AT,
+                });
+            }
+            list.push(|_| Op::TensorStore {
+                rank,
+                hinted,
+                coordinates: registers(rank),
+                policy: registers(hinted.into()),
+                map: registers(1),
+                source: AT,
+            });
+        }
+    }
+    list.push(|_| Op::PrefetchTensorMap { map: registers(1) });
 }
 
 fn tensor(list: &mut List) {

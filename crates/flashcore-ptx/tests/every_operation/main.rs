@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flashcore_ir::verify::Place;
 use flashcore_ir::{
-    Arch, Builder, Compare, Guard, Instruction, Kernel, Op, Operand, Origin, Parameter, Role, SectionId, Statement,
-    TABLE, Type, VerifiedKernel,
+    Arch, Builder, Compare, Guard, Instruction, Kernel, Op, Operand, Origin, Parameter, ParameterType, Role, SectionId,
+    Statement, TABLE, Type, VerifiedKernel,
 };
 use flashcore_ptx::{assemble, print, ptxas};
 
@@ -119,7 +119,8 @@ fn kernel(ops: &[Op], arch: Arch) -> VerifiedKernel {
 /// is new.
 fn unverified(ops: &[Op]) -> Kernel {
     let mut kernel = Builder::new("every_operation", 32).finish();
-    kernel.parameters = PARAMETERS.map(|ty| Parameter { name: format!("p_{ty}"), ty }).to_vec();
+    kernel.parameters = PARAMETERS.map(|ty| Parameter { name: format!("p_{ty}"), ty: ty.into() }).to_vec();
+    kernel.parameters.push(Parameter { name: "p_map".to_owned(), ty: ParameterType::TensorMap });
     kernel.shared_bytes = 1024;
     let sources = Type::ALL.map(|ty| kernel.add_register(ty, SectionId(0)));
     let source = |ty: Type| sources[ty as usize];

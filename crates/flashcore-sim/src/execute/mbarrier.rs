@@ -200,8 +200,7 @@ fn acquire(context: &mut Context<'_, '_, '_>, mask: u32, scope: FenceScope, sour
         let address = sources[rest.trailing_zeros() as usize];
         let same = lanes(rest).filter(|&lane| sources[lane] == address).fold(0, |mask, lane| mask | 1 << lane);
         rest &= !same;
-        let participants =
-            Participants { lanes: same, ..context.participant(same.trailing_zeros() as usize) };
+        let participants = Participants { lanes: same, ..context.participant(same.trailing_zeros() as usize) };
         let Context { cluster, clocks, rank, .. } = context;
         if let Ok(barrier) = cluster[*rank].mbarriers.get(address as u32) {
             barrier.acquire(clocks, participants, scope == FenceScope::Cluster);

@@ -15,7 +15,9 @@ const MOST_BYTES: usize = 32;
 /// The address of each lane.
 pub(crate) fn addresses(registers: &Registers<'_>, space: Space, address: Address) -> [u64; LANES] {
     match space {
-        Space::Shared | Space::Cluster => registers.word_of(address.base).map(|base| base.wrapping_add_signed(address.offset).into()),
+        Space::Shared | Space::Cluster => {
+            registers.word_of(address.base).map(|base| base.wrapping_add_signed(address.offset).into())
+        }
         Space::Global => registers.wide_of(address.base).map(|base| base.wrapping_add_signed(address.offset.into())),
     }
 }

@@ -10,6 +10,8 @@ mod lanes;
 mod mbarrier;
 mod memory;
 mod tensor;
+mod tensor_box;
+pub(crate) mod transfer;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
@@ -21,12 +23,14 @@ use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
 use crate::execute::mbarrier::Arrival;
 use crate::execute::tensor::Mma;
+use crate::execute::transfer::Transfer;
 use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
+use crate::launch::Arguments;
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
 use crate::memory::view::GlobalView;
 use crate::memory::{Reason, Refusal};
 use crate::placement::Placement;
-use crate::program::Program;
+use crate::program::{Action, Program};
 use crate::race::Stamp;
 use crate::registers::{ALL, LANES};
 use crate::warp::Warp;
@@ -49,6 +53,7 @@ pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) counters: &'c mut Counters,
     pub(crate) cluster_barrier: &'c mut ClusterBarrier,
     pub(crate) signals: &'c mut Signals,
+    pub(crate) transfers: &'c mut Vec<Transfer>,
 }
 
 /// What an operation tells the scheduler.
@@ -62,8 +67,7 @@ pub(crate) struct Signals {
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
-    /// Arguments as the bits of their types.
-    pub(crate) arguments: &'c [u64],
+    pub(crate) arguments: &'c Arguments,
     pub(crate) placement: Placement,
 }
 
@@ -87,6 +91,12 @@ impl Scene<'_, '_> {
         self.program.place_of(stamp, &self.placement, address)
     }
 
+    /// Whether what started is a load that an `mbarrier` hears of.
+    fn is_transfer(&self, started: Stamp) -> bool {
+        let Action::Operation(operation) = &self.program.steps[started.step()].action else { return false };
+        matches!(operation.op, Op::BulkLoad { .. } | Op::TensorLoad { .. })
+    }
+
     /// The fault that a refused access is.
     pub(crate) fn refused(&self, attempt: Attempt, refusal: Refusal) -> Stop {
         let Attempt { space, kind: access, bytes, lane } = attempt;
@@ -104,6 +114,7 @@ impl Scene<'_, '_> {
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
+                    Space::Shared | Space::Cluster if self.is_transfer(started) => InFlight::TransferTarget,
                     Space::Shared | Space::Cluster => InFlight::CopyTarget,
                     Space::Global => InFlight::BulkTarget,
                 };
@@ -113,9 +124,8 @@ impl Scene<'_, '_> {
                 FaultKind::MissingWait { space, touch, in_flight: InFlight::BulkSource, started: place(started) }
             }
             Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
-            Reason::Mbarrier(state) => {
-                FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) }
-            }
+            Reason::Mbarrier(state) => FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) },
+            Reason::UnfencedGlobal(written) => FaultKind::UnfencedGlobal { written: place(written) },
             Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
         };
         Stop::address(kind, lane, address)
@@ -192,8 +202,12 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
         }
         Op::SharedBase { d } => context.lanes().set_word(d, &[SHARED_BASE; LANES]),
         Op::LoadParam { ty, parameter, d } => {
-            let bits = Operand::Constant(context.scene.arguments[parameter as usize]);
+            let bits = Operand::Constant(context.scene.arguments.bits[parameter as usize]);
             arithmetic::copy(&mut context.lanes(), ty, d, bits);
+        }
+        Op::TensorMapAddress { parameter, d } => {
+            let bits = Operand::Constant(context.scene.arguments.bits[parameter as usize]);
+            arithmetic::copy(&mut context.lanes(), Type::U64, d, bits);
         }
         Op::SetPredicate { compare, ty, d, a, b } => {
             arithmetic::set_predicate(&mut context.lanes(), compare, ty, d, [a, b])?;
@@ -298,6 +312,16 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
         Op::BulkWait { pending, read } => asynchronous::bulk_wait(context, pending, read),
         Op::FenceProxyAsync {} => context.clocks.fence_proxy(context.warp_index, mask),
 
+        Op::BulkLoad { bytes, target, source, barrier } => {
+            transfer::bulk_load(context, bytes, target, source, barrier)?;
+        }
+        Op::TensorLoad { ref map, ref coordinates, ref mask, target, barrier, .. } => {
+            transfer::tensor_load(context, map[0], coordinates, mask.first().copied(), target, barrier)?;
+        }
+        Op::TensorStore { ref map, ref coordinates, source, .. } => {
+            transfer::tensor_store(context, map[0], coordinates, source)?;
+        }
+
         Op::LoadMatrix { count: _, transposed, ty: _, ref d, source } => {
             memory::load_matrix(context, transposed, d, source)?;
         }
@@ -344,7 +368,7 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
 
         // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
         // them is a barrier.
-        Op::Prefetch { source: _ } | Op::Fence { scope: _ } => {}
+        Op::Prefetch { source: _ } | Op::PrefetchTensorMap { map: _ } | Op::Fence { scope: _ } => {}
 
         Op::Exit {} => {
             asynchronous::end(context)?;

@@ -21,7 +21,10 @@ impl fmt::Display for MbarrierState {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, phase, pending, count, bytes } = self;
         let arrived = count - pending;
-        write!(formatter, "mbarrier {address:#x} (phase {phase}, {arrived} of {count} arrived, {bytes} bytes under way)")
+        write!(
+            formatter,
+            "mbarrier {address:#x} (phase {phase}, {arrived} of {count} arrived, {bytes} bytes under way)"
+        )
     }
 }
 

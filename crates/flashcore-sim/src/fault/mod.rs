@@ -83,6 +83,8 @@ pub enum InFlight {
     BulkSource,
     /// A bulk store writes its target in global memory.
     BulkTarget,
+    /// A bulk load or a load of a box writes its target in shared memory.
+    TransferTarget,
 }
 
 impl InFlight {
@@ -92,6 +94,7 @@ impl InFlight {
                 "wait with `copy_async_wait` in the thread that copies, then synchronise with the others"
             }
             Self::BulkSource => "wait with `bulk_wait(.., read: true)` in the thread that stores, then synchronise",
+            Self::TransferTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
             Self::BulkTarget => "wait with `bulk_wait(.., read: false)` in the thread that stores, then synchronise",
         }
     }
@@ -289,6 +292,26 @@ pub enum FaultKind {
     MissingProxyFence {
         /// The write.
         written: Box<Place>,
+    },
+    /// An asynchronous copy reads global memory that the cluster has written in this launch.
+    #[error(
+        "the asynchronous proxy may not see the write to global memory at {written}; read it with ordinary loads, or in \
+         another launch"
+    )]
+    UnfencedGlobal {
+        /// The write.
+        written: Box<Place>,
+    },
+    /// An address that is not that of a tensor map.
+    #[error("this is no address of a tensor map; take it from `Builder::tensor_map`")]
+    NoTensorMap,
+    /// Coordinates of another tensor.
+    #[error("{coordinates} coordinates for a tensor map of {rank} dimensions")]
+    TensorRank {
+        /// Dimensions of the tensor.
+        rank: u32,
+        /// Coordinates given.
+        coordinates: u32,
     },
     /// A read through the read-only cache of bytes that this launch has written.
     #[error(

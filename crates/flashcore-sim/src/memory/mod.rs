@@ -33,6 +33,8 @@ pub(crate) enum Reason {
     Unfenced(Stamp),
     /// The read-only cache may not see this write.
     Stale(Stamp),
+    /// The asynchronous proxy may not see this write to global memory.
+    UnfencedGlobal(Stamp),
     /// It belongs to an `mbarrier`.
     Mbarrier(MbarrierState),
 }

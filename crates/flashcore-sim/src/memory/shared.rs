@@ -4,7 +4,7 @@ use crate::clocks::{Access, Clocks};
 use crate::fault::Nearest;
 use crate::mbarrier::Mbarriers;
 use crate::memory::{Reason, Refusal};
-use crate::race::{Claim, Shadow, Stamp, cells};
+use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
 
 /// The address at which shared memory begins: not 0, so that a kernel that forgets to add the base faults, and a
 /// multiple of the 1024 bytes that the widest swizzle needs.
@@ -100,6 +100,44 @@ impl SharedMemory {
         self.bytes[offset..offset + data.len()].copy_from_slice(data);
     }
 
+    /// Starts a copy by the asynchronous proxy that will write `bytes` at `address`. What the generic proxy has written
+    /// there must be fenced, or it might come later.
+    pub(crate) fn start_transfer(
+        &mut self,
+        address: u32,
+        bytes: u32,
+        access: &Access<'_>,
+        clocks: &Clocks,
+    ) -> Result<(), Refusal> {
+        let offset = self.offset(address, bytes)?;
+        let range = cells(offset as u64, u64::from(bytes));
+        let allowed = self.shadow.may_write(range.clone(), access);
+        allowed.map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
+        self.must_be_fenced(range.clone(), access, clocks)?;
+        self.shadow.claim(range, Claim::Fill, access.stamp);
+        Ok(())
+    }
+
+    /// The copy that started with `started` writes its data, with the stamp `written`.
+    pub(crate) fn finish_transfer(&mut self, address: u32, data: &[u8], started: Stamp, written: Stamp) {
+        let offset = (address - SHARED_BASE) as usize;
+        let range = cells(offset as u64, data.len() as u64);
+        self.shadow.end_claim(range.clone(), Claim::Fill, started);
+        self.shadow.wrote(range, written);
+        self.bytes[offset..offset + data.len()].copy_from_slice(data);
+    }
+
+    /// Refuses what the asynchronous proxy does with bytes that the generic proxy has written without a fence.
+    fn must_be_fenced(&self, range: Cells, access: &Access<'_>, clocks: &Clocks) -> Result<(), Refusal> {
+        let unfenced = |cell: usize| {
+            let write = self.shadow.last_write(cell);
+            write != Stamp::NONE && !clocks.is_fenced(write, access)
+        };
+        let Some(cell) = range.clone().find(|&cell| unfenced(cell)) else { return Ok(()) };
+        let reason = Reason::Unfenced(self.shadow.last_write(cell));
+        Err(Refusal { address: u64::from(SHARED_BASE) + cell as u64 * CELL_BYTES, reason })
+    }
+
     /// Starts a copy by the asynchronous proxy that will read `bytes` at `address`.
     pub(crate) fn start_drain(
         &mut self,
@@ -113,11 +151,7 @@ impl SharedMemory {
         let base = u64::from(SHARED_BASE);
         self.shadow.read(range.clone(), access).map_err(|conflict| Refusal::new(conflict, base))?;
         self.initialised(offset, bytes)?;
-        let unfenced = range.clone().find(|&cell| !clocks.is_fenced(self.shadow.last_write(cell), access));
-        if let Some(cell) = unfenced {
-            let reason = Reason::Unfenced(self.shadow.last_write(cell));
-            return Err(Refusal { address: base + cell as u64 * 2, reason });
-        }
+        self.must_be_fenced(range.clone(), access, clocks)?;
         self.shadow.claim(range, Claim::Drain, access.stamp);
         Ok(&self.bytes[offset..offset + bytes as usize])
     }

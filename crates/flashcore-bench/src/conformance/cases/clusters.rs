@@ -23,9 +23,8 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
 
 fn plan(row: &'static str, form: &str) -> Plan {
     let threads = CTAS * THREADS;
-    let plan = Plan::new(row, form, THREADS)
-        .input("word", Type::U32, threads, Fill::Bits)
-        .output("word", Type::U32, threads);
+    let plan =
+        Plan::new(row, form, THREADS).input("word", Type::U32, threads, Fill::Bits).output("word", Type::U32, threads);
     Plan { grid: [CTAS, 1, 1], cluster: [CLUSTER, 1, 1], ..plan }
 }
 
@@ -104,7 +103,8 @@ fn special_registers() -> ConformanceCase {
     plan = Plan { grid: [2, 4, 2], cluster: [2, 2, 1], ..plan };
     plan.case(|k, _, outputs| {
         let thread = k.special(SpecialRegister::ThreadX);
-        let [x, y, z] = [SpecialRegister::CtaX, SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|axis| k.special(axis));
+        let [x, y, z] =
+            [SpecialRegister::CtaX, SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|axis| k.special(axis));
         let row = k.mad::<U32>(z, 4u32, y);
         let cta = k.mad::<U32>(row, 2u32, x);
         let index = k.mad::<U32>(cta, threads, thread);

@@ -14,6 +14,7 @@ mod moves;
 mod special_functions;
 mod synchronisation;
 mod tensor;
+mod tensor_copies;
 
 use super::case::ConformanceCase;
 
@@ -30,6 +31,7 @@ pub fn cases() -> Vec<ConformanceCase> {
         memory::add,
         atomics::add,
         asynchronous::add,
+        tensor_copies::add,
         tensor::add,
         synchronisation::add,
         mbarriers::add,
