@@ -412,6 +412,38 @@ impl MmaShape {
 }
 
 modifier! {
+    /// Whether a product of a warpgroup is added to what the accumulator holds.
+    Accumulation {
+        /// It takes the place of it.
+        Replace = "replace",
+        /// It is added.
+        Add = "add",
+        /// It is added where a predicate holds, and takes the place elsewhere.
+        AddWhere = "add where",
+    }
+}
+
+modifier! {
+    /// Which elements of a matrix in shared memory are adjacent.
+    Major {
+        /// Those along the dimension summed over.
+        Depth = "depth",
+        /// Those along rows of the product for A, columns for B.
+        Outer = "outer",
+    }
+}
+
+modifier! {
+    /// Where the first operand of a product of a warpgroup is.
+    MatrixSource {
+        /// In shared memory, as a descriptor says.
+        Shared = "shared",
+        /// In registers.
+        Registers = "registers",
+    }
+}
+
+modifier! {
     /// How rows of shared memory are permuted in pieces of 16 bytes, so that a column of them lies in different banks.
     Swizzle {
         /// Not at all.

@@ -8,10 +8,10 @@
 
 pub use crate::columns::{Class, Effect, Entry, LengthMismatch, Role, Slot};
 use crate::operand::{
-    Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding,
-    ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
+    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
+    Operand, ReduceOp, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
 };
-use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_PAIRS, Since};
+use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_ONLY, HOPPER_PAIRS, Since};
 use crate::types::Type;
 
 const fn address_type(space: Space) -> Type {
@@ -440,6 +440,36 @@ operations! {
         for operand in [F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::None, true, AMPERE;
 
+    // ---- products of warpgroups -----------------------------------------------------------------------------------
+
+    /// Starts a product of 64 × 16 by 16 × `columns` elements on the tensor cores of four warps, `d = a · b` or
+    /// `d = a · b + d`. Descriptors say how operands lie in shared memory, which the asynchronous proxy reads. `d`, and `a`
+    /// in registers, are in use until the group of the product has been waited for.
+    Wgmma "wgmma.mma_async.sync.aligned.m64n(columns)k16.accumulate.operand.operand d{=c}, a, b, scale, 1, 1{, a_major, b_major}" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-mma-async"
+        {
+            columns: u32, operand: Type, accumulate: Type, accumulation: Accumulation, source: MatrixSource,
+            a_major: Major, b_major: Major,
+        }
+        outs (d[warpgroup_registers(columns, accumulate)]: accumulate)
+        ins (
+            c[if matches!(accumulation, Accumulation::Replace) { 0 } else { warpgroup_registers(columns, accumulate) }]: accumulate,
+            scale[matches!(accumulation, Accumulation::AddWhere)]: Type::Pred,
+            a[if matches!(source, MatrixSource::Shared) { 1 } else { 4 }]: if matches!(source, MatrixSource::Shared) { Type::U64 } else { operand },
+            b[1]: Type::U64
+        )
+        for operand in [F16x2 Bf16x2]
+        : Class::Tensor, Effect::Read(Space::Shared), true, HOPPER_ONLY;
+    /// Orders earlier accesses of the warpgroup to registers before its products that use them.
+    WgmmaFence "wgmma.fence.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-fence"
+        : Class::Tensor, Effect::Order, true, HOPPER_ONLY;
+    /// Closes the group of all products this warpgroup started since the last commit.
+    WgmmaCommit "wgmma.commit_group.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-commit-group"
+        : Class::Tensor, Effect::None, true, HOPPER_ONLY;
+    /// Waits until at most `pending` groups of products are unfinished.
+    WgmmaWait "wgmma.wait_group.sync.aligned pending" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-wait-group"
+        { pending: u32 }
+        : Class::Tensor, Effect::Order, true, HOPPER_ONLY;
+
     // ---- barriers and fences --------------------------------------------------------------------------------------
 
     /// Waits at barrier `barrier` until `threads` threads have arrived, and orders their accesses to memory.
@@ -535,6 +565,14 @@ const fn fragment_registers(rows: u32, shape: MmaShape, operand: Type) -> u32 {
         _ => 2,
     };
     rows * shape.depth() / 32 / elements_per_register
+}
+
+/// Registers per lane of a 64 × `columns` accumulator over four warps.
+const fn warpgroup_registers(columns: u32, accumulate: Type) -> u32 {
+    match accumulate {
+        Type::F16x2 => columns / 4,
+        _ => columns / 2,
+    }
 }
 
 /// Registers per lane of a 16 × 8 accumulator.

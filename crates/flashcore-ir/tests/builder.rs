@@ -296,11 +296,13 @@ fn origins_of_instructions() {
 /// Writes with every method once, and all rows of the table.
 #[expect(clippy::too_many_lines, reason = "one line per method of the builder")]
 fn every_method() -> Kernel {
-    use flashcore_ir::builder::{CachePolicy, CopyBytes, LoadOptions, TensorCopyOptions};
+    use flashcore_ir::builder::{
+        Adds, CachePolicy, CopyBytes, LeftMatrix, LoadOptions, MatrixLayout, SharedMatrix, TensorCopyOptions,
+    };
     use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, S64, U16, U64};
     use flashcore_ir::{
-        FenceScope, GlobalAddress, L2Prefetch, MmaShape, ReduceOp, Rounding, SharedAddress, ShuffleMode,
-        SpecialRegister, StoreCache, VoteMode,
+        FenceScope, GlobalAddress, L2Prefetch, Major, MmaShape, ReduceOp, Rounding, SharedAddress, ShuffleMode,
+        SpecialRegister, StoreCache, Swizzle, VoteMode,
     };
     let mut k = Builder::new("kernel", 32);
     let global = k.parameter::<U64>("global");
@@ -412,6 +414,15 @@ fn every_method() -> Kernel {
     k.mma(MmaShape::M16N8K8, &accumulator, &a, &a[..1]);
     k.mma(MmaShape::M16N8K4, &accumulator, &[tensor, tensor], &[tensor]);
 
+    let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: 1024 };
+    let descriptor = k.matrix_descriptor(shared, layout);
+    let descriptor = k.descriptor_plus(descriptor, 32);
+    let matrix = SharedMatrix { descriptor, major: Major::Depth };
+    let sums = k.warpgroup_accumulator::<F32>(8);
+    k.wgmma_fence();
+    k.wgmma::<F16x2, F32>(8, &sums, LeftMatrix::Shared(matrix), matrix, Adds::Replace);
+    k.wgmma_commit();
+    k.wgmma_wait(0);
     k.barrier_sync(1u32, 32u32);
     k.barrier_arrive(1u32, 32u32);
     k.cta_sync();

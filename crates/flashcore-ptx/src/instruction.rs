@@ -1,8 +1,8 @@
 //! The text of each operation: one arm per row of the table.
 
 use flashcore_ir::{
-    Address, Compare, FenceScope, Kernel, L2Prefetch, LoadCache, Op, Operand, ReduceOp, RegisterId, Rounding, Space,
-    StoreCache, Type,
+    Accumulation, Address, Compare, FenceScope, Kernel, L2Prefetch, LoadCache, Major, MatrixSource, Op, Operand,
+    ReduceOp, RegisterId, Rounding, Space, StoreCache, Type,
 };
 
 use crate::names::{Names, storage};
@@ -239,6 +239,29 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
                 list(c)
             )
         }
+
+        Op::Wgmma { columns, operand, accumulate, accumulation, source, a_major, b_major, d, c: _, scale, a, b } => {
+            let (operand, accumulate) = (element(*operand), element(*accumulate));
+            let scale = match accumulation {
+                Accumulation::Replace => "0".to_owned(),
+                Accumulation::Add => "1".to_owned(),
+                Accumulation::AddWhere => list(scale),
+            };
+            let transposed = |major: &Major| if *major == Major::Outer { 1 } else { 0 };
+            let (a, majors) = match source {
+                MatrixSource::Shared => (list(a), format!("{}, {}", transposed(a_major), transposed(b_major))),
+                MatrixSource::Registers => (format!("{{{}}}", list(a)), transposed(b_major).to_string()),
+            };
+            format!(
+                "wgmma.mma_async.sync.aligned.m64n{columns}k16.{accumulate}.{operand}.{operand} \
+                 {{{}}}, {a}, {}, {scale}, 1, 1, {majors}",
+                list(d),
+                list(b)
+            )
+        }
+        Op::WgmmaFence {} => "wgmma.fence.sync.aligned".to_owned(),
+        Op::WgmmaCommit {} => "wgmma.commit_group.sync.aligned".to_owned(),
+        Op::WgmmaWait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
 
         Op::BarrierSync { barrier, threads } => {
             format!("barrier.sync.aligned {}, {}", v(barrier, Type::U32), v(threads, Type::U32))

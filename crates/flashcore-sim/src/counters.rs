@@ -15,6 +15,8 @@ pub struct Counters {
     pub lane_operations: u64,
     /// `mma` instructions.
     pub mma: u64,
+    /// `wgmma` instructions executed by warps, each for a quarter of the product.
+    pub wgmma: u64,
     /// Multiplications and additions of the tensor cores.
     pub tensor_flops: u64,
     /// Exponentials computed by lanes; one of a pair counts two.
@@ -204,6 +206,7 @@ impl AddAssign for Counters {
             instructions,
             lane_operations,
             mma,
+            wgmma,
             tensor_flops,
             exponentials,
             shared_loads,
@@ -223,6 +226,7 @@ impl AddAssign for Counters {
         }
         self.lane_operations += lane_operations;
         self.mma += mma;
+        self.wgmma += wgmma;
         self.tensor_flops += tensor_flops;
         self.exponentials += exponentials;
         self.shared_loads += shared_loads;

@@ -144,6 +144,14 @@ impl Stop {
         Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(address) }))
     }
 
+    /// The same fault, of the warp as a whole.
+    pub(crate) fn by_warp(self) -> Self {
+        match self {
+            Self::Fault(trouble) => Self::Fault(Box::new(Trouble { lane: None, ..*trouble })),
+            Self::Internal(error) => Self::Internal(error),
+        }
+    }
+
     /// An operation in a form that the verifier should not have let pass.
     pub(crate) fn no_such_form(operation: &str, form: impl core::fmt::Display) -> Self {
         Self::Internal(InternalError { message: format!("{operation} has no form for {form}") })

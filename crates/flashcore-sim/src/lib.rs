@@ -85,12 +85,13 @@ mod random;
 mod registers;
 mod schedule;
 mod warp;
+mod warpgroup;
 
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
 pub use fault::{
     AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, MbarrierProblem,
-    MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor,
+    MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
 };
 pub use launch::{Argument, Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;

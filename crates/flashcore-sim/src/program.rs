@@ -13,6 +13,8 @@ pub(crate) struct Program<'k> {
     pub(crate) kernel: &'k VerifiedKernel,
     pub(crate) layout: Layout,
     pub(crate) steps: Vec<Step<'k>>,
+    /// Whether it has products of warpgroups.
+    pub(crate) has_products: bool,
 }
 
 /// What a warp does at one value of its program counter.
@@ -54,6 +56,8 @@ pub(crate) struct Operation<'k> {
     pub(crate) touches: bool,
     /// Every register it reads.
     pub(crate) reads: Box<[RegisterId]>,
+    /// Every register it writes.
+    pub(crate) writes: Box<[RegisterId]>,
 }
 
 /// Which lanes of a warp must execute an operation together.
@@ -86,6 +90,11 @@ fn together(op: &Op) -> Together {
     }
 }
 
+/// Whether an operation is for all four warps of a warpgroup.
+pub(crate) fn is_of_products(op: &Op) -> bool {
+    matches!(op, Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. })
+}
+
 impl<'k> Program<'k> {
     pub(crate) fn new(kernel: &'k VerifiedKernel) -> Self {
         let mut steps = Vec::new();
@@ -93,7 +102,11 @@ impl<'k> Program<'k> {
         let last = steps.last().map(|step| step.origin);
         let origin = last.unwrap_or(Origin { section: flashcore_ir::SectionId(0), file: "", line: 0 });
         steps.push(Step { action: Action::End, origin });
-        Self { kernel, layout: Layout::new(kernel), steps }
+        let has_products = steps.iter().any(|step| match &step.action {
+            Action::Operation(operation) => is_of_products(operation.op),
+            _ => false,
+        });
+        Self { kernel, layout: Layout::new(kernel), steps, has_products }
     }
 
     /// The place of a step, without the lane and the address.
@@ -130,10 +143,11 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
         match statement {
             Statement::Instruction(instruction) => {
                 let op = &instruction.op;
-                let mut reads = Vec::new();
+                let (mut reads, mut writes) = (Vec::new(), Vec::new());
                 op.slots(&mut |slot| match (slot.role, slot.operand) {
                     (Role::Read | Role::ReadRegister | Role::Base, Operand::Register(register)) => reads.push(register),
-                    (Role::Read | Role::ReadRegister | Role::Base, Operand::Constant(_)) | (Role::Write, _) => {}
+                    (Role::Write, Operand::Register(register)) => writes.push(register),
+                    (_, Operand::Constant(_)) => {}
                 });
                 steps.push(Step {
                     action: Action::Operation(Operation {
@@ -143,6 +157,7 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
                         together: together(op),
                         touches: !matches!(op.effect(), Effect::None | Effect::Order),
                         reads: reads.into(),
+                        writes: writes.into(),
                     }),
                     origin,
                 });

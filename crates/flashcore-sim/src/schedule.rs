@@ -8,17 +8,18 @@ use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
 use crate::error::{InternalError, Stop, Trouble};
 use crate::execute::transfer::{self, Transfer};
-use crate::execute::{Context, Flow, Scene, Signals, asynchronous, execute};
+use crate::execute::{Context, Flow, Scene, Signals, asynchronous, execute, warpgroup};
 use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::GlobalView;
-use crate::program::{Action, Together};
+use crate::program::{Action, Together, is_of_products};
 use crate::race::{LAST_EPOCH, Shadow};
 use crate::random::Random;
 use crate::registers::{ALL, LANES, lanes};
 use crate::warp::Warp;
+use crate::warpgroup::{Products, WARPS, Warpgroup};
 
 /// What a cluster leaves behind.
 pub(crate) struct Finished {
@@ -56,6 +57,8 @@ struct Cluster<'c, 'k, 'm> {
     counters: Counters,
     barrier: ClusterBarrier,
     signals: Signals,
+    /// The warpgroups of all CTAs; none without products.
+    warpgroups: Vec<Warpgroup>,
     /// Loads under way.
     transfers: Vec<Transfer>,
     /// One turn in so many, on average, a load arrives; otherwise when no warp can go on.
@@ -82,10 +85,15 @@ where
         let count = scene.placement.warps_per_cta;
         let ctas = scene.placement.ctas();
         let warp = |warp: usize| Warp::new(&scene.program.layout, kernel.threads - (warp % count * LANES) as u32);
+        let groups = if scene.program.has_products { ctas * count.div_ceil(WARPS) } else { 0 };
         let ready = if count == 32 { ALL } else { (1 << count) - 1 };
+        let mut warps: Vec<Warp<'k>> = (0..ctas * count).map(warp).collect();
+        if scene.program.has_products {
+            warps.iter_mut().for_each(|warp| warp.products = Products::new(kernel.registers.len()));
+        }
         Self {
             scene,
-            warps: (0..ctas * count).map(warp).collect(),
+            warps,
             ctas: (0..ctas).map(|rank| Cta { ready, barriers: Barriers::new(rank * count) }).collect(),
             shared: (0..ctas).map(|_| SharedMemory::new(kernel.shared_bytes, ctas * count)).collect(),
             clocks: Clocks::new(ctas * count),
@@ -93,6 +101,7 @@ where
             counters: Counters::default(),
             barrier: ClusterBarrier::new(ctas * count),
             signals: Signals::default(),
+            warpgroups: core::iter::repeat_with(Warpgroup::default).take(groups).collect(),
             transfers: Vec::new(),
             laziness: 0,
             random,
@@ -250,6 +259,10 @@ where
                 if operation.touches {
                     self.clocks.touch(warp_index, mask);
                 }
+                if program.has_products && !is_of_products(operation.op) {
+                    let touched = warp.products.touch(&operation.reads, &operation.writes);
+                    touched.map_err(|used| warpgroup::in_use(&self.context(warp_index, step, mask), used))?;
+                }
                 self.counters.instructions[operation.class as usize] += 1;
                 self.counters.lane_operations += u64::from(mask.count_ones());
                 let mut context = self.context(warp_index, step, mask);
@@ -372,6 +385,7 @@ where
             cluster_barrier: &mut self.barrier,
             signals: &mut self.signals,
             transfers: &mut self.transfers,
+            warpgroups: &mut self.warpgroups,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::execute::asynchronous::InFlightCopies;
 use crate::fault::FaultKind;
 use crate::program::Action;
 use crate::registers::{Layout, Registers};
+use crate::warpgroup::Products;
 
 /// The state of one warp.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ pub(crate) struct Warp<'k> {
     /// The open choices and loops, innermost last.
     open: Vec<Frame>,
     pub(crate) waiting: Waiting,
+    pub(crate) products: Products<'k>,
 }
 
 /// What a warp waits for that will execute the same step again.
@@ -59,6 +61,7 @@ impl<'k> Warp<'k> {
             alive: active,
             open: Vec::new(),
             waiting: Waiting::default(),
+            products: Products::default(),
         }
     }
 

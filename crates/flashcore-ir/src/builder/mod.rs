@@ -26,6 +26,7 @@ mod collective;
 mod mbarrier;
 mod memory;
 mod tensor_copy;
+mod warpgroup;
 
 use core::panic::Location;
 
@@ -39,6 +40,7 @@ use crate::types::{Integer, Pred, Storable, Ty, U32, U64};
 
 pub use memory::{CopyBytes, LoadOptions};
 pub use tensor_copy::{CachePolicy, TensorCopyOptions};
+pub use warpgroup::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
 
 /// The most registers per thread that hardware has.
 pub const MOST_REGISTERS: u32 = 255;

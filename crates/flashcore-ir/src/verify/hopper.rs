@@ -1,8 +1,9 @@
-//! The rules of what came with Hopper: `mbarrier`s and clusters.
+//! The rules of what came with Hopper: `mbarrier`s, clusters and products of warpgroups.
 
 use super::Rule;
 use crate::operand::{FenceScope, Operand};
 use crate::target::{Arch, HOPPER};
+use crate::types::Type;
 
 /// The most arrivals, and the most bytes under way, that an `mbarrier` counts.
 pub(super) const MOST_ARRIVALS: u64 = (1 << 20) - 1;
@@ -41,5 +42,15 @@ pub(super) fn cluster(cluster: [u32; 3], arch: Arch) -> Option<Rule> {
         Some(2..=MOST_CTAS) if arch.has(HOPPER) => None,
         Some(2..=MOST_CTAS) => Some(Rule::NoClusters { arch, cluster }),
         Some(_) | None => Some(Rule::ClusterSize { cluster }),
+    }
+}
+
+pub(super) fn product(columns: u32, operand: Type, accumulate: Type, broken: &mut Vec<Rule>) {
+    if !(8..=256).contains(&columns) || !columns.is_multiple_of(8) {
+        broken.push(Rule::ProductColumns { columns });
+    }
+    match (operand, accumulate) {
+        (Type::F16x2, Type::F32 | Type::F16x2) | (Type::Bf16x2, Type::F32) => {}
+        _ => broken.push(Rule::NoWarpgroupProduct { operand, accumulate }),
     }
 }

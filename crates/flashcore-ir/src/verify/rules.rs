@@ -4,7 +4,8 @@ use super::hopper::{self, MOST_ARRIVALS};
 use crate::builder::MOST_REGISTERS;
 use crate::kernel::{Kernel, Parameter, ParameterType, SectionId};
 use crate::operand::{
-    CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
+    CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Operand, ReduceOp, RegisterId,
+    Rounding, Space, StoreCache,
 };
 use crate::operation::Op;
 use crate::target::{Arch, Since};
@@ -72,6 +73,14 @@ pub enum Rule {
     MatrixCount { count: u32 },
     #[error("there is no {shape} product of {operand} accumulated in {accumulate}")]
     NoProduct { shape: MmaShape, operand: Type, accumulate: Type },
+    #[error("a product of a warpgroup has 8 to 256 columns, a multiple of 8; not {columns}")]
+    ProductColumns { columns: u32 },
+    #[error("there is no product of a warpgroup of {operand} accumulated in {accumulate}")]
+    NoWarpgroupProduct { operand: Type, accumulate: Type },
+    #[error("a product of a warpgroup accumulates in place: `c` must be the registers of `d`")]
+    AccumulatorMoved,
+    #[error("an operand in registers has its elements along the depth side by side")]
+    RegisterMajor,
     #[error("shuffle control {control:#x} has bits outside the clamp (0 to 4) and the segment mask (8 to 12)")]
     ShuffleControl { control: u32 },
     #[error("{name} of a bit field is {value}; hardware takes 0 to 255")]
@@ -285,6 +294,15 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
                 broken.push(Rule::NoProduct { shape: *shape, operand: *operand, accumulate: *accumulate });
             }
         }
+        Op::Wgmma { columns, operand, accumulate, source, a_major, d, c, .. } => {
+            hopper::product(*columns, *operand, *accumulate, broken);
+            if !c.is_empty() && c != d {
+                broken.push(Rule::AccumulatorMoved);
+            }
+            if *source == MatrixSource::Registers && *a_major != Major::Depth {
+                broken.push(Rule::RegisterMajor);
+            }
+        }
         Op::Shuffle { control, .. } => {
             if control & !0x1f1f != 0 {
                 broken.push(Rule::ShuffleControl { control: *control });
@@ -367,6 +385,9 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::BulkStore { bytes: Operand::Register(_), .. }
         | Op::BulkLoad { bytes: Operand::Register(_), .. }
         | Op::PrefetchTensorMap { .. }
+        | Op::WgmmaFence { .. }
+        | Op::WgmmaCommit { .. }
+        | Op::WgmmaWait { .. }
         | Op::BulkCommit { .. }
         | Op::BulkWait { .. }
         | Op::FenceProxyAsync { .. }

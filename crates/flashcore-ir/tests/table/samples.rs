@@ -1,8 +1,8 @@
 //! One operation of each row of the table, in its order.
 
 use flashcore_ir::{
-    Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Op, Operand, ReduceOp, RegisterId,
-    Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
+    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
+    Operand, ReduceOp, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
 };
 
 /// Registers below this are written by the sample, those from here on read.
@@ -157,6 +157,23 @@ pub(crate) fn one_of_each() -> Vec<Op> {
             b: vec![read(2)],
             c: vec![read(3), read(4)],
         },
+        Op::Wgmma {
+            columns: 8,
+            operand: Type::F16x2,
+            accumulate: Type::F16x2,
+            accumulation: Accumulation::AddWhere,
+            source: MatrixSource::Shared,
+            a_major: Major::Depth,
+            b_major: Major::Outer,
+            d: vec![D, written(1)],
+            c: vec![read(0), read(1)],
+            scale: vec![read(2)],
+            a: vec![read(3)],
+            b: vec![read(4)],
+        },
+        Op::WgmmaFence {},
+        Op::WgmmaCommit {},
+        Op::WgmmaWait { pending: 1 },
         Op::BarrierSync { barrier: A, threads: B },
         Op::BarrierArrive { barrier: A, threads: B },
         Op::Fence { scope: FenceScope::Gpu },

@@ -12,6 +12,8 @@ cases! {
     arrivals_of_none arrivals_beyond_the_count bytes_beyond_the_count parity_of_two scope_of_a_wait
     arrival_in_global_memory atomic_in_another_cta cluster_of_nine cluster_of_none cluster_before_hopper
     remote_load_hint coordinates_of_six_dimensions tensor_map_that_is_a_number bulk_load_of_part_of_a_line
+    product_of_twelve_columns product_of_bf16_in_pairs product_accumulated_elsewhere transposed_registers
+    product_before_hopper
 }
 
 /// The first instruction of the kernels here gives the address.
@@ -212,4 +214,128 @@ fn bulk_load_of_part_of_a_line() -> Case {
         vec![at(line, 2, text, Rule::BulkSize { bytes: 24 })]
     })
     .on(Arch::Sm90)
+}
+
+/// A product of 8 columns with A in registers, changed by `change`.
+fn product(change: fn(&mut Op)) -> (Kernel, u32) {
+    use flashcore_ir::builder::{Adds, LeftMatrix, SharedMatrix};
+    use flashcore_ir::types::{F16x2, F32};
+    use flashcore_ir::{Major, Value};
+    let mut k = Builder::new("kernel", 128);
+    let descriptor = k.copy(0u64);
+    let pair = k.copy::<F16x2>(Value::from_bits(0));
+    let sums: Vec<_> = (0..4).map(|_| k.copy(0.0f32)).collect();
+    k.copy(1.0f32);
+    let line = line!() + 2;
+    let b = SharedMatrix { descriptor, major: Major::Depth };
+    k.wgmma::<F16x2, F32>(8, &sums, LeftMatrix::Registers(&[pair; 4]), b, Adds::Add);
+    let mut kernel = k.finish();
+    edit(&mut kernel, 7, |instruction| change(&mut instruction.op));
+    (kernel, line)
+}
+
+fn product_text(columns: u32, accumulate: &str, a_major: &str, d: [u32; 4]) -> String {
+    let list = |name: &str, ids: [u32; 4]| ids.map(|id| format!("{name}=%{id}")).join(", ");
+    format!(
+        "Wgmma columns={columns} operand=F16x2 accumulate={accumulate} accumulation=Add source=Registers \
+         a_major={a_major} b_major=Depth {}, {}, {}, b=%0",
+        list("d", d),
+        list("c", [2, 3, 4, 5]),
+        list("a", [1; 4])
+    )
+}
+
+fn product_of_twelve_columns() -> Case {
+    let change: fn(&mut Op) = |op| {
+        if let Op::Wgmma { columns, .. } = op {
+            *columns = 9;
+        }
+    };
+    case(
+        product,
+        change,
+        |_| {},
+        |line| {
+            let text = product_text(9, "F32", "Depth", [2, 3, 4, 5]);
+            vec![at(line, 7, &text, Rule::ProductColumns { columns: 9 })]
+        },
+    )
+    .on(Arch::Sm90a)
+}
+
+fn product_of_bf16_in_pairs() -> Case {
+    use flashcore_ir::{RegisterId, Type};
+    let change: fn(&mut Op) = |op| {
+        if let Op::Wgmma { accumulate, .. } = op {
+            *accumulate = Type::S32;
+        }
+    };
+    case(
+        product,
+        change,
+        |_| {},
+        |line| {
+            let text = product_text(8, "S32", "Depth", [2, 3, 4, 5]);
+            let wrong = |name, id| Rule::TypeMismatch {
+                name,
+                register: RegisterId(id),
+                actual: Type::F32,
+                expected: Type::S32,
+            };
+            let rules = [2, 3, 4, 5].map(|id| wrong("d", id)).into_iter().chain([2, 3, 4, 5].map(|id| wrong("c", id)));
+            let rules = rules.chain([Rule::NoWarpgroupProduct { operand: Type::F16x2, accumulate: Type::S32 }]);
+            rules.map(|rule| at(line, 7, &text, rule)).collect()
+        },
+    )
+    .on(Arch::Sm90a)
+}
+
+fn product_accumulated_elsewhere() -> Case {
+    use flashcore_ir::RegisterId;
+    let change: fn(&mut Op) = |op| {
+        if let Op::Wgmma { d, .. } = op {
+            d[3] = RegisterId(6);
+        }
+    };
+    case(
+        product,
+        change,
+        |_| {},
+        |line| vec![at(line, 7, &product_text(8, "F32", "Depth", [2, 3, 4, 6]), Rule::AccumulatorMoved)],
+    )
+    .on(Arch::Sm90a)
+}
+
+fn transposed_registers() -> Case {
+    let change: fn(&mut Op) = |op| {
+        if let Op::Wgmma { a_major, .. } = op {
+            *a_major = flashcore_ir::Major::Outer;
+        }
+    };
+    case(
+        product,
+        change,
+        |_| {},
+        |line| vec![at(line, 7, &product_text(8, "F32", "Outer", [2, 3, 4, 5]), Rule::RegisterMajor)],
+    )
+    .on(Arch::Sm90a)
+}
+
+/// Neither the plain target has it nor a later GPU.
+fn product_before_hopper() -> Case {
+    let write = |fence: bool| {
+        let mut k = Builder::new("kernel", 128);
+        let line = line!() + 2;
+        if fence {
+            k.wgmma_fence()
+        } else {
+            k.warp_sync()
+        }
+        (k.finish(), line)
+    };
+    case(write, true, false, |line| {
+        let rule = Rule::NotOnArchitecture { arch: Arch::Sm120, since: flashcore_ir::target::HOPPER_ONLY };
+        vec![at(line, 0, "WgmmaFence", rule)]
+    })
+    .on(Arch::Sm120)
 }

@@ -3,8 +3,8 @@
 //! The product is complete on purpose: which of the combinations exist is for the verifier to say.
 
 use flashcore_ir::{
-    Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Op, Operand, ReduceOp, RegisterId,
-    Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
+    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
+    Operand, ReduceOp, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
 };
 
 /// Stands for a register that the kernel will fill in.
@@ -26,6 +26,7 @@ pub(crate) fn all(parameters: &[Type]) -> Vec<Op> {
     copies(&mut list);
     tensor_copies(&mut list);
     tensor(&mut list);
+    warpgroups(&mut list);
     barriers(&mut list);
     mbarriers(&mut list);
     clusters(&mut list);
@@ -303,6 +304,46 @@ fn tensor(list: &mut List) {
             });
         }
     }
+}
+
+fn warpgroups(list: &mut List) {
+    // The widest in one form alone: ptxas takes its time over so many registers.
+    for columns in [0, 8, 12, 24, 256, 264] {
+        for accumulate in Type::ALL.into_iter().filter(|ty| columns != 256 || *ty == Type::F16x2) {
+            for accumulation in Accumulation::ALL {
+                if columns == 256 && *accumulation != Accumulation::Replace {
+                    continue;
+                }
+                for source in MatrixSource::ALL {
+                    for (a_major, b_major) in Major::ALL.iter().flat_map(|a| Major::ALL.iter().map(move |b| (*a, *b))) {
+                        list.push_types(|_, operand| {
+                            let count = columns / if accumulate == Type::F16x2 { 4 } else { 2 };
+                            // Written and read: two accumulators are no one, which the verifier refuses.
+                            let read = if *accumulation == Accumulation::Replace { 0 } else { count };
+                            Op::Wgmma {
+                                columns,
+                                operand,
+                                accumulate,
+                                accumulation: *accumulation,
+                                source: *source,
+                                a_major,
+                                b_major,
+                                d: registers(count),
+                                c: registers(read),
+                                scale: registers((*accumulation == Accumulation::AddWhere).into()),
+                                a: registers(if *source == MatrixSource::Shared { 1 } else { 4 }),
+                                b: registers(1),
+                            }
+                        });
+                    }
+                }
+            }
+        }
+    }
+    list.push(|_| Op::WgmmaFence {});
+    list.push(|_| Op::WgmmaCommit {});
+    list.push(|_| Op::WgmmaWait { pending: 0 });
+    list.push(|_| Op::WgmmaWait { pending: 3 });
 }
 
 fn barriers(list: &mut List) {

@@ -92,7 +92,7 @@ fn check_with_ptxas(text: &str, arch: Arch) {
 /// The combinations that the verifier accepts for an architecture.
 fn accepted(arch: Arch) -> Vec<Op> {
     let mut ops = combinations::all(&PARAMETERS);
-    let before = unverified(&[]).body.statements.len();
+    let before = unverified(&ops).body.statements.len() - ops.len();
     let refused: BTreeSet<usize> = match unverified(&ops).verify(arch) {
         Ok(_) => BTreeSet::new(),
         Err(errors) => errors
@@ -139,6 +139,8 @@ fn unverified(ops: &[Op]) -> Kernel {
     let a = Operand::Register(source(Type::U32));
     let set = Op::SetPredicate { compare: Compare::Eq, ty: Type::U32, d: source(Type::Pred), a, b: zero };
     append(&mut kernel, set, None);
+    let mut accumulators = Vec::new();
+    let first = kernel.body.statements.len();
     for op in ops {
         let mut types = Vec::new();
         op.slots(&mut |slot| {
@@ -152,10 +154,24 @@ fn unverified(ops: &[Op]) -> Kernel {
             let ty = types.next().unwrap();
             *register = if role == Role::Write { kernel.add_register(ty, SectionId(0)) } else { source(ty) };
         });
+        // What accumulates in place reads what it writes, which must have a value.
+        if let Op::Wgmma { accumulate, d, c, .. } = &mut op
+            && !c.is_empty()
+        {
+            c.clone_from(d);
+            if matches!(accumulate, Type::F32 | Type::F16x2) {
+                accumulators.extend(d.iter().map(|register| (*register, *accumulate)));
+            }
+        }
         // What follows an unconditional exit would not be compiled.
         let guard = matches!(op, Op::Exit {}).then(|| Guard { predicate: source(Type::Pred), negated: true });
         append(&mut kernel, op, guard);
     }
+    let rest = kernel.body.statements.split_off(first);
+    for (d, ty) in accumulators {
+        append(&mut kernel, Op::Mov { ty, d, a: zero }, None);
+    }
+    kernel.body.statements.extend(rest);
     kernel
 }
 

@@ -8,7 +8,7 @@ use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::error::Stop;
 use crate::execute::memory::addresses;
-use crate::execute::{Attempt, Context, aligned};
+use crate::execute::{Attempt, Context, aligned, warpgroup};
 use crate::fault::{AccessKind, CopySize, FaultKind, InFlight, TooEarly};
 use crate::race::Stamp;
 use crate::registers::{LANES, lanes};
@@ -208,6 +208,9 @@ fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usiz
 /// Checks that lanes may end: a copy still needs the shared memory of the CTA, which ends with them. A bulk store that
 /// has read its source completes on its own.
 pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
+    if context.scene.program.has_products {
+        warpgroup::end(context)?;
+    }
     let mask = context.mask;
     let ends = |lane: usize| mask >> lane & 1 == 1;
     let InFlightCopies { copies, bulk, .. } = &context.warp.copies;

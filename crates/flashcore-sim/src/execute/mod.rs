@@ -7,11 +7,13 @@ mod cluster;
 mod convert;
 mod exchange;
 mod lanes;
+pub(crate) mod matrix;
 mod mbarrier;
 mod memory;
 mod tensor;
 mod tensor_box;
 pub(crate) mod transfer;
+pub(crate) mod warpgroup;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
@@ -34,6 +36,7 @@ use crate::program::{Action, Program};
 use crate::race::Stamp;
 use crate::registers::{ALL, LANES};
 use crate::warp::Warp;
+use crate::warpgroup::Warpgroup;
 
 /// What an operation works on.
 pub(crate) struct Context<'c, 'k, 'm> {
@@ -54,6 +57,8 @@ pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) cluster_barrier: &'c mut ClusterBarrier,
     pub(crate) signals: &'c mut Signals,
     pub(crate) transfers: &'c mut Vec<Transfer>,
+    /// The warpgroups of all CTAs; none without products.
+    pub(crate) warpgroups: &'c mut [Warpgroup],
 }
 
 /// What an operation tells the scheduler.
@@ -93,8 +98,14 @@ impl Scene<'_, '_> {
 
     /// Whether what started is a load that an `mbarrier` hears of.
     fn is_transfer(&self, started: Stamp) -> bool {
-        let Action::Operation(operation) = &self.program.steps[started.step()].action else { return false };
-        matches!(operation.op, Op::BulkLoad { .. } | Op::TensorLoad { .. })
+        matches!(self.operation(started), Some(Op::BulkLoad { .. } | Op::TensorLoad { .. }))
+    }
+
+    fn operation(&self, started: Stamp) -> Option<&Op> {
+        match &self.program.steps[started.step()].action {
+            Action::Operation(operation) => Some(operation.op),
+            _ => None,
+        }
     }
 
     /// The fault that a refused access is.
@@ -121,7 +132,9 @@ impl Scene<'_, '_> {
                 FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
             }
             Reason::Draining(started) => {
-                FaultKind::MissingWait { space, touch, in_flight: InFlight::BulkSource, started: place(started) }
+                let product = matches!(self.operation(started), Some(Op::Wgmma { .. }));
+                let in_flight = if product { InFlight::ProductOperand } else { InFlight::BulkSource };
+                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
             }
             Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
             Reason::Mbarrier(state) => FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) },
@@ -190,7 +203,7 @@ impl<'k> Context<'_, 'k, '_> {
 
 /// Executes an operation.
 #[expect(clippy::too_many_lines, reason = "one arm for each row of the table")]
-pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow, Stop> {
+pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result<Flow, Stop> {
     let mask = context.mask;
     match *op {
         Op::Mov { ty, d, a } | Op::Reinterpret { to: ty, from: _, d, a } => {
@@ -331,6 +344,16 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
             context.counters.tensor_flops += 2 * 16 * 8 * u64::from(shape.depth());
             tensor::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
         }
+        Op::Wgmma { .. } => warpgroup::start(context, op)?,
+        Op::WgmmaFence {} => {
+            warpgroup::together(context, &[])?;
+            context.warp.products.fence();
+        }
+        Op::WgmmaCommit {} => {
+            warpgroup::together(context, &[])?;
+            context.warp.products.commit();
+        }
+        Op::WgmmaWait { pending } => warpgroup::wait(context, pending)?,
 
         Op::BarrierSync { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: true }),
         Op::BarrierArrive { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: false }),

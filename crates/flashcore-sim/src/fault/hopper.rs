@@ -1,6 +1,8 @@
-//! What goes wrong with `mbarrier`s and clusters.
+//! What goes wrong with `mbarrier`s, clusters and products of warpgroups.
 
 use core::fmt;
+
+use super::Place;
 
 /// An `mbarrier` as a report shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,5 +112,54 @@ impl fmt::Display for ClusterBarrierProblem {
             Self::ArrivesTwice => "this warp arrives a second time without waiting; `cluster_wait` in between",
             Self::WaitsBeforeArriving => "this warp waits without having arrived; `cluster_arrive` first",
         })
+    }
+}
+
+/// What is wrong with an operation that four warps execute together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WarpgroupProblem {
+    /// The CTA does not have all four warps of the group.
+    NotWhole {
+        /// Warps of the CTA.
+        warps: u32,
+    },
+    /// The lanes of a warp give different operands.
+    LanesDisagree,
+    /// The warps of the group give different operands.
+    OperandsDiffer {
+        /// The same operation by another warp.
+        other: Box<Place>,
+    },
+    /// Another warp of the group executes another such operation in its place.
+    Disagrees {
+        /// The operation of the other warp.
+        other: Box<Place>,
+    },
+    /// A descriptor with a base offset.
+    BaseOffset {
+        /// The descriptor.
+        descriptor: u64,
+    },
+}
+
+impl fmt::Display for WarpgroupProblem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotWhole { warps } => {
+                write!(formatter, "a warpgroup is four warps from a multiple of four on, and the CTA has {warps} warps")
+            }
+            Self::LanesDisagree => formatter.write_str("all lanes must give the same descriptors and the same scale"),
+            Self::OperandsDiffer { other } => write!(formatter, "other operands than those at {other}"),
+            Self::Disagrees { other } => write!(
+                formatter,
+                "all four warps must execute the same operations on products, and another executes `{other}`"
+            ),
+            Self::BaseOffset { descriptor } => {
+                write!(
+                    formatter,
+                    "descriptor {descriptor:#x} has a base offset; begin the matrix where its swizzle does"
+                )
+            }
+        }
     }
 }

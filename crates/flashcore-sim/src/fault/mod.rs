@@ -6,7 +6,7 @@ use core::fmt;
 
 use flashcore_ir::{RegisterId, Space};
 
-pub use hopper::{ClusterBarrierProblem, MbarrierProblem, MbarrierState};
+pub use hopper::{ClusterBarrierProblem, MbarrierProblem, MbarrierState, WarpgroupProblem};
 
 /// A mistake of the kernel: what, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +85,8 @@ pub enum InFlight {
     BulkTarget,
     /// A bulk load or a load of a box writes its target in shared memory.
     TransferTarget,
+    /// A product of a warpgroup reads its operand in shared memory.
+    ProductOperand,
 }
 
 impl InFlight {
@@ -94,6 +96,7 @@ impl InFlight {
                 "wait with `copy_async_wait` in the thread that copies, then synchronise with the others"
             }
             Self::BulkSource => "wait with `bulk_wait(.., read: true)` in the thread that stores, then synchronise",
+            Self::ProductOperand => "wait with `wgmma_wait` in all four warps, then synchronise",
             Self::TransferTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
             Self::BulkTarget => "wait with `bulk_wait(.., read: false)` in the thread that stores, then synchronise",
         }
@@ -356,6 +359,37 @@ pub enum FaultKind {
         problem: MbarrierProblem,
         /// The barrier, if there is one.
         state: Option<MbarrierState>,
+    },
+    /// Four warps that do not do together what they must.
+    #[error("warpgroup: {problem}")]
+    Warpgroup {
+        /// What is wrong.
+        problem: WarpgroupProblem,
+    },
+    /// A register that a product of a warpgroup uses.
+    #[error("{access} of register {register}, which the product started at {started} uses; `wgmma_wait` for it first")]
+    RegisterInFlight {
+        /// The register.
+        register: RegisterId,
+        /// What was done with it.
+        access: AccessKind,
+        /// Where the product was started.
+        started: Box<Place>,
+    },
+    /// A product of a warpgroup that uses what ordinary instructions have touched.
+    #[error(
+        "missing fence: register {register} of this product was touched by other instructions, or by none that a fence \
+         orders; `wgmma_fence` before it"
+    )]
+    MissingWgmmaFence {
+        /// The register.
+        register: RegisterId,
+    },
+    /// A thread that ends with a product under way.
+    #[error("end of a warp with the product under way that was started at {started}; `wgmma_wait` for it")]
+    UnfinishedProduct {
+        /// Where it was started.
+        started: Box<Place>,
     },
     /// A wrong use of the barrier of the cluster.
     #[error("barrier of the cluster: {problem}")]

@@ -1,6 +1,7 @@
 //! The shared memory of a CTA.
 
 use crate::clocks::{Access, Clocks};
+use crate::execute::matrix::CHUNK_BYTES;
 use crate::fault::Nearest;
 use crate::mbarrier::Mbarriers;
 use crate::memory::{Reason, Refusal};
@@ -10,11 +11,17 @@ use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
 /// multiple of the 1024 bytes that the widest swizzle needs.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
+/// Bytes of a chunk, as products read them.
+const CHUNK: usize = CHUNK_BYTES as usize;
+
 /// The bytes of a CTA and their history.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
     shadow: Shadow,
+    /// For each chunk of 16 bytes, how many warps have products under way that read it, and the last of them. Empty
+    /// without products.
+    product_readers: Vec<(u32, Stamp)>,
     pub(crate) mbarriers: Mbarriers,
     /// Whether its CTA has ended.
     pub(crate) has_ended: bool,
@@ -25,6 +32,7 @@ impl SharedMemory {
         Self {
             bytes: vec![0xff; bytes as usize],
             shadow: Shadow::new(u64::from(bytes), warps),
+            product_readers: Vec::new(),
             mbarriers: Mbarriers::default(),
             has_ended: false,
         }
@@ -63,9 +71,50 @@ impl SharedMemory {
         Ok(&self.bytes[offset..offset + bytes as usize])
     }
 
+    /// Refuses a write to what a product under way reads.
+    fn no_product_reads(&self, offset: usize, bytes: u32) -> Result<(), Refusal> {
+        if self.product_readers.is_empty() {
+            return Ok(());
+        }
+        let chunks = offset / CHUNK..(offset + bytes as usize).div_ceil(CHUNK);
+        let Some(chunk) = chunks.into_iter().find(|&chunk| self.product_readers[chunk].0 > 0) else { return Ok(()) };
+        let address = u64::from(SHARED_BASE) + (chunk * CHUNK).max(offset) as u64;
+        Err(Refusal { address, reason: Reason::Draining(self.product_readers[chunk].1) })
+    }
+
+    /// Starts to read a chunk of 16 bytes for a product.
+    pub(crate) fn start_product(&mut self, address: u32, access: &Access<'_>, clocks: &Clocks) -> Result<(), Refusal> {
+        let offset = self.offset(address, CHUNK as u32)?;
+        let range = cells(offset as u64, CHUNK as u64);
+        self.shadow.read(range.clone(), access).map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
+        self.initialised(offset, CHUNK as u32)?;
+        self.must_be_fenced(range, access, clocks)?;
+        if self.product_readers.is_empty() {
+            self.product_readers.resize(self.bytes.len().div_ceil(CHUNK), (0, Stamp::NONE));
+        }
+        let (count, last) = &mut self.product_readers[offset / CHUNK];
+        *count += 1;
+        *last = access.stamp;
+        Ok(())
+    }
+
+    /// The bytes of a chunk that a product under way reads.
+    pub(crate) fn chunk(&self, address: u32) -> [u8; CHUNK] {
+        let offset = (address - SHARED_BASE) as usize;
+        core::array::from_fn(|index| self.bytes[offset + index])
+    }
+
+    /// A product has read a chunk.
+    pub(crate) fn finish_product(&mut self, address: u32, access: &Access<'_>) {
+        let offset = (address - SHARED_BASE) as usize;
+        self.product_readers[offset / CHUNK].0 -= 1;
+        self.shadow.drained(cells(offset as u64, CHUNK as u64), access);
+    }
+
     /// Writes.
     pub(crate) fn write(&mut self, address: u32, data: &[u8], access: &Access<'_>) -> Result<(), Refusal> {
         let offset = self.offset(address, data.len() as u32)?;
+        self.no_product_reads(offset, data.len() as u32)?;
         let range = cells(offset as u64, data.len() as u64);
         self.shadow.write(range, access).map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
         self.bytes[offset..offset + data.len()].copy_from_slice(data);
@@ -75,6 +124,7 @@ impl SharedMemory {
     /// The bytes for an atomic operation.
     pub(crate) fn atomic(&mut self, address: u32, bytes: u32, access: &Access<'_>) -> Result<&mut [u8], Refusal> {
         let offset = self.offset(address, bytes)?;
+        self.no_product_reads(offset, bytes)?;
         let range = cells(offset as u64, u64::from(bytes));
         self.shadow.atomic(range, access).map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
         self.initialised(offset, bytes)?;
@@ -84,6 +134,7 @@ impl SharedMemory {
     /// Starts a copy that will write `bytes` at `address`.
     pub(crate) fn start_fill(&mut self, address: u32, bytes: u32, access: &Access<'_>) -> Result<(), Refusal> {
         let offset = self.offset(address, bytes)?;
+        self.no_product_reads(offset, bytes)?;
         let range = cells(offset as u64, u64::from(bytes));
         let allowed = self.shadow.may_write(range.clone(), access);
         allowed.map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
@@ -110,6 +161,7 @@ impl SharedMemory {
         clocks: &Clocks,
     ) -> Result<(), Refusal> {
         let offset = self.offset(address, bytes)?;
+        self.no_product_reads(offset, bytes)?;
         let range = cells(offset as u64, u64::from(bytes));
         let allowed = self.shadow.may_write(range.clone(), access);
         allowed.map_err(|conflict| Refusal::new(conflict, SHARED_BASE.into()))?;
