@@ -412,6 +412,16 @@ impl MmaShape {
 }
 
 modifier! {
+    /// How the number of registers of a warpgroup changes.
+    RegisterChange {
+        /// It grows, once others have released as many.
+        Increase = "inc",
+        /// It shrinks.
+        Decrease = "dec",
+    }
+}
+
+modifier! {
     /// Whether a product of a warpgroup is added to what the accumulator holds.
     Accumulation {
         /// It takes the place of it.

@@ -9,7 +9,7 @@
 pub use crate::columns::{Class, Effect, Entry, LengthMismatch, Role, Slot};
 use crate::operand::{
     Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
-    Operand, ReduceOp, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
+    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
 };
 use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_ONLY, HOPPER_PAIRS, Since};
 use crate::types::Type;
@@ -323,6 +323,10 @@ operations! {
         { op: ReduceOp, ty: Type } out (d: ty) ins (a[1]: ty)
         for ty in [U32 S32]
         : Class::Warp, Effect::None, true, AMPERE;
+    /// `d` holds in one lane of the warp, always the same; which one is for the machine to choose.
+    Elect "elect.sync _|d, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-elect-sync"
+        out (d: Type::Pred)
+        : Class::Warp, Effect::None, true, HOPPER;
     /// Waits for the lanes of the warp and orders their accesses to memory.
     WarpSync "bar.warp.sync 0xffffffff" @ "parallel-synchronization-and-communication-instructions-bar-warp-sync"
         : Class::Barrier, Effect::Order, true, AMPERE;
@@ -428,6 +432,11 @@ operations! {
         { count: u32, transposed: bool, ty: Type } outs (d[count]: ty) at (source: Space::Shared)
         for ty in [U32 F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::Read(Space::Shared), true, AMPERE;
+    /// Stores `count` 8 × 8 matrices of 16-bit elements, as [`Op::LoadMatrix`] loads them.
+    StoreMatrix "stmatrix.sync.aligned.m8n8.count{.trans}.shared.b16 [target], a" @ "warp-level-matrix-instructions-stmatrix"
+        { count: u32, transposed: bool, ty: Type } ins (a[count]: ty) at (target: Space::Shared)
+        for ty in [U32 F16x2 Bf16x2 Tf32]
+        : Class::Tensor, Effect::Write(Space::Shared), true, HOPPER;
     /// `d = a · b + c` on the tensor cores; `a` is 16 × depth by rows, `b` depth × 8 by columns.
     Mma "mma.sync.aligned.shape.row.col.accumulate.operand.operand.accumulate d, a, b, c" @ "warp-level-matrix-instructions-mma"
         { shape: MmaShape, operand: Type, accumulate: Type }
@@ -537,6 +546,17 @@ operations! {
 
     // ---- control --------------------------------------------------------------------------------------------------
 
+    /// Changes the number of registers per thread that a warpgroup has: it gives some back, or takes them once others of
+    /// the CTA have. What it began with is what the kernel declares.
+    SetRegisterCount "setmaxnreg.change.sync.aligned.u32 count" @ "miscellaneous-instructions-setmaxnreg"
+        { change: RegisterChange, count: u32 }
+        : Class::Control, Effect::None, true, HOPPER_ONLY;
+    /// Waits until the kernels before this one on the stream, if this launch overlaps with them, have finished.
+    GridDependencyWait "griddepcontrol.wait" @ "parallel-synchronization-and-communication-instructions-griddepcontrol"
+        : Class::Control, Effect::Order, false, HOPPER;
+    /// Lets the kernel behind this one on the stream start, if it overlaps with this one.
+    LaunchDependents "griddepcontrol.launch_dependents" @ "parallel-synchronization-and-communication-instructions-griddepcontrol"
+        : Class::Control, Effect::None, false, HOPPER;
     /// Ends the thread.
     Exit "exit" @ "control-flow-instructions-exit"
         : Class::Control, Effect::None, false, AMPERE;

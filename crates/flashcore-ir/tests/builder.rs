@@ -446,6 +446,12 @@ fn every_method() -> Kernel {
     k.cluster_arrive();
     k.cluster_wait();
     k.cluster_sync();
+    k.elect();
+    k.store_matrix(shared, &a, false);
+    k.decrease_registers(40);
+    k.increase_registers(232);
+    k.grid_dependency_wait();
+    k.launch_dependents();
     k.exit();
     k.finish()
 }

@@ -156,6 +156,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::ReduceWarp { op, ty, d, a } => {
             format!("redux.sync.{op}.{} {}, {}, {WHOLE_WARP}", reduced_type(*op, *ty), r(d), list(a))
         }
+        Op::Elect { d } => format!("elect.sync _|{}, {WHOLE_WARP}", r(d)),
         Op::WarpSync {} => format!("bar.warp.sync {WHOLE_WARP}"),
 
         Op::Load { space, cache, prefetch, ty, count, d, source } => {
@@ -228,6 +229,10 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::LoadMatrix { count, transposed, ty: _, d, source } => {
             let transposed = if *transposed { ".trans" } else { "" };
             format!("ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {{{}}}, {}", list(d), m(source))
+        }
+        Op::StoreMatrix { count, transposed, ty: _, a, target } => {
+            let transposed = if *transposed { ".trans" } else { "" };
+            format!("stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {}, {{{}}}", m(target), list(a))
         }
         Op::Mma { shape, operand, accumulate, d, a, b, c } => {
             let (operand, accumulate) = (element(*operand), element(*accumulate));
@@ -302,6 +307,9 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::ClusterArrive {} => "barrier.cluster.arrive.release.aligned".to_owned(),
         Op::ClusterWait {} => "barrier.cluster.wait.acquire.aligned".to_owned(),
 
+        Op::SetRegisterCount { change, count } => format!("setmaxnreg.{change}.sync.aligned.u32 {count}"),
+        Op::GridDependencyWait {} => "griddepcontrol.wait".to_owned(),
+        Op::LaunchDependents {} => "griddepcontrol.launch_dependents".to_owned(),
         Op::Exit {} => "exit".to_owned(),
     }
 }

@@ -27,6 +27,8 @@ pub struct Counters {
     pub shared_stores: SharedTraffic,
     /// `ldmatrix`.
     pub load_matrix: SharedTraffic,
+    /// `stmatrix`.
+    pub store_matrix: SharedTraffic,
     /// What `cp.async` writes to shared memory.
     pub copy_async_writes: SharedTraffic,
     /// Loads from global memory, by instructions, by `cp.async` and by bulk loads.
@@ -105,6 +107,7 @@ impl Counters {
         let mut sum = self.shared_loads;
         sum += self.shared_stores;
         sum += self.load_matrix;
+        sum += self.store_matrix;
         sum += self.copy_async_writes;
         sum
     }
@@ -212,6 +215,7 @@ impl AddAssign for Counters {
             shared_loads,
             shared_stores,
             load_matrix,
+            store_matrix,
             copy_async_writes,
             global_loads,
             global_stores,
@@ -232,6 +236,7 @@ impl AddAssign for Counters {
         self.shared_loads += shared_loads;
         self.shared_stores += shared_stores;
         self.load_matrix += load_matrix;
+        self.store_matrix += store_matrix;
         self.copy_async_writes += copy_async_writes;
         self.global_loads += global_loads;
         self.global_stores += global_stores;

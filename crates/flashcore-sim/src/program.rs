@@ -92,7 +92,10 @@ fn together(op: &Op) -> Together {
 
 /// Whether an operation is for all four warps of a warpgroup.
 pub(crate) fn is_of_products(op: &Op) -> bool {
-    matches!(op, Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. })
+    matches!(
+        op,
+        Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. } | Op::SetRegisterCount { .. }
+    )
 }
 
 impl<'k> Program<'k> {

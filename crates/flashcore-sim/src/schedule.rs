@@ -89,7 +89,10 @@ where
         let ready = if count == 32 { ALL } else { (1 << count) - 1 };
         let mut warps: Vec<Warp<'k>> = (0..ctas * count).map(warp).collect();
         if scene.program.has_products {
-            warps.iter_mut().for_each(|warp| warp.products = Products::new(kernel.registers.len()));
+            for warp in &mut warps {
+                warp.products = Products::new(kernel.registers.len());
+                warp.register_count = kernel.register_budget.next_multiple_of(8);
+            }
         }
         Self {
             scene,
@@ -124,6 +127,9 @@ where
                 self.step(warp).map_err(|stop| self.failure(stop, warp, step))?;
                 if !self.signals.completed.is_empty() {
                     self.wake_completed();
+                }
+                if core::mem::take(&mut self.signals.released_registers) {
+                    self.wake(|_, warp| core::mem::take(&mut warp.waiting.registers) > 0);
                 }
                 if !self.is_ready(warp) {
                     break;
@@ -213,6 +219,10 @@ where
                     place.address = Some(address.into());
                     waiting.push(WaitingWarp { waits_for: WaitsFor::Mbarrier(barrier.state()), place });
                 }
+            }
+            if waits.waiting.registers > 0 {
+                let (wanted, free) = (waits.waiting.registers, self.shared[rank].free_registers);
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Registers { wanted, free }, place: place() });
             }
             if waits.waiting.cluster {
                 let (arrived, expected) = self.barrier.progress();

@@ -26,6 +26,8 @@ pub(crate) struct Warp<'k> {
     open: Vec<Frame>,
     pub(crate) waiting: Waiting,
     pub(crate) products: Products<'k>,
+    /// Registers per thread.
+    pub(crate) register_count: u32,
 }
 
 /// What a warp waits for that will execute the same step again.
@@ -35,6 +37,8 @@ pub(crate) struct Waiting {
     pub(crate) mbarriers: Vec<u32>,
     /// The lanes that wait no more.
     pub(crate) done: u32,
+    /// The registers per thread that it waits for.
+    pub(crate) registers: u32,
     /// Whether it waits for the barrier of the cluster.
     pub(crate) cluster: bool,
 }
@@ -62,6 +66,7 @@ impl<'k> Warp<'k> {
             open: Vec::new(),
             waiting: Waiting::default(),
             products: Products::default(),
+            register_count: 0,
         }
     }
 

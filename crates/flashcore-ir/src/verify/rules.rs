@@ -69,7 +69,9 @@ pub enum Rule {
     CopySize { bytes: u32, cache: CopyCache },
     #[error("a bulk copy has a multiple of 16 bytes, more than none; not {bytes}")]
     BulkSize { bytes: u64 },
-    #[error("ldmatrix loads 1, 2 or 4 matrices, not {count}")]
+    #[error("a warpgroup has 24 to 256 registers per thread, a multiple of 8; not {count}")]
+    RegisterCount { count: u32 },
+    #[error("ldmatrix loads 1, 2 or 4 matrices, and stmatrix stores as many; not {count}")]
     MatrixCount { count: u32 },
     #[error("there is no {shape} product of {operand} accumulated in {accumulate}")]
     NoProduct { shape: MmaShape, operand: Type, accumulate: Type },
@@ -284,7 +286,12 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
                 broken.push(Rule::BulkSize { bytes: *bytes });
             }
         }
-        Op::LoadMatrix { count, .. } => {
+        Op::SetRegisterCount { count, .. } => {
+            if !(24..=256).contains(count) || !count.is_multiple_of(8) {
+                broken.push(Rule::RegisterCount { count: *count });
+            }
+        }
+        Op::LoadMatrix { count, .. } | Op::StoreMatrix { count, .. } => {
             if !matches!(count, 1 | 2 | 4) {
                 broken.push(Rule::MatrixCount { count: *count });
             }
@@ -385,6 +392,9 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::BulkStore { bytes: Operand::Register(_), .. }
         | Op::BulkLoad { bytes: Operand::Register(_), .. }
         | Op::PrefetchTensorMap { .. }
+        | Op::Elect { .. }
+        | Op::GridDependencyWait { .. }
+        | Op::LaunchDependents { .. }
         | Op::WgmmaFence { .. }
         | Op::WgmmaCommit { .. }
         | Op::WgmmaWait { .. }

@@ -2,7 +2,8 @@
 
 use flashcore_ir::{
     Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
-    Operand, ReduceOp, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
+    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
+    VoteMode,
 };
 
 /// Registers below this are written by the sample, those from here on read.
@@ -88,6 +89,7 @@ pub(crate) fn one_of_each() -> Vec<Op> {
         Op::Vote { mode: VoteMode::Any, d: D, a: vec![read(0)] },
         Op::Ballot { d: D, a: vec![read(0)] },
         Op::ReduceWarp { op: ReduceOp::Max, ty, d: D, a: vec![read(0)] },
+        Op::Elect { d: D },
         Op::WarpSync {},
         Op::Load {
             space: GLOBAL,
@@ -148,6 +150,7 @@ pub(crate) fn one_of_each() -> Vec<Op> {
         },
         Op::PrefetchTensorMap { map: vec![read(0)] },
         Op::LoadMatrix { count: 2, transposed: true, ty: Type::F16x2, d: vec![D, written(1)], source: SOURCE },
+        Op::StoreMatrix { count: 2, transposed: false, ty: Type::Bf16x2, a: vec![read(0), read(1)], target: TARGET },
         Op::Mma {
             shape: MmaShape::M16N8K8,
             operand: Type::F16x2,
@@ -188,6 +191,9 @@ pub(crate) fn one_of_each() -> Vec<Op> {
         Op::MapShared { d: D, a: A, rank: B },
         Op::ClusterArrive {},
         Op::ClusterWait {},
+        Op::SetRegisterCount { change: RegisterChange::Decrease, count: 40 },
+        Op::GridDependencyWait {},
+        Op::LaunchDependents {},
         Op::Exit {},
     ]
 }

@@ -13,7 +13,7 @@ cases! {
     arrival_in_global_memory atomic_in_another_cta cluster_of_nine cluster_of_none cluster_before_hopper
     remote_load_hint coordinates_of_six_dimensions tensor_map_that_is_a_number bulk_load_of_part_of_a_line
     product_of_twelve_columns product_of_bf16_in_pairs product_accumulated_elsewhere transposed_registers
-    product_before_hopper
+    product_before_hopper registers_in_fours registers_below_the_least three_matrices_stored
 }
 
 /// The first instruction of the kernels here gives the address.
@@ -338,4 +338,42 @@ fn product_before_hopper() -> Case {
         vec![at(line, 0, "WgmmaFence", rule)]
     })
     .on(Arch::Sm120)
+}
+
+fn registers(count: u32) -> (Kernel, u32) {
+    let mut k = Builder::new("kernel", 128);
+    let line = line!() + 1;
+    k.decrease_registers(count);
+    (k.finish(), line)
+}
+
+fn registers_in_fours() -> Case {
+    case(registers, 44, 48, |line| {
+        vec![at(line, 0, "SetRegisterCount change=Decrease count=44", Rule::RegisterCount { count: 44 })]
+    })
+    .on(Arch::Sm90a)
+}
+
+fn registers_below_the_least() -> Case {
+    case(registers, 16, 24, |line| {
+        vec![at(line, 0, "SetRegisterCount change=Decrease count=16", Rule::RegisterCount { count: 16 })]
+    })
+    .on(Arch::Sm90a)
+}
+
+fn three_matrices_stored() -> Case {
+    use flashcore_ir::types::F16x2;
+    let write = |count: usize| {
+        let line = line!() + 3;
+        let kernel = written(|k, base| {
+            let pair = k.reinterpret::<U32, F16x2>(base);
+            k.store_matrix(base, &vec![pair; count], false);
+        });
+        (kernel, line)
+    };
+    case(write, 3, 4, |line| {
+        let text = "StoreMatrix count=3 transposed=false ty=F16x2 a=%1, a=%1, a=%1, target=[%0]";
+        vec![at(line, 2, text, Rule::MatrixCount { count: 3 })]
+    })
+    .on(Arch::Sm90)
 }

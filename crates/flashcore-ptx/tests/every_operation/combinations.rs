@@ -4,7 +4,8 @@
 
 use flashcore_ir::{
     Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
-    Operand, ReduceOp, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
+    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
+    VoteMode,
 };
 
 /// Stands for a register that the kernel will fill in.
@@ -171,6 +172,7 @@ fn warp(list: &mut List) {
     for op in ReduceOp::ALL {
         list.push_types(|_, ty| Op::ReduceWarp { op: *op, ty, d: ANY, a: registers(1) });
     }
+    list.push(|_| Op::Elect { d: ANY });
     list.push(|_| Op::WarpSync {});
 }
 
@@ -284,6 +286,7 @@ fn tensor(list: &mut List) {
     for count in COUNTS {
         for transposed in YES_OR_NO {
             list.push_types(|_, ty| Op::LoadMatrix { count, transposed, ty, d: registers(count), source: AT });
+            list.push_types(|_, ty| Op::StoreMatrix { count, transposed, ty, a: registers(count), target: AT });
         }
     }
     for shape in MmaShape::ALL {
@@ -352,6 +355,12 @@ fn barriers(list: &mut List) {
     for scope in FenceScope::ALL {
         list.push(|_| Op::Fence { scope: *scope });
     }
+    for change in RegisterChange::ALL {
+        list.push(|_| Op::SetRegisterCount { change: *change, count: 40 });
+        list.push(|_| Op::SetRegisterCount { change: *change, count: 41 });
+    }
+    list.push(|_| Op::GridDependencyWait {});
+    list.push(|_| Op::LaunchDependents {});
     list.push(|_| Op::Exit {});
 }
 

@@ -203,6 +203,39 @@ fn update(
 const ROW_BYTES: u32 = 16;
 const ROWS: usize = 8;
 
+/// Stores 8 × 8 matrices whose rows the lanes point at. The warp writes as one: a row has elements of several lanes.
+pub(crate) fn store_matrix(
+    context: &mut Context<'_, '_, '_>,
+    transposed: bool,
+    a: &[RegisterId],
+    target: Address,
+) -> Result<(), Stop> {
+    let addresses = addresses(&context.warp.registers, Space::Shared, target);
+    let Context { scene, warp, clocks, cluster, rank, counters, .. } = context;
+    let accessor = clocks.accessor(context.warp_index, context.step);
+    let access = accessor.all_lanes();
+    for (matrix, register) in a.iter().enumerate() {
+        let words = warp.registers.word_of(*register);
+        for row in 0..ROWS {
+            let mut bytes = [0; ROW_BYTES as usize];
+            for (column, element) in bytes.chunks_exact_mut(2).enumerate() {
+                let (row, column) = if transposed { (column, row) } else { (row, column) };
+                let pair = crate::numeric::split(words[4 * row + column / 2]);
+                element.copy_from_slice(&pair[column % 2].to_le_bytes());
+            }
+            let lane = ROWS * matrix + row;
+            let address = addresses[lane];
+            aligned(Space::Shared, address, ROW_BYTES, lane)?;
+            let attempt = Attempt { space: Space::Shared, kind: AccessKind::Write, bytes: ROW_BYTES, lane };
+            let written = cluster[*rank].write(address as u32, &bytes, &access);
+            written.map_err(|refusal| scene.refused(attempt, refusal))?;
+        }
+        let rows = addresses[ROWS * matrix..][..ROWS].iter().copied();
+        counters.store_matrix.count_request(rows, ROW_BYTES);
+    }
+    Ok(())
+}
+
 /// Loads 8 × 8 matrices whose rows the lanes point at. The warp reads as one: the lane that gives the address of a row
 /// is not the one that receives it.
 pub(crate) fn load_matrix(

@@ -66,6 +66,8 @@ pub(crate) struct Context<'c, 'k, 'm> {
 pub(crate) struct Signals {
     /// The `mbarrier`s of which a phase is complete: the CTA in the cluster, and the address.
     pub(crate) completed: Vec<(usize, u32)>,
+    /// Whether a warp has given registers back.
+    pub(crate) released_registers: bool,
 }
 
 /// What is the same for all warps of a cluster.
@@ -300,6 +302,8 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             context.lanes().set_word(d, &[holds; LANES]);
         }
         Op::ReduceWarp { op, ty, d, ref a } => exchange::reduce(&mut context.lanes(), op, ty, d, a[0])?,
+        // Any lane would do; one that kernels do not expect finds out those that rely on the first.
+        Op::Elect { d } => context.lanes().set_predicate(d, 1 << (LANES - 1)),
         Op::WarpSync {} => context.clocks.warp_sync(context.warp_index),
 
         Op::Load { space, cache, prefetch: _, ty, count: _, ref d, source } => {
@@ -337,6 +341,9 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
 
         Op::LoadMatrix { count: _, transposed, ty: _, ref d, source } => {
             memory::load_matrix(context, transposed, d, source)?;
+        }
+        Op::StoreMatrix { count: _, transposed, ty: _, ref a, target } => {
+            memory::store_matrix(context, transposed, a, target)?;
         }
         Op::Mma { shape, operand, accumulate, ref d, ref a, ref b, ref c } => {
             debug_assert_eq!(mask, ALL, "the scheduler lets only whole warps through");
@@ -392,6 +399,14 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
         // them is a barrier.
         Op::Prefetch { source: _ } | Op::PrefetchTensorMap { map: _ } | Op::Fence { scope: _ } => {}
+
+        Op::SetRegisterCount { change, count } => {
+            if !warpgroup::set_register_count(context, change, count)? {
+                return Ok(Flow::Wait);
+            }
+        }
+        // Launches follow each other here.
+        Op::GridDependencyWait {} | Op::LaunchDependents {} => {}
 
         Op::Exit {} => {
             asynchronous::end(context)?;

@@ -5,7 +5,7 @@
 //! register `r` of pairs row `g + 8 (r % 2)`, columns `8 (r / 2) + 2t` and the next. A in registers is the fragment of
 //! `mma`. Products are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
 
-use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterId, Space, Type};
+use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
 use crate::error::{InternalError, Stop};
 use crate::execute::matrix::{CHUNK_BYTES, DEPTH, SharedMatrix};
@@ -63,6 +63,34 @@ pub(crate) fn end(context: &Context<'_, '_, '_>) -> Result<(), Stop> {
     let mut started = context.scene.place_of(product.started, 0);
     started.address = None;
     Err(Stop::warp(FaultKind::UnfinishedProduct { started: Box::new(started) }))
+}
+
+/// Gives registers back, or takes them; whether there are enough.
+pub(crate) fn set_register_count(
+    context: &mut Context<'_, '_, '_>,
+    change: RegisterChange,
+    count: u32,
+) -> Result<bool, Stop> {
+    let current = context.warp.register_count;
+    let possible = match change {
+        RegisterChange::Increase => count >= current,
+        RegisterChange::Decrease => count <= current,
+    };
+    if !possible {
+        return Err(Stop::warp(FaultKind::RegisterCount { count, current }));
+    }
+    let free = &mut context.cluster[context.rank].free_registers;
+    let wanted = count.saturating_sub(current);
+    if wanted > *free {
+        context.warp.waiting.registers = wanted;
+        return Ok(false);
+    }
+    *free = *free + current - count;
+    context.warp.register_count = count;
+    context.warp.waiting.registers = 0;
+    context.signals.released_registers |= count < current;
+    together(context, &[])?;
+    Ok(true)
 }
 
 /// The value that all lanes give.

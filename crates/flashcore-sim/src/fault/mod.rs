@@ -197,6 +197,13 @@ pub enum WaitsFor {
     },
     /// The phase of an `mbarrier` that some lanes wait for to complete.
     Mbarrier(MbarrierState),
+    /// Registers that others of the CTA have not given back.
+    Registers {
+        /// More registers per thread that it wants.
+        wanted: u32,
+        /// Registers per thread of a warp that there are.
+        free: u32,
+    },
     /// The barrier of the cluster.
     Cluster {
         /// Warps that have arrived at it.
@@ -214,6 +221,9 @@ impl fmt::Display for WaitingWarp {
                 write!(formatter, "barrier {barrier} ({arrived} of {expected} threads arrived)")
             }
             WaitsFor::Mbarrier(state) => state.fmt(formatter),
+            WaitsFor::Registers { wanted, free } => {
+                write!(formatter, "an increase by {wanted} registers ({free} are free)")
+            }
             WaitsFor::Cluster { arrived, expected } => {
                 write!(formatter, "the barrier of the cluster ({arrived} of {expected} warps arrived)")
             }
@@ -390,6 +400,14 @@ pub enum FaultKind {
     UnfinishedProduct {
         /// Where it was started.
         started: Box<Place>,
+    },
+    /// An increase that is none, or a decrease.
+    #[error("a change to {count} registers per thread in the wrong direction: the warp has {current}")]
+    RegisterCount {
+        /// The count given.
+        count: u32,
+        /// What the warp has.
+        current: u32,
     },
     /// A wrong use of the barrier of the cluster.
     #[error("barrier of the cluster: {problem}")]

@@ -23,6 +23,8 @@ pub(crate) struct SharedMemory {
     /// without products.
     product_readers: Vec<(u32, Stamp)>,
     pub(crate) mbarriers: Mbarriers,
+    /// Registers per thread that warps of the CTA have given back, summed over warps.
+    pub(crate) free_registers: u32,
     /// Whether its CTA has ended.
     pub(crate) has_ended: bool,
 }
@@ -34,6 +36,7 @@ impl SharedMemory {
             shadow: Shadow::new(u64::from(bytes), warps),
             product_readers: Vec::new(),
             mbarriers: Mbarriers::default(),
+            free_registers: 0,
             has_ended: false,
         }
     }
