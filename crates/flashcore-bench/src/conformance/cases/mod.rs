@@ -15,6 +15,7 @@ mod special_functions;
 mod synchronisation;
 mod tensor;
 mod tensor_copies;
+mod warpgroups;
 
 use super::case::ConformanceCase;
 
@@ -33,6 +34,7 @@ pub fn cases() -> Vec<ConformanceCase> {
         asynchronous::add,
         tensor_copies::add,
         tensor::add,
+        warpgroups::add,
         synchronisation::add,
         mbarriers::add,
         clusters::add,
