@@ -78,7 +78,7 @@ impl Arguments {
                 index,
                 parameter: parameter.name.clone(),
                 expected: parameter.ty,
-                found: argument,
+                found: Box::new(argument),
             });
         }
         let place = &mut self.places[index];
@@ -191,7 +191,7 @@ mod tests {
             index: 1,
             parameter: "p_u32".to_owned(),
             expected: Type::U32.into(),
-            found: Argument::S32(-1),
+            found: Box::new(Argument::S32(-1)),
         };
         assert_eq!(error, expected);
         assert_eq!(error.to_string(), "argument 1 of kernel `k`, `p_u32`, is a u32, not S32(-1)");

@@ -223,7 +223,7 @@ pub enum CudaError {
         /// Its type.
         expected: ParameterType,
         /// The argument.
-        found: Argument,
+        found: Box<Argument>,
     },
     /// A tensor map that hardware has no form for.
     #[error("no tensor map that hardware has: {0}")]

@@ -98,7 +98,6 @@ mod module;
 mod run_owned;
 mod stream;
 mod tensor_map;
-mod tensor_map;
 
 pub use arguments::MOST_ARGUMENTS;
 pub use context::Context;

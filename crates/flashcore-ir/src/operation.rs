@@ -435,7 +435,7 @@ operations! {
     /// Stores `count` 8 × 8 matrices of 16-bit elements, as [`Op::LoadMatrix`] loads them.
     StoreMatrix "stmatrix.sync.aligned.m8n8.count{.trans}.shared.b16 [target], a" @ "warp-level-matrix-instructions-stmatrix"
         { count: u32, transposed: bool, ty: Type } ins (a[count]: ty) at (target: Space::Shared)
-        for ty in [U32 F16x2 Bf16x2 Tf32]
+        for ty in [F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::Write(Space::Shared), true, HOPPER;
     /// `d = a · b + c` on the tensor cores; `a` is 16 × depth by rows, `b` depth × 8 by columns.
     Mma "mma.sync.aligned.shape.row.col.accumulate.operand.operand.accumulate d, a, b, c" @ "warp-level-matrix-instructions-mma"

@@ -45,6 +45,11 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Operand::Constant(bits) => constant(*bits, ty),
     };
     let list = |registers: &[RegisterId]| registers.iter().map(r).collect::<Vec<_>>().join(", ");
+    // An operand that may be absent, of at most one register.
+    let behind = |registers: &[RegisterId]| match registers {
+        [register] => format!(", {}", r(register)),
+        _ => String::new(),
+    };
     // A vector of one element is written without braces.
     let vector = |registers: &[RegisterId]| match registers {
         [register] => r(register).to_owned(),
@@ -205,7 +210,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::TensorLoad { rank, multicast, hinted, coordinates, mask, policy, target, map, barrier } => {
             let multicast = if *multicast { ".multicast::cluster" } else { "" };
             let hint = if *hinted { ".L2::cache_hint" } else { "" };
-            let rest: String = mask.iter().chain(policy).map(|register| format!(", {}", r(register))).collect();
+            let rest = [&mask[..], policy].map(behind).concat();
             format!(
                 "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}{hint} \
                  {}, [{}, {{{}}}], {}{rest}",
@@ -217,7 +222,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         }
         Op::TensorStore { rank, hinted, coordinates, policy, map, source } => {
             let hint = if *hinted { ".L2::cache_hint" } else { "" };
-            let rest: String = policy.iter().map(|register| format!(", {}", r(register))).collect();
+            let rest = behind(policy);
             let (map, coordinates, source) = (list(map), list(coordinates), m(source));
             format!(
                 "cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group{hint} \
@@ -252,7 +257,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
                 Accumulation::Add => "1".to_owned(),
                 Accumulation::AddWhere => list(scale),
             };
-            let transposed = |major: &Major| if *major == Major::Outer { 1 } else { 0 };
+            let transposed = |major: &Major| u32::from(*major == Major::Outer);
             let (a, majors) = match source {
                 MatrixSource::Shared => (list(a), format!("{}, {}", transposed(a_major), transposed(b_major))),
                 MatrixSource::Registers => (format!("{{{}}}", list(a)), transposed(b_major).to_string()),

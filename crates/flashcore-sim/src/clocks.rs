@@ -9,7 +9,7 @@ pub(crate) struct Clocks {
     warps: usize,
     /// Entries of a vector: one for each warp, then one for each `mbarrier`.
     width: usize,
-    clocks: Vec<Clock>,
+    by_warp: Vec<Clock>,
 }
 
 /// The clock of one warp.
@@ -60,13 +60,13 @@ impl Clocks {
             fences: Vec::new(),
             mbarrier_fences: Vec::new(),
         };
-        Self { warps, width: warps, clocks: (0..warps).map(clock).collect() }
+        Self { warps, width: warps, by_warp: (0..warps).map(clock).collect() }
     }
 
     /// Makes room for one more `mbarrier` and returns its number.
     pub(crate) fn add_mbarrier(&mut self) -> usize {
         self.width += 1;
-        for clock in &mut self.clocks {
+        for clock in &mut self.by_warp {
             clock.vector.resize(self.width, 0);
             clock.partial.iter_mut().for_each(|partial| partial.vector.resize(self.width, 0));
         }
@@ -80,18 +80,18 @@ impl Clocks {
 
     /// The identity of what `warp` accesses in `step`.
     pub(crate) fn accessor(&self, warp: usize, step: usize) -> Accessor<'_> {
-        let Clock { epoch, vector, partial, .. } = &self.clocks[warp];
+        let Clock { epoch, vector, partial, .. } = &self.by_warp[warp];
         Accessor { stamp: Stamp::new(warp, 0, *epoch, step), warp, warps: self.warps, vector, partial }
     }
 
     /// Lanes of a warp access memory.
     pub(crate) fn touch(&mut self, warp: usize, lanes: u32) {
-        self.clocks[warp].touched |= lanes;
+        self.by_warp[warp].touched |= lanes;
     }
 
     /// `bar.warp.sync`.
     pub(crate) fn warp_sync(&mut self, warp: usize) {
-        let clock = &mut self.clocks[warp];
+        let clock = &mut self.by_warp[warp];
         for partial in clock.partial.drain(..) {
             join(&mut clock.vector, &partial.vector);
         }
@@ -110,7 +110,7 @@ impl Clocks {
     pub(crate) fn release_lanes(&mut self, participants: Participants, joined: &mut Vec<u32>) {
         let Participants { warp, lanes, alive } = participants;
         joined.resize(self.width, 0);
-        let clock = &mut self.clocks[warp];
+        let clock = &mut self.by_warp[warp];
         join(joined, &clock.vector);
         for partial in clock.partial.iter().filter(|partial| partial.lanes & lanes != 0) {
             join(joined, &partial.vector);
@@ -123,7 +123,7 @@ impl Clocks {
 
     /// All threads of `warp`, which have released before, take over what a barrier joined.
     pub(crate) fn acquire(&mut self, warp: usize, joined: &[u32]) {
-        let clock = &mut self.clocks[warp];
+        let clock = &mut self.by_warp[warp];
         join(&mut clock.vector, joined);
         clock.partial.clear();
         clock.touched = 0;
@@ -132,7 +132,7 @@ impl Clocks {
     /// Some lanes take over what others have released.
     pub(crate) fn acquire_lanes(&mut self, participants: Participants, joined: &[u32]) {
         let Participants { warp, lanes, alive } = participants;
-        let clock = &mut self.clocks[warp];
+        let clock = &mut self.by_warp[warp];
         if lanes & alive == alive {
             join(&mut clock.vector, joined);
             clock.partial.iter_mut().for_each(|partial| join(&mut partial.vector, joined));
@@ -162,26 +162,26 @@ impl Clocks {
 
     /// `fence.proxy.async` by the lanes of `mask`.
     pub(crate) fn fence_proxy(&mut self, warp: usize, mask: u32) {
-        let clock = &mut self.clocks[warp];
+        let clock = &mut self.by_warp[warp];
         clock.fences.push((clock.epoch, mask));
         clock.epoch += 1;
     }
 
     /// `fence.mbarrier_init` by the lanes of `mask`.
     pub(crate) fn fence_mbarrier_init(&mut self, warp: usize, mask: u32) {
-        let clock = &mut self.clocks[warp];
+        let clock = &mut self.by_warp[warp];
         clock.mbarrier_fences.push((clock.epoch, mask));
         clock.epoch += 1;
     }
 
     /// Whether a write is visible to what the asynchronous proxy does for `access`.
     pub(crate) fn is_fenced(&self, write: Stamp, access: &Access<'_>) -> bool {
-        write.completion().is_some() || fenced(&self.clocks[write.warp()].fences, write, access)
+        write.completion().is_some() || fenced(&self.by_warp[write.warp()].fences, write, access)
     }
 
     /// Whether an `mbarrier` that was initialised by `write` is visible to what the asynchronous proxy does.
     pub(crate) fn is_initialisation_fenced(&self, write: Stamp, access: &Access<'_>) -> bool {
-        self.is_fenced(write, access) || fenced(&self.clocks[write.warp()].mbarrier_fences, write, access)
+        self.is_fenced(write, access) || fenced(&self.by_warp[write.warp()].mbarrier_fences, write, access)
     }
 }
 

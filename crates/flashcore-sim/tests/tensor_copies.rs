@@ -467,7 +467,7 @@ fn wrong_operands() {
         (Through::OneCoordinate, FaultKind::TensorRank { rank: 2, coordinates: 1 }, None),
     ] {
         let (kernel, result) = run_through(how, 0);
-        let at = support::At::lane(place(&kernel, "load", "TensorLoad", 0), 0);
+        let at = place(&kernel, "load", "TensorLoad", 0).lane(0);
         assert_eq!(fault(result), Fault { kind, place: flashcore_sim::Place { address, ..at } });
     }
     let (_, result) = run_through(Through::NoMap, 0);

@@ -327,9 +327,9 @@ fn product_before_hopper() -> Case {
         let mut k = Builder::new("kernel", 128);
         let line = line!() + 2;
         if fence {
-            k.wgmma_fence()
+            k.wgmma_fence();
         } else {
-            k.warp_sync()
+            k.warp_sync();
         }
         (k.finish(), line)
     };

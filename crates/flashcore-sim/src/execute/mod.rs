@@ -398,16 +398,18 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
 
         // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
         // them is a barrier.
-        Op::Prefetch { source: _ } | Op::PrefetchTensorMap { map: _ } | Op::Fence { scope: _ } => {}
+        // Launches follow each other here, so there is nothing to wait for.
+        Op::Prefetch { source: _ }
+        | Op::PrefetchTensorMap { map: _ }
+        | Op::Fence { scope: _ }
+        | Op::GridDependencyWait {}
+        | Op::LaunchDependents {} => {}
 
         Op::SetRegisterCount { change, count } => {
             if !warpgroup::set_register_count(context, change, count)? {
                 return Ok(Flow::Wait);
             }
         }
-        // Launches follow each other here.
-        Op::GridDependencyWait {} | Op::LaunchDependents {} => {}
-
         Op::Exit {} => {
             asynchronous::end(context)?;
             return Ok(Flow::Exit);
