@@ -10,6 +10,7 @@ pub mod builder;
 mod columns;
 mod display;
 pub mod kernel;
+mod modifier;
 pub mod operand;
 pub mod operation;
 pub mod target;

@@ -49,8 +49,9 @@ impl Printer<'_> {
         self.line(format_args!(".target {arch}"));
         self.line(".address_size 64");
         if uses_shared_memory(kernel) {
-            // Sized by the launch. 128 bytes is what 128-byte swizzles and bulk copies ask for at most.
-            self.line(format_args!(".extern .shared .align 128 .b8 {}[];", instruction::SHARED_MEMORY));
+            // Sized by the launch.
+            let (alignment, name) = (shared_alignment(kernel), instruction::SHARED_MEMORY);
+            self.line(format_args!(".extern .shared .align {alignment} .b8 {name}[];"));
         }
         self.line("");
         let parameters: Vec<String> = kernel
@@ -189,6 +190,16 @@ fn register_limit(kernel: &Kernel) -> u32 {
     let threads_per_partition = kernel.threads.div_ceil(PARTITIONS * WARP) * WARP;
     let share = PARTITION_REGISTERS / threads_per_partition / GRANULE * GRANULE;
     kernel.register_budget.min(share)
+}
+
+/// What the start of shared memory is a multiple of: 1024 bytes where hardware swizzles by address, of which the widest
+/// pattern repeats after so many; else 128, which suits bulk copies.
+fn shared_alignment(kernel: &Kernel) -> u32 {
+    let mut swizzles = false;
+    kernel.instructions(&mut |instruction| {
+        swizzles |= matches!(instruction.op, Op::TensorLoad { .. } | Op::TensorStore { .. } | Op::Wgmma { .. });
+    });
+    if swizzles { 1024 } else { 128 }
 }
 
 fn uses_shared_memory(kernel: &Kernel) -> bool {

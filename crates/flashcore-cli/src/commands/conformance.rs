@@ -57,7 +57,7 @@ impl Conformance {
     fn conduct(&self, output: &mut Output) -> Result<Ending, Failure> {
         let environment = |error: CudaError| Failure::Environment(error.to_string());
         let device = Driver::load().and_then(|driver| driver.device(0)).map_err(environment)?;
-        let target = device.arch().map_err(environment)?;
+        let target = device.specific_arch().map_err(environment)?;
         let context = Context::new(&device).map_err(environment)?;
         // In memory: hundreds of kernels that nobody asks for again.
         let cache = Arc::new(KernelCache::open(CacheOptions::memory()));

@@ -311,7 +311,7 @@ fn tensor(list: &mut List) {
 
 fn warpgroups(list: &mut List) {
     // The widest in one form alone: ptxas takes its time over so many registers.
-    for columns in [0, 8, 12, 24, 256, 264] {
+    for columns in [0, 8, 12, 256, 264] {
         for accumulate in Type::ALL.into_iter().filter(|ty| columns != 256 || *ty == Type::F16x2) {
             for accumulation in Accumulation::ALL {
                 if columns == 256 && *accumulation != Accumulation::Replace {
