@@ -15,6 +15,7 @@ mod special_functions;
 mod synchronisation;
 mod tensor;
 mod tensor_copies;
+mod warp_specialised;
 mod warpgroups;
 
 use super::case::ConformanceCase;
@@ -35,6 +36,7 @@ pub fn cases() -> Vec<ConformanceCase> {
         tensor_copies::add,
         tensor::add,
         warpgroups::add,
+        warp_specialised::add,
         synchronisation::add,
         mbarriers::add,
         clusters::add,
