@@ -81,5 +81,6 @@ fn argument(argument: Argument) -> flashcore_sim::Argument {
         Argument::F32(value) => flashcore_sim::Argument::F32(value),
         Argument::U64(value) => flashcore_sim::Argument::U64(value),
         Argument::S64(value) => flashcore_sim::Argument::S64(value),
+        Argument::TensorMap(map) => flashcore_sim::Argument::TensorMap(map),
     }
 }

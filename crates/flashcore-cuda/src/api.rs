@@ -15,7 +15,8 @@ use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
     CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlinkState, CUmodule, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
 use libloading::Library;
 
@@ -119,6 +120,10 @@ functions! {
         cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
         cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
         cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
+        cuTensorMapEncodeTiled(
+            *mut CUtensorMap, CUtensorMapDataType, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32,
+            CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill,
+        );
     }
     unchecked {
         // Every driver has this symbol; the headers of CUDA 13 give the name to `cuEventElapsedTime_v2`, which drivers

@@ -22,6 +22,11 @@ pub fn best(compute: (u32, u32)) -> Option<Arch> {
     Arch::ALL.into_iter().filter(|&arch| arch != Arch::Sm90a && runs(compute, arch)).max()
 }
 
+/// The architecture with everything that a GPU of this compute capability has, with an `a` to its name where there is one.
+pub fn specific(compute: (u32, u32)) -> Option<Arch> {
+    if runs(compute, Arch::Sm90a) { Some(Arch::Sm90a) } else { best(compute) }
+}
+
 const fn number((major, minor): (u32, u32)) -> u32 {
     10 * major + minor
 }
@@ -48,6 +53,12 @@ mod tests {
         ] {
             assert_eq!(best(compute), expected, "{compute:?}");
         }
+    }
+
+    #[test]
+    fn everything_that_a_gpu_has() {
+        let found = [(7, 5), (8, 9), (9, 0), (10, 0), (12, 0)].map(specific);
+        assert_eq!(found, [None, Some(Arch::Sm89), Some(Arch::Sm90a), Some(Arch::Sm90), Some(Arch::Sm120)]);
     }
 
     #[test]

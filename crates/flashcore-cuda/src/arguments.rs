@@ -2,26 +2,41 @@
 
 use core::ffi::c_void;
 
-use flashcore_ir::{Parameter, Type};
+use flashcore_ir::{Parameter, ParameterType, TensorMap, Type};
 use flashcore_kernels::Argument;
 
 use crate::error::CudaError;
+use crate::tensor_map::{EncodedTensorMap, TENSOR_MAP_BYTES};
 
 /// Arguments that a launch has room for.
 pub const MOST_ARGUMENTS: usize = 64;
 /// Bytes of each argument's place: the largest argument there is.
 const PLACE_BYTES: usize = 8;
 
+/// Tensor maps that a launch has room for.
+pub(crate) const MOST_TENSOR_MAPS: usize = 8;
+
 /// The arguments of one launch, each at the start of a place of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C, align(8))]
+#[repr(C, align(128))]
 pub(crate) struct Arguments {
+    tensor_maps: [EncodedTensorMap; MOST_TENSOR_MAPS],
     places: [[u8; PLACE_BYTES]; MOST_ARGUMENTS],
+    /// For each argument that is a tensor map, its place among them.
+    map_places: [Option<u8>; MOST_ARGUMENTS],
 }
+
+/// Makes of a description what hardware reads.
+pub(crate) type Encode<'a> = &'a dyn Fn(&TensorMap) -> Result<EncodedTensorMap, CudaError>;
 
 impl Arguments {
     /// The arguments, if they are what the parameters of the kernel ask for.
-    pub(crate) fn new(kernel: &str, parameters: &[Parameter], arguments: &[Argument]) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        kernel: &str,
+        parameters: &[Parameter],
+        arguments: &[Argument],
+        encode: Encode<'_>,
+    ) -> Result<Self, CudaError> {
         if arguments.len() != parameters.len() {
             let (expected, found) = (parameters.len(), arguments.len());
             return Err(CudaError::ArgumentCount { kernel: kernel.to_owned(), expected, found });
@@ -30,9 +45,20 @@ impl Arguments {
             let parameters = parameters.len();
             return Err(CudaError::TooManyParameters { kernel: kernel.to_owned(), parameters });
         }
-        let mut packed = Self { places: [[0; PLACE_BYTES]; MOST_ARGUMENTS] };
+        let maps = || parameters.iter().enumerate().filter(|(_, parameter)| parameter.ty == ParameterType::TensorMap);
+        if maps().count() > MOST_TENSOR_MAPS {
+            return Err(CudaError::TooManyTensorMaps { kernel: kernel.to_owned(), tensor_maps: maps().count() });
+        }
+        let mut packed = Self {
+            tensor_maps: [[0; TENSOR_MAP_BYTES]; MOST_TENSOR_MAPS],
+            places: [[0; PLACE_BYTES]; MOST_ARGUMENTS],
+            map_places: [None; MOST_ARGUMENTS],
+        };
+        for (place, (index, _)) in (0u8..).zip(maps()) {
+            packed.map_places[index] = Some(place);
+        }
         for (index, (parameter, &argument)) in parameters.iter().zip(arguments).enumerate() {
-            packed.set(kernel, parameter, index, argument)?;
+            packed.set(kernel, parameter, index, argument, encode)?;
         }
         Ok(packed)
     }
@@ -44,6 +70,7 @@ impl Arguments {
         parameter: &Parameter,
         index: usize,
         argument: Argument,
+        encode: Encode<'_>,
     ) -> Result<(), CudaError> {
         if !fits(parameter.ty, argument) {
             return Err(CudaError::ArgumentType {
@@ -51,7 +78,7 @@ impl Arguments {
                 index,
                 parameter: parameter.name.clone(),
                 expected: parameter.ty,
-                found: argument,
+                found: Box::new(argument),
             });
         }
         let place = &mut self.places[index];
@@ -61,23 +88,32 @@ impl Arguments {
             Argument::F32(value) => place[..4].copy_from_slice(&value.to_ne_bytes()),
             Argument::U64(value) => place.copy_from_slice(&value.to_ne_bytes()),
             Argument::S64(value) => place.copy_from_slice(&value.to_ne_bytes()),
+            Argument::TensorMap(map) => {
+                if let Some(place) = self.map_places[index] {
+                    self.tensor_maps[usize::from(place)] = encode(&map)?;
+                }
+            }
         }
         Ok(())
     }
 
     /// The address of each, as `cuLaunchKernelEx` wants them. Valid as long as the borrow; the driver only reads.
     pub(crate) fn pointers(&self) -> [*mut c_void; MOST_ARGUMENTS] {
-        core::array::from_fn(|index| self.places[index].as_ptr().cast_mut().cast())
+        core::array::from_fn(|index| match self.map_places[index] {
+            Some(place) => self.tensor_maps[usize::from(place)].as_ptr().cast_mut().cast(),
+            None => self.places[index].as_ptr().cast_mut().cast(),
+        })
     }
 }
 
-const fn fits(ty: Type, argument: Argument) -> bool {
+const fn fits(ty: ParameterType, argument: Argument) -> bool {
     match argument {
-        Argument::U32(_) => matches!(ty, Type::U32),
-        Argument::S32(_) => matches!(ty, Type::S32),
-        Argument::F32(_) => matches!(ty, Type::F32),
-        Argument::U64(_) => matches!(ty, Type::U64),
-        Argument::S64(_) => matches!(ty, Type::S64),
+        Argument::U32(_) => matches!(ty, ParameterType::Value(Type::U32)),
+        Argument::S32(_) => matches!(ty, ParameterType::Value(Type::S32)),
+        Argument::F32(_) => matches!(ty, ParameterType::Value(Type::F32)),
+        Argument::U64(_) => matches!(ty, ParameterType::Value(Type::U64)),
+        Argument::S64(_) => matches!(ty, ParameterType::Value(Type::S64)),
+        Argument::TensorMap(_) => matches!(ty, ParameterType::TensorMap),
     }
 }
 
@@ -86,7 +122,40 @@ mod tests {
     use super::*;
 
     fn parameters(types: &[Type]) -> Vec<Parameter> {
-        types.iter().map(|&ty| Parameter { name: format!("p_{}", ty.name()), ty }).collect()
+        types.iter().map(|&ty| Parameter { name: format!("p_{}", ty.name()), ty: ty.into() }).collect()
+    }
+
+    /// A map that tells its base.
+    #[expect(clippy::unnecessary_wraps, reason = "the form of what the driver does")]
+    fn encode(map: &TensorMap) -> Result<EncodedTensorMap, CudaError> {
+        let mut bytes = [7; TENSOR_MAP_BYTES];
+        bytes[..8].copy_from_slice(&map.base.to_ne_bytes());
+        Ok(bytes)
+    }
+
+    fn map(base: u64) -> Argument {
+        Argument::TensorMap(TensorMap::new(base, flashcore_ir::TensorElement::F16, &[64], &[], &[64]))
+    }
+
+    #[test]
+    fn tensor_maps_have_places_of_their_own() {
+        let mut types = parameters(&[Type::U32, Type::U64]);
+        let tensor_map = |name: &str| Parameter { name: name.to_owned(), ty: ParameterType::TensorMap };
+        types.insert(0, tensor_map("a"));
+        types.insert(2, tensor_map("b"));
+        let values = [map(32), Argument::U32(5), map(64), Argument::U64(9)];
+        let mut packed = Arguments::new("k", &types, &values, &encode).unwrap();
+        packed.set("k", &types[2], 2, map(96), &encode).unwrap();
+        let pointers = packed.pointers();
+        assert!([0, 2].iter().all(|&index| pointers[index].addr().is_multiple_of(64)));
+        // SAFETY: each pointer is to at least eight bytes in `packed`.
+        let read = |index: usize| unsafe { *pointers[index].cast::<u64>() };
+        assert_eq!([read(0), read(1), read(2), read(3)], [32, 5, 96, 9]);
+        let error = packed.set("k", &types[1], 1, map(0), &encode).unwrap_err();
+        assert!(matches!(error, CudaError::ArgumentType { index: 1, .. }), "{error}");
+        let many = vec![tensor_map("m"); MOST_TENSOR_MAPS + 1];
+        let error = Arguments::new("k", &many, &[map(0); MOST_TENSOR_MAPS + 1], &encode).unwrap_err();
+        assert_eq!(error, CudaError::TooManyTensorMaps { kernel: "k".to_owned(), tensor_maps: 9 });
     }
 
     #[test]
@@ -99,7 +168,7 @@ mod tests {
             Argument::U64(u64::MAX),
         ];
         let types = parameters(&[Type::U64, Type::U32, Type::S32, Type::F32, Type::U64]);
-        let packed = Arguments::new("k", &types, &values).unwrap();
+        let packed = Arguments::new("k", &types, &values, &encode).unwrap();
         let pointers = packed.pointers();
         assert!(pointers.iter().all(|pointer| pointer.addr() % 8 == 0));
         // SAFETY: each pointer is to the first byte of a place of eight in `packed`.
@@ -113,22 +182,22 @@ mod tests {
         let types = parameters(&[Type::U64, Type::U32]);
         let name = || "k".to_owned();
         assert_eq!(
-            Arguments::new("k", &types, &[Argument::U64(0)]),
+            Arguments::new("k", &types, &[Argument::U64(0)], &encode),
             Err(CudaError::ArgumentCount { kernel: name(), expected: 2, found: 1 })
         );
-        let error = Arguments::new("k", &types, &[Argument::U64(0), Argument::S32(-1)]).unwrap_err();
+        let error = Arguments::new("k", &types, &[Argument::U64(0), Argument::S32(-1)], &encode).unwrap_err();
         let expected = CudaError::ArgumentType {
             kernel: name(),
             index: 1,
             parameter: "p_u32".to_owned(),
-            expected: Type::U32,
-            found: Argument::S32(-1),
+            expected: Type::U32.into(),
+            found: Box::new(Argument::S32(-1)),
         };
         assert_eq!(error, expected);
         assert_eq!(error.to_string(), "argument 1 of kernel `k`, `p_u32`, is a u32, not S32(-1)");
         let (types, values) = (parameters(&[Type::U32; MOST_ARGUMENTS + 1]), [Argument::U32(0); MOST_ARGUMENTS + 1]);
         assert_eq!(
-            Arguments::new("k", &types, &values),
+            Arguments::new("k", &types, &values, &encode),
             Err(CudaError::TooManyParameters { kernel: name(), parameters: MOST_ARGUMENTS + 1 })
         );
     }

@@ -148,6 +148,12 @@ impl Device {
             .ok_or_else(|| CudaError::DeviceTooOld { name: self.name.clone(), compute: self.compute })
     }
 
+    /// The architecture with everything that it has: kernels for it run on no other.
+    pub fn specific_arch(&self) -> Result<Arch, CudaError> {
+        arch::specific(self.compute)
+            .ok_or_else(|| CudaError::DeviceTooOld { name: self.name.clone(), compute: self.compute })
+    }
+
     /// Whether it runs kernels generated for `arch`.
     pub fn runs(&self, arch: Arch) -> bool {
         arch::runs(self.compute, arch)

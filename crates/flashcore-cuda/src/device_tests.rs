@@ -295,6 +295,28 @@ fn a_launch_reaches_the_driver_as_it_was_prepared() {
 }
 
 #[test]
+fn a_tensor_map_reaches_the_driver_as_it_was_described() {
+    use flashcore_ir::{InvalidTensorMap, OutOfBounds, Swizzle, TensorElement, TensorMap};
+    let context = context();
+    let mut map = TensorMap::new(0x7000_0000_1000, TensorElement::Bf16, &[64, 100, 3], &[128, 12_800], &[32, 16, 1]);
+    map.element_strides[1] = 2;
+    map.fill = OutOfBounds::Nan;
+    let encoded = context.encode_tensor_map(&map.with_swizzle(Swizzle::Bytes64)).unwrap();
+    let words: Vec<u64> = encoded.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
+    // Element 9 is bf16, swizzle 2 is 64 bytes, fill 1 is NaN.
+    let expected = [0x7000_0000_1000, 9 | 2 << 16 | 1 << 24, 64, 100, 3, 0, 0, 128, 12_800, 0, 0, 32 << 8 | 1];
+    assert_eq!(words[..12], expected);
+    assert_eq!(words[12..], [16 << 8 | 2, 1 << 8 | 1, 0, 0]);
+
+    let invalid = context.encode_tensor_map(&TensorMap { base: 8, ..map });
+    assert_eq!(invalid, Err(CudaError::TensorMap(InvalidTensorMap::Base { base: 8 })));
+    assert_eq!(state(|state| state.count("cuTensorMapEncodeTiled")), 1);
+    fail("cuTensorMapEncodeTiled", Some(code::INVALID_VALUE));
+    let failed = context.encode_tensor_map(&map).unwrap_err();
+    assert!(failed.to_string().contains("cuTensorMapEncodeTiled"), "{failed}");
+}
+
+#[test]
 fn a_kernel_is_compiled_once_per_machine_and_loaded_once_per_process() {
     let scratch = Scratch::new("kernels");
     let verified = kernel(Arch::Sm90);

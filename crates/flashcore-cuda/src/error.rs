@@ -3,10 +3,10 @@
 use core::fmt;
 use std::sync::Arc;
 
-use flashcore_ir::{Arch, Type};
+use flashcore_ir::{Arch, InvalidTensorMap, ParameterType};
 use flashcore_kernels::Argument;
 
-use crate::arguments::MOST_ARGUMENTS;
+use crate::arguments::{MOST_ARGUMENTS, MOST_TENSOR_MAPS};
 use crate::driver::{DriverVersion, LIBRARIES, OLDEST_DRIVER};
 
 /// A driver function that did not succeed.
@@ -221,9 +221,20 @@ pub enum CudaError {
         /// The name of the parameter.
         parameter: String,
         /// Its type.
-        expected: Type,
+        expected: ParameterType,
         /// The argument.
-        found: Argument,
+        found: Box<Argument>,
+    },
+    /// A tensor map that hardware has no form for.
+    #[error("no tensor map that hardware has: {0}")]
+    TensorMap(#[from] InvalidTensorMap),
+    /// A kernel with more tensor maps than a launch has room for.
+    #[error("kernel `{kernel}` has {tensor_maps} tensor maps as parameters; a launch has room for {MOST_TENSOR_MAPS}")]
+    TooManyTensorMaps {
+        /// The kernel.
+        kernel: String,
+        /// How many it has.
+        tensor_maps: usize,
     },
     /// A kernel with more parameters than a launch has room for.
     #[error("kernel `{kernel}` has {parameters} parameters; a launch has room for {MOST_ARGUMENTS}")]

@@ -14,7 +14,8 @@ use std::ptr;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
     CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlinkState, CUmodule, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
 
 use crate::api::{Api, Code};
@@ -331,6 +332,24 @@ functions! {
         _state, ctas: *mut c_int, _function: CUfunction, threads: c_int, _shared_bytes: usize,
     ) {
         *ctas = 2048 / threads;
+        code::SUCCESS
+    }
+    fn cuTensorMapEncodeTiled(
+        state, map: *mut CUtensorMap, element: CUtensorMapDataType, rank: u32, base: *mut c_void,
+        dimensions: *const u64, strides: *const u64, box_dimensions: *const u32, element_strides: *const u32,
+        interleave: CUtensorMapInterleave, swizzle: CUtensorMapSwizzle, _promotion: CUtensorMapL2promotion,
+        fill: CUtensorMapFloatOOBfill,
+    ) {
+        let rank = rank as usize;
+        let opaque = &mut (*map).opaque;
+        opaque[0] = base.addr() as u64;
+        opaque[1] = element as u64 | (interleave as u64) << 8 | (swizzle as u64) << 16 | (fill as u64) << 24;
+        opaque[2..2 + rank].copy_from_slice(std::slice::from_raw_parts(dimensions, rank));
+        opaque[7..6 + rank].copy_from_slice(std::slice::from_raw_parts(strides, rank - 1));
+        for axis in 0..rank {
+            opaque[11 + axis] = u64::from(*box_dimensions.add(axis)) << 8 | u64::from(*element_strides.add(axis));
+        }
+        let _ = state;
         code::SUCCESS
     }
     fn cuLaunchKernelEx(

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use flashcore_ir::{Arch, Parameter, VerifiedKernel};
+use flashcore_ir::{Arch, Parameter, TensorMap, VerifiedKernel};
 use flashcore_kernels::Argument;
 
 use crate::arguments::Arguments;
@@ -186,7 +186,8 @@ impl Kernel {
     pub fn prepare_shape(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<Launch, CudaError> {
         let shape = LaunchShape { threads: self.threads, shared_bytes: self.shared_bytes, ..shape };
         shape.validate()?;
-        Ok(Launch { shape, arguments: Arguments::new(&self.name, &self.parameters, arguments)? })
+        let encode = |map: &TensorMap| self.context().encode_tensor_map(map);
+        Ok(Launch { shape, arguments: Arguments::new(&self.name, &self.parameters, arguments, &encode)? })
     }
 
     /// Replaces one argument of a launch that this kernel prepared: the address of another tensor, say.
@@ -196,7 +197,8 @@ impl Kernel {
             expected: self.parameters.len(),
             found: index + 1,
         })?;
-        launch.arguments.set(&self.name, parameter, index, argument)
+        let encode = |map: &TensorMap| self.context().encode_tensor_map(map);
+        launch.arguments.set(&self.name, parameter, index, argument, &encode)
     }
 
     /// Puts a launch that this kernel prepared on a stream, or on the graph that the stream records. Allocates nothing.

@@ -97,6 +97,7 @@ mod memory;
 mod module;
 mod run_owned;
 mod stream;
+mod tensor_map;
 
 pub use arguments::MOST_ARGUMENTS;
 pub use context::Context;
@@ -115,3 +116,4 @@ pub use memory::DeviceBuffer;
 pub use module::{Function, Module, Usage};
 pub use run_owned::run_owned;
 pub use stream::Stream;
+pub use tensor_map::EncodedTensorMap;

@@ -8,7 +8,7 @@ use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 
 /// Launches a kernel once and returns what it wrote. Its arguments are the addresses of the inputs, those of the
-/// outputs, which are all zeros before, and the scalars, in this order. For suites of small kernels: it allocates,
+/// outputs, which are all zeros before, and what `behind` makes of these addresses, in this order. For suites of small kernels: it allocates,
 /// copies and waits.
 ///
 /// The buffers, and the stream that orders all work on them, belong to this call, which returns when the kernel has
@@ -22,15 +22,16 @@ pub unsafe fn run_owned(
     grid: [u32; 3],
     inputs: &[Vec<u8>],
     output_lengths: &[usize],
-    scalars: &[Argument],
+    behind: impl FnOnce(&[u64]) -> Vec<Argument>,
 ) -> Result<Vec<Vec<u8>>, CudaError> {
     let stream = Stream::new(kernel.context())?;
     let inputs: Vec<DeviceBuffer> =
         inputs.iter().map(|bytes| DeviceBuffer::from_host(&stream, bytes)).collect::<Result<_, _>>()?;
     let outputs: Vec<DeviceBuffer> =
         output_lengths.iter().map(|&bytes| DeviceBuffer::filled(&stream, bytes, 0)).collect::<Result<_, _>>()?;
-    let addresses = inputs.iter().chain(&outputs).map(|buffer| Argument::U64(buffer.address()));
-    let arguments: Vec<Argument> = addresses.chain(scalars.iter().copied()).collect();
+    let addresses: Vec<u64> = inputs.iter().chain(&outputs).map(DeviceBuffer::address).collect();
+    let mut arguments: Vec<Argument> = addresses.iter().copied().map(Argument::U64).collect();
+    arguments.extend(behind(&addresses));
     let launch = kernel.prepare(grid, &arguments)?;
     // SAFETY: prepared by this kernel, on a stream of its context. The buffers are known to nobody else and outlive the
     // wait below; that the kernel stays inside of them is the contract of this function.

@@ -18,6 +18,8 @@ pub struct Kernel {
     pub threads: u32,
     /// Bytes of shared memory of one CTA.
     pub shared_bytes: u32,
+    /// CTAs of a cluster in x, y and z, which run together and reach each other's shared memory; all 1 without clusters.
+    pub cluster: [u32; 3],
     /// The registers per thread that the compiler may use at most, by which the kernel fits its occupancy.
     pub register_budget: u32,
     /// All registers.
@@ -34,7 +36,49 @@ pub struct Parameter {
     /// Its name.
     pub name: String,
     /// Its type.
-    pub ty: Type,
+    pub ty: ParameterType,
+}
+
+/// The type of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ParameterType {
+    /// A value that a register holds.
+    Value(Type),
+    /// The 128 bytes of a [`TensorMap`](crate::TensorMap), which stay where they are.
+    TensorMap,
+}
+
+impl ParameterType {
+    /// The bytes it takes.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::Value(ty) => ty.bytes(),
+            Self::TensorMap => 128,
+        }
+    }
+
+    /// What its place is a multiple of.
+    pub const fn alignment(self) -> u32 {
+        match self {
+            Self::Value(ty) => ty.bytes(),
+            Self::TensorMap => 64,
+        }
+    }
+}
+
+impl From<Type> for ParameterType {
+    fn from(ty: Type) -> Self {
+        Self::Value(ty)
+    }
+}
+
+impl fmt::Display for ParameterType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value(ty) => ty.fmt(formatter),
+            Self::TensorMap => formatter.write_str("tensor map"),
+        }
+    }
 }
 
 /// A register of a kernel.

@@ -1,8 +1,9 @@
-//! What an operation refers to: registers, constants, addresses, and the modifiers of operations.
+//! What an operation refers to: registers, constants and addresses.
 
 use core::fmt;
 use core::marker::PhantomData;
 
+pub use crate::modifier::*;
 use crate::types::{F32, S32, S64, Ty, U32, U64};
 
 /// An untyped register: an index into [`crate::Kernel::registers`].
@@ -135,6 +136,13 @@ pub struct SharedAddress {
     pub(crate) offset: i32,
 }
 
+/// An address in the shared memory of a CTA of the cluster: a base register and a constant offset.
+#[derive(Debug, Clone, Copy)]
+pub struct ClusterAddress {
+    pub(crate) base: Reg<U32>,
+    pub(crate) offset: i32,
+}
+
 /// A global-memory address: a base register and a constant offset.
 #[derive(Debug, Clone, Copy)]
 pub struct GlobalAddress {
@@ -155,6 +163,14 @@ impl From<Reg<U64>> for GlobalAddress {
 }
 
 impl SharedAddress {
+    /// The address `bytes` further on.
+    #[must_use]
+    pub const fn plus(self, bytes: i32) -> Self {
+        Self { base: self.base, offset: self.offset + bytes }
+    }
+}
+
+impl ClusterAddress {
     /// The address `bytes` further on.
     #[must_use]
     pub const fn plus(self, bytes: i32) -> Self {
@@ -190,245 +206,16 @@ impl Place for SharedAddress {
     }
 }
 
-impl Place for GlobalAddress {
-    const SPACE: Space = Space::Global;
+impl Place for ClusterAddress {
+    const SPACE: Space = Space::Cluster;
     fn address(self) -> Address {
         Address { base: self.base.id(), offset: self.offset }
     }
 }
 
-/// Declares a modifier: an enum whose variants have the name that dumps show.
-macro_rules! modifier {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$variant_doc])* $variant,)* }
-
-        impl $name {
-            /// Every value, in order.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// The name in dumps.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str(self.name())
-            }
-        }
-    };
-}
-
-modifier! {
-    /// A memory space that operations address by a register.
-    Space {
-        /// Memory of the device, 64-bit addresses.
-        Global = "global",
-        /// Memory of the CTA, 32-bit addresses.
-        Shared = "shared",
-    }
-}
-
-modifier! {
-    /// A comparison. On floats every comparison with a NaN is false, except `Ne`.
-    Compare {
-        /// Equal.
-        Eq = "eq",
-        /// Not equal.
-        Ne = "ne",
-        /// Less.
-        Lt = "lt",
-        /// Less or equal.
-        Le = "le",
-        /// Greater.
-        Gt = "gt",
-        /// Greater or equal.
-        Ge = "ge",
-    }
-}
-
-modifier! {
-    /// Where a shuffle takes its value from.
-    ShuffleMode {
-        /// Lane `index`.
-        Index = "idx",
-        /// Lane `self - index`.
-        Up = "up",
-        /// Lane `self + index`.
-        Down = "down",
-        /// Lane `self ^ index`.
-        Butterfly = "bfly",
-    }
-}
-
-modifier! {
-    /// What a vote asks of the predicate over the warp.
-    VoteMode {
-        /// True in every lane.
-        All = "all",
-        /// True in some lane.
-        Any = "any",
-        /// The same in every lane.
-        Uniform = "uni",
-    }
-}
-
-modifier! {
-    /// What an atomic, a reduction to memory or a warp reduction does with the values.
-    ReduceOp {
-        /// Sum.
-        Add = "add",
-        /// Minimum.
-        Min = "min",
-        /// Maximum.
-        Max = "max",
-        /// Bitwise and.
-        And = "and",
-        /// Bitwise or.
-        Or = "or",
-        /// Bitwise exclusive or.
-        Xor = "xor",
-        /// Replace; the old value is returned. Atomics only.
-        Exchange = "exch",
-    }
-}
-
-modifier! {
-    /// How a load may be cached.
-    LoadCache {
-        /// The default: all levels.
-        All = "ca",
-        /// L2 only.
-        L2 = "cg",
-        /// Streaming: likely used once.
-        Streaming = "cs",
-        /// Read-only data through the non-coherent path; the kernel never writes it.
-        ReadOnly = "nc",
-        /// Never from a cache.
-        Volatile = "cv",
-    }
-}
-
-modifier! {
-    /// How a store may be cached.
-    StoreCache {
-        /// The default: write back at all levels.
-        WriteBack = "wb",
-        /// L2 only.
-        L2 = "cg",
-        /// Streaming: likely not read again soon.
-        Streaming = "cs",
-        /// Through to memory.
-        WriteThrough = "wt",
-    }
-}
-
-modifier! {
-    /// Which caches an asynchronous copy goes through.
-    CopyCache {
-        /// L1 and L2; 4, 8 or 16 bytes.
-        All = "ca",
-        /// L2 only; 16 bytes.
-        L2 = "cg",
-    }
-}
-
-modifier! {
-    /// How much around an access is brought into L2 as well.
-    L2Prefetch {
-        /// Nothing asked for.
-        None = "none",
-        /// 64 bytes.
-        Bytes64 = "L2::64B",
-        /// 128 bytes.
-        Bytes128 = "L2::128B",
-        /// 256 bytes.
-        Bytes256 = "L2::256B",
-    }
-}
-
-modifier! {
-    /// The threads among which a fence orders memory.
-    FenceScope {
-        /// This CTA.
-        Cta = "cta",
-        /// The whole GPU.
-        Gpu = "gpu",
-        /// GPUs and host.
-        System = "sys",
-    }
-}
-
-modifier! {
-    /// A shape of `mma.sync`: rows of A, columns of B, and the dimension summed over.
-    MmaShape {
-        /// 16 × 8 × 8.
-        M16N8K8 = "m16n8k8",
-        /// 16 × 8 × 16.
-        M16N8K16 = "m16n8k16",
-        /// 16 × 8 × 4, `tf32` only.
-        M16N8K4 = "m16n8k4",
-    }
-}
-
-impl MmaShape {
-    /// The dimension summed over.
-    pub const fn depth(self) -> u32 {
-        match self {
-            Self::M16N8K4 => 4,
-            Self::M16N8K8 => 8,
-            Self::M16N8K16 => 16,
-        }
-    }
-}
-
-modifier! {
-    /// How a conversion rounds.
-    Rounding {
-        /// Exact, or truncating between integers.
-        Exact = "exact",
-        /// To nearest, ties to even.
-        NearestEven = "rn",
-        /// To nearest, ties away from zero.
-        NearestAway = "rna",
-        /// Float to integer, towards zero.
-        ToZero = "rzi",
-        /// Float to integer, towards minus infinity.
-        Down = "rmi",
-        /// Float to integer, towards plus infinity.
-        Up = "rpi",
-        /// Float to integer, to nearest even.
-        NearestInteger = "rni",
-    }
-}
-
-modifier! {
-    /// A special register of the thread.
-    SpecialRegister {
-        /// Thread index in the CTA, x.
-        ThreadX = "tid.x",
-        /// Thread index in the CTA, y.
-        ThreadY = "tid.y",
-        /// Thread index in the CTA, z.
-        ThreadZ = "tid.z",
-        /// CTA size, x.
-        BlockX = "ntid.x",
-        /// CTA index, x.
-        CtaX = "ctaid.x",
-        /// CTA index, y.
-        CtaY = "ctaid.y",
-        /// CTA index, z.
-        CtaZ = "ctaid.z",
-        /// Number of CTAs, x.
-        GridX = "nctaid.x",
-        /// Number of CTAs, y.
-        GridY = "nctaid.y",
-        /// Number of CTAs, z.
-        GridZ = "nctaid.z",
-        /// Lane in the warp.
-        Lane = "laneid",
+impl Place for GlobalAddress {
+    const SPACE: Space = Space::Global;
+    fn address(self) -> Address {
+        Address { base: self.base.id(), offset: self.offset }
     }
 }

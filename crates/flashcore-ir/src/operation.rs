@@ -8,16 +8,16 @@
 
 pub use crate::columns::{Class, Effect, Entry, LengthMismatch, Role, Slot};
 use crate::operand::{
-    Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding,
-    ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
+    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
+    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
 };
-use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_PAIRS, Since};
+use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_ONLY, HOPPER_PAIRS, Since};
 use crate::types::Type;
 
 const fn address_type(space: Space) -> Type {
     match space {
         Space::Global => Type::U64,
-        Space::Shared => Type::U32,
+        Space::Shared | Space::Cluster => Type::U32,
     }
 }
 
@@ -44,168 +44,43 @@ const fn with_prefetch(prefetch: L2Prefetch) -> Since {
     }
 }
 
-macro_rules! operations {
-    ($(
-        $(#[doc = $doc:literal])+
-        $name:ident $form:literal @ $manual:literal
-            $({ $($attribute:ident: $attribute_type:ty),* $(,)? })?
-            $(out ( $($out:ident: $out_type:expr),* ))?
-            $(outs ( $($outs:ident[$outs_count:expr]: $outs_type:expr),* ))?
-            $(in ( $($in:ident: $in_type:expr),* ))?
-            $(ins ( $($ins:ident[$ins_count:expr]: $ins_type:expr),* ))?
-            $(at ( $($at:ident: $space:expr),* ))?
-            $(for $choice:ident in [$($choice_type:ident)*])?
-            : $class:expr, $effect:expr, $aligned:literal, $since:expr;
-    )*) => {
-        /// An operation with its modifiers and operands: one variant per row of the table.
-        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-        #[expect(missing_docs, reason = "the form of each row names its fields")]
-        pub enum Op {
-            $(
-                $(#[doc = $doc])+
-                #[doc = ""]
-                #[doc = concat!("`", $form, "`, [manual](https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#", $manual, ").")]
-                $name {
-                    $($($attribute: $attribute_type,)*)?
-                    $($($out: RegisterId,)*)?
-                    $($($outs: Vec<RegisterId>,)*)?
-                    $($($in: Operand,)*)?
-                    $($($ins: Vec<RegisterId>,)*)?
-                    $($($at: Address,)*)?
-                },
-            )*
-        }
+/// The shared memory of other CTAs came with clusters.
+const fn in_space(space: Space) -> Since {
+    match space {
+        Space::Global | Space::Shared => AMPERE,
+        Space::Cluster => HOPPER,
+    }
+}
 
-        /// The rows, in order.
-        pub const TABLE: &[Entry] = &[
-            $(Entry {
-                name: stringify!($name),
-                summary: concat!($($doc),+).trim_ascii(),
-                form: $form,
-                manual: $manual,
-            },)*
-        ];
+const fn special(register: SpecialRegister) -> Since {
+    match register {
+        SpecialRegister::ThreadX
+        | SpecialRegister::ThreadY
+        | SpecialRegister::ThreadZ
+        | SpecialRegister::BlockX
+        | SpecialRegister::CtaX
+        | SpecialRegister::CtaY
+        | SpecialRegister::CtaZ
+        | SpecialRegister::GridX
+        | SpecialRegister::GridY
+        | SpecialRegister::GridZ
+        | SpecialRegister::Lane => AMPERE,
+        SpecialRegister::ClusterCtaX
+        | SpecialRegister::ClusterCtaY
+        | SpecialRegister::ClusterCtaZ
+        | SpecialRegister::ClusterX
+        | SpecialRegister::ClusterY
+        | SpecialRegister::ClusterZ
+        | SpecialRegister::ClusterRank
+        | SpecialRegister::ClusterSize => HOPPER,
+    }
+}
 
-        #[derive(Clone, Copy)]
-        #[repr(usize)]
-        enum Row { $($name),* }
-
-        // The arms are generated for every row; a row uses those of its fields that its expressions name.
-        #[expect(unused_variables, reason = "one expansion serves rows with and without modifiers")]
-        impl Op {
-            /// The row of the table.
-            pub fn entry(&self) -> &'static Entry {
-                match self { $(Self::$name { .. } => &TABLE[Row::$name as usize],)* }
-            }
-
-            /// The kind of work it is.
-            pub fn class(&self) -> Class {
-                match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $class })* }
-            }
-
-            /// The memory it touches.
-            pub fn effect(&self) -> Effect {
-                match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $effect })* }
-            }
-
-            /// Whether all 32 lanes of the warp must execute it together.
-            pub fn is_aligned(&self) -> bool {
-                match self { $(Self::$name { .. } => $aligned,)* }
-            }
-
-            /// The first PTX version and architecture that have it.
-            pub fn since(&self) -> Since {
-                match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $since })* }
-            }
-
-            /// The type modifier and the types the table allows for it.
-            pub fn type_choice(&self) -> Option<(Type, &'static [Type])> {
-                match self {
-                    $(Self::$name { $($($attribute,)*)? .. } => {
-                        $($(let $attribute = *$attribute;)*)?
-                        let choice: Option<(Type, &'static [Type])> = None;
-                        $(let choice: Option<(Type, &'static [Type])> = Some(($choice, &[$(Type::$choice_type),*]));)?
-                        choice
-                    })*
-                }
-            }
-
-            /// Visits every operand, those it writes first.
-            pub fn slots(&self, visit: &mut impl FnMut(Slot)) {
-                match self {
-                    $(Self::$name {
-                        $($($attribute,)*)? $($($out,)*)? $($($outs,)*)? $($($in,)*)? $($($ins,)*)? $($($at,)*)?
-                    } => {
-                        $($(let $attribute = *$attribute;)*)?
-                        $($(visit(Slot { role: Role::Write, name: stringify!($out), operand: Operand::Register(*$out), ty: $out_type });)*)?
-                        $($(for register in $outs {
-                            visit(Slot { role: Role::Write, name: stringify!($outs), operand: Operand::Register(*register), ty: $outs_type });
-                        })*)?
-                        $($(visit(Slot { role: Role::Read, name: stringify!($in), operand: *$in, ty: $in_type });)*)?
-                        $($(for register in $ins {
-                            visit(Slot { role: Role::ReadRegister, name: stringify!($ins), operand: Operand::Register(*register), ty: $ins_type });
-                        })*)?
-                        $($(visit(Slot { role: Role::Base, name: stringify!($at), operand: Operand::Register($at.base), ty: address_type($space) });)*)?
-                    })*
-                }
-            }
-
-            /// Visits every register operand for change, those it writes first. For tools that transform kernels.
-            pub fn registers_mut(&mut self, visit: &mut impl FnMut(Role, &'static str, &mut RegisterId)) {
-                match self {
-                    $(Self::$name {
-                        $($($attribute,)*)? $($($out,)*)? $($($outs,)*)? $($($in,)*)? $($($ins,)*)? $($($at,)*)?
-                    } => {
-                        $($(visit(Role::Write, stringify!($out), $out);)*)?
-                        $($(for register in $outs { visit(Role::Write, stringify!($outs), register); })*)?
-                        $($(if let Operand::Register(register) = $in { visit(Role::Read, stringify!($in), register); })*)?
-                        $($(for register in $ins { visit(Role::ReadRegister, stringify!($ins), register); })*)?
-                        $($(visit(Role::Base, stringify!($at), &mut $at.base);)*)?
-                    })*
-                }
-            }
-
-            /// Visits every vector operand whose length is not what the modifiers demand.
-            pub fn length_mismatches(&self, visit: &mut impl FnMut(LengthMismatch)) {
-                match self {
-                    $(Self::$name { $($($attribute,)*)? $($($outs,)*)? $($($ins,)*)? .. } => {
-                        $($(let $attribute = *$attribute;)*)?
-                        $($({
-                            let expected = ($outs_count) as usize;
-                            if $outs.len() != expected {
-                                visit(LengthMismatch { name: stringify!($outs), actual: $outs.len(), expected });
-                            }
-                        })*)?
-                        $($({
-                            let expected = ($ins_count) as usize;
-                            if $ins.len() != expected {
-                                visit(LengthMismatch { name: stringify!($ins), actual: $ins.len(), expected });
-                            }
-                        })*)?
-                    })*
-                }
-            }
-
-            /// Visits every address with its space.
-            pub fn addresses(&self, visit: &mut impl FnMut(&'static str, Space, Address)) {
-                match self {
-                    $(Self::$name { $($($attribute,)*)? $($($at,)*)? .. } => {
-                        $($(let $attribute = *$attribute;)*)?
-                        $($(visit(stringify!($at), $space, *$at);)*)?
-                    })*
-                }
-            }
-
-            /// Visits every modifier, for dumps.
-            pub(crate) fn modifiers(&self, visit: &mut impl FnMut(&'static str, &dyn core::fmt::Debug)) {
-                match self {
-                    $(Self::$name { $($($attribute,)*)? .. } => {
-                        $($(visit(stringify!($attribute), $attribute);)*)?
-                    })*
-                }
-            }
-        }
-    };
+const fn scoped(scope: FenceScope) -> Since {
+    match scope {
+        FenceScope::Cta | FenceScope::Gpu | FenceScope::System => AMPERE,
+        FenceScope::Cluster => HOPPER,
+    }
 }
 
 operations! {
@@ -222,7 +97,7 @@ operations! {
     /// `d` is the value of a special register of the thread.
     Special "mov.u32 d, %sreg" @ "special-registers"
         { register: SpecialRegister } out (d: Type::U32)
-        : Class::Integer, Effect::None, false, AMPERE;
+        : Class::Integer, Effect::None, false, special(register);
     /// `d` is the address at which the shared memory of the CTA begins.
     SharedBase "mov.u32 d, shared_variable" @ "data-movement-and-conversion-instructions-mov"
         out (d: Type::U32)
@@ -232,6 +107,10 @@ operations! {
         { ty: Type, parameter: u32 } out (d: ty)
         for ty in [U32 S32 F32 U64 S64]
         : Class::Memory, Effect::None, false, AMPERE;
+    /// `d` is the address of a kernel parameter that is a tensor map, by its index.
+    TensorMapAddress "cvta.param.u64 d, parameter" @ "data-movement-and-conversion-instructions-cvta"
+        { parameter: u32 } out (d: Type::U64)
+        : Class::Integer, Effect::None, false, HOPPER;
     /// `d = a compare b`.
     SetPredicate "setp.compare.type d, a, b" @ "comparison-and-selection-instructions-setp"
         { compare: Compare, ty: Type } out (d: Type::Pred) in (a: ty, b: ty)
@@ -444,6 +323,10 @@ operations! {
         { op: ReduceOp, ty: Type } out (d: ty) ins (a[1]: ty)
         for ty in [U32 S32]
         : Class::Warp, Effect::None, true, AMPERE;
+    /// `d` holds in one lane of the warp, always the same; which one is for the machine to choose.
+    Elect "elect.sync _|d, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-elect-sync"
+        out (d: Type::Pred)
+        : Class::Warp, Effect::None, true, HOPPER;
     /// Waits for the lanes of the warp and orders their accesses to memory.
     WarpSync "bar.warp.sync 0xffffffff" @ "parallel-synchronization-and-communication-instructions-bar-warp-sync"
         : Class::Barrier, Effect::Order, true, AMPERE;
@@ -454,12 +337,12 @@ operations! {
     Load "ld.space{.cache}{.prefetch}{.vec}.type d, [source]" @ "data-movement-and-conversion-instructions-ld"
         { space: Space, cache: LoadCache, prefetch: L2Prefetch, ty: Type, count: u32 } outs (d[count]: ty) at (source: space)
         for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
-        : Class::Memory, Effect::Read(space), false, with_prefetch(prefetch);
+        : Class::Memory, Effect::Read(space), false, with_prefetch(prefetch).and(in_space(space));
     /// Stores `a.len()` adjacent elements; the address is a multiple of their size together.
     Store "st.space{.cache}{.vec}.type [target], a" @ "data-movement-and-conversion-instructions-st"
         { space: Space, cache: StoreCache, ty: Type, count: u32 } ins (a[count]: ty) at (target: space)
         for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
-        : Class::Memory, Effect::Write(space), false, AMPERE;
+        : Class::Memory, Effect::Write(space), false, in_space(space);
     /// Brings the cache line at the address into L2.
     Prefetch "prefetch.global.L2 [source]" @ "data-movement-and-conversion-instructions-prefetch-prefetchu"
         at (source: Space::Global)
@@ -515,6 +398,32 @@ operations! {
     FenceProxyAsync "fence.proxy.async.shared::cta" @ "parallel-synchronization-and-communication-instructions-membar-fence"
         : Class::Barrier, Effect::Order, false, HOPPER;
 
+    // ---- bulk loads and tensors -----------------------------------------------------------------------------------
+
+    /// Starts a copy of `bytes` (a multiple of 16) from global to shared memory by the asynchronous proxy. When it is done,
+    /// and visible to those who see the phase complete, the `mbarrier` has the bytes.
+    BulkLoad "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [target], [source], bytes, [barrier]" @ "data-movement-and-conversion-instructions-cp-async-bulk"
+        in (bytes: Type::U32) at (target: Space::Shared, source: Space::Global, barrier: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToShared, false, HOPPER;
+    /// Starts a copy of a box of a tensor to shared memory by the asynchronous proxy, with `multicast` to that of several
+    /// CTAs of the cluster. When it is done, the `mbarrier` of each has the bytes of the box.
+    TensorLoad "cp.async.bulk.tensor.rank.shared::cluster.global.tile.mbarrier::complete_tx::bytes{.multicast::cluster}{.L2::cache_hint} [target], [map, {coordinates}], [barrier]{, mask}{, policy}" @ "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
+        { rank: u32, multicast: bool, hinted: bool }
+        ins (map[1]: Type::U64, coordinates[rank]: Type::S32, mask[multicast]: Type::U16, policy[hinted]: Type::U64)
+        at (target: Space::Shared, barrier: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToShared, false, HOPPER;
+    /// Starts a copy from shared memory to a box of a tensor by the asynchronous proxy, which sees ordinary writes only
+    /// behind a [`Op::FenceProxyAsync`]. It is waited for as bulk stores are.
+    TensorStore "cp.async.bulk.tensor.rank.global.shared::cta.tile.bulk_group{.L2::cache_hint} [map, {coordinates}], [source]{, policy}" @ "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
+        { rank: u32, hinted: bool }
+        ins (map[1]: Type::U64, coordinates[rank]: Type::S32, policy[hinted]: Type::U64)
+        at (source: Space::Shared)
+        : Class::Asynchronous, Effect::CopyToGlobal, false, HOPPER;
+    /// Brings a tensor map into the cache.
+    PrefetchTensorMap "prefetch.tensormap [map]" @ "data-movement-and-conversion-instructions-prefetch-prefetchu"
+        ins (map[1]: Type::U64)
+        : Class::Memory, Effect::None, false, HOPPER;
+
     // ---- tensor cores ---------------------------------------------------------------------------------------------
 
     /// Loads `count` 8 × 8 matrices of 16-bit elements; lane `8i + r` gives the address of row `r` of matrix `i`, and
@@ -523,6 +432,11 @@ operations! {
         { count: u32, transposed: bool, ty: Type } outs (d[count]: ty) at (source: Space::Shared)
         for ty in [U32 F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::Read(Space::Shared), true, AMPERE;
+    /// Stores `count` 8 × 8 matrices of 16-bit elements, as [`Op::LoadMatrix`] loads them.
+    StoreMatrix "stmatrix.sync.aligned.m8n8.count{.trans}.shared.b16 [target], a" @ "warp-level-matrix-instructions-stmatrix"
+        { count: u32, transposed: bool, ty: Type } ins (a[count]: ty) at (target: Space::Shared)
+        for ty in [F16x2 Bf16x2 Tf32]
+        : Class::Tensor, Effect::Write(Space::Shared), true, HOPPER;
     /// `d = a · b + c` on the tensor cores; `a` is 16 × depth by rows, `b` depth × 8 by columns.
     Mma "mma.sync.aligned.shape.row.col.accumulate.operand.operand.accumulate d, a, b, c" @ "warp-level-matrix-instructions-mma"
         { shape: MmaShape, operand: Type, accumulate: Type }
@@ -534,6 +448,36 @@ operations! {
         )
         for operand in [F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::None, true, AMPERE;
+
+    // ---- products of warpgroups -----------------------------------------------------------------------------------
+
+    /// Starts a product of 64 × 16 by 16 × `columns` elements on the tensor cores of four warps, `d = a · b` or
+    /// `d = a · b + d`. Descriptors say how operands lie in shared memory, which the asynchronous proxy reads. `d`, and `a`
+    /// in registers, are in use until the group of the product has been waited for.
+    Wgmma "wgmma.mma_async.sync.aligned.m64n(columns)k16.accumulate.operand.operand d{=c}, a, b, scale, 1, 1{, a_major, b_major}" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-mma-async"
+        {
+            columns: u32, operand: Type, accumulate: Type, accumulation: Accumulation, source: MatrixSource,
+            a_major: Major, b_major: Major,
+        }
+        outs (d[warpgroup_registers(columns, accumulate)]: accumulate)
+        ins (
+            c[if matches!(accumulation, Accumulation::Replace) { 0 } else { warpgroup_registers(columns, accumulate) }]: accumulate,
+            scale[matches!(accumulation, Accumulation::AddWhere)]: Type::Pred,
+            a[if matches!(source, MatrixSource::Shared) { 1 } else { 4 }]: if matches!(source, MatrixSource::Shared) { Type::U64 } else { operand },
+            b[1]: Type::U64
+        )
+        for operand in [F16x2 Bf16x2]
+        : Class::Tensor, Effect::Read(Space::Shared), true, HOPPER_ONLY;
+    /// Orders earlier accesses of the warpgroup to registers before its products that use them.
+    WgmmaFence "wgmma.fence.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-fence"
+        : Class::Tensor, Effect::Order, true, HOPPER_ONLY;
+    /// Closes the group of all products this warpgroup started since the last commit.
+    WgmmaCommit "wgmma.commit_group.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-commit-group"
+        : Class::Tensor, Effect::None, true, HOPPER_ONLY;
+    /// Waits until at most `pending` groups of products are unfinished.
+    WgmmaWait "wgmma.wait_group.sync.aligned pending" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-wait-group"
+        { pending: u32 }
+        : Class::Tensor, Effect::Order, true, HOPPER_ONLY;
 
     // ---- barriers and fences --------------------------------------------------------------------------------------
 
@@ -548,10 +492,71 @@ operations! {
     /// Orders this thread's accesses to memory before it and after it, as seen by the threads of the scope.
     Fence "fence.acq_rel.scope" @ "parallel-synchronization-and-communication-instructions-membar-fence"
         { scope: FenceScope }
-        : Class::Barrier, Effect::Order, false, AMPERE;
+        : Class::Barrier, Effect::Order, false, scoped(scope);
+
+    // ---- mbarriers ------------------------------------------------------------------------------------------------
+
+    /// Makes the 8 bytes at the address a barrier in shared memory. Its phases, numbered from 0, complete one after the
+    /// other, each when `count` arrivals and all bytes that were announced for it have come.
+    MbarrierInit "mbarrier.init.shared::cta.b64 [target], count" @ "parallel-synchronization-and-communication-instructions-mbarrier-init"
+        in (count: Type::U32) at (target: Space::Shared)
+        : Class::Barrier, Effect::Write(Space::Shared), false, HOPPER;
+    /// Ends the barrier at the address, whose bytes can then be used for something else.
+    MbarrierInvalidate "mbarrier.inval.shared::cta.b64 [target]" @ "parallel-synchronization-and-communication-instructions-mbarrier-inval"
+        at (target: Space::Shared)
+        : Class::Barrier, Effect::Write(Space::Shared), false, HOPPER;
+    /// Arrives `count` times at the barrier, and releases what this thread has done before.
+    MbarrierArrive "mbarrier.arrive{.release.cluster}.space.b64 _, [target], count" @ "parallel-synchronization-and-communication-instructions-mbarrier-arrive"
+        { space: Space } in (count: Type::U32) at (target: space)
+        : Class::Barrier, Effect::Order, false, HOPPER;
+    /// Announces `bytes` that asynchronous copies will bring in the present phase, then arrives once.
+    MbarrierArriveExpect "mbarrier.arrive.expect_tx{.release.cluster}.space.b64 _, [target], bytes" @ "parallel-synchronization-and-communication-instructions-mbarrier-arrive"
+        { space: Space } in (bytes: Type::U32) at (target: space)
+        : Class::Barrier, Effect::Order, false, HOPPER;
+    /// Announces `bytes` that asynchronous copies will bring in the present phase.
+    MbarrierExpect "mbarrier.expect_tx.relaxed.scope.space.b64 [target], bytes" @ "parallel-synchronization-and-communication-instructions-mbarrier-expect-tx"
+        { space: Space } in (bytes: Type::U32) at (target: space)
+        : Class::Barrier, Effect::Order, false, HOPPER;
+    /// Waits until the phase of this parity is complete: the one before the present phase, which may be the one before
+    /// the first, of parity 1. Acquires what was released to it by threads of the scope.
+    MbarrierWait "mbarrier.try_wait.parity{.acquire.cluster}.shared::cta.b64 complete, [source], parity" @ "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait"
+        { scope: FenceScope } in (parity: Type::U32) at (source: Space::Shared)
+        : Class::Barrier, Effect::Order, false, HOPPER;
+    /// `d` tells whether the phase of this parity is complete, as in [`Op::MbarrierWait`]; with `suspends`, after waiting
+    /// for some time.
+    MbarrierTest "mbarrier.test_wait.parity{.acquire.cluster}.shared::cta.b64 d, [source], parity" @ "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait"
+        { suspends: bool, scope: FenceScope } out (d: Type::Pred) in (parity: Type::U32) at (source: Space::Shared)
+        : Class::Barrier, Effect::Order, false, HOPPER;
+    /// Makes the barriers that this thread has initialised visible to the cluster and to asynchronous copies.
+    FenceMbarrierInit "fence.mbarrier_init.release.cluster" @ "parallel-synchronization-and-communication-instructions-membar-fence"
+        : Class::Barrier, Effect::Order, false, HOPPER;
+
+    // ---- clusters -------------------------------------------------------------------------------------------------
+
+    /// `d` is the address `a` of this CTA's shared memory in the CTA of the cluster that has the rank.
+    MapShared "mapa.shared::cluster.u32 d, a, rank" @ "data-movement-and-conversion-instructions-mapa"
+        out (d: Type::U32) in (a: Type::U32, rank: Type::U32)
+        : Class::Integer, Effect::None, false, HOPPER;
+    /// Arrives at the barrier of the cluster, releases, and goes on.
+    ClusterArrive "barrier.cluster.arrive.release.aligned" @ "parallel-synchronization-and-communication-instructions-barrier-cluster"
+        : Class::Barrier, Effect::Order, true, HOPPER;
+    /// Waits until all threads of the cluster have arrived at its barrier, and acquires.
+    ClusterWait "barrier.cluster.wait.acquire.aligned" @ "parallel-synchronization-and-communication-instructions-barrier-cluster"
+        : Class::Barrier, Effect::Order, true, HOPPER;
 
     // ---- control --------------------------------------------------------------------------------------------------
 
+    /// Changes the number of registers per thread that a warpgroup has: it gives some back, or takes them once others of
+    /// the CTA have. What it began with is what the kernel declares.
+    SetRegisterCount "setmaxnreg.change.sync.aligned.u32 count" @ "miscellaneous-instructions-setmaxnreg"
+        { change: RegisterChange, count: u32 }
+        : Class::Control, Effect::None, true, HOPPER_ONLY;
+    /// Waits until the kernels before this one on the stream, if this launch overlaps with them, have finished.
+    GridDependencyWait "griddepcontrol.wait" @ "parallel-synchronization-and-communication-instructions-griddepcontrol"
+        : Class::Control, Effect::Order, false, HOPPER;
+    /// Lets the kernel behind this one on the stream start, if it overlaps with this one.
+    LaunchDependents "griddepcontrol.launch_dependents" @ "parallel-synchronization-and-communication-instructions-griddepcontrol"
+        : Class::Control, Effect::None, false, HOPPER;
     /// Ends the thread.
     Exit "exit" @ "control-flow-instructions-exit"
         : Class::Control, Effect::None, false, AMPERE;
@@ -580,6 +585,14 @@ const fn fragment_registers(rows: u32, shape: MmaShape, operand: Type) -> u32 {
         _ => 2,
     };
     rows * shape.depth() / 32 / elements_per_register
+}
+
+/// Registers per lane of a 64 × `columns` accumulator over four warps.
+const fn warpgroup_registers(columns: u32, accumulate: Type) -> u32 {
+    match accumulate {
+        Type::F16x2 => columns / 4,
+        _ => columns / 2,
+    }
 }
 
 /// Registers per lane of a 16 × 8 accumulator.

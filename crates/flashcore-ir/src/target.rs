@@ -10,26 +10,46 @@ pub struct Since {
     pub ptx: (u8, u8),
     /// Compute capability, 80 for 8.0.
     pub compute: u32,
+    /// Whether only GPUs of just this capability have it, under the target whose name ends in `a`.
+    pub specific: bool,
 }
 
 impl Since {
+    /// The first version and the lowest architecture of something that all later ones have as well.
+    pub const fn new(ptx: (u8, u8), compute: u32) -> Self {
+        Self { ptx, compute, specific: false }
+    }
+
     /// What is needed to have both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { ptx: self.ptx.max(other.ptx), compute: self.compute.max(other.compute) }
+        Self {
+            ptx: self.ptx.max(other.ptx),
+            compute: self.compute.max(other.compute),
+            specific: self.specific || other.specific,
+        }
     }
 }
 
 /// PTX 7.0 on `sm_80`: what everything here needs at least.
-pub const AMPERE: Since = Since { ptx: (7, 0), compute: 80 };
+pub const AMPERE: Since = Since::new((7, 0), 80);
 /// PTX 7.1 on `sm_80`: `bf16` as `f32` in one conversion.
-pub const AMPERE_BF16: Since = Since { ptx: (7, 1), compute: 80 };
+pub const AMPERE_BF16: Since = Since::new((7, 1), 80);
 /// PTX 7.4 on `sm_80`: L2 prefetches beside loads and copies.
-pub const AMPERE_PREFETCH: Since = Since { ptx: (7, 4), compute: 80 };
+pub const AMPERE_PREFETCH: Since = Since::new((7, 4), 80);
 /// PTX 7.8 on `sm_90`: the arithmetic of `bf16` pairs.
-pub const HOPPER_PAIRS: Since = Since { ptx: (7, 8), compute: 90 };
+pub const HOPPER_PAIRS: Since = Since::new((7, 8), 90);
 /// PTX 8.0 on `sm_90`: bulk copies and the asynchronous proxy.
-pub const HOPPER: Since = Since { ptx: (8, 0), compute: 90 };
+pub const HOPPER: Since = Since::new((8, 0), 90);
+/// PTX 8.0 on `sm_90a`: products of warpgroups and the reallocation of registers, which later GPUs do not have.
+pub const HOPPER_ONLY: Since = Since { ptx: (8, 0), compute: 90, specific: true };
+
+impl fmt::Display for Since {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ptx: (major, minor), compute, specific } = self;
+        write!(formatter, "sm_{compute}{} and PTX {major}.{minor}", if *specific { "a" } else { "" })
+    }
+}
 
 /// A GPU architecture that kernels are generated for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +106,14 @@ impl Arch {
         }
     }
 
+    /// Whether the target has the instructions of just this capability.
+    pub const fn is_specific(self) -> bool {
+        match self {
+            Self::Sm90a => true,
+            Self::Sm80 | Self::Sm86 | Self::Sm89 | Self::Sm90 | Self::Sm120 => false,
+        }
+    }
+
     /// Bytes of shared memory that one CTA can have.
     pub const fn shared_bytes_per_cta(self) -> u32 {
         match self {
@@ -114,7 +142,11 @@ impl Arch {
 
     /// Whether it has everything that `since` asks for.
     pub const fn has(self, since: Since) -> bool {
-        self.compute() >= since.compute
+        if since.specific {
+            self.is_specific() && self.compute() == since.compute
+        } else {
+            self.compute() >= since.compute
+        }
     }
 }
 

@@ -296,11 +296,13 @@ fn origins_of_instructions() {
 /// Writes with every method once, and all rows of the table.
 #[expect(clippy::too_many_lines, reason = "one line per method of the builder")]
 fn every_method() -> Kernel {
-    use flashcore_ir::builder::{CopyBytes, LoadOptions};
+    use flashcore_ir::builder::{
+        Adds, CachePolicy, CopyBytes, LeftMatrix, LoadOptions, MatrixLayout, SharedMatrix, TensorCopyOptions,
+    };
     use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, S64, U16, U64};
     use flashcore_ir::{
-        FenceScope, GlobalAddress, L2Prefetch, MmaShape, ReduceOp, Rounding, SharedAddress, ShuffleMode,
-        SpecialRegister, StoreCache, VoteMode,
+        FenceScope, GlobalAddress, L2Prefetch, Major, MmaShape, ReduceOp, Rounding, SharedAddress, ShuffleMode,
+        SpecialRegister, StoreCache, Swizzle, VoteMode,
     };
     let mut k = Builder::new("kernel", 32);
     let global = k.parameter::<U64>("global");
@@ -398,16 +400,58 @@ fn every_method() -> Kernel {
     k.bulk_commit();
     k.bulk_wait(0, true);
     k.fence_proxy_async();
+    let map = k.tensor_map("map");
+    let column = k.copy(0i32);
+    let (multicast, policy) = (k.multicast_mask(1), k.cache_policy(CachePolicy::EvictFirst));
+    k.prefetch_tensor_map(map);
+    k.bulk_load(shared, global, 16u32, shared);
+    let options = TensorCopyOptions { multicast: Some(multicast), policy: Some(policy) };
+    k.tensor_load(shared, map, &[column, column], shared, options);
+    k.tensor_store(map, &[column], shared, None);
 
     let a = k.load_matrix::<F16x2>(shared, 2, false);
     let accumulator = [k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32)];
     k.mma(MmaShape::M16N8K8, &accumulator, &a, &a[..1]);
     k.mma(MmaShape::M16N8K4, &accumulator, &[tensor, tensor], &[tensor]);
 
+    let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: 1024 };
+    let descriptor = k.matrix_descriptor(shared, layout);
+    let descriptor = k.descriptor_plus(descriptor, 32);
+    let matrix = SharedMatrix { descriptor, major: Major::Depth };
+    let sums = k.warpgroup_accumulator::<F32>(8);
+    k.wgmma_fence();
+    k.wgmma::<F16x2, F32>(8, &sums, LeftMatrix::Shared(matrix), matrix, Adds::Replace);
+    k.wgmma_commit();
+    k.wgmma_wait(0);
     k.barrier_sync(1u32, 32u32);
     k.barrier_arrive(1u32, 32u32);
     k.cta_sync();
     k.fence(FenceScope::Cta);
+
+    k.mbarrier_init(shared, 1u32);
+    k.mbarrier_arrive(shared, 1u32);
+    k.mbarrier_arrive_expect(shared, 16u32);
+    k.mbarrier_expect(shared, 16u32);
+    k.mbarrier_wait(shared, 0u32);
+    k.mbarrier_test(shared, 0u32);
+    k.mbarrier_try_wait(shared, 0u32);
+    k.fence_mbarrier_init();
+    k.mbarrier_invalidate(shared);
+    k.cluster_rank();
+    let remote = k.map_shared(shared, 0u32);
+    k.mbarrier_arrive_remote(remote, 1u32);
+    k.mbarrier_arrive_expect_remote(remote.plus(8), 16u32);
+    let words = k.load_cluster::<U32>(remote, 2);
+    k.store_cluster(remote.plus(8), &words);
+    k.cluster_arrive();
+    k.cluster_wait();
+    k.cluster_sync();
+    k.elect();
+    k.store_matrix(shared, &a, false);
+    k.decrease_registers(40);
+    k.increase_registers(232);
+    k.grid_dependency_wait();
+    k.launch_dependents();
     k.exit();
     k.finish()
 }
@@ -427,7 +471,7 @@ fn the_builder_writes_every_row_of_the_table() {
         written.insert(instruction.op.entry().name);
     });
     assert_eq!(written, TABLE.iter().map(|entry| entry.name).collect());
-    assert_eq!(kernel.verify(Arch::Sm90).map(|_| ()), Ok(()));
+    assert_eq!(kernel.verify(Arch::Sm90a).map(|_| ()), Ok(()));
 }
 
 /// The instructions of a loop itself lead to the loop, those of its body to the body.

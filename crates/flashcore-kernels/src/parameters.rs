@@ -3,7 +3,7 @@
 use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
-use flashcore_ir::{Builder, Reg};
+use flashcore_ir::{Builder, Reg, TensorMap};
 use flashcore_problem::{BiasStrides, Problem, Strides};
 
 use crate::plan::LONGEST;
@@ -123,6 +123,8 @@ pub enum Argument {
     U64(u64),
     /// A signed 64-bit integer.
     S64(i64),
+    /// A tensor in memory of the device.
+    TensorMap(TensorMap),
 }
 
 /// Device addresses of the tensors of a problem.

@@ -1,7 +1,8 @@
 //! The text of each operation: one arm per row of the table.
 
 use flashcore_ir::{
-    Address, Compare, Kernel, L2Prefetch, LoadCache, Op, Operand, ReduceOp, RegisterId, Rounding, StoreCache, Type,
+    Accumulation, Address, Compare, FenceScope, Kernel, L2Prefetch, LoadCache, Major, MatrixSource, Op, Operand,
+    ReduceOp, RegisterId, Rounding, Space, StoreCache, Type,
 };
 
 use crate::names::{Names, storage};
@@ -9,8 +10,31 @@ use crate::names::{Names, storage};
 /// The name of the variable that stands for the shared memory of a CTA.
 pub(crate) const SHARED_MEMORY: &str = "shared_memory";
 
+/// The predicate that tells a loop of waiting whether to go on, in a scope of its own.
+const COMPLETE: &str = "complete";
+
 /// The lanes that take part in what a warp does together: all.
 const WHOLE_WARP: &str = "0xffffffff";
+
+/// The lines of an instruction with its guard. What takes several has a scope of its own for its labels.
+pub(crate) fn lines(op: &Op, guard: &str, kernel: &Kernel, names: &Names) -> Vec<String> {
+    let text = text(op, kernel, names);
+    let Op::MbarrierWait { .. } = op else { return vec![format!("{guard}{text};")] };
+    // A lane that a guard excludes does not enter the loop.
+    let (enter, leave) = match guard.strip_prefix('@').map(str::trim_end) {
+        None => (None, None),
+        Some(guard) => {
+            let excluded = guard.strip_prefix('!').map_or_else(|| format!("!{guard}"), str::to_owned);
+            (Some(format!("    @{excluded} bra done;")), Some("    done:".to_owned()))
+        }
+    };
+    let mut lines = vec!["{".to_owned(), format!("    .reg .pred {COMPLETE};")];
+    lines.extend(enter);
+    lines.extend(["    wait:".to_owned(), format!("    {text};"), format!("    @!{COMPLETE} bra wait;")]);
+    lines.extend(leave);
+    lines.push("}".to_owned());
+    lines
+}
 
 /// The instruction, without its guard and semicolon.
 #[expect(clippy::too_many_lines, reason = "one arm per row of the table")]
@@ -21,6 +45,11 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Operand::Constant(bits) => constant(*bits, ty),
     };
     let list = |registers: &[RegisterId]| registers.iter().map(r).collect::<Vec<_>>().join(", ");
+    // An operand that may be absent, of at most one register.
+    let behind = |registers: &[RegisterId]| match registers {
+        [register] => format!(", {}", r(register)),
+        _ => String::new(),
+    };
     // A vector of one element is written without braces.
     let vector = |registers: &[RegisterId]| match registers {
         [register] => r(register).to_owned(),
@@ -38,6 +67,9 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::SharedBase { d } => format!("mov.u32 {}, {SHARED_MEMORY}", r(d)),
         Op::LoadParam { ty, parameter, d } => {
             format!("ld.param.{ty} {}, [{}]", r(d), kernel.parameters[*parameter as usize].name)
+        }
+        Op::TensorMapAddress { parameter, d } => {
+            format!("cvta.param.u64 {}, {}", r(d), kernel.parameters[*parameter as usize].name)
         }
         Op::SetPredicate { compare, ty, d, a, b } => {
             format!("setp.{}.{ty} {}, {}, {}", comparison(*compare, *ty), r(d), v(a, *ty), v(b, *ty))
@@ -129,6 +161,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::ReduceWarp { op, ty, d, a } => {
             format!("redux.sync.{op}.{} {}, {}, {WHOLE_WARP}", reduced_type(*op, *ty), r(d), list(a))
         }
+        Op::Elect { d } => format!("elect.sync _|{}, {WHOLE_WARP}", r(d)),
         Op::WarpSync {} => format!("bar.warp.sync {WHOLE_WARP}"),
 
         Op::Load { space, cache, prefetch, ty, count, d, source } => {
@@ -169,9 +202,42 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         }
         Op::FenceProxyAsync {} => "fence.proxy.async.shared::cta".to_owned(),
 
+        Op::BulkLoad { bytes, target, source, barrier } => {
+            let (bytes, brings) = (v(bytes, Type::U32), "mbarrier::complete_tx::bytes");
+            let (target, source, barrier) = (m(target), m(source), m(barrier));
+            format!("cp.async.bulk.shared::cluster.global.{brings} {target}, {source}, {bytes}, {barrier}")
+        }
+        Op::TensorLoad { rank, multicast, hinted, coordinates, mask, policy, target, map, barrier } => {
+            let multicast = if *multicast { ".multicast::cluster" } else { "" };
+            let hint = if *hinted { ".L2::cache_hint" } else { "" };
+            let rest = [&mask[..], policy].map(behind).concat();
+            format!(
+                "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}{hint} \
+                 {}, [{}, {{{}}}], {}{rest}",
+                m(target),
+                list(map),
+                list(coordinates),
+                m(barrier)
+            )
+        }
+        Op::TensorStore { rank, hinted, coordinates, policy, map, source } => {
+            let hint = if *hinted { ".L2::cache_hint" } else { "" };
+            let rest = behind(policy);
+            let (map, coordinates, source) = (list(map), list(coordinates), m(source));
+            format!(
+                "cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group{hint} \
+                 [{map}, {{{coordinates}}}], {source}{rest}"
+            )
+        }
+        Op::PrefetchTensorMap { map } => format!("prefetch.tensormap [{}]", list(map)),
+
         Op::LoadMatrix { count, transposed, ty: _, d, source } => {
             let transposed = if *transposed { ".trans" } else { "" };
             format!("ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {{{}}}, {}", list(d), m(source))
+        }
+        Op::StoreMatrix { count, transposed, ty: _, a, target } => {
+            let transposed = if *transposed { ".trans" } else { "" };
+            format!("stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {}, {{{}}}", m(target), list(a))
         }
         Op::Mma { shape, operand, accumulate, d, a, b, c } => {
             let (operand, accumulate) = (element(*operand), element(*accumulate));
@@ -184,6 +250,29 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
             )
         }
 
+        Op::Wgmma { columns, operand, accumulate, accumulation, source, a_major, b_major, d, c: _, scale, a, b } => {
+            let (operand, accumulate) = (element(*operand), element(*accumulate));
+            let scale = match accumulation {
+                Accumulation::Replace => "0".to_owned(),
+                Accumulation::Add => "1".to_owned(),
+                Accumulation::AddWhere => list(scale),
+            };
+            let transposed = |major: &Major| u32::from(*major == Major::Outer);
+            let (a, majors) = match source {
+                MatrixSource::Shared => (list(a), format!("{}, {}", transposed(a_major), transposed(b_major))),
+                MatrixSource::Registers => (format!("{{{}}}", list(a)), transposed(b_major).to_string()),
+            };
+            format!(
+                "wgmma.mma_async.sync.aligned.m64n{columns}k16.{accumulate}.{operand}.{operand} \
+                 {{{}}}, {a}, {}, {scale}, 1, 1, {majors}",
+                list(d),
+                list(b)
+            )
+        }
+        Op::WgmmaFence {} => "wgmma.fence.sync.aligned".to_owned(),
+        Op::WgmmaCommit {} => "wgmma.commit_group.sync.aligned".to_owned(),
+        Op::WgmmaWait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
+
         Op::BarrierSync { barrier, threads } => {
             format!("barrier.sync.aligned {}, {}", v(barrier, Type::U32), v(threads, Type::U32))
         }
@@ -192,7 +281,57 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         }
         Op::Fence { scope } => format!("fence.acq_rel.{scope}"),
 
+        Op::MbarrierInit { count, target } => {
+            format!("mbarrier.init.shared::cta.b64 {}, {}", m(target), v(count, Type::U32))
+        }
+        Op::MbarrierInvalidate { target } => format!("mbarrier.inval.shared::cta.b64 {}", m(target)),
+        Op::MbarrierArrive { space, count, target } => {
+            format!("mbarrier.arrive{}.b64 _, {}, {}", released(*space), m(target), v(count, Type::U32))
+        }
+        Op::MbarrierArriveExpect { space, bytes, target } => {
+            format!("mbarrier.arrive.expect_tx{}.b64 _, {}, {}", released(*space), m(target), v(bytes, Type::U32))
+        }
+        Op::MbarrierExpect { space, bytes, target } => {
+            let place = if *space == Space::Cluster { "cluster.shared::cluster" } else { "cta.shared::cta" };
+            format!("mbarrier.expect_tx.relaxed.{place}.b64 {}, {}", m(target), v(bytes, Type::U32))
+        }
+        Op::MbarrierWait { scope, parity, source } => {
+            let (acquire, parity) = (acquired(*scope), v(parity, Type::U32));
+            format!("mbarrier.try_wait.parity{acquire}.shared::cta.b64 {COMPLETE}, {}, {parity}", m(source))
+        }
+        Op::MbarrierTest { suspends, scope, d, parity, source } => {
+            let ask = if *suspends { "try_wait" } else { "test_wait" };
+            let (acquire, parity) = (acquired(*scope), v(parity, Type::U32));
+            format!("mbarrier.{ask}.parity{acquire}.shared::cta.b64 {}, {}, {parity}", r(d), m(source))
+        }
+        Op::FenceMbarrierInit {} => "fence.mbarrier_init.release.cluster".to_owned(),
+
+        Op::MapShared { d, a, rank } => {
+            format!("mapa.shared::cluster.u32 {}, {}, {}", r(d), v(a, Type::U32), v(rank, Type::U32))
+        }
+        Op::ClusterArrive {} => "barrier.cluster.arrive.release.aligned".to_owned(),
+        Op::ClusterWait {} => "barrier.cluster.wait.acquire.aligned".to_owned(),
+
+        Op::SetRegisterCount { change, count } => format!("setmaxnreg.{change}.sync.aligned.u32 {count}"),
+        Op::GridDependencyWait {} => "griddepcontrol.wait".to_owned(),
+        Op::LaunchDependents {} => "griddepcontrol.launch_dependents".to_owned(),
         Op::Exit {} => "exit".to_owned(),
+    }
+}
+
+/// Where an arrival goes, and to whom it releases: without a word, to the CTA.
+const fn released(space: Space) -> &'static str {
+    match space {
+        Space::Cluster => ".release.cluster.shared::cluster",
+        Space::Shared | Space::Global => ".shared::cta",
+    }
+}
+
+/// From whom a wait acquires: without a word, from the CTA.
+const fn acquired(scope: FenceScope) -> &'static str {
+    match scope {
+        FenceScope::Cluster => ".acquire.cluster",
+        FenceScope::Cta | FenceScope::Gpu | FenceScope::System => "",
     }
 }
 

@@ -3,7 +3,8 @@
 
 use std::fmt::{Display, Write};
 
-use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, SectionId, Statement, VerifiedKernel};
+use flashcore_ir::target::{AMPERE, HOPPER};
+use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, ParameterType, SectionId, Statement, VerifiedKernel};
 
 use crate::instruction;
 use crate::names::Names;
@@ -42,19 +43,24 @@ impl Printer<'_> {
     fn module(&mut self, verified: &VerifiedKernel) {
         let kernel = self.kernel;
         let arch = verified.arch();
-        let (major, minor) = kernel.since().ptx.max(arch.ptx());
+        let clusters = if kernel.cluster == [1; 3] { AMPERE } else { HOPPER };
+        let (major, minor) = kernel.since().and(clusters).ptx.max(arch.ptx());
         self.line(format_args!(".version {major}.{minor}"));
         self.line(format_args!(".target {arch}"));
         self.line(".address_size 64");
         if uses_shared_memory(kernel) {
-            // Sized by the launch. 128 bytes is what 128-byte swizzles and bulk copies ask for at most.
-            self.line(format_args!(".extern .shared .align 128 .b8 {}[];", instruction::SHARED_MEMORY));
+            // Sized by the launch.
+            let (alignment, name) = (shared_alignment(kernel), instruction::SHARED_MEMORY);
+            self.line(format_args!(".extern .shared .align {alignment} .b8 {name}[];"));
         }
         self.line("");
         let parameters: Vec<String> = kernel
             .parameters
             .iter()
-            .map(|parameter| format!("    .param .{} {}", parameter.ty, parameter.name))
+            .map(|parameter| match parameter.ty {
+                ParameterType::Value(ty) => format!("    .param .{ty} {}", parameter.name),
+                ParameterType::TensorMap => format!("    .param .align 64 .b8 {}[128]", parameter.name),
+            })
             .collect();
         self.line(format_args!(".visible .entry {}(", kernel.name));
         if !parameters.is_empty() {
@@ -62,6 +68,10 @@ impl Printer<'_> {
         }
         self.line(")");
         self.line(format_args!(".maxntid {}, 1, 1", kernel.threads));
+        if kernel.cluster != [1; 3] {
+            let [x, y, z] = kernel.cluster;
+            self.line(format_args!(".reqnctapercluster {x}, {y}, {z}"));
+        }
         // Always: without it ptxas may prefer spills to fewer CTAs on a multiprocessor.
         self.line(format_args!(".maxnreg {}", register_limit(kernel)));
         self.line("{");
@@ -96,12 +106,13 @@ impl Printer<'_> {
         let guard = instruction.guard.map_or_else(String::new, |guard| {
             format!("@{}{} ", if guard.negated { "!" } else { "" }, self.names.register(guard.predicate))
         });
-        let text = instruction::text(&instruction.op, self.kernel, &self.names);
-        if self.options.source_lines {
-            let Origin { file, line, .. } = instruction.origin;
-            self.line(format_args!("{guard}{text};  // {}:{line}", file_name(file)));
-        } else {
-            self.line(format_args!("{guard}{text};"));
+        for text in instruction::lines(&instruction.op, &guard, self.kernel, &self.names) {
+            if self.options.source_lines {
+                let Origin { file, line, .. } = instruction.origin;
+                self.line(format_args!("{text}  // {}:{line}", file_name(file)));
+            } else {
+                self.line(text);
+            }
         }
     }
 
@@ -179,6 +190,16 @@ fn register_limit(kernel: &Kernel) -> u32 {
     let threads_per_partition = kernel.threads.div_ceil(PARTITIONS * WARP) * WARP;
     let share = PARTITION_REGISTERS / threads_per_partition / GRANULE * GRANULE;
     kernel.register_budget.min(share)
+}
+
+/// What the start of shared memory is a multiple of: 1024 bytes where hardware swizzles by address, of which the widest
+/// pattern repeats after so many; else 128, which suits bulk copies.
+fn shared_alignment(kernel: &Kernel) -> u32 {
+    let mut swizzles = false;
+    kernel.instructions(&mut |instruction| {
+        swizzles |= matches!(instruction.op, Op::TensorLoad { .. } | Op::TensorStore { .. } | Op::Wgmma { .. });
+    });
+    if swizzles { 1024 } else { 128 }
 }
 
 fn uses_shared_memory(kernel: &Kernel) -> bool {

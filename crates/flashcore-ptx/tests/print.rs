@@ -201,3 +201,79 @@ fn the_register_limit_lets_the_cta_launch() {
     assert_eq!(limit(512, 96), Some(96));
     assert_eq!(limit(1024, 255), Some(64));
 }
+
+/// Tensor maps among the parameters, clusters, swizzled shared memory, and waits as loops in a scope of their own, which
+/// lanes that a guard excludes do not enter.
+#[test]
+fn what_hopper_needs_around_its_instructions() {
+    use flashcore_ir::builder::TensorCopyOptions;
+    let mut k = Builder::new("kernel", 128);
+    k.set_cluster([2, 1, 1]);
+    let map = k.tensor_map("map");
+    let shared = k.shared_base();
+    let column = k.copy(0i32);
+    k.reserve_shared(2048, 1024);
+    let first = k.compare::<U32>(Compare::Eq, shared, 0u32);
+    k.when(first, |k| {
+        k.tensor_load(shared, map, &[column, column], shared, TensorCopyOptions::default());
+        k.mbarrier_wait(shared, 1u32);
+    });
+    k.unless(first, |k| k.mbarrier_wait(shared, 0u32));
+    k.mbarrier_wait(shared, 0u32);
+    let kernel = k.finish().verify(Arch::Sm90a).unwrap();
+    let text = print(&kernel);
+    let expected = "\
+.version 8.0
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 shared_memory[];
+
+.visible .entry kernel(
+    .param .align 64 .b8 map[128]
+)
+.maxntid 128, 1, 1
+.reqnctapercluster 2, 1, 1
+.maxnreg 255
+{
+    .reg .pred %prologue_p<1>;
+    .reg .b32 %prologue_r<1>;
+    .reg .b32 %prologue_i<1>;
+    .reg .b64 %prologue_rd<1>;
+    // prologue  (print.rs)
+    cvta.param.u64 %prologue_rd0, map;
+    mov.u32 %prologue_r0, shared_memory;
+    mov.s32 %prologue_i0, 0;
+    setp.eq.u32 %prologue_p0, %prologue_r0, 0;
+    @%prologue_p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%prologue_r0], [%prologue_rd0, {%prologue_i0, %prologue_i0}], [%prologue_r0];
+    {
+        .reg .pred complete;
+        @!%prologue_p0 bra done;
+        wait:
+        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%prologue_r0], 1;
+        @!complete bra wait;
+        done:
+    }
+    {
+        .reg .pred complete;
+        @%prologue_p0 bra done;
+        wait:
+        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%prologue_r0], 0;
+        @!complete bra wait;
+        done:
+    }
+    {
+        .reg .pred complete;
+        wait:
+        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%prologue_r0], 0;
+        @!complete bra wait;
+    }
+    ret;
+}
+";
+    assert_eq!(text, expected);
+    if flashcore_ptx::ptxas::find().is_ok()
+        && let Err(error) = flashcore_ptx::assemble(&text, Arch::Sm90a)
+    {
+        panic!("{error}");
+    }
+}

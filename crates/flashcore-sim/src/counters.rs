@@ -15,6 +15,8 @@ pub struct Counters {
     pub lane_operations: u64,
     /// `mma` instructions.
     pub mma: u64,
+    /// `wgmma` instructions executed by warps, each for a quarter of the product.
+    pub wgmma: u64,
     /// Multiplications and additions of the tensor cores.
     pub tensor_flops: u64,
     /// Exponentials computed by lanes; one of a pair counts two.
@@ -25,9 +27,11 @@ pub struct Counters {
     pub shared_stores: SharedTraffic,
     /// `ldmatrix`.
     pub load_matrix: SharedTraffic,
+    /// `stmatrix`.
+    pub store_matrix: SharedTraffic,
     /// What `cp.async` writes to shared memory.
     pub copy_async_writes: SharedTraffic,
-    /// Loads from global memory, by instructions and by `cp.async`.
+    /// Loads from global memory, by instructions, by `cp.async` and by bulk loads.
     pub global_loads: GlobalTraffic,
     /// Stores to global memory, by instructions and by bulk copies.
     pub global_stores: GlobalTraffic,
@@ -37,6 +41,10 @@ pub struct Counters {
     pub atomics: u64,
     /// Barrier operations executed by warps, waiting or only arriving.
     pub barriers: u64,
+    /// Bytes that bulk loads and loads of boxes write to shared memory, of all CTAs that receive them.
+    pub bulk_load_bytes: u64,
+    /// Waits for phases of `mbarrier`s, executed by warps.
+    pub mbarrier_waits: u64,
 }
 
 /// Traffic between registers and shared memory.
@@ -99,6 +107,7 @@ impl Counters {
         let mut sum = self.shared_loads;
         sum += self.shared_stores;
         sum += self.load_matrix;
+        sum += self.store_matrix;
         sum += self.copy_async_writes;
         sum
     }
@@ -164,8 +173,13 @@ impl GlobalTraffic {
 
     /// Adds a bulk copy.
     pub(crate) fn count_bulk(&mut self, address: u64, bytes: u32) {
-        let end = address + u64::from(bytes);
         self.requests += 1;
+        self.count_part(address, bytes);
+    }
+
+    /// Adds adjacent bytes of a request.
+    pub(crate) fn count_part(&mut self, address: u64, bytes: u32) {
+        let end = address + u64::from(bytes);
         self.sectors += end.div_ceil(SECTOR_BYTES) - address / SECTOR_BYTES;
         self.bytes += u64::from(bytes);
     }
@@ -195,33 +209,41 @@ impl AddAssign for Counters {
             instructions,
             lane_operations,
             mma,
+            wgmma,
             tensor_flops,
             exponentials,
             shared_loads,
             shared_stores,
             load_matrix,
+            store_matrix,
             copy_async_writes,
             global_loads,
             global_stores,
             copy_async_bytes,
             atomics,
             barriers,
+            bulk_load_bytes,
+            mbarrier_waits,
         } = other;
         for (sum, count) in self.instructions.iter_mut().zip(instructions) {
             *sum += count;
         }
         self.lane_operations += lane_operations;
         self.mma += mma;
+        self.wgmma += wgmma;
         self.tensor_flops += tensor_flops;
         self.exponentials += exponentials;
         self.shared_loads += shared_loads;
         self.shared_stores += shared_stores;
         self.load_matrix += load_matrix;
+        self.store_matrix += store_matrix;
         self.copy_async_writes += copy_async_writes;
         self.global_loads += global_loads;
         self.global_stores += global_stores;
         self.copy_async_bytes += copy_async_bytes;
         self.atomics += atomics;
         self.barriers += barriers;
+        self.bulk_load_bytes += bulk_load_bytes;
+        self.mbarrier_waits += mbarrier_waits;
     }
 }

@@ -1,6 +1,6 @@
 //! What a launch can end with: a fault of the kernel, a mistake of the caller, a bug of the simulator.
 
-use flashcore_ir::Type;
+use flashcore_ir::{InvalidTensorMap, ParameterType};
 
 use crate::fault::{Fault, FaultKind};
 
@@ -50,9 +50,19 @@ pub enum LaunchError {
         /// The name of the parameter.
         name: String,
         /// Its type.
-        expected: Type,
+        expected: ParameterType,
         /// The type given.
-        actual: Type,
+        actual: ParameterType,
+    },
+    /// A tensor map that hardware has a form for.
+    #[error("argument {index} for parameter `{name}` is no tensor map that hardware has: {reason}")]
+    TensorMap {
+        /// Which argument.
+        index: usize,
+        /// The name of the parameter.
+        name: String,
+        /// What is wrong with it.
+        reason: InvalidTensorMap,
     },
     /// A grid with a CTA in each dimension.
     #[error("a grid of {} × {} × {} CTAs is empty; each dimension must be at least 1", grid[0], grid[1], grid[2])]
@@ -70,6 +80,17 @@ pub enum LaunchError {
         grid: [u32; 3],
         /// The most CTAs together.
         most: u64,
+    },
+    /// A grid of whole clusters.
+    #[error(
+        "a grid of {} × {} × {} CTAs is no whole number of clusters of {} × {} × {}; make each dimension a multiple",
+        grid[0], grid[1], grid[2], cluster[0], cluster[1], cluster[2]
+    )]
+    NotWholeClusters {
+        /// The grid given.
+        grid: [u32; 3],
+        /// CTAs of a cluster.
+        cluster: [u32; 3],
     },
     /// One launch at a time: what another writes cannot be told from a race.
     #[error("another launch is running on this memory; wait for it, or give each launch its own `GlobalMemory`")]
@@ -121,6 +142,14 @@ impl Stop {
     /// A fault of a lane at an address.
     pub(crate) fn address(kind: FaultKind, lane: usize, address: u64) -> Self {
         Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(address) }))
+    }
+
+    /// The same fault, of the warp as a whole.
+    pub(crate) fn by_warp(self) -> Self {
+        match self {
+            Self::Fault(trouble) => Self::Fault(Box::new(Trouble { lane: None, ..*trouble })),
+            Self::Internal(error) => Self::Internal(error),
+        }
     }
 
     /// An operation in a form that the verifier should not have let pass.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use flashcore_ir::{Space, Type, VerifiedKernel};
+use flashcore_ir::{ParameterType, Space, TensorMap, Type, VerifiedKernel};
 use rayon::prelude::*;
 
 use crate::counters::Counters;
@@ -11,13 +11,16 @@ use crate::execute::Scene;
 use crate::fault::{Fault, FaultKind};
 use crate::memory::global::GlobalMemory;
 use crate::memory::grid::{GridHistory, GridRace, MOST_CTAS};
+use crate::placement::Placement;
 use crate::program::Program;
 use crate::race::MOST_STEPS;
-use crate::schedule::{Failure, Random, run};
+use crate::random::Random;
+use crate::registers::LANES;
+use crate::schedule::{Failure, run};
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
 ///
-/// With several faults, the one of the CTA that comes first in the grid is returned, so the result is the same every
+/// With several faults, the one of the cluster that comes first in the grid is returned, so the result is the same every
 /// time. What was written before a fault stays written.
 pub fn launch(
     kernel: &VerifiedKernel,
@@ -56,26 +59,62 @@ pub enum Argument {
     U64(u64),
     /// A 64-bit signed integer.
     S64(i64),
+    /// A tensor in global memory.
+    TensorMap(TensorMap),
 }
 
+/// The arguments of a launch.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    /// As the bits of their types; tensor maps as their addresses.
+    pub(crate) bits: Vec<u64>,
+    tensor_maps: Vec<Option<TensorMap>>,
+}
+
+/// Where the addresses of tensor maps begin: in no buffer.
+const TENSOR_MAPS: u64 = 1 << 62;
+
+impl Arguments {
+    fn new(arguments: &[Argument]) -> Self {
+        let bits = arguments.iter().zip(0..).map(|(argument, index)| argument.bits(index)).collect();
+        let tensor_maps = arguments.iter().map(|argument| match argument {
+            Argument::TensorMap(map) => Some(*map),
+            Argument::U32(_) | Argument::S32(_) | Argument::F32(_) | Argument::U64(_) | Argument::S64(_) => None,
+        });
+        Self { bits, tensor_maps: tensor_maps.collect() }
+    }
+
+    /// The tensor map at an address.
+    pub(crate) fn tensor_map(&self, address: u64) -> Option<TensorMap> {
+        let index = address.checked_sub(TENSOR_MAPS)?;
+        let index = index.is_multiple_of(MAP_BYTES).then_some(index / MAP_BYTES)?;
+        *self.tensor_maps.get(usize::try_from(index).ok()?)?
+    }
+}
+
+/// Bytes of a tensor map.
+const MAP_BYTES: u64 = 128;
+
 impl Argument {
-    fn ty(self) -> Type {
+    fn ty(self) -> ParameterType {
         match self {
-            Self::U32(_) => Type::U32,
-            Self::S32(_) => Type::S32,
-            Self::F32(_) => Type::F32,
-            Self::U64(_) => Type::U64,
-            Self::S64(_) => Type::S64,
+            Self::U32(_) => Type::U32.into(),
+            Self::S32(_) => Type::S32.into(),
+            Self::F32(_) => Type::F32.into(),
+            Self::U64(_) => Type::U64.into(),
+            Self::S64(_) => Type::S64.into(),
+            Self::TensorMap(_) => ParameterType::TensorMap,
         }
     }
 
-    fn bits(self) -> u64 {
+    fn bits(self, index: u64) -> u64 {
         match self {
             Self::U32(value) => value.into(),
             Self::S32(value) => (value as u32).into(),
             Self::F32(value) => value.to_bits().into(),
             Self::U64(value) => value,
             Self::S64(value) => value as u64,
+            Self::TensorMap(_) => TENSOR_MAPS + MAP_BYTES * index,
         }
     }
 }
@@ -106,7 +145,7 @@ pub struct Report {
 
 impl Launch {
     /// The bits of the arguments, if the launch fits the kernel.
-    fn check(&self, kernel: &VerifiedKernel) -> Result<Vec<u64>, LaunchError> {
+    fn check(&self, kernel: &VerifiedKernel) -> Result<Arguments, LaunchError> {
         let Self { grid, ref arguments } = *self;
         if arguments.len() != kernel.parameters.len() {
             return Err(LaunchError::ArgumentCount {
@@ -124,6 +163,10 @@ impl Launch {
                     actual: argument.ty(),
                 });
             }
+            if let Argument::TensorMap(map) = argument {
+                let invalid = |reason| LaunchError::TensorMap { index, name: parameter.name.clone(), reason };
+                map.validate().map_err(invalid)?;
+            }
         }
         if grid.contains(&0) {
             return Err(LaunchError::EmptyGrid { grid });
@@ -131,7 +174,11 @@ impl Launch {
         if grid[0] > i32::MAX as u32 || grid[1].max(grid[2]) > 0xffff || cta_count(grid) > u128::from(MOST_CTAS) {
             return Err(LaunchError::GridTooLarge { grid, most: MOST_CTAS });
         }
-        Ok(arguments.iter().map(|argument| argument.bits()).collect())
+        let cluster = kernel.cluster;
+        if grid.iter().zip(cluster).any(|(&ctas, of)| !ctas.is_multiple_of(of)) {
+            return Err(LaunchError::NotWholeClusters { grid, cluster });
+        }
+        Ok(Arguments::new(arguments))
     }
 }
 
@@ -139,34 +186,35 @@ fn cta_count(grid: [u32; 3]) -> u128 {
     grid.into_iter().map(u128::from).product()
 }
 
-/// The position of a CTA by its number.
-fn position(grid: [u32; 3], cta: u64) -> [u32; 3] {
-    let [x, y, _] = grid.map(u64::from);
-    [(cta % x) as u32, (cta / x % y) as u32, (cta / x / y) as u32]
+/// A cluster by its number.
+fn placement(program: &Program<'_>, grid: [u32; 3], cluster: u64) -> Placement {
+    let kernel = program.kernel;
+    Placement::new(grid, kernel.cluster, kernel.threads.div_ceil(LANES as u32) as usize, cluster)
 }
 
 fn run_grid(
     program: &Program<'_>,
     grid: [u32; 3],
-    arguments: &[u64],
+    arguments: &Arguments,
     memory: &GlobalMemory,
     options: &Options,
 ) -> Result<Counters, SimError> {
-    let count = cta_count(grid) as u64;
+    let clusters = core::array::from_fn(|axis| grid[axis] / program.kernel.cluster[axis]);
+    let count = cta_count(clusters) as u64;
     let history = (count > 1).then(|| GridHistory::new(memory));
-    // CTAs behind one that failed need not run, but all before it must: one of them may fail as well.
+    // Clusters behind one that failed need not run, but all before it must: one of them may fail as well.
     let first_failed = AtomicU64::new(u64::MAX);
-    let run_cta = |cta: u64| -> Result<Counters, (u64, Failure)> {
-        if cta > first_failed.load(Ordering::Relaxed) {
+    let run_cluster = |cluster: u64| -> Result<Counters, (u64, Failure)> {
+        if cluster > first_failed.load(Ordering::Relaxed) {
             return Ok(Counters::default());
         }
-        let scene = Scene { program, arguments, grid, cta: position(grid, cta) };
-        let finished = run(scene, memory, options, Random::new(options.seed, cta)).map_err(|failure| {
-            first_failed.fetch_min(cta, Ordering::Relaxed);
-            (cta, failure)
+        let scene = Scene { program, arguments, placement: placement(program, grid, cluster) };
+        let finished = run(scene, memory, options, Random::new(options.seed, cluster)).map_err(|failure| {
+            first_failed.fetch_min(cluster, Ordering::Relaxed);
+            (cluster, failure)
         })?;
         if let Some(history) = &history {
-            history.add(cta, &finished.history);
+            history.add(cluster, &finished.history);
         }
         Ok(finished.counters)
     };
@@ -178,7 +226,7 @@ fn run_grid(
         (Err(one), Err(other)) => Err(if one.0 < other.0 { one } else { other }),
         (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
     };
-    let result = (0..count).into_par_iter().map(run_cta).reduce(|| Ok(Counters::default()), merge);
+    let result = (0..count).into_par_iter().map(run_cluster).reduce(|| Ok(Counters::default()), merge);
     let counters = result.map_err(|(_, failure)| match failure {
         Failure::Fault(fault) => SimError::Fault(fault),
         Failure::Internal(error) => SimError::Internal(error),
@@ -195,7 +243,7 @@ fn grid_fault(program: &Program<'_>, grid: [u32; 3], race: GridRace) -> Fault {
         space: Space::Global,
         access: second.kind,
         earlier_access: first.kind,
-        earlier: Box::new(program.place_of(first.stamp, position(grid, first.cta), address)),
+        earlier: Box::new(program.place_of(first.stamp, &placement(program, grid, first.cluster), address)),
     };
-    Fault { kind, place: program.place_of(second.stamp, position(grid, second.cta), address) }
+    Fault { kind, place: program.place_of(second.stamp, &placement(program, grid, second.cluster), address) }
 }

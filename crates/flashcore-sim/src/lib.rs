@@ -48,7 +48,7 @@
 //!
 //! Global memory is a set of named buffers with nothing in between; shared memory begins at address 1024. Every access is
 //! checked for alignment, bounds, a value (what neither the host nor the kernel wrote cannot be read) and races. What is a
-//! race, and how it is found, stands above the code in `race.rs`. CTAs run in parallel and are never ordered.
+//! race, and how it is found, stands above the code in `race.rs`. Clusters run in parallel and are never ordered.
 //!
 //! # Asynchrony
 //!
@@ -57,9 +57,15 @@
 //! others need a barrier as well. What the generic proxy writes is seen by a bulk store only if the writing thread
 //! executed a proxy fence before the barrier that orders the two.
 //!
+//! A bulk load or a load of a box arrives when the seed says, between its start and the time when nothing else can go on.
+//! Its bytes belong to the phase of the `mbarrier` in which it arrives: who has not seen that phase complete, nor
+//! synchronised with one who has, must not touch them. A product of a warpgroup uses its registers and its operands in
+//! shared memory until the wait that covers it; all four warps execute the same operations on products, and a
+//! `wgmma.fence` stands between other uses of a register and that of a product.
+//!
 //! # Time
 //!
-//! The warps of a CTA take turns in an order that [`Options::seed`] decides. A kernel without faults gives the same result
+//! The warps of a CTA, and of all CTAs of a cluster, take turns in an order that [`Options::seed`] decides. A kernel without faults gives the same result
 //! under every seed, except for what atomics return.
 //!
 //! # Errors
@@ -67,23 +73,31 @@
 //! A [`Fault`] is a mistake of the kernel, with its place; a [`LaunchError`] one of the caller; an [`InternalError`] one
 //! of ours.
 
+mod barrier;
+mod clocks;
+mod cluster_barrier;
 mod counters;
 mod error;
 mod execute;
 mod fault;
 mod launch;
+mod mbarrier;
 mod memory;
 mod numeric;
+mod placement;
 mod program;
 mod race;
+mod random;
 mod registers;
 mod schedule;
 mod warp;
+mod warpgroup;
 
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
 pub use fault::{
-    AccessKind, BarrierProblem, CopySize, Fault, FaultKind, InFlight, Nearest, Place, TooEarly, WaitingWarp,
+    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, MbarrierProblem,
+    MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
 };
 pub use launch::{Argument, Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;

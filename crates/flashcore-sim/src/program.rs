@@ -1,8 +1,9 @@
 //! A kernel as a line of steps: the statement tree flattened, so that a warp can stop and go on at any of them.
 
-use flashcore_ir::{Block, Class, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
+use flashcore_ir::{Block, Class, Effect, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
 
 use crate::fault::Place;
+use crate::placement::Placement;
 use crate::race::Stamp;
 use crate::registers::Layout;
 
@@ -12,6 +13,8 @@ pub(crate) struct Program<'k> {
     pub(crate) kernel: &'k VerifiedKernel,
     pub(crate) layout: Layout,
     pub(crate) steps: Vec<Step<'k>>,
+    /// Whether it has products of warpgroups.
+    pub(crate) has_products: bool,
 }
 
 /// What a warp does at one value of its program counter.
@@ -49,8 +52,12 @@ pub(crate) struct Operation<'k> {
     pub(crate) guard: Option<Guard>,
     pub(crate) class: Class,
     pub(crate) together: Together,
+    /// Whether it accesses memory.
+    pub(crate) touches: bool,
     /// Every register it reads.
     pub(crate) reads: Box<[RegisterId]>,
+    /// Every register it writes.
+    pub(crate) writes: Box<[RegisterId]>,
 }
 
 /// Which lanes of a warp must execute an operation together.
@@ -83,6 +90,14 @@ fn together(op: &Op) -> Together {
     }
 }
 
+/// Whether an operation is for all four warps of a warpgroup.
+pub(crate) fn is_of_products(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. } | Op::SetRegisterCount { .. }
+    )
+}
+
 impl<'k> Program<'k> {
     pub(crate) fn new(kernel: &'k VerifiedKernel) -> Self {
         let mut steps = Vec::new();
@@ -90,11 +105,15 @@ impl<'k> Program<'k> {
         let last = steps.last().map(|step| step.origin);
         let origin = last.unwrap_or(Origin { section: flashcore_ir::SectionId(0), file: "", line: 0 });
         steps.push(Step { action: Action::End, origin });
-        Self { kernel, layout: Layout::new(kernel), steps }
+        let has_products = steps.iter().any(|step| match &step.action {
+            Action::Operation(operation) => is_of_products(operation.op),
+            _ => false,
+        });
+        Self { kernel, layout: Layout::new(kernel), steps, has_products }
     }
 
     /// The place of a step, without the lane and the address.
-    pub(crate) fn place(&self, step: usize, cta: [u32; 3], warp: u32) -> Place {
+    pub(crate) fn place(&self, step: usize, placement: &Placement, warp: usize) -> Place {
         let Step { action, origin } = &self.steps[step];
         let operation = match action {
             Action::Operation(operation) => operation.op.to_string(),
@@ -106,12 +125,14 @@ impl<'k> Program<'k> {
             Action::End => "End".to_owned(),
         };
         let section = self.kernel.section(origin.section).to_string();
+        let (rank, warp) = placement.rank_and_warp(warp);
+        let (cta, warp) = (placement.cta(rank), warp as u32);
         Place { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
     }
 
     /// The place of an earlier access.
-    pub(crate) fn place_of(&self, stamp: Stamp, cta: [u32; 3], address: u64) -> Place {
-        let mut place = self.place(stamp.step(), cta, stamp.warp() as u32);
+    pub(crate) fn place_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Place {
+        let mut place = self.place(stamp.step(), placement, stamp.warp());
         place.lane = stamp.lane();
         place.address = Some(address);
         place
@@ -125,10 +146,11 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
         match statement {
             Statement::Instruction(instruction) => {
                 let op = &instruction.op;
-                let mut reads = Vec::new();
+                let (mut reads, mut writes) = (Vec::new(), Vec::new());
                 op.slots(&mut |slot| match (slot.role, slot.operand) {
                     (Role::Read | Role::ReadRegister | Role::Base, Operand::Register(register)) => reads.push(register),
-                    (Role::Read | Role::ReadRegister | Role::Base, Operand::Constant(_)) | (Role::Write, _) => {}
+                    (Role::Write, Operand::Register(register)) => writes.push(register),
+                    (_, Operand::Constant(_)) => {}
                 });
                 steps.push(Step {
                     action: Action::Operation(Operation {
@@ -136,7 +158,9 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
                         guard: instruction.guard,
                         class: op.class(),
                         together: together(op),
+                        touches: !matches!(op.effect(), Effect::None | Effect::Order),
                         reads: reads.into(),
+                        writes: writes.into(),
                     }),
                     origin,
                 });

@@ -26,6 +26,16 @@
 //! * `fence.proxy.async` by some lanes of `w` in epoch `f = c(w)`: `c(w) += 1`. A write of such a lane in an epoch
 //!   `e ≤ f` is visible to the asynchronous proxy for those after whom the fence is ordered: `f + 1 ≤ V(issuer)[w]`, or
 //!   the lane itself.
+//! * arriving at an `mbarrier` releases into its phase; whoever has seen the phase complete acquires what the phase
+//!   joined, and nothing of other phases. Lanes do this one by one. What some lanes of `w` acquire is known to these
+//!   alone until the lanes see each other (`bar.warp.sync` or a barrier). What some lanes release covers `V(w)`, and
+//!   epoch `c(w)` if no other lane has accessed memory since the lanes have last seen each other; if one has, it does
+//!   not, since clocks do not tell lanes apart: synchronise the warp before one lane arrives for all.
+//! * each `mbarrier` has an entry of its own in every vector, which counts its phases: a copy that completes on phase
+//!   `p` of `mbarrier` `b` is ordered before one who has `V[b] > p`, which is who has seen the phase complete, or has
+//!   synchronised with one who has.
+//!
+//! Warps are those of a cluster, whose CTAs are executed together; without clusters, those of a CTA.
 //!
 //! An operation that is executed by the warp as one agent (`ldmatrix` reads what its lanes point at and hands it to
 //! others) accesses memory as *all lanes*: it is ordered with no lane of its own warp by the second rule.
@@ -34,7 +44,7 @@
 //! the thread that started it is ordered after, and before what follows the wait *of that thread*. In between its
 //! target, and the source of a bulk store, are *in flight*: touching them is not a race but a missing wait.
 //!
-//! CTAs of one launch are never ordered: any two accesses of different CTAs that conflict are a race
+//! Clusters of one launch are never ordered: any two accesses of different clusters that conflict are a race
 //! (see [`crate::memory::grid`]).
 //!
 //! # The detector
@@ -47,23 +57,36 @@
 
 use std::collections::HashMap;
 
+use crate::clocks::Access;
 use crate::fault::AccessKind;
 
 /// Bytes of a cell.
 pub(crate) const CELL_BYTES: u64 = 2;
 /// The most steps a program may have for stamps to hold their number.
-pub(crate) const MOST_STEPS: usize = 1 << 24;
-/// The last epoch that stamps hold.
-pub(crate) const LAST_EPOCH: u64 = (1 << 28) - 1;
+pub(crate) const MOST_STEPS: usize = 1 << STEP_BITS;
+/// The last epoch of a warp that stamps hold.
+pub(crate) const LAST_EPOCH: u64 = ASYNCHRONOUS as u64 - 1;
 
 /// The lane of an access that the warp makes as one.
-const ALL_LANES: u64 = 32;
+pub(crate) const ALL_LANES: u64 = 32;
+/// The lane of an access that an asynchronous copy makes.
+const NO_LANE: u64 = 33;
 const LANE_BITS: u32 = 6;
-const WARP_BITS: u32 = 5;
-const STEP_BITS: u32 = 24;
+/// A cluster has at most 16 CTAs of 32 warps.
+const WARP_BITS: u32 = 9;
+const STEP_BITS: u32 = 20;
 const WARP_SHIFT: u32 = LANE_BITS;
 const STEP_SHIFT: u32 = WARP_SHIFT + WARP_BITS;
 const EPOCH_SHIFT: u32 = STEP_SHIFT + STEP_BITS;
+/// Bits of a stamp below its epoch.
+pub(crate) const PLACE_BITS: u32 = EPOCH_SHIFT;
+/// Marks, in the epoch of a stamp, an asynchronous copy: the other bits are an `mbarrier` and its phase.
+const ASYNCHRONOUS: u32 = 1 << 27;
+const PHASE_BITS: u32 = 18;
+/// The most `mbarrier`s of a cluster that stamps hold.
+pub(crate) const MOST_MBARRIERS: usize = 1 << (27 - PHASE_BITS);
+/// The most phases of an `mbarrier` that stamps hold.
+pub(crate) const MOST_PHASES: u32 = 1 << PHASE_BITS;
 /// Marks, in place of a stamp, the number of a row.
 const ROW: u64 = 1 << 63;
 
@@ -75,12 +98,25 @@ pub(crate) struct Stamp(u64);
 impl Stamp {
     pub(crate) const NONE: Self = Self(0);
 
-    fn new(warp: usize, lane: u64, epoch: u32, step: usize) -> Self {
+    pub(crate) fn new(warp: usize, lane: u64, epoch: u32, step: usize) -> Self {
         let (warp, step, epoch) = (warp as u64, step as u64, u64::from(epoch));
         Self(lane | warp << WARP_SHIFT | step << STEP_SHIFT | epoch << EPOCH_SHIFT)
     }
 
-    fn epoch(self) -> u32 {
+    /// The write of an asynchronous copy that was started with `started` and completes on a phase of an `mbarrier`.
+    pub(crate) fn completed_by(self, mbarrier: usize, phase: u32) -> Self {
+        let epoch = ASYNCHRONOUS | (mbarrier as u32) << PHASE_BITS | phase;
+        Self::new(self.warp(), NO_LANE, epoch, self.step())
+    }
+
+    /// The `mbarrier` and its phase that an asynchronous copy completed on.
+    pub(crate) fn completion(self) -> Option<(usize, u32)> {
+        let epoch = self.epoch();
+        let rest = epoch & !ASYNCHRONOUS;
+        (epoch & ASYNCHRONOUS != 0).then_some(((rest >> PHASE_BITS) as usize, rest & (MOST_PHASES - 1)))
+    }
+
+    pub(crate) fn epoch(self) -> u32 {
         (self.0 >> EPOCH_SHIFT) as u32
     }
 
@@ -92,17 +128,17 @@ impl Stamp {
         (self.0 >> WARP_SHIFT) as usize & ((1 << WARP_BITS) - 1)
     }
 
-    fn raw_lane(self) -> u64 {
+    pub(crate) fn raw_lane(self) -> u64 {
         self.0 & ((1 << LANE_BITS) - 1)
     }
 
-    /// The lane; `None` for all lanes.
+    /// The lane; `None` for all lanes, and for an asynchronous copy.
     pub(crate) fn lane(self) -> Option<u32> {
         let lane = self.raw_lane();
-        (lane != ALL_LANES).then_some(lane as u32)
+        (lane < ALL_LANES).then_some(lane as u32)
     }
 
-    /// The same access without its epoch, which means nothing outside its CTA.
+    /// The same access without its epoch, which means nothing outside its cluster.
     pub(crate) fn without_epoch(self) -> u64 {
         self.0 & ((1 << EPOCH_SHIFT) - 1)
     }
@@ -112,123 +148,12 @@ impl Stamp {
         Self(bits & ((1 << EPOCH_SHIFT) - 1))
     }
 
-    fn by_all_lanes(self) -> Self {
+    pub(crate) fn by_lane(self, lane: usize) -> Self {
+        Self(self.0 | lane as u64)
+    }
+
+    pub(crate) fn by_all_lanes(self) -> Self {
         Self(self.0 & !((1 << LANE_BITS) - 1) | ALL_LANES)
-    }
-}
-
-/// The clocks of the warps of a CTA.
-#[derive(Debug)]
-pub(crate) struct Clocks {
-    warps: usize,
-    /// `c(w)`.
-    epochs: Vec<u32>,
-    /// `V(w)`, one row for each warp.
-    vectors: Vec<u32>,
-    /// The proxy fences of each warp: the epoch they closed, and the lanes that executed them.
-    fences: Vec<Vec<(u32, u32)>>,
-}
-
-impl Clocks {
-    pub(crate) fn new(warps: usize) -> Self {
-        Self { warps, epochs: vec![1; warps], vectors: vec![0; warps * warps], fences: vec![Vec::new(); warps] }
-    }
-
-    fn vector(&self, warp: usize) -> &[u32] {
-        &self.vectors[warp * self.warps..][..self.warps]
-    }
-
-    fn vector_mut(&mut self, warp: usize) -> &mut [u32] {
-        &mut self.vectors[warp * self.warps..][..self.warps]
-    }
-
-    /// The identity of what `warp` accesses in `step`.
-    pub(crate) fn accessor(&self, warp: usize, step: usize) -> Accessor<'_> {
-        Accessor { stamp: Stamp::new(warp, 0, self.epochs[warp], step), warp, vector: self.vector(warp) }
-    }
-
-    /// `bar.warp.sync`.
-    pub(crate) fn warp_sync(&mut self, warp: usize) {
-        let epoch = self.epochs[warp];
-        self.vector_mut(warp)[warp] = epoch;
-        self.epochs[warp] += 1;
-    }
-
-    /// Joins what `warp` releases into `joined`.
-    pub(crate) fn release(&mut self, warp: usize, joined: &mut [u32]) {
-        let epoch = self.epochs[warp];
-        for (entry, own) in joined.iter_mut().zip(self.vector(warp)) {
-            *entry = (*entry).max(*own);
-        }
-        joined[warp] = joined[warp].max(epoch);
-        self.epochs[warp] += 1;
-    }
-
-    /// Takes over what a barrier joined.
-    pub(crate) fn acquire(&mut self, warp: usize, joined: &[u32]) {
-        for (entry, other) in self.vector_mut(warp).iter_mut().zip(joined) {
-            *entry = (*entry).max(*other);
-        }
-    }
-
-    /// `fence.proxy.async` by the lanes of `mask`.
-    pub(crate) fn fence_proxy(&mut self, warp: usize, mask: u32) {
-        self.fences[warp].push((self.epochs[warp], mask));
-        self.epochs[warp] += 1;
-    }
-
-    /// Whether a generic write is visible to what the asynchronous proxy does for `lane` of `warp`.
-    pub(crate) fn is_fenced(&self, write: Stamp, warp: usize, lane: usize) -> bool {
-        let writer = write.warp();
-        let fences = &self.fences[writer];
-        let first = fences.partition_point(|&(epoch, _)| epoch < write.epoch());
-        let by_writer = |&&(_, mask): &&(u32, u32)| write.lane().is_some_and(|lane| mask >> lane & 1 == 1);
-        let Some(&(epoch, _)) = fences[first..].iter().find(by_writer) else { return false };
-        epoch < self.vector(warp)[writer] || writer == warp && write.lane() == Some(lane as u32)
-    }
-}
-
-/// The identity under which a warp accesses memory in one step.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Accessor<'a> {
-    stamp: Stamp,
-    warp: usize,
-    vector: &'a [u32],
-}
-
-impl Accessor<'_> {
-    /// As one lane.
-    pub(crate) fn lane(&self, lane: usize) -> Access<'_> {
-        Access { stamp: Stamp(self.stamp.0 | lane as u64), warp: self.warp, vector: self.vector }
-    }
-
-    /// As the warp.
-    pub(crate) fn all_lanes(&self) -> Access<'_> {
-        self.lane(ALL_LANES as usize)
-    }
-}
-
-/// One access: its stamp and what is ordered before it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Access<'a> {
-    pub(crate) stamp: Stamp,
-    warp: usize,
-    vector: &'a [u32],
-}
-
-impl Access<'_> {
-    fn is_after(&self, earlier: Stamp) -> bool {
-        let warp = earlier.warp();
-        earlier.epoch() <= self.vector[warp] || warp == self.warp && self.is_same_lane(earlier)
-    }
-
-    fn is_same_lane(&self, earlier: Stamp) -> bool {
-        earlier.raw_lane() == self.stamp.raw_lane() && earlier.raw_lane() != ALL_LANES
-    }
-
-    /// What to remember of this read and an earlier one of the same warp.
-    fn merge(&self, earlier: Stamp) -> Stamp {
-        if self.is_after(earlier) { self.stamp } else { self.stamp.by_all_lanes() }
     }
 }
 

@@ -1,100 +1,112 @@
-//! A CTA: its warps, interleaved by a seeded scheduler, and the barriers between them.
+//! A cluster of CTAs: its warps, interleaved by a seeded scheduler, and what they wait for.
 
-use flashcore_ir::Operand;
+use flashcore_ir::Space;
 
+use crate::barrier::{Arrival, Barriers};
+use crate::clocks::Clocks;
+use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
-use crate::error::{InternalError, Stop};
-use crate::execute::{Context, Flow, Scene, asynchronous, execute};
-use crate::fault::{BarrierProblem, Fault, FaultKind, WaitingWarp};
+use crate::error::{InternalError, Stop, Trouble};
+use crate::execute::transfer::{self, Transfer};
+use crate::execute::{Context, Flow, Scene, Signals, asynchronous, execute, warpgroup};
+use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::GlobalView;
-use crate::program::{Action, Together};
-use crate::race::{Clocks, LAST_EPOCH, Shadow};
+use crate::program::{Action, Together, is_of_products};
+use crate::race::{LAST_EPOCH, Shadow};
+use crate::random::Random;
 use crate::registers::{ALL, LANES, lanes};
 use crate::warp::Warp;
+use crate::warpgroup::{Products, WARPS, Warpgroup};
 
-/// Barriers of a CTA.
-const BARRIERS: u32 = 16;
-
-/// What a CTA leaves behind.
+/// What a cluster leaves behind.
 pub(crate) struct Finished {
     pub(crate) counters: Counters,
     /// Its accesses to global memory.
     pub(crate) history: Vec<Vec<Option<Box<Shadow>>>>,
 }
 
-/// Why a CTA did not end.
+/// Why a cluster did not end.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Fault(Box<Fault>),
     Internal(InternalError),
 }
 
-/// Executes a CTA; `random` decides which warp goes on when.
+/// Executes a cluster; `random` decides which warp goes on when.
 pub(crate) fn run(
     scene: Scene<'_, '_>,
     memory: &GlobalMemory,
     options: &Options,
     random: Random,
 ) -> Result<Finished, Failure> {
-    Cta::new(scene, memory, options, random).run()
+    Cluster::new(scene, memory, options, random).run()
 }
 
-struct Cta<'c, 'k, 'm> {
+struct Cluster<'c, 'k, 'm> {
     scene: Scene<'c, 'k>,
+    /// The warps of all CTAs, one CTA after the other.
     warps: Vec<Warp<'k>>,
-    /// The warps that can go on.
-    ready: u32,
-    barriers: Vec<Barrier>,
+    ctas: Vec<Cta>,
+    /// The shared memory of each CTA.
+    shared: Vec<SharedMemory>,
     clocks: Clocks,
-    shared: SharedMemory,
     global: GlobalView<'m>,
     counters: Counters,
+    barrier: ClusterBarrier,
+    signals: Signals,
+    /// The warpgroups of all CTAs; none without products.
+    warpgroups: Vec<Warpgroup>,
+    /// Loads under way.
+    transfers: Vec<Transfer>,
+    /// One turn in so many, on average, a load arrives; otherwise when no warp can go on.
+    laziness: u32,
     random: Random,
     longest_turn: u32,
     steps: u64,
     step_limit: u64,
 }
 
-#[derive(Debug, Clone)]
-struct Barrier {
-    /// Threads it waits for; 0 before the first arrives.
-    expected: u32,
-    /// The warps that have arrived.
-    participants: u32,
-    /// Those of them that wait.
-    waiting: u32,
-    /// What those that arrived have released.
-    joined: Vec<u32>,
+/// What the scheduler knows of a CTA.
+struct Cta {
+    /// The warps that can go on.
+    ready: u32,
+    barriers: Barriers,
 }
 
-impl Barrier {
-    /// Threads that have arrived. A warp counts whole.
-    fn arrived(&self) -> u32 {
-        self.participants.count_ones() * LANES as u32
-    }
-}
-
-impl<'c, 'k, 'm> Cta<'c, 'k, 'm>
+impl<'c, 'k, 'm> Cluster<'c, 'k, 'm>
 where
     'c: 'k,
 {
     fn new(scene: Scene<'c, 'k>, memory: &'m GlobalMemory, options: &Options, random: Random) -> Self {
         let kernel = scene.program.kernel;
-        let count = kernel.threads.div_ceil(LANES as u32);
-        let warps = (0..count).map(|warp| Warp::new(&scene.program.layout, kernel.threads - warp * LANES as u32));
-        let barrier = Barrier { expected: 0, participants: 0, waiting: 0, joined: vec![0; count as usize] };
+        let count = scene.placement.warps_per_cta;
+        let ctas = scene.placement.ctas();
+        let warp = |warp: usize| Warp::new(&scene.program.layout, kernel.threads - (warp % count * LANES) as u32);
+        let groups = if scene.program.has_products { ctas * count.div_ceil(WARPS) } else { 0 };
+        let ready = if count == 32 { ALL } else { (1 << count) - 1 };
+        let mut warps: Vec<Warp<'k>> = (0..ctas * count).map(warp).collect();
+        if scene.program.has_products {
+            for warp in &mut warps {
+                warp.products = Products::new(kernel.registers.len());
+                warp.register_count = kernel.register_budget.next_multiple_of(8);
+            }
+        }
         Self {
             scene,
-            warps: warps.collect(),
-            ready: if count == 32 { ALL } else { (1 << count) - 1 },
-            barriers: vec![barrier; BARRIERS as usize],
-            clocks: Clocks::new(count as usize),
-            shared: SharedMemory::new(kernel.shared_bytes, count as usize),
-            global: GlobalView::new(memory, count as usize),
+            warps,
+            ctas: (0..ctas).map(|rank| Cta { ready, barriers: Barriers::new(rank * count) }).collect(),
+            shared: (0..ctas).map(|_| SharedMemory::new(kernel.shared_bytes, ctas * count)).collect(),
+            clocks: Clocks::new(ctas * count),
+            global: GlobalView::new(memory, ctas * count),
             counters: Counters::default(),
+            barrier: ClusterBarrier::new(ctas * count),
+            signals: Signals::default(),
+            warpgroups: core::iter::repeat_with(Warpgroup::default).take(groups).collect(),
+            transfers: Vec::new(),
+            laziness: 0,
             random,
             longest_turn: options.longest_turn.max(1),
             steps: 0,
@@ -103,14 +115,23 @@ where
     }
 
     fn run(mut self) -> Result<Finished, Failure> {
-        while self.ready != 0 {
-            let chosen = self.random.below(self.ready.count_ones());
-            let warp = lanes(self.ready).nth(chosen as usize).unwrap_or(0);
+        loop {
+            if !self.transfers.is_empty() && self.is_time_to_arrive() {
+                self.arrive()?;
+                continue;
+            }
+            let Some(warp) = self.choose() else { break };
             let turn = 1 + self.random.below(self.longest_turn);
             for _ in 0..turn {
                 let step = self.warps[warp].next;
                 self.step(warp).map_err(|stop| self.failure(stop, warp, step))?;
-                if self.ready >> warp & 1 == 0 {
+                if !self.signals.completed.is_empty() {
+                    self.wake_completed();
+                }
+                if core::mem::take(&mut self.signals.released_registers) {
+                    self.wake(|_, warp| core::mem::take(&mut warp.waiting.registers) > 0);
+                }
+                if !self.is_ready(warp) {
                     break;
                 }
             }
@@ -121,10 +142,53 @@ where
         Err(Failure::Fault(Box::new(self.deadlock())))
     }
 
+    /// Whether a load arrives before a warp goes on. Under some seeds loads are fast, under others slow.
+    fn is_time_to_arrive(&mut self) -> bool {
+        if self.laziness == 0 {
+            self.laziness = 1 << (2 * self.random.below(4));
+        }
+        let someone_goes_on = self.ctas.iter().any(|cta| cta.ready != 0);
+        !someone_goes_on || self.random.below(self.laziness) == 0
+    }
+
+    /// One of the loads under way arrives.
+    fn arrive(&mut self) -> Result<(), Failure> {
+        let chosen = self.random.below(self.transfers.len() as u32) as usize;
+        let transfer = self.transfers.swap_remove(chosen);
+        let finished = transfer::finish(&transfer, &mut self.shared, &self.clocks, &mut self.signals);
+        finished.map_err(|stop| self.failure(stop, transfer.started.warp(), transfer.started.step()))?;
+        if !self.signals.completed.is_empty() {
+            self.wake_completed();
+        }
+        Ok(())
+    }
+
+    /// One of the warps that can go on.
+    fn choose(&mut self) -> Option<usize> {
+        let ready: u32 = self.ctas.iter().map(|cta| cta.ready.count_ones()).sum();
+        if ready == 0 {
+            return None;
+        }
+        let mut chosen = self.random.below(ready);
+        let count = self.scene.placement.warps_per_cta;
+        for (rank, cta) in self.ctas.iter().enumerate() {
+            if let Some(warp) = lanes(cta.ready).nth(chosen as usize) {
+                return Some(rank * count + warp);
+            }
+            chosen -= cta.ready.count_ones();
+        }
+        None
+    }
+
+    fn is_ready(&self, warp: usize) -> bool {
+        let (rank, warp) = self.scene.placement.rank_and_warp(warp);
+        self.ctas[rank].ready >> warp & 1 == 1
+    }
+
     fn failure(&self, stop: Stop, warp: usize, step: usize) -> Failure {
         match stop {
             Stop::Fault(trouble) => {
-                let mut place = self.scene.program.place(step, self.scene.cta, warp as u32);
+                let mut place = self.scene.place(step, warp);
                 place.lane = trouble.lane;
                 place.address = trouble.address;
                 Failure::Fault(Box::new(Fault { kind: trouble.kind, place }))
@@ -134,19 +198,38 @@ where
     }
 
     fn deadlock(&self) -> Fault {
-        let mut waiting: Vec<_> = (0u32..)
-            .zip(&self.barriers)
-            .flat_map(|(index, barrier)| {
-                lanes(barrier.waiting).map(move |warp| WaitingWarp {
-                    barrier: index,
-                    arrived: barrier.arrived(),
-                    expected: barrier.expected,
+        let count = self.scene.placement.warps_per_cta;
+        let mut waiting = Vec::new();
+        for (rank, cta) in self.ctas.iter().enumerate() {
+            for (index, barrier) in cta.barriers.numbered() {
+                let (arrived, expected) = (barrier.arrived(), barrier.expected);
+                waiting.extend(lanes(barrier.waiting).map(|warp| rank * count + warp).map(|warp| WaitingWarp {
+                    waits_for: WaitsFor::Barrier { barrier: index, arrived, expected },
                     // A warp that waits has gone past its barrier.
-                    place: self.scene.program.place(self.warps[warp].next - 1, self.scene.cta, warp as u32),
-                })
-            })
-            .collect();
-        waiting.sort_by_key(|waiting| waiting.place.warp);
+                    place: self.scene.place(self.warps[warp].next - 1, warp),
+                }));
+            }
+        }
+        for (warp, waits) in self.warps.iter().enumerate() {
+            let place = || self.scene.place(waits.next, warp);
+            let (rank, _) = self.scene.placement.rank_and_warp(warp);
+            for &address in &waits.waiting.mbarriers {
+                if let Some(barrier) = self.shared[rank].mbarriers.overlapping(address, 1) {
+                    let mut place = place();
+                    place.address = Some(address.into());
+                    waiting.push(WaitingWarp { waits_for: WaitsFor::Mbarrier(barrier.state()), place });
+                }
+            }
+            if waits.waiting.registers > 0 {
+                let (wanted, free) = (waits.waiting.registers, self.shared[rank].free_registers);
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Registers { wanted, free }, place: place() });
+            }
+            if waits.waiting.cluster {
+                let (arrived, expected) = self.barrier.progress();
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Cluster { arrived, expected }, place: place() });
+            }
+        }
+        waiting.sort_by_key(|waiting| (waiting.place.cta, waiting.place.warp));
         let place = waiting[0].place.clone();
         Fault { kind: FaultKind::Deadlock { waiting }, place }
     }
@@ -183,6 +266,13 @@ where
                 for &register in &operation.reads {
                     warp.must_be_written(register, mask)?;
                 }
+                if operation.touches {
+                    self.clocks.touch(warp_index, mask);
+                }
+                if program.has_products && !is_of_products(operation.op) {
+                    let touched = warp.products.touch(&operation.reads, &operation.writes);
+                    touched.map_err(|used| warpgroup::in_use(&self.context(warp_index, step, mask), used))?;
+                }
                 self.counters.instructions[operation.class as usize] += 1;
                 self.counters.lane_operations += u64::from(mask.count_ones());
                 let mut context = self.context(warp_index, step, mask);
@@ -201,107 +291,111 @@ where
             | Action::LoopTest { .. }
             | Action::LoopBack { .. }) => return warp.branch(action),
         };
+        let (rank, local) = self.scene.placement.rank_and_warp(warp_index);
         match flow {
             (Flow::Next, _) => Ok(()),
-            (Flow::Barrier { barrier, threads, waits }, _) => self.arrive(warp_index, barrier, threads, waits),
+            (Flow::Barrier { barrier, threads, waits }, _) => {
+                let cta_threads = self.scene.program.kernel.threads;
+                let arrival = Arrival { warp: local, barrier, threads, waits, cta_threads };
+                let Cta { ready, barriers } = &mut self.ctas[rank];
+                barriers.arrive(arrival, &self.warps[warp_index], &mut self.clocks, ready)?;
+                self.counters.barriers += 1;
+                Ok(())
+            }
+            (Flow::ClusterArrive, _) => {
+                self.counters.barriers += 1;
+                if self.barrier.arrive(warp_index, &mut self.clocks)? {
+                    self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
+                }
+                Ok(())
+            }
+            (Flow::Wait, mask) => {
+                self.ctas[rank].ready &= !(1 << local);
+                // It will be executed, and counted, again.
+                let warp = &mut self.warps[warp_index];
+                warp.next = step;
+                if let Action::Operation(operation) = &program.steps[step].action {
+                    self.counters.instructions[operation.class as usize] -= 1;
+                    self.counters.lane_operations -= u64::from(mask.count_ones());
+                }
+                Ok(())
+            }
             (Flow::Exit, mask) => {
                 let warp = &mut self.warps[warp_index];
                 warp.end(mask);
                 if warp.is_done() {
-                    self.ready &= !(1 << warp_index);
+                    self.end(warp_index, rank, local)?;
                 }
                 Ok(())
             }
         }
     }
 
+    /// A warp has ended, and perhaps its CTA.
+    fn end(&mut self, warp: usize, rank: usize, local: usize) -> Result<(), Stop> {
+        self.ctas[rank].ready &= !(1 << local);
+        if self.barrier.end(warp) {
+            self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
+        }
+        let count = self.scene.placement.warps_per_cta;
+        self.shared[rank].has_ended = self.warps[rank * count..][..count].iter().all(Warp::is_done);
+        if !self.shared[rank].has_ended {
+            return Ok(());
+        }
+        // A load that arrives when the CTA has ended writes into memory that is no longer there.
+        let Some(late) = self.transfers.iter().find(|transfer| transfer.rank == rank) else { return Ok(()) };
+        let address = u64::from(late.target);
+        let mut started = self.scene.place_of(late.started, address);
+        started.lane = Some(late.lane as u32);
+        let kind = FaultKind::MissingWait {
+            space: Space::Shared,
+            touch: TooEarly::Exit,
+            in_flight: InFlight::TransferTarget,
+            started: Box::new(started),
+        };
+        Err(Stop::Fault(Box::new(Trouble { kind, lane: None, address: Some(address) })))
+    }
+
+    /// Lets the warps go on that `wakes` says have waited for what has come.
+    fn wake(&mut self, mut wakes: impl FnMut(usize, &mut Warp<'k>) -> bool) {
+        let placement = self.scene.placement;
+        for (index, warp) in self.warps.iter_mut().enumerate() {
+            let (rank, local) = placement.rank_and_warp(index);
+            if wakes(rank, warp) {
+                self.ctas[rank].ready |= 1 << local;
+            }
+        }
+    }
+
+    /// Lets the warps go on that wait for phases that are complete.
+    fn wake_completed(&mut self) {
+        let completed = core::mem::take(&mut self.signals.completed);
+        self.wake(|rank, warp| {
+            let waits = &mut warp.waiting.mbarriers;
+            let woken = waits.iter().any(|address| completed.contains(&(rank, *address)));
+            if woken {
+                waits.clear();
+            }
+            woken
+        });
+    }
+
     fn context(&mut self, warp_index: usize, step: usize, mask: u32) -> Context<'_, 'k, 'm> {
         Context {
             scene: self.scene,
             warp_index,
+            rank: warp_index / self.scene.placement.warps_per_cta,
             step,
             mask,
             warp: &mut self.warps[warp_index],
             clocks: &mut self.clocks,
-            shared: &mut self.shared,
+            cluster: &mut self.shared,
             global: &mut self.global,
             counters: &mut self.counters,
+            cluster_barrier: &mut self.barrier,
+            signals: &mut self.signals,
+            transfers: &mut self.transfers,
+            warpgroups: &mut self.warpgroups,
         }
-    }
-
-    /// A warp arrives at a barrier, to wait or to go on.
-    fn arrive(&mut self, warp: usize, barrier: Operand, threads: Operand, waits: bool) -> Result<(), Stop> {
-        let registers = &self.warps[warp].registers;
-        let (barriers, counts) = (registers.word(barrier), registers.word(threads));
-        let (index, threads) = (barriers[0], counts[0]);
-        let differs = |lane: usize| barriers[lane] != index || counts[lane] != threads;
-        let cta_threads = self.scene.program.kernel.threads;
-        let problem = |problem| Err(Stop::warp(FaultKind::BarrierCount { barrier: index, threads, problem }));
-        if lanes(self.warps[warp].threads()).any(differs) {
-            return problem(BarrierProblem::LanesDisagree);
-        }
-        let Some(barrier) = self.barriers.get_mut(index as usize) else {
-            return problem(BarrierProblem::NoSuchBarrier);
-        };
-        if threads == 0 || !threads.is_multiple_of(LANES as u32) {
-            return problem(BarrierProblem::NotWholeWarps);
-        }
-        // A barrier counts warps: a last one that is not full is whole to it.
-        if threads > cta_threads.next_multiple_of(LANES as u32) {
-            return problem(BarrierProblem::MoreThanCta { threads: cta_threads });
-        }
-        if barrier.expected != 0 && barrier.expected != threads {
-            return problem(BarrierProblem::Disagrees { expected: barrier.expected });
-        }
-        if barrier.participants >> warp & 1 == 1 {
-            return problem(BarrierProblem::ArrivesTwice);
-        }
-        self.counters.barriers += 1;
-        barrier.expected = threads;
-        barrier.participants |= 1 << warp;
-        self.clocks.release(warp, &mut barrier.joined);
-        if waits {
-            barrier.waiting |= 1 << warp;
-            self.ready &= !(1 << warp);
-        }
-        if barrier.arrived() == threads {
-            for waiting in lanes(barrier.waiting) {
-                self.clocks.acquire(waiting, &barrier.joined);
-            }
-            self.ready |= barrier.waiting;
-            barrier.expected = 0;
-            barrier.participants = 0;
-            barrier.waiting = 0;
-            barrier.joined.fill(0);
-        }
-        Ok(())
-    }
-}
-
-/// A sequence of random numbers (`SplitMix64`, Steele, Lea and Flood, 2014).
-#[derive(Debug, Clone)]
-pub(crate) struct Random {
-    state: u64,
-}
-
-impl Random {
-    /// The sequence of a CTA under a seed.
-    pub(crate) fn new(seed: u64, cta: u64) -> Self {
-        let mut random = Self { state: seed };
-        random.state = random.next() ^ cta;
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// A number below `bound`.
-    fn below(&mut self, bound: u32) -> u32 {
-        (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
     }
 }

@@ -7,6 +7,7 @@ use crate::execute::asynchronous::InFlightCopies;
 use crate::fault::FaultKind;
 use crate::program::Action;
 use crate::registers::{Layout, Registers};
+use crate::warpgroup::Products;
 
 /// The state of one warp.
 #[derive(Debug)]
@@ -23,6 +24,23 @@ pub(crate) struct Warp<'k> {
     alive: u32,
     /// The open choices and loops, innermost last.
     open: Vec<Frame>,
+    pub(crate) waiting: Waiting,
+    pub(crate) products: Products<'k>,
+    /// Registers per thread.
+    pub(crate) register_count: u32,
+}
+
+/// What a warp waits for that will execute the same step again.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// The addresses of `mbarrier`s.
+    pub(crate) mbarriers: Vec<u32>,
+    /// The lanes that wait no more.
+    pub(crate) done: u32,
+    /// The registers per thread that it waits for.
+    pub(crate) registers: u32,
+    /// Whether it waits for the barrier of the cluster.
+    pub(crate) cluster: bool,
 }
 
 /// A choice or loop that a warp is in.
@@ -46,12 +64,20 @@ impl<'k> Warp<'k> {
             threads: active,
             alive: active,
             open: Vec::new(),
+            waiting: Waiting::default(),
+            products: Products::default(),
+            register_count: 0,
         }
     }
 
     /// The lanes that are threads: all, except in the last warp of a CTA that is not full.
     pub(crate) fn threads(&self) -> u32 {
         self.threads
+    }
+
+    /// The lanes that have not ended.
+    pub(crate) fn alive(&self) -> u32 {
+        self.alive
     }
 
     /// Whether every lane has ended.

@@ -9,7 +9,7 @@ use flashcore_ir::{
 };
 use flashcore_sim::{
     Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Nearest, Options, Place, SimError,
-    WaitingWarp, launch,
+    WaitingWarp, WaitsFor, launch,
 };
 use support::{At, SHARED, fault, kernel, one_after_the_other, place, run, structure};
 
@@ -346,9 +346,7 @@ fn deadlock() {
     };
     let wrong = write(2);
     let waiting = |barrier: u32, section: &str, warp: u32| WaitingWarp {
-        barrier,
-        arrived: 32,
-        expected: 64,
+        waits_for: WaitsFor::Barrier { barrier, arrived: 32, expected: 64 },
         place: place(&wrong, section, "BarrierSync", warp),
     };
     let expected = Fault {
@@ -422,8 +420,8 @@ fn launches_that_do_not_fit() {
     let ty = LaunchError::ArgumentType {
         index: 1,
         name: "n".to_owned(),
-        expected: flashcore_ir::Type::U32,
-        actual: flashcore_ir::Type::F32,
+        expected: flashcore_ir::Type::U32.into(),
+        actual: flashcore_ir::Type::F32.into(),
     };
     assert_eq!(run([1, 1, 1], vec![Argument::U64(0), Argument::F32(0.0)]), error(ty));
     assert_eq!(run([1, 0, 1], right()), error(LaunchError::EmptyGrid { grid: [1, 0, 1] }));

@@ -4,7 +4,9 @@ mod support;
 
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress, SpecialRegister, VerifiedKernel};
-use flashcore_sim::{Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, Options, WaitingWarp, launch};
+use flashcore_sim::{
+    Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, Options, WaitingWarp, WaitsFor, launch,
+};
 use support::{fault, kernel, place, run, run_seeded, words};
 
 const TILES: u32 = 6;
@@ -132,7 +134,10 @@ fn a_missing_participant_is_a_deadlock() {
     };
     let wrong = write(96);
     let at = place(&wrong, "consume", "BarrierSync", 1);
-    let waiting = vec![WaitingWarp { barrier: FULL, arrived: 64, expected: 96, place: at.clone() }];
+    let waiting = vec![WaitingWarp {
+        waits_for: WaitsFor::Barrier { barrier: FULL, arrived: 64, expected: 96 },
+        place: at.clone(),
+    }];
     let expected = Fault { kind: FaultKind::Deadlock { waiting }, place: at };
     for seed in 0..10 {
         assert_eq!(fault(run_seeded(&wrong, &[], &GlobalMemory::new(), seed)), expected);

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use flashcore_ir::{Arch, Instruction, Kernel, Statement, Type, VerifiedKernel, VerifyError};
+use flashcore_ir::{Arch, Instruction, Kernel, Statement, TensorMap, Type, VerifiedKernel, VerifyError};
 use flashcore_problem::SplitMix64;
 
 use super::hash::Fnv;
@@ -27,6 +27,8 @@ pub struct ConformanceCase {
     pub outputs: Vec<Output>,
     /// Parameters behind the addresses.
     pub scalars: Vec<Scalar>,
+    /// Parameters behind the scalars: tensors in the buffers.
+    pub tensor_maps: Vec<BufferMap>,
     /// How closely two machines must agree.
     pub tolerance: Tolerance,
     /// The lowest architecture that has its operations.
@@ -71,6 +73,22 @@ pub struct Scalar {
     pub ty: Type,
     /// The bits of the value; a parameter of 32 bits takes the lower ones.
     pub bits: u64,
+}
+
+/// A tensor that begins where a buffer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferMap {
+    /// Which buffer: the inputs are counted first, then the outputs.
+    pub buffer: usize,
+    /// The tensor, as if at address 0.
+    pub map: TensorMap,
+}
+
+impl BufferMap {
+    /// The tensor in buffers at these addresses.
+    pub fn at(&self, addresses: &[u64]) -> TensorMap {
+        TensorMap { base: addresses.get(self.buffer).copied().unwrap_or_default(), ..self.map }
+    }
 }
 
 /// How closely two machines must agree on each element of the outputs.
@@ -162,6 +180,9 @@ impl ConformanceCase {
     pub fn fingerprint(&self, inputs: &[Vec<u8>]) -> String {
         let (threads, shared) = (self.kernel.threads, self.kernel.shared_bytes);
         let mut lines = vec![format!("{threads} threads, {shared} shared, {:?}, {:?}", self.grid, self.scalars)];
+        if self.kernel.cluster != [1; 3] || !self.tensor_maps.is_empty() {
+            lines.push(format!("clusters of {:?}, {:?}", self.kernel.cluster, self.tensor_maps));
+        }
         describe(&self.kernel.body.statements, &mut lines);
         let mut hash = Fnv::new();
         hash.add(lines.join("\n").as_bytes());

@@ -3,7 +3,7 @@
 use flashcore_ir::{Type, VerifiedKernel};
 use flashcore_sim::{Argument, GlobalMemory, Launch, Options, SimError, launch};
 
-use super::case::{ConformanceCase, Scalar};
+use super::case::{BufferMap, ConformanceCase, Scalar};
 
 /// A kernel with all that a launch of it needs. CTAs have [`flashcore_ir::Kernel::threads`] threads and
 /// [`flashcore_ir::Kernel::shared_bytes`] of dynamic shared memory.
@@ -19,6 +19,8 @@ pub struct Invocation<'a> {
     pub output_lengths: &'a [usize],
     /// Parameters behind the addresses.
     pub scalars: &'a [Scalar],
+    /// Parameters behind the scalars: tensors in the buffers.
+    pub tensor_maps: &'a [BufferMap],
 }
 
 /// Something that executes kernels.
@@ -34,8 +36,9 @@ pub trait Executor {
         inputs: &[Vec<u8>],
     ) -> Result<Vec<Vec<u8>>, ExecuteError> {
         let output_lengths = case.output_lengths();
-        let (grid, scalars) = (case.grid, &case.scalars[..]);
-        let outputs = self.execute(&Invocation { kernel, grid, inputs, output_lengths: &output_lengths, scalars })?;
+        let (grid, scalars, tensor_maps) = (case.grid, &case.scalars[..], &case.tensor_maps[..]);
+        let invocation = Invocation { kernel, grid, inputs, output_lengths: &output_lengths, scalars, tensor_maps };
+        let outputs = self.execute(&invocation)?;
         let actual: Vec<usize> = outputs.iter().map(Vec::len).collect();
         if actual == output_lengths {
             Ok(outputs)
@@ -90,9 +93,14 @@ impl Executor for SimExecutor {
             arguments.push(Argument::U64(address));
             outputs.push(address);
         }
+        let addresses: Vec<u64> = arguments
+            .iter()
+            .filter_map(|argument| if let Argument::U64(address) = argument { Some(*address) } else { None })
+            .collect();
         for scalar in invocation.scalars {
             arguments.push(argument(*scalar)?);
         }
+        arguments.extend(invocation.tensor_maps.iter().map(|map| Argument::TensorMap(map.at(&addresses))));
         let launch_of_case = Launch { grid: invocation.grid, arguments };
         let options = Options { seed: self.seed, ..Options::default() };
         launch(invocation.kernel, &launch_of_case, &memory, &options)?;

@@ -21,6 +21,7 @@
 //! # Ok::<(), flashcore_bench::conformance::RecordError>(())
 //! ```
 
+mod built;
 mod case;
 mod cases;
 mod compare;
@@ -32,7 +33,7 @@ mod products;
 mod record;
 mod writer;
 
-pub use case::{ConformanceCase, Input, Output, Scalar, Tolerance};
+pub use case::{BufferMap, ConformanceCase, Input, Output, Scalar, Tolerance};
 pub use cases::cases;
 pub use compare::{Comparison, Mismatch, Worst, compare};
 pub use executor::{ExecuteError, Executor, Invocation, SimExecutor};

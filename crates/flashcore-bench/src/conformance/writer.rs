@@ -65,6 +65,7 @@ impl Writer {
             parameters: Vec::new(),
             threads,
             shared_bytes: 0,
+            cluster: [1; 3],
             register_budget: flashcore_ir::builder::MOST_REGISTERS,
             registers: Vec::new(),
             sections: vec![Section { path: vec!["case".to_owned()] }],
@@ -334,9 +335,9 @@ impl Writer {
         let addresses = (0..self.inputs.len())
             .map(|index| name("input", index))
             .chain((0..self.outputs.len()).map(|index| name("output", index)))
-            .map(|name| Parameter { name, ty: Type::U64 });
+            .map(|name| Parameter { name, ty: Type::U64.into() });
         let scalars = self.scalars.iter().enumerate();
-        let scalars = scalars.map(|(index, scalar)| Parameter { name: name("scalar", index), ty: scalar.ty });
+        let scalars = scalars.map(|(index, scalar)| Parameter { name: name("scalar", index), ty: scalar.ty.into() });
         self.kernel.parameters = addresses.chain(scalars).collect();
         let since = self.kernel.since();
         ConformanceCase {
@@ -348,6 +349,7 @@ impl Writer {
             inputs: self.inputs,
             outputs: self.outputs,
             scalars: self.scalars,
+            tensor_maps: Vec::new(),
             tolerance,
         }
     }

@@ -149,7 +149,7 @@ pub(super) fn fuzz_case(level: Level, number: u64) -> Case {
     features.case(number, level, format!("flashcore verify --backend cpu --fuzz 1 --seed {number}"))
 }
 
-fn random_features(random: &mut SplitMix64) -> Features {
+pub(super) fn random_features(random: &mut SplitMix64) -> Features {
     let one_in = |random: &mut SplitMix64, count: usize| random.below(count) == 0;
     let head_dim = random_dim(random);
     let value_dim = if random.below(3) > 0 { head_dim } else { random_dim(random) };
@@ -195,7 +195,7 @@ fn random_features(random: &mut SplitMix64) -> Features {
 }
 
 /// Takes away batches, then heads, then queries, then columns; keys stay, for it is tiles of keys that go wrong.
-fn shrink(features: &mut Features, most_work: usize) {
+pub(super) fn shrink(features: &mut Features, most_work: usize) {
     while features.work() > most_work {
         let (query_heads, key_heads) = features.heads;
         if features.batch > 1 {

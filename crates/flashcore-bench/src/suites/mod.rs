@@ -5,10 +5,12 @@
 mod covering;
 mod every_feature;
 mod features;
+mod gpu_features;
 
 use flashcore_cpu::Level;
-use flashcore_kernels::Config;
-use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, SplitMix64, Stress};
+use flashcore_ir::Arch;
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::case::{Backend, Case};
 use crate::numbers::Numbers;
@@ -121,7 +123,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
 }
 
 /// Everything: the other suites, a grid of lengths, head dimensions, masks and types, every config, and inputs made to
-/// find trouble. For the CPU also a pairwise design over every feature, of 2,000 cases.
+/// find trouble, and a pairwise design over every feature: of 2,000 cases for the CPU, of some hundred for kernels.
 pub fn full(runner: Runner) -> Vec<Case> {
     let mut cases = seeds(runner);
     cases.extend(edge(runner));
@@ -161,7 +163,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
     for dim in [32, 64, 96, 128] {
         let mut problem = Problem::new(1, 2, 97, dim, DTYPES[dim / 32 % 2]);
         (problem.key_length, problem.mask, problem.log_sum_exp) = (203, masks[1], true);
-        for backend in runner.every_backend() {
+        for backend in runner.every_backend().into_iter().filter(|backend| takes(*backend, &problem)) {
             cases.push(Case::new(problem.clone(), dim as u64, backend));
             for stress in Stress::ALL {
                 cases
@@ -171,8 +173,26 @@ pub fn full(runner: Runner) -> Vec<Case> {
     }
     if let Runner::Cpu(level) = runner {
         cases.extend(every_feature::covering(level, cases.len()));
+    } else {
+        cases.extend(features(runner));
     }
     cases
+}
+
+/// Whether a backend takes a problem, on the least of all architectures.
+fn takes(backend: Backend, problem: &Problem) -> bool {
+    match backend {
+        Backend::Cpu(_) => true,
+        Backend::Sim(config) | Backend::Cuda(config) => Plan::new(problem, config, Arch::Sm80).is_ok(),
+    }
+}
+
+/// A pairwise design over every feature. Kernels take turns.
+pub fn features(runner: Runner) -> Vec<Case> {
+    match runner {
+        Runner::Cpu(level) => every_feature::covering(level, 0),
+        Runner::Sim(_) | Runner::Cuda(_) => gpu_features::covering(runner),
+    }
 }
 
 /// `count` random problems that the runner takes. Each follows from its own number alone, counted from `seed`, so that
@@ -185,40 +205,10 @@ pub fn fuzz(runner: Runner, count: usize, seed: u64) -> Vec<Case> {
 const FUZZ_STREAM: u64 = 0xf022;
 
 fn fuzz_case(runner: Runner, number: u64) -> Case {
-    let (backend_name, kernels) = match runner {
-        Runner::Cpu(level) => return every_feature::fuzz_case(level, number),
-        Runner::Sim(kernels) => ("sim", kernels),
-        Runner::Cuda(kernels) => ("cuda", kernels),
-    };
-    let mut random = SplitMix64::stream(number, FUZZ_STREAM);
-    let dims = [32, 64, 96, 128];
-    let length = |random: &mut SplitMix64| match random.below(4) {
-        0 => random.below(9),
-        1 => [31, 32, 33, 63, 64, 65, 127, 128, 129][random.below(9)],
-        _ => random.below(300),
-    };
-    let key_heads = 1 + random.below(3);
-    let group = [1, 1, 2, 3, 4, 8][random.below(6)];
-    let mut problem = Problem::new(
-        1 + random.below(3),
-        key_heads * group,
-        length(&mut random),
-        dims[random.below(4)],
-        DTYPES[random.below(2)],
-    );
-    problem.key_heads = key_heads;
-    problem.key_length = length(&mut random);
-    let alignment = [Alignment::TopLeft, Alignment::BottomRight][random.below(2)];
-    problem.mask = [Mask::None, Mask::Causal(alignment)][random.below(2)];
-    problem.layout = [Layout::Bhsd, Layout::Bshd][random.below(2)];
-    problem.log_sum_exp = random.below(2) == 0;
-    problem.scale *= [1.0, 1.0, 0.25, 3.0][random.below(4)];
-    let backends = if random.below(5) == 0 { runner.every_backend() } else { runner.backends(usize::MAX) };
-    let backend = backends[random.below(backends.len())];
-    let stress = (random.below(8) == 0).then(|| Stress::ALL[random.below(Stress::ALL.len())]);
-    let option = kernel_option(kernels);
-    let command = Some(format!("flashcore verify --backend {backend_name}{option} --fuzz 1 --seed {number}"));
-    Case { numbers: stress.into(), command, ..Case::new(problem, number, backend) }
+    match runner {
+        Runner::Cpu(level) => every_feature::fuzz_case(level, number),
+        Runner::Sim(_) | Runner::Cuda(_) => gpu_features::fuzz_case(runner, number, FUZZ_STREAM),
+    }
 }
 
 fn kernel_option(kernels: Kernels) -> String {

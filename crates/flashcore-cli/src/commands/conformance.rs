@@ -57,7 +57,7 @@ impl Conformance {
     fn conduct(&self, output: &mut Output) -> Result<Ending, Failure> {
         let environment = |error: CudaError| Failure::Environment(error.to_string());
         let device = Driver::load().and_then(|driver| driver.device(0)).map_err(environment)?;
-        let target = device.arch().map_err(environment)?;
+        let target = device.specific_arch().map_err(environment)?;
         let context = Context::new(&device).map_err(environment)?;
         // In memory: hundreds of kernels that nobody asks for again.
         let cache = Arc::new(KernelCache::open(CacheOptions::memory()));
@@ -264,15 +264,19 @@ struct CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn execute(&self, invocation: &Invocation<'_>) -> Result<Vec<Vec<u8>>, ExecuteError> {
-        let Invocation { kernel, grid, inputs, output_lengths, scalars } = *invocation;
+        let Invocation { kernel, grid, inputs, output_lengths, scalars, tensor_maps } = *invocation;
         let failed = |error: CudaError| ExecuteError::Device(Box::new(error));
-        let scalars: Vec<Argument> = scalars.iter().copied().map(argument).collect::<Result<_, _>>()?;
+        let mut scalars: Vec<Argument> = scalars.iter().copied().map(argument).collect::<Result<_, _>>()?;
         let kernel = self.kernels.load(kernel).map_err(failed)?;
+        let behind = |addresses: &[u64]| {
+            scalars.extend(tensor_maps.iter().map(|map| Argument::TensorMap(map.at(addresses))));
+            scalars
+        };
         #[expect(unsafe_code, reason = "a kernel is launched that only the simulator can vouch for")]
         // SAFETY: this type is private to this file, which passes it to `check` alone. That executes the same kernel on
         // the same grid, inputs and scalars in the simulator first, where an access outside of the buffers is a fault,
         // and does not come here after one.
-        let outputs = unsafe { flashcore_cuda::run_owned(&kernel, grid, inputs, output_lengths, &scalars) };
+        let outputs = unsafe { flashcore_cuda::run_owned(&kernel, grid, inputs, output_lengths, behind) };
         outputs.map_err(failed)
     }
 }

@@ -116,6 +116,8 @@ enum SuiteName {
     Seeds,
     /// Lengths around tiles, every head dimension, rows that attend nothing
     Edge,
+    /// A pairwise design over every feature, the kernels in turn
+    Features,
     /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
     /// the cpu also 2,000 cases in which every two values of every two features meet
     Full,
@@ -242,6 +244,7 @@ impl Verify {
             return Ok(match self.suite {
                 SuiteName::Seeds => suites::seeds(runner),
                 SuiteName::Edge => suites::edge(runner),
+                SuiteName::Features => suites::features(runner),
                 SuiteName::Full => suites::full(runner),
             });
         };

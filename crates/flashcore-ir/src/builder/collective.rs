@@ -1,7 +1,9 @@
 //! What a warp or a CTA does together: shuffles, votes, matrices, barriers.
 
 use super::Builder;
-use crate::operand::{FenceScope, MmaShape, ReduceOp, Reg, SharedAddress, ShuffleMode, Value, VoteMode};
+use crate::operand::{
+    FenceScope, MmaShape, ReduceOp, Reg, RegisterChange, SharedAddress, ShuffleMode, Value, VoteMode,
+};
 use crate::operation::Op;
 use crate::types::{Accumulator, Integer32, MatrixOperand, Pred, U32, Word};
 
@@ -50,6 +52,14 @@ impl Builder {
         d
     }
 
+    /// Holds in one lane of the warp, always the same.
+    #[track_caller]
+    pub fn elect(&mut self) -> Reg<Pred> {
+        let d = self.register::<Pred>();
+        self.push(Op::Elect { d: d.id() });
+        d
+    }
+
     /// Waits for the lanes of the warp and orders their accesses to memory.
     #[track_caller]
     pub fn warp_sync(&mut self) {
@@ -74,6 +84,23 @@ impl Builder {
             source,
         });
         d
+    }
+
+    /// Stores 1, 2 or 4 matrices of 8 × 8 16-bit elements, whose rows the lanes point at.
+    #[track_caller]
+    pub fn store_matrix<T: MatrixOperand>(
+        &mut self,
+        target: impl Into<SharedAddress>,
+        values: &[Reg<T>],
+        transposed: bool,
+    ) {
+        self.push(Op::StoreMatrix {
+            count: values.len() as u32,
+            transposed,
+            ty: T::TYPE,
+            a: values.iter().map(|register| register.id()).collect(),
+            target: crate::operand::Place::address(target.into()),
+        });
     }
 
     /// `accumulator = a · b + accumulator` on the tensor cores.
@@ -122,6 +149,30 @@ impl Builder {
     #[track_caller]
     pub fn fence(&mut self, scope: FenceScope) {
         self.push(Op::Fence { scope });
+    }
+
+    /// Gives registers of the warpgroup back, down to `count` per thread.
+    #[track_caller]
+    pub fn decrease_registers(&mut self, count: u32) {
+        self.push(Op::SetRegisterCount { change: RegisterChange::Decrease, count });
+    }
+
+    /// Takes registers that others have given back, up to `count` per thread.
+    #[track_caller]
+    pub fn increase_registers(&mut self, count: u32) {
+        self.push(Op::SetRegisterCount { change: RegisterChange::Increase, count });
+    }
+
+    /// Waits until the kernels before this one on the stream have finished.
+    #[track_caller]
+    pub fn grid_dependency_wait(&mut self) {
+        self.push(Op::GridDependencyWait {});
+    }
+
+    /// Lets the kernel behind this one on the stream start.
+    #[track_caller]
+    pub fn launch_dependents(&mut self) {
+        self.push(Op::LaunchDependents {});
     }
 
     /// Ends the thread.

@@ -21,18 +21,26 @@
 //! being written, and PTX comments, register names and fault reports carry that name.
 
 mod arithmetic;
+mod cluster;
 mod collective;
+mod mbarrier;
 mod memory;
+mod tensor_copy;
+mod warpgroup;
 
 use core::panic::Location;
 
 use crate::Compare;
-use crate::kernel::{Block, Guard, If, Instruction, Kernel, Loop, Origin, Parameter, Section, SectionId, Statement};
+use crate::kernel::{
+    Block, Guard, If, Instruction, Kernel, Loop, Origin, Parameter, ParameterType, Section, SectionId, Statement,
+};
 use crate::operand::{Reg, RegisterId, Value};
 use crate::operation::Op;
-use crate::types::{Integer, Pred, Storable, Ty, U32};
+use crate::types::{Integer, Pred, Storable, Ty, U32, U64};
 
 pub use memory::{CopyBytes, LoadOptions};
+pub use tensor_copy::{CachePolicy, TensorCopyOptions};
+pub use warpgroup::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
 
 /// The most registers per thread that hardware has.
 pub const MOST_REGISTERS: u32 = 255;
@@ -55,6 +63,7 @@ impl Builder {
             parameters: Vec::new(),
             threads,
             shared_bytes: 0,
+            cluster: [1; 3],
             register_budget: MOST_REGISTERS,
             registers: Vec::new(),
             sections: vec![Section { path: vec!["prologue".to_owned()] }],
@@ -110,9 +119,19 @@ impl Builder {
     #[track_caller]
     pub fn parameter<T: Storable>(&mut self, name: &str) -> Reg<T> {
         let parameter = self.kernel.parameters.len() as u32;
-        self.kernel.parameters.push(Parameter { name: name.to_owned(), ty: T::TYPE });
+        self.kernel.parameters.push(Parameter { name: name.to_owned(), ty: T::TYPE.into() });
         let d = self.register::<T>();
         self.push(Op::LoadParam { ty: T::TYPE, parameter, d: d.id() });
+        d
+    }
+
+    /// Declares the next parameter, a tensor map, and returns its address.
+    #[track_caller]
+    pub fn tensor_map(&mut self, name: &str) -> Reg<U64> {
+        let parameter = self.kernel.parameters.len() as u32;
+        self.kernel.parameters.push(Parameter { name: name.to_owned(), ty: ParameterType::TensorMap });
+        let d = self.register::<U64>();
+        self.push(Op::TensorMapAddress { parameter, d: d.id() });
         d
     }
 

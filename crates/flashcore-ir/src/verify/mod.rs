@@ -6,6 +6,7 @@
 //! simulator's.
 
 mod assignment;
+mod hopper;
 mod rules;
 
 use core::fmt;

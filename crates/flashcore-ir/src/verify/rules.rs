@@ -1,9 +1,11 @@
 //! The rules that the table's columns cannot say: which combinations of modifiers exist, and the limits of hardware.
 
+use super::hopper::{self, MOST_ARRIVALS};
 use crate::builder::MOST_REGISTERS;
-use crate::kernel::{Kernel, Parameter, SectionId};
+use crate::kernel::{Kernel, Parameter, ParameterType, SectionId};
 use crate::operand::{
-    CopyCache, L2Prefetch, LoadCache, MmaShape, Operand, ReduceOp, RegisterId, Rounding, Space, StoreCache,
+    CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Operand, ReduceOp, RegisterId,
+    Rounding, Space, StoreCache,
 };
 use crate::operation::Op;
 use crate::target::{Arch, Since};
@@ -27,14 +29,16 @@ pub enum Rule {
     ConstantTooWide { name: &'static str, bits: u64, ty: Type },
     #[error("all lanes of a warp must execute this operation together, so it cannot have a guard")]
     GuardedCollective,
-    #[error("{arch} does not have it; it needs sm_{} and PTX {}.{}", since.compute, since.ptx.0, since.ptx.1)]
+    #[error("{arch} does not have it; it needs {since}")]
     NotOnArchitecture { arch: Arch, since: Since },
     #[error("register {register} may be read before it is written")]
     ReadBeforeWrite { register: RegisterId },
     #[error("the kernel has no parameter {parameter}; it declares {declared}")]
     UnknownParameter { parameter: u32, declared: usize },
     #[error("parameter `{name}` has type {actual}, but is loaded as {loaded}")]
-    ParameterType { name: String, actual: Type, loaded: Type },
+    ParameterType { name: String, actual: ParameterType, loaded: ParameterType },
+    #[error("a tensor has 1 to 5 dimensions, not {rank}")]
+    TensorRank { rank: u32 },
     #[error("{to} cannot take the bits of {from}: they must have the same width, and predicates have no bits to take")]
     ReinterpretWidth { to: Type, from: Type },
     #[error("there is no conversion from {from} to {to} with rounding `{rounding}`")]
@@ -43,6 +47,20 @@ pub enum Rule {
     VectorSize { count: u32, bytes: u32 },
     #[error("shared memory has no cache hints or prefetches")]
     SharedCacheHint,
+    #[error("{space} memory has none of these; what does not say otherwise is for the shared memory of the CTA")]
+    NotInSpace { space: Space },
+    #[error("an mbarrier counts 1 to {MOST_ARRIVALS} arrivals, not {count}")]
+    MbarrierCount { count: u64 },
+    #[error("an mbarrier counts at most {MOST_ARRIVALS} bytes of a phase; announce {bytes} in parts")]
+    MbarrierBytes { bytes: u64 },
+    #[error("the parity of a phase is 0 or 1, not {parity}")]
+    Parity { parity: u64 },
+    #[error("an mbarrier synchronises a CTA or a cluster, not scope `{scope}`")]
+    MbarrierScope { scope: FenceScope },
+    #[error("a cluster has 1 to 8 CTAs, not {} × {} × {}", cluster[0], cluster[1], cluster[2])]
+    ClusterSize { cluster: [u32; 3] },
+    #[error("{arch} has no clusters, and the kernel asks for {} × {} × {} CTAs in each", cluster[0], cluster[1], cluster[2])]
+    NoClusters { arch: Arch, cluster: [u32; 3] },
     #[error("a load that bypasses the caches cannot prefetch")]
     VolatilePrefetch,
     #[error("there is no `{op}` of type {ty} here")]
@@ -51,10 +69,20 @@ pub enum Rule {
     CopySize { bytes: u32, cache: CopyCache },
     #[error("a bulk copy has a multiple of 16 bytes, more than none; not {bytes}")]
     BulkSize { bytes: u64 },
-    #[error("ldmatrix loads 1, 2 or 4 matrices, not {count}")]
+    #[error("a warpgroup has 24 to 256 registers per thread, a multiple of 8; not {count}")]
+    RegisterCount { count: u32 },
+    #[error("ldmatrix loads 1, 2 or 4 matrices, and stmatrix stores as many; not {count}")]
     MatrixCount { count: u32 },
     #[error("there is no {shape} product of {operand} accumulated in {accumulate}")]
     NoProduct { shape: MmaShape, operand: Type, accumulate: Type },
+    #[error("a product of a warpgroup has 8 to 256 columns, a multiple of 8; not {columns}")]
+    ProductColumns { columns: u32 },
+    #[error("there is no product of a warpgroup of {operand} accumulated in {accumulate}")]
+    NoWarpgroupProduct { operand: Type, accumulate: Type },
+    #[error("a product of a warpgroup accumulates in place: `c` must be the registers of `d`")]
+    AccumulatorMoved,
+    #[error("an operand in registers has its elements along the depth side by side")]
+    RegisterMajor,
     #[error("shuffle control {control:#x} has bits outside the clamp (0 to 4) and the segment mask (8 to 12)")]
     ShuffleControl { control: u32 },
     #[error("{name} of a bit field is {value}; hardware takes 0 to 255")]
@@ -117,14 +145,17 @@ pub(super) fn declarations(kernel: &Kernel, arch: Arch) -> Vec<Rule> {
     if !(24..=MOST_REGISTERS).contains(&budget) || (budget < MOST_REGISTERS && !fits(budget, threads)) {
         broken.push(Rule::RegisterBudget { budget, threads });
     }
+    broken.extend(hopper::cluster(kernel.cluster, arch));
     let bytes = parameter_bytes(&kernel.parameters);
     if bytes > MOST_PARAMETER_BYTES {
         broken.push(Rule::ParameterBytes { bytes });
     }
     for (index, parameter) in kernel.parameters.iter().enumerate() {
-        if !PARAMETER_TYPES.contains(&parameter.ty) {
+        if let ParameterType::Value(ty) = parameter.ty
+            && !PARAMETER_TYPES.contains(&ty)
+        {
             let name = parameter.name.clone();
-            broken.push(Rule::NoParameterType { name, ty: parameter.ty, allowed: PARAMETER_TYPES });
+            broken.push(Rule::NoParameterType { name, ty, allowed: PARAMETER_TYPES });
         }
         if kernel.parameters[..index].iter().any(|other| other.name == parameter.name) {
             broken.push(Rule::DuplicateParameter { name: parameter.name.clone() });
@@ -153,11 +184,11 @@ fn fits(budget: u32, threads: u32) -> bool {
     warps.saturating_mul(per_warp) <= REGISTERS_PER_CTA
 }
 
-/// Where the last parameter ends: each begins at a multiple of its own size.
+/// Where the last parameter ends: each begins at a multiple of its own size, or of 64.
 fn parameter_bytes(parameters: &[Parameter]) -> u32 {
     parameters.iter().fold(0u32, |end, parameter| {
-        let size = parameter.ty.bytes().max(1);
-        end.next_multiple_of(size).saturating_add(size)
+        let (size, alignment) = (parameter.ty.bytes(), parameter.ty.alignment());
+        end.next_multiple_of(alignment.max(1)).saturating_add(size.max(1))
     })
 }
 
@@ -184,12 +215,19 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
             None => {
                 broken.push(Rule::UnknownParameter { parameter: *parameter, declared: kernel.parameters.len() });
             }
-            Some(declared) if declared.ty != *ty => {
-                let name = declared.name.clone();
-                broken.push(Rule::ParameterType { name, actual: declared.ty, loaded: *ty });
-            }
-            Some(_) => {}
+            Some(declared) => parameter_is(declared, (*ty).into(), broken),
         },
+        Op::TensorMapAddress { parameter, .. } => match kernel.parameters.get(*parameter as usize) {
+            None => {
+                broken.push(Rule::UnknownParameter { parameter: *parameter, declared: kernel.parameters.len() });
+            }
+            Some(declared) => parameter_is(declared, ParameterType::TensorMap, broken),
+        },
+        Op::TensorLoad { rank, .. } | Op::TensorStore { rank, .. } => {
+            if !(1..=5).contains(rank) {
+                broken.push(Rule::TensorRank { rank: *rank });
+            }
+        }
         Op::Reinterpret { to, from, .. } => {
             if to.bits() != from.bits() || *to == Type::Pred {
                 broken.push(Rule::ReinterpretWidth { to: *to, from: *from });
@@ -202,7 +240,7 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::Load { space, cache, prefetch, ty, count, .. } => {
             vector(*ty, *count, broken);
-            if *space == Space::Shared && (*cache != LoadCache::All || *prefetch != L2Prefetch::None) {
+            if *space != Space::Global && (*cache != LoadCache::All || *prefetch != L2Prefetch::None) {
                 broken.push(Rule::SharedCacheHint);
             }
             if *cache == LoadCache::Volatile && *prefetch != L2Prefetch::None {
@@ -211,16 +249,18 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::Store { space, cache, ty, count, .. } => {
             vector(*ty, *count, broken);
-            if *space == Space::Shared && *cache != StoreCache::WriteBack {
+            if *space != Space::Global && *cache != StoreCache::WriteBack {
                 broken.push(Rule::SharedCacheHint);
             }
         }
-        Op::Atomic { op, ty, .. } => {
+        Op::Atomic { space, op, ty, .. } => {
+            not_in(Space::Cluster, *space, broken);
             if !reduces(*op, *ty) {
                 broken.push(Rule::NoReduction { op: *op, ty: *ty });
             }
         }
-        Op::Reduce { op, ty, .. } => {
+        Op::Reduce { space, op, ty, .. } => {
+            not_in(Space::Cluster, *space, broken);
             if !reduces(*op, *ty) || *op == ReduceOp::Exchange {
                 broken.push(Rule::NoReduction { op: *op, ty: *ty });
             }
@@ -240,12 +280,18 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
                 broken.push(Rule::CopySize { bytes: *bytes, cache: *cache });
             }
         }
-        Op::BulkStore { bytes: Operand::Constant(bytes), .. } => {
+        Op::BulkStore { bytes: Operand::Constant(bytes), .. }
+        | Op::BulkLoad { bytes: Operand::Constant(bytes), .. } => {
             if *bytes == 0 || bytes % 16 != 0 {
                 broken.push(Rule::BulkSize { bytes: *bytes });
             }
         }
-        Op::LoadMatrix { count, .. } => {
+        Op::SetRegisterCount { count, .. } => {
+            if !(24..=256).contains(count) || !count.is_multiple_of(8) {
+                broken.push(Rule::RegisterCount { count: *count });
+            }
+        }
+        Op::LoadMatrix { count, .. } | Op::StoreMatrix { count, .. } => {
             if !matches!(count, 1 | 2 | 4) {
                 broken.push(Rule::MatrixCount { count: *count });
             }
@@ -253,6 +299,15 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         Op::Mma { shape, operand, accumulate, .. } => {
             if !multiplies(*shape, *operand, *accumulate) {
                 broken.push(Rule::NoProduct { shape: *shape, operand: *operand, accumulate: *accumulate });
+            }
+        }
+        Op::Wgmma { columns, operand, accumulate, source, a_major, d, c, .. } => {
+            hopper::product(*columns, *operand, *accumulate, broken);
+            if !c.is_empty() && c != d {
+                broken.push(Rule::AccumulatorMoved);
+            }
+            if *source == MatrixSource::Registers && *a_major != Major::Depth {
+                broken.push(Rule::RegisterMajor);
             }
         }
         Op::Shuffle { control, .. } => {
@@ -269,6 +324,19 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::BarrierSync { barrier, threads, .. } | Op::BarrierArrive { barrier, threads, .. } => {
             barrier_operands(*barrier, *threads, kernel.threads, broken);
+        }
+        Op::CompareAndSwap { space, .. } => not_in(Space::Cluster, *space, broken),
+        Op::MbarrierInit { count, .. } => hopper::arrivals(*count, broken),
+        Op::MbarrierArrive { space, count, .. } => {
+            not_in(Space::Global, *space, broken);
+            hopper::arrivals(*count, broken);
+        }
+        Op::MbarrierArriveExpect { space, bytes, .. } | Op::MbarrierExpect { space, bytes, .. } => {
+            not_in(Space::Global, *space, broken);
+            hopper::announced(*bytes, broken);
+        }
+        Op::MbarrierWait { scope, parity, .. } | Op::MbarrierTest { scope, parity, .. } => {
+            hopper::phase(*scope, *parity, broken);
         }
         // The columns of the table say all there is to check.
         Op::Mov { .. }
@@ -313,16 +381,40 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::Ballot { .. }
         | Op::WarpSync { .. }
         | Op::Prefetch { .. }
-        | Op::CompareAndSwap { .. }
+        | Op::MbarrierInvalidate { .. }
+        | Op::FenceMbarrierInit { .. }
+        | Op::MapShared { .. }
+        | Op::ClusterArrive { .. }
+        | Op::ClusterWait { .. }
         | Op::CopyAsyncCommit { .. }
         | Op::CopyAsyncWait { .. }
         | Op::CopyAsyncWaitAll { .. }
         | Op::BulkStore { bytes: Operand::Register(_), .. }
+        | Op::BulkLoad { bytes: Operand::Register(_), .. }
+        | Op::PrefetchTensorMap { .. }
+        | Op::Elect { .. }
+        | Op::GridDependencyWait { .. }
+        | Op::LaunchDependents { .. }
+        | Op::WgmmaFence { .. }
+        | Op::WgmmaCommit { .. }
+        | Op::WgmmaWait { .. }
         | Op::BulkCommit { .. }
         | Op::BulkWait { .. }
         | Op::FenceProxyAsync { .. }
         | Op::Fence { .. }
         | Op::Exit { .. } => {}
+    }
+}
+
+fn parameter_is(declared: &Parameter, loaded: ParameterType, broken: &mut Vec<Rule>) {
+    if declared.ty != loaded {
+        broken.push(Rule::ParameterType { name: declared.name.clone(), actual: declared.ty, loaded });
+    }
+}
+
+fn not_in(excluded: Space, space: Space, broken: &mut Vec<Rule>) {
+    if space == excluded {
+        broken.push(Rule::NotInSpace { space });
     }
 }
 

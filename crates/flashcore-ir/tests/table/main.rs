@@ -5,7 +5,7 @@ mod samples;
 
 use std::collections::BTreeSet;
 
-use flashcore_ir::target::{AMPERE, HOPPER, HOPPER_PAIRS};
+use flashcore_ir::target::{AMPERE, HOPPER, HOPPER_ONLY, HOPPER_PAIRS};
 use flashcore_ir::{Arch, Class, Op, Operand, RegisterId, Role, Since, TABLE, Type, types};
 
 use samples::{BASE, READ, one_of_each};
@@ -22,11 +22,12 @@ fn each_row_has_a_sample_and_a_name_of_its_own() {
 fn columns() {
     let mut lines = Vec::new();
     for op in one_of_each() {
-        let (entry, Since { ptx: (major, minor), compute }) = (op.entry(), op.since());
+        let (entry, Since { ptx: (major, minor), compute, specific }) = (op.entry(), op.since());
+        let only = if specific { "a" } else { "" };
         let together = if op.is_aligned() { ", whole warp" } else { "" };
         let (class, effect) = (op.class().name(), op.effect());
         lines.push(format!("{}: {}", entry.name, entry.form));
-        lines.push(format!("    {class}, {effect:?}{together}, PTX {major}.{minor}, sm_{compute}"));
+        lines.push(format!("    {class}, {effect:?}{together}, PTX {major}.{minor}, sm_{compute}{only}"));
     }
     insta::assert_snapshot!(lines.join("\n"));
 }
@@ -248,7 +249,7 @@ fn markers_are_their_types() {
 /// What two operations need together is the later of each, which may be of different operations.
 #[test]
 fn needs_add_up() {
-    let needs = [AMPERE, HOPPER_PAIRS, HOPPER, Since { ptx: (8, 7), compute: 80 }];
+    let needs = [AMPERE, HOPPER_PAIRS, HOPPER, HOPPER_ONLY, Since::new((8, 7), 80)];
     for a in needs {
         assert_eq!(a.and(a), a);
         assert_eq!(AMPERE.and(a), a);
@@ -257,10 +258,11 @@ fn needs_add_up() {
         }
     }
     assert_eq!(HOPPER_PAIRS.and(HOPPER), HOPPER);
-    assert_eq!(HOPPER.and(Since { ptx: (8, 7), compute: 80 }), Since { ptx: (8, 7), compute: 90 });
+    assert_eq!(HOPPER.and(Since::new((8, 7), 80)), Since::new((8, 7), 90));
+    assert_eq!(HOPPER_ONLY.and(HOPPER), HOPPER_ONLY);
     // A version is no decimal number.
-    let tenth = Since { ptx: (7, 10), compute: 80 };
-    assert_eq!(tenth.and(Since { ptx: (7, 9), compute: 80 }), tenth);
+    let tenth = Since::new((7, 10), 80);
+    assert_eq!(tenth.and(Since::new((7, 9), 80)), tenth);
 }
 
 #[test]
@@ -268,7 +270,10 @@ fn architectures_have_what_they_can_do() {
     assert_eq!(Arch::ALL.map(|arch| arch.has(AMPERE)), [true; 6]);
     assert_eq!(Arch::ALL.map(|arch| arch.has(HOPPER)), [false, false, false, true, true, true]);
     // A later PTX is a matter of the printed version.
-    assert!(Arch::Sm80.has(Since { ptx: (9, 0), compute: 80 }));
+    assert!(Arch::Sm80.has(Since::new((9, 0), 80)));
+    // The target with the suffix has what came before as well; later ones do not have what only it has.
+    assert_eq!(Arch::ALL.map(|arch| arch.has(HOPPER_ONLY)), [false, false, false, false, true, false]);
+    assert_eq!([HOPPER, HOPPER_ONLY].map(|since| since.to_string()), ["sm_90 and PTX 8.0", "sm_90a and PTX 8.0"]);
     assert!(Arch::ALL.is_sorted_by_key(|arch| (arch.compute(), arch.ptx())));
 }
 

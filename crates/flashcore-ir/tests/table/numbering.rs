@@ -109,7 +109,7 @@ fn kernels_add_up() {
         |k| k.while_lanes(|_| p, |k| k.warp_sync()),
     );
     let kernel = k.finish();
-    assert_eq!(kernel.since(), Since { ptx: (7, 8), compute: 90 });
+    assert_eq!(kernel.since(), Since::new((7, 8), 90));
     assert_eq!(
         kernel.instruction_counts(),
         [

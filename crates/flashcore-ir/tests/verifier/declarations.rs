@@ -119,7 +119,7 @@ fn budget_in_whole_warps() -> Case {
 
 fn parameters(kernel: &mut Kernel, types: &[Type]) {
     kernel.parameters =
-        types.iter().enumerate().map(|(index, ty)| Parameter { name: format!("p{index}"), ty: *ty }).collect();
+        types.iter().enumerate().map(|(index, ty)| Parameter { name: format!("p{index}"), ty: (*ty).into() }).collect();
 }
 
 fn parameter_bytes() -> Case {

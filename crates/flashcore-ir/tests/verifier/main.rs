@@ -5,6 +5,7 @@ mod support;
 
 mod accepted;
 mod declarations;
+mod hopper;
 mod modifiers;
 mod operands;
 mod together;
@@ -94,11 +95,15 @@ rules! {
     NotOnArchitecture ReadBeforeWrite UnknownParameter ParameterType ReinterpretWidth NoConversion VectorSize
     SharedCacheHint VolatilePrefetch NoReduction CopySize BulkSize MatrixCount NoProduct ShuffleControl BitField BarrierNumber
     BarrierThreads Threads SharedMemory RegisterBudget ParameterBytes DuplicateParameter NoParameterType Name
-    UnknownSection WrittenTwice
+    UnknownSection WrittenTwice NotInSpace MbarrierCount MbarrierBytes Parity MbarrierScope ClusterSize NoClusters TensorRank
+    ProductColumns NoWarpgroupProduct AccumulatorMoved RegisterMajor RegisterCount
 }
 
 fn all_cases() -> impl Iterator<Item = (&'static str, Case)> {
-    [declarations::CASES, modifiers::CASES, operands::CASES].into_iter().flatten().map(|(name, case)| (*name, case()))
+    [declarations::CASES, modifiers::CASES, operands::CASES, hopper::CASES]
+        .into_iter()
+        .flatten()
+        .map(|(name, case)| (*name, case()))
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn parameter_beyond_the_last() -> Case {
 
 fn parameter_of_another_type() -> Case {
     case(load_parameter, 0, 1, |line| {
-        let rule = Rule::ParameterType { name: "scale".to_owned(), actual: Type::F32, loaded: Type::U32 };
+        let rule = Rule::ParameterType { name: "scale".to_owned(), actual: Type::F32.into(), loaded: Type::U32.into() };
         vec![at(line, 1, "LoadParam ty=U32 parameter=0 d=%1", rule)]
     })
 }

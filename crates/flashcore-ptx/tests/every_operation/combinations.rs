@@ -3,8 +3,9 @@
 //! The product is complete on purpose: which of the combinations exist is for the verifier to say.
 
 use flashcore_ir::{
-    Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, MmaShape, Op, Operand, ReduceOp, RegisterId,
-    Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type, VoteMode,
+    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
+    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
+    VoteMode,
 };
 
 /// Stands for a register that the kernel will fill in.
@@ -24,8 +25,12 @@ pub(crate) fn all(parameters: &[Type]) -> Vec<Op> {
     warp(&mut list);
     memory(&mut list);
     copies(&mut list);
+    tensor_copies(&mut list);
     tensor(&mut list);
+    warpgroups(&mut list);
     barriers(&mut list);
+    mbarriers(&mut list);
+    clusters(&mut list);
     list.ops
 }
 
@@ -88,6 +93,8 @@ fn moves(list: &mut List, parameters: &[Type]) {
     for (parameter, ty) in parameters.iter().enumerate() {
         list.push(|_| Op::LoadParam { ty: *ty, parameter: parameter as u32, d: ANY });
     }
+    // The parameter behind those of values.
+    list.push(|_| Op::TensorMapAddress { parameter: parameters.len() as u32, d: ANY });
     for compare in Compare::ALL {
         list.push_types(|list, ty| {
             let (a, b) = (list.any(), list.any());
@@ -165,6 +172,7 @@ fn warp(list: &mut List) {
     for op in ReduceOp::ALL {
         list.push_types(|_, ty| Op::ReduceWarp { op: *op, ty, d: ANY, a: registers(1) });
     }
+    list.push(|_| Op::Elect { d: ANY });
     list.push(|_| Op::WarpSync {});
 }
 
@@ -244,10 +252,41 @@ fn copies(list: &mut List) {
     list.push(|_| Op::FenceProxyAsync {});
 }
 
+fn tensor_copies(list: &mut List) {
+    list.push(|list| Op::BulkLoad { bytes: list.or(128), target: AT, source: AT, barrier: AT });
+    for rank in 0..=6 {
+        for hinted in YES_OR_NO {
+            for multicast in YES_OR_NO {
+                list.push(|_| Op::TensorLoad {
+                    rank,
+                    multicast,
+                    hinted,
+                    coordinates: registers(rank),
+                    mask: registers(multicast.into()),
+                    policy: registers(hinted.into()),
+                    map: registers(1),
+                    target: AT,
+                    barrier: AT,
+                });
+            }
+            list.push(|_| Op::TensorStore {
+                rank,
+                hinted,
+                coordinates: registers(rank),
+                policy: registers(hinted.into()),
+                map: registers(1),
+                source: AT,
+            });
+        }
+    }
+    list.push(|_| Op::PrefetchTensorMap { map: registers(1) });
+}
+
 fn tensor(list: &mut List) {
     for count in COUNTS {
         for transposed in YES_OR_NO {
             list.push_types(|_, ty| Op::LoadMatrix { count, transposed, ty, d: registers(count), source: AT });
+            list.push_types(|_, ty| Op::StoreMatrix { count, transposed, ty, a: registers(count), target: AT });
         }
     }
     for shape in MmaShape::ALL {
@@ -270,11 +309,81 @@ fn tensor(list: &mut List) {
     }
 }
 
+fn warpgroups(list: &mut List) {
+    // The widest in one form alone: ptxas takes its time over so many registers.
+    for columns in [0, 8, 12, 256, 264] {
+        for accumulate in Type::ALL.into_iter().filter(|ty| columns != 256 || *ty == Type::F16x2) {
+            for accumulation in Accumulation::ALL {
+                if columns == 256 && *accumulation != Accumulation::Replace {
+                    continue;
+                }
+                for source in MatrixSource::ALL {
+                    for (a_major, b_major) in Major::ALL.iter().flat_map(|a| Major::ALL.iter().map(move |b| (*a, *b))) {
+                        list.push_types(|_, operand| {
+                            let count = columns / if accumulate == Type::F16x2 { 4 } else { 2 };
+                            // Written and read: two accumulators are no one, which the verifier refuses.
+                            let read = if *accumulation == Accumulation::Replace { 0 } else { count };
+                            Op::Wgmma {
+                                columns,
+                                operand,
+                                accumulate,
+                                accumulation: *accumulation,
+                                source: *source,
+                                a_major,
+                                b_major,
+                                d: registers(count),
+                                c: registers(read),
+                                scale: registers((*accumulation == Accumulation::AddWhere).into()),
+                                a: registers(if *source == MatrixSource::Shared { 1 } else { 4 }),
+                                b: registers(1),
+                            }
+                        });
+                    }
+                }
+            }
+        }
+    }
+    list.push(|_| Op::WgmmaFence {});
+    list.push(|_| Op::WgmmaCommit {});
+    list.push(|_| Op::WgmmaWait { pending: 0 });
+    list.push(|_| Op::WgmmaWait { pending: 3 });
+}
+
 fn barriers(list: &mut List) {
     list.push(|list| Op::BarrierSync { barrier: list.or(15), threads: list.or(32) });
     list.push(|list| Op::BarrierArrive { barrier: list.or(15), threads: list.or(32) });
     for scope in FenceScope::ALL {
         list.push(|_| Op::Fence { scope: *scope });
     }
+    for change in RegisterChange::ALL {
+        list.push(|_| Op::SetRegisterCount { change: *change, count: 40 });
+        list.push(|_| Op::SetRegisterCount { change: *change, count: 41 });
+    }
+    list.push(|_| Op::GridDependencyWait {});
+    list.push(|_| Op::LaunchDependents {});
     list.push(|_| Op::Exit {});
+}
+
+fn mbarriers(list: &mut List) {
+    list.push(|list| Op::MbarrierInit { count: list.or(128), target: AT });
+    list.push(|_| Op::MbarrierInvalidate { target: AT });
+    for space in Space::ALL {
+        list.push(|list| Op::MbarrierArrive { space: *space, count: list.or(2), target: AT });
+        list.push(|list| Op::MbarrierArriveExpect { space: *space, bytes: list.or(1024), target: AT });
+        list.push(|list| Op::MbarrierExpect { space: *space, bytes: list.or(1024), target: AT });
+    }
+    for scope in FenceScope::ALL {
+        list.push(|list| Op::MbarrierWait { scope: *scope, parity: list.or(1), source: AT });
+        for suspends in YES_OR_NO {
+            let scope = *scope;
+            list.push(|list| Op::MbarrierTest { suspends, scope, d: ANY, parity: list.or(0), source: AT });
+        }
+    }
+    list.push(|_| Op::FenceMbarrierInit {});
+}
+
+fn clusters(list: &mut List) {
+    list.push(|list| Op::MapShared { d: ANY, a: list.any(), rank: list.or(1) });
+    list.push(|_| Op::ClusterArrive {});
+    list.push(|_| Op::ClusterWait {});
 }

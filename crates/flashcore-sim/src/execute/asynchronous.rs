@@ -8,7 +8,7 @@ use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::error::Stop;
 use crate::execute::memory::addresses;
-use crate::execute::{Attempt, Context, aligned};
+use crate::execute::{Attempt, Context, aligned, warpgroup};
 use crate::fault::{AccessKind, CopySize, FaultKind, InFlight, TooEarly};
 use crate::race::Stamp;
 use crate::registers::{LANES, lanes};
@@ -36,16 +36,17 @@ struct Copy {
     data: [u8; 16],
 }
 
-/// A bulk store.
+/// A bulk store or a store of a box.
 #[derive(Debug)]
 struct Bulk {
     started: Stamp,
     lane: usize,
     group: u32,
     source: u32,
+    source_bytes: u32,
     source_is_free: bool,
-    target: u64,
-    data: Vec<u8>,
+    /// What it writes, by address.
+    pieces: Vec<(u64, Vec<u8>)>,
 }
 
 impl InFlightCopies {
@@ -76,7 +77,8 @@ pub(crate) fn copy(
     let targets = addresses(&context.warp.registers, Space::Shared, target);
     let sources = addresses(&context.warp.registers, Space::Global, source);
     let lengths = source_bytes.map_or([bytes; LANES], |register| *context.warp.registers.word_of(register));
-    let Context { scene, warp, clocks, shared, global, counters, mask, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, global, counters, mask, .. } = context;
+    let shared = &mut cluster[*rank];
     let accessor = clocks.accessor(context.warp_index, context.step);
     for lane in lanes(*mask) {
         let (target, source, length) = (targets[lane], sources[lane], lengths[lane]);
@@ -107,7 +109,8 @@ pub(crate) fn copy(
 
 /// Ends the copies that a wait covers; without a number, all of them, committed or not.
 pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: Option<u32>) {
-    let Context { warp, clocks, shared, mask, .. } = context;
+    let Context { warp, clocks, cluster, rank, mask, .. } = context;
+    let shared = &mut cluster[*rank];
     let InFlightCopies { copies, groups, .. } = &mut warp.copies;
     copies.retain(|copy| {
         let waits = *mask >> copy.lane & 1 == 1;
@@ -122,7 +125,7 @@ pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: Option<u32>) {
 }
 
 /// The alignment and the unit of size of bulk copies.
-const BULK_UNIT: u32 = 16;
+pub(crate) const BULK_UNIT: u32 = 16;
 
 /// Starts bulk copies from shared to global memory.
 pub(crate) fn bulk_store(
@@ -134,27 +137,42 @@ pub(crate) fn bulk_store(
     let lengths = context.warp.registers.word(bytes);
     let targets = addresses(&context.warp.registers, Space::Global, target);
     let sources = addresses(&context.warp.registers, Space::Shared, source);
-    let Context { scene, warp, clocks, shared, global, counters, mask, warp_index, .. } = context;
-    let accessor = clocks.accessor(*warp_index, context.step);
-    for lane in lanes(*mask) {
+    for lane in lanes(context.mask) {
         let (bytes, target, source) = (lengths[lane], targets[lane], sources[lane]);
         if bytes == 0 || !bytes.is_multiple_of(BULK_UNIT) {
             let kind = FaultKind::InvalidCopySize { bytes, allowed: CopySize::MultipleOf(BULK_UNIT) };
             return Err(Stop::lane(kind, lane));
         }
-        let access = accessor.lane(lane);
         aligned(Space::Shared, source, BULK_UNIT, lane)?;
-        let attempt = Attempt { space: Space::Shared, kind: AccessKind::Read, bytes, lane };
-        let data = shared.start_drain(source as u32, bytes, &access, clocks, (*warp_index, lane));
-        let data = data.map_err(|refusal| scene.refused(attempt, refusal))?.to_vec();
         aligned(Space::Global, target, BULK_UNIT, lane)?;
-        let attempt = Attempt { space: Space::Global, kind: AccessKind::Write, bytes, lane };
-        let claimed = global.start_fill(target, u64::from(bytes), &access);
-        claimed.map_err(|refusal| scene.refused(attempt, refusal))?;
-        let (started, group, source) = (access.stamp, warp.copies.bulk_groups[lane], source as u32);
-        warp.copies.bulk.push(Bulk { started, lane, group, source, source_is_free: false, target, data });
-        counters.global_stores.count_bulk(target, bytes);
+        start_store(context, lane, source as u32, bytes, |data| vec![(target, data.to_vec())])?;
+        context.counters.global_stores.count_bulk(target, bytes);
     }
+    Ok(())
+}
+
+/// Starts a store by the asynchronous proxy from `bytes` at `source`, of which `pieces` says what goes where.
+pub(crate) fn start_store(
+    context: &mut Context<'_, '_, '_>,
+    lane: usize,
+    source: u32,
+    bytes: u32,
+    pieces: impl FnOnce(&[u8]) -> Vec<(u64, Vec<u8>)>,
+) -> Result<(), Stop> {
+    let Context { scene, warp, clocks, cluster, rank, global, warp_index, .. } = context;
+    let accessor = clocks.accessor(*warp_index, context.step);
+    let access = accessor.lane(lane);
+    let attempt = Attempt { space: Space::Shared, kind: AccessKind::Read, bytes, lane };
+    let data = cluster[*rank].start_drain(source, bytes, &access, clocks);
+    let pieces = pieces(data.map_err(|refusal| scene.refused(attempt, refusal))?);
+    for (target, data) in &pieces {
+        let attempt = Attempt { space: Space::Global, kind: AccessKind::Write, bytes: data.len() as u32, lane };
+        let claimed = global.start_fill(*target, data.len() as u64, &access);
+        claimed.map_err(|refusal| scene.refused(attempt, refusal))?;
+    }
+    let (started, group) = (access.stamp, warp.copies.bulk_groups[lane]);
+    let (source_bytes, source_is_free) = (bytes, false);
+    warp.copies.bulk.push(Bulk { started, lane, group, source, source_bytes, source_is_free, pieces });
     Ok(())
 }
 
@@ -166,7 +184,8 @@ pub(crate) fn bulk_wait(context: &mut Context<'_, '_, '_>, pending: u32, read: b
 }
 
 fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usize, u32) -> bool) {
-    let Context { warp, clocks, shared, global, .. } = context;
+    let Context { warp, clocks, cluster, rank, global, .. } = context;
+    let shared = &mut cluster[*rank];
     warp.copies.bulk.retain_mut(|bulk| {
         if !covered(bulk.lane, bulk.group) {
             return true;
@@ -174,11 +193,13 @@ fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usiz
         let accessor = clocks.accessor(context.warp_index, bulk.started.step());
         let access = accessor.lane(bulk.lane);
         if !bulk.source_is_free {
-            shared.finish_drain(bulk.source, bulk.data.len() as u32, bulk.started, &access);
+            shared.finish_drain(bulk.source, bulk.source_bytes, bulk.started, &access);
             bulk.source_is_free = true;
         }
         if !read {
-            global.finish_fill(bulk.target, &bulk.data, bulk.started, &access);
+            for (target, data) in &bulk.pieces {
+                global.finish_fill(*target, data, bulk.started, &access);
+            }
         }
         read
     });
@@ -187,6 +208,9 @@ fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usiz
 /// Checks that lanes may end: a copy still needs the shared memory of the CTA, which ends with them. A bulk store that
 /// has read its source completes on its own.
 pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
+    if context.scene.program.has_products {
+        warpgroup::end(context)?;
+    }
     let mask = context.mask;
     let ends = |lane: usize| mask >> lane & 1 == 1;
     let InFlightCopies { copies, bulk, .. } = &context.warp.copies;

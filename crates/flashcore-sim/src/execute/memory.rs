@@ -3,6 +3,7 @@
 use flashcore_ir::{Address, LoadCache, ReduceOp, RegisterId, Space, Type};
 
 use crate::error::Stop;
+use crate::execute::cluster::locate;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::AccessKind;
 use crate::numeric::{canonical, flush};
@@ -14,7 +15,9 @@ const MOST_BYTES: usize = 32;
 /// The address of each lane.
 pub(crate) fn addresses(registers: &Registers<'_>, space: Space, address: Address) -> [u64; LANES] {
     match space {
-        Space::Shared => registers.word_of(address.base).map(|base| base.wrapping_add_signed(address.offset).into()),
+        Space::Shared | Space::Cluster => {
+            registers.word_of(address.base).map(|base| base.wrapping_add_signed(address.offset).into())
+        }
         Space::Global => registers.wide_of(address.base).map(|base| base.wrapping_add_signed(address.offset.into())),
     }
 }
@@ -31,7 +34,7 @@ pub(crate) fn load(
     let element = ty.bytes() as usize;
     let bytes = element * d.len();
     let addresses = addresses(&context.warp.registers, space, source);
-    let Context { scene, warp, clocks, shared, global, counters, mask, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, global, counters, mask, .. } = context;
     let accessor = clocks.accessor(context.warp_index, context.step);
     let mut data = [0; MOST_BYTES];
     for lane in lanes(*mask) {
@@ -40,8 +43,10 @@ pub(crate) fn load(
         let access = accessor.lane(lane);
         let attempt = Attempt { space, kind: AccessKind::Read, bytes: bytes as u32, lane };
         let read = match space {
-            Space::Shared => {
-                shared.read(address as u32, bytes as u32, &access).map(|read| data[..bytes].copy_from_slice(read))
+            Space::Shared | Space::Cluster => {
+                let place = locate(scene, cluster, *rank, space, address, lane)?;
+                let read = cluster[place.rank].read(place.address, bytes as u32, &access);
+                read.map(|read| data[..bytes].copy_from_slice(read)).map_err(|refusal| place.refused(address, refusal))
             }
             Space::Global if cache == LoadCache::ReadOnly => global
                 .must_be_constant(address, bytes as u64)
@@ -54,7 +59,7 @@ pub(crate) fn load(
         }
     }
     match space {
-        Space::Shared => counters.shared_loads.count(&addresses, *mask, bytes as u32),
+        Space::Shared | Space::Cluster => counters.shared_loads.count(&addresses, *mask, bytes as u32),
         Space::Global => counters.global_loads.count(lanes(*mask).map(|lane| (addresses[lane], bytes as u32))),
     }
     Ok(())
@@ -71,7 +76,7 @@ pub(crate) fn store(
     let element = ty.bytes() as usize;
     let bytes = element * a.len();
     let addresses = addresses(&context.warp.registers, space, target);
-    let Context { scene, warp, clocks, shared, global, counters, mask, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, global, counters, mask, .. } = context;
     let accessor = clocks.accessor(context.warp_index, context.step);
     let mut data = [0; MOST_BYTES];
     for lane in lanes(*mask) {
@@ -83,13 +88,17 @@ pub(crate) fn store(
         let access = accessor.lane(lane);
         let attempt = Attempt { space, kind: AccessKind::Write, bytes: bytes as u32, lane };
         let written = match space {
-            Space::Shared => shared.write(address as u32, &data[..bytes], &access),
+            Space::Shared | Space::Cluster => {
+                let place = locate(scene, cluster, *rank, space, address, lane)?;
+                let written = cluster[place.rank].write(place.address, &data[..bytes], &access);
+                written.map_err(|refusal| place.refused(address, refusal))
+            }
             Space::Global => global.write(address, &data[..bytes], &access),
         };
         written.map_err(|refusal| scene.refused(attempt, refusal))?;
     }
     match space {
-        Space::Shared => counters.shared_stores.count(&addresses, *mask, bytes as u32),
+        Space::Shared | Space::Cluster => counters.shared_stores.count(&addresses, *mask, bytes as u32),
         Space::Global => counters.global_stores.count(lanes(*mask).map(|lane| (addresses[lane], bytes as u32))),
     }
     Ok(())
@@ -164,7 +173,7 @@ fn update(
 ) -> Result<(), Stop> {
     let bytes = ty.bytes() as usize;
     let addresses = addresses(&context.warp.registers, space, target);
-    let Context { scene, warp, clocks, shared, global, counters, mask, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, global, counters, mask, .. } = context;
     let accessor = clocks.accessor(context.warp_index, context.step);
     for lane in lanes(*mask) {
         let address = addresses[lane];
@@ -177,7 +186,8 @@ fn update(
             data.copy_from_slice(&new(&warp.registers, lane, old).to_le_bytes()[..bytes]);
         };
         let updated = match space {
-            Space::Shared => shared.atomic(address as u32, bytes as u32, &access).map(apply),
+            Space::Shared => cluster[*rank].atomic(address as u32, bytes as u32, &access).map(apply),
+            Space::Cluster => return Err(Stop::no_such_form("Atomic", space)),
             Space::Global => global.atomic(address, &mut [0; 8][..bytes], &access, apply),
         };
         updated.map_err(|refusal| scene.refused(attempt, refusal))?;
@@ -193,6 +203,39 @@ fn update(
 const ROW_BYTES: u32 = 16;
 const ROWS: usize = 8;
 
+/// Stores 8 × 8 matrices whose rows the lanes point at. The warp writes as one: a row has elements of several lanes.
+pub(crate) fn store_matrix(
+    context: &mut Context<'_, '_, '_>,
+    transposed: bool,
+    a: &[RegisterId],
+    target: Address,
+) -> Result<(), Stop> {
+    let addresses = addresses(&context.warp.registers, Space::Shared, target);
+    let Context { scene, warp, clocks, cluster, rank, counters, .. } = context;
+    let accessor = clocks.accessor(context.warp_index, context.step);
+    let access = accessor.all_lanes();
+    for (matrix, register) in a.iter().enumerate() {
+        let words = warp.registers.word_of(*register);
+        for row in 0..ROWS {
+            let mut bytes = [0; ROW_BYTES as usize];
+            for (column, element) in bytes.chunks_exact_mut(2).enumerate() {
+                let (row, column) = if transposed { (column, row) } else { (row, column) };
+                let pair = crate::numeric::split(words[4 * row + column / 2]);
+                element.copy_from_slice(&pair[column % 2].to_le_bytes());
+            }
+            let lane = ROWS * matrix + row;
+            let address = addresses[lane];
+            aligned(Space::Shared, address, ROW_BYTES, lane)?;
+            let attempt = Attempt { space: Space::Shared, kind: AccessKind::Write, bytes: ROW_BYTES, lane };
+            let written = cluster[*rank].write(address as u32, &bytes, &access);
+            written.map_err(|refusal| scene.refused(attempt, refusal))?;
+        }
+        let rows = addresses[ROWS * matrix..][..ROWS].iter().copied();
+        counters.store_matrix.count_request(rows, ROW_BYTES);
+    }
+    Ok(())
+}
+
 /// Loads 8 × 8 matrices whose rows the lanes point at. The warp reads as one: the lane that gives the address of a row
 /// is not the one that receives it.
 pub(crate) fn load_matrix(
@@ -202,7 +245,8 @@ pub(crate) fn load_matrix(
     source: Address,
 ) -> Result<(), Stop> {
     let addresses = addresses(&context.warp.registers, Space::Shared, source);
-    let Context { scene, warp, clocks, shared, counters, mask, .. } = context;
+    let Context { scene, warp, clocks, cluster, rank, counters, mask, .. } = context;
+    let shared = &mut cluster[*rank];
     let accessor = clocks.accessor(context.warp_index, context.step);
     let access = accessor.all_lanes();
     // All rows are read before a register is written: the base may be among the targets.

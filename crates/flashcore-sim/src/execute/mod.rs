@@ -3,50 +3,79 @@
 mod arithmetic;
 pub(crate) mod asynchronous;
 mod bits;
+mod cluster;
 mod convert;
 mod exchange;
 mod lanes;
+pub(crate) mod matrix;
+mod mbarrier;
 mod memory;
 mod tensor;
+mod tensor_box;
+pub(crate) mod transfer;
+pub(crate) mod warpgroup;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
+use crate::clocks::Clocks;
+use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
 use crate::error::Stop;
 use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
+use crate::execute::mbarrier::Arrival;
 use crate::execute::tensor::Mma;
-use crate::fault::{AccessKind, FaultKind, InFlight, Place, TooEarly};
+use crate::execute::transfer::Transfer;
+use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
+use crate::launch::Arguments;
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
 use crate::memory::view::GlobalView;
 use crate::memory::{Reason, Refusal};
-use crate::program::Program;
-use crate::race::{Clocks, Stamp};
+use crate::placement::Placement;
+use crate::program::{Action, Program};
+use crate::race::Stamp;
 use crate::registers::{ALL, LANES};
 use crate::warp::Warp;
+use crate::warpgroup::Warpgroup;
 
 /// What an operation works on.
 pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) scene: Scene<'c, 'k>,
+    /// The warp in the cluster.
     pub(crate) warp_index: usize,
+    /// The CTA in the cluster.
+    pub(crate) rank: usize,
     pub(crate) step: usize,
     /// The lanes that execute it; at least one.
     pub(crate) mask: u32,
     pub(crate) warp: &'c mut Warp<'k>,
     pub(crate) clocks: &'c mut Clocks,
-    pub(crate) shared: &'c mut SharedMemory,
+    /// The shared memory of each CTA of the cluster.
+    pub(crate) cluster: &'c mut [SharedMemory],
     pub(crate) global: &'c mut GlobalView<'m>,
     pub(crate) counters: &'c mut Counters,
+    pub(crate) cluster_barrier: &'c mut ClusterBarrier,
+    pub(crate) signals: &'c mut Signals,
+    pub(crate) transfers: &'c mut Vec<Transfer>,
+    /// The warpgroups of all CTAs; none without products.
+    pub(crate) warpgroups: &'c mut [Warpgroup],
 }
 
-/// What is the same for all warps of a CTA.
+/// What an operation tells the scheduler.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// The `mbarrier`s of which a phase is complete: the CTA in the cluster, and the address.
+    pub(crate) completed: Vec<(usize, u32)>,
+    /// Whether a warp has given registers back.
+    pub(crate) released_registers: bool,
+}
+
+/// What is the same for all warps of a cluster.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
-    /// Arguments as the bits of their types.
-    pub(crate) arguments: &'c [u64],
-    pub(crate) grid: [u32; 3],
-    pub(crate) cta: [u32; 3],
+    pub(crate) arguments: &'c Arguments,
+    pub(crate) placement: Placement,
 }
 
 /// An access to memory that may be refused.
@@ -59,9 +88,26 @@ pub(crate) struct Attempt {
 }
 
 impl Scene<'_, '_> {
-    /// The place of an access of this CTA.
+    /// The place of a step of a warp, without the lane and the address.
+    pub(crate) fn place(&self, step: usize, warp: usize) -> Place {
+        self.program.place(step, &self.placement, warp)
+    }
+
+    /// The place of an access of this cluster.
     pub(crate) fn place_of(&self, stamp: Stamp, address: u64) -> Place {
-        self.program.place_of(stamp, self.cta, address)
+        self.program.place_of(stamp, &self.placement, address)
+    }
+
+    /// Whether what started is a load that an `mbarrier` hears of.
+    fn is_transfer(&self, started: Stamp) -> bool {
+        matches!(self.operation(started), Some(Op::BulkLoad { .. } | Op::TensorLoad { .. }))
+    }
+
+    fn operation(&self, started: Stamp) -> Option<&Op> {
+        match &self.program.steps[started.step()].action {
+            Action::Operation(operation) => Some(operation.op),
+            _ => None,
+        }
     }
 
     /// The fault that a refused access is.
@@ -81,15 +127,20 @@ impl Scene<'_, '_> {
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
-                    Space::Shared => InFlight::CopyTarget,
+                    Space::Shared | Space::Cluster if self.is_transfer(started) => InFlight::TransferTarget,
+                    Space::Shared | Space::Cluster => InFlight::CopyTarget,
                     Space::Global => InFlight::BulkTarget,
                 };
                 FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
             }
             Reason::Draining(started) => {
-                FaultKind::MissingWait { space, touch, in_flight: InFlight::BulkSource, started: place(started) }
+                let product = matches!(self.operation(started), Some(Op::Wgmma { .. }));
+                let in_flight = if product { InFlight::ProductOperand } else { InFlight::BulkSource };
+                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
             }
             Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
+            Reason::Mbarrier(state) => FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) },
+            Reason::UnfencedGlobal(written) => FaultKind::UnfencedGlobal { written: place(written) },
             Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
         };
         Stop::address(kind, lane, address)
@@ -111,6 +162,10 @@ pub(crate) enum Flow {
     Next,
     /// At a barrier, whose operands these are.
     Barrier { barrier: Operand, threads: Operand, waits: bool },
+    /// At the barrier of the cluster.
+    ClusterArrive,
+    /// With the same step, when what it waits for has come.
+    Wait,
     /// The lanes that executed it have ended.
     Exit,
 }
@@ -121,26 +176,36 @@ impl<'k> Context<'_, 'k, '_> {
     }
 
     fn special(&self, register: SpecialRegister) -> [u32; LANES] {
-        let first_thread = self.warp_index as u32 * LANES as u32;
+        let placement = &self.scene.placement;
+        let first_thread = (self.warp_index % placement.warps_per_cta * LANES) as u32;
+        let cta = placement.cta(self.rank);
         match register {
             SpecialRegister::ThreadX => core::array::from_fn(|lane| first_thread + lane as u32),
             SpecialRegister::Lane => core::array::from_fn(|lane| lane as u32),
             // CTAs have one dimension.
             SpecialRegister::ThreadY | SpecialRegister::ThreadZ => [0; LANES],
             SpecialRegister::BlockX => [self.scene.program.kernel.threads; LANES],
-            SpecialRegister::CtaX => [self.scene.cta[0]; LANES],
-            SpecialRegister::CtaY => [self.scene.cta[1]; LANES],
-            SpecialRegister::CtaZ => [self.scene.cta[2]; LANES],
-            SpecialRegister::GridX => [self.scene.grid[0]; LANES],
-            SpecialRegister::GridY => [self.scene.grid[1]; LANES],
-            SpecialRegister::GridZ => [self.scene.grid[2]; LANES],
+            SpecialRegister::CtaX => [cta[0]; LANES],
+            SpecialRegister::CtaY => [cta[1]; LANES],
+            SpecialRegister::CtaZ => [cta[2]; LANES],
+            SpecialRegister::GridX => [placement.grid[0]; LANES],
+            SpecialRegister::GridY => [placement.grid[1]; LANES],
+            SpecialRegister::GridZ => [placement.grid[2]; LANES],
+            SpecialRegister::ClusterCtaX => [placement.within(self.rank)[0]; LANES],
+            SpecialRegister::ClusterCtaY => [placement.within(self.rank)[1]; LANES],
+            SpecialRegister::ClusterCtaZ => [placement.within(self.rank)[2]; LANES],
+            SpecialRegister::ClusterX => [placement.size[0]; LANES],
+            SpecialRegister::ClusterY => [placement.size[1]; LANES],
+            SpecialRegister::ClusterZ => [placement.size[2]; LANES],
+            SpecialRegister::ClusterRank => [self.rank as u32; LANES],
+            SpecialRegister::ClusterSize => [placement.ctas() as u32; LANES],
         }
     }
 }
 
 /// Executes an operation.
 #[expect(clippy::too_many_lines, reason = "one arm for each row of the table")]
-pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow, Stop> {
+pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result<Flow, Stop> {
     let mask = context.mask;
     match *op {
         Op::Mov { ty, d, a } | Op::Reinterpret { to: ty, from: _, d, a } => {
@@ -152,8 +217,12 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
         }
         Op::SharedBase { d } => context.lanes().set_word(d, &[SHARED_BASE; LANES]),
         Op::LoadParam { ty, parameter, d } => {
-            let bits = Operand::Constant(context.scene.arguments[parameter as usize]);
+            let bits = Operand::Constant(context.scene.arguments.bits[parameter as usize]);
             arithmetic::copy(&mut context.lanes(), ty, d, bits);
+        }
+        Op::TensorMapAddress { parameter, d } => {
+            let bits = Operand::Constant(context.scene.arguments.bits[parameter as usize]);
+            arithmetic::copy(&mut context.lanes(), Type::U64, d, bits);
         }
         Op::SetPredicate { compare, ty, d, a, b } => {
             arithmetic::set_predicate(&mut context.lanes(), compare, ty, d, [a, b])?;
@@ -233,6 +302,8 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
             context.lanes().set_word(d, &[holds; LANES]);
         }
         Op::ReduceWarp { op, ty, d, ref a } => exchange::reduce(&mut context.lanes(), op, ty, d, a[0])?,
+        // Any lane would do; one that kernels do not expect finds out those that rely on the first.
+        Op::Elect { d } => context.lanes().set_predicate(d, 1 << (LANES - 1)),
         Op::WarpSync {} => context.clocks.warp_sync(context.warp_index),
 
         Op::Load { space, cache, prefetch: _, ty, count: _, ref d, source } => {
@@ -258,8 +329,21 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
         Op::BulkWait { pending, read } => asynchronous::bulk_wait(context, pending, read),
         Op::FenceProxyAsync {} => context.clocks.fence_proxy(context.warp_index, mask),
 
+        Op::BulkLoad { bytes, target, source, barrier } => {
+            transfer::bulk_load(context, bytes, target, source, barrier)?;
+        }
+        Op::TensorLoad { ref map, ref coordinates, ref mask, target, barrier, .. } => {
+            transfer::tensor_load(context, map[0], coordinates, mask.first().copied(), target, barrier)?;
+        }
+        Op::TensorStore { ref map, ref coordinates, source, .. } => {
+            transfer::tensor_store(context, map[0], coordinates, source)?;
+        }
+
         Op::LoadMatrix { count: _, transposed, ty: _, ref d, source } => {
             memory::load_matrix(context, transposed, d, source)?;
+        }
+        Op::StoreMatrix { count: _, transposed, ty: _, ref a, target } => {
+            memory::store_matrix(context, transposed, a, target)?;
         }
         Op::Mma { shape, operand, accumulate, ref d, ref a, ref b, ref c } => {
             debug_assert_eq!(mask, ALL, "the scheduler lets only whole warps through");
@@ -267,13 +351,65 @@ pub(crate) fn execute(context: &mut Context<'_, '_, '_>, op: &Op) -> Result<Flow
             context.counters.tensor_flops += 2 * 16 * 8 * u64::from(shape.depth());
             tensor::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
         }
+        Op::Wgmma { .. } => warpgroup::start(context, op)?,
+        Op::WgmmaFence {} => {
+            warpgroup::together(context, &[])?;
+            context.warp.products.fence();
+        }
+        Op::WgmmaCommit {} => {
+            warpgroup::together(context, &[])?;
+            context.warp.products.commit();
+        }
+        Op::WgmmaWait { pending } => warpgroup::wait(context, pending)?,
 
         Op::BarrierSync { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: true }),
         Op::BarrierArrive { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: false }),
+
+        Op::MbarrierInit { count, target } => mbarrier::initialise(context, count, target)?,
+        Op::MbarrierInvalidate { target } => mbarrier::invalidate(context, target)?,
+        Op::MbarrierArrive { space, count, target } => {
+            mbarrier::arrive(context, space, Arrival::Count(count), target)?;
+        }
+        Op::MbarrierArriveExpect { space, bytes, target } => {
+            mbarrier::arrive(context, space, Arrival::Expect(bytes), target)?;
+        }
+        Op::MbarrierExpect { space, bytes, target } => {
+            mbarrier::arrive(context, space, Arrival::ExpectOnly(bytes), target)?;
+        }
+        Op::MbarrierWait { scope, parity, source } => {
+            if !mbarrier::wait(context, scope, parity, source)? {
+                return Ok(Flow::Wait);
+            }
+            context.counters.mbarrier_waits += 1;
+        }
+        Op::MbarrierTest { suspends: _, scope, d, parity, source } => {
+            mbarrier::test(context, scope, d, parity, source)?;
+        }
+        Op::FenceMbarrierInit {} => context.clocks.fence_mbarrier_init(context.warp_index, mask),
+
+        Op::MapShared { d, a, rank } => cluster::map(context, d, a, rank)?,
+        Op::ClusterArrive {} => return Ok(Flow::ClusterArrive),
+        Op::ClusterWait {} => {
+            if !context.cluster_barrier.wait(context.warp_index, context.clocks)? {
+                context.warp.waiting.cluster = true;
+                return Ok(Flow::Wait);
+            }
+        }
+
         // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
         // them is a barrier.
-        Op::Prefetch { source: _ } | Op::Fence { scope: _ } => {}
+        // Launches follow each other here, so there is nothing to wait for.
+        Op::Prefetch { source: _ }
+        | Op::PrefetchTensorMap { map: _ }
+        | Op::Fence { scope: _ }
+        | Op::GridDependencyWait {}
+        | Op::LaunchDependents {} => {}
 
+        Op::SetRegisterCount { change, count } => {
+            if !warpgroup::set_register_count(context, change, count)? {
+                return Ok(Flow::Wait);
+            }
+        }
         Op::Exit {} => {
             asynchronous::end(context)?;
             return Ok(Flow::Exit);

@@ -1,8 +1,8 @@
-//! Races between CTAs.
+//! Races between clusters, or between CTAs where there are no clusters.
 //!
-//! CTAs of a launch are not ordered, so two accesses of different CTAs to the same bytes are a race if one of them
-//! writes and not both are atomic. Which CTA comes second depends on the threads of the host, so nothing is decided while
-//! they run: each CTA, when it ends, adds its history, and of each cell the accesses of the lowest and of the highest CTA
+//! Clusters of a launch are not ordered, so two accesses of different ones to the same bytes are a race if one of them
+//! writes and not both are atomic. Which comes second depends on the threads of the host, so nothing is decided while
+//! they run: each cluster, when it ends, adds its history, and of each cell the accesses of the lowest and of the highest
 //! are kept, by kind. Minimum and maximum do not depend on the order of the additions, so the report does not either.
 
 use std::sync::{Mutex, PoisonError};
@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use crate::fault::AccessKind;
 use crate::memory::global::{GlobalMemory, Location};
 use crate::memory::view::PAGE_BYTES;
-use crate::race::{CELL_BYTES, Shadow, Stamp};
+use crate::race::{CELL_BYTES, PLACE_BITS, Shadow, Stamp};
 
-/// The accesses of all CTAs to global memory.
+/// The accesses of all clusters to global memory.
 #[derive(Debug)]
 pub(crate) struct GridHistory {
     /// For each buffer, its pages.
@@ -33,10 +33,10 @@ struct Extremes {
 
 const NEVER: Extremes = Extremes { lowest: u64::MAX, highest: 0 };
 
-/// Room below the CTA for the step, the warp and the lane.
-const CTA_SHIFT: u32 = 35;
+/// Room below the cluster for the step, the warp and the lane.
+const CLUSTER_SHIFT: u32 = PLACE_BITS;
 /// The most CTAs a launch can have.
-pub(crate) const MOST_CTAS: u64 = 1 << (63 - CTA_SHIFT);
+pub(crate) const MOST_CTAS: u64 = 1 << (63 - CLUSTER_SHIFT);
 
 const KINDS: [AccessKind; 3] = [AccessKind::Write, AccessKind::Read, AccessKind::Atomic];
 
@@ -48,10 +48,10 @@ fn kind_index(kind: AccessKind) -> usize {
     }
 }
 
-/// An access by some CTA.
+/// An access by some cluster.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GridAccess {
-    pub(crate) cta: u64,
+    pub(crate) cluster: u64,
     pub(crate) kind: AccessKind,
     pub(crate) stamp: Stamp,
 }
@@ -60,7 +60,7 @@ pub(crate) struct GridAccess {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GridRace {
     pub(crate) address: u64,
-    /// By the lower CTA.
+    /// By the lower cluster.
     pub(crate) first: GridAccess,
     /// By the higher one.
     pub(crate) second: GridAccess,
@@ -76,8 +76,8 @@ impl GridHistory {
         Self { buffers: buffers.collect() }
     }
 
-    /// Adds what a CTA did.
-    pub(crate) fn add(&self, cta: u64, history: &[Vec<Option<Box<Shadow>>>]) {
+    /// Adds what a cluster did.
+    pub(crate) fn add(&self, cluster: u64, history: &[Vec<Option<Box<Shadow>>>]) {
         for (buffer, touched) in self.buffers.iter().zip(history) {
             let mut pages = buffer.lock().unwrap_or_else(PoisonError::into_inner);
             for (page, shadow) in pages.iter_mut().zip(touched) {
@@ -86,7 +86,7 @@ impl GridHistory {
                     if accesses.is_empty() {
                         accesses.resize((PAGE_BYTES / CELL_BYTES) as usize, NEVER);
                     }
-                    let key = cta << CTA_SHIFT | stamp.without_epoch();
+                    let key = cluster << CLUSTER_SHIFT | stamp.without_epoch();
                     let Extremes { lowest, highest } = &mut accesses[cell];
                     *lowest = key.min(*lowest);
                     *highest = key.max(*highest);
@@ -117,21 +117,21 @@ impl Page {
     fn race_at(&self, cell: usize) -> Option<(GridAccess, GridAccess)> {
         let extremes = |kind: AccessKind| {
             let found = self.kinds[kind_index(kind)].get(cell).copied().filter(|found| found.lowest != u64::MAX)?;
-            let access = |key: u64| GridAccess { cta: key >> CTA_SHIFT, kind, stamp: Stamp::from_bits(key) };
+            let access = |key: u64| GridAccess { cluster: key >> CLUSTER_SHIFT, kind, stamp: Stamp::from_bits(key) };
             Some([access(found.lowest), access(found.highest)])
         };
-        // Every conflict has a plain write, or an atomic and a plain read; its partner of another CTA is an extreme.
+        // Every conflict has a plain write, or an atomic and a plain read; its partner of another cluster is an extreme.
         let conflicts = |one: AccessKind, other: AccessKind| {
             let (ones, others) = (extremes(one)?, extremes(other)?);
             ones.into_iter()
                 .flat_map(|one| others.into_iter().map(move |other| (one, other)))
-                .find(|(one, other)| one.cta != other.cta)
+                .find(|(one, other)| one.cluster != other.cluster)
         };
         let pairs = KINDS.into_iter().map(|other| (AccessKind::Write, other));
         let pairs = pairs.chain([(AccessKind::Atomic, AccessKind::Read)]);
         pairs
             .into_iter()
             .find_map(|(one, other)| conflicts(one, other))
-            .map(|(one, other)| if one.cta < other.cta { (one, other) } else { (other, one) })
+            .map(|(one, other)| if one.cluster < other.cluster { (one, other) } else { (other, one) })
     }
 }

@@ -5,7 +5,7 @@ pub(crate) mod grid;
 pub(crate) mod shared;
 pub(crate) mod view;
 
-use crate::fault::{AccessKind, Nearest};
+use crate::fault::{AccessKind, MbarrierState, Nearest};
 use crate::race::{CELL_BYTES, Conflict, Stamp};
 
 /// Why memory does not allow an access. The step that made the access turns it into a fault.
@@ -33,6 +33,10 @@ pub(crate) enum Reason {
     Unfenced(Stamp),
     /// The read-only cache may not see this write.
     Stale(Stamp),
+    /// The asynchronous proxy may not see this write to global memory.
+    UnfencedGlobal(Stamp),
+    /// It belongs to an `mbarrier`.
+    Mbarrier(MbarrierState),
 }
 
 impl Refusal {

@@ -1,8 +1,9 @@
 //! Global memory as one CTA sees it: the buffers, and the history of its own accesses to them.
 
+use crate::clocks::Access;
 use crate::memory::global::{GlobalMemory, Location};
 use crate::memory::{Reason, Refusal};
-use crate::race::{Access, CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
+use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
 
 /// Bytes of global memory that share a piece of history, made when first touched.
 pub(crate) const PAGE_BYTES: u64 = 4096;

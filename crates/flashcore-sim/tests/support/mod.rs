@@ -169,7 +169,9 @@ pub(crate) fn one_after_the_other(
 /// The report of something done before an asynchronous copy was waited for.
 pub(crate) fn missing_wait(touch: TooEarly, in_flight: InFlight, started: Place, place: Place) -> Fault {
     let space = match in_flight {
-        InFlight::CopyTarget | InFlight::BulkSource => Space::Shared,
+        InFlight::CopyTarget | InFlight::BulkSource | InFlight::TransferTarget | InFlight::ProductOperand => {
+            Space::Shared
+        }
         InFlight::BulkTarget => Space::Global,
     };
     Fault { kind: FaultKind::MissingWait { space, touch, in_flight, started: Box::new(started) }, place }

@@ -62,10 +62,10 @@ impl Form {
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {
     for kind in [Kind::Atomic, Kind::Reduce] {
-        for space in Space::ALL {
+        for space in [Space::Global, Space::Shared] {
             for op in ReduceOp::ALL {
                 for ty in Type::ALL.into_iter().filter(|ty| *ty != Type::Pred) {
-                    let form = Form { kind, space: *space, op: *op, ty };
+                    let form = Form { kind, space, op: *op, ty };
                     let alone = alone(form);
                     if alone.verified(Arch::Sm120).is_err() {
                         continue;
@@ -80,9 +80,9 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
         }
     }
     list.push(across_ctas());
-    for space in Space::ALL {
+    for space in [Space::Global, Space::Shared] {
         for ty in [Type::U32, Type::U64] {
-            list.push(compare_and_swap(*space, ty));
+            list.push(compare_and_swap(space, ty));
         }
     }
 }
@@ -94,7 +94,7 @@ fn own_place(writer: &mut Writer, space: Space, ty: Type) -> (Address, Option<Re
             let base = writer.output_address("memory", ty, writer.count());
             (at(writer.element(base, writer.thread, ty.bytes()), 0), None)
         }
-        Space::Shared => {
+        Space::Shared | Space::Cluster => {
             let slot = writer.shared_slots(8);
             (at(slot, 0), Some(slot))
         }
@@ -136,11 +136,11 @@ fn contended(form: Form) -> ConformanceCase {
     let memory = writer.output_address("memory", ty, PLACES as usize);
     let target = match space {
         Space::Global => memory,
-        Space::Shared => writer.shared(PLACES * bytes),
+        Space::Shared | Space::Cluster => writer.shared(PLACES * bytes),
     };
     let place = |writer: &mut Writer, index: RegisterId| match space {
         Space::Global => at(writer.element(target, index, bytes), 0),
-        Space::Shared => at(writer.mad(index, bytes, target), 0),
+        Space::Shared | Space::Cluster => at(writer.mad(index, bytes, target), 0),
     };
     let is_owner = writer.compare(Compare::Lt, writer.local, PLACES);
     writer.choice(

@@ -4,14 +4,19 @@ mod arithmetic;
 mod asynchronous;
 mod atomics;
 mod bits;
+mod clusters;
 mod control;
 mod conversions;
 mod exchange;
+mod mbarriers;
 mod memory;
 mod moves;
 mod special_functions;
 mod synchronisation;
 mod tensor;
+mod tensor_copies;
+mod warp_specialised;
+mod warpgroups;
 
 use super::case::ConformanceCase;
 
@@ -28,8 +33,13 @@ pub fn cases() -> Vec<ConformanceCase> {
         memory::add,
         atomics::add,
         asynchronous::add,
+        tensor_copies::add,
         tensor::add,
+        warpgroups::add,
+        warp_specialised::add,
         synchronisation::add,
+        mbarriers::add,
+        clusters::add,
         control::add,
     ] {
         family(&mut list);

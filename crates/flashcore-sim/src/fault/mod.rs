@@ -1,8 +1,12 @@
 //! What a kernel can do wrong, and where it did.
 
+mod hopper;
+
 use core::fmt;
 
 use flashcore_ir::{RegisterId, Space};
+
+pub use hopper::{ClusterBarrierProblem, MbarrierProblem, MbarrierState, WarpgroupProblem};
 
 /// A mistake of the kernel: what, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,6 +83,10 @@ pub enum InFlight {
     BulkSource,
     /// A bulk store writes its target in global memory.
     BulkTarget,
+    /// A bulk load or a load of a box writes its target in shared memory.
+    TransferTarget,
+    /// A product of a warpgroup reads its operand in shared memory.
+    ProductOperand,
 }
 
 impl InFlight {
@@ -88,6 +96,8 @@ impl InFlight {
                 "wait with `copy_async_wait` in the thread that copies, then synchronise with the others"
             }
             Self::BulkSource => "wait with `bulk_wait(.., read: true)` in the thread that stores, then synchronise",
+            Self::ProductOperand => "wait with `wgmma_wait` in all four warps, then synchronise",
+            Self::TransferTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
             Self::BulkTarget => "wait with `bulk_wait(.., read: false)` in the thread that stores, then synchronise",
         }
     }
@@ -164,23 +174,60 @@ impl fmt::Display for BarrierProblem {
     }
 }
 
-/// A warp that waits at a barrier.
+/// A warp that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingWarp {
-    /// The barrier.
-    pub barrier: u32,
-    /// Threads that have arrived at it.
-    pub arrived: u32,
-    /// Threads it waits for.
-    pub expected: u32,
+    /// What it waits for.
+    pub waits_for: WaitsFor,
     /// Where the warp waits.
     pub place: Place,
 }
 
+/// What a warp waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WaitsFor {
+    /// A barrier of the CTA.
+    Barrier {
+        /// The barrier.
+        barrier: u32,
+        /// Threads that have arrived at it.
+        arrived: u32,
+        /// Threads it waits for.
+        expected: u32,
+    },
+    /// The phase of an `mbarrier` that some lanes wait for to complete.
+    Mbarrier(MbarrierState),
+    /// Registers that others of the CTA have not given back.
+    Registers {
+        /// More registers per thread that it wants.
+        wanted: u32,
+        /// Registers per thread of a warp that there are.
+        free: u32,
+    },
+    /// The barrier of the cluster.
+    Cluster {
+        /// Warps that have arrived at it.
+        arrived: u32,
+        /// Warps of the cluster.
+        expected: u32,
+    },
+}
+
 impl fmt::Display for WaitingWarp {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { barrier, arrived, expected, place } = self;
-        write!(formatter, "warp {} at barrier {barrier} ({arrived} of {expected} threads arrived)", place.warp)
+        write!(formatter, "warp {} at ", self.place.warp)?;
+        match &self.waits_for {
+            WaitsFor::Barrier { barrier, arrived, expected } => {
+                write!(formatter, "barrier {barrier} ({arrived} of {expected} threads arrived)")
+            }
+            WaitsFor::Mbarrier(state) => state.fmt(formatter),
+            WaitsFor::Registers { wanted, free } => {
+                write!(formatter, "an increase by {wanted} registers ({free} are free)")
+            }
+            WaitsFor::Cluster { arrived, expected } => {
+                write!(formatter, "the barrier of the cluster ({arrived} of {expected} warps arrived)")
+            }
+        }
     }
 }
 
@@ -259,6 +306,26 @@ pub enum FaultKind {
         /// The write.
         written: Box<Place>,
     },
+    /// An asynchronous copy reads global memory that the cluster has written in this launch.
+    #[error(
+        "the asynchronous proxy may not see the write to global memory at {written}; read it with ordinary loads, or in \
+         another launch"
+    )]
+    UnfencedGlobal {
+        /// The write.
+        written: Box<Place>,
+    },
+    /// An address that is not that of a tensor map.
+    #[error("this is no address of a tensor map; take it from `Builder::tensor_map`")]
+    NoTensorMap,
+    /// Coordinates of another tensor.
+    #[error("{coordinates} coordinates for a tensor map of {rank} dimensions")]
+    TensorRank {
+        /// Dimensions of the tensor.
+        rank: u32,
+        /// Coordinates given.
+        coordinates: u32,
+    },
     /// A read through the read-only cache of bytes that this launch has written.
     #[error(
         "read through the read-only cache of bytes that this kernel writes, at {written}; load them with another cache mode"
@@ -294,6 +361,76 @@ pub enum FaultKind {
         threads: u32,
         /// What is wrong with it.
         problem: BarrierProblem,
+    },
+    /// A wrong use of an `mbarrier`.
+    #[error("{}: {problem}", mbarrier(state.as_ref()))]
+    Mbarrier {
+        /// What is wrong.
+        problem: MbarrierProblem,
+        /// The barrier, if there is one.
+        state: Option<MbarrierState>,
+    },
+    /// Four warps that do not do together what they must.
+    #[error("warpgroup: {problem}")]
+    Warpgroup {
+        /// What is wrong.
+        problem: WarpgroupProblem,
+    },
+    /// A register that a product of a warpgroup uses.
+    #[error("{access} of register {register}, which the product started at {started} uses; `wgmma_wait` for it first")]
+    RegisterInFlight {
+        /// The register.
+        register: RegisterId,
+        /// What was done with it.
+        access: AccessKind,
+        /// Where the product was started.
+        started: Box<Place>,
+    },
+    /// A product of a warpgroup that uses what ordinary instructions have touched.
+    #[error(
+        "missing fence: register {register} of this product was touched by other instructions, or by none that a fence \
+         orders; `wgmma_fence` before it"
+    )]
+    MissingWgmmaFence {
+        /// The register.
+        register: RegisterId,
+    },
+    /// A thread that ends with a product under way.
+    #[error("end of a warp with the product under way that was started at {started}; `wgmma_wait` for it")]
+    UnfinishedProduct {
+        /// Where it was started.
+        started: Box<Place>,
+    },
+    /// An increase that is none, or a decrease.
+    #[error("a change to {count} registers per thread in the wrong direction: the warp has {current}")]
+    RegisterCount {
+        /// The count given.
+        count: u32,
+        /// What the warp has.
+        current: u32,
+    },
+    /// A wrong use of the barrier of the cluster.
+    #[error("barrier of the cluster: {problem}")]
+    ClusterBarrier {
+        /// What is wrong.
+        problem: ClusterBarrierProblem,
+    },
+    /// A CTA that the cluster does not have.
+    #[error("the cluster has {ctas} CTAs, and none of rank {rank}")]
+    NoSuchCta {
+        /// The rank given.
+        rank: u32,
+        /// CTAs of the cluster.
+        ctas: u32,
+    },
+    /// The shared memory of a CTA that has ended.
+    #[error(
+        "the CTA ({}, {}, {}) has ended, and its shared memory with it; end all with a `cluster_sync`",
+        cta[0], cta[1], cta[2]
+    )]
+    EndedCta {
+        /// The CTA.
+        cta: [u32; 3],
     },
     /// No warp can go on.
     #[error("deadlock, no warp can go on: {}; some warp has exited or waits elsewhere", list(waiting))]
@@ -333,6 +470,10 @@ impl fmt::Display for CopySize {
             Self::MultipleOf(bytes) => write!(formatter, "a multiple of {bytes}, more than none"),
         }
     }
+}
+
+fn mbarrier(state: Option<&MbarrierState>) -> String {
+    state.map_or_else(|| "mbarrier".to_owned(), ToString::to_string)
 }
 
 fn list(waiting: &[WaitingWarp]) -> String {

@@ -1,0 +1,219 @@
+//! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
+
+use flashcore_cpu::Level;
+use flashcore_ir::Arch;
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::{DType, SplitMix64, Stress};
+
+use super::covering::{Setting, covering_rows};
+use super::every_feature::{random_features, shrink};
+use super::features::{Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::{Kernels, Runner, kernel_option};
+use crate::case::{Backend, Case};
+use crate::numbers::{BiasForm, Numbers, Planted};
+
+/// Cases of the pairwise design, at least.
+const COVERING_CASES: usize = 480;
+/// Where the choices of the design begin.
+const COVERING_SEED: u64 = 0x69c0;
+/// The architecture that a kernel must fit: the least of all.
+const ARCH: Arch = Arch::Sm80;
+/// Multiplications of a random case: what the simulator does in a fraction of a second.
+const MOST_WORK: usize = 1_500_000;
+
+const HEAD_DIMS: [usize; 12] = [8, 16, 24, 32, 40, 64, 80, 96, 128, 136, 192, 256];
+/// The first four: the head dimension itself.
+const VALUE_DIMS: [usize; 9] = [0, 0, 0, 0, 8, 48, 64, 128, 256];
+const HEADS: [(usize, usize); 5] = [(1, 1), (2, 2), (4, 2), (3, 1), (8, 1)];
+const BATCHES: [usize; 3] = [1, 2, 3];
+const LENGTHS: [(usize, usize); 12] = [
+    (1, 1),
+    (1, 300),
+    (7, 131),
+    (33, 203),
+    (65, 389),
+    (97, 203),
+    (130, 257),
+    (203, 97),
+    (63, 63),
+    (128, 128),
+    (161, 161),
+    (5, 0),
+];
+const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
+/// What tensor cores compute like the oracle. They multiply masked keys of a tile by a weight of zero, so that a NaN or
+/// an infinity in a masked value shows; and flush what is subnormal.
+const NUMBERS: [Numbers; 11] = [
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Stress(Stress::LargeScores),
+    Numbers::Stress(Stress::OneHot),
+    Numbers::Stress(Stress::Constant),
+    Numbers::Stress(Stress::SmallIntegers),
+    Numbers::Planted(Planted::MinusInfiniteBias),
+    Numbers::Planted(Planted::ExtremeSinks),
+];
+
+/// The features of the design, in the order of its rows.
+enum Feature {
+    HeadDim,
+    ValueDim,
+    Heads,
+    Batch,
+    Lengths,
+    DType,
+    ScaleFactor,
+    Mask,
+    Softcap,
+    Alibi,
+    Sinks,
+    Bias,
+    KeyLengths,
+    LogSumExp,
+    Layout,
+    Numbers,
+}
+
+const BIASES: [Option<BiasForm>; 8] = [
+    None,
+    None,
+    None,
+    Some(BiasForm::PerHead),
+    Some(BiasForm::PerBatchAndHead),
+    Some(BiasForm::PerKey),
+    Some(BiasForm::Padded),
+    Some(BiasForm::KeyMajor),
+];
+
+/// A pairwise design: every two values of every two features meet in a case. Kernels take turns.
+pub(super) fn covering(runner: Runner) -> Vec<Case> {
+    let sizes = [
+        HEAD_DIMS.len(),
+        VALUE_DIMS.len(),
+        HEADS.len(),
+        BATCHES.len(),
+        LENGTHS.len(),
+        DTYPES.len(),
+        SCALE_FACTORS.len(),
+        MASKS.len(),
+        SOFTCAPS.len(),
+        2,
+        2,
+        BIASES.len(),
+        2,
+        2,
+        LayoutForm::ALL.len(),
+        NUMBERS.len(),
+    ];
+    let excludes = |(first, x): Setting, (second, y): Setting| {
+        let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
+        if is(Feature::Lengths, Feature::Layout) {
+            LayoutForm::ALL[y] == LayoutForm::PackedQkv && LENGTHS[x].0 != LENGTHS[x].1
+        } else if is(Feature::Sinks, Feature::Numbers) {
+            !suits(NUMBERS[y], Some(BiasForm::PerHead), false, x == 1)
+        } else if is(Feature::Bias, Feature::Numbers) {
+            !suits(NUMBERS[y], BIASES[x], false, true)
+        } else {
+            false
+        }
+    };
+    let rows = covering_rows(&sizes, excludes, COVERING_CASES, COVERING_SEED);
+    let case = |(index, row): (usize, Vec<usize>)| {
+        let at = |feature: Feature| row[feature as usize];
+        let head_dim = HEAD_DIMS[at(Feature::HeadDim)];
+        let value_dim = match VALUE_DIMS[at(Feature::ValueDim)] {
+            0 => head_dim,
+            other => other,
+        };
+        let features = Features {
+            batch: BATCHES[at(Feature::Batch)],
+            heads: HEADS[at(Feature::Heads)],
+            lengths: LENGTHS[at(Feature::Lengths)],
+            dims: (head_dim, value_dim),
+            dtype: DTYPES[at(Feature::DType)],
+            scale_factor: SCALE_FACTORS[at(Feature::ScaleFactor)],
+            mask: MASKS[at(Feature::Mask)],
+            softcap: SOFTCAPS[at(Feature::Softcap)],
+            alibi: at(Feature::Alibi) == 1,
+            sinks: at(Feature::Sinks) == 1,
+            bias: BIASES[at(Feature::Bias)],
+            key_lengths: at(Feature::KeyLengths) == 1,
+            log_sum_exp: at(Feature::LogSumExp) == 1,
+            layout: LayoutForm::ALL[at(Feature::Layout)],
+            numbers: NUMBERS[at(Feature::Numbers)],
+        };
+        let (backend, kernels) = named(runner);
+        let option = kernel_option(kernels);
+        let command = format!("flashcore verify --backend {backend}{option} --suite features --only {index}");
+        case(features, runner, index as u64, command)
+    };
+    rows.into_iter().enumerate().map(case).collect()
+}
+
+/// A random problem over every feature that kernels have.
+pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
+    let mut random = SplitMix64::stream(number, stream);
+    let mut features = random_features(&mut random);
+    features.dtype = DTYPES[random.below(DTYPES.len())];
+    if !NUMBERS.contains(&features.numbers) {
+        features.numbers = Numbers::Normal;
+    }
+    shrink(&mut features, MOST_WORK);
+    let (backend, kernels) = named(runner);
+    let option = kernel_option(kernels);
+    case(features, runner, number, format!("flashcore verify --backend {backend}{option} --fuzz 1 --seed {number}"))
+}
+
+fn named(runner: Runner) -> (&'static str, Kernels) {
+    match runner {
+        Runner::Sim(kernels) => ("sim", kernels),
+        Runner::Cuda(kernels) => ("cuda", kernels),
+        Runner::Cpu(_) => ("cpu", Kernels::All),
+    }
+}
+
+/// The case with the kernel whose turn it is, or the next that takes it; with the default where none does.
+fn case(mut features: Features, runner: Runner, number: u64, command: String) -> Case {
+    let round = |dim: usize| dim.next_multiple_of(8).min(256);
+    features.dims = (round(features.dims.0), round(features.dims.1));
+    let kernels = named(runner).1;
+    if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_))) {
+        features.dtype = DType::Bf16;
+    }
+    let problem = features.problem();
+    let config = match kernels {
+        Kernels::Only(config) => config,
+        Kernels::All => {
+            let all = Config::all();
+            let turns = all.iter().cycle().skip(number as usize % all.len()).take(all.len());
+            let mut fitting = turns.filter(|config| Plan::new(&problem, **config, ARCH).is_ok());
+            *fitting.next().unwrap_or(&Config::scalar())
+        }
+    };
+    let backend = match runner {
+        Runner::Sim(_) => Backend::Sim(config),
+        Runner::Cuda(_) | Runner::Cpu(_) => Backend::Cuda(config),
+    };
+    Case { backend, ..features.case(number, Level::Portable, command) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_design_is_large_and_meets_every_config() {
+        let cases = covering(Runner::Sim(Kernels::All));
+        assert!(cases.len() >= COVERING_CASES, "{}", cases.len());
+        for config in Config::all() {
+            let count = cases.iter().filter(|case| case.backend == Backend::Sim(config)).count();
+            assert!(count >= 5, "{config} is in {count} cases");
+        }
+        for case in &cases {
+            assert_eq!(case.problem.validate(), Ok(()), "{case}");
+        }
+    }
+}

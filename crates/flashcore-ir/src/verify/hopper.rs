@@ -1,0 +1,56 @@
+//! The rules of what came with Hopper: `mbarrier`s, clusters and products of warpgroups.
+
+use super::Rule;
+use crate::operand::{FenceScope, Operand};
+use crate::target::{Arch, HOPPER};
+use crate::types::Type;
+
+/// The most arrivals, and the most bytes under way, that an `mbarrier` counts.
+pub(super) const MOST_ARRIVALS: u64 = (1 << 20) - 1;
+/// The most CTAs of a cluster that every GPU with clusters can run.
+const MOST_CTAS: u32 = 8;
+
+pub(super) fn arrivals(count: Operand, broken: &mut Vec<Rule>) {
+    if let Operand::Constant(count) = count
+        && !(1..=MOST_ARRIVALS).contains(&count)
+    {
+        broken.push(Rule::MbarrierCount { count });
+    }
+}
+
+pub(super) fn announced(bytes: Operand, broken: &mut Vec<Rule>) {
+    if let Operand::Constant(bytes) = bytes
+        && bytes > MOST_ARRIVALS
+    {
+        broken.push(Rule::MbarrierBytes { bytes });
+    }
+}
+
+pub(super) fn phase(scope: FenceScope, parity: Operand, broken: &mut Vec<Rule>) {
+    if !matches!(scope, FenceScope::Cta | FenceScope::Cluster) {
+        broken.push(Rule::MbarrierScope { scope });
+    }
+    if let Operand::Constant(parity @ 2..) = parity {
+        broken.push(Rule::Parity { parity });
+    }
+}
+
+pub(super) fn cluster(cluster: [u32; 3], arch: Arch) -> Option<Rule> {
+    let ctas = cluster.iter().try_fold(1u32, |product, &size| product.checked_mul(size));
+    match ctas {
+        Some(1) => None,
+        Some(2..=MOST_CTAS) if arch.has(HOPPER) => None,
+        Some(2..=MOST_CTAS) => Some(Rule::NoClusters { arch, cluster }),
+        Some(_) | None => Some(Rule::ClusterSize { cluster }),
+    }
+}
+
+pub(super) fn product(columns: u32, operand: Type, accumulate: Type, broken: &mut Vec<Rule>) {
+    if !(8..=256).contains(&columns) || !columns.is_multiple_of(8) {
+        broken.push(Rule::ProductColumns { columns });
+    }
+    match (operand, accumulate) {
+        (Type::F16x2, Type::F32 | Type::F16x2) | (Type::Bf16x2, Type::F32) => {}
+        _ => broken.push(Rule::NoWarpgroupProduct { operand, accumulate }),
+    }
+}

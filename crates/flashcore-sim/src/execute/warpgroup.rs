@@ -1,0 +1,279 @@
+//! Products of warpgroups: `wgmma`, its fence, its groups and waits.
+//!
+//! Warp `w` of the group has rows 16 `w` to 16 `w` + 15 of A and of the accumulator. Of the accumulator, lane `l` is thread
+//! `t = l % 4` of `g = l / 4`: register `r` of `f32` holds row `g + 8 (r / 2 % 2)`, column `8 (r / 4) + 2t + r % 2`;
+//! register `r` of pairs row `g + 8 (r % 2)`, columns `8 (r / 2) + 2t` and the next. A in registers is the fragment of
+//! `mma`. Products are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
+
+use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
+
+use crate::error::{InternalError, Stop};
+use crate::execute::matrix::{CHUNK_BYTES, DEPTH, SharedMatrix};
+use crate::execute::{Attempt, Context};
+use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
+use crate::numeric::{Bf16, F16, Half, canonical, join, split};
+use crate::registers::{ALL, LANES, Registers};
+use crate::warpgroup::{Disagreement, InUse, Product, membership};
+
+/// Rows of A, and those of one warp.
+const ROWS: usize = 64;
+const WARP_ROWS: usize = 16;
+
+/// The fault that a register in use by a product is.
+pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
+    let InUse { register, access, started } = used;
+    let mut started = context.scene.place_of(started, 0);
+    started.address = None;
+    Stop::warp(FaultKind::RegisterInFlight { register, access, started: Box::new(started) })
+}
+
+/// Checks that the four warps execute a step together, with these operands.
+pub(crate) fn together(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> Result<(), Stop> {
+    let placement = context.scene.placement;
+    let (_, warp) = placement.rank_and_warp(context.warp_index);
+    let (group, member) = membership(warp, placement.warps_per_cta)?;
+    let groups = placement.warps_per_cta.div_ceil(crate::warpgroup::WARPS);
+    let group = &mut context.warpgroups[context.rank * groups + group];
+    group.come(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
+}
+
+/// The fault that warps of a group that do not agree are.
+pub(crate) fn disagreement(context: &Context<'_, '_, '_>, other: Disagreement) -> Stop {
+    let Disagreement { step, warp, same } = other;
+    let place = Box::new(context.scene.place(step, warp));
+    let problem = if same {
+        WarpgroupProblem::OperandsDiffer { other: place }
+    } else {
+        WarpgroupProblem::Disagrees { other: place }
+    };
+    Stop::warp(FaultKind::Warpgroup { problem })
+}
+
+/// Checks that the warps of a group that ends have executed the same steps.
+pub(crate) fn end(context: &Context<'_, '_, '_>) -> Result<(), Stop> {
+    let placement = context.scene.placement;
+    let (_, warp) = placement.rank_and_warp(context.warp_index);
+    let Ok((group, member)) = membership(warp, placement.warps_per_cta) else { return Ok(()) };
+    let groups = placement.warps_per_cta.div_ceil(crate::warpgroup::WARPS);
+    let missed = context.warpgroups.get(context.rank * groups + group).and_then(|group| group.missed(member));
+    if let Some(missed) = missed {
+        return Err(disagreement(context, missed));
+    }
+    let Some(product) = context.warp.products.unfinished() else { return Ok(()) };
+    let mut started = context.scene.place_of(product.started, 0);
+    started.address = None;
+    Err(Stop::warp(FaultKind::UnfinishedProduct { started: Box::new(started) }))
+}
+
+/// Gives registers back, or takes them; whether there are enough.
+pub(crate) fn set_register_count(
+    context: &mut Context<'_, '_, '_>,
+    change: RegisterChange,
+    count: u32,
+) -> Result<bool, Stop> {
+    let current = context.warp.register_count;
+    let possible = match change {
+        RegisterChange::Increase => count >= current,
+        RegisterChange::Decrease => count <= current,
+    };
+    if !possible {
+        return Err(Stop::warp(FaultKind::RegisterCount { count, current }));
+    }
+    let free = &mut context.cluster[context.rank].free_registers;
+    let wanted = count.saturating_sub(current);
+    if wanted > *free {
+        context.warp.waiting.registers = wanted;
+        return Ok(false);
+    }
+    *free = *free + current - count;
+    context.warp.register_count = count;
+    context.warp.waiting.registers = 0;
+    context.signals.released_registers |= count < current;
+    together(context, &[])?;
+    Ok(true)
+}
+
+/// The value that all lanes give.
+fn uniform(values: &[u64; LANES]) -> Result<u64, Stop> {
+    if values.iter().all(|value| *value == values[0]) {
+        return Ok(values[0]);
+    }
+    Err(Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::LanesDisagree }))
+}
+
+/// Starts a product.
+pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result<(), Stop> {
+    let Op::Wgmma { columns, accumulate, accumulation, source, a_major, b_major, d, scale, a, b, .. } = op else {
+        return Err(Stop::no_such_form("Wgmma", op));
+    };
+    let registers = &context.warp.registers;
+    let adds = match accumulation {
+        Accumulation::Replace => false,
+        Accumulation::Add => true,
+        Accumulation::AddWhere => match registers.predicate_of(scale[0]) {
+            0 => false,
+            ALL => true,
+            _ => return Err(Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::LanesDisagree })),
+        },
+    };
+    let mut matrices = Vec::new();
+    let mut operands = vec![u64::from(adds)];
+    if *source == MatrixSource::Shared {
+        matrices.push((uniform(registers.wide_of(a[0]))?, *a_major, ROWS));
+    }
+    matrices.push((uniform(registers.wide_of(b[0]))?, *b_major, *columns as usize));
+    operands.extend(matrices.iter().map(|(descriptor, ..)| *descriptor));
+    together(context, &operands)?;
+    let fragment = if *source == MatrixSource::Registers { &a[..] } else { &[] };
+    let checked = context.warp.products.check(d, fragment, (*columns, *accumulate));
+    checked.map_err(|problem| match problem {
+        Ok(used) => in_use(context, used),
+        Err(register) => Stop::warp(FaultKind::MissingWgmmaFence { register }),
+    })?;
+    let matrices: Vec<SharedMatrix> = matrices
+        .into_iter()
+        .map(|(descriptor, major, outer)| {
+            SharedMatrix::new(descriptor, major, outer).ok_or_else(|| {
+                Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::BaseOffset { descriptor } })
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    let Context { scene, warp, clocks, cluster, rank, warp_index, step, counters, .. } = context;
+    let accessor = clocks.accessor(*warp_index, *step);
+    let access = accessor.all_lanes();
+    for matrix in &matrices {
+        if !matrix.is_aligned() {
+            let kind = FaultKind::Misaligned { space: Space::Shared, alignment: matrix.alignment() };
+            return Err(Stop::address(kind, 0, matrix.start.into()));
+        }
+        for chunk in 0..matrix.chunk_count() {
+            let attempt = Attempt { space: Space::Shared, kind: AccessKind::Read, bytes: CHUNK_BYTES, lane: 0 };
+            let read = cluster[*rank].start_product(matrix.chunk(chunk), &access, clocks);
+            read.map_err(|refusal| scene.refused(attempt, refusal).by_warp())?;
+        }
+    }
+    warp.products.start(access.stamp, op, adds, matrices);
+    counters.wgmma += 1;
+    counters.tensor_flops += 2 * (WARP_ROWS * DEPTH) as u64 * u64::from(*columns);
+    Ok(())
+}
+
+/// Computes the products that a wait covers.
+pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: u32) -> Result<(), Stop> {
+    together(context, &[])?;
+    for product in context.warp.products.take(pending) {
+        finish(context, &product)?;
+    }
+    Ok(())
+}
+
+fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<(), Stop> {
+    let Op::Wgmma { columns, operand, accumulate, source, d, a, .. } = product.op else {
+        return Err(Stop::no_such_form("Wgmma", product.op));
+    };
+    let decode: fn(u16) -> f32 = match operand {
+        Type::F16x2 => F16::decode,
+        _ => Bf16::decode,
+    };
+    let (_, warp) = context.scene.placement.rank_and_warp(context.warp_index);
+    let first_row = warp % crate::warpgroup::WARPS * WARP_ROWS;
+    let columns = *columns as usize;
+    let Context { warp, clocks, cluster, rank, warp_index, .. } = context;
+    let shared = &mut cluster[*rank];
+    let mut left = [[0f64; DEPTH]; WARP_ROWS];
+    let Some((b, in_shared)) = product.matrices.split_last() else {
+        let message = "a product without a second operand".to_owned();
+        return Err(Stop::Internal(InternalError { message }));
+    };
+    match source {
+        MatrixSource::Shared => {
+            for matrix in in_shared {
+                matrix_elements(
+                    matrix,
+                    |address| shared.chunk(address),
+                    |row, depth, bits| {
+                        if let Some(row) = row.checked_sub(first_row).filter(|row| *row < WARP_ROWS) {
+                            left[row][depth] = decode(bits).into();
+                        }
+                    },
+                );
+            }
+        }
+        MatrixSource::Registers => fragment(&warp.registers, a, decode, &mut left),
+    }
+    let mut right = vec![0f64; DEPTH * columns];
+    matrix_elements(
+        b,
+        |address| shared.chunk(address),
+        |column, depth, bits| {
+            right[depth * columns + column] = decode(bits).into();
+        },
+    );
+    accumulate_product(&mut warp.registers, (d, *accumulate, product.adds), &left, &right);
+    let accessor = clocks.accessor(*warp_index, product.started.step());
+    let access = accessor.all_lanes();
+    for matrix in &product.matrices {
+        for chunk in 0..matrix.chunk_count() {
+            shared.finish_product(matrix.chunk(chunk), &access);
+        }
+    }
+    Ok(())
+}
+
+/// Visits each element of a matrix with its outer index and depth.
+fn matrix_elements(
+    matrix: &SharedMatrix,
+    chunk: impl Fn(u32) -> [u8; CHUNK_BYTES as usize],
+    mut visit: impl FnMut(usize, usize, u16),
+) {
+    for number in 0..matrix.chunk_count() {
+        for (index, pair) in chunk(matrix.chunk(number)).chunks_exact(2).enumerate() {
+            let (outer, depth) = matrix.position(number, index);
+            visit(outer, depth, u16::from_le_bytes([pair[0], pair[1]]));
+        }
+    }
+}
+
+/// The rows of a warp from the fragment in its registers.
+fn fragment(registers: &Registers<'_>, a: &[RegisterId], decode: fn(u16) -> f32, rows: &mut [[f64; DEPTH]; WARP_ROWS]) {
+    for (register, &a) in a.iter().enumerate() {
+        for (lane, &word) in registers.word_of(a).iter().enumerate() {
+            let row = lane / 4 + 8 * (register % 2);
+            let column = 2 * (lane % 4) + 8 * (register / 2);
+            for (half, bits) in split(word).into_iter().enumerate() {
+                rows[row][column + half] = decode(bits).into();
+            }
+        }
+    }
+}
+
+fn accumulate_product(
+    registers: &mut Registers<'_>,
+    (d, accumulate, adds): (&[RegisterId], Type, bool),
+    left: &[[f64; DEPTH]; WARP_ROWS],
+    right: &[f64],
+) {
+    let columns = right.len() / DEPTH;
+    let sum = |start: f64, row: usize, column: usize| {
+        left[row].iter().enumerate().fold(start, |sum, (depth, a)| sum + a * right[depth * columns + column])
+    };
+    for (register, &d) in d.iter().enumerate() {
+        let old = *registers.word_of(d);
+        let words = core::array::from_fn(|lane| {
+            let (group, thread) = (lane / 4, lane % 4);
+            if accumulate == Type::F32 {
+                let (row, column) = (group + 8 * (register / 2 % 2), 8 * (register / 4) + 2 * thread + register % 2);
+                let start = if adds { f32::from_bits(old[lane]).into() } else { 0.0 };
+                canonical(sum(start, row, column) as f32)
+            } else {
+                let (row, column) = (group + 8 * (register % 2), 8 * (register / 2) + 2 * thread);
+                let halves = split(old[lane]);
+                join([0, 1].map(|half| {
+                    let start = if adds { F16::decode(halves[half]).into() } else { 0.0 };
+                    F16::encode(sum(start, row, column + half))
+                }))
+            }
+        });
+        registers.set_word(d, ALL, &words);
+    }
+}

@@ -1,0 +1,234 @@
+//! Products of warpgroups under way: what they use, and that the four warps agree.
+//!
+//! A product is in flight from the step that starts it to the wait that covers its group. In between its accumulator must
+//! not be touched, nor its operand in registers written, nor its operands in shared memory; so when it is computed makes
+//! no difference, and it is computed at the last moment, by each warp for its own rows. Before a product uses a register
+//! that ordinary instructions have touched, there must be a `wgmma.fence`.
+
+use std::collections::VecDeque;
+
+use flashcore_ir::{MatrixSource, Op, RegisterId, Type};
+
+use crate::error::Stop;
+use crate::execute::matrix::SharedMatrix;
+use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
+use crate::race::Stamp;
+
+/// Warps of a warpgroup.
+pub(crate) const WARPS: usize = 4;
+
+/// A product that a warp has started.
+#[derive(Debug)]
+pub(crate) struct Product<'k> {
+    pub(crate) started: Stamp,
+    pub(crate) op: &'k Op,
+    /// The number of its group among those of the warp.
+    group: u32,
+    pub(crate) adds: bool,
+    /// A, if it is in shared memory, and B.
+    pub(crate) matrices: Vec<SharedMatrix>,
+}
+
+/// The products of a warp.
+#[derive(Debug, Default)]
+pub(crate) struct Products<'k> {
+    pending: Vec<Product<'k>>,
+    /// Groups that were committed.
+    groups: u32,
+    /// Whether there has been a fence.
+    is_fenced: bool,
+    /// For each register, what ordinary instructions have done with it since the last fence.
+    touched: Vec<Touched>,
+    /// For each register, the product that uses it.
+    users: Vec<Option<User>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum Touched {
+    #[default]
+    No,
+    Read,
+    Written,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct User {
+    started: Stamp,
+    /// The columns and type of the accumulator that the register is part of; none for an operand.
+    accumulator: Option<(u32, Type)>,
+}
+
+/// A register that a product uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InUse {
+    pub(crate) register: RegisterId,
+    pub(crate) access: AccessKind,
+    pub(crate) started: Stamp,
+}
+
+impl<'k> Products<'k> {
+    /// For a kernel of so many registers that has products.
+    pub(crate) fn new(registers: usize) -> Self {
+        Self { touched: vec![Touched::No; registers], users: vec![None; registers], ..Self::default() }
+    }
+
+    /// Checks and remembers what an ordinary instruction does with registers.
+    pub(crate) fn touch(&mut self, reads: &[RegisterId], writes: &[RegisterId]) -> Result<(), InUse> {
+        for &register in reads {
+            let user = self.users[register.0 as usize].filter(|user| user.accumulator.is_some());
+            if let Some(User { started, .. }) = user {
+                return Err(InUse { register, access: AccessKind::Read, started });
+            }
+            let touched = &mut self.touched[register.0 as usize];
+            *touched = (*touched).max(Touched::Read);
+        }
+        for &register in writes {
+            if let Some(User { started, .. }) = self.users[register.0 as usize] {
+                return Err(InUse { register, access: AccessKind::Write, started });
+            }
+            self.touched[register.0 as usize] = Touched::Written;
+        }
+        Ok(())
+    }
+
+    /// `wgmma.fence`.
+    pub(crate) fn fence(&mut self) {
+        self.is_fenced = true;
+        self.touched.fill(Touched::No);
+    }
+
+    /// Checks the registers of a product that is about to start.
+    pub(crate) fn check(
+        &self,
+        d: &[RegisterId],
+        a: &[RegisterId],
+        shape: (u32, Type),
+    ) -> Result<(), Result<InUse, RegisterId>> {
+        let unfenced =
+            |register: RegisterId, least: Touched| !self.is_fenced || self.touched[register.0 as usize] >= least;
+        if let Some(&register) = d.iter().find(|register| unfenced(**register, Touched::Read)) {
+            return Err(Err(register));
+        }
+        if let Some(&register) = a.iter().find(|register| unfenced(**register, Touched::Written)) {
+            return Err(Err(register));
+        }
+        // Products of one shape may follow each other on one accumulator.
+        for &register in d {
+            let other = self.users[register.0 as usize].filter(|user| user.accumulator != Some(shape));
+            if let Some(User { started, .. }) = other {
+                return Err(Ok(InUse { register, access: AccessKind::Write, started }));
+            }
+        }
+        for &register in a {
+            let other = self.users[register.0 as usize].filter(|user| user.accumulator.is_some());
+            if let Some(User { started, .. }) = other {
+                return Err(Ok(InUse { register, access: AccessKind::Read, started }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers a product that has started.
+    pub(crate) fn start(&mut self, started: Stamp, op: &'k Op, adds: bool, matrices: Vec<SharedMatrix>) {
+        self.pending.push(Product { started, op, group: self.groups, adds, matrices });
+        self.mark();
+    }
+
+    fn mark(&mut self) {
+        self.users.fill(None);
+        for product in &self.pending {
+            let Op::Wgmma { columns, accumulate, d, a, source, .. } = product.op else { continue };
+            let operands = if *source == MatrixSource::Registers { &a[..] } else { &[] };
+            for register in operands {
+                self.users[register.0 as usize] = Some(User { started: product.started, accumulator: None });
+            }
+            for register in d {
+                let accumulator = Some((*columns, *accumulate));
+                self.users[register.0 as usize] = Some(User { started: product.started, accumulator });
+            }
+        }
+    }
+
+    /// `wgmma.commit_group`.
+    pub(crate) fn commit(&mut self) {
+        self.groups += 1;
+    }
+
+    /// Takes the products that a wait covers, oldest first.
+    pub(crate) fn take(&mut self, pending: u32) -> Vec<Product<'k>> {
+        let covered = self.groups.saturating_sub(pending);
+        let (done, rest) = core::mem::take(&mut self.pending).into_iter().partition(|product| product.group < covered);
+        self.pending = rest;
+        self.mark();
+        done
+    }
+
+    /// A product that nobody has waited for.
+    pub(crate) fn unfinished(&self) -> Option<&Product<'k>> {
+        self.pending.first()
+    }
+}
+
+/// The steps that a warpgroup executes together, as far as some warp has not come.
+#[derive(Debug, Default)]
+pub(crate) struct Warpgroup {
+    /// Steps, what all lanes give to them, and the warp that came first.
+    log: VecDeque<(usize, Vec<u64>, usize)>,
+    /// The number of the first step of the log.
+    first: u64,
+    /// The number of the next step of each warp.
+    next: [u64; WARPS],
+}
+
+impl Warpgroup {
+    /// A warp comes to a step that all must execute together, with these operands. `warp` is its number in the cluster.
+    pub(crate) fn come(
+        &mut self,
+        member: usize,
+        warp: usize,
+        step: usize,
+        operands: &[u64],
+    ) -> Result<(), Disagreement> {
+        let position = (self.next[member] - self.first) as usize;
+        match self.log.get(position) {
+            None => self.log.push_back((step, operands.to_vec(), warp)),
+            Some((other, _, by)) if *other != step => {
+                return Err(Disagreement { step: *other, warp: *by, same: false });
+            }
+            Some((other, given, by)) if given != operands => {
+                return Err(Disagreement { step: *other, warp: *by, same: true });
+            }
+            Some(_) => {}
+        }
+        self.next[member] += 1;
+        while self.next.iter().all(|&next| next > self.first) {
+            self.log.pop_front();
+            self.first += 1;
+        }
+        Ok(())
+    }
+
+    /// A step that another warp has executed and this one, which ends, has not.
+    pub(crate) fn missed(&self, member: usize) -> Option<Disagreement> {
+        let position = (self.next[member] - self.first) as usize;
+        self.log.get(position).map(|&(step, _, warp)| Disagreement { step, warp, same: false })
+    }
+}
+
+/// The step of another warp with which one does not agree.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Disagreement {
+    pub(crate) step: usize,
+    pub(crate) warp: usize,
+    /// Whether it is the same step, with other operands.
+    pub(crate) same: bool,
+}
+
+/// The warpgroup of a warp of a CTA, and its place in it, if the CTA has all four.
+pub(crate) fn membership(warp: usize, warps: usize) -> Result<(usize, usize), Stop> {
+    let group = warp / WARPS;
+    if (group + 1) * WARPS <= warps {
+        return Ok((group, warp % WARPS));
+    }
+    Err(Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::NotWhole { warps: warps as u32 } }))
+}
