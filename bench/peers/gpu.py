@@ -35,7 +35,8 @@ def problems(suites, dtypes):
     seeds = [(1, 2, 64, 64), (1, 4, 128, 64), (2, 2, 64, 64), (1, 8, 512, 64), (2, 8, 256, 64), (2, 8, 512, 64)]
     seeds += [(8, 8, 512, 64), (4, 16, 2048, 128)]
     prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128) for s in (512, 1024, 2048, 4096, 8192, 16384)]
-    shapes = {"seeds": seeds, "prefill": prefill}
+    wide = [(16384 // s, 2048 // d, s, d) for d in (96, 192, 256) for s in (512, 1024, 4096, 16384)]
+    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide}
     for suite in suites:
         for dtype in dtypes:
             for shape in shapes[suite]:
@@ -187,7 +188,7 @@ def matmul_tflops():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
-    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill"])
+    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide"])
     parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
     parser.add_argument("--config", help="the kernel config of flashcore; its default unless said")
     parser.add_argument("--scalar", action="store_true", help="flashcore's scalar kernel too, on short sequences")

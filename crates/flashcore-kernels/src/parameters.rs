@@ -90,6 +90,8 @@ parameters! {
     window_right: S32,
     /// The scale of the scores times `log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
     scale_log2: F32,
+    /// What rounding took from it; read by kernels of `f32`.
+    scale_log2_rest: F32,
     /// The softcap times `log2(e)`.
     softcap_log2: F32,
     /// The address of a `u32` per batch: its key length.
@@ -192,7 +194,8 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
     } else {
         (problem.position_offset(problem.key_length) as i32, 0)
     };
-    let scale = problem.scale * LOG2_E;
+    let scale = f64::from(problem.scale) * core::f64::consts::LOG2_E;
+    let scale = problem.softcap.map_or(scale, |softcap| 2.0 * scale / f64::from(softcap));
     let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
     Values {
         query: buffers.query,
@@ -219,7 +222,8 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
         position_per_key,
         window_left: window(left),
         window_right: window(right),
-        scale_log2: problem.softcap.map_or(scale, |softcap| 2.0 * scale / softcap),
+        scale_log2: scale as f32,
+        scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
         key_lengths: buffers.key_lengths,
         alibi_slopes: buffers.alibi_slopes,

@@ -7,6 +7,7 @@ use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_problem::DType;
 
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
@@ -174,6 +175,7 @@ impl Work {
         ScoreTerms {
             scale: parameters.scale_log2,
             softcap: softcap.then_some(parameters.softcap_log2),
+            scale_rest: (self.specialisation.dtype == DType::F32).then_some(parameters.scale_log2_rest),
             slope: alibi.then(|| {
                 let slope = self.of_head(k, parameters.alibi_slopes);
                 k.mul(slope, -LOG2_E)

@@ -17,6 +17,9 @@ use crate::tile::{GlobalRows, ScoreTerms, add_sink};
 /// Columns of the output that a thread has at a time.
 const COLUMNS_PER_WALK: u32 = 64;
 
+/// What rounding took from the natural logarithm of 2.
+const LN_2_REST: f32 = (core::f64::consts::LN_2 - LN_2 as f64) as f32;
+
 /// A type that memory holds, one element at a time.
 pub(crate) trait MemoryElement: Storable {
     /// As `f32`, exactly.
@@ -159,7 +162,10 @@ impl ThreadRow {
             if work.specialisation.log_sum_exp && first == 0 {
                 let logarithm = k.log2(sum);
                 let base_two = k.add(maximum, logarithm);
-                let natural = k.mul(base_two, LN_2);
+                // The logarithm of 2 in two parts, for the last bits of an `f32`.
+                let rest = k.mul(base_two, LN_2_REST);
+                let rest = k.select(empty, 0.0f32, rest);
+                let natural = k.fma(base_two, LN_2, rest);
                 let address = work.log_sum_exp(k, self.row);
                 k.store_one(address, natural);
             }

@@ -1,9 +1,9 @@
 //! From products of query and key to scores in base 2.
 
-use core::f32::consts::LOG2_E;
+use core::f32::consts::{LN_2, LOG2_E};
 
 use flashcore_ir::types::{F32, S32, U32, U64};
-use flashcore_ir::{Builder, GlobalAddress, Reg};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use super::ROW_STEP;
 use super::fragment::Accumulator;
@@ -14,6 +14,9 @@ use super::fragment::Accumulator;
 pub struct ScoreTerms {
     /// `scale * log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
     pub scale: Reg<F32>,
+    /// What rounding took from the scale, where scores are to have all bits of an `f32`. Under a softcap, small ones are
+    /// then computed in another way.
+    pub scale_rest: Option<Reg<F32>>,
     /// `softcap * log2(e)`.
     pub softcap: Option<Reg<F32>>,
     /// Minus the slope of the head, times `log2(e)`.
@@ -55,10 +58,17 @@ impl ScoreTerms {
         distance: Option<Reg<F32>>,
         bias: Option<Reg<F32>>,
     ) -> Reg<F32> {
-        let mut score = k.mul(product, self.scale);
+        let mut score = match self.scale_rest {
+            Some(rest) => {
+                let rest = k.mul(product, rest);
+                k.fma(product, self.scale, rest)
+            }
+            None => k.mul(product, self.scale),
+        };
         if let Some(softcap) = self.softcap {
             score = k.section("softcap", |k| {
-                let tanh = tanh_of_half(k, score);
+                let tanh =
+                    if self.scale_rest.is_some() { exact_tanh_of_half(k, score) } else { tanh_of_half(k, score) };
                 k.mul(tanh, softcap)
             });
         }
@@ -97,6 +107,26 @@ fn tanh_of_half(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     let sum = k.add(power, 1.0f32);
     let inverse = k.reciprocal(sum);
     k.fma(inverse, -2.0f32, 1.0f32)
+}
+
+/// The same, right to a few units in the last place of the result: by a polynomial where the result is small.
+fn exact_tanh_of_half(k: &mut Builder, scaled: Reg<F32>) -> Reg<F32> {
+    /// Up to here the polynomial is good to `7e-9`.
+    const SMALL: f32 = 0.6;
+    /// `(tanh(x) / x - 1) / x^2` in powers of `x^2`, the highest first: least squares at Chebyshev nodes.
+    const COEFFICIENTS: [f32; 5] = [-0.005_893_945, 0.020_794_617, -0.053_783_294, 0.133_319_15, -0.333_333];
+    let large = tanh_of_half(k, scaled);
+    let x = k.mul(scaled, 0.5 * LN_2);
+    let square = k.mul(x, x);
+    let sum = k.copy(COEFFICIENTS[0]);
+    for coefficient in &COEFFICIENTS[1..] {
+        k.scale_add_to(sum, square, *coefficient);
+    }
+    let cube = k.mul(square, x);
+    let small = k.fma(cube, sum, x);
+    let magnitude = k.abs(x);
+    let is_small = k.compare(Compare::Lt, magnitude, SMALL);
+    k.select(is_small, small, large)
 }
 
 /// The bias of a lane's rows in one tile of keys. Keys and rows past the end read that of the last.

@@ -221,6 +221,10 @@ pub(crate) fn tensor_store(
     let sources = addresses(&context.warp.registers, Space::Shared, source);
     for lane in lanes(context.mask) {
         let tensor_box = tensor_box(context, map, coordinates, lane)?;
+        if let Some(dimension) = tensor_box.at.iter().position(|&coordinate| coordinate < 0) {
+            let (dimension, coordinate) = (dimension as u32, tensor_box.at[dimension]);
+            return Err(Stop::lane(FaultKind::TensorStoreBefore { dimension, coordinate }, lane));
+        }
         let source = sources[lane] as u32;
         aligned(Space::Shared, source.into(), box_alignment(&tensor_box), lane)?;
         context.counters.global_stores.requests += 1;

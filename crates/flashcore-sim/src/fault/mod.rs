@@ -326,6 +326,16 @@ pub enum FaultKind {
         /// Coordinates given.
         coordinates: u32,
     },
+    /// A store that begins before the tensor, which an H200 answers with an illegal instruction.
+    #[error(
+        "a tensor store at coordinate {coordinate} of dimension {dimension}, which is before the tensor; clip it at the end only"
+    )]
+    TensorStoreBefore {
+        /// The dimension.
+        dimension: u32,
+        /// The coordinate.
+        coordinate: i32,
+    },
     /// A read through the read-only cache of bytes that this launch has written.
     #[error(
         "read through the read-only cache of bytes that this kernel writes, at {written}; load them with another cache mode"

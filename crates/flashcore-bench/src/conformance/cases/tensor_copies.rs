@@ -27,7 +27,10 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
         for (place, at) in [("inside", [0, 3]), ("across the end", [0, 17]), ("before the start", [-8, -5])] {
             let form = format!("{swizzle} {place}");
             list.push(load("TensorLoad", &form, matrix(columns, swizzle), &at, false));
-            list.push(store(&form, matrix(columns, swizzle), &at));
+            // A store that begins before its tensor is an illegal instruction on an H200.
+            if at[0] >= 0 {
+                list.push(store(&form, matrix(columns, swizzle), &at));
+            }
         }
     }
     list.push(load("TensorMapAddress", "", matrix(64, Swizzle::Bytes128), &[0, 0], false));
