@@ -19,8 +19,8 @@ use crate::gpu::Gpu;
 use crate::guard_pages::{Edge, GuardedInputs, GuardedOutputs};
 use crate::simulate::{Simulation, simulate};
 
-/// The architecture that kernels are verified for before they are simulated: the least of all.
-const SIMULATED_ARCH: Arch = Arch::Sm80;
+/// The architecture that kernels are verified for before they are simulated: the one with most room for them.
+pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90;
 
 /// What came of a case.
 #[derive(Debug)]

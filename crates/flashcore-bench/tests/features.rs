@@ -1,4 +1,5 @@
-//! Every feature of a problem, alone and with others, on each kernel in the simulator.
+//! Every feature of a problem, alone and with others, on a few kernels in the simulator. `flashcore verify --backend sim
+//! --suite features` goes through all of them.
 
 use flashcore_bench::verify::verify;
 use flashcore_bench::{Backend, Case};
@@ -37,24 +38,17 @@ fn narrow(problem: &mut Problem, elements: usize) {
 fn check(dtype: DType, sizes: [usize; 4], change: impl Fn(&mut Problem)) {
     let mut problem = problem(dtype, sizes);
     change(&mut problem);
-    let kernels = [
-        "scalar",
-        "ampere",
-        "ampere-64x128-2stage-swizzled",
-        "ampere-64x32-3stage-swizzled-32rows",
-        "ampere-64x48-2stage-swizzled-32rows-qshared-lazy",
-        "ampere-64x64-2stage-padded-qshared",
-        "ampere-32x64-2stage-swizzled-2keys",
-        "ampere-16x128-2stage-swizzled-4keys-lazy",
-    ];
+    let kernels = ["scalar", "ampere-64x48-2stage-swizzled-32rows-qshared-lazy", "ampere-32x64-2stage-swizzled-2keys"];
     for name in kernels {
         let config: Config = name.parse().expect("a config");
-        if dtype == DType::F32 && name != "scalar" {
+        if (dtype == DType::F32) != (name == "scalar") {
             continue;
         }
-        // The widest tiles of the widest heads are more than the least architecture has room for.
-        let plan = Plan::new(&problem, config, Arch::Sm80);
-        if plan.is_err_and(|reasons| reasons.iter().all(|reason| matches!(reason, Reason::Kernel(_)))) {
+        // The widest tiles of the widest heads are more than there is room for.
+        let plan = Plan::new(&problem, config, Arch::Sm90);
+        if plan.is_err_and(|reasons| {
+            reasons.iter().all(|reason| matches!(reason, Reason::Kernel(_) | Reason::Registers { .. }))
+        }) {
             assert!(sizes[2] + sizes[3] > 256, "{name} does not fit {problem}");
             continue;
         }
@@ -74,7 +68,6 @@ fn windows() {
         window(Some(100), None, TopLeft),
         window(Some(3), Some(70), BottomRight),
         window(Some(usize::MAX), Some(usize::MAX - 1), TopLeft),
-        Mask::Causal(TopLeft),
     ] {
         check(DType::F16, [77, 203, 32, 32], |problem| problem.mask = mask);
     }
@@ -127,5 +120,5 @@ fn strides() {
 fn f32_on_the_scalar_kernel() {
     check(DType::F32, [65, 203, 33, 7], |problem| problem.alibi = true);
     check(DType::F32, [40, 203, 64, 130], |problem| problem.mask = Mask::Causal(Alignment::BottomRight));
-    check(DType::F16, [65, 203, 32, 32], |problem| narrow(problem, 3));
+    check(DType::F32, [65, 203, 32, 32], |problem| narrow(problem, 3));
 }

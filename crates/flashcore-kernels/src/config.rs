@@ -126,8 +126,8 @@ impl AmpereConfig {
     }
 
     /// Whether operands and results stay in registers.
-    pub(crate) const fn fits_registers(self, specialisation: Specialisation) -> bool {
-        self.operand_registers(specialisation) <= MOST_OPERAND_REGISTERS
+    pub(crate) const fn fits_registers(self, specialisation: Specialisation, arch: Arch) -> bool {
+        self.operand_registers(specialisation) <= most_operand_registers(arch)
     }
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
@@ -139,7 +139,13 @@ impl AmpereConfig {
 }
 
 /// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
-pub(crate) const MOST_OPERAND_REGISTERS: u32 = 192;
+/// That for Hopper gets along with the fewest others.
+pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
+    match arch {
+        Arch::Sm90 | Arch::Sm90a => 192,
+        _ => 176,
+    }
+}
 
 /// A choice that no kernel can be generated with.
 pub(crate) struct Flaw {
@@ -261,7 +267,7 @@ impl Config {
     pub fn fits(self, specialisation: Specialisation, arch: Arch) -> bool {
         let in_registers = match self {
             Self::Scalar(_) => true,
-            Self::Ampere(config) => config.fits_registers(specialisation),
+            Self::Ampere(config) => config.fits_registers(specialisation, arch),
         };
         in_registers && self.generate(specialisation).shared_bytes <= arch.shared_bytes_per_cta()
     }

@@ -3,7 +3,7 @@
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
-use crate::config::{Config, Flaw, MOST_OPERAND_REGISTERS};
+use crate::config::{Config, Flaw, most_operand_registers};
 use crate::parameters::{Argument, Buffers, arguments};
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -50,7 +50,7 @@ pub enum Reason {
 impl Plan {
     /// The kernel of `config` for `problem` on `arch`, or all reasons against it.
     pub fn new(problem: &Problem, config: Config, arch: Arch) -> Result<Self, Vec<Reason>> {
-        let reasons = reasons(problem, config);
+        let reasons = reasons(problem, config, arch);
         if !reasons.is_empty() {
             return Err(reasons);
         }
@@ -77,7 +77,7 @@ impl Plan {
     }
 }
 
-fn reasons(problem: &Problem, config: Config) -> Vec<Reason> {
+fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     let mut reasons: Vec<_> = problem.validate().err().unwrap_or_default().into_iter().map(Reason::from).collect();
     let kernel = config.family();
     if !config.dtypes().contains(&problem.dtype) {
@@ -96,7 +96,8 @@ fn reasons(problem: &Problem, config: Config) -> Vec<Reason> {
     if let Config::Ampere(ampere) = config
         && reasons.is_empty()
     {
-        let (registers, limit) = (ampere.operand_registers(config.specialisation(problem)), MOST_OPERAND_REGISTERS);
+        let (registers, limit) =
+            (ampere.operand_registers(config.specialisation(problem)), most_operand_registers(arch));
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
         }

@@ -74,30 +74,26 @@ impl Config {
         let multiprocessors = multiprocessors as usize;
         // With no more CTAs than multiprocessors, half as many rows for each cost nothing.
         let is_small = ctas(FEW_ROWS) <= multiprocessors;
+        // Compilers for other GPUs run out of registers with these tiles.
+        let is_hopper = matches!(arch, Arch::Sm90 | Arch::Sm90a);
         let is_one_wave = ctas(BASE) <= multiprocessors;
         let best = match (is_roomy, columns) {
-            (_, ..=64) if is_small && problem.key_length <= 64 => TINY,
-            (_, ..=128) if is_small => {
-                if columns <= 64 && is_roomy {
-                    FEW_ROWS
-                } else {
-                    TINY
-                }
-            }
+            (true, ..=64) if is_small && problem.key_length > 64 => FEW_ROWS,
+            (_, ..=128) if is_small => TINY,
             (true, ..=64) if is_one_wave => ONE_WAVE,
-            (true, ..=64) => NARROW,
             (true, 65..=128) | (false, ..=64) if is_one_wave => BASE,
-            (true, ..=128) => MIDDLE,
+            (true, ..=64) if is_hopper => NARROW,
+            (true, 65..=128) if is_hopper => MIDDLE,
+            (_, ..=64) => NARROW_SMALL,
+            (_, ..=128) => MIDDLE_SMALL,
             (true, ..=192) => WIDE,
             (true, _) if arch.shared_bytes_per_cta() >= ROOMIEST_SHARED_BYTES => WIDEST,
             (true, _) => WIDEST_A100,
-            (false, ..=64) => NARROW_SMALL,
-            (false, ..=128) => MIDDLE_SMALL,
             (false, _) => WIDE_SMALL,
         };
         // A bias takes registers that the large tiles have not left.
         let specialisation = Specialisation::of(problem);
-        let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialisation));
+        let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialisation, arch));
         Self::Ampere(fitting.unwrap_or(WIDE_SMALL))
     }
 }

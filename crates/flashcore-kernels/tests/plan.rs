@@ -149,7 +149,8 @@ fn the_default_follows_head_dim_architecture_and_size() {
     check([2, 8, 512, 64], Arch::Sm90, "ampere-64x128-2stage-swizzled");
     check([32, 32, 512, 64], Arch::Sm90, "ampere-128x128-2stage-swizzled-32rows-qshared");
     check([32, 32, 512, 64], Arch::Sm89, "ampere-128x64-2stage-swizzled-32rows");
-    check([16, 16, 1024, 128], Arch::Sm80, "ampere-128x64-2stage-swizzled-32rows-qshared-lazy");
+    check([16, 16, 1024, 128], Arch::Sm90, "ampere-128x64-2stage-swizzled-32rows-qshared-lazy");
+    check([16, 16, 1024, 128], Arch::Sm80, "ampere-128x32-2stage-swizzled-32rows-qshared-lazy");
     check([16, 16, 1024, 128], Arch::Sm89, "ampere-128x32-2stage-swizzled-32rows-qshared-lazy");
     check([4, 16, 4096, 192], Arch::Sm90, "ampere-128x64-2stage-swizzled");
     check([4, 16, 4096, 256], Arch::Sm90, "ampere-128x64-2stage-swizzled-qshared-lazy");

@@ -18,8 +18,10 @@ pub const SCHEMA: u32 = 1;
 /// Cases that a complaint names.
 const MOST_NAMES: usize = 12;
 
-/// The architecture for which the simulator verifies what it executes: the one that has every operation.
-const SIMULATED_ARCH: Arch = Arch::Sm120;
+/// The architecture for which the simulator verifies what it executes: the youngest, or Hopper for what only that has.
+fn simulated_arch(case: &ConformanceCase) -> Arch {
+    if case.verified(Arch::Sm120).is_ok() { Arch::Sm120 } else { Arch::Sm90a }
+}
 
 /// What was run where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,7 +150,7 @@ pub fn check(
     seed: u64,
 ) -> Result<CaseOutcome, RecordError> {
     let inputs = case.input_bytes(seed);
-    let expected = run(case, &SimExecutor::default(), SIMULATED_ARCH, &inputs)?;
+    let expected = run(case, &SimExecutor::default(), simulated_arch(case), &inputs)?;
     let actual = run(case, device, target, &inputs)?;
     let comparison = compare(case, &inputs, &expected, &actual);
     let record = CaseRecord {
@@ -308,7 +310,7 @@ pub fn replay(record: &Record) -> Result<Replay, RecordError> {
             replay.changed.push(case.name.clone());
             continue;
         }
-        let simulated = run(case, &SimExecutor::default(), SIMULATED_ARCH, &inputs)?;
+        let simulated = run(case, &SimExecutor::default(), simulated_arch(case), &inputs)?;
         replay.compared += 1;
         replay.disagreements.extend(disagreements(case, recorded, &inputs, &simulated));
     }

@@ -1,7 +1,6 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{DType, SplitMix64, Stress};
 
@@ -11,13 +10,12 @@ use super::features::{Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suit
 use super::{Kernels, Runner, kernel_option};
 use crate::case::{Backend, Case};
 use crate::numbers::{BiasForm, Numbers, Planted};
+use crate::verify::SIMULATED_ARCH;
 
 /// Cases of the pairwise design, at least.
 const COVERING_CASES: usize = 480;
 /// Where the choices of the design begin.
 const COVERING_SEED: u64 = 0x69c0;
-/// The architecture that a kernel must fit: the least of all.
-const ARCH: Arch = Arch::Sm80;
 /// Multiplications of a random case: what the simulator does in a fraction of a second.
 const MOST_WORK: usize = 1_500_000;
 
@@ -189,7 +187,7 @@ fn case(mut features: Features, runner: Runner, number: u64, command: String) ->
         Kernels::All => {
             let all = Config::all();
             let turns = all.iter().cycle().skip(number as usize % all.len()).take(all.len());
-            let mut fitting = turns.filter(|config| Plan::new(&problem, **config, ARCH).is_ok());
+            let mut fitting = turns.filter(|config| Plan::new(&problem, **config, SIMULATED_ARCH).is_ok());
             *fitting.next().unwrap_or(&Config::scalar())
         }
     };

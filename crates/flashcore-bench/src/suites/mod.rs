@@ -8,12 +8,12 @@ mod features;
 mod gpu_features;
 
 use flashcore_cpu::Level;
-use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::case::{Backend, Case};
 use crate::numbers::Numbers;
+use crate::verify::SIMULATED_ARCH;
 
 /// The element types that GPU kernels have.
 const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
@@ -179,11 +179,11 @@ pub fn full(runner: Runner) -> Vec<Case> {
     cases
 }
 
-/// Whether a backend takes a problem, on the least of all architectures.
+/// Whether a backend takes a problem, on the architecture with most room.
 fn takes(backend: Backend, problem: &Problem) -> bool {
     match backend {
         Backend::Cpu(_) => true,
-        Backend::Sim(config) | Backend::Cuda(config) => Plan::new(problem, config, Arch::Sm80).is_ok(),
+        Backend::Sim(config) | Backend::Cuda(config) => Plan::new(problem, config, SIMULATED_ARCH).is_ok(),
     }
 }
 
