@@ -33,7 +33,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_allowed() {
     check(
         &["verify", "--shape", "1x8x64x60"],
         2,
-        "flashcore: the ampere kernel has no head_dim 60; it has 32, 64, 96 and 128\n",
+        "flashcore: head_dim is 60; the ampere kernel takes multiples of 8 up to 256\nvalue_dim is 60; the ampere kernel takes multiples of 8 up to 256\n",
     );
     check(
         &["resources", "--arch", "sm_75"],

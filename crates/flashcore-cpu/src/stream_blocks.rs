@@ -95,7 +95,9 @@ impl Rows {
         // Looked at for its bounds: no row lies behind it.
         let _ = head.row(rows.end - 1);
         let first = head.row(rows.start).as_ptr();
-        Self { first, stride_bytes: head.row_bytes(), count: rows.len(), columns: head.columns() }
+        // The stride of a single row is never used, and may be anything.
+        let stride_bytes = if rows.len() == 1 { 0 } else { head.row_bytes() };
+        Self { first, stride_bytes, count: rows.len(), columns: head.columns() }
     }
 
     /// # Safety
@@ -109,7 +111,7 @@ impl Rows {
 
     /// As many rows behind these, which may be those of nobody: good for asking ahead of time and nothing else.
     fn behind(self) -> Self {
-        Self { first: self.first.wrapping_add(self.count * self.stride_bytes), ..self }
+        Self { first: self.first.wrapping_add(self.count.wrapping_mul(self.stride_bytes)), ..self }
     }
 
     /// Asks for a row ahead of time.

@@ -23,11 +23,8 @@
 //! let plan = Plan::new(&problem, Config::ampere(), device.arch()?).expect("the kernel fits the problem");
 //! let kernel = kernels.load(&plan.kernel)?; // compiled once per machine, loaded once per process
 //! let buffers = Buffers {
-//!     query: query.address(),
-//!     key: key.address(),
-//!     value: value.address(),
-//!     output: output.address(),
 //!     log_sum_exp: 0,
+//!     ..Buffers::new(query.address(), key.address(), value.address(), output.address())
 //! };
 //! let launch = kernel.prepare(plan.grid, &plan.arguments(buffers))?; // checked here, launched often
 //! // SAFETY: the buffers are as large as the problem says, and nobody else uses them.

@@ -19,7 +19,7 @@ pub(crate) struct Ptx {
     /// The element type: f16 or bf16
     #[arg(long, default_value_t = DType::F16)]
     dtype: DType,
-    /// Columns of query, key and value: 32, 64, 96 or 128
+    /// Columns of query, key and value: 32, 64, 96, 128, 192 or 256
     #[arg(long, default_value_t = 64)]
     head_dim: u32,
     /// With a causal mask
@@ -44,7 +44,9 @@ impl Ptx {
             return Err(Failure::Usage(format!("kernels have no {dtype}; they have f16 and bf16")));
         }
         if !Specialisation::HEAD_DIMS.contains(&head_dim) {
-            return Err(Failure::Usage(format!("kernels have no head dim {head_dim}; they have 32, 64, 96 and 128")));
+            return Err(Failure::Usage(format!(
+                "kernels have no head dim {head_dim}; they have 32, 64, 96, 128, 192 and 256"
+            )));
         }
         let specialisation =
             Specialisation { right: self.causal, log_sum_exp: self.lse, ..Specialisation::new(dtype, head_dim) };
