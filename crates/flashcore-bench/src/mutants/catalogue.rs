@@ -88,8 +88,8 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| drop(kernel, Find { section: &["scores"], matches: is_move_of_zero, pick: super::edit::Pick::Nth(33) });
     "ampere": "output-not-cleared", "the output begins with what the register held" =>
         |kernel| drop(kernel, Find::nth(&["output"], is_move_of_zero, 0));
-    "scalar": "pair-order", "the halves of each stored pair are exchanged" =>
-        |kernel| change(kernel, Find::every(&["epilogue"], is_pair), |op| {
+    "ampere": "pair-order", "the halves of each stored pair are exchanged" =>
+        |kernel| change(kernel, Find::every(&["stage output"], is_pair), |op| {
             if let Op::ConvertPair { high, low, .. } = op { core::mem::swap(high, low); }
         });
     "ampere": "weights-out-of-order", "two halves of one pair of weights are exchanged" =>
@@ -101,7 +101,9 @@ pub const CATALOGUE: &[Mutation] = mutations! {
     "ampere": "mask-one-key-more", "each row attends one key behind its limit" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Le)), |op| set_compare(op, Compare::Lt));
     "ampere": "causal-limit-one-less", "the causal limit leaves out the row's own key" =>
-        |kernel| drop_one_of_limit(kernel);
+        |kernel| change(kernel, Find::every(&["mask"], |op| matches!(op, Op::Add { b: Operand::Constant(rows), .. } if rows % 8 == 1)), |op| {
+            if let Op::Add { b: Operand::Constant(rows), .. } = op { *rows -= 1; }
+        });
     "scalar": "causal-limit-one-less", "the causal limit leaves out the row's own key" =>
         |kernel| drop_one_of_limit(kernel);
     "ampere": "mask-never-applied", "no tile is taken to be partly masked" =>
@@ -113,9 +115,9 @@ pub const CATALOGUE: &[Mutation] = mutations! {
             if let Op::SetPredicate { a, b, .. } = op { core::mem::swap(a, b); }
         });
     "ampere": "tail-not-zero-filled", "rows behind the last are copied like the others" =>
-        |kernel| change(kernel, Find::every(&["load values", "tail"], is_select), always_copy);
+        |kernel| change(kernel, Find::every(&["load values"], is_select), always_copy);
     "ampere": "query-tail-not-zero-filled", "query rows behind the last are copied like the others" =>
-        |kernel| change(kernel, Find::every(&["load query", "tail"], is_select), always_copy);
+        |kernel| change(kernel, Find::every(&["load query"], is_select), always_copy);
     "ampere": "store-behind-the-end", "output rows behind the last are stored too" =>
         |kernel| unguard(kernel, &["store output"]);
     "ampere": "store-one-row-more", "one output row behind the last is stored too" =>
@@ -123,7 +125,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
     "scalar": "row-behind-the-end", "one row behind the last is computed too" =>
         |kernel| change(kernel, Find::nth(&["prologue"], |op| is_compare(op, Compare::Lt), 0), |op| set_compare(op, Compare::Le));
     "ampere": "first-key-tile-dropped", "the loop begins at the second tile" =>
-        |kernel| change(kernel, Find::nth(&["prologue"], |op| matches!(op, Op::Mov { ty: Type::S32, a: Operand::Constant(0), .. }), 0), |op| {
+        |kernel| change(kernel, Find::nth(&["key range"], |op| matches!(op, Op::Mov { ty: Type::S32, a: Operand::Constant(0), .. }), 0), |op| {
             if let Op::Mov { a, .. } = op { *a = Operand::Constant(64); }
         });
     "ampere": "last-key-tile-dropped", "the loop ends one tile early" =>
@@ -171,8 +173,8 @@ pub const CATALOGUE: &[Mutation] = mutations! {
             if let Op::Mul { b, .. } = op { *b = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
     "ampere": "log-sum-exp-without-maximum", "the log-sum-exp leaves out the maximum" =>
-        |kernel| change(kernel, Find::every(&["epilogue"], |op| matches!(op, Op::Fma { .. })), |op| {
-            if let Op::Fma { a, .. } = op { *a = Operand::Constant(0); }
+        |kernel| change(kernel, Find::every(&["epilogue"], is_sum_of_two), |op| {
+            if let Op::Add { a, .. } = op { *a = Operand::Constant(0); }
         });
     "ampere": "weights-in-eight-bits", "weights are rounded to three bits of mantissa before the product" =>
         |kernel| truncate_weights(kernel, 0xfff0_0000);
@@ -211,6 +213,10 @@ fn is_commit(op: &Op) -> bool {
 }
 fn is_add(op: &Op) -> bool {
     matches!(op, Op::Add { .. })
+}
+/// Of numbers in registers, into another one.
+fn is_sum_of_two(op: &Op) -> bool {
+    matches!(op, Op::Add { ty: Type::F32, d, a: Operand::Register(a), .. } if a != d)
 }
 fn is_mul(op: &Op) -> bool {
     matches!(op, Op::Mul { .. })
@@ -321,7 +327,7 @@ fn forget_groups(kernel: &mut Kernel) -> usize {
 
 fn drop_one_of_limit(kernel: &mut Kernel) -> usize {
     let adds_one = |op: &Op| matches!(op, Op::Add { ty: Type::S32, b: Operand::Constant(1), .. });
-    change(kernel, Find::every(&["causal limit"], adds_one), |op| {
+    change(kernel, Find::every(&["window"], adds_one), |op| {
         if let Op::Add { b, .. } = op {
             *b = Operand::Constant(0);
         }
