@@ -70,8 +70,9 @@
 //! # What a device takes
 //!
 //! [`supports`] answers with a [`Plan`] or with every [`Reason`] against it, never with a slow path in disguise. The CPU
-//! takes everything that makes sense. GPU kernels take `f16` and `bf16`, head dimensions 32, 64, 96 and 128, no mask or a
-//! causal one, and any strides whose rows begin at multiples of 16 bytes; the rest are reasons today and kernels later.
+//! takes everything that makes sense. GPU kernels take `f16` and `bf16` with head
+//! dimensions that are multiples of 8 up to 256, and `f32` on the slower `scalar` kernel, each with every mask, term and
+//! stride of a problem.
 //!
 //! What is compiled in is the element type, the head dimension, whether there is a causal mask and whether the
 //! log-sum-exp is wanted. A longer key cache or another batch makes another plan and compiles nothing.

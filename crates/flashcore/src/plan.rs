@@ -67,8 +67,8 @@ impl Plan {
     /// A plan for `problem` on `device`, or every reason against it.
     ///
     /// On a GPU this generates the kernel, and compiles it if neither this process nor the cache on disk has it. A kernel
-    /// depends on element type, head dimension, whether there is a causal mask and whether the log-sum-exp is wanted, not
-    /// on lengths, batch, heads or strides: plans for those compile nothing.
+    /// depends on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch
+    /// or heads: plans for those compile at most another config for another size.
     pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Vec<Reason>> {
         let (mut reasons, mut kernel) = (Vec::new(), None);
         let backend = match &device.0 {
