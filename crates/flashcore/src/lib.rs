@@ -74,8 +74,8 @@
 //! dimensions that are multiples of 8 up to 256, and `f32` on the slower `scalar` kernel, each with every mask, term and
 //! stride of a problem.
 //!
-//! What is compiled in is the element type, the head dimension, whether there is a causal mask and whether the
-//! log-sum-exp is wanted. A longer key cache or another batch makes another plan and compiles nothing.
+//! What is compiled in is the element type, the head dimensions, which features are on and how strides are aligned. A
+//! longer key cache or another batch makes another plan, and compiles at most another config for another size.
 //!
 //! # Where the tensors are
 //!
