@@ -4,7 +4,8 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::{ampere, scalar};
+use crate::attention::{ampere, hopper, scalar};
+use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::tile::{LANES, Rescale, SharedLayout};
 use crate::tuned;
@@ -16,6 +17,8 @@ pub enum Config {
     Scalar(ScalarConfig),
     /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
     Ampere(AmpereConfig),
+    /// Tensor copies, `mbarrier`s and products of warpgroups: `sm_90a`.
+    Hopper(HopperConfig),
 }
 
 /// The choices of the scalar kernel.
@@ -165,6 +168,11 @@ impl Config {
         Self::Ampere(AmpereConfig::default())
     }
 
+    /// The Hopper kernel as it is by default.
+    pub fn hopper() -> Self {
+        Self::Hopper(HopperConfig::default())
+    }
+
     /// The Ampere kernel with another layout of shared memory.
     pub fn ampere_with_layout(layout: SharedLayout) -> Self {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
@@ -188,6 +196,7 @@ impl Config {
                 configs.push(config);
             }
         }
+        configs.extend(tuned::HOPPER.map(Self::Hopper));
         configs
     }
 
@@ -196,6 +205,7 @@ impl Config {
         match self {
             Self::Scalar(_) => "scalar",
             Self::Ampere(_) => "ampere",
+            Self::Hopper(_) => "hopper",
         }
     }
 
@@ -204,6 +214,7 @@ impl Config {
         match self {
             Self::Scalar(config) => config.threads,
             Self::Ampere(config) => config.query_rows(),
+            Self::Hopper(config) => config.query_rows(),
         }
     }
 
@@ -213,7 +224,7 @@ impl Config {
         match self {
             // Element by element, whatever their alignment, and scaled before anything else.
             Self::Scalar(_) => Specialisation { width: MOST_WIDTH, scaled_first: false, ..specialisation },
-            Self::Ampere(_) => specialisation,
+            Self::Ampere(_) | Self::Hopper(_) => specialisation,
         }
     }
 
@@ -221,7 +232,7 @@ impl Config {
     pub(crate) const fn dtypes(self) -> &'static [DType] {
         match self {
             Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
-            Self::Ampere(_) => &[DType::F16, DType::Bf16],
+            Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
         }
     }
 
@@ -229,7 +240,7 @@ impl Config {
     pub(crate) const fn dims(self) -> (usize, usize) {
         match self {
             Self::Scalar(_) => (1, 1024),
-            Self::Ampere(_) => (8, 256),
+            Self::Ampere(_) | Self::Hopper(_) => (8, 256),
         }
     }
 
@@ -259,6 +270,7 @@ impl Config {
                 ),
                 flaw("stages", stages, "2 to 8", (2..=8).contains(&stages)),
             ],
+            Self::Hopper(config) => config.flaws(),
         };
         flaws.into_iter().flatten().collect()
     }
@@ -268,6 +280,7 @@ impl Config {
         let in_registers = match self {
             Self::Scalar(_) => true,
             Self::Ampere(config) => config.fits_registers(specialisation, arch),
+            Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialisation),
         };
         in_registers && self.generate(specialisation).shared_bytes <= arch.shared_bytes_per_cta()
     }
@@ -281,6 +294,8 @@ impl Config {
             (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialisation),
             (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialisation),
             (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialisation),
+            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialisation),
+            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialisation),
         }
     }
 

@@ -15,20 +15,23 @@
 //! assert_eq!(plan.grid, [8, 8, 1]);
 //! ```
 //!
-//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline, and
-//! `ampere`, tensor cores from end to end.
+//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline, `ampere`,
+//! tensor cores from end to end, and `hopper`, where copies and products run by themselves beside the softmax.
 
 pub mod attention;
 mod config;
 mod element;
+mod hopper_config;
 mod name;
 mod parameters;
 mod plan;
 mod specialisation;
+mod tensor_maps;
 pub mod tile;
 mod tuned;
 
 pub use config::{AmpereConfig, Config, QueryPlace, ScalarConfig};
+pub use hopper_config::HopperConfig;
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason};

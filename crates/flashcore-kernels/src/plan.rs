@@ -1,10 +1,14 @@
 //! From a problem to a kernel that can be launched, or the reasons why not.
 
+use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
+use crate::attention::hopper::Order;
 use crate::config::{Config, Flaw, most_operand_registers};
 use crate::parameters::{Argument, Buffers, arguments};
+use crate::specialisation::MOST_WIDTH;
+use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
 const MOST_GRID_ROWS: usize = 65_535;
@@ -43,6 +47,14 @@ pub enum Reason {
         "the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, or the query from shared memory"
     )]
     Registers { config: Config, registers: u32, limit: u32 },
+    #[error(
+        "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
+    )]
+    Width { kernel: &'static str, width: u32 },
+    #[error("there are no keys, and nothing for the {kernel} kernel to copy: take an ampere config")]
+    NoKeys { kernel: &'static str },
+    #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
+    Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -61,13 +73,34 @@ impl Plan {
             reasons
         })?;
         let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize);
-        let grid = [query_tiles as u32, problem.query_heads as u32, problem.batch as u32];
+        let grid = match config {
+            Config::Hopper(hopper) => [Order::of(problem, hopper.query_rows()).tiles(), 1, 1],
+            Config::Scalar(_) | Config::Ampere(_) => {
+                [query_tiles as u32, problem.query_heads as u32, problem.batch as u32]
+            }
+        };
         Ok(Self { kernel, config, grid, problem: problem.clone() })
+    }
+
+    /// The same plan on a GPU that runs so many CTAs of the kernel at a time: where a CTA takes one tile of query rows
+    /// after the other, there are no more of them.
+    #[must_use]
+    pub fn with_at_most(self, ctas: u32) -> Self {
+        let [tiles, heads, batches] = self.grid;
+        match self.config {
+            Config::Hopper(hopper) if hopper.persistent => Self { grid: [tiles.min(ctas.max(1)), 1, 1], ..self },
+            Config::Hopper(_) | Config::Scalar(_) | Config::Ampere(_) => Self { grid: [tiles, heads, batches], ..self },
+        }
     }
 
     /// The arguments of a launch on tensors at these addresses.
     pub fn arguments(&self, buffers: Buffers) -> Vec<Argument> {
-        arguments(&self.problem, buffers)
+        let mut arguments = arguments(&self.problem, buffers);
+        if let Config::Hopper(hopper) = self.config {
+            arguments.extend(tensor_maps(&self.problem, hopper, buffers).map(|(_, map)| Argument::TensorMap(map)));
+            arguments.extend(Order::of(&self.problem, hopper.query_rows()).arguments());
+        }
+        arguments
     }
 
     /// The same plan with another kernel, which takes the same parameters. For tools that transform kernels.
@@ -100,6 +133,25 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
             (ampere.operand_registers(config.specialisation(problem)), most_operand_registers(arch));
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
+        }
+    }
+    if let Config::Hopper(hopper) = config
+        && reasons.is_empty()
+    {
+        let specialisation = config.specialisation(problem);
+        let (registers, limit) = (hopper.operand_registers(specialisation), hopper.most_operand_registers());
+        if registers > limit {
+            reasons.push(Reason::Registers { config, registers, limit });
+        }
+        if specialisation.width < MOST_WIDTH {
+            reasons.push(Reason::Width { kernel, width: specialisation.width });
+        }
+        if problem.key_length == 0 {
+            reasons.push(Reason::NoKeys { kernel });
+        } else if problem.query_length > 0 && reasons.is_empty() {
+            let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));
+            let invalid = maps.into_iter().filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
+            reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
         }
     }
     let limits = [

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, Launch, Stream};
-use flashcore_ir::{Arch, VerifiedKernel};
+use flashcore_ir::{Arch, TensorMap, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config};
 use flashcore_problem::{
     BiasStrides, InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut,
@@ -41,7 +41,7 @@ impl Gpu {
         static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Gpu>>>> = OnceLock::new();
         static CACHE: OnceLock<Arc<KernelCache>> = OnceLock::new();
         let device = Driver::load()?.device(ordinal)?;
-        let arch = device.arch()?;
+        let arch = device.specific_arch()?;
         let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(gpu);
@@ -80,6 +80,7 @@ impl Gpu {
                 return if reasons.is_empty() { Ok(None) } else { Err(reasons) };
             }
         };
+        let plan = plan.with_at_most(multiprocessors);
         let one = |error: CudaError| vec![Reason::Cuda(error)];
         let (kernel, source) = self.load(&plan.kernel).map_err(one)?;
         let self_check = self.trust(problem, config, &kernel, options)?;
@@ -155,6 +156,7 @@ impl Gpu {
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
         let plan = flashcore_kernels::Plan::new(&trial.problem, config, self.arch).map_err(against)?;
+        let plan = plan.with_at_most(TRIAL_CTAS);
         let mut outputs = Outputs::poisoned(&trial.problem);
         let run = Launchable::new(&plan, kernel.clone(), self.stream.clone())
             .and_then(|launchable| launchable.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
@@ -167,6 +169,8 @@ impl Gpu {
     }
 }
 
+/// CTAs of a trial where each takes tile after tile: fewer than there are tiles.
+const TRIAL_CTAS: u32 = 2;
 /// Turns the self-check off where it is `off`.
 const SELF_CHECK_VARIABLE: &str = "FLASHCORE_SELF_CHECK";
 
@@ -190,14 +194,17 @@ pub(crate) struct Launchable {
     launch: Launch,
     /// Where the addresses stand among the arguments.
     places: AddressPlaces,
+    /// The tensors among the arguments.
+    maps: MapPlaces,
     stream: Stream,
 }
 
 impl Launchable {
     fn new(plan: &flashcore_kernels::Plan, kernel: Arc<Kernel>, stream: Stream) -> Result<Self, CudaError> {
-        let arguments = plan.arguments(PLACEHOLDERS);
+        let mut arguments = plan.arguments(PLACEHOLDERS);
+        let maps = MapPlaces::take(&mut arguments);
         let launch = kernel.prepare(plan.grid, &arguments)?;
-        Ok(Self { kernel, launch, places: AddressPlaces::find(&arguments), stream })
+        Ok(Self { kernel, launch, places: AddressPlaces::find(&arguments), maps, stream })
     }
 
     /// Puts the kernel on a stream. Allocates nothing.
@@ -208,10 +215,15 @@ impl Launchable {
     /// that conflicts until the launch has finished; the stream belongs to the kernel's context.
     pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: DeviceTensors) -> Result<(), CudaError> {
         let mut launch = self.launch;
-        for (place, address) in self.places.0.into_iter().zip(brought(buffers(tensors))) {
+        let brought = brought(buffers(tensors));
+        for (place, address) in self.places.0.into_iter().zip(brought) {
             if let Some(index) = place {
                 self.kernel.set_argument(&mut launch, index, Argument::U64(address))?;
             }
+        }
+        for MapPlace { index, tensor, map } in self.maps.0.into_iter().flatten() {
+            let map = TensorMap { base: brought[tensor], ..map };
+            self.kernel.set_argument(&mut launch, index, Argument::TensorMap(map))?;
         }
         // SAFETY: prepared by this kernel; the rest is the contract of this function.
         unsafe { self.kernel.launch(stream, &launch) }
@@ -284,6 +296,39 @@ impl AddressPlaces {
     fn find(arguments: &[Argument]) -> Self {
         let place = |address: u64| arguments.iter().position(|&argument| argument == Argument::U64(address));
         Self(brought(PLACEHOLDERS).map(place))
+    }
+}
+
+/// A tensor map among the arguments of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MapPlace {
+    index: usize,
+    /// Which of what a launch brings along its tensor is.
+    tensor: usize,
+    /// All but the address.
+    map: TensorMap,
+}
+
+/// The tensor maps of a kernel that has no more than this.
+const MOST_MAPS: usize = 4;
+
+/// The tensor maps among the arguments of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MapPlaces([Option<MapPlace>; MOST_MAPS]);
+
+impl MapPlaces {
+    /// Finds them, and gives them an address that a tensor can have.
+    fn take(arguments: &mut [Argument]) -> Self {
+        let tensors = brought(PLACEHOLDERS);
+        let found = arguments.iter_mut().enumerate().filter_map(|(index, argument)| {
+            let Argument::TensorMap(map) = argument else { return None };
+            let tensor = tensors.iter().position(|&address| address == map.base)?;
+            map.base = 0;
+            Some(MapPlace { index, tensor, map: *map })
+        });
+        let mut places = [None; MOST_MAPS];
+        places.iter_mut().zip(found).for_each(|(place, found)| *place = Some(found));
+        Self(places)
     }
 }
 

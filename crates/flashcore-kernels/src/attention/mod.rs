@@ -1,6 +1,7 @@
 //! The kernels.
 
 pub mod ampere;
+pub mod hopper;
 pub mod scalar;
 
 use core::f32::consts::LOG2_E;
@@ -28,6 +29,19 @@ struct Work {
     key_length: Reg<S32>,
     /// What is added to a query row to give its position among the keys.
     position_offset: Reg<S32>,
+    /// The query heads, where the grid does not say.
+    heads: Option<Reg<U32>>,
+}
+
+/// A tile of query rows.
+#[derive(Debug, Clone, Copy)]
+struct QueryTile {
+    /// Its first row.
+    first_row: Reg<U32>,
+    head: Reg<U32>,
+    /// The head of key and value.
+    key_head: Reg<U32>,
+    batch: Reg<U32>,
 }
 
 impl Work {
@@ -45,6 +59,12 @@ impl Work {
         let head = k.special(SpecialRegister::CtaY);
         let key_head = k.div(head, parameters.heads_per_key_head);
         let batch = k.special(SpecialRegister::CtaZ);
+        Self::at(k, parameters, specialisation, QueryTile { first_row, head, key_head, batch })
+    }
+
+    /// That of a tile.
+    fn at(k: &mut Builder, parameters: Parameters, specialisation: Specialisation, tile: QueryTile) -> Self {
+        let QueryTile { first_row, head, key_head, batch } = tile;
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
         let (key_length, position_offset) = if specialisation.key_lengths {
             let address = k.mad(batch, 4u64, parameters.key_lengths);
@@ -56,7 +76,8 @@ impl Work {
         } else {
             (k.reinterpret(parameters.key_length), parameters.position_offset)
         };
-        Self { parameters, specialisation, first_row, batch, head, key_head, key_length, position_offset }
+        let heads = None;
+        Self { parameters, specialisation, first_row, batch, head, key_head, key_length, position_offset, heads }
     }
 
     /// The rows of this CTA's query, from its first on.
@@ -112,7 +133,7 @@ impl Work {
 
     /// The address of the log-sum-exp of a row.
     fn log_sum_exp(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
-        let heads = k.special(SpecialRegister::GridY);
+        let heads = self.heads.unwrap_or_else(|| k.special(SpecialRegister::GridY));
         let heads = k.widen(heads);
         let length = k.widen(self.parameters.query_length);
         let matrix = k.mad(self.batch, heads, self.head);
