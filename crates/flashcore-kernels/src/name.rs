@@ -21,8 +21,14 @@ const CHOICES: [Choice; 5] = [
 ];
 
 /// What a Hopper config is without any of its choices.
-const PLAIN_HOPPER: HopperConfig =
-    HopperConfig { warpgroups: 2, key_rows: 128, stages: 2, rescale: Rescale::Always, ping_pong: false, persistent: false };
+const PLAIN_HOPPER: HopperConfig = HopperConfig {
+    warpgroups: 2,
+    key_rows: 128,
+    stages: 2,
+    rescale: Rescale::Always,
+    ping_pong: false,
+    persistent: false,
+};
 
 /// A choice of a Hopper config.
 type HopperChoice = (&'static str, fn(&HopperConfig) -> bool, fn(&mut HopperConfig));

@@ -81,8 +81,7 @@ fn transpose(k: &mut Builder, mut words: [Reg<U32>; MEMBERS], bits: [Reg<Pred>; 
             let high = low + distance;
             let sent = k.select(bit, words[low], words[high]);
             let received = k.shuffle(ShuffleMode::Butterfly, sent, distance as u32);
-            (words[low], words[high]) =
-                (k.select(bit, received, words[low]), k.select(bit, words[high], received));
+            (words[low], words[high]) = (k.select(bit, received, words[low]), k.select(bit, words[high], received));
         }
     }
     words

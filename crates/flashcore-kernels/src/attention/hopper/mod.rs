@@ -28,8 +28,8 @@ pub(crate) use schedule::Order;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
 
-use crate::hopper_config::HopperConfig;
 use crate::element::Element;
+use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
 use crate::tile::{LANES, PanelTile, TransferRing};

@@ -5,7 +5,7 @@
 //! end comes in small pieces.
 
 use flashcore_ir::types::U32;
-use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 use flashcore_problem::Problem;
 
 use crate::attention::{QueryTile, Work};
@@ -90,10 +90,23 @@ impl Schedule {
         }
         let ctas = k.special(SpecialRegister::GridX);
         let tiles = k.mul(self.query_tiles, self.matrices);
-        k.for_uniform(first, tiles, ctas, |k, index| {
-            let tile = self.tile(k, index);
-            body(k, &tile);
-        });
+        let (index, round, place) = (k.copy(first), k.copy(0u32), k.copy(first));
+        k.while_uniform(
+            |k| k.compare(Compare::Lt, index, tiles),
+            |k| {
+                let tile = self.tile(k, index);
+                body(k, &tile);
+                k.add_to(round, ctas);
+                if self.specialisation.right {
+                    // Who had the longest tile of this round has the shortest of the next.
+                    let last = k.sub(ctas, 1u32);
+                    let other = k.sub(last, place);
+                    k.set(place, other);
+                }
+                let next = k.add(round, place);
+                k.set(index, next);
+            },
+        );
     }
 
     /// The tile of a number.
