@@ -26,6 +26,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     key_rows: 128,
     stages: 2,
     rescale: Rescale::Always,
+    hidden_rescale: false,
     ping_pong: false,
     persistent: false,
 };
@@ -34,9 +35,10 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
 type HopperChoice = (&'static str, fn(&HopperConfig) -> bool, fn(&mut HopperConfig));
 
 /// In the order in which they stand in names.
-const HOPPER_CHOICES: [HopperChoice; 4] = [
+const HOPPER_CHOICES: [HopperChoice; 5] = [
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
     ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
+    ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
     ("pingpong", |config| config.ping_pong, |config| config.ping_pong = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];

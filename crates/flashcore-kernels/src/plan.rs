@@ -72,7 +72,7 @@ impl Plan {
         })?;
         let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize);
         let grid = match config {
-            Config::Hopper(hopper) => [Order::of(problem, hopper.query_rows()).tiles(), 1, 1],
+            Config::Hopper(hopper) => [Order::of(problem, hopper.query_rows()).tiles, 1, 1],
             Config::Scalar(_) | Config::Ampere(_) => {
                 [query_tiles as u32, problem.query_heads as u32, problem.batch as u32]
             }

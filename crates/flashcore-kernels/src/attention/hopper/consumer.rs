@@ -10,7 +10,7 @@ use crate::attention::Work;
 use crate::element::Element;
 use crate::tile::{
     Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, KeyMask, LANES, OnlineSoftmax, PANEL_COLUMNS,
-    PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Rounded, ScorePlaces, ScoreTerms,
+    PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms,
     TransferCursor,
 };
 
@@ -82,7 +82,8 @@ impl<T: Element> Consumer<T> {
         let mask = key_mask(work, &places);
         let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale));
         self.output.clear(k);
-        let step = Step { cta, terms, places, mask, softmax, key_tiles };
+        let raised = Raised::none(k, LANE_ROWS);
+        let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };
 
         k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
         k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
@@ -111,8 +112,8 @@ impl<T: Element> Consumer<T> {
             step.apply_terms(k, &self.scores, first_key);
             let cut = key_tiles.is_cut(k, key_tile);
             k.if_uniform(cut, |k| k.section("mask", |k| step.mask.apply(k, &self.scores, first_key)));
-            let raised = step.softmax.raise(k, &self.scores);
-            step.softmax.weigh(k, &self.scores, &raised);
+            step.softmax.raise(k, &self.scores, &step.raised);
+            step.softmax.weigh(k, &self.scores, &step.raised);
             self.weights.round(k, &self.scores);
             self.values.wait_until_full(k);
             if specialisation.key_lengths {
@@ -130,6 +131,9 @@ impl<T: Element> Consumer<T> {
         // The next query may come.
         self.query.release(k, self.leader);
         k.section("last output", |k| {
+            if cta.config.hidden_rescale {
+                step.softmax.rescale(k, &self.output, &step.raised);
+            }
             k.wgmma_fence();
             self.start_output(k, cta);
             k.wgmma_wait(0);
@@ -167,6 +171,9 @@ impl<T: Element> Consumer<T> {
             self.start_scores(k, step, query);
         });
         k.section("output", |k| {
+            if cta.config.hidden_rescale {
+                step.softmax.rescale(k, &self.output, &step.raised);
+            }
             k.wgmma_fence();
             self.start_output(k, cta);
         });
@@ -178,8 +185,8 @@ impl<T: Element> Consumer<T> {
         if is_cut {
             k.section("mask", |k| step.mask.apply(k, &self.scores, first_key));
         }
-        let raised = step.softmax.raise(k, &self.scores);
-        step.softmax.weigh(k, &self.scores, &raised);
+        step.softmax.raise(k, &self.scores, &step.raised);
+        step.softmax.weigh(k, &self.scores, &step.raised);
         let before = self.values.leave(k);
         // Here and not before the product: a wait for a barrier is a loop, across which compilers do not move the end of
         // the product up; without it they do, to before the exponentials.
@@ -187,7 +194,9 @@ impl<T: Element> Consumer<T> {
         k.wgmma_wait(0);
         before.release(k, self.leader);
         self.weights.round(k, &self.scores);
-        step.softmax.rescale(k, &self.output, &raised);
+        if !cta.config.hidden_rescale {
+            step.softmax.rescale(k, &self.output, &step.raised);
+        }
     }
 
     /// Sets the values behind the last key of the batch to zero. Their weights are zero, but they may be anything, a NaN
@@ -262,6 +271,8 @@ struct Step<'a> {
     places: ScorePlaces,
     mask: KeyMask,
     softmax: OnlineSoftmax,
+    /// What came of the last tile.
+    raised: Raised,
     key_tiles: KeyTiles,
 }
 
