@@ -36,6 +36,8 @@ enum Command {
     Cache(commands::cache::Cache),
     Roofline(commands::roofline::Roofline),
     Compare(commands::compare::Compare),
+    Leaderboard(commands::leaderboard::LeaderboardCommand),
+    Experiments(commands::experiments::Experiments),
     #[command(hide = true)]
     CompareWorker(commands::compare::CompareWorker),
 }
@@ -88,6 +90,8 @@ fn main() -> ExitCode {
         Command::Cache(command) => command.run(&mut output),
         Command::Roofline(command) => command.run(&mut output),
         Command::Compare(command) => command.run(&mut output),
+        Command::Leaderboard(command) => command.run(&mut output),
+        Command::Experiments(command) => command.run(&mut output),
         Command::CompareWorker(command) => command.run(),
     };
     match result {

@@ -135,3 +135,90 @@ fn a_record_of_another_schema_is_refused() {
     );
     assert_eq!(output.status.code(), Some(2));
 }
+
+/// A bench record as a release build of a commit would have made it.
+fn published(record: &std::path::Path) {
+    let text = fs::read_to_string(record).expect("a record");
+    let mut value: Value = serde_json::from_str(&text).expect("JSON");
+    value["origin"]["build"] = serde_json::json!({
+        "version": "0.1.0", "commit": "0123456789abcdef0123456789abcdef01234567", "dirty": false, "profile": "release",
+    });
+    fs::write(record, value.to_string()).expect("a file");
+}
+
+#[test]
+fn a_leaderboard_admits_checks_and_refuses() {
+    let folder = folder("leaderboard");
+    let (record, board) = (folder.join("bench.json"), folder.join("leaderboard.json"));
+    let bench = ["bench", "--backend", "cpu", "--shape", "1x2x64x32", "--seconds", "0.05", "--record", text(&record)];
+    assert_eq!(flashcore(&bench).status.code(), Some(0));
+    let leaderboard = |arguments: &[&str]| {
+        flashcore(&[&["leaderboard", "--file", text(&board)], arguments, &["--experiments", text(&folder)]].concat())
+    };
+    // Tests are debug builds.
+    let refused = leaderboard(&["promote", text(&record)]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(said.starts_with("REFUSED the record comes from a debug build"), "{said}");
+    assert!(!board.exists());
+    published(&record);
+    assert_eq!(leaderboard(&["promote", text(&record)]).status.code(), Some(0));
+    assert_eq!(leaderboard(&["promote", text(&record)]).status.code(), Some(1), "it is there already");
+    assert_eq!(leaderboard(&["check", text(&record)]).status.code(), Some(0));
+    // The same record with every time doubled.
+    let slow = folder.join("slow.json");
+    let mut value: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    for row in value["content"]["rows"].as_array_mut().expect("rows") {
+        for time in row["hot_seconds"].as_array_mut().expect("times") {
+            *time = (time.as_f64().expect("a time") * 2.0).into();
+        }
+    }
+    fs::write(&slow, value.to_string()).expect("a file");
+    let checked = leaderboard(&["check", text(&slow), "--format", "json"]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert_eq!(json(&checked)[0]["verdict"], "REGRESSION");
+    let picture = folder.join("history.svg");
+    assert_eq!(leaderboard(&["history", "--svg", text(&picture)]).status.code(), Some(0));
+    assert_eq!(fs::read_to_string(picture).expect("a picture").matches("<circle").count(), 2);
+}
+
+#[test]
+fn an_experiment_is_written_shown_and_repeated() {
+    let folder = folder("experiments");
+    let (record, files) = (folder.join("compare.json"), folder.join("experiments"));
+    let compare = [
+        "compare",
+        "cpu",
+        "cpu",
+        "--slow-b",
+        "60",
+        "--shape",
+        "1x1x64x32",
+        "--seconds",
+        "20",
+        "--record",
+        text(&record),
+    ];
+    assert_eq!(flashcore(&compare).status.code(), Some(1));
+    let experiments = |arguments: &[&str]| {
+        flashcore(&[&["experiments"], arguments, &["--folder", text(&files), "--format", "json"]].concat())
+    };
+    let new =
+        ["new", "waiting", "--from", text(&record), "--predicted", "-5", "--hypothesis", "Waiting makes it faster"];
+    let written = experiments(&new);
+    assert_eq!(written.status.code(), Some(0), "{}", String::from_utf8_lossy(&written.stderr));
+    assert_eq!(json(&experiments(&["list"]))[0]["outcome"], "negative");
+    assert_eq!(experiments(&new).status.code(), Some(2), "the name is taken");
+    let again = flashcore(&["experiments", "run", "waiting", "--folder", text(&files)]);
+    let said = String::from_utf8_lossy(&again.stdout).into_owned();
+    assert!(said.ends_with("outcome then: negative; now: negative\n"), "{said}");
+    assert_eq!(again.status.code(), Some(0));
+    let misspelt = experiments(&["show", "wating"]);
+    assert_eq!(
+        String::from_utf8_lossy(&misspelt.stderr),
+        "flashcore: there is no experiment `wating`; did you mean `waiting`? There are waiting\n"
+    );
+    let evidence = files.join("waiting.json");
+    fs::write(&evidence, fs::read_to_string(&evidence).expect("evidence") + " ").expect("a file");
+    assert_eq!(experiments(&["show", "waiting"]).status.code(), Some(1), "its evidence has changed");
+}

@@ -6,6 +6,8 @@ pub(crate) mod cache;
 pub(crate) mod compare;
 pub(crate) mod conformance;
 pub(crate) mod doctor;
+pub(crate) mod experiments;
+pub(crate) mod leaderboard;
 pub(crate) mod mutants;
 mod origin;
 pub(crate) mod ptx;
