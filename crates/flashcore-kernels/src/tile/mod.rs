@@ -15,14 +15,14 @@ mod scores;
 mod shared;
 mod softmax;
 
-pub use copy::{GlobalRows, TileCopy};
-pub use fragment::{Accumulator, LeftFragments, LeftOperand, RightFragments};
+pub use copy::{GlobalRows, PackedHeads, TileCopy};
+pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub use mask::KeyMask;
 pub use ring::Ring;
 pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};
 pub(crate) use shared::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
-pub use softmax::{OnlineSoftmax, Rescale, RowSums, add_sink};
+pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowSums, add_sink};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};
