@@ -5,10 +5,10 @@ use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, L2Flush, Stream};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::{Evidence, Guarded, Inputs, Outputs, Problem, Tensor, Verdict};
-use serde::Serialize;
 
+use crate::digest::sha256;
 use crate::floor::Ceilings;
-use crate::sample::judge_outputs;
+use crate::sample::judge_worst;
 use crate::timing::Times;
 use crate::verify::{NoVerdict, Yardstick};
 
@@ -72,11 +72,22 @@ impl Gpu {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
         let aftermath = run.once(problem, inputs)?;
-        let verdicts = judge_outputs(problem, inputs, &aftermath.outputs)?;
-        if let Some(wrong) = verdicts.into_iter().find(|verdict| !verdict.passed()) {
-            return Ok(Err(wrong));
+        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        if !verdict.passed() {
+            return Ok(Err(verdict));
         }
-        Ok(Ok(GpuTimes { hot: run.time_hot()?, cold: run.time_cold()? }))
+        let output_sha256 = sha256(&aftermath.outputs.output.data);
+        let kernel = kernel_name(&plan);
+        Ok(Ok(GpuTimes { hot: run.time_hot()?, cold: run.time_cold()?, kernel, verdict, output_sha256 }))
+    }
+
+    /// Seconds of the smallest launch: one row that attends one key, in a replayed graph. Whatever is launched takes as
+    /// long.
+    pub fn smallest_launch(&self) -> Result<f64, NoVerdict> {
+        let problem = Problem::new(1, 1, 1, 8, flashcore_problem::DType::F16);
+        let inputs = Inputs::random(&problem, 0);
+        let plan = self.plan(&problem, Some(Config::scalar())).map_err(NoVerdict::RefusedByGpu)?;
+        Ok(Run::new(&plan, &inputs, &Outputs::poisoned(&problem))?.time_hot()?.quantile(0.5))
     }
 
     /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.
@@ -131,12 +142,18 @@ fn measured_bandwidth(context: &Context) -> Result<f64, CudaError> {
 }
 
 /// Times of one launch.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct GpuTimes {
     /// In a replayed graph of launches on the same tensors: the caches are warm and the host is out of the way.
     pub hot: Times,
     /// Each behind a flush of the L2 cache, between two events.
     pub cold: Times,
+    /// The config that was taken.
+    pub kernel: String,
+    /// What the gates said of the output before anything was timed.
+    pub verdict: Verdict,
+    /// The SHA-256 of that output.
+    pub output_sha256: String,
 }
 
 /// Launches in one graph; the time of one is the time of the graph over this.
@@ -248,6 +265,71 @@ impl Run {
         let context = self.bound.stream().context();
         let event = || Event::new(context).map_err(|error: CudaError| flashcore::Error::from(error));
         Ok((event()?, event()?))
+    }
+}
+
+/// The config of a plan.
+fn kernel_name(plan: &Plan) -> String {
+    plan.report().kernel.as_ref().map_or_else(|| "none".to_owned(), |kernel| kernel.config.to_string())
+}
+
+/// One of several kernels that are timed in turn.
+pub(crate) struct GpuArm {
+    run: Run,
+    kernel: String,
+}
+
+impl GpuArm {
+    /// A kernel on tensors of its own, launched once.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        problem: &Problem,
+        config: Option<Config>,
+        inputs: &Inputs,
+    ) -> Result<Self, NoVerdict> {
+        let plan = gpu.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let kernel = kernel_name(&plan);
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        run.bound.launch()?;
+        Ok(Self { run, kernel })
+    }
+
+    /// The config that was taken.
+    pub(crate) fn name(&self) -> String {
+        self.kernel.clone()
+    }
+
+    /// What the gates say of what it writes now, and the hash of that.
+    pub(crate) fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
+        let aftermath = self.run.once(problem, inputs)?;
+        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        Ok((verdict, sha256(&aftermath.outputs.output.data)))
+    }
+
+    /// What times it.
+    pub(crate) fn timer(&self) -> Result<GpuTimer<'_>, NoVerdict> {
+        let (start, end) = self.run.events()?;
+        Ok(GpuTimer { graph: self.run.bound.record(LAUNCHES_PER_GRAPH)?, stream: self.run.bound.stream(), start, end })
+    }
+}
+
+/// A graph of launches of one kernel, and the clock of the device.
+pub(crate) struct GpuTimer<'a> {
+    graph: flashcore::BoundGraph<'a>,
+    stream: &'a Stream,
+    start: Event,
+    end: Event,
+}
+
+impl GpuTimer<'_> {
+    /// Seconds of one launch, of those in a replayed graph.
+    pub(crate) fn seconds(&mut self) -> Result<f64, NoVerdict> {
+        self.start.record(self.stream).map_err(flashcore::Error::from)?;
+        self.graph.launch()?;
+        self.end.record(self.stream).map_err(flashcore::Error::from)?;
+        self.end.synchronize().map_err(flashcore::Error::from)?;
+        let milliseconds = self.end.milliseconds_since(&self.start).map_err(flashcore::Error::from)?;
+        Ok(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64)
     }
 }
 

@@ -6,21 +6,34 @@
 //! * [`mutants`] plants bugs in the kernels and shows what kills each,
 //! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
-//! * [`timing`] measures, and [`floor`] says what no machine can be faster than.
+//! * [`compare`] holds two things against each other and says which is faster, if that can be said,
+//! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
+//! * [`record`] is the one form of everything that is written down,
+//! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
+//! * [`svg`] draws.
 
 mod case;
+pub mod compare;
 pub mod conformance;
+pub mod digest;
+pub mod experiments;
 pub mod floor;
 pub mod gpu;
 pub mod guard_pages;
+pub mod leaderboard;
+pub mod moment;
 pub mod mutants;
+pub mod nearest;
 mod numbers;
 pub mod problems;
+pub mod record;
 pub mod resources;
+pub mod roofline;
 pub mod sample;
 mod shape;
 pub mod simulate;
 pub mod suites;
+pub mod svg;
 pub mod timing;
 pub mod verify;
 

@@ -29,9 +29,13 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
     let log_sum_exp = memory.allocate_uninitialised("log_sum_exp", rows * 4);
     let mut buffers = Buffers { log_sum_exp, ..Buffers::new(query, key, value, output) };
     allocate_numbers(&mut memory, inputs, &mut buffers);
-    let arguments = plan.arguments(buffers).into_iter().map(argument);
-    let launch_of_plan = Launch { grid: plan.grid, arguments: arguments.collect() };
-    let report = launch(&plan.kernel, &launch_of_plan, &memory, &Options { seed, ..Options::default() })?;
+    buffers.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes() as usize);
+    let mut counters = Counters::default();
+    for (kernel, grid) in plan.launches() {
+        let arguments = plan.arguments(buffers).into_iter().map(argument).collect();
+        let options = Options { seed, ..Options::default() };
+        counters += launch(kernel, &Launch { grid, arguments }, &memory, &options)?.counters;
+    }
 
     copy_written(&memory, output, &mut outputs.output.data);
     if let Some(values) = &mut outputs.log_sum_exp {
@@ -48,7 +52,7 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
         value: after(problem.dtype, value),
         ..inputs.clone()
     };
-    Ok(Simulation { outputs, inputs_after, counters: report.counters })
+    Ok(Simulation { outputs, inputs_after, counters })
 }
 
 /// Key lengths, slopes, sinks and bias, where there are any.

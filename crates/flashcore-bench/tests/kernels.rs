@@ -31,7 +31,11 @@ fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
 
 fn ptx(problem: &Problem, config: Config) -> String {
     let plan = Plan::new(problem, config, Arch::Sm89).expect("a plan");
-    flashcore_ptx::print(&plan.kernel)
+    plan.launches().map(|(kernel, _)| flashcore_ptx::print(kernel)).collect()
+}
+
+fn named(name: &str) -> Config {
+    name.parse().expect("a config")
 }
 
 /// Says why where there is no GPU.
@@ -84,6 +88,10 @@ kernel_test! {
     ampere_padded_bf16_d96_full: Config::ampere_with_layout(SharedLayout::Padded), "1x2x97,203x96", Bf16, "full";
     ampere_three_stages_f16_d64_causal:
         Config::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..AmpereConfig::default() }), "1x2x97,203x64", F16, "causal";
+    steps_f16_d64_causal: named("steps-64x64-1stage-padded-load4-tensorqk"), "1x2x97,203x64", F16, "causal";
+    ampere_producer_f16_d64_full: named("ampere-64x64-2stage-swizzled-1producer"), "1x2x97,203x64", F16, "full";
+    ampere_parts_bf16_d128_full:
+        named("ampere-16x64-2stage-swizzled-4keys-packed-3parts"), "1x4/2x1,515x128", Bf16, "full";
 }
 
 #[test]

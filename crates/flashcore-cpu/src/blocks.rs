@@ -9,6 +9,8 @@ use crate::microkernel::Microkernel;
 use crate::microkernel::{OutputProduct, ScoreProduct, Strip};
 use crate::real::Real;
 use crate::vector::Vector;
+use std::array::from_fn;
+use std::hint::black_box;
 
 /// Implements [`Microkernel`] for a level that is a witness of the features it names.
 ///
@@ -24,6 +26,7 @@ macro_rules! vector_kernel {
             const FIRST_KEY_BLOCK: usize = 1;
             const KEY_BLOCK: usize = 1;
             const VALUE_BLOCK: usize = 1;
+            const MULTIPLIES_IN_WEIGH: bool = true;
 
             fn query_size(head_dim: usize) -> usize {
                 head_dim * Self::STRIP
@@ -150,6 +153,15 @@ macro_rules! vector_kernel {
                 }
                 // SAFETY: `self` is a witness of the features.
                 unsafe { run(columns, lanes, rows) }
+            }
+
+            fn are_finite(&self, head: crate::pack::Head<'_>, rows: std::ops::Range<usize>) -> bool {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run(head: crate::pack::Head<'_>, mut rows: std::ops::Range<usize>) -> bool {
+                    rows.all(|row| head.is_finite(row))
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(head, rows) }
             }
 
             fn stream(&self, mut tile: crate::stream::StreamTile<'_, Self::Real>) {
@@ -318,21 +330,30 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
         if tiles.depth > 0 {
             let left = tiles.left.add(if ROW_BY_ROW { row * stride } else { row });
             let right = tiles.right.add(lane);
+            // Opaque, or they would be computed again in each step, by units that some processors multiply with.
+            let row_offsets: [usize; ROWS] =
+                if ROW_BY_ROW { black_box(from_fn(|index| index * stride)) } else { [0; ROWS] };
             for step in 0..tiles.depth {
                 let mut factors = [zero; VECTORS];
                 for vector in 0..VECTORS {
                     factors[vector] = V::load(right.add(step * lanes + vector * V::LANES));
                 }
                 for index in 0..ROWS {
-                    let offset = if ROW_BY_ROW { index * stride + step } else { step * stride + index };
-                    let element = V::splat(*left.add(offset));
+                    let element = if ROW_BY_ROW {
+                        *left.add(row_offsets[index] + step)
+                    } else {
+                        *left.add(step * stride + index)
+                    };
+                    let element = V::splat(element);
                     for vector in 0..VECTORS {
                         sums[index][vector] = element.mul_add(factors[vector], sums[index][vector]);
                     }
                 }
             }
         }
-        if let Target::Scaled(factor) = tiles.target {
+        if let Target::Scaled(factor) = tiles.target
+            && factor != V::Real::ONE
+        {
             for sum in sums.as_flattened_mut() {
                 *sum = sum.mul(V::splat(factor));
             }
@@ -346,30 +367,88 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
     ROWS
 }
 
+/// Running maxima and sums of one lane, so that none need wait for the last.
+const CHAINS: usize = 4;
+
+/// The scores of one vector of lanes.
+#[derive(Clone, Copy)]
+struct Column<R> {
+    scores: *mut R,
+    /// Elements from one key to the next.
+    lanes: usize,
+}
+
+impl<R: Real> Column<R> {
+    /// The maxima of `COUNT` keys from `key` on, each with one of `largest`.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`, and there are scores of these keys.
+    #[inline(always)]
+    unsafe fn find_largest<V: Vector<Real = R>, const COUNT: usize>(self, key: usize, largest: &mut [V; CHAINS]) {
+        for (chain, largest) in largest.iter_mut().enumerate().take(COUNT) {
+            // SAFETY: the caller vouches for both.
+            *largest = unsafe { V::load(self.scores.add((key + chain) * self.lanes)).max(*largest) };
+        }
+    }
+
+    /// The weights `2^(score * factor + shift)` of `COUNT` keys from `key` on, each added to one of `sums`.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    unsafe fn weigh<V: Vector<Real = R>, const COUNT: usize>(
+        self,
+        key: usize,
+        factor: V,
+        shift: V,
+        sums: &mut [V; CHAINS],
+    ) {
+        for (chain, sum) in sums.iter_mut().enumerate().take(COUNT) {
+            // SAFETY: the caller vouches for both.
+            unsafe {
+                let score = self.scores.add((key + chain) * self.lanes);
+                let weight = V::load(score).mul_add(factor, shift).exp2();
+                weight.store(score);
+                *sum = sum.add(weight);
+            }
+        }
+    }
+}
+
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mut Strip<'_, K>) {
     assert!(strip.fits(), "a strip of scores that is too small");
-    let (lanes, keys) = (strip.lanes, strip.keys);
+    let (lanes, keys, whole) = (strip.lanes, strip.keys, strip.keys - strip.keys % CHAINS);
     for lane in (0..lanes).step_by(V::LANES) {
         // SAFETY: every row of the strip has a vector at this lane.
         unsafe {
-            let scores = strip.scores.as_mut_ptr().add(lane);
-            let old = V::load(strip.maximum.as_ptr().add(lane));
-            let mut new = old;
-            for key in 0..keys {
-                new = V::load(scores.add(key * lanes)).max(new);
+            let column = Column { scores: strip.scores.as_mut_ptr().add(lane), lanes };
+            let (factor, old) = (V::splat(strip.factor), V::load(strip.maximum.as_ptr().add(lane)));
+            let mut largest = [V::splat(V::Real::NEGATIVE_INFINITY); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                column.find_largest::<V, CHAINS>(key, &mut largest);
             }
-            let shift = new.if_equal(V::splat(V::Real::NEGATIVE_INFINITY), V::splat(V::Real::ZERO), new);
-            let mut added = V::splat(V::Real::ZERO);
-            for key in 0..keys {
-                let score = scores.add(key * lanes);
-                let weight = V::load(score).sub(shift).exp2();
-                weight.store(score);
-                added = added.add(weight);
+            for key in whole..keys {
+                column.find_largest::<V, 1>(key, &mut largest);
             }
+            let [first, second, third, fourth] = largest;
+            let new = first.max(second).max(third.max(fourth)).mul(factor).max(old);
+            let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
+            let shift = V::splat(V::Real::ZERO).sub(new.if_equal(nothing, V::splat(V::Real::ZERO), new));
+            let mut added = [V::splat(V::Real::ZERO); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                column.weigh::<V, CHAINS>(key, factor, shift, &mut added);
+            }
+            for key in whole..keys {
+                column.weigh::<V, 1>(key, factor, shift, &mut added);
+            }
+            let [first, second, third, fourth] = added;
+            let added = first.add(second).add(third.add(fourth));
             let correction = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
             let sum = strip.sum.as_mut_ptr().add(lane);
             V::load(sum).mul_add(correction, added).store(sum);

@@ -282,11 +282,15 @@ fn largest_error<K: Microkernel<Real = f32>>(kernel: &K, step: usize) -> f64 {
 }
 
 /// A prime step, so that all ends of fractions come up; with a step of 1, which takes a minute, the errors are 9.7e-8 at
-/// the portable level and 7.376e-8 at both others.
+/// the portable level, 1.439e-7 with a table and 7.376e-8 without.
 #[test]
 fn powers_of_two_are_as_exact_as_stated() {
     fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
-        let bound = if name == "portable" { f64::from(f32::EPSILON) } else { crate::exp2::MAX_ERROR };
+        let bound = match name {
+            "portable" => f64::from(f32::EPSILON),
+            "avx512" => crate::exp2::MAX_TABLE_ERROR,
+            _ => crate::exp2::MAX_ERROR,
+        };
         let error = largest_error(kernel, 251);
         assert!(error < bound, "{name}: {error:e} is above {bound:e}");
     }

@@ -80,6 +80,8 @@ mod packing;
 mod peak;
 #[expect(unsafe_code, reason = "it implements the trait of vectors")]
 mod portable;
+#[expect(unsafe_code, reason = "an instruction without effect but on caches")]
+mod prefetch;
 mod real;
 mod scores;
 mod scratch;

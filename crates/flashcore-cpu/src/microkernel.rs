@@ -100,6 +100,11 @@ pub(crate) trait Microkernel: Sync {
         unsafe { packing::transpose::<Array<Self::Real>>(columns, lanes, rows) }
     }
 
+    /// Whether rows have neither a NaN nor an infinity.
+    fn are_finite(&self, head: Head<'_>, mut rows: Range<usize>) -> bool {
+        rows.all(|row| head.is_finite(row))
+    }
+
     /// A few query rows attend some keys that are read where they lie.
     fn stream(&self, mut tile: StreamTile<'_, Self::Real>) {
         // SAFETY: any processor can do this.

@@ -1,5 +1,6 @@
 //! Bytes of the problem's type to numbers of the accumulator's, and back.
 
+use crate::prefetch::prefetch;
 use crate::real::Real;
 use flashcore_problem::{DType, Shape, Strides, TensorView};
 use half::slice::HalfFloatSliceExt;
@@ -78,7 +79,16 @@ impl<'a> Head<'a> {
         <[R]>::ref_from_bytes(&self.tensor.data[start..start + rows.len() * self.columns * size]).ok()
     }
 
-    /// Whether a row has no NaN and no infinity.
+    /// Asks for rows that will be read soon, so that they are nearer then.
+    pub(crate) fn prefetch(self, rows: Range<usize>) {
+        for row in rows {
+            prefetch(self.row(row));
+        }
+    }
+
+    /// Whether a row has no NaN and no infinity. Inlined into functions with vector instructions.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
     #[expect(clippy::needless_bitwise_bool, reason = "without leaving early, the loop becomes vectors")]
     pub(crate) fn is_finite(self, row: usize) -> bool {
         let (row, dtype) = (self.row(row), self.tensor.dtype);

@@ -72,6 +72,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
     };
     for (index, query) in query.chunks_exact_mut(query_size).enumerate() {
         let rows = strip_rows(index);
+        group.query.prefetch(rows.end..strip_rows(index + 1).end);
         kernel.pack_query(group.query, rows.clone(), padded(rows.len(), K::LANE_BLOCK), query);
     }
     output.fill(K::Real::ZERO);
@@ -190,7 +191,8 @@ fn meet<K: Microkernel>(
     }
     // A kernel that takes several keys at once multiplies those behind the last by zero.
     let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
-    let is_finite = (first_key..end).all(|key| all.contains(&key) || group.value.is_finite(key));
+    let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
+    let is_finite = are_finite(first_key..all.start.clamp(first_key, end)) && are_finite(all.end.max(first_key)..end);
     kernel.weigh(Strip {
         lanes,
         keys: keys.len(),
@@ -220,14 +222,19 @@ fn meet<K: Microkernel>(
 
 /// What a row does not attend gets a score of minus infinity and hence no weight, whatever the product was.
 fn mask<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: usize, scores: &mut [R], lanes: usize) {
-    let keys = scores.len() / lanes;
-    for (lane, row) in rows.clone().enumerate() {
-        let attended = group.attended(row);
-        let start = attended.start.saturating_sub(first_key).min(keys);
-        let end = attended.end.saturating_sub(first_key).clamp(start, keys);
-        for key in (0..start).chain(end..keys) {
-            scores[key * lanes + lane] = R::NEGATIVE_INFINITY;
+    // From row to row neither end of what is attended goes back: a key is attended by lanes that lie side by side.
+    let attended = |lane: usize| group.attended(rows.start + lane);
+    let (mut first, mut end) = (0, 0);
+    for (key, scores) in (first_key..).zip(scores.chunks_exact_mut(lanes)) {
+        while first < rows.len() && attended(first).end <= key {
+            first += 1;
         }
+        end = first.max(end);
+        while end < rows.len() && attended(end).start <= key {
+            end += 1;
+        }
+        scores[..first].fill(R::NEGATIVE_INFINITY);
+        scores[end..].fill(R::NEGATIVE_INFINITY);
     }
 }
 

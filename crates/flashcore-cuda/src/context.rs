@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use cudarc::driver::sys::CUcontext;
+use cudarc::driver::sys::{CUcontext, CUlimit};
 
 use crate::api::{Api, Code};
 use crate::device::Device;
@@ -97,6 +97,17 @@ impl Context {
         // SAFETY: the function writes two sizes.
         unsafe { cuda!(self, cuMemGetInfo_v2(&raw mut free, &raw mut total)) }?;
         Ok((free, total))
+    }
+
+    /// Sets as much of L2 aside for what launches ask it to keep as the device allows, and says how much; 0 where it cannot.
+    pub fn keep_in_l2(&self) -> Result<usize, CudaError> {
+        let bytes = self.inner.device.attributes.persisting_l2_bytes as usize;
+        if bytes > 0 {
+            let _current = self.enter()?;
+            // SAFETY: the function takes two numbers.
+            unsafe { cuda!(self, cuCtxSetLimit(CUlimit::CU_LIMIT_PERSISTING_L2_CACHE_SIZE, bytes)) }?;
+        }
+        Ok(bytes)
     }
 
     /// The error that ended all work here, if one did.

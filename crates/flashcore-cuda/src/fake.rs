@@ -13,7 +13,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlinkState, CUmodule, CUstream,
+    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlimit, CUlinkState, CUmodule, CUstream,
     CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
     CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
@@ -58,6 +58,8 @@ pub(crate) struct State {
     pub(crate) jit_options: Vec<(u32, usize)>,
     pub(crate) ptx: String,
     pub(crate) shared_allowed: c_int,
+    /// The limit that was set last.
+    pub(crate) limit: usize,
     allocations: HashMap<u64, Vec<u8>>,
     logs: [usize; 2],
     cubin: Vec<u8>,
@@ -84,6 +86,7 @@ impl State {
             errors: "",
             jit_options: Vec::new(),
             ptx: String::new(),
+            limit: 0,
             shared_allowed: 0,
             allocations: HashMap::new(),
             logs: [0; 2],
@@ -207,6 +210,10 @@ functions! {
         code::SUCCESS
     }
     fn cuCtxSynchronize(_state) { code::SUCCESS }
+    fn cuCtxSetLimit(state, _limit: CUlimit, value: usize) {
+        state.limit = value;
+        code::SUCCESS
+    }
     fn cuStreamCreate(state, stream: *mut CUstream, _flags: c_uint) { *stream = state.handle(); code::SUCCESS }
     fn cuStreamDestroy_v2(_state, _stream: CUstream) { code::SUCCESS }
     fn cuStreamSynchronize(_state, _stream: CUstream) { code::SUCCESS }

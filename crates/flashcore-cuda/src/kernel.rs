@@ -11,7 +11,7 @@ use crate::cache::{Entry, Key, SelfCheck, Source};
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::jit_log::JitReport;
-use crate::launch::{self, LaunchShape};
+use crate::launch::{self, L2Range, LaunchShape};
 use crate::module::{Function, Module, Usage};
 use crate::stream::Stream;
 
@@ -54,6 +54,11 @@ impl Launch {
     /// Its shape.
     pub const fn shape(&self) -> &LaunchShape {
         &self.shape
+    }
+
+    /// Asks L2 to keep a range of memory.
+    pub const fn set_l2_window(&mut self, window: L2Range) {
+        self.shape.l2_window = Some(window);
     }
 }
 

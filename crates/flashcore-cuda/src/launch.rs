@@ -1,11 +1,11 @@
 //! What a launch is made of besides the kernel, and the call itself.
 
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1,
-    CUlaunchConfig,
+    CUaccessPolicyWindow, CUaccessProperty, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig,
 };
 
 use crate::arguments::Arguments;
@@ -17,7 +17,7 @@ use crate::stream::Stream;
 /// The most CTAs of a grid, by dimension.
 const MOST_CTAS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// Attributes that a launch can have here.
-const MOST_ATTRIBUTES: usize = 2;
+const MOST_ATTRIBUTES: usize = 3;
 
 /// How many threads a launch has, in what groups, and what it may overlap with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,12 +33,25 @@ pub struct LaunchShape {
     /// Whether it may start before the kernel before it on the stream has finished. The kernel must then wait for it
     /// itself (`griddepcontrol.wait`) before it reads what that one writes.
     pub overlaps_previous: bool,
+    /// What L2 keeps in the part that [`Context::keep_in_l2`](crate::Context::keep_in_l2) set aside.
+    pub l2_window: Option<L2Range>,
+}
+
+/// Device memory that L2 is asked to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct L2Range {
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub bytes: usize,
+    /// The part of L2 that is set aside: of a range that is longer, so much is kept.
+    pub kept_bytes: usize,
 }
 
 impl LaunchShape {
     /// A launch without clusters or overlap.
     pub const fn new(grid: [u32; 3], threads: u32, shared_bytes: u32) -> Self {
-        Self { grid, threads, shared_bytes, cluster: None, overlaps_previous: false }
+        Self { grid, threads, shared_bytes, cluster: None, overlaps_previous: false, l2_window: None }
     }
 
     /// Checks what the driver would answer with a bare "invalid value".
@@ -72,6 +85,17 @@ impl LaunchShape {
         if self.overlaps_previous {
             attributes[count].id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[count].value.programmaticStreamSerializationAllowed = c_int::from(true);
+            count += 1;
+        }
+        if let Some(L2Range { address, bytes, kept_bytes }) = self.l2_window.filter(|range| range.bytes > 0) {
+            attributes[count].id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
+            attributes[count].value.accessPolicyWindow = CUaccessPolicyWindow {
+                base_ptr: address as *mut c_void,
+                num_bytes: bytes,
+                hitRatio: (kept_bytes as f32 / bytes as f32).min(1.0),
+                hitProp: CUaccessProperty::CU_ACCESS_PROPERTY_PERSISTING,
+                missProp: CUaccessProperty::CU_ACCESS_PROPERTY_STREAMING,
+            };
             count += 1;
         }
         (attributes, count)

@@ -108,7 +108,7 @@ pub use jit_log::JitReport;
 pub use kernel::{Kernel, Launch, Timings};
 pub use kernels::Kernels;
 pub use l2::L2Flush;
-pub use launch::LaunchShape;
+pub use launch::{L2Range, LaunchShape};
 pub use memory::DeviceBuffer;
 pub use module::{Function, Module, Usage};
 pub use run_owned::run_owned;

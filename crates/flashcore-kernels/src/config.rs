@@ -4,17 +4,20 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::{ampere, hopper, scalar};
+use crate::attention::{ampere, combine, hopper, scalar, steps};
 use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
-use crate::tile::{LANES, Rescale, SharedLayout};
-use crate::tuned;
+use crate::steps_config::StepsConfig;
+use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
+use crate::{tuned, tuned_hopper};
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Config {
     /// One thread a row.
     Scalar(ScalarConfig),
+    /// Tiles in shared memory, scores too: the steps of the history between the other two.
+    Steps(StepsConfig),
     /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
     Ampere(AmpereConfig),
     /// Tensor copies, `mbarrier`s and products of warpgroups: `sm_90a`.
@@ -45,7 +48,8 @@ pub struct AmpereConfig {
     pub key_rows: u32,
     /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
     pub key_warps: u32,
-    /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way.
+    /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way; with 1, each is
+    /// waited for as soon as it is asked for.
     pub stages: u32,
     /// How tiles lie in shared memory.
     pub layout: SharedLayout,
@@ -53,6 +57,40 @@ pub struct AmpereConfig {
     pub query: QueryPlace,
     /// When the output is brought to a new maximum.
     pub rescale: Rescale,
+    /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
+    pub load_bytes: u32,
+    /// What products are added up in.
+    pub accumulation: Accumulation,
+    /// How exponentials are computed.
+    pub exponential: Exponential,
+    /// Warps that only copy keys and values for the others: 0, 1 or 2.
+    pub producers: u32,
+    /// CTAs that stay and take tile after tile; with 0, each tile has its own.
+    pub persistent: u32,
+    /// Parts of the keys, each with CTAs of its own, which a second kernel combines; 1 is all keys.
+    pub parts: u32,
+    /// Which rows are in a tile.
+    pub packing: Packing,
+    /// Whether L2 is asked to keep the key.
+    pub l2: L2Window,
+}
+
+/// Which rows are in a tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Packing {
+    /// Those of one query head.
+    OneHead,
+    /// Those of all query heads that share a key head, which is then read once for all of them.
+    KeyHead,
+}
+
+/// Whether L2 is asked to keep the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum L2Window {
+    /// It keeps what it wants.
+    Default,
+    /// A part of it is set aside for the key, as far as that fits: hardware has one window for each launch.
+    Key,
 }
 
 /// Where the query is between products.
@@ -66,20 +104,39 @@ pub enum QueryPlace {
 
 impl Default for AmpereConfig {
     fn default() -> Self {
-        Self {
-            warps: 4,
-            rows_per_warp: 16,
-            key_rows: 64,
-            key_warps: 1,
-            stages: 2,
-            layout: SharedLayout::Swizzled,
-            query: QueryPlace::Registers,
-            rescale: Rescale::Always,
-        }
+        Self::BASE
     }
 }
 
 impl AmpereConfig {
+    /// The default.
+    pub(crate) const BASE: Self = Self {
+        warps: 4,
+        rows_per_warp: 16,
+        key_rows: 64,
+        key_warps: 1,
+        stages: 2,
+        layout: SharedLayout::Swizzled,
+        query: QueryPlace::Registers,
+        rescale: Rescale::Always,
+        load_bytes: MOST_WIDTH,
+        accumulation: Accumulation::F32,
+        exponential: Exponential::Unit,
+        producers: 0,
+        persistent: 0,
+        parts: 1,
+        packing: Packing::OneHead,
+        l2: L2Window::Default,
+    };
+
+    /// The config with the same code: how many CTAs stay, how many parts the keys have and what L2 keeps is not compiled
+    /// in.
+    pub(crate) const fn compiled(self) -> Self {
+        let persistent = if self.persistent > 0 { 1 } else { 0 };
+        let parts = if self.parts > 1 { 2 } else { 1 };
+        Self { persistent, parts, l2: L2Window::Default, ..self }
+    }
+
     /// Query rows of a CTA.
     pub const fn query_rows(self) -> u32 {
         self.row_warps().saturating_mul(self.rows_per_warp)
@@ -110,7 +167,7 @@ impl AmpereConfig {
 
     /// Threads of a CTA.
     pub const fn threads(self) -> u32 {
-        self.warps.saturating_mul(LANES)
+        self.warps.saturating_add(self.producers).saturating_mul(LANES)
     }
 
     /// Registers per thread that hold operands and results: query, scores and output, what is added
@@ -125,7 +182,12 @@ impl AmpereConfig {
         // Loads of a bias begin before they are needed, and have addresses.
         let bias = if specialisation.bias { scores + scores / 4 } else { 0 };
         let exchange = if self.key_warps > 1 { 24 } else { 0 };
-        self.rows_per_warp / 16 * (query + output + scores + bias) + exchange
+        let halves = match self.accumulation {
+            Accumulation::F32 => 0,
+            Accumulation::F16 if output > scores => output / 2,
+            Accumulation::F16 => scores / 2,
+        };
+        self.rows_per_warp / 16 * (query + output + scores + bias + halves) + exchange
     }
 
     /// Whether operands and results stay in registers.
@@ -191,12 +253,13 @@ impl Config {
             Self::Ampere(AmpereConfig { warps: 8, key_rows: 128, ..ampere }),
         ];
         let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(tuned::ALL).map(Self::Ampere);
+        let others = others.chain(StepsConfig::LISTED.map(Self::Steps)).chain(AmpereConfig::LISTED.map(Self::Ampere));
         for config in others {
             if !configs.contains(&config) {
                 configs.push(config);
             }
         }
-        configs.extend(tuned::HOPPER.map(Self::Hopper));
+        configs.extend(tuned_hopper::ALL.map(Self::Hopper));
         configs
     }
 
@@ -204,6 +267,7 @@ impl Config {
     pub const fn family(self) -> &'static str {
         match self {
             Self::Scalar(_) => "scalar",
+            Self::Steps(_) => "steps",
             Self::Ampere(_) => "ampere",
             Self::Hopper(_) => "hopper",
         }
@@ -213,6 +277,7 @@ impl Config {
     pub const fn query_rows(self) -> u32 {
         match self {
             Self::Scalar(config) => config.threads,
+            Self::Steps(config) => config.query_rows(),
             Self::Ampere(config) => config.query_rows(),
             Self::Hopper(config) => config.query_rows(),
         }
@@ -224,6 +289,7 @@ impl Config {
         match self {
             // Element by element, whatever their alignment, and scaled before anything else.
             Self::Scalar(_) => Specialisation { width: MOST_WIDTH, scaled_first: false, ..specialisation },
+            Self::Steps(_) => Specialisation { scaled_first: false, ..specialisation },
             Self::Ampere(_) | Self::Hopper(_) => specialisation,
         }
     }
@@ -232,7 +298,9 @@ impl Config {
     pub(crate) const fn dtypes(self) -> &'static [DType] {
         match self {
             Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
-            Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
+            // Tensor cores add up products of `bf16` in `f32` alone.
+            Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
+            Self::Steps(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
         }
     }
 
@@ -240,7 +308,7 @@ impl Config {
     pub(crate) const fn dims(self) -> (usize, usize) {
         match self {
             Self::Scalar(_) => (1, 1024),
-            Self::Ampere(_) | Self::Hopper(_) => (8, 256),
+            Self::Steps(_) | Self::Ampere(_) | Self::Hopper(_) => (8, 256),
         }
     }
 
@@ -252,24 +320,8 @@ impl Config {
             Self::Scalar(ScalarConfig { threads }) => {
                 vec![flaw("threads", threads, "1 to 256", (1..=256).contains(&threads))]
             }
-            Self::Ampere(AmpereConfig { warps, rows_per_warp, key_rows, key_warps, stages, .. }) => vec![
-                // Fewer would not copy a whole pattern of the swizzle at a time.
-                flaw("warps", warps, "2, 4 or 8", matches!(warps, 2 | 4 | 8)),
-                flaw(
-                    "key_warps",
-                    key_warps,
-                    "1, 2 or 4, at most the warps, with a multiple of 16 keys for each",
-                    matches!(key_warps, 1 | 2 | 4) && key_warps <= warps && key_rows % (16 * key_warps) == 0,
-                ),
-                flaw("rows_per_warp", rows_per_warp, "16 or 32", matches!(rows_per_warp, 16 | 32)),
-                flaw(
-                    "key_rows",
-                    key_rows,
-                    "a multiple of 16 up to 128",
-                    key_rows % 16 == 0 && (16..=128).contains(&key_rows),
-                ),
-                flaw("stages", stages, "2 to 8", (2..=8).contains(&stages)),
-            ],
+            Self::Steps(config) => return config.flaws(),
+            Self::Ampere(config) => return config.flaws(),
             Self::Hopper(config) => config.flaws(),
         };
         flaws.into_iter().flatten().collect()
@@ -278,7 +330,7 @@ impl Config {
     /// Whether the kernel has room in registers and shared memory.
     pub fn fits(self, specialisation: Specialisation, arch: Arch) -> bool {
         let in_registers = match self {
-            Self::Scalar(_) => true,
+            Self::Scalar(_) | Self::Steps(_) => true,
             Self::Ampere(config) => config.fits_registers(specialisation, arch),
             Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialisation),
         };
@@ -292,6 +344,8 @@ impl Config {
             (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialisation),
             (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialisation),
             (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialisation),
+            (Self::Steps(config), DType::Bf16) => steps::kernel::<Bf16x2>(name, config, specialisation),
+            (Self::Steps(config), _) => steps::kernel::<F16x2>(name, config, specialisation),
             (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialisation),
             (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialisation),
             (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialisation),
@@ -299,9 +353,26 @@ impl Config {
         }
     }
 
+    /// Writes the kernel that adds up what others have for parts of the keys.
+    pub(crate) fn generate_combine(specialisation: Specialisation) -> Kernel {
+        let Specialisation { dtype, value_dim, sinks, log_sum_exp, .. } = specialisation;
+        let features = [(sinks, "_sinks"), (log_sum_exp, "_lse")];
+        let features: String = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature).collect();
+        let name = format!("flashcore_combine_{dtype}_d{value_dim}{features}");
+        match dtype {
+            DType::Bf16 => combine::kernel::<Bf16>(name, specialisation),
+            DType::F16 => combine::kernel::<F16>(name, specialisation),
+            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialisation),
+        }
+    }
+
     fn kernel_name(self, specialisation: Specialisation) -> String {
         let Specialisation { dtype, head_dim, value_dim, width, .. } = specialisation;
-        let config = self.to_string().replace('-', "_");
+        let compiled = match self {
+            Self::Ampere(config) => Self::Ampere(config.compiled()),
+            other => other,
+        };
+        let config = compiled.to_string().replace('-', "_");
         let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
         let features = [
             (specialisation.left, "left"),

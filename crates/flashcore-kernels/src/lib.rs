@@ -15,9 +15,11 @@
 //! assert_eq!(plan.grid, [8, 8, 1]);
 //! ```
 //!
-//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline, `ampere`,
-//! tensor cores from end to end, and `hopper`, where copies and products run by themselves beside the softmax.
+//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline; `steps`,
+//! what came between it and the fast ones; `ampere`, tensor cores from end to end; `combine`, which adds up what others
+//! have for parts of the keys; and `hopper`, where copies and products run by themselves beside the softmax.
 
+mod ampere_config;
 pub mod attention;
 mod config;
 mod element;
@@ -26,14 +28,17 @@ mod name;
 mod parameters;
 mod plan;
 mod specialisation;
+mod steps_config;
 mod tensor_maps;
 pub mod tile;
 mod tuned;
+mod tuned_hopper;
 
-pub use config::{AmpereConfig, Config, QueryPlace, ScalarConfig};
+pub use config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
 pub use hopper_config::HopperConfig;
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason};
 pub use specialisation::Specialisation;
-pub use tile::{Rescale, SharedLayout};
+pub use steps_config::{Product, StepsConfig};
+pub use tile::{Accumulation, Exponential, Rescale, SharedLayout};

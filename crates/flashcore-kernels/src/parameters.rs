@@ -112,6 +112,66 @@ parameters! {
     bias_key_stride: U64,
 }
 
+/// What kernels that take their tiles in turn receive besides, behind the others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileParameters {
+    /// Tiles of query rows in one head.
+    pub(crate) tiles: Reg<U32>,
+    /// Query heads.
+    pub(crate) heads: Reg<U32>,
+    /// Tiles in all.
+    pub(crate) all: Reg<U32>,
+}
+
+impl TileParameters {
+    /// Declares and loads them.
+    pub(crate) fn load(k: &mut Builder) -> Self {
+        Self { tiles: k.parameter("tiles"), heads: k.parameter("heads"), all: k.parameter("all_tiles") }
+    }
+}
+
+/// What kernels that each take a part of the keys receive besides, behind the others, and the kernel that combines what
+/// they have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PartParameters {
+    /// Parts of the keys.
+    pub(crate) parts: Reg<U32>,
+    /// Rows of the output in all.
+    pub(crate) rows: Reg<U64>,
+    /// The address of what is known of the parts.
+    pub(crate) workspace: Reg<U64>,
+}
+
+impl PartParameters {
+    /// Declares and loads them.
+    pub(crate) fn load(k: &mut Builder) -> Self {
+        Self { parts: k.parameter("parts"), rows: k.parameter("rows"), workspace: k.parameter("workspace") }
+    }
+}
+
+/// What kernels of some configs receive behind the parameters that all have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extra {
+    /// Nothing.
+    Nothing,
+    /// [`TileParameters`].
+    Tiles { tiles: u32, heads: u32, all: u32 },
+    /// [`PartParameters`].
+    Parts { parts: u32, rows: u64 },
+}
+
+impl Extra {
+    pub(crate) fn arguments(self, buffers: Buffers) -> Vec<Argument> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Tiles { tiles, heads, all } => vec![Argument::U32(tiles), Argument::U32(heads), Argument::U32(all)],
+            Self::Parts { parts, rows } => {
+                vec![Argument::U32(parts), Argument::U64(rows), Argument::U64(buffers.workspace)]
+            }
+        }
+    }
+}
+
 /// A value that a launch passes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Argument {
@@ -152,6 +212,9 @@ pub struct Buffers {
     pub bias: u64,
     /// Where the terms of the bias lie.
     pub bias_strides: BiasStrides,
+    /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that the kernels use among themselves; any address
+    /// when they are none.
+    pub workspace: u64,
 }
 
 impl Buffers {
@@ -169,6 +232,7 @@ impl Buffers {
             sinks: 0,
             bias: 0,
             bias_strides,
+            workspace: 0,
         }
     }
 }

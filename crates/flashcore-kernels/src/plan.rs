@@ -4,14 +4,19 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
+use crate::attention::combine;
 use crate::attention::hopper::Order;
-use crate::config::{Config, Flaw, most_operand_registers};
-use crate::parameters::{Argument, Buffers, arguments};
+use crate::attention::partial::workspace_bytes;
+use crate::config::{AmpereConfig, Config, Flaw, L2Window, Packing, most_operand_registers};
+use crate::hopper_config::HopperConfig;
+use crate::parameters::{Argument, Buffers, Extra, arguments};
 use crate::specialisation::MOST_WIDTH;
 use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
 const MOST_GRID_ROWS: usize = 65_535;
+/// The most CTAs in the first dimension of a grid, and the most tiles that CTAs take in turn.
+const MOST_TILES: usize = i32::MAX as usize;
 /// The longest sequence: sums of positions, keys and windows then stay within 32 bits.
 pub(crate) const LONGEST: usize = 1 << 29;
 
@@ -24,7 +29,19 @@ pub struct Plan {
     pub config: Config,
     /// CTAs by query tile, query head and batch.
     pub grid: [u32; 3],
+    /// What is launched behind it, with the same arguments.
+    pub combine: Option<Combine>,
+    extra: Extra,
     problem: Problem,
+}
+
+/// The kernel that adds up what the first has for parts of the keys.
+#[derive(Debug, Clone)]
+pub struct Combine {
+    /// The kernel.
+    pub kernel: VerifiedKernel,
+    /// CTAs by rows, query head and batch.
+    pub grid: [u32; 3],
 }
 
 /// Why a kernel cannot run a problem.
@@ -48,6 +65,10 @@ pub enum Reason {
     )]
     Registers { config: Config, registers: u32, limit: u32 },
     #[error(
+        "the rows of several heads in one tile (packed) share what is added to their scores, so {feature} cannot be there: leave -packed out"
+    )]
+    Packed { feature: &'static str },
+    #[error(
         "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
     )]
     Width { kernel: &'static str, width: u32 },
@@ -65,35 +86,63 @@ impl Plan {
             return Err(reasons);
         }
         let specialisation = config.specialisation(problem);
-        let kernel = config.generate(specialisation).verify(arch).map_err(|errors| {
+        let rules = |errors: Vec<VerifyError>| {
             let mut reasons: Vec<_> = errors.into_iter().map(Reason::Kernel).collect();
             reasons.dedup();
             reasons
-        })?;
-        let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize);
-        let grid = match config {
-            Config::Hopper(hopper) => [Order::of(problem, hopper.query_rows()).tiles, 1, 1],
-            Config::Scalar(_) | Config::Ampere(_) => {
-                [query_tiles as u32, problem.query_heads as u32, problem.batch as u32]
-            }
         };
-        Ok(Self { kernel, config, grid, problem: problem.clone() })
+        let kernel = config.generate(specialisation).verify(arch).map_err(rules)?;
+        let shape = LaunchShape::new(problem, config);
+        let combine = match shape.extra {
+            Extra::Parts { .. } => {
+                let kernel = Config::generate_combine(specialisation).verify(arch).map_err(rules)?;
+                let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
+                Some(Combine { kernel, grid: [tiles, problem.query_heads as u32, problem.batch as u32] })
+            }
+            Extra::Nothing | Extra::Tiles { .. } => None,
+        };
+        Ok(Self { kernel, config, grid: shape.grid, combine, extra: shape.extra, problem: problem.clone() })
+    }
+
+    /// The kernels in the order in which they are launched, and their grids.
+    pub fn launches(&self) -> impl Iterator<Item = (&VerifiedKernel, [u32; 3])> {
+        let first = (&self.kernel, self.grid);
+        [first].into_iter().chain(self.combine.iter().map(|combine| (&combine.kernel, combine.grid)))
+    }
+
+    /// Bytes of memory that the kernels use among themselves.
+    pub const fn workspace_bytes(&self) -> u64 {
+        match self.extra {
+            Extra::Parts { parts, rows } => workspace_bytes(parts as u64, rows, self.problem.value_dim as u64),
+            Extra::Nothing | Extra::Tiles { .. } => 0,
+        }
+    }
+
+    /// Bytes that the key reaches over.
+    pub fn key_bytes(&self) -> usize {
+        let extent = self.problem.strides().key.extent(self.problem.key_shape());
+        extent.unwrap_or(0).saturating_mul(self.problem.dtype.size_bytes())
+    }
+
+    /// Whether L2 is to keep the key.
+    pub const fn keeps_keys_in_l2(&self) -> bool {
+        matches!(self.config, Config::Ampere(AmpereConfig { l2: L2Window::Key, .. }))
     }
 
     /// The same plan on a GPU that runs so many CTAs of the kernel at a time: where a CTA takes one tile of query rows
     /// after the other, there are no more of them.
     #[must_use]
     pub fn with_at_most(self, ctas: u32) -> Self {
-        let [tiles, heads, batches] = self.grid;
         match self.config {
-            Config::Hopper(hopper) if hopper.persistent => Self { grid: [tiles.min(ctas.max(1)), 1, 1], ..self },
-            Config::Hopper(_) | Config::Scalar(_) | Config::Ampere(_) => Self { grid: [tiles, heads, batches], ..self },
+            Config::Hopper(hopper) if hopper.persistent => Self { grid: [self.grid[0].min(ctas.max(1)), 1, 1], ..self },
+            _ => self,
         }
     }
 
     /// The arguments of a launch on tensors at these addresses.
     pub fn arguments(&self, buffers: Buffers) -> Vec<Argument> {
         let mut arguments = arguments(&self.problem, buffers);
+        arguments.extend(self.extra.arguments(buffers));
         if let Config::Hopper(hopper) = self.config {
             arguments.extend(tensor_maps(&self.problem, hopper, buffers).map(|(_, map)| Argument::TensorMap(map)));
             arguments.extend(Order::of(&self.problem, hopper.query_rows()).arguments());
@@ -106,6 +155,65 @@ impl Plan {
     pub fn with_kernel(&self, kernel: VerifiedKernel) -> Self {
         Self { kernel, ..self.clone() }
     }
+}
+
+/// The grid of the first kernel, and what it receives because of it.
+struct LaunchShape {
+    grid: [u32; 3],
+    extra: Extra,
+}
+
+impl LaunchShape {
+    fn new(problem: &Problem, config: Config) -> Self {
+        let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
+        let tiles = |rows: usize| rows.div_ceil(config.query_rows() as usize) as u32;
+        let one_head = tiles(problem.query_length);
+        if let Config::Hopper(hopper) = config {
+            return Self { grid: [Order::of(problem, hopper.query_rows()).tiles, 1, 1], extra: Extra::Nothing };
+        }
+        let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {
+            return Self { grid: [one_head, heads, batch], extra: Extra::Nothing };
+        };
+        if persistent > 0 {
+            let all = one_head.saturating_mul(heads).saturating_mul(batch);
+            return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
+        }
+        let (tiles, heads) = match packing {
+            Packing::OneHead => (one_head, heads),
+            Packing::KeyHead => (tiles(packed_rows(problem)), key_heads),
+        };
+        let rows = problem.batch.saturating_mul(problem.query_heads).saturating_mul(problem.query_length) as u64;
+        let extra = if parts > 1 { Extra::Parts { parts, rows } } else { Extra::Nothing };
+        Self { grid: [tiles.saturating_mul(parts), heads, batch], extra }
+    }
+}
+
+impl LaunchShape {
+    /// Tiles, whether each has a CTA of its own or not.
+    const fn all_tiles(&self) -> u32 {
+        match self.extra {
+            Extra::Tiles { all, .. } => all,
+            Extra::Nothing | Extra::Parts { .. } => self.grid[0],
+        }
+    }
+}
+
+/// Rows of all query heads of one key head.
+const fn packed_rows(problem: &Problem) -> usize {
+    let group = match problem.query_heads.checked_div(problem.key_heads) {
+        Some(group) => group,
+        None => 0,
+    };
+    problem.query_length.saturating_mul(group)
+}
+
+/// Whether nothing is against a kernel, as far as that can be told without writing it, and there is room for its tiles.
+pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
+    let fits = match config {
+        Config::Hopper(hopper) => arch == Arch::Sm90a && hopper.fits_shared(config.specialisation(problem)),
+        Config::Scalar(_) | Config::Ampere(_) | Config::Steps(_) => true,
+    };
+    fits && reasons(problem, config, arch).is_empty()
 }
 
 fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
@@ -136,33 +244,49 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     if let Config::Hopper(hopper) = config
         && reasons.is_empty()
     {
-        let specialisation = config.specialisation(problem);
-        let (registers, limit) = (hopper.operand_registers(specialisation), hopper.most_operand_registers());
-        if registers > limit {
-            reasons.push(Reason::Registers { config, registers, limit });
-        }
-        if specialisation.width < MOST_WIDTH {
-            reasons.push(Reason::Width { kernel, width: specialisation.width });
-        }
-        if !problem.output_shape().is_empty() && reasons.is_empty() {
-            let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));
-            let invalid = maps.into_iter().filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
-            reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
-        }
+        reasons.extend(hopper_reasons(problem, config, hopper));
     }
+    let is_packed = matches!(config, Config::Ampere(AmpereConfig { packing: Packing::KeyHead, .. }));
+    if is_packed {
+        let features = [(problem.alibi, "alibi"), (problem.bias, "a bias"), (problem.sinks, "sinks")];
+        let there = features.into_iter().filter(|(is_there, _)| *is_there);
+        reasons.extend(there.map(|(_, feature)| Reason::Packed { feature }));
+    }
+    // What is wrong already may not even have a shape.
+    let all_tiles = if reasons.is_empty() { LaunchShape::new(problem, config).all_tiles() as usize } else { 0 };
     let limits = [
+        ("the number of tiles", all_tiles, MOST_TILES),
         ("batch", problem.batch, MOST_GRID_ROWS),
         ("query_heads", problem.query_heads, MOST_GRID_ROWS),
         ("query_length", problem.query_length, LONGEST),
         ("key_length", problem.key_length, LONGEST),
     ];
-    for (argument, value, limit) in limits {
+    let packed = is_packed.then_some(("the rows of all heads of a key head", packed_rows(problem), LONGEST));
+    for (argument, value, limit) in limits.into_iter().chain(packed) {
         if value > limit {
             reasons.push(Reason::Grid { argument, value, limit });
         }
     }
     if problem.output_shape().is_empty() {
         reasons.push(Reason::Empty);
+    }
+    reasons
+}
+
+/// What speaks against a problem that another config of the family could have as well.
+fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
+    let (kernel, specialisation, mut reasons) = (config.family(), config.specialisation(problem), Vec::new());
+    let (registers, limit) = (hopper.operand_registers(specialisation), hopper.most_operand_registers());
+    if registers > limit {
+        reasons.push(Reason::Registers { config, registers, limit });
+    }
+    if specialisation.width < MOST_WIDTH {
+        reasons.push(Reason::Width { kernel, width: specialisation.width });
+    }
+    if !problem.output_shape().is_empty() && reasons.is_empty() {
+        let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));
+        let invalid = maps.into_iter().filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
+        reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
     }
     reasons
 }

@@ -6,25 +6,18 @@
 //! * 32 rows a warp read keys and values from shared memory half as often, which is what 16 rows wait for.
 //! * With 32 rows and more than 64 columns the query leaves no room in the registers, and stays in shared memory.
 //! * A problem with fewer CTAs than multiprocessors takes as long as one CTA: smaller tiles, and warps that share keys.
+//! * Few rows over many keys, as models write, wait for memory: the heads of a key head share a tile, so that keys are read
+//!   once, and the keys are divided until all multiprocessors read.
 
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
-use crate::config::{AmpereConfig, Config, QueryPlace};
-use crate::hopper_config::HopperConfig;
+use crate::config::{AmpereConfig, Config, Packing, QueryPlace};
 use crate::specialisation::Specialisation;
-use crate::tile::{Rescale, SharedLayout};
+use crate::tile::Rescale;
+use crate::tuned_hopper;
 
-const BASE: AmpereConfig = AmpereConfig {
-    warps: 4,
-    rows_per_warp: 16,
-    key_rows: 64,
-    key_warps: 1,
-    stages: 2,
-    layout: SharedLayout::Swizzled,
-    query: QueryPlace::Registers,
-    rescale: Rescale::Always,
-};
+const BASE: AmpereConfig = AmpereConfig::BASE;
 
 /// Few rows: a CTA ends sooner when two warps share its keys.
 const FEW_ROWS: AmpereConfig = AmpereConfig { key_rows: 128, key_warps: 2, ..BASE };
@@ -51,26 +44,40 @@ const MIDDLE_SMALL: AmpereConfig = AmpereConfig { key_rows: 32, ..MIDDLE };
 const WIDE_SMALL: AmpereConfig =
     AmpereConfig { key_rows: 32, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
 
-/// Every config that some problem gets.
-pub(crate) const ALL: [AmpereConfig; 12] =
-    [BASE, FEW_ROWS, TINY, ONE_WAVE, NARROW, MIDDLE, WIDE, WIDEST, WIDEST_A100, NARROW_SMALL, MIDDLE_SMALL, WIDE_SMALL];
+/// Few rows over many keys: four warps share the keys of one tile of 16 rows.
+const DECODE: AmpereConfig = AmpereConfig { key_warps: 4, ..BASE };
+/// The same for wide heads, whose query leaves no room in the registers.
+const DECODE_WIDE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..DECODE };
+/// The same where shared memory is small.
+const DECODE_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, key_warps: 2, key_rows: 32, ..DECODE_WIDE };
 
-const HOPPER_BASE: HopperConfig = HopperConfig {
-    warpgroups: 2,
-    key_rows: 128,
-    stages: 2,
-    rescale: Rescale::Always,
-    hidden_rescale: true,
-    ping_pong: true,
-    persistent: true,
-};
-/// Narrow heads on Hopper.
-const HOPPER_NARROW: HopperConfig = HopperConfig { warpgroups: 3, ..HOPPER_BASE };
-/// The widest heads on Hopper.
-const HOPPER_WIDEST: HopperConfig = HopperConfig { key_rows: 80, ping_pong: false, ..HOPPER_BASE };
+/// Every config that some problem gets; those of few rows also packed, and with several parts.
+pub(crate) const ALL: [AmpereConfig; 15] = [
+    BASE,
+    FEW_ROWS,
+    TINY,
+    ONE_WAVE,
+    NARROW,
+    MIDDLE,
+    WIDE,
+    WIDEST,
+    WIDEST_A100,
+    NARROW_SMALL,
+    MIDDLE_SMALL,
+    WIDE_SMALL,
+    AmpereConfig { parts: 4, packing: Packing::KeyHead, ..DECODE },
+    AmpereConfig { parts: 3, ..DECODE_WIDE },
+    AmpereConfig { parts: 2, packing: Packing::KeyHead, ..DECODE_WIDE_SMALL },
+];
 
-/// Every Hopper config that some problem gets.
-pub(crate) const HOPPER: [HopperConfig; 3] = [HOPPER_BASE, HOPPER_NARROW, HOPPER_WIDEST];
+/// More query rows than this are no longer few.
+const MOST_FEW_ROWS: usize = 16;
+/// Keys of a part, at least: fewer are not worth a second kernel.
+const LEAST_KEYS_OF_PART: usize = 256;
+/// CTAs that a multiprocessor is given where keys are divided: enough to keep its memory busy.
+const CTAS_PER_MULTIPROCESSOR: usize = 2;
+/// The most parts of the keys: what the second kernel adds up must stay little.
+const MOST_PARTS: usize = 64;
 
 /// Shared memory of a CTA from which on the larger tiles fit twice.
 const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
@@ -85,6 +92,12 @@ impl Config {
         }
         let columns = problem.head_dim.max(problem.value_dim);
         let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
+        if let Some(config) = few_rows_many_keys(problem, is_roomy, multiprocessors as usize) {
+            return Self::Ampere(config);
+        }
+        if let Some(config) = tuned_hopper::best(problem, arch) {
+            return Self::Hopper(config);
+        }
         let ctas = |config: AmpereConfig| {
             let tiles = problem.query_length.div_ceil(config.query_rows() as usize);
             tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
@@ -114,4 +127,28 @@ impl Config {
         let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialisation, arch));
         Self::Ampere(fitting.unwrap_or(WIDE_SMALL))
     }
+}
+
+/// The config for few rows over many keys, where the GPU would otherwise have little to do or read keys more often than it
+/// must.
+fn few_rows_many_keys(problem: &Problem, is_roomy: bool, multiprocessors: usize) -> Option<AmpereConfig> {
+    if problem.query_length > MOST_FEW_ROWS || problem.key_length < 2 * LEAST_KEYS_OF_PART {
+        return None;
+    }
+    let config = match (problem.head_dim.max(problem.value_dim), is_roomy) {
+        (..=128, _) => DECODE,
+        (_, true) => DECODE_WIDE,
+        (_, false) => DECODE_WIDE_SMALL,
+    };
+    let group = problem.query_heads / problem.key_heads.max(1);
+    let can_pack = group > 1 && !problem.alibi && !problem.bias && !problem.sinks;
+    let (packing, rows, heads) = if can_pack {
+        (Packing::KeyHead, problem.query_length * group, problem.key_heads)
+    } else {
+        (Packing::OneHead, problem.query_length, problem.query_heads)
+    };
+    let ctas = rows.div_ceil(config.query_rows() as usize).saturating_mul(heads).saturating_mul(problem.batch);
+    let wanted = (CTAS_PER_MULTIPROCESSOR * multiprocessors).div_ceil(ctas.max(1));
+    let parts = wanted.min(problem.key_length / LEAST_KEYS_OF_PART).clamp(1, MOST_PARTS) as u32;
+    Some(AmpereConfig { parts, packing, ..config })
 }

@@ -108,14 +108,14 @@ fn padding_costs_memory_and_swizzling_does_not() {
 #[test]
 fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
     let problem = Problem::new(1, 1, 64, 64, DType::F16);
-    let config = Config::Ampere(AmpereConfig { warps: 1, key_rows: 24, stages: 1, ..Default::default() });
+    let config = Config::Ampere(AmpereConfig { warps: 1, key_rows: 24, stages: 9, ..Default::default() });
     let reasons = Plan::new(&problem, config, Arch::Sm80).expect_err("three flaws");
     let reason = |argument, value, allowed| Reason::Config { kernel: KERNEL, argument, value, allowed };
     let expected = [
         reason("warps", 1, "2, 4 or 8"),
         reason("key_warps", 1, "1, 2 or 4, at most the warps, with a multiple of 16 keys for each"),
         reason("key_rows", 24, "a multiple of 16 up to 128"),
-        reason("stages", 1, "2 to 8"),
+        reason("stages", 9, "1 to 8"),
     ];
     assert_eq!(reasons, expected);
 }
@@ -174,4 +174,31 @@ fn every_default_fits() {
             }
         }
     }
+}
+
+/// Few rows over many keys: the heads of a key head in one tile, and as many parts as the GPU has room for.
+#[test]
+fn decoding_divides_the_keys() {
+    let check = |change: fn(&mut Problem), arch, expected: &str| {
+        let mut problem = Problem::new(1, 32, 1, 128, DType::F16);
+        (problem.key_heads, problem.key_length) = (8, 8192);
+        change(&mut problem);
+        let config = Config::tuned(&problem, arch, 132);
+        assert_eq!(config.to_string(), expected, "{problem}");
+        let plan = Plan::new(&problem, config, arch).expect("a plan");
+        assert_eq!(plan.combine.is_some(), expected.ends_with("parts"), "{problem}");
+        let rows = problem.batch * problem.query_heads * problem.query_length;
+        let parts = expected.strip_suffix("parts").and_then(|name| name.rsplit('-').next()?.parse().ok()).unwrap_or(0);
+        assert_eq!(plan.workspace_bytes(), parts * rows as u64 * (problem.value_dim as u64 + 2) * 4);
+    };
+    check(|_| {}, Arch::Sm90, "ampere-16x64-2stage-swizzled-4keys-packed-32parts");
+    check(|problem| problem.key_length = 1024, Arch::Sm90, "ampere-16x64-2stage-swizzled-4keys-packed-4parts");
+    check(|problem| problem.batch = 64, Arch::Sm89, "ampere-16x64-2stage-swizzled-4keys-packed");
+    check(|problem| problem.sinks = true, Arch::Sm90, "ampere-16x64-2stage-swizzled-4keys-9parts");
+    check(
+        |problem| (problem.head_dim, problem.value_dim) = (256, 256),
+        Arch::Sm89,
+        "ampere-16x32-2stage-swizzled-2keys-qshared-packed-32parts",
+    );
+    check(|problem| problem.key_length = 100, Arch::Sm90, "ampere-32x64-2stage-swizzled-2keys");
 }

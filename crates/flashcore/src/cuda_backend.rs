@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, Launch, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, L2Range, Launch, Stream};
 use flashcore_ir::{Arch, TensorMap, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config};
 use flashcore_problem::{
@@ -83,8 +83,13 @@ impl Gpu {
         let plan = plan.with_at_most(multiprocessors);
         let one = |error: CudaError| vec![Reason::Cuda(error)];
         let (kernel, source) = self.load(&plan.kernel).map_err(one)?;
-        let self_check = self.trust(problem, config, &kernel, options)?;
-        let launchable = Launchable::new(&plan, kernel.clone(), self.stream.clone()).map_err(one)?;
+        let combine = match &plan.combine {
+            Some(combine) => Some(self.load(&combine.kernel).map_err(one)?.0),
+            None => None,
+        };
+        let kernels = LoadedKernels { first: kernel.clone(), combine };
+        let self_check = self.trust(problem, config, &kernels, options)?;
+        let launchable = Launchable::new(&plan, &kernels, self.stream.clone()).map_err(one)?;
         let report = KernelReport {
             name: kernel.name().to_owned(),
             config,
@@ -92,6 +97,7 @@ impl Gpu {
             grid: plan.grid,
             threads: kernel.threads(),
             shared_bytes: kernel.shared_bytes(),
+            workspace_bytes: plan.workspace_bytes(),
             usage: kernel.usage(),
             source,
             timings: kernel.timings(),
@@ -119,9 +125,10 @@ impl Gpu {
         &self,
         problem: &Problem,
         config: Config,
-        kernel: &Arc<Kernel>,
+        kernels: &LoadedKernels,
         options: PlanOptions,
     ) -> Result<SelfCheckReport, Vec<Reason>> {
+        let kernel = &kernels.first;
         let name = kernel.name().to_owned();
         match kernel.self_check() {
             SelfCheck::Passed => Ok(SelfCheckReport::PassedBefore),
@@ -129,7 +136,7 @@ impl Gpu {
             SelfCheck::NotRun if !options.self_check.is_on(env::var(SELF_CHECK_VARIABLE).ok().as_deref()) => {
                 Ok(SelfCheckReport::Off)
             }
-            SelfCheck::NotRun => match self.try_kernel(problem, config, kernel)? {
+            SelfCheck::NotRun => match self.try_kernel(problem, config, kernels)? {
                 None => {
                     self.kernels.set_verdict(kernel, SelfCheck::Passed);
                     Ok(SelfCheckReport::PassedNow)
@@ -147,7 +154,7 @@ impl Gpu {
         &self,
         problem: &Problem,
         config: Config,
-        kernel: &Arc<Kernel>,
+        kernels: &LoadedKernels,
     ) -> Result<Option<String>, Vec<Reason>> {
         let against =
             |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
@@ -158,7 +165,7 @@ impl Gpu {
         let plan = flashcore_kernels::Plan::new(&trial.problem, config, self.arch).map_err(against)?;
         let plan = plan.with_at_most(TRIAL_CTAS);
         let mut outputs = Outputs::poisoned(&trial.problem);
-        let run = Launchable::new(&plan, kernel.clone(), self.stream.clone())
+        let run = Launchable::new(&plan, kernels, self.stream.clone())
             .and_then(|launchable| launchable.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
         match run {
             Ok(()) => Ok(trial.complaint(&outputs)),
@@ -187,35 +194,49 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// A kernel with all its arguments but the addresses.
+/// The kernels of a plan on the GPU.
+struct LoadedKernels {
+    first: Arc<Kernel>,
+    /// That which is launched behind it.
+    combine: Option<Arc<Kernel>>,
+}
+
+/// Kernels with all their arguments but the addresses.
 #[derive(Clone)]
 pub(crate) struct Launchable {
+    first: Step,
+    combine: Option<Step>,
+    stream: Stream,
+    /// What the kernels use among themselves, unless a launch brings it.
+    workspace: Arc<DeviceBuffer>,
+    /// Where L2 is asked to keep the key: bytes of the key, and of the part of L2.
+    kept_key: Option<(usize, usize)>,
+}
+
+/// One kernel of a plan.
+#[derive(Clone)]
+struct Step {
     kernel: Arc<Kernel>,
     launch: Launch,
     /// Where the addresses stand among the arguments.
     places: AddressPlaces,
     /// The tensors among the arguments.
     maps: MapPlaces,
-    stream: Stream,
 }
 
-impl Launchable {
-    fn new(plan: &flashcore_kernels::Plan, kernel: Arc<Kernel>, stream: Stream) -> Result<Self, CudaError> {
-        let mut arguments = plan.arguments(PLACEHOLDERS);
+impl Step {
+    fn new(kernel: &Arc<Kernel>, grid: [u32; 3], mut arguments: Vec<Argument>) -> Result<Self, CudaError> {
         let maps = MapPlaces::take(&mut arguments);
-        let launch = kernel.prepare(plan.grid, &arguments)?;
-        Ok(Self { kernel, launch, places: AddressPlaces::find(&arguments), maps, stream })
+        let launch = kernel.prepare(grid, &arguments)?;
+        Ok(Self { kernel: kernel.clone(), launch, places: AddressPlaces::find(&arguments), maps })
     }
 
-    /// Puts the kernel on a stream. Allocates nothing.
-    ///
     /// # Safety
     ///
-    /// The addresses are those of device memory that holds the tensors of the problem, which nobody else uses in a way
-    /// that conflicts until the launch has finished; the stream belongs to the kernel's context.
-    pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: DeviceTensors) -> Result<(), CudaError> {
+    /// That of [`Launchable::launch`].
+    unsafe fn launch(&self, stream: &Stream, buffers: Buffers, window: Option<L2Range>) -> Result<(), CudaError> {
         let mut launch = self.launch;
-        let brought = brought(buffers(tensors));
+        let brought = brought(buffers);
         for (place, address) in self.places.0.into_iter().zip(brought) {
             if let Some(index) = place {
                 self.kernel.set_argument(&mut launch, index, Argument::U64(address))?;
@@ -225,8 +246,56 @@ impl Launchable {
             let map = TensorMap { base: brought[tensor], ..map };
             self.kernel.set_argument(&mut launch, index, Argument::TensorMap(map))?;
         }
+        if let Some(window) = window {
+            launch.set_l2_window(window);
+        }
         // SAFETY: prepared by this kernel; the rest is the contract of this function.
         unsafe { self.kernel.launch(stream, &launch) }
+    }
+}
+
+impl Launchable {
+    fn new(plan: &flashcore_kernels::Plan, kernels: &LoadedKernels, stream: Stream) -> Result<Self, CudaError> {
+        let arguments = plan.arguments(PLACEHOLDERS);
+        let context = kernels.first.context();
+        let combine = match (&kernels.combine, &plan.combine) {
+            (Some(kernel), Some(combine)) => Some(Step::new(kernel, combine.grid, arguments.clone())?),
+            _ => None,
+        };
+        Ok(Self {
+            first: Step::new(&kernels.first, plan.grid, arguments)?,
+            combine,
+            workspace: Arc::new(DeviceBuffer::uninitialised(context, plan.workspace_bytes() as usize)?),
+            kept_key: if plan.keeps_keys_in_l2() { Some((plan.key_bytes(), context.keep_in_l2()?)) } else { None },
+            stream,
+        })
+    }
+
+    /// Bytes that the kernels use among themselves.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.workspace.len()
+    }
+
+    /// Puts the kernels on a stream. Allocates nothing.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are those of device memory that holds the tensors of the problem, which nobody else uses in a way
+    /// that conflicts until the launch has finished; the stream belongs to the kernel's context. Launches on other streams
+    /// that do not bring a workspace have finished, where there is one.
+    pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: DeviceTensors) -> Result<(), CudaError> {
+        let mut buffers = buffers(tensors);
+        if buffers.workspace == 0 {
+            buffers.workspace = self.workspace.address();
+        }
+        let window = self.kept_key.map(|(bytes, kept_bytes)| L2Range { address: buffers.key, bytes, kept_bytes });
+        // SAFETY: the contract of this function.
+        unsafe { self.first.launch(stream, buffers, window) }?;
+        match &self.combine {
+            // SAFETY: the contract of this function; the stream keeps the order of the two.
+            Some(combine) => unsafe { combine.launch(stream, buffers, None) },
+            None => Ok(()),
+        }
     }
 
     /// Computes a problem whose inputs and outputs validated, in the host's memory.
@@ -236,7 +305,7 @@ impl Launchable {
         inputs: &InputViews<'_>,
         outputs: OutputViews<'_>,
     ) -> Result<(), CudaError> {
-        let (stream, context) = (&self.stream, self.kernel.context());
+        let (stream, context) = (&self.stream, self.first.kernel.context());
         let strides = problem.strides();
         let bytes = |strides: Strides, shape: Shape| strides.extent(shape).unwrap_or(0) * problem.dtype.size_bytes();
         let upload = |view: TensorView<'_>, strides: Strides, shape: Shape| {
@@ -282,11 +351,12 @@ const PLACEHOLDERS: Buffers = Buffers {
     sinks: u64::MAX - 7,
     bias: u64::MAX - 8,
     bias_strides: BiasStrides { batch: BIAS_STRIDE, head: BIAS_STRIDE - 1, row: BIAS_STRIDE - 2, key: BIAS_STRIDE - 3 },
+    workspace: u64::MAX - 9,
 };
 /// Four times this, in bytes, is neither the stride of a tensor that exists nor one of the addresses above.
 const BIAS_STRIDE: usize = usize::MAX >> 3;
-/// What a launch brings along: nine addresses and the four strides of the bias.
-const BROUGHT: usize = 13;
+/// What a launch brings along: ten addresses and the four strides of the bias.
+const BROUGHT: usize = 14;
 
 /// Where what a launch brings along stands among the arguments of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -334,19 +404,43 @@ impl MapPlaces {
 
 /// In one order for placeholders and for what takes their place; the strides of the bias in bytes.
 const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
-    let Buffers { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides } =
-        buffers;
+    let Buffers { query, key, value, output, log_sum_exp, .. } = buffers;
+    let Buffers { key_lengths, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = buffers;
     let BiasStrides { batch, head, row, key: bias_key } = bias_strides;
     let bytes = size_of::<f32>() as u64;
     let [batch, head, row, bias_key] =
         [batch as u64 * bytes, head as u64 * bytes, row as u64 * bytes, bias_key as u64 * bytes];
-    [query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, batch, head, row, bias_key]
+    [
+        query,
+        key,
+        value,
+        output,
+        log_sum_exp,
+        key_lengths,
+        alibi_slopes,
+        sinks,
+        bias,
+        batch,
+        head,
+        row,
+        bias_key,
+        workspace,
+    ]
 }
 
 const fn buffers(tensors: DeviceTensors) -> Buffers {
-    let DeviceTensors { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides } =
-        tensors;
-    Buffers { query, key, value, output, log_sum_exp, key_lengths, alibi_slopes, sinks, bias, bias_strides }
+    let DeviceTensors { query, key, value, output, log_sum_exp, .. } = tensors;
+    let DeviceTensors { key_lengths, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = tensors;
+    Buffers {
+        log_sum_exp,
+        key_lengths,
+        alibi_slopes,
+        sinks,
+        bias,
+        bias_strides,
+        workspace,
+        ..Buffers::new(query, key, value, output)
+    }
 }
 
 #[cfg(test)]
@@ -379,7 +473,7 @@ mod tests {
                 change(&mut problem);
                 let trial = Trial::new(&problem).unwrap().problem;
                 let ptx = |problem: &Problem| {
-                    let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90);
+                    let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90a);
                     plan.map(|plan| flashcore_ptx::print(&plan.kernel))
                 };
                 assert_eq!(ptx(&problem), ptx(&trial), "{config} {problem}");
@@ -391,7 +485,8 @@ mod tests {
     fn every_address_has_its_place() {
         let mut problem = Problem::new(1, 2, 70, 64, flashcore_problem::DType::F16);
         problem.log_sum_exp = true;
-        let plan = flashcore_kernels::Plan::new(&problem, Config::ampere(), Arch::Sm80).unwrap();
+        let config = "ampere-64x64-2stage-swizzled-2parts".parse().unwrap();
+        let plan = flashcore_kernels::Plan::new(&problem, config, Arch::Sm80).unwrap();
         let AddressPlaces(places) = AddressPlaces::find(&plan.arguments(PLACEHOLDERS));
         let buffers = Buffers {
             log_sum_exp: 80,
@@ -400,11 +495,12 @@ mod tests {
             sinks: 128,
             bias: 144,
             bias_strides: BiasStrides { batch: 40, head: 44, row: 48, key: 52 },
+            workspace: 224,
             ..Buffers::new(16, 32, 48, 64)
         };
         let arguments = plan.arguments(buffers);
         let found = places.map(|place| arguments[place.unwrap()]);
-        let expected = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208];
+        let expected = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224];
         assert_eq!(found, expected.map(Argument::U64));
     }
 }

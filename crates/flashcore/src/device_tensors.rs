@@ -36,6 +36,9 @@ pub struct DeviceTensors {
     pub bias: u64,
     /// Where the terms of the bias lie.
     pub bias_strides: BiasStrides,
+    /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
+    /// finished; 0 for those of the plan, which are for one stream at a time.
+    pub workspace: u64,
 }
 
 impl DeviceTensors {
@@ -53,6 +56,7 @@ impl DeviceTensors {
             sinks: 0,
             bias: 0,
             bias_strides,
+            workspace: 0,
         }
     }
 
@@ -84,6 +88,10 @@ impl DeviceTensors {
         let written = tensors[3];
         for (other, address, bytes) in &tensors[..3] {
             check_apart(written, (*other, *address, *bytes))?;
+        }
+        if !self.workspace.is_multiple_of(TENSOR_ALIGNMENT) {
+            let (argument, address, multiple) = ("workspace", self.workspace, TENSOR_ALIGNMENT);
+            return Err(Error::Misaligned { argument, address, multiple });
         }
         for (argument, address, elements) in self.numbers(problem) {
             let Some(elements) = elements else {
@@ -174,6 +182,10 @@ mod tests {
         check(
             |_, tensors| tensors.log_sum_exp = 0x5002,
             &Err(Error::Misaligned { argument: "log_sum_exp", address: 0x5002, multiple: 4 }),
+        );
+        check(
+            |_, tensors| tensors.workspace = 0x6008,
+            &Err(Error::Misaligned { argument: "workspace", address: 0x6008, multiple: 16 }),
         );
         check(
             |_, tensors| tensors.value = u64::MAX - 15,

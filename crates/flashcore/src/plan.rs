@@ -115,6 +115,15 @@ impl Plan {
         &self.report
     }
 
+    /// Bytes of device memory that kernels use among themselves, where the keys are divided among several: the plan has
+    /// them, and so do the [`DeviceTensors`] that bring their own.
+    pub fn workspace_bytes(&self) -> usize {
+        match &self.backend {
+            Backend::Cuda(launchable) => launchable.workspace_bytes(),
+            Backend::Cpu | Backend::Nothing => 0,
+        }
+    }
+
     /// Computes attention of tensors in the host's memory, and returns when the outputs are there.
     ///
     /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::Inputs) and
@@ -151,6 +160,9 @@ impl Plan {
     ///   problem's strides reach;
     /// * nobody writes query, key or value, and nobody reads or writes output or log-sum-exp;
     /// * no element of output or log-sum-exp lies where another tensor has one;
+    /// * where [`workspace_bytes`](Self::workspace_bytes) is not 0 and the tensors bring no workspace, launches of this
+    ///   plan or its clones on other streams have finished; a workspace that they bring has so many bytes, and nobody
+    ///   else uses it;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.

@@ -33,6 +33,8 @@ pub struct KernelReport {
     pub threads: u32,
     /// Bytes of shared memory of a CTA.
     pub shared_bytes: u32,
+    /// Bytes that the kernel and the one that combines what it has use among themselves; 0 where it has all keys.
+    pub workspace_bytes: u64,
     /// Registers and memory it uses, in the driver's own account.
     pub usage: Usage,
     /// Where the compiled kernel came from.
@@ -107,6 +109,7 @@ mod tests {
             grid: [8, 4, 1],
             threads: 64,
             shared_bytes: 1024,
+            workspace_bytes: 0,
             usage: Usage {
                 registers: 168,
                 local_bytes: 0,

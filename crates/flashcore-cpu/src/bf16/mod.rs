@@ -223,6 +223,10 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         self.vectors.transpose(columns, lanes, rows);
     }
 
+    fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
+        self.vectors.are_finite(head, rows)
+    }
+
     /// A few rows are bound by reading the keys, which products in pairs do not make faster.
     fn stream(&self, tile: StreamTile<'_, f32>) {
         self.vectors.stream(tile);

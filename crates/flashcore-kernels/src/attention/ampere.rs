@@ -7,18 +7,24 @@
 //!
 //! There is one barrier per tile: it says that the tile has arrived for everybody, and that everybody is done with
 //! the tile before, whose place the next copy takes.
+//!
+//! The choices of its [`AmpereConfig`] change who copies ([`super::stream`]), which rows a tile has ([`Work`]), how many
+//! tiles a CTA takes, and whether it has all keys or a part of them ([`super::partial`]).
 
 use flashcore_ir::types::{F16x2, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, SpecialRegister};
 
-use super::Work;
-use crate::config::{AmpereConfig, QueryPlace};
+use super::partial::store_partials;
+use super::stream::{KeyRange, MULTIPLYING_BARRIER, Stream, StreamTiles};
+use super::{Place, Rows, Work};
+use crate::config::{AmpereConfig, Packing, QueryPlace};
 use crate::element::{ELEMENT_BYTES, Element};
+use crate::parameters::{Parameters, PartParameters, TileParameters};
 use crate::specialisation::Specialisation;
 use crate::tile::{
-    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments,
-    LeftOperand, OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, Ring, ScorePlaces,
-    SharedTile, TileAddresses, TileCopy,
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand,
+    OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, ScorePlaces, SharedTile,
+    TileAddresses, TileCopy,
 };
 
 /// Writes the kernel.
@@ -26,28 +32,96 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.register_budget(specialisation));
-    let work = Work::new(k, specialisation, config.query_rows());
-    let warp = Warp::new(k, config);
-    let tiles = Tiles::reserve(k, config, specialisation);
-    let keys = KeyRange::new(k, &work, config);
+    let parameters = Parameters::load(k);
+    let rows = match config.packing {
+        Packing::OneHead => Rows::OfHead,
+        Packing::KeyHead => Rows::OfKeyHead,
+    };
+    let work = |k: &mut Builder, place| Work::at(k, parameters, specialisation, config.query_rows(), place, rows);
+    if config.persistent > 0 {
+        let parameters = TileParameters::load(k);
+        let first = k.special(SpecialRegister::CtaX);
+        let ctas = k.special(SpecialRegister::GridX);
+        let warp = Warp::new(k, config);
+        let tiles = Tiles::reserve(k, config, specialisation);
+        k.for_uniform(first, parameters.all, ctas, |k, number| {
+            let work = work(k, Place::Turn { number, parameters });
+            tile::<T>(k, config, &work, &warp, &tiles, None);
+            // The next tile takes the place of this one.
+            k.cta_sync();
+        });
+    } else {
+        let parts = (config.parts > 1).then(|| PartParameters::load(k));
+        let work = work(k, parts.map_or(Place::Grid, Place::GridOfParts));
+        let warp = Warp::new(k, config);
+        let tiles = Tiles::reserve(k, config, specialisation);
+        tile::<T>(k, config, &work, &warp, &tiles, parts);
+    }
+    builder.finish()
+}
 
+/// One tile of query rows, by all warps or by those with that role.
+fn tile<T: Element>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    work: &Work,
+    warp: &Warp,
+    tiles: &Tiles,
+    parts: Option<PartParameters>,
+) {
+    let keys = KeyRange::new(k, work, config.query_rows(), config.key_rows);
+    let keys = match parts {
+        Some(parts) => keys.part(k, parts),
+        None => keys,
+    };
+    if config.producers == 0 {
+        attend::<T>(k, config, work, warp, tiles, &keys, parts);
+        return;
+    }
+    let producer = k.compare(Compare::Ge, warp.thread, config.warps * LANES);
+    k.if_else_uniform(
+        producer,
+        |k| {
+            let thread = k.sub(warp.thread, config.warps * LANES);
+            let stream = k.section("copies", |k| {
+                let (key, value) = (work.key(k), work.value(k));
+                Stream::new(k, config.supply(), &tiles.stream, &keys, [key, value], warp.shared_base, thread)
+            });
+            stream.produce(k, &keys);
+        },
+        |k| attend::<T>(k, config, work, warp, tiles, &keys, parts),
+    );
+}
+
+/// What the warps that multiply do.
+fn attend<T: Element>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    work: &Work,
+    warp: &Warp,
+    tiles: &Tiles,
+    keys: &KeyRange,
+    parts: Option<PartParameters>,
+) {
+    let specialisation = work.specialisation;
+    let supply = config.supply();
     let (query_copy, stream) = k.section("copies", |k| {
         let (query, key, value) = (work.query(k), work.key(k), work.value(k));
-        let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.threads());
-        (query_copy, Stream::new(k, config, &tiles, &keys, key, value, &warp))
+        let query = supply.rows(query);
+        let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES);
+        (query_copy, Stream::new(k, supply, &tiles.stream, keys, [key, value], warp.shared_base, warp.thread))
     });
+    let operands = k.section("copies", |k| Operands::new(k, config, tiles, warp));
     k.section("load query", |k| {
-        let rows_left = k.sub(work.parameters.query_length, work.first_row);
+        let rows_left = k.sub(work.row_count, work.first_row);
         query_copy.start(k, None, rows_left);
         k.copy_async_commit();
     });
-    for _ in 0..stream.ring.ahead() {
-        stream.load_next(k, &keys);
-    }
+    stream.start(k, keys);
     let query = k.section("query fragments", |k| {
-        k.copy_async_wait(stream.ring.ahead());
-        k.cta_sync();
-        let blocks = tiles.query_of_warp(k, &warp);
+        k.copy_async_wait(stream.groups_behind_query());
+        warp.sync_all(k);
+        let blocks = tiles.query_of_warp(k, warp);
         let columns = padded_columns(specialisation.head_dim);
         match config.query {
             QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &blocks, columns)),
@@ -58,18 +132,18 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
     let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialisation.value_dim)));
     let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
     let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
-    let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale));
-    let places = k.section("rows", |k| score_places(k, &work, &warp));
-    let mask = key_mask(&work, &places);
+    let softmax =
+        k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale, config.exponential));
+    let places = k.section("rows", |k| score_places(k, work, warp));
+    let mask = k.section("rows", |k| key_mask(k, work, warp, &places));
     let scores = k.section("scores", |k| Accumulator::zero(k, warp.blocks, config.keys_per_warp()));
-    k.for_uniform(keys.first, keys.end, config.key_rows as i32, |k, first_key| {
-        stream.ring.wait(k);
-        stream.load_next(k, &keys);
-        let first_key = warp.first_key(k, config, first_key);
+    k.for_uniform(keys.first, keys.end, config.key_rows as i32, |k, tile_key| {
+        stream.arrive(k, keys);
+        let first_key = warp.first_key(k, config, tile_key);
         k.section("scores", |k| {
             scores.clear(k);
-            let keys = RightFragments::Transposed(stream.keys.in_stage(k, stream.ring.reading()));
-            scores.multiply_add(k, &query, keys);
+            let keys = RightFragments::Transposed(operands.keys.in_stage(k, stream.ring.reading()));
+            scores.multiply_add(k, &query, keys, config.accumulation);
         });
         if let Some(terms) = terms {
             k.section("score terms", |k| terms.apply(k, &scores, &places, first_key));
@@ -81,36 +155,52 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
         k.section("softmax", |k| softmax.update(k, &scores, &output));
         k.section("output", |k| {
             let weights = LeftOperand::<T>::Rounded(&scores);
-            let values = RightFragments::Straight(stream.values.in_stage(k, stream.ring.reading()));
-            output.multiply_add(k, &weights, values);
+            let values = RightFragments::Straight(operands.values.in_stage(k, stream.ring.reading()));
+            output.multiply_add(k, &weights, values, config.accumulation);
         });
-        stream.ring.read(k);
+        stream.release(k, keys, tile_key);
     });
 
+    let epilogue = |k: &mut Builder| {
+        k.section("epilogue", |k| match parts {
+            Some(parts) => store_partials(k, work, warp, parts, &softmax, &output),
+            None => store::<T>(k, work, warp, tiles, &softmax, &output),
+        });
+    };
     if config.key_warps > 1 {
-        k.section("other keys", |k| gather(k, config, &tiles, &warp, &softmax, &output));
+        k.section("other keys", |k| gather(k, config, tiles, warp, &softmax, &output));
         // What is left is for the warps that have the sums of all keys.
-        let others = k.compare(Compare::Gt, warp.key_part, 0u32);
-        k.if_uniform(others, Builder::exit);
+        let has_all = k.compare(Compare::Eq, warp.key_part, 0u32);
+        k.if_uniform(has_all, epilogue);
+    } else {
+        epilogue(k);
     }
-    k.section("epilogue", |k| {
-        let sink = work.sink(k);
-        let sums = softmax.finish(k, &output, sink);
-        if specialisation.log_sum_exp {
-            let values = sums.log_sum_exp(k);
-            for (index, value) in values.into_iter().enumerate() {
-                let row = warp.row(k, &work, index as u32);
-                let exists = k.compare(Compare::Lt, row, work.parameters.query_length);
-                // The four lanes of a row have the same value; one stores it.
-                let first = k.compare(Compare::Eq, warp.position.member, 0u32);
-                let stores = k.and(exists, first);
-                let address = work.log_sum_exp(k, row);
-                k.when(stores, |k| k.store_one(address, value));
-            }
+}
+
+/// Divides the warp's rows by their sums, and stores them and their log-sum-exp.
+fn store<T: Element>(
+    k: &mut Builder,
+    work: &Work,
+    warp: &Warp,
+    tiles: &Tiles,
+    softmax: &OnlineSoftmax,
+    output: &Accumulator,
+) {
+    let sink = work.sink(k);
+    let sums = softmax.finish(k, output, sink);
+    if work.specialisation.log_sum_exp {
+        let values = sums.log_sum_exp(k);
+        for (index, value) in values.into_iter().enumerate() {
+            let row = warp.row(k, work, index as u32);
+            let exists = k.compare(Compare::Lt, row, work.row_count);
+            // The four lanes of a row have the same value; one stores it.
+            let first = k.compare(Compare::Eq, warp.position.member, 0u32);
+            let stores = k.and(exists, first);
+            let address = work.log_sum_exp(k, row);
+            k.when(stores, |k| k.store_one(address, value));
         }
-        store_output::<T>(k, &work, &warp, &tiles, &output);
-    });
-    builder.finish()
+    }
+    store_output::<T>(k, work, warp, tiles, output);
 }
 
 /// Columns as products go through them.
@@ -119,17 +209,19 @@ const fn padded_columns(columns: u32) -> u32 {
 }
 
 /// Where a thread stands.
-struct Warp {
+pub(super) struct Warp {
     thread: Reg<U32>,
     lane: Reg<U32>,
     /// The first of the warp's rows in the tile of the CTA.
     first_row: Reg<U32>,
-    position: FragmentPosition,
+    pub(super) position: FragmentPosition,
     shared_base: Reg<U32>,
     /// Its rows, by 16.
     blocks: u32,
     /// Which part of each tile of keys is its own.
     key_part: Reg<U32>,
+    /// Threads that multiply, where others do not.
+    multiplying: Option<u32>,
 }
 
 impl Warp {
@@ -145,7 +237,16 @@ impl Warp {
         let first_row = k.mul(row_warp, config.rows_per_warp);
         let (position, shared_base) = (FragmentPosition::new(k, lane), k.shared_base());
         let blocks = config.rows_per_warp / ROWS_PER_BLOCK;
-        Self { thread, lane, first_row, position, shared_base, blocks, key_part }
+        let multiplying = (config.producers > 0).then_some(config.warps * LANES);
+        Self { thread, lane, first_row, position, shared_base, blocks, key_part, multiplying }
+    }
+
+    /// Waits for all warps that multiply.
+    fn sync_all(&self, k: &mut Builder) {
+        match self.multiplying {
+            None => k.cta_sync(),
+            Some(threads) => k.barrier_sync(MULTIPLYING_BARRIER, threads),
+        }
     }
 
     /// The first key of its part of the tile that begins at `first_key`.
@@ -166,7 +267,7 @@ impl Warp {
     }
 
     /// The query row of one of the lane's rows, of which it has two in each 16.
-    fn row(&self, k: &mut Builder, work: &Work, index: u32) -> Reg<U32> {
+    pub(super) fn row(&self, k: &mut Builder, work: &Work, index: u32) -> Reg<U32> {
         let within = k.add(self.first_row, self.position.group);
         let row = k.add(work.first_row, within);
         k.add(row, index * 8)
@@ -176,10 +277,7 @@ impl Warp {
 /// The tiles in shared memory. The output goes out through the place of the query, which is in registers by then.
 struct Tiles {
     query: SharedTile,
-    /// Of stage 0; the others follow behind both.
-    key: SharedTile,
-    value: SharedTile,
-    stage_bytes: u32,
+    stream: StreamTiles,
 }
 
 impl Tiles {
@@ -189,14 +287,9 @@ impl Tiles {
         // The output goes out through the place of the query.
         let widest = query_columns.max(value_columns);
         let query = SharedTile::reserve(k, config.query_rows(), widest, config.layout);
-        let key = SharedTile::reserve(k, config.key_rows, query_columns, config.layout);
-        let value = SharedTile::reserve(k, config.key_rows, value_columns, config.layout);
-        let stage_bytes = key.bytes() + value.bytes();
-        for _ in 1..config.stages {
-            k.reserve_shared(stage_bytes, 128);
-        }
-        k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * stage_bytes), 128);
-        Self { query, key, value, stage_bytes }
+        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialisation);
+        k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * stream.stage_bytes), 128);
+        Self { query, stream }
     }
 
     /// The addresses of the warp's rows of the query, by 16.
@@ -208,116 +301,19 @@ impl Tiles {
     }
 }
 
-/// The stream of tiles of keys and values.
-struct Stream {
-    ring: Ring,
-    key_copy: TileCopy,
-    value_copy: TileCopy,
+/// Where a warp finds its part of the tiles of keys and values, in stage 0.
+struct Operands {
     keys: TileAddresses,
     values: TileAddresses,
-    /// The first key of the tile that is copied next.
-    next_key: Reg<S32>,
-    key_rows: u32,
 }
 
-impl Stream {
-    fn new(
-        k: &mut Builder,
-        config: AmpereConfig,
-        tiles: &Tiles,
-        range: &KeyRange,
-        key: GlobalRows,
-        value: GlobalRows,
-        warp: &Warp,
-    ) -> Self {
-        let [key, value] = [key, value].map(|rows| range.rows_from_first(k, rows));
-        let [key_base, value_base] = [tiles.key, tiles.value].map(|tile| warp.base_of_part(k, config, tile));
+impl Operands {
+    fn new(k: &mut Builder, config: AmpereConfig, tiles: &Tiles, warp: &Warp) -> Self {
+        let StreamTiles { key, value, .. } = tiles.stream;
+        let [key_base, value_base] = [key, value].map(|tile| warp.base_of_part(k, config, tile));
         Self {
-            ring: Ring::new(k, config.stages, tiles.stage_bytes),
-            key_copy: TileCopy::new(k, tiles.key, key, warp.shared_base, warp.thread, config.threads()),
-            value_copy: TileCopy::new(k, tiles.value, value, warp.shared_base, warp.thread, config.threads()),
-            keys: tiles.key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
-            values: tiles.value.addresses(k, value_base, warp.lane, LaneRows::DownFirst),
-            next_key: k.copy(range.first),
-            key_rows: config.key_rows,
-        }
-    }
-
-    /// Starts copying the next tile, if there is one.
-    fn load_next(&self, k: &mut Builder, keys: &KeyRange) {
-        let exists = k.compare(Compare::Lt, self.next_key, keys.end);
-        k.if_uniform(exists, |k| {
-            let left = k.sub(keys.length, self.next_key);
-            let left = k.reinterpret(left);
-            k.section("load keys", |k| {
-                self.key_copy.start(k, Some(self.ring.filling()), left);
-                self.key_copy.advance(k);
-            });
-            k.section("load values", |k| {
-                self.value_copy.start(k, Some(self.ring.filling()), left);
-                self.value_copy.advance(k);
-            });
-        });
-        k.add_to(self.next_key, self.key_rows as i32);
-        self.ring.filled(k);
-    }
-}
-
-/// Which keys the rows of a CTA attend.
-struct KeyRange {
-    /// All there are.
-    length: Reg<S32>,
-    /// The first that any row attends, or a few before it: where a tile begins.
-    first: Reg<S32>,
-    /// Behind the last that any row attends.
-    end: Reg<S32>,
-    /// The first that every row attends, where rows do not attend from key 0 on.
-    attended_by_all_from: Option<Reg<S32>>,
-    /// Behind the last that every row attends.
-    attended_by_all: Reg<S32>,
-    key_rows: u32,
-}
-
-impl KeyRange {
-    fn new(k: &mut Builder, work: &Work, config: AmpereConfig) -> Self {
-        k.section("key range", |k| {
-            let last_row = k.add(work.first_row, config.query_rows() - 1);
-            let last_that_exists = k.sub(work.parameters.query_length, 1u32);
-            let last_row = k.min(last_row, last_that_exists);
-            let first = work.first_key(k, work.first_row);
-            let first = k.reinterpret::<S32, U32>(first);
-            let tile = k.div(first, config.key_rows);
-            let first = k.mul(tile, config.key_rows);
-            let first = k.reinterpret::<U32, S32>(first);
-            let left = work.specialisation.left;
-            Self {
-                length: work.key_length,
-                first,
-                end: work.end_key(k, last_row),
-                attended_by_all_from: left.then(|| work.first_key(k, last_row)),
-                attended_by_all: work.end_key(k, work.first_row),
-                key_rows: config.key_rows,
-            }
-        })
-    }
-
-    /// Rows of a head of keys or values from the first key on.
-    fn rows_from_first(&self, k: &mut Builder, rows: GlobalRows) -> GlobalRows {
-        let first = k.reinterpret::<S32, U32>(self.first);
-        let first = k.widen(first);
-        GlobalRows { first: k.mad(first, rows.stride, rows.first), ..rows }
-    }
-
-    /// Whether some row does not attend some key of the tile.
-    fn is_partly_masked(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<Pred> {
-        let end = k.add(first_key, self.key_rows as i32);
-        let behind = k.compare(Compare::Gt, end, self.attended_by_all);
-        match self.attended_by_all_from {
-            Some(from) => {
-                let before = k.compare(Compare::Lt, first_key, from);
-                k.or(behind, before)
-            }
-            None => behind,
+            keys: key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
+            values: value.addresses(k, value_base, warp.lane, LaneRows::DownFirst),
         }
     }
 }
@@ -333,18 +329,18 @@ fn gather(
 ) {
     let (row_warps, bytes) = (config.row_warps(), softmax.sent_bytes(output));
     // Through the place of keys and values, once nobody reads them any more.
-    let place = k.add(warp.shared_base, tiles.key.offset);
+    let place = k.add(warp.shared_base, tiles.stream.key.offset);
     let lane = k.mad(warp.lane, 4u32, place);
     let row_warp = k.div(warp.first_row, config.rows_per_warp);
     let of_rows = k.mad(row_warp, bytes, lane);
-    k.cta_sync();
+    warp.sync_all(k);
     let sends = k.compare(Compare::Gt, warp.key_part, 0u32);
     k.if_uniform(sends, |k| {
         let before = k.sub(warp.key_part, 1u32);
         let address = k.mad(before, row_warps * bytes, of_rows);
         softmax.send(k, output, address);
     });
-    k.cta_sync();
+    warp.sync_all(k);
     let receives = k.compare(Compare::Eq, warp.key_part, 0u32);
     k.if_uniform(receives, |k| {
         for part in 1..config.key_warps {
@@ -358,7 +354,7 @@ fn gather(
 fn score_places(k: &mut Builder, work: &Work, warp: &Warp) -> ScorePlaces {
     let column = k.shl(warp.position.member, 1u32);
     let column = k.reinterpret::<U32, S32>(column);
-    let last_row = k.sub(work.parameters.query_length, 1u32);
+    let last_row = k.sub(work.row_count, 1u32);
     let rows: Vec<_> = (0..2 * warp.blocks).map(|index| warp.row(k, work, index)).collect();
     let position = work.position(k, rows[0]);
     let rows = rows.into_iter().map(|row| k.min(row, last_row)).collect();
@@ -367,13 +363,21 @@ fn score_places(k: &mut Builder, work: &Work, warp: &Warp) -> ScorePlaces {
 }
 
 /// Which keys the rows of a lane attend.
-fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
+fn key_mask(k: &mut Builder, work: &Work, warp: &Warp, places: &ScorePlaces) -> KeyMask {
     let Work { parameters, specialisation, key_length, .. } = *work;
+    let (left, right) = (specialisation.left, specialisation.right);
+    // Rows of several heads in turn are not as far apart as they are in the tile.
+    let others = if work.packed.is_some() && (left || right) { 1..places.rows.len() as u32 } else { 1..1 };
+    let others = others.map(|index| {
+        let row = warp.row(k, work, index);
+        work.position(k, row)
+    });
     KeyMask {
         position: places.position,
+        others: others.collect(),
         column: places.column,
-        left: specialisation.left.then_some(parameters.window_left),
-        right: specialisation.right.then_some(parameters.window_right),
+        left: left.then_some(parameters.window_left),
+        right: right.then_some(parameters.window_right),
         key_length,
         rows: places.rows.len() as u32,
     }
@@ -414,11 +418,10 @@ fn store_output<T: Element>(k: &mut Builder, work: &Work, warp: &Warp, tiles: &T
         for step in 0..warp.blocks * ROWS_PER_BLOCK / rows_per_step {
             let row = k.add(row, step * rows_per_step);
             let source = tile.chunk_address(k, warp.shared_base, row, chunk);
-            let row_wide = k.widen(row);
-            let row_start = k.mad(row_wide, rows.stride, rows.first);
+            let row_start = rows.row(k, row);
             let target = k.mad_wide(chunk, CHUNK_BYTES, row_start);
             let query_row = k.add(work.first_row, row);
-            let exists = k.compare(Compare::Lt, query_row, work.parameters.query_length);
+            let exists = k.compare(Compare::Lt, query_row, work.row_count);
             for first in (0..rows.columns).step_by(tile.panel_columns() as usize) {
                 let panel = first / tile.panel_columns();
                 let chunks_there = (rows.columns - first) / CHUNK_ELEMENTS;

@@ -1,8 +1,12 @@
 //! The kernels.
 
 pub mod ampere;
+pub mod combine;
 pub mod hopper;
+pub(crate) mod partial;
 pub mod scalar;
+pub mod steps;
+pub(crate) mod stream;
 
 use core::f32::consts::LOG2_E;
 
@@ -10,9 +14,29 @@ use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 use flashcore_problem::DType;
 
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, PartParameters, TileParameters};
 use crate::specialisation::Specialisation;
-use crate::tile::{BiasTerms, GlobalRows, ScoreTerms};
+use crate::tile::{BiasTerms, GlobalRows, PackedHeads, ScoreTerms};
+
+/// Which rows of which head a CTA works on.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// By its place in the grid.
+    Grid,
+    /// By its place in the grid, which has a CTA for each part of the keys.
+    GridOfParts(PartParameters),
+    /// One of many in turn.
+    Turn { number: Reg<U32>, parameters: TileParameters },
+}
+
+/// How heads and rows become the rows of a tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// Rows of one query head.
+    OfHead,
+    /// Rows of all query heads of a key head: the first row of each, then the second, and so on.
+    OfKeyHead,
+}
 
 /// What one CTA works on: some query rows of one head of one batch.
 #[derive(Debug, Clone, Copy)]
@@ -21,16 +45,21 @@ struct Work {
     specialisation: Specialisation,
     /// Its first query row.
     first_row: Reg<U32>,
+    /// The rows there are, in its tile and in others.
+    row_count: Reg<U32>,
     batch: Reg<U64>,
+    /// The head of the query; the first of several where rows are those of a key head.
     head: Reg<U64>,
+    /// The query heads, where the grid does not say.
+    heads: Option<Reg<U32>>,
     /// The head of key and value.
     key_head: Reg<U64>,
+    /// Query heads in one tile, where there are several.
+    packed: Option<Reg<U32>>,
     /// The keys of the batch.
     key_length: Reg<S32>,
     /// What is added to a query row to give its position among the keys.
     position_offset: Reg<S32>,
-    /// The query heads, where the grid does not say.
-    heads: Option<Reg<U32>>,
 }
 
 /// A tile of query rows.
@@ -45,25 +74,63 @@ struct QueryTile {
 }
 
 impl Work {
-    /// That of this CTA, which has `query_rows` rows.
+    /// That of this CTA, which has `query_rows` rows of one head.
     fn new(k: &mut Builder, specialisation: Specialisation, query_rows: u32) -> Self {
         let parameters = Parameters::load(k);
-        let mut query_tile = k.special(SpecialRegister::CtaX);
+        Self::at(k, parameters, specialisation, query_rows, Place::Grid, Rows::OfHead)
+    }
+
+    /// That of a place.
+    fn at(
+        k: &mut Builder,
+        parameters: Parameters,
+        specialisation: Specialisation,
+        query_rows: u32,
+        place: Place,
+        rows: Rows,
+    ) -> Self {
+        let (mut query_tile, tiles, turn) = match place {
+            Place::Grid => (k.special(SpecialRegister::CtaX), None, None),
+            Place::GridOfParts(parts) => {
+                let place = k.special(SpecialRegister::CtaX);
+                let tiles = k.special(SpecialRegister::GridX);
+                (k.div(place, parts.parts), Some(k.div(tiles, parts.parts)), None)
+            }
+            Place::Turn { number, parameters: TileParameters { tiles, heads, .. } } => {
+                let matrix = k.div(number, tiles);
+                let turn = (k.rem(matrix, heads), k.div(matrix, heads), heads);
+                (k.rem(number, tiles), Some(tiles), Some(turn))
+            }
+        };
         if specialisation.right {
             // The last rows attend most keys: begun first, their work ends with that of the others.
-            let tiles = k.special(SpecialRegister::GridX);
+            let tiles = tiles.unwrap_or_else(|| k.special(SpecialRegister::GridX));
             let last = k.sub(tiles, 1u32);
             query_tile = k.sub(last, query_tile);
         }
         let first_row = k.mul(query_tile, query_rows);
-        let head = k.special(SpecialRegister::CtaY);
-        let key_head = k.div(head, parameters.heads_per_key_head);
-        let batch = k.special(SpecialRegister::CtaZ);
-        Self::at(k, parameters, specialisation, QueryTile { first_row, head, key_head, batch })
+        let head = turn.map_or_else(|| k.special(SpecialRegister::CtaY), |(head, _, _)| head);
+        let (head, key_head, row_count, packed) = match rows {
+            Rows::OfHead => (head, k.div(head, parameters.heads_per_key_head), parameters.query_length, None),
+            Rows::OfKeyHead => {
+                let group = parameters.heads_per_key_head;
+                (k.mul(head, group), head, k.mul(parameters.query_length, group), Some(group))
+            }
+        };
+        let batch = turn.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
+        let heads = turn.map(|(_, _, heads)| heads);
+        let work = Self::of_tile(k, parameters, specialisation, QueryTile { first_row, head, key_head, batch }, heads);
+        Self { row_count, packed, ..work }
     }
 
-    /// That of a tile.
-    fn at(k: &mut Builder, parameters: Parameters, specialisation: Specialisation, tile: QueryTile) -> Self {
+    /// That of a tile of rows of one head. `heads` are the query heads, unless the grid says.
+    fn of_tile(
+        k: &mut Builder,
+        parameters: Parameters,
+        specialisation: Specialisation,
+        tile: QueryTile,
+        heads: Option<Reg<U32>>,
+    ) -> Self {
         let QueryTile { first_row, head, key_head, batch } = tile;
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
         let (key_length, position_offset) = if specialisation.key_lengths {
@@ -76,15 +143,27 @@ impl Work {
         } else {
             (k.reinterpret(parameters.key_length), parameters.position_offset)
         };
-        let heads = None;
-        Self { parameters, specialisation, first_row, batch, head, key_head, key_length, position_offset, heads }
+        let row_count = parameters.query_length;
+        Self {
+            parameters,
+            specialisation,
+            first_row,
+            row_count,
+            batch,
+            head,
+            heads,
+            key_head,
+            packed: None,
+            key_length,
+            position_offset,
+        }
     }
 
     /// The rows of this CTA's query, from its first on.
     fn query(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
         let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
-        self.rows_of_cta(k, head, stride, self.specialisation.head_dim)
+        self.rows_of_cta(k, head, stride, query_head_stride, self.specialisation.head_dim)
     }
 
     /// The rows of this CTA's output, from its first on.
@@ -92,7 +171,7 @@ impl Work {
         let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
             self.parameters;
         let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
-        self.rows_of_cta(k, head, stride, self.specialisation.value_dim)
+        self.rows_of_cta(k, head, stride, output_head_stride, self.specialisation.value_dim)
     }
 
     /// All rows of its key.
@@ -121,29 +200,64 @@ impl Work {
         k.mad(head, head_stride, batch)
     }
 
-    fn rows_of_cta(&self, k: &mut Builder, head: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
+    fn rows_of_cta(
+        &self,
+        k: &mut Builder,
+        head: Reg<U64>,
+        stride: Reg<U64>,
+        head_stride: Reg<U64>,
+        columns: u32,
+    ) -> GlobalRows {
+        if let Some(group) = self.packed {
+            let packed = PackedHeads { group, head_stride, first_row: self.first_row };
+            return GlobalRows { packed: Some(packed), ..self.rows(head, stride, columns) };
+        }
         let first_row = k.widen(self.first_row);
         let first = k.mad(first_row, stride, head);
         self.rows(first, stride, columns)
     }
 
     const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
-        GlobalRows { first, stride, columns, width: self.specialisation.width }
+        GlobalRows { first, stride, columns, width: self.specialisation.width, packed: None }
+    }
+
+    /// The number of a row among all rows of the output.
+    fn row_of_all(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let heads = match (self.heads, self.packed) {
+            (Some(heads), _) => heads,
+            (None, None) => k.special(SpecialRegister::GridY),
+            (None, Some(group)) => {
+                let key_heads = k.special(SpecialRegister::GridY);
+                k.mul(key_heads, group)
+            }
+        };
+        let heads = k.widen(heads);
+        let length = k.widen(self.parameters.query_length);
+        let matrix = k.mad(self.batch, heads, self.head);
+        let (matrix, row) = match self.packed {
+            None => (matrix, row),
+            Some(group) => {
+                let head = k.rem(row, group);
+                let head = k.widen(head);
+                (k.add(matrix, head), k.div(row, group))
+            }
+        };
+        let row = k.widen(row);
+        k.mad(matrix, length, row)
     }
 
     /// The address of the log-sum-exp of a row.
     fn log_sum_exp(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
-        let heads = self.heads.unwrap_or_else(|| k.special(SpecialRegister::GridY));
-        let heads = k.widen(heads);
-        let length = k.widen(self.parameters.query_length);
-        let matrix = k.mad(self.batch, heads, self.head);
-        let row = k.widen(row);
-        let index = k.mad(matrix, length, row);
+        let index = self.row_of_all(k, row);
         k.mad(index, 4u64, self.parameters.log_sum_exp)
     }
 
     /// The position of a query row among the keys.
     fn position(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        let row = match self.packed {
+            None => row,
+            Some(group) => k.div(row, group),
+        };
         let row = k.reinterpret::<U32, S32>(row);
         k.add(row, self.position_offset)
     }

@@ -4,7 +4,7 @@ use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{F16x2, Pred, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress};
 
-use super::shared::{CHUNK_BYTES, CHUNK_ELEMENTS, SharedTile};
+use super::shared::{CHUNK_BYTES, CHUNK_ELEMENTS, PATTERN_ROWS, SharedLayout, SharedTile};
 use crate::element::ELEMENT_BYTES;
 
 /// Rows of a matrix in global memory.
@@ -18,6 +18,34 @@ pub struct GlobalRows {
     pub columns: u32,
     /// Bytes that addresses are a multiple of, and that are moved at a time: 2, 4, 8 or 16.
     pub width: u32,
+    /// Where rows of several heads take turns.
+    pub packed: Option<PackedHeads>,
+}
+
+/// Rows of several heads in turn: row 0 of each head, then row 1 of each, and so on.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedHeads {
+    /// How many heads there are.
+    pub group: Reg<U32>,
+    /// Bytes from one head to the next.
+    pub head_stride: Reg<U64>,
+    /// The number of the first row: rows are counted from there.
+    pub first_row: Reg<U32>,
+}
+
+impl GlobalRows {
+    /// The address of a row.
+    pub(crate) fn row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let Some(PackedHeads { group, head_stride, first_row }) = self.packed else {
+            let row = k.widen(row);
+            return k.mad(row, self.stride, self.first);
+        };
+        let row = k.add(row, first_row);
+        let (head, row) = (k.rem(row, group), k.div(row, group));
+        let (head, row) = (k.widen(head), k.widen(row));
+        let start = k.mad(row, self.stride, self.first);
+        k.mad(head, head_stride, start)
+    }
 }
 
 /// One thread's part of copying tiles of one shape: a chunk in each of several rows, in each panel.
@@ -50,8 +78,7 @@ impl TileCopy {
         let row = k.shr(thread, chunks.ilog2());
         let chunk = k.and(thread, chunks - 1);
         let target = tile.chunk_address(k, base, row, chunk);
-        let row_wide = k.widen(row);
-        let row_start = k.mad(row_wide, rows.stride, rows.first);
+        let row_start = rows.row(k, row);
         let source = k.mad_wide(chunk, CHUNK_BYTES, row_start);
         Self { tile, row, chunk, target, source, rows, rows_per_step: threads / chunks }
     }
@@ -65,8 +92,14 @@ impl TileCopy {
         };
         let step_bytes = k.mul(self.rows.stride, u64::from(self.rows_per_step));
         let mut source = self.source;
+        let targets = self.targets(k, target);
         for step in 0..self.tile.rows.div_ceil(self.rows_per_step) {
             let row = k.add(self.row, step * self.rows_per_step);
+            if self.rows.packed.is_some() && step > 0 {
+                let row_start = self.rows.row(k, row);
+                source = k.mad_wide(self.chunk, CHUNK_BYTES, row_start);
+            }
+            let target = targets[step as usize % targets.len()];
             let exists = k.section("tail", |k| k.compare(Compare::Lt, row, rows_left));
             let inside = self.overhangs(step).then(|| k.compare(Compare::Lt, row, self.tile.rows));
             for panel in 0..self.rows.columns.div_ceil(self.tile.panel_columns()) {
@@ -81,6 +114,17 @@ impl TileCopy {
                 }
             }
             source = k.add(source, step_bytes);
+        }
+    }
+
+    /// Where the chunks of even and of odd steps go, before the rows of the steps are added: few threads copy fewer rows
+    /// at a time than the pattern of the swizzle has.
+    fn targets(&self, k: &mut Builder, target: Reg<U32>) -> Vec<Reg<U32>> {
+        match self.tile.layout {
+            SharedLayout::Swizzled if self.rows_per_step < PATTERN_ROWS => {
+                vec![target, k.section("swizzle", |k| k.xor(target, self.rows_per_step * CHUNK_BYTES))]
+            }
+            _ => vec![target],
         }
     }
 

@@ -9,10 +9,13 @@ use super::fragment::Accumulator;
 /// Which keys each of a lane's rows attends: a window around its position, of the keys there are.
 ///
 /// Only tiles that are partly masked look at it, so it holds few registers and computes the rest each time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct KeyMask {
-    /// The position of the lane's first row among the keys. The others are [`ROW_STEP`] further on each.
+    /// The position of the lane's first row among the keys. The others are [`ROW_STEP`] further on each, unless
+    /// [`others`](Self::others) says.
     pub position: Reg<S32>,
+    /// The positions of the other rows, where they are not that far apart.
+    pub others: Vec<Reg<S32>>,
     /// The lane's first column.
     pub column: Reg<S32>,
     /// Keys before its position that a row attends; `None` is all.
@@ -31,10 +34,17 @@ impl KeyMask {
         let first = k.add(first_key, self.column);
         let length = k.sub(self.key_length, first);
         let position = k.sub(self.position, first);
+        let others: Vec<_> = self.others.iter().map(|other| k.sub(*other, first)).collect();
+        // Where a row's position is: from which register on, and how far.
+        let place = |row: u32| match row.checked_sub(1).and_then(|other| others.get(other as usize)) {
+            Some(other) => (*other, 0),
+            None => (position, (row * ROW_STEP) as i32),
+        };
         let ends: Vec<_> = (0..self.rows)
             .map(|row| match self.right {
                 Some(right) => {
-                    let position = k.add(position, (row * ROW_STEP) as i32 + 1);
+                    let (position, further) = place(row);
+                    let position = k.add(position, further + 1);
                     let end = k.add(position, right);
                     k.min(end, length)
                 }
@@ -42,8 +52,14 @@ impl KeyMask {
             })
             .collect();
         let starts: Option<Vec<_>> = self.left.map(|left| {
-            let first = k.sub(position, left);
-            (0..self.rows).map(|row| k.add(first, (row * ROW_STEP) as i32)).collect()
+            let before = |k: &mut Builder, position| k.sub(position, left);
+            let first = before(k, position);
+            (0..self.rows)
+                .map(|row| match place(row) {
+                    (other, 0) if row > 0 => before(k, other),
+                    (_, further) => k.add(first, further),
+                })
+                .collect()
         });
         scores.each(|row, column, score| {
             let mut masked = k.compare(Compare::Le, ends[row], column as i32);

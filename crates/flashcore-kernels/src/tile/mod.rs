@@ -20,15 +20,15 @@ mod softmax;
 mod softmax_steps;
 mod transfer;
 
-pub use copy::{GlobalRows, TileCopy};
-pub use fragment::{Accumulator, LeftFragments, LeftOperand, RightFragments};
+pub use copy::{GlobalRows, PackedHeads, TileCopy};
+pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub use mask::KeyMask;
 pub use panel::{PANEL_COLUMNS, PanelMatrix, PanelTile, Rounded, TensorRows};
 pub use ring::Ring;
 pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};
 pub(crate) use shared::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
-pub use softmax::{OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
+pub use softmax::{Exponential, OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
 pub use transfer::{LeftStage, TransferCursor, TransferRing};
 
 use flashcore_ir::types::U32;

@@ -45,7 +45,7 @@ impl Ring {
     /// Waits until the tile to read is there for all threads, and all are done with the one before it.
     pub fn wait(&self, k: &mut Builder) {
         k.section("wait", |k| {
-            k.copy_async_wait(self.stages - 2);
+            k.copy_async_wait(self.stages.saturating_sub(2));
             k.cta_sync();
         });
     }

@@ -27,6 +27,7 @@ pub struct OnlineSoftmax {
     /// The sum over the columns of this lane.
     pub(super) sum: Vec<Reg<F32>>,
     pub(super) rescale: Rescale,
+    pub(super) exponential: Exponential,
 }
 
 /// When the output is brought to a new maximum.
@@ -41,14 +42,33 @@ pub enum Rescale {
     WhenFar,
 }
 
+/// How exponentials of scores are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Exponential {
+    /// Each by the unit for special functions.
+    Unit,
+    /// Every fourth by a polynomial, on the units that multiply and add, which have time where that unit has none.
+    Shared,
+}
+
+/// Of so many exponentials one is a polynomial where they are shared.
+const SHARE: usize = 4;
+
 impl OnlineSoftmax {
     /// No scores yet, in `rows` rows of a lane. `scale` is the scale of the scores times `log2(e)`, and positive.
-    pub fn new(k: &mut Builder, rows: u32, scale: Option<Reg<F32>>, rescale: Rescale) -> Self {
+    pub fn new(
+        k: &mut Builder,
+        rows: u32,
+        scale: Option<Reg<F32>>,
+        rescale: Rescale,
+        exponential: Exponential,
+    ) -> Self {
         Self {
             scale,
             maximum: (0..rows).map(|_| k.copy(f32::NEG_INFINITY)).collect(),
             sum: (0..rows).map(|_| k.copy(0.0f32)).collect(),
             rescale,
+            exponential,
         }
     }
 
@@ -82,15 +102,25 @@ impl OnlineSoftmax {
             }
         });
         k.section("weights", |k| {
+            let mut number = 0;
             scores.each(|row, _, score| {
                 match self.scale {
                     Some(scale) => k.scale_add_to(score, scale, raised.shift[row]),
                     None => k.add_to(score, raised.shift[row]),
                 }
-                k.exp2_to(score);
+                self.exp2_to(k, score, number);
+                number += 1;
                 k.add_to(self.sum[row], score);
             });
         });
+    }
+
+    /// `score = 2^score`, of the score of a number.
+    pub(super) fn exp2_to(&self, k: &mut Builder, score: Reg<F32>, number: usize) {
+        match self.exponential {
+            Exponential::Shared if number % SHARE == 0 => exp2_by_polynomial(k, score),
+            _ => k.exp2_to(score),
+        }
     }
 
     fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> Raised {
@@ -186,13 +216,19 @@ impl OnlineSoftmax {
         registers
     }
 
-    /// Divides `output` by the sums of its rows, and returns what the rows were. A sink, in base 2, is one more score
-    /// that has no value.
-    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowSums {
+    /// The maxima, in base 2, and the sums over all columns of a lane's rows, of the keys so far.
+    pub fn partial(&self, k: &mut Builder) -> RowSums {
         for sum in &self.sum {
             over_row(k, *sum, |k, sum, other| k.add_to(sum, other));
         }
-        let maximum: Vec<_> = self.maximum.iter().map(|maximum| self.scaled(k, *maximum)).collect();
+        let maximum = self.maximum.iter().map(|maximum| self.scaled(k, *maximum)).collect();
+        RowSums { maximum, sum: self.sum.clone() }
+    }
+
+    /// Divides `output` by the sums of its rows, and returns what the rows were. A sink, in base 2, is one more score
+    /// that has no value.
+    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowSums {
+        let RowSums { maximum, .. } = self.partial(k);
         let (maximum, factors) = match sink {
             None => (maximum, None),
             Some(sink) => {
@@ -243,6 +279,33 @@ pub fn add_sink(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>, sink: Reg<F32
     })
 }
 
+/// `target = 2^target` for numbers that are not positive: a polynomial for the fraction, and the whole part into the bits of
+/// the exponent. Good to a relative error of `3e-6`; what is below the smallest normal number becomes zero.
+fn exp2_by_polynomial(k: &mut Builder, target: Reg<F32>) {
+    /// Added to a number, it leaves the nearest whole number in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    /// `2^x` from -1/2 to 1/2, the highest power first: least squares of the relative error at Chebyshev nodes.
+    const COEFFICIENTS: [f32; 5] = [0.009_560_51, 0.055_917_04, 0.240_249_81, 0.693_121_97, 0.999_999_2];
+    const SMALLEST: f32 = -126.0;
+    const MANTISSA_BITS: u32 = 23;
+    let vanishes = k.compare(Compare::Lt, target, SMALLEST);
+    let clamped = k.max(target, SMALLEST);
+    let shifted = k.add(clamped, MAGIC);
+    let whole = k.sub(shifted, MAGIC);
+    let fraction = k.sub(clamped, whole);
+    let power = k.copy(COEFFICIENTS[0]);
+    for coefficient in &COEFFICIENTS[1..] {
+        k.scale_add_to(power, fraction, *coefficient);
+    }
+    let bits = k.reinterpret::<F32, U32>(shifted);
+    let exponent = k.shl(bits, MANTISSA_BITS);
+    let power = k.reinterpret::<F32, U32>(power);
+    let bits = k.add(power, exponent);
+    let power = k.reinterpret::<U32, F32>(bits);
+    let result = k.select(vanishes, 0.0f32, power);
+    k.set(target, result);
+}
+
 /// Combines `value` over the four lanes that share a row.
 pub(super) fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
     for distance in [1u32, 2] {
@@ -254,8 +317,8 @@ pub(super) fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut B
 /// The finished maxima, in base 2, and sums of a lane's rows.
 #[derive(Debug, Clone)]
 pub struct RowSums {
-    maximum: Vec<Reg<F32>>,
-    sum: Vec<Reg<F32>>,
+    pub(crate) maximum: Vec<Reg<F32>>,
+    pub(crate) sum: Vec<Reg<F32>>,
 }
 
 impl RowSums {

@@ -122,15 +122,14 @@ impl TransferCursor {
 
     /// Goes on to the next stage.
     pub fn advance(&self, k: &mut Builder) {
-        k.section("advance", |k| match self.stage {
-            Some(stage) => {
+        k.section("advance", |k| {
+            if let Some(stage) = self.stage {
                 k.add_to(stage, 1u32);
                 let wraps = k.compare(Compare::Eq, stage, self.ring.stages);
                 let other = k.xor(self.phase, 1u32);
                 k.set_where(self.phase, wraps, other);
                 k.set_where(stage, wraps, 0u32);
-            }
-            None => {
+            } else {
                 let other = k.xor(self.phase, 1u32);
                 k.set(self.phase, other);
             }

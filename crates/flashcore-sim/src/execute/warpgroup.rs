@@ -153,7 +153,9 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
         }
     }
     // The next product may add to it before it is there; for everybody else it is in use until the wait.
-    d.iter().for_each(|&register| warp.registers.will_be_written(register));
+    for &register in d {
+        warp.registers.will_be_written(register);
+    }
     warp.products.start(access.stamp, op, adds, matrices);
     counters.wgmma += 1;
     counters.tensor_flops += 2 * (WARP_ROWS * DEPTH) as u64 * u64::from(*columns);

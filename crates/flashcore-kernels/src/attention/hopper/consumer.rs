@@ -80,7 +80,9 @@ impl<T: Element> Consumer<T> {
         let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
         let places = k.section("rows", |k| self.score_places(k, work));
         let mask = key_mask(work, &places);
-        let softmax = k.section("softmax", |k| OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale));
+        let softmax = k.section("softmax", |k| {
+            OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, cta.config.exponential)
+        });
         self.output.clear(k);
         let raised = Raised::none(k, LANE_ROWS);
         let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };
@@ -289,6 +291,7 @@ fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
     let Work { parameters, specialisation, key_length, .. } = *work;
     KeyMask {
         position: places.position,
+        others: Vec::new(),
         column: places.column,
         left: specialisation.left.then_some(parameters.window_left),
         right: specialisation.right.then_some(parameters.window_right),

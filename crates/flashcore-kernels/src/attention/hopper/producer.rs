@@ -4,15 +4,14 @@ use flashcore_ir::builder::CachePolicy;
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
+use super::Cta;
 use super::key_tiles::KeyTiles;
 use super::schedule::Tile;
-use super::{Cta, WARPGROUP};
 use crate::tile::{LANES, PanelTile, TensorRows, TransferCursor};
 
 /// One warp of the warpgroup copies; the others are done.
 pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
     let warp = k.shr(thread, LANES.ilog2());
-    debug_assert!(WARPGROUP > LANES, "the first warp is one of several");
     let copies = k.compare(Compare::Eq, warp, 0u32);
     k.if_uniform(copies, |k| {
         let producer = Producer::new(k, cta);

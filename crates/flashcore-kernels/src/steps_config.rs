@@ -1,0 +1,100 @@
+//! The choices of the kernel that has the steps of the history.
+
+use crate::attention::stream::Supply;
+use crate::config::Flaw;
+use crate::specialisation::MOST_WIDTH;
+use crate::tile::{LANES, ROWS_PER_BLOCK, SharedLayout};
+
+/// Warps of a CTA.
+const WARPS: u32 = 4;
+
+/// The choices of the kernel that has the steps of the history: tiles of 64 query rows, and scores in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StepsConfig {
+    /// Keys of a tile: 32 or 64.
+    pub key_rows: u32,
+    /// Tiles of keys and values in shared memory at a time; with 1, each is waited for as soon as it is asked for.
+    pub stages: u32,
+    /// How tiles lie in shared memory.
+    pub layout: SharedLayout,
+    /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
+    pub load_bytes: u32,
+    /// Who multiplies query and key.
+    pub scores: Product,
+    /// Who multiplies weights and values.
+    pub output: Product,
+}
+
+/// Who multiplies matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// Lanes, one multiplication at a time, in `f32`.
+    Scalar,
+    /// Tensor cores.
+    Tensor,
+}
+
+impl Default for StepsConfig {
+    fn default() -> Self {
+        Self::FIRST
+    }
+}
+
+impl StepsConfig {
+    /// The first step: tiles in shared memory, and nothing else.
+    const FIRST: Self = Self {
+        key_rows: 64,
+        stages: 1,
+        layout: SharedLayout::Plain,
+        load_bytes: 4,
+        scores: Product::Scalar,
+        output: Product::Scalar,
+    };
+    const LAST: Self = Self {
+        key_rows: 64,
+        stages: 2,
+        layout: SharedLayout::Swizzled,
+        load_bytes: MOST_WIDTH,
+        scores: Product::Tensor,
+        output: Product::Tensor,
+    };
+
+    /// Those that gates, snapshots and tests go through: between them they have every value of every choice.
+    pub(crate) const LISTED: [Self; 6] = [
+        Self::FIRST,
+        Self { layout: SharedLayout::Padded, load_bytes: 8, ..Self::FIRST },
+        Self { layout: SharedLayout::Swizzled, load_bytes: MOST_WIDTH, stages: 2, ..Self::FIRST },
+        Self { output: Product::Scalar, key_rows: 32, stages: 3, ..Self::LAST },
+        Self { scores: Product::Scalar, layout: SharedLayout::Padded, ..Self::LAST },
+        Self::LAST,
+    ];
+
+    /// Query rows of a CTA.
+    pub const fn query_rows(self) -> u32 {
+        WARPS * ROWS_PER_BLOCK
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(self) -> u32 {
+        WARPS * LANES
+    }
+
+    /// How keys and values come.
+    pub(crate) const fn supply(self) -> Supply {
+        let Self { stages, key_rows, load_bytes, .. } = self;
+        Supply { stages, key_rows, warps: WARPS, producers: 0, load_bytes }
+    }
+
+    /// What no kernel can be generated with.
+    pub(crate) fn flaws(self) -> Vec<Flaw> {
+        let Self { key_rows, stages, load_bytes, .. } = self;
+        let flaw =
+            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
+        let flaws = [
+            flaw("key_rows", key_rows, "32 or 64", matches!(key_rows, 32 | 64)),
+            flaw("stages", stages, "1 to 8", (1..=8).contains(&stages)),
+            flaw("load_bytes", load_bytes, "4, 8 or 16", matches!(load_bytes, 4 | 8 | 16)),
+        ];
+        flaws.into_iter().flatten().collect()
+    }
+}
