@@ -23,6 +23,7 @@ const BASE: HopperConfig = HopperConfig {
     hidden_rescale: true,
     exponential: Exponential::Unit,
     ping_pong: true,
+    dependent: false,
     persistent: true,
 };
 /// Heads of up to 64 columns.

@@ -66,6 +66,12 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
         });
         k.cta_sync();
     });
+    if config.dependent {
+        k.section("kernels before and behind", |k| {
+            k.launch_dependents();
+            k.grid_dependency_wait();
+        });
+    }
     let cta = Cta { config, specialisation, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());
     // All lanes of a warp agree, which compilers cannot see.
