@@ -67,10 +67,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
         k.cta_sync();
     });
     if config.dependent {
-        k.section("kernels before and behind", |k| {
-            k.launch_dependents();
-            k.grid_dependency_wait();
-        });
+        k.section("kernel behind", Builder::launch_dependents);
     }
     let cta = Cta { config, specialisation, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());
@@ -106,6 +103,16 @@ struct Cta {
     shared: Shared,
     /// The address of shared memory.
     base: Reg<U32>,
+}
+
+impl Cta {
+    /// Waits for the kernel before this one on the stream, as late as possible: before this thread touches memory of the
+    /// device. Every role does it where it first may.
+    fn wait_for_kernel_before(&self, k: &mut Builder) {
+        if self.config.dependent {
+            k.section("kernel before", Builder::grid_dependency_wait);
+        }
+    }
 }
 
 /// The tensors that are copied.
