@@ -118,7 +118,7 @@ impl OnlineSoftmax {
     /// `score = 2^score`, of the score of a number.
     pub(super) fn exp2_to(&self, k: &mut Builder, score: Reg<F32>, number: usize) {
         match self.exponential {
-            Exponential::Shared if number % SHARE == 0 => exp2_by_polynomial(k, score),
+            Exponential::Shared if number.is_multiple_of(SHARE) => exp2_by_polynomial(k, score),
             _ => k.exp2_to(score),
         }
     }
