@@ -71,12 +71,17 @@ impl Gpu {
     ) -> Result<Result<GpuTimes, Verdict>, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
-        let aftermath = run.once(problem, inputs)?;
-        let verdicts = judge_outputs(problem, inputs, &aftermath.outputs)?;
-        if let Some(wrong) = verdicts.into_iter().find(|verdict| !verdict.passed()) {
-            return Ok(Err(wrong));
+        match run.first_failure(problem, inputs)? {
+            Some(wrong) => Ok(Err(wrong)),
+            None => Ok(Ok(run.time()?)),
         }
-        Ok(Ok(GpuTimes { hot: run.time_hot()?, cold: run.time_cold()? }))
+    }
+
+    /// Runs a plan once, judges it, whole or by a sample, and times it even if it is wrong; then the verdict says so.
+    pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<(Option<Verdict>, GpuTimes), NoVerdict> {
+        let problem = plan.problem();
+        let run = Run::new(plan, inputs, &Outputs::poisoned(problem))?;
+        Ok((run.first_failure(problem, inputs)?, run.time()?))
     }
 
     /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.
@@ -148,6 +153,9 @@ const COLD_LAUNCHES: usize = 30;
 /// A graph longer than this is not repeated more than the results need.
 const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
 
+/// A launch longer than this is timed alone: what it takes to start does not show.
+const LONG_LAUNCH_MILLISECONDS: f32 = 10.0;
+
 /// A plan with guarded tensors on the device.
 struct Run {
     bound: Bound,
@@ -205,9 +213,32 @@ impl Run {
         Ok(Aftermath { inputs, outputs: Outputs { output, log_sum_exp }, guards })
     }
 
+    /// Runs once; the first verdict that is not good.
+    fn first_failure(&self, problem: &Problem, inputs: &Inputs) -> Result<Option<Verdict>, NoVerdict> {
+        let aftermath = self.once(problem, inputs)?;
+        let verdicts = judge_outputs(problem, inputs, &aftermath.outputs)?;
+        Ok(verdicts.into_iter().find(|verdict| !verdict.passed()))
+    }
+
+    fn time(&self) -> Result<GpuTimes, NoVerdict> {
+        Ok(GpuTimes { hot: self.time_hot()?, cold: self.time_cold()? })
+    }
+
+    /// Milliseconds of one launch, by two events.
+    fn milliseconds(&self) -> Result<f32, NoVerdict> {
+        let stream = self.bound.stream();
+        let (start, end) = self.events()?;
+        start.record(stream).map_err(flashcore::Error::from)?;
+        self.bound.launch()?;
+        end.record(stream).map_err(flashcore::Error::from)?;
+        end.synchronize().map_err(flashcore::Error::from)?;
+        Ok(end.milliseconds_since(&start).map_err(flashcore::Error::from)?)
+    }
+
     fn time_hot(&self) -> Result<Times, NoVerdict> {
         let stream = self.bound.stream();
-        let graph = self.bound.record(LAUNCHES_PER_GRAPH)?;
+        let launches = if self.milliseconds()? > LONG_LAUNCH_MILLISECONDS { 1 } else { LAUNCHES_PER_GRAPH };
+        let graph = self.bound.record(launches)?;
         let (start, end) = self.events()?;
         let mut seconds = Vec::new();
         // The first replays warm clocks and caches and do not count.
@@ -218,7 +249,7 @@ impl Run {
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
             if replay >= 3 {
-                seconds.push(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64);
+                seconds.push(f64::from(milliseconds) / 1e3 / launches as f64);
             }
             if milliseconds > LONG_GRAPH_MILLISECONDS && seconds.len() >= 7 {
                 break;
@@ -240,6 +271,9 @@ impl Run {
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
             seconds.push(f64::from(milliseconds) / 1e3);
+            if milliseconds > LONG_LAUNCH_MILLISECONDS && seconds.len() >= 7 {
+                break;
+            }
         }
         Ok(Times { seconds })
     }

@@ -6,6 +6,7 @@
 //! * [`mutants`] plants bugs in the kernels and shows what kills each,
 //! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
+//! * [`ladder`] walks from one thread a row to the fastest kernel and shows what each step brought,
 //! * [`timing`] measures, and [`floor`] says what no machine can be faster than.
 
 mod case;
@@ -13,6 +14,7 @@ pub mod conformance;
 pub mod floor;
 pub mod gpu;
 pub mod guard_pages;
+pub mod ladder;
 pub mod mutants;
 mod numbers;
 pub mod problems;

@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod cache;
 pub(crate) mod conformance;
 pub(crate) mod doctor;
+pub(crate) mod ladder;
 pub(crate) mod mutants;
 pub(crate) mod ptx;
 pub(crate) mod resources;

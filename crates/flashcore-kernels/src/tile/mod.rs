@@ -9,6 +9,7 @@
 
 mod copy;
 mod fragment;
+mod logarithm;
 mod mask;
 mod ring;
 mod scores;
@@ -17,6 +18,7 @@ mod softmax;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
+pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;
 pub use ring::Ring;
 pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};

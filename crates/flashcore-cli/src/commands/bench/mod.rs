@@ -2,7 +2,7 @@
 
 mod cpu;
 mod gpu;
-mod record;
+pub(super) mod record;
 mod sim;
 
 use std::path::PathBuf;

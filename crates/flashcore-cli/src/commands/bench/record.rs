@@ -34,7 +34,7 @@ pub(super) fn write(file: &Path, machine: &Value, rows: &[Value]) -> Result<(), 
 }
 
 /// Clocks, temperature and power of the GPU right now, if nvidia-smi is there to say.
-pub(super) fn gpu_state() -> Value {
+pub(in crate::commands) fn gpu_state() -> Value {
     const FIELDS: [&str; 6] = ["name", "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw"];
     let output = Command::new("nvidia-smi")
         .arg(format!("--query-gpu={}", FIELDS.join(",")))
