@@ -16,6 +16,8 @@ pub struct HopperConfig {
     pub stages: u32,
     /// When the output is brought to a new maximum.
     pub rescale: Rescale,
+    /// Whether that is done while the next scores are multiplied, and not before.
+    pub hidden_rescale: bool,
     /// Whether warpgroups take turns in starting products.
     pub ping_pong: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
@@ -24,7 +26,15 @@ pub struct HopperConfig {
 
 impl Default for HopperConfig {
     fn default() -> Self {
-        Self { warpgroups: 2, key_rows: 128, stages: 2, rescale: Rescale::WhenFar, ping_pong: true, persistent: true }
+        Self {
+            warpgroups: 2,
+            key_rows: 128,
+            stages: 2,
+            rescale: Rescale::Always,
+            hidden_rescale: true,
+            ping_pong: true,
+            persistent: true,
+        }
     }
 }
 

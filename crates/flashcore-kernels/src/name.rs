@@ -38,9 +38,10 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
 ];
 
 /// The same for the kernel for Hopper.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 4] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 5] = [
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
     ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
+    ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
     ("pingpong", |config| config.ping_pong, |config| config.ping_pong = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];
@@ -51,6 +52,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     key_rows: 128,
     stages: 2,
     rescale: Rescale::Always,
+    hidden_rescale: false,
     ping_pong: false,
     persistent: false,
 };

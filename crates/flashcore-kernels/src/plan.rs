@@ -72,8 +72,6 @@ pub enum Reason {
         "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
     )]
     Width { kernel: &'static str, width: u32 },
-    #[error("there are no keys, and nothing for the {kernel} kernel to copy: take an ampere config")]
-    NoKeys { kernel: &'static str },
     #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
     Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the kernel breaks a rule: {0}")]
@@ -171,7 +169,7 @@ impl LaunchShape {
         let tiles = |rows: usize| rows.div_ceil(config.query_rows() as usize) as u32;
         let one_head = tiles(problem.query_length);
         if let Config::Hopper(hopper) = config {
-            return Self { grid: [Order::of(problem, hopper.query_rows()).tiles(), 1, 1], extra: Extra::Nothing };
+            return Self { grid: [Order::of(problem, hopper.query_rows()).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {
             return Self { grid: [one_head, heads, batch], extra: Extra::Nothing };
@@ -276,9 +274,7 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
     if specialisation.width < MOST_WIDTH {
         reasons.push(Reason::Width { kernel, width: specialisation.width });
     }
-    if problem.key_length == 0 {
-        reasons.push(Reason::NoKeys { kernel });
-    } else if problem.query_length > 0 && reasons.is_empty() {
+    if !problem.output_shape().is_empty() && reasons.is_empty() {
         let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));
         let invalid = maps.into_iter().filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
         reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));

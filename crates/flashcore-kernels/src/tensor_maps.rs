@@ -12,7 +12,11 @@ use crate::tile::{PANEL_COLUMNS, PanelTile};
 pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig, buffers: Buffers) -> [(&'static str, TensorMap); 3] {
     let strides = problem.strides();
     let [query, key, value] = config.tiles(Specialisation::of(problem));
-    let map = |base, strides, shape, tile| tensor_map(problem.dtype, base, strides, shape, tile);
+    let map = |base, strides, shape: Shape, tile| {
+        // Where there are no keys nothing is copied, but a map must be of something.
+        let (base, rows) = if shape.rows == 0 { (buffers.query, 1) } else { (base, shape.rows) };
+        tensor_map(problem.dtype, base, strides, Shape { rows, ..shape }, tile)
+    };
     [
         ("query", map(buffers.query, strides.query, problem.query_shape(), query)),
         ("key", map(buffers.key, strides.key, problem.key_shape(), key)),

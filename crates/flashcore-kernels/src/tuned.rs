@@ -83,7 +83,8 @@ const HOPPER_BASE: HopperConfig = HopperConfig {
     warpgroups: 2,
     key_rows: 128,
     stages: 2,
-    rescale: Rescale::WhenFar,
+    rescale: Rescale::Always,
+    hidden_rescale: true,
     ping_pong: true,
     persistent: true,
 };

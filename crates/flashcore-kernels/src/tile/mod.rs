@@ -31,7 +31,7 @@ pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};
 pub(crate) use shared::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
 pub use softmax::{Exponential, OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
-pub use transfer::{TransferCursor, TransferRing};
+pub use transfer::{LeftStage, TransferCursor, TransferRing};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};

@@ -75,7 +75,8 @@ impl OnlineSoftmax {
     /// Turns scores into weights, in place, and brings `output` to the new maximum.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
         if self.rescale == Rescale::WhenFar {
-            let raised = self.raise(k, scores);
+            let raised = Raised::none(k, self.maximum.len() as u32);
+            self.raise(k, scores, &raised);
             self.weigh(k, scores, &raised);
             return self.rescale(k, output, &raised);
         }

@@ -13,9 +13,17 @@ const FAR: f32 = 8.0;
 /// each result before the next.
 const CHAINS: usize = 2;
 
+impl Raised {
+    /// Of no scores yet, in `rows` rows of a lane.
+    pub fn none(k: &mut Builder, rows: u32) -> Self {
+        let mut all = |value: f32| (0..rows).map(|_| k.copy(value)).collect();
+        Self { shift: all(0.0), factors: all(1.0) }
+    }
+}
+
 impl OnlineSoftmax {
-    /// Raises the maxima to those of the scores.
-    pub fn raise(&self, k: &mut Builder, scores: &Accumulator) -> Raised {
+    /// Raises the maxima to those of the scores; `raised` is what came of it.
+    pub fn raise(&self, k: &mut Builder, scores: &Accumulator, raised: &Raised) {
         k.section("maximum", |k| {
             let rows = self.maximum.len();
             let mut chains: Vec<[Option<Reg<F32>>; CHAINS]> = vec![[None; CHAINS]; rows];
@@ -23,8 +31,7 @@ impl OnlineSoftmax {
                 Some(chain) => k.max_to(chain, score),
                 None => chains[row][column as usize % CHAINS] = Some(k.copy(score)),
             });
-            let mut raised = Raised { shift: Vec::new(), factors: Vec::new() };
-            for (maximum, chains) in self.maximum.iter().zip(chains) {
+            for (row, (maximum, chains)) in self.maximum.iter().zip(chains).enumerate() {
                 let before = k.copy(*maximum);
                 let highest = k.copy(before);
                 for chain in chains.into_iter().flatten() {
@@ -42,11 +49,11 @@ impl OnlineSoftmax {
                 }
                 let shift = self.shift(k, *maximum);
                 let exponent = self.relative(k, before, shift);
-                raised.factors.push(k.exp2(exponent));
-                raised.shift.push(shift);
+                k.exp2_to(exponent);
+                k.set(raised.factors[row], exponent);
+                k.set(raised.shift[row], shift);
             }
-            raised
-        })
+        });
     }
 
     /// Turns scores into weights, in place, and adds them to the sums.

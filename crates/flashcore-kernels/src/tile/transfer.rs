@@ -107,14 +107,17 @@ impl TransferCursor {
         k.when(leader, |k| k.mbarrier_arrive_expect(barrier, bytes));
     }
 
-    /// Lets go of the stage, once for the warp. `leader` holds in one lane.
+    /// Lets go of the stage, once for the warp, and goes on to the next. `leader` holds in one lane.
     pub fn release(&self, k: &mut Builder, leader: Reg<Pred>) {
-        k.section("release", |k| {
-            let barrier = self.at(k, self.ring.empty, BARRIER_BYTES);
-            // What the other lanes have read, they have read before this.
-            k.warp_sync();
-            k.when(leader, |k| k.mbarrier_arrive(barrier, 1u32));
-        });
+        let left = self.leave(k);
+        left.release(k, leader);
+    }
+
+    /// Goes on to the next stage; the one it leaves is still being read.
+    pub fn leave(&self, k: &mut Builder) -> LeftStage {
+        let empty = self.at(k, self.ring.empty, BARRIER_BYTES);
+        self.advance(k);
+        LeftStage { empty }
     }
 
     /// Goes on to the next stage.
@@ -130,6 +133,23 @@ impl TransferCursor {
                 let other = k.xor(self.phase, 1u32);
                 k.set(self.phase, other);
             }
+        });
+    }
+}
+
+/// A stage that a cursor has gone past, and that has not been let go of.
+#[derive(Debug, Clone, Copy)]
+pub struct LeftStage {
+    empty: Reg<U32>,
+}
+
+impl LeftStage {
+    /// Lets go of it, once for the warp. `leader` holds in one lane.
+    pub fn release(self, k: &mut Builder, leader: Reg<Pred>) {
+        k.section("release", |k| {
+            // What the other lanes have read, they have read before this.
+            k.warp_sync();
+            k.when(leader, |k| k.mbarrier_arrive(self.empty, 1u32));
         });
     }
 }

@@ -1,7 +1,7 @@
 //! The warpgroups that compute.
 
 use flashcore_ir::types::{Pred, S32, U32};
-use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
 
 use super::key_tiles::KeyTiles;
 use super::schedule::Tile;
@@ -9,14 +9,17 @@ use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
 use crate::tile::{
-    Accumulator, Exponential, FragmentPosition, KeyMask, LANES, OnlineSoftmax, PRODUCT_DEPTH, PanelMatrix,
-    RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Rounded, ScorePlaces, ScoreTerms, TransferCursor,
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, Exponential, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
+    PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces,
+    ScoreTerms, TransferCursor,
 };
 
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
 /// The barrier at which the first warpgroup waits for its turn; 0 is that of the CTA.
 const FIRST_TURN: u32 = 1;
+/// The barrier at which all warpgroups that compute meet.
+const ALL_CONSUMERS: u32 = 8;
 
 /// Computes every tile of the CTA.
 pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
@@ -80,8 +83,17 @@ impl<T: Element> Consumer<T> {
         let softmax =
             k.section("softmax", |k| OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, Exponential::Unit));
         self.output.clear(k);
-        let step = Step { cta, terms, places, mask, softmax, key_tiles };
+        let raised = Raised::none(k, LANE_ROWS);
+        let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };
 
+        k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
+        k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
+    }
+
+    /// Goes through the tiles of keys, of which there is at least one.
+    fn attend(&self, k: &mut Builder, step: &Step<'_>) {
+        let (cta, key_tiles) = (step.cta, step.key_tiles);
+        let specialisation = cta.specialisation;
         let query = k.section("query", |k| {
             self.query.wait_until_full(k);
             let address = self.query.tile(k);
@@ -92,40 +104,42 @@ impl<T: Element> Consumer<T> {
         k.section("first scores", |k| {
             self.keys.wait_until_full(k);
             k.wgmma_fence();
-            self.start_scores(k, &step, &query);
+            self.start_scores(k, step, &query);
             k.wgmma_wait(0);
             self.keys.release(k, self.leader);
-            self.keys.advance(k);
         });
         k.section("first weights", |k| {
             let first_key = key_tiles.first_key(k, key_tile);
             step.apply_terms(k, &self.scores, first_key);
             let cut = key_tiles.is_cut(k, key_tile);
             k.if_uniform(cut, |k| k.section("mask", |k| step.mask.apply(k, &self.scores, first_key)));
-            let raised = step.softmax.raise(k, &self.scores);
-            step.softmax.weigh(k, &self.scores, &raised);
+            step.softmax.raise(k, &self.scores, &step.raised);
+            step.softmax.weigh(k, &self.scores, &step.raised);
             self.weights.round(k, &self.scores);
+            self.values.wait_until_full(k);
+            if specialisation.key_lengths {
+                self.clear_values(k, step, first_key);
+            }
         });
         // What masks cut on the right, what every row attends, what masks cut on the left.
         if specialisation.right {
-            self.each_before(k, &step, &query, key_tile, key_tiles.whole_end, true);
+            self.each_before(k, step, &query, key_tile, key_tiles.whole_end, true);
         }
-        self.each_before(k, &step, &query, key_tile, key_tiles.whole_first, false);
+        self.each_before(k, step, &query, key_tile, key_tiles.whole_first, false);
         if specialisation.left {
-            self.each_before(k, &step, &query, key_tile, key_tiles.first, true);
+            self.each_before(k, step, &query, key_tile, key_tiles.first, true);
         }
         // The next query may come.
         self.query.release(k, self.leader);
-        self.query.advance(k);
         k.section("last output", |k| {
-            self.values.wait_until_full(k);
+            if cta.config.hidden_rescale {
+                step.softmax.rescale(k, &self.output, &step.raised);
+            }
             k.wgmma_fence();
             self.start_output(k, cta);
             k.wgmma_wait(0);
             self.values.release(k, self.leader);
-            self.values.advance(k);
         });
-        k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
     }
 
     /// Works on the tiles of keys before `key_tile`, down to `bound`.
@@ -157,27 +171,67 @@ impl<T: Element> Consumer<T> {
             k.wgmma_fence();
             self.start_scores(k, step, query);
         });
-        self.values.wait_until_full(k);
         k.section("output", |k| {
+            if cta.config.hidden_rescale {
+                step.softmax.rescale(k, &self.output, &step.raised);
+            }
             k.wgmma_fence();
             self.start_output(k, cta);
         });
         self.turns.pass(k);
         k.wgmma_wait(1);
         self.keys.release(k, self.leader);
-        self.keys.advance(k);
         let first_key = step.key_tiles.first_key(k, key_tile);
         step.apply_terms(k, &self.scores, first_key);
         if is_cut {
             k.section("mask", |k| step.mask.apply(k, &self.scores, first_key));
         }
-        let raised = step.softmax.raise(k, &self.scores);
-        step.softmax.weigh(k, &self.scores, &raised);
+        step.softmax.raise(k, &self.scores, &step.raised);
+        step.softmax.weigh(k, &self.scores, &step.raised);
+        let before = self.values.leave(k);
+        // Here and not before the product: a wait for a barrier is a loop, across which compilers do not move the end of
+        // the product up; without it they do, to before the exponentials.
+        self.values.wait_until_full(k);
         k.wgmma_wait(0);
-        self.values.release(k, self.leader);
-        self.values.advance(k);
+        before.release(k, self.leader);
         self.weights.round(k, &self.scores);
-        step.softmax.rescale(k, &self.output, &raised);
+        if !cta.config.hidden_rescale {
+            step.softmax.rescale(k, &self.output, &step.raised);
+        }
+    }
+
+    /// Sets the values behind the last key of the batch to zero. Their weights are zero, but they may be anything, a NaN
+    /// too; what lies behind the tensor is zero already.
+    fn clear_values(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
+        let Cta { config, shared, .. } = step.cta;
+        let threads = config.warpgroups * WARPGROUP;
+        k.section("clear values", |k| {
+            let left = k.sub(step.mask.key_length, first_key);
+            let behind = k.compare(Compare::Lt, left, config.key_rows as i32);
+            k.if_uniform(behind, |k| {
+                let thread = k.special(SpecialRegister::ThreadX);
+                let thread = k.sub(thread, WARPGROUP);
+                let tile = self.values.tile(k);
+                let first = k.mad(thread, CHUNK_BYTES, tile);
+                let zero = k.copy(0u32);
+                let chunks_per_row = PANEL_COLUMNS / CHUNK_ELEMENTS;
+                for chunk in (0..config.key_rows * chunks_per_row).step_by(threads as usize) {
+                    let number = k.add(thread, chunk);
+                    let row = k.shr(number, chunks_per_row.ilog2());
+                    let row = k.reinterpret::<U32, S32>(row);
+                    let clears = k.compare(Compare::Ge, row, left);
+                    let is_there = k.compare(Compare::Lt, row, config.key_rows as i32);
+                    let clears = k.and(clears, is_there);
+                    for panel in 0..shared.value.panels() {
+                        let bytes = panel * shared.value.panel_bytes() + chunk * CHUNK_BYTES;
+                        let target = SharedAddress::from(first).plus(bytes as i32);
+                        k.when(clears, |k| k.store_shared(target, &[zero; 4]));
+                    }
+                }
+                k.fence_proxy_async();
+                k.barrier_sync(ALL_CONSUMERS, threads);
+            });
+        });
     }
 
     fn start_scores(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix) {
@@ -218,6 +272,8 @@ struct Step<'a> {
     places: ScorePlaces,
     mask: KeyMask,
     softmax: OnlineSoftmax,
+    /// What came of the last tile.
+    raised: Raised,
     key_tiles: KeyTiles,
 }
 

@@ -6,9 +6,11 @@ use flashcore_ir::{Builder, Compare, Reg};
 use crate::attention::Work;
 use crate::hopper_config::HopperConfig;
 
-/// Tiles of keys by number, from the first to behind the last. There is always one, be it one that no row attends.
+/// Tiles of keys by number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeyTiles {
+    /// Whether there are any. The rest is about those there are.
+    pub(super) any: Reg<Pred>,
     /// The first that some row attends.
     pub(super) first: Reg<S32>,
     /// The last that some row attends.
@@ -31,10 +33,10 @@ impl KeyTiles {
             let first_key = work.first_key(k, work.first_row);
             let first = below(k, first_key, key_rows);
             let end_key = work.end_key(k, last_row);
+            let any = k.compare(Compare::Gt, end_key, first_key);
             let last_key = k.sub(end_key, 1i32);
-            let last_key = k.max(last_key, 0i32);
+            let last_key = k.max(last_key, first_key);
             let last = below(k, last_key, key_rows);
-            let last = k.max(last, first);
             let all_end = work.end_key(k, work.first_row);
             let whole_end = below(k, all_end, key_rows);
             let whole_end = k.max(whole_end, first);
@@ -45,7 +47,7 @@ impl KeyTiles {
             } else {
                 first
             };
-            Self { first, last, whole_first, whole_end, key_rows }
+            Self { any, first, last, whole_first, whole_end, key_rows }
         })
     }
 

@@ -38,11 +38,15 @@ impl Producer {
         }
     }
 
+    fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+        let tiles = KeyTiles::new(k, &tile.work, cta.config);
+        k.if_uniform(tiles.any, |k| self.copy_tiles(k, cta, tile, tiles));
+    }
+
     /// Copies what a tile of query rows needs, in the order in which it is needed: the values of a tile of keys after
     /// the keys of the next.
-    fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+    fn copy_tiles(&self, k: &mut Builder, cta: &Cta, tile: &Tile, tiles: KeyTiles) {
         let maps = cta.maps;
-        let tiles = KeyTiles::new(k, &tile.work, cta.config);
         let [head, key_head, batch, row] =
             [tile.place.head, tile.place.key_head, tile.place.batch, tile.place.first_row]
                 .map(|index| k.reinterpret::<U32, S32>(index));
