@@ -71,14 +71,19 @@ impl Gpu {
     ) -> Result<Result<GpuTimes, Verdict>, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
-        let aftermath = run.once(problem, inputs)?;
-        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        let (verdict, output_sha256) = run.judge(problem, inputs)?;
         if !verdict.passed() {
             return Ok(Err(verdict));
         }
-        let output_sha256 = sha256(&aftermath.outputs.output.data);
-        let kernel = kernel_name(&plan);
-        Ok(Ok(GpuTimes { hot: run.time_hot()?, cold: run.time_cold()?, kernel, verdict, output_sha256 }))
+        Ok(Ok(run.time(kernel_name(&plan), verdict, output_sha256)?))
+    }
+
+    /// Runs a plan once, judges it, whole or by a sample, and times it even if it is wrong; then the verdict says so.
+    pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<GpuTimes, NoVerdict> {
+        let problem = plan.problem();
+        let run = Run::new(plan, inputs, &Outputs::poisoned(problem))?;
+        let (verdict, output_sha256) = run.judge(problem, inputs)?;
+        run.time(kernel_name(plan), verdict, output_sha256)
     }
 
     /// Launches a kernel a few times and waits: something to look at for a profiler.
@@ -177,6 +182,9 @@ const COLD_LAUNCHES: usize = 30;
 /// A graph longer than this is not repeated more than the results need.
 const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
 
+/// A launch longer than this is timed alone: what it takes to start does not show.
+const LONG_LAUNCH_MILLISECONDS: f32 = 10.0;
+
 /// A plan with guarded tensors on the device.
 struct Run {
     bound: Bound,
@@ -234,9 +242,32 @@ impl Run {
         Ok(Aftermath { inputs, outputs: Outputs { output, log_sum_exp }, guards })
     }
 
+    /// Runs once: the worst verdict, and the hash of the output.
+    fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
+        let aftermath = self.once(problem, inputs)?;
+        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        Ok((verdict, sha256(&aftermath.outputs.output.data)))
+    }
+
+    fn time(&self, kernel: String, verdict: Verdict, output_sha256: String) -> Result<GpuTimes, NoVerdict> {
+        Ok(GpuTimes { hot: self.time_hot()?, cold: self.time_cold()?, kernel, verdict, output_sha256 })
+    }
+
+    /// Milliseconds of one launch, by two events.
+    fn milliseconds(&self) -> Result<f32, NoVerdict> {
+        let stream = self.bound.stream();
+        let (start, end) = self.events()?;
+        start.record(stream).map_err(flashcore::Error::from)?;
+        self.bound.launch()?;
+        end.record(stream).map_err(flashcore::Error::from)?;
+        end.synchronize().map_err(flashcore::Error::from)?;
+        Ok(end.milliseconds_since(&start).map_err(flashcore::Error::from)?)
+    }
+
     fn time_hot(&self) -> Result<Times, NoVerdict> {
         let stream = self.bound.stream();
-        let graph = self.bound.record(LAUNCHES_PER_GRAPH)?;
+        let launches = if self.milliseconds()? > LONG_LAUNCH_MILLISECONDS { 1 } else { LAUNCHES_PER_GRAPH };
+        let graph = self.bound.record(launches)?;
         let (start, end) = self.events()?;
         let mut seconds = Vec::new();
         // The first replays warm clocks and caches and do not count.
@@ -247,7 +278,7 @@ impl Run {
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
             if replay >= 3 {
-                seconds.push(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64);
+                seconds.push(f64::from(milliseconds) / 1e3 / launches as f64);
             }
             if milliseconds > LONG_GRAPH_MILLISECONDS && seconds.len() >= 7 {
                 break;
@@ -269,6 +300,9 @@ impl Run {
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
             seconds.push(f64::from(milliseconds) / 1e3);
+            if milliseconds > LONG_LAUNCH_MILLISECONDS && seconds.len() >= 7 {
+                break;
+            }
         }
         Ok(Times { seconds })
     }

@@ -6,6 +6,7 @@
 //! * [`mutants`] plants bugs in the kernels and shows what kills each,
 //! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
+//! * [`ladder`] walks from one thread a row to the fastest kernel and shows what each step brought,
 //! * [`compare`] holds two things against each other and says which is faster, if that can be said,
 //! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
 //! * [`profile`] says what binds a kernel, and [`report`] puts everything on one page,
@@ -21,6 +22,7 @@ pub mod experiments;
 pub mod floor;
 pub mod gpu;
 pub mod guard_pages;
+pub mod ladder;
 pub mod leaderboard;
 pub mod moment;
 pub mod mutants;

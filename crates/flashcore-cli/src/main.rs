@@ -27,6 +27,7 @@ struct Arguments {
 enum Command {
     Bench(commands::bench::Bench),
     Verify(commands::verify::Verify),
+    Ladder(commands::ladder::LadderCommand),
     Mutants(commands::mutants::Mutants),
     Resources(commands::resources::Resources),
     Ptx(commands::ptx::Ptx),
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Bench(command) => command.run(&mut output),
         Command::Verify(command) => command.run(&mut output),
+        Command::Ladder(command) => command.run(&mut output),
         Command::Mutants(command) => command.run(&mut output),
         Command::Resources(command) => command.run(&mut output),
         Command::Ptx(command) => command.run(&mut output),

@@ -7,6 +7,7 @@ pub(crate) mod compare;
 pub(crate) mod conformance;
 pub(crate) mod doctor;
 pub(crate) mod experiments;
+pub(crate) mod ladder;
 pub(crate) mod leaderboard;
 pub(crate) mod mutants;
 mod origin;

@@ -4,21 +4,16 @@
 //! block of the output's columns in as many as there are. More columns are more walks. The query is read again for every
 //! key: with it, the output would not fit into the registers of a thread.
 
-use core::f32::consts::LN_2;
-
 use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 
 use super::Work;
 use crate::config::ScalarConfig;
 use crate::specialisation::Specialisation;
-use crate::tile::{GlobalRows, ScoreTerms, add_sink};
+use crate::tile::{GlobalRows, ScoreTerms, add_sink, log_sum_exp};
 
 /// Columns of the output that a thread has at a time.
 const COLUMNS_PER_WALK: u32 = 64;
-
-/// What rounding took from the natural logarithm of 2.
-const LN_2_REST: f32 = (core::f64::consts::LN_2 - LN_2 as f64) as f32;
 
 /// A type that memory holds, one element at a time.
 pub(crate) trait MemoryElement: Storable {
@@ -160,12 +155,7 @@ impl ThreadRow {
                 k.store_one(element_address::<T>(self.output, column), rounded);
             }
             if work.specialisation.log_sum_exp && first == 0 {
-                let logarithm = k.log2(sum);
-                let base_two = k.add(maximum, logarithm);
-                // The logarithm of 2 in two parts, for the last bits of an `f32`.
-                let rest = k.mul(base_two, LN_2_REST);
-                let rest = k.select(empty, 0.0f32, rest);
-                let natural = k.fma(base_two, LN_2, rest);
+                let natural = log_sum_exp(k, maximum, sum);
                 let address = work.log_sum_exp(k, self.row);
                 k.store_one(address, natural);
             }
