@@ -39,7 +39,7 @@ pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) 
         }
         Subject::Cuda(_) => {
             let ceilings = gpu.ok_or(CompareError::NoGpu)?.ceilings()?;
-            // Warm times: inputs come from the cache.
+            // Warm times: inputs may come from the cache.
             Ok(Ceilings { bytes: f64::INFINITY, ..ceilings })
         }
     }

@@ -153,7 +153,7 @@ pub fn replay_kernels(manifest: &Manifest, files: &Files) -> Vec<Replayed> {
         .kernels
         .iter()
         .map(|kernel| {
-            let what = format!("PTX of {} for {}", kernel.config, kernel.arch);
+            let what = format!("PTX of {} for {} on {}", kernel.config, kernel.problem, kernel.arch);
             let bundled = files.iter().find(|(path, _)| *path == kernel.ptx).map(|(_, contents)| contents);
             let generated = kernel.problem.problem().map_err(|error| error.to_string());
             let generated = generated.and_then(|problem| again(&kernel.config, &problem, &kernel.arch));

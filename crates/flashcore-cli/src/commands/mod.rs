@@ -4,6 +4,7 @@ pub(crate) mod attend;
 pub(crate) mod bench;
 pub(crate) mod cache;
 pub(crate) mod compare;
+pub(crate) mod completions;
 pub(crate) mod conformance;
 pub(crate) mod doctor;
 pub(crate) mod experiments;
@@ -17,6 +18,7 @@ pub(crate) mod report;
 pub(crate) mod repro;
 pub(crate) mod resources;
 pub(crate) mod roofline;
+pub(crate) mod status;
 pub(crate) mod verify;
 mod whole_file;
 
