@@ -7,6 +7,7 @@
 //! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
 //! * [`ladder`] walks from one thread a row to the fastest kernel and shows what each step brought,
+//! * [`tune`] looks for the fastest config of a problem on a GPU,
 //! * [`timing`] measures, and [`floor`] says what no machine can be faster than.
 
 mod case;
@@ -24,6 +25,7 @@ mod shape;
 pub mod simulate;
 pub mod suites;
 pub mod timing;
+pub mod tune;
 pub mod verify;
 
 pub use case::{Backend, Case, mask_text, stress_name};

@@ -24,6 +24,7 @@ pub mod attention;
 mod config;
 mod element;
 mod name;
+mod neighbours;
 mod parameters;
 mod plan;
 mod specialisation;

@@ -9,6 +9,7 @@ pub(crate) mod ladder;
 pub(crate) mod mutants;
 pub(crate) mod ptx;
 pub(crate) mod resources;
+pub(crate) mod tune;
 pub(crate) mod verify;
 mod whole_file;
 
