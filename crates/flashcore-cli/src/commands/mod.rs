@@ -16,6 +16,7 @@ pub(crate) mod ptx;
 pub(crate) mod report;
 pub(crate) mod resources;
 pub(crate) mod roofline;
+pub(crate) mod tune;
 pub(crate) mod verify;
 mod whole_file;
 
