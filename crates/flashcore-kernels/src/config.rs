@@ -9,7 +9,7 @@ use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::steps_config::StepsConfig;
 use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
-use crate::tuned;
+use crate::{tuned, tuned_hopper};
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -259,7 +259,7 @@ impl Config {
                 configs.push(config);
             }
         }
-        configs.extend(tuned::HOPPER.map(Self::Hopper));
+        configs.extend(tuned_hopper::ALL.map(Self::Hopper));
         configs
     }
 

@@ -6,8 +6,8 @@ use flashcore_problem::Problem;
 use crate::config::{AmpereConfig, Config, Packing, QueryPlace, ScalarConfig};
 use crate::hopper_config::HopperConfig;
 use crate::plan::Plan;
-use crate::tile::{Exponential, Rescale};
-use crate::tuned;
+use crate::tile::Rescale;
+use crate::{tuned, tuned_hopper};
 
 /// Keys of a tile that are worth trying.
 const KEY_ROWS: [u32; 6] = [16, 32, 48, 64, 96, 128];
@@ -18,7 +18,7 @@ impl Config {
     pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
         let default = Self::tuned(problem, arch, multiprocessors);
         let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
-        let hopper = tuned::HOPPER.into_iter().map(Self::Hopper);
+        let hopper = tuned_hopper::ALL.into_iter().map(Self::Hopper);
         let mut points = vec![default];
         if default.family() != Self::scalar().family() {
             points.extend(ampere.chain(hopper).filter(|config| *config != default));
@@ -52,10 +52,6 @@ impl AmpereConfig {
             Rescale::Always => Rescale::WhenRaised,
             Rescale::WhenRaised | Rescale::WhenFar => Rescale::Always,
         };
-        let other_exponential = match self.exponential {
-            Exponential::Unit => Exponential::Shared,
-            Exponential::Shared => Exponential::Unit,
-        };
         let other_packing = match self.packing {
             Packing::OneHead => Packing::KeyHead,
             Packing::KeyHead => Packing::OneHead,
@@ -63,7 +59,7 @@ impl AmpereConfig {
         let mut configs = vec![
             Self { query: other_query, ..self },
             Self { rescale: other_rescale, ..self },
-            Self { exponential: other_exponential, ..self },
+            Self { exponential: self.exponential.other(), ..self },
             Self { packing: other_packing, ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
@@ -88,6 +84,7 @@ impl HopperConfig {
     fn neighbours(self) -> Vec<Self> {
         let mut configs = vec![
             Self { hidden_rescale: !self.hidden_rescale, ..self },
+            Self { exponential: self.exponential.other(), ..self },
             Self { ping_pong: !self.ping_pong, ..self },
             Self { persistent: !self.persistent, ..self },
             Self { stages: self.stages + 1, ..self },
