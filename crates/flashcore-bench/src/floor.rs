@@ -3,10 +3,10 @@
 use core::fmt;
 
 use flashcore_problem::{Mask, Problem};
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What a problem cannot do without.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Work {
     /// Floating-point operations: two products, each a multiplication and an addition. Masked keys do not count.
     pub flops: f64,
@@ -40,18 +40,26 @@ impl Work {
 }
 
 /// What a machine can do in a second, at most.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     /// Floating-point operations of the units that multiply matrices.
     pub flops: f64,
     /// Bytes from and to memory; infinite where memory is not looked at.
+    #[serde(deserialize_with = "infinite_if_null")]
     pub bytes: f64,
     /// Exponentials; infinite where they are not looked at.
+    #[serde(deserialize_with = "infinite_if_null")]
     pub exponentials: f64,
 }
 
+/// JSON has no infinity; it is written as null.
+fn infinite_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
+}
+
 /// What binds a problem on a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Bound {
     /// Multiplying matrices.
     Arithmetic,

@@ -5,10 +5,10 @@ use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, L2Flush, Stream};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::{Evidence, Guarded, Inputs, Outputs, Problem, Tensor, Verdict};
-use serde::Serialize;
 
+use crate::digest::sha256;
 use crate::floor::Ceilings;
-use crate::sample::judge_outputs;
+use crate::sample::judge_worst;
 use crate::timing::Times;
 use crate::verify::{NoVerdict, Yardstick};
 
@@ -71,17 +71,28 @@ impl Gpu {
     ) -> Result<Result<GpuTimes, Verdict>, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
-        match run.first_failure(problem, inputs)? {
-            Some(wrong) => Ok(Err(wrong)),
-            None => Ok(Ok(run.time()?)),
+        let (verdict, output_sha256) = run.judge(problem, inputs)?;
+        if !verdict.passed() {
+            return Ok(Err(verdict));
         }
+        Ok(Ok(run.time(kernel_name(&plan), verdict, output_sha256)?))
     }
 
     /// Runs a plan once, judges it, whole or by a sample, and times it even if it is wrong; then the verdict says so.
-    pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<(Option<Verdict>, GpuTimes), NoVerdict> {
+    pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<GpuTimes, NoVerdict> {
         let problem = plan.problem();
         let run = Run::new(plan, inputs, &Outputs::poisoned(problem))?;
-        Ok((run.first_failure(problem, inputs)?, run.time()?))
+        let (verdict, output_sha256) = run.judge(problem, inputs)?;
+        run.time(kernel_name(plan), verdict, output_sha256)
+    }
+
+    /// Seconds of the smallest launch: one row that attends one key, in a replayed graph. Whatever is launched takes as
+    /// long.
+    pub fn smallest_launch(&self) -> Result<f64, NoVerdict> {
+        let problem = Problem::new(1, 1, 1, 8, flashcore_problem::DType::F16);
+        let inputs = Inputs::random(&problem, 0);
+        let plan = self.plan(&problem, Some(Config::scalar())).map_err(NoVerdict::RefusedByGpu)?;
+        Ok(Run::new(&plan, &inputs, &Outputs::poisoned(&problem))?.time_hot()?.quantile(0.5))
     }
 
     /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.
@@ -136,12 +147,18 @@ fn measured_bandwidth(context: &Context) -> Result<f64, CudaError> {
 }
 
 /// Times of one launch.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct GpuTimes {
     /// In a replayed graph of launches on the same tensors: the caches are warm and the host is out of the way.
     pub hot: Times,
     /// Each behind a flush of the L2 cache, between two events.
     pub cold: Times,
+    /// The config that was taken.
+    pub kernel: String,
+    /// What the gates said of the output before anything was timed.
+    pub verdict: Verdict,
+    /// The SHA-256 of that output.
+    pub output_sha256: String,
 }
 
 /// Launches in one graph; the time of one is the time of the graph over this.
@@ -213,15 +230,15 @@ impl Run {
         Ok(Aftermath { inputs, outputs: Outputs { output, log_sum_exp }, guards })
     }
 
-    /// Runs once; the first verdict that is not good.
-    fn first_failure(&self, problem: &Problem, inputs: &Inputs) -> Result<Option<Verdict>, NoVerdict> {
+    /// Runs once: the worst verdict, and the hash of the output.
+    fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
         let aftermath = self.once(problem, inputs)?;
-        let verdicts = judge_outputs(problem, inputs, &aftermath.outputs)?;
-        Ok(verdicts.into_iter().find(|verdict| !verdict.passed()))
+        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        Ok((verdict, sha256(&aftermath.outputs.output.data)))
     }
 
-    fn time(&self) -> Result<GpuTimes, NoVerdict> {
-        Ok(GpuTimes { hot: self.time_hot()?, cold: self.time_cold()? })
+    fn time(&self, kernel: String, verdict: Verdict, output_sha256: String) -> Result<GpuTimes, NoVerdict> {
+        Ok(GpuTimes { hot: self.time_hot()?, cold: self.time_cold()?, kernel, verdict, output_sha256 })
     }
 
     /// Milliseconds of one launch, by two events.
@@ -282,6 +299,71 @@ impl Run {
         let context = self.bound.stream().context();
         let event = || Event::new(context).map_err(|error: CudaError| flashcore::Error::from(error));
         Ok((event()?, event()?))
+    }
+}
+
+/// The config of a plan.
+fn kernel_name(plan: &Plan) -> String {
+    plan.report().kernel.as_ref().map_or_else(|| "none".to_owned(), |kernel| kernel.config.to_string())
+}
+
+/// One of several kernels that are timed in turn.
+pub(crate) struct GpuArm {
+    run: Run,
+    kernel: String,
+}
+
+impl GpuArm {
+    /// A kernel on tensors of its own, launched once.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        problem: &Problem,
+        config: Option<Config>,
+        inputs: &Inputs,
+    ) -> Result<Self, NoVerdict> {
+        let plan = gpu.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let kernel = kernel_name(&plan);
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        run.bound.launch()?;
+        Ok(Self { run, kernel })
+    }
+
+    /// The config that was taken.
+    pub(crate) fn name(&self) -> String {
+        self.kernel.clone()
+    }
+
+    /// What the gates say of what it writes now, and the hash of that.
+    pub(crate) fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
+        let aftermath = self.run.once(problem, inputs)?;
+        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        Ok((verdict, sha256(&aftermath.outputs.output.data)))
+    }
+
+    /// What times it.
+    pub(crate) fn timer(&self) -> Result<GpuTimer<'_>, NoVerdict> {
+        let (start, end) = self.run.events()?;
+        Ok(GpuTimer { graph: self.run.bound.record(LAUNCHES_PER_GRAPH)?, stream: self.run.bound.stream(), start, end })
+    }
+}
+
+/// A graph of launches of one kernel, and the clock of the device.
+pub(crate) struct GpuTimer<'a> {
+    graph: flashcore::BoundGraph<'a>,
+    stream: &'a Stream,
+    start: Event,
+    end: Event,
+}
+
+impl GpuTimer<'_> {
+    /// Seconds of one launch, of those in a replayed graph.
+    pub(crate) fn seconds(&mut self) -> Result<f64, NoVerdict> {
+        self.start.record(self.stream).map_err(flashcore::Error::from)?;
+        self.graph.launch()?;
+        self.end.record(self.stream).map_err(flashcore::Error::from)?;
+        self.end.synchronize().map_err(flashcore::Error::from)?;
+        let milliseconds = self.end.milliseconds_since(&self.start).map_err(flashcore::Error::from)?;
+        Ok(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64)
     }
 }
 

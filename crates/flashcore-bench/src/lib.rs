@@ -8,22 +8,35 @@
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
 //! * [`ladder`] walks from one thread a row to the fastest kernel and shows what each step brought,
 //! * [`tune`] looks for the fastest config of a problem on a GPU,
-//! * [`timing`] measures, and [`floor`] says what no machine can be faster than.
+//! * [`compare`] holds two things against each other and says which is faster, if that can be said,
+//! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
+//! * [`record`] is the one form of everything that is written down,
+//! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
+//! * [`svg`] draws.
 
 mod case;
+pub mod compare;
 pub mod conformance;
+pub mod digest;
+pub mod experiments;
 pub mod floor;
 pub mod gpu;
 pub mod guard_pages;
 pub mod ladder;
+pub mod leaderboard;
+pub mod moment;
 pub mod mutants;
+pub mod nearest;
 mod numbers;
 pub mod problems;
+pub mod record;
 pub mod resources;
+pub mod roofline;
 pub mod sample;
 mod shape;
 pub mod simulate;
 pub mod suites;
+pub mod svg;
 pub mod timing;
 pub mod tune;
 pub mod verify;

@@ -29,6 +29,16 @@ pub fn judge_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> R
         .collect()
 }
 
+/// Judges the outputs of a problem as [`judge_outputs`] does, and gives the worst verdict: one that complains, or else the
+/// one with the largest error.
+pub fn judge_worst(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<Verdict, NoVerdict> {
+    let mut verdicts = judge_outputs(problem, inputs, outputs)?;
+    verdicts.sort_by(|one, other| {
+        one.passed().cmp(&other.passed()).then_with(|| other.max_error.total_cmp(&one.max_error))
+    });
+    Ok(verdicts.swap_remove(0))
+}
+
 /// Whether the last rows of a head are a problem of their own.
 fn can_be_sampled(problem: &Problem) -> bool {
     let plain = !(problem.alibi || problem.sinks || problem.bias || problem.key_lengths);

@@ -49,10 +49,37 @@ impl Times {
     }
 }
 
-/// Times the CPU backend on a problem.
-pub fn time_cpu(problem: &Problem, inputs: &Inputs, budget: Duration) -> Result<Times, flashcore_cpu::CpuError> {
+/// Bytes per second, read and written together, of copies in memory by `threads` threads at once, measured now.
+pub fn measured_cpu_bandwidth(threads: usize) -> f64 {
+    // Larger than any cache that a thread has to itself.
+    const BYTES: usize = 1 << 26;
+    const TRIES: usize = 5;
+    let best_of_one_thread = || {
+        let from = vec![1u8; BYTES];
+        let mut to = vec![2u8; BYTES];
+        let mut copy = || {
+            let start = Instant::now();
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&mut to);
+            (2 * BYTES) as f64 / start.elapsed().as_secs_f64()
+        };
+        (0..TRIES).map(|_| copy()).fold(0.0, f64::max)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(best_of_one_thread)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
+    })
+}
+
+/// Times the CPU backend on a problem, and gives what the last run wrote.
+pub fn time_cpu(
+    problem: &Problem,
+    inputs: &Inputs,
+    budget: Duration,
+) -> Result<(Times, Outputs), flashcore_cpu::CpuError> {
     let mut outputs = Outputs::poisoned(problem);
-    Times::measure(budget, 5, || flashcore_cpu::attend(problem, inputs, &mut outputs))
+    let times = Times::measure(budget, 5, || flashcore_cpu::attend(problem, inputs, &mut outputs))?;
+    Ok((times, outputs))
 }
 
 #[cfg(test)]

@@ -20,7 +20,9 @@ use crate::guard_pages::{Edge, GuardedInputs, GuardedOutputs};
 use crate::simulate::{Simulation, simulate};
 
 /// The architecture that kernels are verified for before they are simulated: the one with most room for them.
-pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90;
+pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
+/// CTAs of kernels that take tile after tile: few, so that each takes several.
+pub(crate) const SIMULATED_CTAS: u32 = 3;
 
 /// What came of a case.
 #[derive(Debug)]
@@ -139,6 +141,7 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
         Backend::Cpu(level) => verify_cpu(case, level, yardstick),
         Backend::Sim(config) => {
             Plan::new(&case.problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused).and_then(|plan| {
+                let plan = plan.with_at_most(SIMULATED_CTAS);
                 verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)
             })
         }

@@ -1,11 +1,12 @@
 //! The `flashcore` command: arguments in, tables and progress out.
 //!
 //! Exit codes: 0 when all is well, 1 when a gate failed or a kernel is at fault, 2 for wrong usage, 3 when the
-//! environment lacks something.
+//! environment lacks something, 4 when a comparison stayed ambiguous, 130 after Ctrl-C.
 
 #![expect(clippy::doc_markdown, reason = "doc comments of arguments are help texts, where backticks would be shown")]
 
 mod commands;
+mod interrupt;
 mod output;
 
 use std::process::ExitCode;
@@ -35,6 +36,12 @@ enum Command {
     Doctor(commands::doctor::Doctor),
     Conformance(commands::conformance::Conformance),
     Cache(commands::cache::Cache),
+    Roofline(commands::roofline::Roofline),
+    Compare(commands::compare::Compare),
+    Leaderboard(commands::leaderboard::LeaderboardCommand),
+    Experiments(commands::experiments::Experiments),
+    #[command(hide = true)]
+    CompareWorker(commands::compare::CompareWorker),
 }
 
 /// How a command ended, when it could be carried out.
@@ -44,6 +51,10 @@ enum Ending {
     Well,
     /// A gate failed, or a kernel is at fault.
     Failed,
+    /// A comparison that cannot be decided.
+    Ambiguous,
+    /// Somebody pressed Ctrl-C; what was finished is written down.
+    Interrupted,
 }
 
 /// Why a command could not be carried out.
@@ -81,10 +92,17 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(&mut output),
         Command::Conformance(command) => command.run(&mut output),
         Command::Cache(command) => command.run(&mut output),
+        Command::Roofline(command) => command.run(&mut output),
+        Command::Compare(command) => command.run(&mut output),
+        Command::Leaderboard(command) => command.run(&mut output),
+        Command::Experiments(command) => command.run(&mut output),
+        Command::CompareWorker(command) => command.run(),
     };
     match result {
         Ok(Ending::Well) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
         Ok(Ending::Failed) => ExitCode::from(1),
+        Ok(Ending::Ambiguous) => ExitCode::from(4),
+        Ok(Ending::Interrupted) => ExitCode::from(130),
         Err(Failure::Usage(message)) => {
             output.complain(&message);
             ExitCode::from(2)

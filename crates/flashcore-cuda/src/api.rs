@@ -115,6 +115,7 @@ functions! {
         cuLinkDestroy(CUlinkState);
 
         cuModuleLoadData(*mut CUmodule, *const c_void);
+        cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
         cuModuleUnload(CUmodule);
         cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
         cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);

@@ -395,6 +395,24 @@ fn the_compiler_is_told_what_to_do() {
     assert_eq!(state(|state| state.count("cuLinkCreate_v2")), 4);
 }
 
+/// The linker ignores the reallocation of registers; what is loaded whole does not.
+#[test]
+fn kernels_that_reallocate_registers_are_compiled_whole() {
+    let context = context();
+    let ptx = ".version 8.0\nsetmaxnreg.inc.sync.aligned.u32 232;\n";
+    let whole = compile(&context, "k", ptx, Arch::Sm90a, JitOptions::default()).unwrap();
+    assert_eq!(whole.bytes, [ptx.as_bytes(), b"\0"].concat());
+    assert_eq!(whole.report.map(|report| report.registers), Some(40));
+    let counts =
+        state(|state| ["cuLinkCreate_v2", "cuModuleLoadDataEx", "cuModuleUnload"].map(|call| state.count(call)));
+    assert_eq!(counts, [0, 1, 1]);
+    assert!(Module::load(&context, &whole.bytes).is_ok());
+
+    state(|state| state.errors = "ptxas application ptx input, line 2; error   : Unknown symbol 'x'\n");
+    let error = compile(&context, "k", ptx, Arch::Sm90a, JitOptions::default()).unwrap_err();
+    assert!(matches!(error, CudaError::Compile { log, .. } if log.contains("2 | setmaxnreg")));
+}
+
 #[test]
 fn complaints_of_the_compiler_reach_the_user_with_their_lines() {
     state(|state| state.errors = "ptxas application ptx input, line 2; error   : Unknown symbol 'x'\n");

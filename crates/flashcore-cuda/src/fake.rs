@@ -310,8 +310,24 @@ functions! {
         code::SUCCESS
     }
     fn cuLinkDestroy(_state, _link: CUlinkState) { code::SUCCESS }
+    fn cuModuleLoadDataEx(
+        state, module: *mut CUmodule, image: *const c_void, count: c_uint, keys: *mut CUjit_option,
+        values: *mut *mut c_void,
+    ) {
+        let all = (0..count as usize).map(|index| (*keys.add(index) as u32, (*values.add(index)).expose_provenance()));
+        state.jit_options = all.collect();
+        state.ptx = CStr::from_ptr(image.cast()).to_str().unwrap().to_owned();
+        for (key, said) in
+            [(CUjit_option::CU_JIT_INFO_LOG_BUFFER, state.info), (CUjit_option::CU_JIT_ERROR_LOG_BUFFER, state.errors)]
+        {
+            let log = state.jit_options.iter().find(|option| option.0 == key as u32).unwrap().1;
+            ptr::copy_nonoverlapping(said.as_ptr(), ptr::with_exposed_provenance_mut(log), said.len());
+        }
+        *module = state.handle();
+        if state.errors.is_empty() { code::SUCCESS } else { code::INVALID_SOURCE }
+    }
     fn cuModuleLoadData(state, module: *mut CUmodule, image: *const c_void) {
-        if slice(image, 5) != b"cubin" {
+        if slice(image, 5) != b"cubin" && slice(image, 8) != b".version" {
             return code::INVALID_IMAGE;
         }
         *module = state.handle();

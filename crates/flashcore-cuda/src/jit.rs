@@ -1,4 +1,9 @@
 //! PTX to machine code, by the compiler in the driver.
+//!
+//! The driver's linker gives the machine code, which can be kept. But it compiles parts that may be linked with others,
+//! and ignores `setmaxnreg` in them; then products of warpgroups find too few registers and wait for each other: a third
+//! of the speed, measured on an H200. Kernels that reallocate registers are compiled as the driver loads them instead,
+//! and what is kept of them is the PTX; the driver has a cache of its own.
 
 use core::ffi::{c_uint, c_void};
 use std::ffi::CString;
@@ -39,7 +44,7 @@ impl JitOptions {
     }
 }
 
-/// A compiled kernel, as a file for the GPU.
+/// A compiled kernel, as a file for the GPU, or as PTX that the driver has compiled once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cubin {
     /// The file.
@@ -62,6 +67,10 @@ pub fn compile(
 ) -> Result<Cubin, CudaError> {
     let start = Instant::now();
     let _current = context.enter()?;
+    if ptx.contains(WHOLE_ONLY) {
+        let loaded = load_whole(context, ptx, options);
+        return finished(loaded, kernel, ptx, start);
+    }
     let mut linked = link(context, ptx, kernel, options, Target::of(arch));
     // A driver that does not take the target by name may take it from the context, which is the default.
     if let Err(Refused { error: CudaError::Call(failure), log }) = &linked
@@ -71,6 +80,13 @@ pub fn compile(
     {
         linked = link(context, ptx, kernel, options, Target::Context);
     }
+    finished(linked, kernel, ptx, start)
+}
+
+/// What is honoured in whole programs only.
+const WHOLE_ONLY: &str = "setmaxnreg.";
+
+fn finished(linked: Result<Linked, Refused>, kernel: &str, ptx: &str, start: Instant) -> Result<Cubin, CudaError> {
     match linked {
         Ok(Linked { bytes, log }) => {
             let report = JitReport::parse(&log);
@@ -120,6 +136,15 @@ fn link(context: &Context, ptx: &str, name: &str, options: JitOptions, target: T
         .map_err(|error| Refused { error, log: link.errors.text() })
 }
 
+/// Compiles PTX as a whole program, by loading it. What comes back is the PTX.
+fn load_whole(context: &Context, ptx: &str, options: JitOptions) -> Result<Linked, Refused> {
+    let mut link = Link::new(options, Target::Context);
+    let loaded = link.load(context, ptx);
+    loaded
+        .map(|bytes| Linked { bytes, log: link.info.text() })
+        .map_err(|error| Refused { error, log: link.errors.text() })
+}
+
 /// A call of the linker, and all that it must find in its place until the end.
 struct Link {
     info: Log,
@@ -151,6 +176,18 @@ impl Link {
         }
         let (keys, values) = all.into_iter().unzip();
         Self { info, errors, keys, values }
+    }
+
+    fn load(&mut self, context: &Context, ptx: &str) -> Result<Vec<u8>, CudaError> {
+        let text = [ptx.as_bytes(), b"\0"].concat();
+        let mut raw = ptr::null_mut();
+        let (count, keys, values) = (self.keys.len() as c_uint, self.keys.as_mut_ptr(), self.values.as_mut_ptr());
+        // SAFETY: keys and values are of the given number and each value is what its key asks for. The driver reads the
+        // text, which ends with a zero, during the call, and writes one handle.
+        unsafe { cuda!(context, cuModuleLoadDataEx(&raw mut raw, text.as_ptr().cast(), count, keys, values)) }?;
+        // SAFETY: loaded just now, and nobody has a function of it.
+        unsafe { cuda!(context, cuModuleUnload(raw)) }?;
+        Ok(text)
     }
 
     fn run(&mut self, context: &Context, ptx: &str, name: &str) -> Result<Vec<u8>, CudaError> {

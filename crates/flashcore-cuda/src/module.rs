@@ -56,13 +56,13 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads a cubin.
+    /// Loads a cubin, or PTX with a terminating zero.
     pub fn load(context: &Context, cubin: &[u8]) -> Result<Self, CudaError> {
         let _current = context.enter()?;
         let mut raw = ptr::null_mut();
         let image = aligned(cubin);
         // SAFETY: the function reads the image during the call and writes one handle, unloaded with `Inner`. The driver
-        // takes the length from the header; that the bytes are a whole image is the word of its own linker, kept by the
+        // takes the length from the header, of PTX from the zeros behind it; that the bytes are a whole image is the word of its own linker, kept by the
         // checksum of the cache.
         unsafe { cuda!(context, cuModuleLoadData(&raw mut raw, image.as_ptr().cast())) }?;
         Ok(Self { inner: Arc::new(Inner { context: context.clone(), raw }) })

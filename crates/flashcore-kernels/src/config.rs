@@ -4,7 +4,8 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::{ampere, combine, scalar, steps};
+use crate::attention::{ampere, combine, hopper, scalar, steps};
+use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::steps_config::StepsConfig;
 use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
@@ -19,6 +20,8 @@ pub enum Config {
     Steps(StepsConfig),
     /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
     Ampere(AmpereConfig),
+    /// Tensor copies, `mbarrier`s and products of warpgroups: `sm_90a`.
+    Hopper(HopperConfig),
 }
 
 /// The choices of the scalar kernel.
@@ -227,6 +230,11 @@ impl Config {
         Self::Ampere(AmpereConfig::default())
     }
 
+    /// The Hopper kernel as it is by default.
+    pub fn hopper() -> Self {
+        Self::Hopper(HopperConfig::default())
+    }
+
     /// The Ampere kernel with another layout of shared memory.
     pub fn ampere_with_layout(layout: SharedLayout) -> Self {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
@@ -251,6 +259,7 @@ impl Config {
                 configs.push(config);
             }
         }
+        configs.extend(tuned::HOPPER.map(Self::Hopper));
         configs
     }
 
@@ -260,6 +269,7 @@ impl Config {
             Self::Scalar(_) => "scalar",
             Self::Steps(_) => "steps",
             Self::Ampere(_) => "ampere",
+            Self::Hopper(_) => "hopper",
         }
     }
 
@@ -269,6 +279,7 @@ impl Config {
             Self::Scalar(config) => config.threads,
             Self::Steps(config) => config.query_rows(),
             Self::Ampere(config) => config.query_rows(),
+            Self::Hopper(config) => config.query_rows(),
         }
     }
 
@@ -279,7 +290,7 @@ impl Config {
             // Element by element, whatever their alignment, and scaled before anything else.
             Self::Scalar(_) => Specialisation { width: MOST_WIDTH, scaled_first: false, ..specialisation },
             Self::Steps(_) => Specialisation { scaled_first: false, ..specialisation },
-            Self::Ampere(_) => specialisation,
+            Self::Ampere(_) | Self::Hopper(_) => specialisation,
         }
     }
 
@@ -289,7 +300,7 @@ impl Config {
             Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
             // Tensor cores add up products of `bf16` in `f32` alone.
             Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
-            Self::Steps(_) | Self::Ampere(_) => &[DType::F16, DType::Bf16],
+            Self::Steps(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
         }
     }
 
@@ -297,7 +308,7 @@ impl Config {
     pub(crate) const fn dims(self) -> (usize, usize) {
         match self {
             Self::Scalar(_) => (1, 1024),
-            Self::Steps(_) | Self::Ampere(_) => (8, 256),
+            Self::Steps(_) | Self::Ampere(_) | Self::Hopper(_) => (8, 256),
         }
     }
 
@@ -311,6 +322,7 @@ impl Config {
             }
             Self::Steps(config) => return config.flaws(),
             Self::Ampere(config) => return config.flaws(),
+            Self::Hopper(config) => config.flaws(),
         };
         flaws.into_iter().flatten().collect()
     }
@@ -320,6 +332,7 @@ impl Config {
         let in_registers = match self {
             Self::Scalar(_) | Self::Steps(_) => true,
             Self::Ampere(config) => config.fits_registers(specialisation, arch),
+            Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialisation),
         };
         in_registers && self.generate(specialisation).shared_bytes <= arch.shared_bytes_per_cta()
     }
@@ -335,6 +348,8 @@ impl Config {
             (Self::Steps(config), _) => steps::kernel::<F16x2>(name, config, specialisation),
             (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialisation),
             (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialisation),
+            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialisation),
+            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialisation),
         }
     }
 

@@ -16,23 +16,26 @@
 //! ```
 //!
 //! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline; `steps`,
-//! what came between it and the fast ones; `ampere`, tensor cores from end to end; and `combine`, which adds up what
-//! others have for parts of the keys.
+//! what came between it and the fast ones; `ampere`, tensor cores from end to end; `combine`, which adds up what others
+//! have for parts of the keys; and `hopper`, where copies and products run by themselves beside the softmax.
 
 mod ampere_config;
 pub mod attention;
 mod config;
 mod element;
+mod hopper_config;
 mod name;
 mod neighbours;
 mod parameters;
 mod plan;
 mod specialisation;
 mod steps_config;
+mod tensor_maps;
 pub mod tile;
 mod tuned;
 
 pub use config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
+pub use hopper_config::HopperConfig;
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason};

@@ -3,7 +3,9 @@
 use core::fmt;
 use core::str::FromStr;
 
+use crate::attention::hopper::WARPGROUP_ROWS;
 use crate::config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
+use crate::hopper_config::HopperConfig;
 use crate::steps_config::{Product, StepsConfig};
 use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
 
@@ -35,6 +37,26 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
     ("tensorpv", |config| config.output == Product::Tensor, |config| config.output = Product::Tensor),
 ];
 
+/// The same for the kernel for Hopper.
+const HOPPER_CHOICES: [Choice<HopperConfig>; 5] = [
+    ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
+    ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
+    ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
+    ("pingpong", |config| config.ping_pong, |config| config.ping_pong = true),
+    ("persistent", |config| config.persistent, |config| config.persistent = true),
+];
+
+/// What a Hopper config is without any of its choices.
+const PLAIN_HOPPER: HopperConfig = HopperConfig {
+    warpgroups: 2,
+    key_rows: 128,
+    stages: 2,
+    rescale: Rescale::Always,
+    hidden_rescale: false,
+    ping_pong: false,
+    persistent: false,
+};
+
 /// How many CTAs stay and how many parts the keys have: a number and this.
 const CTAS: &str = "ctas";
 const PARTS: &str = "parts";
@@ -42,11 +64,13 @@ const PARTS: &str = "parts";
 /// A name that no config has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel `{name}`; there are scalar, steps, ampere, scalar-THREADS, steps-64xKEYS-STAGESstage-LAYOUT such as {}, to which {} can be added, and ampere-ROWSxKEYS-STAGESstage-LAYOUT such as {}, to which {}, -Nctas and -Nparts can be added",
+    "there is no kernel `{name}`; there are scalar, steps, ampere, hopper, scalar-THREADS, steps-64xKEYS-STAGESstage-LAYOUT such as {}, to which {} can be added, ampere-ROWSxKEYS-STAGESstage-LAYOUT such as {}, to which {}, -Nctas and -Nparts can be added, and hopper-ROWSxKEYS-STAGESstage such as {}, to which {} can be added",
     Config::Steps(StepsConfig { load_bytes: 16, ..StepsConfig::default() }),
     STEP_CHOICES.map(|(name, _, _)| format!("-{name}")).join(", "),
     Config::ampere(),
-    CHOICES.map(|(name, _, _)| format!("-{name}")).join(", ")
+    CHOICES.map(|(name, _, _)| format!("-{name}")).join(", "),
+    Config::Hopper(PLAIN_HOPPER),
+    HOPPER_CHOICES.map(|(name, _, _)| format!("-{name}")).join(", ")
 )]
 pub struct UnknownConfig {
     /// The name.
@@ -63,6 +87,22 @@ impl FromStr for Config {
             ["scalar"] => Some(Self::scalar()),
             ["steps"] => Some(Self::Steps(StepsConfig::default())),
             ["ampere"] => Some(Self::ampere()),
+            ["hopper"] => Some(Self::hopper()),
+            ["hopper", tile, stages, ref choices @ ..] => {
+                let (query_rows, key_rows) = tile.split_once('x')?;
+                let query_rows: u32 = query_rows.parse().ok()?;
+                let mut config = HopperConfig {
+                    warpgroups: query_rows / WARPGROUP_ROWS,
+                    key_rows: key_rows.parse().ok()?,
+                    stages: stages.strip_suffix("stage")?.parse().ok()?,
+                    ..PLAIN_HOPPER
+                };
+                for choice in choices {
+                    let (_, _, choose) = HOPPER_CHOICES.iter().find(|(name, _, _)| name == choice)?;
+                    choose(&mut config);
+                }
+                Some(Self::Hopper(config))
+            }
             ["scalar", threads] => Some(Self::Scalar(ScalarConfig { threads: threads.parse().ok()? })),
             ["steps", tile, stages, layout, ref choices @ ..] => {
                 let mut config = StepsConfig {
@@ -133,6 +173,12 @@ impl fmt::Display for Config {
                     write!(formatter, "-{}{PARTS}", config.parts)?;
                 }
                 Ok(())
+            }
+            Self::Hopper(config) => {
+                let HopperConfig { key_rows, stages, .. } = config;
+                write!(formatter, "hopper-{}x{key_rows}-{stages}stage", config.query_rows())?;
+                let chosen = HOPPER_CHOICES.iter().filter(|(_, is_chosen, _)| is_chosen(config));
+                chosen.into_iter().try_for_each(|(name, _, _)| write!(formatter, "-{name}"))
             }
         }
     }

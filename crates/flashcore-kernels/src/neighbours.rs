@@ -4,6 +4,7 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, Config, Packing, QueryPlace, ScalarConfig};
+use crate::hopper_config::HopperConfig;
 use crate::plan::Plan;
 use crate::tile::{Exponential, Rescale};
 use crate::tuned;
@@ -16,11 +17,9 @@ impl Config {
     /// this one.
     pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
         let default = Self::tuned(problem, arch, multiprocessors);
-        let others = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
-        let mut points = vec![default];
-        for config in others.filter(|config| *config != default && config.family() == default.family()) {
-            points.push(config);
-        }
+        let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
+        let others = ampere.chain(tuned::HOPPER.map(Self::Hopper)).filter(|config| *config != default);
+        let mut points: Vec<_> = [default].into_iter().chain(others).collect();
         points.retain(|config| Plan::new(problem, *config, arch).is_ok());
         points
     }
@@ -29,12 +28,35 @@ impl Config {
     pub fn neighbours(self, problem: &Problem, arch: Arch) -> Vec<Self> {
         let mut configs = match self {
             Self::Scalar(ScalarConfig { threads }) => {
-                [threads / 2, threads * 2].map(|threads| Self::Scalar(ScalarConfig { threads })).to_vec()
+                [threads / 2, threads.saturating_mul(2)].map(|threads| Self::Scalar(ScalarConfig { threads })).to_vec()
             }
             Self::Steps(_) => Vec::new(),
             Self::Ampere(config) => config.neighbours().into_iter().map(Self::Ampere).collect(),
+            Self::Hopper(config) => config.neighbours().into_iter().map(Self::Hopper).collect(),
         };
         configs.retain(|config| Plan::new(problem, *config, arch).is_ok());
+        configs
+    }
+}
+
+/// Every time at which the output can be rescaled.
+const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
+
+impl HopperConfig {
+    fn neighbours(self) -> Vec<Self> {
+        let mut configs = vec![
+            Self { hidden_rescale: !self.hidden_rescale, ..self },
+            Self { ping_pong: !self.ping_pong, ..self },
+            Self { persistent: !self.persistent, ..self },
+            Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
+            Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { key_rows: self.key_rows.saturating_add(16), ..self },
+            Self { key_rows: self.key_rows.saturating_sub(16), ..self },
+        ];
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        configs.retain(|config| *config != self);
         configs
     }
 }
@@ -44,10 +66,6 @@ impl AmpereConfig {
         let other_query = match self.query {
             QueryPlace::Registers => QueryPlace::Shared,
             QueryPlace::Shared => QueryPlace::Registers,
-        };
-        let other_rescale = match self.rescale {
-            Rescale::Always => Rescale::WhenRaised,
-            Rescale::WhenRaised => Rescale::Always,
         };
         let other_exponential = match self.exponential {
             Exponential::Unit => Exponential::Shared,
@@ -59,16 +77,16 @@ impl AmpereConfig {
         };
         let mut configs = vec![
             Self { query: other_query, ..self },
-            Self { rescale: other_rescale, ..self },
             Self { exponential: other_exponential, ..self },
             Self { packing: other_packing, ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
-            Self { stages: self.stages + 1, ..self },
-            Self { stages: self.stages - 1, ..self },
-            Self { parts: 2 * self.parts, ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { parts: self.parts.saturating_mul(2), ..self },
             Self { parts: (self.parts / 2).max(1), ..self },
         ];
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
         for (warps, key_warps) in [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)] {
             configs.push(Self { warps, key_warps, ..self });
         }

@@ -1,12 +1,17 @@
 //! From a problem to a kernel that can be launched, or the reasons why not.
 
+use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
 use crate::attention::combine;
+use crate::attention::hopper::Order;
 use crate::attention::partial::workspace_bytes;
 use crate::config::{AmpereConfig, Config, Flaw, L2Window, Packing, most_operand_registers};
+use crate::hopper_config::HopperConfig;
 use crate::parameters::{Argument, Buffers, Extra, arguments};
+use crate::specialisation::MOST_WIDTH;
+use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
 const MOST_GRID_ROWS: usize = 65_535;
@@ -63,6 +68,12 @@ pub enum Reason {
         "the rows of several heads in one tile (packed) share what is added to their scores, so {feature} cannot be there: leave -packed out"
     )]
     Packed { feature: &'static str },
+    #[error(
+        "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
+    )]
+    Width { kernel: &'static str, width: u32 },
+    #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
+    Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -118,10 +129,24 @@ impl Plan {
         matches!(self.config, Config::Ampere(AmpereConfig { l2: L2Window::Key, .. }))
     }
 
+    /// The same plan on a GPU that runs so many CTAs of the kernel at a time: where a CTA takes one tile of query rows
+    /// after the other, there are no more of them.
+    #[must_use]
+    pub fn with_at_most(self, ctas: u32) -> Self {
+        match self.config {
+            Config::Hopper(hopper) if hopper.persistent => Self { grid: [self.grid[0].min(ctas.max(1)), 1, 1], ..self },
+            _ => self,
+        }
+    }
+
     /// The arguments of a launch on tensors at these addresses.
     pub fn arguments(&self, buffers: Buffers) -> Vec<Argument> {
         let mut arguments = arguments(&self.problem, buffers);
         arguments.extend(self.extra.arguments(buffers));
+        if let Config::Hopper(hopper) = self.config {
+            arguments.extend(tensor_maps(&self.problem, hopper, buffers).map(|(_, map)| Argument::TensorMap(map)));
+            arguments.extend(Order::of(&self.problem, hopper.query_rows()).arguments());
+        }
         arguments
     }
 
@@ -143,6 +168,9 @@ impl LaunchShape {
         let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
         let tiles = |rows: usize| rows.div_ceil(config.query_rows() as usize) as u32;
         let one_head = tiles(problem.query_length);
+        if let Config::Hopper(hopper) = config {
+            return Self { grid: [Order::of(problem, hopper.query_rows()).tiles, 1, 1], extra: Extra::Nothing };
+        }
         let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {
             return Self { grid: [one_head, heads, batch], extra: Extra::Nothing };
         };
@@ -154,9 +182,19 @@ impl LaunchShape {
             Packing::OneHead => (one_head, heads),
             Packing::KeyHead => (tiles(packed_rows(problem)), key_heads),
         };
-        let rows = (problem.batch * problem.query_heads * problem.query_length) as u64;
+        let rows = problem.batch.saturating_mul(problem.query_heads).saturating_mul(problem.query_length) as u64;
         let extra = if parts > 1 { Extra::Parts { parts, rows } } else { Extra::Nothing };
         Self { grid: [tiles.saturating_mul(parts), heads, batch], extra }
+    }
+}
+
+impl LaunchShape {
+    /// Tiles, whether each has a CTA of its own or not.
+    const fn all_tiles(&self) -> u32 {
+        match self.extra {
+            Extra::Tiles { all, .. } => all,
+            Extra::Nothing | Extra::Parts { .. } => self.grid[0],
+        }
     }
 }
 
@@ -194,14 +232,19 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
             reasons.push(Reason::Registers { config, registers, limit });
         }
     }
+    if let Config::Hopper(hopper) = config
+        && reasons.is_empty()
+    {
+        reasons.extend(hopper_reasons(problem, config, hopper));
+    }
     let is_packed = matches!(config, Config::Ampere(AmpereConfig { packing: Packing::KeyHead, .. }));
     if is_packed {
         let features = [(problem.alibi, "alibi"), (problem.bias, "a bias"), (problem.sinks, "sinks")];
         let there = features.into_iter().filter(|(is_there, _)| *is_there);
         reasons.extend(there.map(|(_, feature)| Reason::Packed { feature }));
     }
-    let LaunchShape { grid, extra } = LaunchShape::new(problem, config);
-    let all_tiles = if let Extra::Tiles { all, .. } = extra { all } else { grid[0] } as usize;
+    // What is wrong already may not even have a shape.
+    let all_tiles = if reasons.is_empty() { LaunchShape::new(problem, config).all_tiles() as usize } else { 0 };
     let limits = [
         ("the number of tiles", all_tiles, MOST_TILES),
         ("batch", problem.batch, MOST_GRID_ROWS),
@@ -217,6 +260,24 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     }
     if problem.output_shape().is_empty() {
         reasons.push(Reason::Empty);
+    }
+    reasons
+}
+
+/// What speaks against a problem that another config of the family could have as well.
+fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
+    let (kernel, specialisation, mut reasons) = (config.family(), config.specialisation(problem), Vec::new());
+    let (registers, limit) = (hopper.operand_registers(specialisation), hopper.most_operand_registers());
+    if registers > limit {
+        reasons.push(Reason::Registers { config, registers, limit });
+    }
+    if specialisation.width < MOST_WIDTH {
+        reasons.push(Reason::Width { kernel, width: specialisation.width });
+    }
+    if !problem.output_shape().is_empty() && reasons.is_empty() {
+        let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));
+        let invalid = maps.into_iter().filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
+        reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
     }
     reasons
 }

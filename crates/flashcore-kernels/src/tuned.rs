@@ -13,6 +13,7 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, Config, Packing, QueryPlace};
+use crate::hopper_config::HopperConfig;
 use crate::specialisation::Specialisation;
 use crate::tile::Rescale;
 
@@ -77,6 +78,23 @@ const LEAST_KEYS_OF_PART: usize = 256;
 const CTAS_PER_MULTIPROCESSOR: usize = 2;
 /// The most parts of the keys: what the second kernel adds up must stay little.
 const MOST_PARTS: usize = 64;
+
+const HOPPER_BASE: HopperConfig = HopperConfig {
+    warpgroups: 2,
+    key_rows: 128,
+    stages: 2,
+    rescale: Rescale::Always,
+    hidden_rescale: true,
+    ping_pong: true,
+    persistent: true,
+};
+/// Narrow heads on Hopper.
+const HOPPER_NARROW: HopperConfig = HopperConfig { warpgroups: 3, ..HOPPER_BASE };
+/// The widest heads on Hopper.
+const HOPPER_WIDEST: HopperConfig = HopperConfig { key_rows: 80, ping_pong: false, ..HOPPER_BASE };
+
+/// Every Hopper config that some problem gets.
+pub(crate) const HOPPER: [HopperConfig; 3] = [HOPPER_BASE, HOPPER_NARROW, HOPPER_WIDEST];
 
 /// Shared memory of a CTA from which on the larger tiles fit twice.
 const ROOMY_SHARED_BYTES: u32 = 160 * 1024;

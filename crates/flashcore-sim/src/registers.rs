@@ -130,6 +130,11 @@ impl<'k> Registers<'k> {
         }
     }
 
+    /// Counts a register as written by all lanes: an operation that is under way will write it.
+    pub(crate) fn will_be_written(&mut self, register: RegisterId) {
+        self.written[register.0 as usize] = ALL;
+    }
+
     /// Writes a register of at most 32 bits in the lanes of `mask`.
     pub(crate) fn set_word(&mut self, register: RegisterId, mask: u32, values: &Words) {
         let slot = self.slot(register);

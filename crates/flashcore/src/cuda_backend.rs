@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, L2Range, Launch, Stream};
-use flashcore_ir::{Arch, VerifiedKernel};
+use flashcore_ir::{Arch, TensorMap, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config};
 use flashcore_problem::{
     BiasStrides, InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut,
@@ -44,7 +44,7 @@ impl Gpu {
         static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Gpu>>>> = OnceLock::new();
         static CACHE: OnceLock<Arc<KernelCache>> = OnceLock::new();
         let device = Driver::load()?.device(ordinal)?;
-        let arch = device.arch()?;
+        let arch = device.specific_arch()?;
         let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(gpu);
@@ -90,6 +90,7 @@ impl Gpu {
                 return if reasons.is_empty() { Ok(None) } else { Err(reasons) };
             }
         };
+        let plan = plan.with_at_most(multiprocessors);
         let one = |error: CudaError| vec![Reason::Cuda(error)];
         let (kernel, source) = self.load(&plan.kernel).map_err(one)?;
         let combine = match &plan.combine {
@@ -172,6 +173,7 @@ impl Gpu {
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
         let plan = flashcore_kernels::Plan::new(&trial.problem, config, self.arch).map_err(against)?;
+        let plan = plan.with_at_most(TRIAL_CTAS);
         let mut outputs = Outputs::poisoned(&trial.problem);
         let run = Launchable::new(&plan, kernels, self.stream.clone())
             .and_then(|launchable| launchable.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
@@ -184,6 +186,8 @@ impl Gpu {
     }
 }
 
+/// CTAs of a trial where each takes tile after tile: fewer than there are tiles.
+const TRIAL_CTAS: u32 = 2;
 /// Turns the self-check off where it is `off`.
 const SELF_CHECK_VARIABLE: &str = "FLASHCORE_SELF_CHECK";
 
@@ -226,12 +230,15 @@ struct Step {
     launch: Launch,
     /// Where the addresses stand among the arguments.
     places: AddressPlaces,
+    /// The tensors among the arguments.
+    maps: MapPlaces,
 }
 
 impl Step {
-    fn new(kernel: &Arc<Kernel>, grid: [u32; 3], arguments: &[Argument]) -> Result<Self, CudaError> {
-        let launch = kernel.prepare(grid, arguments)?;
-        Ok(Self { kernel: kernel.clone(), launch, places: AddressPlaces::find(arguments) })
+    fn new(kernel: &Arc<Kernel>, grid: [u32; 3], mut arguments: Vec<Argument>) -> Result<Self, CudaError> {
+        let maps = MapPlaces::take(&mut arguments);
+        let launch = kernel.prepare(grid, &arguments)?;
+        Ok(Self { kernel: kernel.clone(), launch, places: AddressPlaces::find(&arguments), maps })
     }
 
     /// # Safety
@@ -239,10 +246,15 @@ impl Step {
     /// That of [`Launchable::launch`].
     unsafe fn launch(&self, stream: &Stream, buffers: Buffers, window: Option<L2Range>) -> Result<(), CudaError> {
         let mut launch = self.launch;
-        for (place, address) in self.places.0.into_iter().zip(brought(buffers)) {
+        let brought = brought(buffers);
+        for (place, address) in self.places.0.into_iter().zip(brought) {
             if let Some(index) = place {
                 self.kernel.set_argument(&mut launch, index, Argument::U64(address))?;
             }
+        }
+        for MapPlace { index, tensor, map } in self.maps.0.into_iter().flatten() {
+            let map = TensorMap { base: brought[tensor], ..map };
+            self.kernel.set_argument(&mut launch, index, Argument::TensorMap(map))?;
         }
         if let Some(window) = window {
             launch.set_l2_window(window);
@@ -257,11 +269,11 @@ impl Launchable {
         let arguments = plan.arguments(PLACEHOLDERS);
         let context = kernels.first.context();
         let combine = match (&kernels.combine, &plan.combine) {
-            (Some(kernel), Some(combine)) => Some(Step::new(kernel, combine.grid, &arguments)?),
+            (Some(kernel), Some(combine)) => Some(Step::new(kernel, combine.grid, arguments.clone())?),
             _ => None,
         };
         Ok(Self {
-            first: Step::new(&kernels.first, plan.grid, &arguments)?,
+            first: Step::new(&kernels.first, plan.grid, arguments)?,
             combine,
             workspace: Arc::new(DeviceBuffer::uninitialised(context, plan.workspace_bytes() as usize)?),
             kept_key: if plan.keeps_keys_in_l2() { Some((plan.key_bytes(), context.keep_in_l2()?)) } else { None },
@@ -364,6 +376,39 @@ impl AddressPlaces {
     fn find(arguments: &[Argument]) -> Self {
         let place = |address: u64| arguments.iter().position(|&argument| argument == Argument::U64(address));
         Self(brought(PLACEHOLDERS).map(place))
+    }
+}
+
+/// A tensor map among the arguments of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MapPlace {
+    index: usize,
+    /// Which of what a launch brings along its tensor is.
+    tensor: usize,
+    /// All but the address.
+    map: TensorMap,
+}
+
+/// The tensor maps of a kernel that has no more than this.
+const MOST_MAPS: usize = 4;
+
+/// The tensor maps among the arguments of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MapPlaces([Option<MapPlace>; MOST_MAPS]);
+
+impl MapPlaces {
+    /// Finds them, and gives them an address that a tensor can have.
+    fn take(arguments: &mut [Argument]) -> Self {
+        let tensors = brought(PLACEHOLDERS);
+        let found = arguments.iter_mut().enumerate().filter_map(|(index, argument)| {
+            let Argument::TensorMap(map) = argument else { return None };
+            let tensor = tensors.iter().position(|&address| address == map.base)?;
+            map.base = 0;
+            Some(MapPlace { index, tensor, map: *map })
+        });
+        let mut places = [None; MOST_MAPS];
+        places.iter_mut().zip(found).for_each(|(place, found)| *place = Some(found));
+        Self(places)
     }
 }
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::floor::{Ceilings, Work};
 use crate::gpu::{Gpu, GpuTimes};
 use crate::simulate::simulate;
-use crate::verify::{NoVerdict, Yardstick, verify_plan};
+use crate::verify::{NoVerdict, SIMULATED_ARCH, Yardstick, verify_plan};
 use crate::{mask_text, shape_text};
 
 pub use steps::{Step, steps};
@@ -195,7 +195,7 @@ pub fn walk(
         match ground {
             Ground::Gpu(gpu, _) => {
                 on_gpu(gpu, problem, &inputs, step.config, &mut rung)?;
-                if let Ok(plan) = Plan::new(&counted, step.config, Arch::Sm90) {
+                if let Ok(plan) = Plan::new(&counted, step.config, SIMULATED_ARCH) {
                     rung.counted = simulate(&plan, &counted, yardstick.inputs(), 0)
                         .ok()
                         .map(|simulation| Counted::of(&counted, &simulation.counters));
@@ -240,8 +240,8 @@ fn on_gpu(gpu: &Gpu, problem: &Problem, inputs: &Inputs, config: Config, rung: &
             return Ok(());
         }
     };
-    let (wrong, GpuTimes { hot, cold }) = gpu.judge_and_time(&plan, inputs)?;
-    if let Some(verdict) = wrong {
+    let GpuTimes { hot, cold, verdict, .. } = gpu.judge_and_time(&plan, inputs)?;
+    if !verdict.passed() {
         let failures: Vec<_> = verdict.failures.iter().map(ToString::to_string).collect();
         rung.standing = Standing::Refused(failures.join("; "));
     }

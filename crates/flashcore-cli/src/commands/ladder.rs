@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::ladder::{Gain, Ground, Ladder, Standing, picture, steps, walk};
+use flashcore_bench::record::gpu_state;
 use flashcore_bench::{parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Problem};
 use serde_json::{Value, json};
 
-use super::bench::record::gpu_state;
 use super::whole_file::write_whole;
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
@@ -135,9 +135,9 @@ impl LadderCommand {
                 let ceilings = gpu.ceilings().map_err(environment)?;
                 let context = gpu.device().context().ok_or_else(|| Failure::Environment("no context".to_owned()))?;
                 let device = context.device();
-                let arch = device.arch().map_err(|error| Failure::Environment(error.to_string()))?;
+                let arch = device.specific_arch().map_err(|error| Failure::Environment(error.to_string()))?;
                 let machine = json!({
-                    "backend": "cuda", "device": gpu.device().to_string(), "ceilings": ceilings, "state": gpu_state(),
+                    "backend": "cuda", "device": gpu.device().to_string(), "ceilings": ceilings, "state": gpu_state().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
                 });
                 (Ground::Gpu(gpu, ceilings), arch, device.attributes.multiprocessors, machine)
             }

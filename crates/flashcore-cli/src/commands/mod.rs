@@ -3,12 +3,17 @@
 pub(crate) mod attend;
 pub(crate) mod bench;
 pub(crate) mod cache;
+pub(crate) mod compare;
 pub(crate) mod conformance;
 pub(crate) mod doctor;
+pub(crate) mod experiments;
 pub(crate) mod ladder;
+pub(crate) mod leaderboard;
 pub(crate) mod mutants;
+mod origin;
 pub(crate) mod ptx;
 pub(crate) mod resources;
+pub(crate) mod roofline;
 pub(crate) mod tune;
 pub(crate) mod verify;
 mod whole_file;

@@ -350,6 +350,13 @@ impl Builder {
         d
     }
 
+    /// `target` = two `f32` rounded into a pair, `low` in the lower half.
+    #[track_caller]
+    pub fn pair_to<T: HalfPair>(&mut self, target: Reg<T>, low: impl Into<Value<F32>>, high: impl Into<Value<F32>>) {
+        let (low, high) = (low.into().operand(), high.into().operand());
+        self.push(Op::ConvertPair { to: T::TYPE, d: target.id(), high, low });
+    }
+
     /// Two 16-bit floats as a pair, `low` in the lower half.
     #[track_caller]
     pub fn pack<T: HalfPair>(&mut self, low: Reg<T::Element>, high: Reg<T::Element>) -> Reg<T> {

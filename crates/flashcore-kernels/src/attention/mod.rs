@@ -2,6 +2,7 @@
 
 pub mod ampere;
 pub mod combine;
+pub mod hopper;
 pub(crate) mod partial;
 pub mod scalar;
 pub mod steps;
@@ -49,7 +50,7 @@ struct Work {
     batch: Reg<U64>,
     /// The head of the query; the first of several where rows are those of a key head.
     head: Reg<U64>,
-    /// The heads of the query.
+    /// The query heads, where the grid does not say.
     heads: Option<Reg<U32>>,
     /// The head of key and value.
     key_head: Reg<U64>,
@@ -59,6 +60,17 @@ struct Work {
     key_length: Reg<S32>,
     /// What is added to a query row to give its position among the keys.
     position_offset: Reg<S32>,
+}
+
+/// A tile of query rows.
+#[derive(Debug, Clone, Copy)]
+struct QueryTile {
+    /// Its first row.
+    first_row: Reg<U32>,
+    head: Reg<U32>,
+    /// The head of key and value.
+    key_head: Reg<U32>,
+    batch: Reg<U32>,
 }
 
 impl Work {
@@ -107,6 +119,19 @@ impl Work {
         };
         let batch = turn.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
         let heads = turn.map(|(_, _, heads)| heads);
+        let work = Self::of_tile(k, parameters, specialisation, QueryTile { first_row, head, key_head, batch }, heads);
+        Self { row_count, packed, ..work }
+    }
+
+    /// That of a tile of rows of one head. `heads` are the query heads, unless the grid says.
+    fn of_tile(
+        k: &mut Builder,
+        parameters: Parameters,
+        specialisation: Specialisation,
+        tile: QueryTile,
+        heads: Option<Reg<U32>>,
+    ) -> Self {
+        let QueryTile { first_row, head, key_head, batch } = tile;
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
         let (key_length, position_offset) = if specialisation.key_lengths {
             let address = k.mad(batch, 4u64, parameters.key_lengths);
@@ -118,6 +143,7 @@ impl Work {
         } else {
             (k.reinterpret(parameters.key_length), parameters.position_offset)
         };
+        let row_count = parameters.query_length;
         Self {
             parameters,
             specialisation,
@@ -127,7 +153,7 @@ impl Work {
             head,
             heads,
             key_head,
-            packed,
+            packed: None,
             key_length,
             position_offset,
         }

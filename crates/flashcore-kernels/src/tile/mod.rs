@@ -3,6 +3,8 @@
 //! * [`SharedTile`] is a matrix in shared memory that knows its layout,
 //! * [`TileCopy`] brings a tile there from global memory, asynchronously, by all threads of the CTA,
 //! * [`Ring`] turns a few such places into a stream of tiles,
+//! * [`PanelTile`] is a matrix in shared memory for the copy engine and for products of warpgroups,
+//! * [`TransferRing`] is the stream of such tiles, from one warp that copies to the warpgroups that read,
 //! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] takes keys out of them, and [`OnlineSoftmax`] turns them
 //!   into weights.
@@ -11,20 +13,25 @@ mod copy;
 mod fragment;
 mod logarithm;
 mod mask;
+mod panel;
 mod ring;
 mod scores;
 mod shared;
 mod softmax;
+mod softmax_steps;
+mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;
+pub use panel::{PANEL_COLUMNS, PanelMatrix, PanelTile, Rounded, TensorRows};
 pub use ring::Ring;
 pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};
 pub(crate) use shared::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
-pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowSums, add_sink};
+pub use softmax::{Exponential, OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
+pub use transfer::{LeftStage, TransferCursor, TransferRing};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};

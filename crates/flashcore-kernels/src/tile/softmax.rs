@@ -20,12 +20,13 @@ const WORD_BYTES: u32 = 4;
 #[derive(Debug, Clone)]
 pub struct OnlineSoftmax {
     /// `scale * log2(e)`, or nothing where scores are in base 2 and scaled already.
-    scale: Option<Reg<F32>>,
-    /// The maximum over the whole row, the same in the four lanes that share it.
-    maximum: Vec<Reg<F32>>,
+    pub(super) scale: Option<Reg<F32>>,
+    /// The maximum over the whole row, the same in the four lanes that share it; with [`Rescale::WhenFar`] what weights
+    /// are relative to.
+    pub(super) maximum: Vec<Reg<F32>>,
     /// The sum over the columns of this lane.
-    sum: Vec<Reg<F32>>,
-    rescale: Rescale,
+    pub(super) sum: Vec<Reg<F32>>,
+    pub(super) rescale: Rescale,
     exponential: Exponential,
 }
 
@@ -36,6 +37,9 @@ pub enum Rescale {
     Always,
     /// When the maximum of some row of the warp rose.
     WhenRaised,
+    /// When the maximum of some row of the warp rose by more than a factor of 2^8 of the weights. Until then weights are
+    /// relative to the maximum from before, and at most 2^8, which every type has room for.
+    WhenFar,
 }
 
 /// How exponentials of scores are computed.
@@ -70,6 +74,12 @@ impl OnlineSoftmax {
 
     /// Turns scores into weights, in place, and brings `output` to the new maximum.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
+        if self.rescale == Rescale::WhenFar {
+            let raised = Raised::none(k, self.maximum.len() as u32);
+            self.raise(k, scores, &raised);
+            self.weigh(k, scores, &raised);
+            return self.rescale(k, output, &raised);
+        }
         let raised = k.section("maximum", |k| self.raise_maximum(k, scores));
         k.section("rescale", |k| {
             let rescale = |k: &mut Builder| {
@@ -80,7 +90,7 @@ impl OnlineSoftmax {
             };
             match self.rescale {
                 Rescale::Always => rescale(k),
-                Rescale::WhenRaised => {
+                Rescale::WhenRaised | Rescale::WhenFar => {
                     let mut any = k.compare(Compare::Ne, raised.factors[0], 1.0f32);
                     for factor in &raised.factors[1..] {
                         let rose = k.compare(Compare::Ne, *factor, 1.0f32);
@@ -127,7 +137,7 @@ impl OnlineSoftmax {
 
     /// What is added to scaled scores: minus the maximum. A row with no key so far has none; its weights are
     /// `2^(-inf - 0) = 0`.
-    fn shift(&self, k: &mut Builder, maximum: Reg<F32>) -> Reg<F32> {
+    pub(super) fn shift(&self, k: &mut Builder, maximum: Reg<F32>) -> Reg<F32> {
         let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
         let finite = k.select(none, 0.0f32, maximum);
         let scaled = self.scaled(k, finite);
@@ -135,7 +145,7 @@ impl OnlineSoftmax {
     }
 
     /// A raw score or maximum, scaled and shifted.
-    fn relative(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
+    pub(super) fn relative(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
         match self.scale {
             Some(scale) => k.fma(score, scale, shift),
             None => k.add(score, shift),
@@ -143,7 +153,7 @@ impl OnlineSoftmax {
     }
 
     /// A raw score or maximum in base 2.
-    fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
+    pub(super) fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
         match self.scale {
             Some(scale) => k.mul(score, scale),
             None => score,
@@ -239,11 +249,12 @@ impl OnlineSoftmax {
 }
 
 /// What came of a new maximum, for each row of a lane.
-struct Raised {
+#[derive(Debug, Clone)]
+pub struct Raised {
     /// What is added to the scaled scores.
-    shift: Vec<Reg<F32>>,
+    pub(super) shift: Vec<Reg<F32>>,
     /// What earlier weights are multiplied by.
-    factors: Vec<Reg<F32>>,
+    pub(super) factors: Vec<Reg<F32>>,
 }
 
 /// Adds a sink, in base 2 like the maximum, to the sum of a row; returns the new maximum and what the output is
@@ -291,7 +302,7 @@ fn exp2_by_polynomial(k: &mut Builder, target: Reg<F32>) {
 }
 
 /// Combines `value` over the four lanes that share a row.
-fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
+pub(super) fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
     for distance in [1u32, 2] {
         let other = k.shuffle(ShuffleMode::Butterfly, value, distance);
         combine(k, value, other);

@@ -152,6 +152,10 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
             read.map_err(|refusal| scene.refused(attempt, refusal).by_warp())?;
         }
     }
+    // The next product may add to it before it is there; for everybody else it is in use until the wait.
+    for &register in d {
+        warp.registers.will_be_written(register);
+    }
     warp.products.start(access.stamp, op, adds, matrices);
     counters.wgmma += 1;
     counters.tensor_flops += 2 * (WARP_ROWS * DEPTH) as u64 * u64::from(*columns);

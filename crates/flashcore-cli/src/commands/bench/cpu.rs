@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use flashcore_bench::digest::{sha256, sha256_of_numbers};
 use flashcore_bench::floor::{Ceilings, Work};
+use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
 use flashcore_bench::timing::time_cpu;
 use flashcore_bench::verify::{Yardstick, verify_with};
 use flashcore_bench::{Backend, Case, mask_text, shape_text};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
-use serde_json::json;
 
-use super::{Bench, record};
+use super::super::origin::write_record;
+use super::Bench;
 use crate::output::{Cell, Output, Table};
-use crate::{Ending, Failure};
+use crate::{Ending, Failure, interrupt};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
     let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
@@ -45,23 +47,30 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let mut rows = Vec::new();
     let mut ending = Ending::Well;
     for (index, problem) in problems.iter().enumerate() {
+        if interrupt::requested() {
+            ending = Ending::Interrupted;
+            break;
+        }
         output.progress(index, problems.len(), &shape_text(problem));
         let case = Case::new(problem.clone(), 0, Backend::Cpu(level));
         let yardstick = Yardstick::new(problem, case.inputs()).map_err(|error| Failure::Usage(error.to_string()))?;
         let outcome = verify_with(&case, &yardstick, None);
-        if !outcome.passed() {
-            ending = Ending::Failed;
-            output.complain(&format!("{case}: {}", outcome.complaints().join("; ")));
-            continue;
-        }
-        let times = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(bench.seconds))
+        let verdict = match &outcome.verdict {
+            Ok(verdict) if verdict.passed() => verdict,
+            _ => {
+                ending = Ending::Failed;
+                output.complain(&format!("{case}: {}", outcome.complaints().join("; ")));
+                continue;
+            }
+        };
+        let (times, outputs) = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(bench.seconds))
             .map_err(|error| Failure::Usage(error.to_string()))?;
         let median = times.quantile(0.5);
         let work = Work::of(problem);
         let flops = bf16_peak.filter(|_| problem.dtype == DType::Bf16).unwrap_or(peak);
         // These problems stay in the caches, and a processor's exponentials are arithmetic.
         let ceilings = Ceilings { flops, bytes: f64::INFINITY, exponentials: f64::INFINITY };
-        let (floor, _) = ceilings.floor(work);
+        let (floor, bound) = ceilings.floor(work);
         table.push(vec![
             Cell::from(shape_text(problem)),
             Cell::from(problem.dtype.to_string()),
@@ -77,21 +86,24 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             Cell::number(floor * 1e3, 3),
             Cell::number(100.0 * floor / median, 1),
         ]);
-        rows.push(json!({
-            "shape": shape_text(problem), "dtype": problem.dtype.to_string(), "mask": mask_text(problem.mask),
-            "verdict": "passed", "work": work, "floor_seconds": floor, "seconds": times.seconds,
-        }));
+        rows.push(Measurement {
+            kernel: level.to_string(),
+            problem: ProblemKey::of(problem),
+            seed: 0,
+            verified: Verified::of(verdict),
+            output_sha256: Some(sha256(&outputs.output.data)),
+            work,
+            floor_seconds: floor,
+            bound,
+            samples_sha256: sha256_of_numbers(&times.seconds),
+            hot_seconds: times.seconds,
+            cold_seconds: Vec::new(),
+        });
     }
     output.table(&table, bench.format)?;
     if let Some(file) = &bench.record {
-        record::write(
-            file,
-            &json!({
-                "backend": "cpu", "level": level.to_string(), "threads": threads, "measured_peak_flops": peak,
-                "measured_bf16_peak_flops": bf16_peak,
-            }),
-            &rows,
-        )?;
+        let ceilings = Ceilings { flops: peak, bytes: f64::INFINITY, exponentials: f64::INFINITY };
+        write_record(file, Machine::cpu(&level.to_string(), threads, Some(ceilings)), Measurements { rows })?;
     }
     Ok(ending)
 }

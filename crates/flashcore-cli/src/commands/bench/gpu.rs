@@ -1,14 +1,16 @@
 //! Times on a GPU.
 
+use flashcore_bench::digest::sha256_of_numbers;
 use flashcore_bench::floor::Work;
 use flashcore_bench::gpu::{Gpu, GpuTimes};
+use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
 use flashcore_bench::{mask_text, shape_text};
 use flashcore_problem::{Inputs, Problem};
-use serde_json::json;
 
-use super::{Bench, record};
+use super::super::origin::write_record;
+use super::Bench;
 use crate::output::{Cell, Output, Table};
-use crate::{Ending, Failure};
+use crate::{Ending, Failure, interrupt};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Problem]) -> Result<Ending, Failure> {
     let config = bench.kernel.as_deref().map(super::super::config).transpose()?;
@@ -42,6 +44,10 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
     let mut rows = Vec::new();
     let mut ending = Ending::Well;
     for (index, problem) in problems.iter().enumerate() {
+        if interrupt::requested() {
+            ending = Ending::Interrupted;
+            break;
+        }
         output.progress(index, problems.len(), &shape_text(problem));
         let inputs = Inputs::random(problem, index as u64);
         let times = match gpu.time(problem, config, &inputs) {
@@ -57,11 +63,10 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
                 continue;
             }
         };
-        let GpuTimes { hot, cold } = &times;
+        let GpuTimes { hot, cold, kernel, verdict, output_sha256 } = &times;
         let median = hot.quantile(0.5);
         let work = Work::of(problem);
         let (floor, bound) = ceilings.floor(work);
-        let kernel = config.map_or_else(|| "default".to_owned(), |config| config.to_string());
         table.push(vec![
             Cell::from(kernel.as_str()),
             Cell::from(shape_text(problem)),
@@ -80,18 +85,25 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             Cell::from(bound.to_string()),
             Cell::number(100.0 * floor / median, 1),
         ]);
-        rows.push(json!({
-            "kernel": kernel, "shape": shape_text(problem), "dtype": problem.dtype.to_string(),
-            "mask": mask_text(problem.mask), "verdict": "passed", "work": work, "floor_seconds": floor,
-            "hot_seconds": hot.seconds, "cold_seconds": cold.seconds,
-        }));
+        rows.push(Measurement {
+            kernel: kernel.clone(),
+            problem: ProblemKey::of(problem),
+            seed: index as u64,
+            verified: Verified::of(verdict),
+            output_sha256: Some(output_sha256.clone()),
+            work,
+            floor_seconds: floor,
+            bound,
+            samples_sha256: sha256_of_numbers(&hot.seconds),
+            hot_seconds: hot.seconds.clone(),
+            cold_seconds: cold.seconds.clone(),
+        });
     }
     output.table(&table, bench.format)?;
     if let Some(file) = &bench.record {
-        let machine = json!({
-            "backend": "cuda", "device": gpu.device().to_string(), "ceilings": ceilings, "state": record::gpu_state(),
-        });
-        record::write(file, &machine, &rows)?;
+        let context = gpu.device().context();
+        let device = context.ok_or_else(|| Failure::Environment("this is no GPU".to_owned()))?.device();
+        write_record(file, Machine::gpu(device, Some(ceilings)), Measurements { rows })?;
     }
     Ok(ending)
 }

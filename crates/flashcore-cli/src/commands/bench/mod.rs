@@ -2,7 +2,7 @@
 
 mod cpu;
 mod gpu;
-pub(super) mod record;
+mod peers;
 mod sim;
 
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use flashcore_bench::problems::BenchSuite;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
 use crate::output::{Format, Output};
-use crate::{Ending, Failure};
+use crate::{Ending, Failure, interrupt};
 
 /// Measure attention on whatever hardware is there
 ///
@@ -83,8 +83,9 @@ enum SuiteName {
 impl Bench {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         if let Some(file) = &self.peers_record {
-            return record::show_peers(output, file, self.format);
+            return peers::show_peers(output, file, self.format);
         }
+        interrupt::watch();
         match self.backend {
             BackendName::Cpu => cpu::run(self, output, &self.problems(DType::F32)?),
             BackendName::Sim => sim::run(self, output, &self.problems(DType::F16)?),

@@ -1,50 +1,15 @@
-//! Records: what was measured, where, in full.
+//! The record of the peers script, shown.
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::super::whole_file::write_whole;
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
 
-/// The version of the form of records; a reader refuses others.
+/// The version of the form that the script writes; others are refused.
 const SCHEMA: u64 = 1;
-
-/// Writes a record, whole or not at all.
-pub(super) fn write(file: &Path, machine: &Value, rows: &[Value]) -> Result<(), Failure> {
-    let record = json!({
-        "schema": SCHEMA,
-        "flashcore": env!("CARGO_PKG_VERSION"),
-        "command": std::env::args().collect::<Vec<_>>().join(" "),
-        "machine": machine,
-        "rows": rows,
-    });
-    write_whole(
-        file,
-        format!(
-            "{record:#}
-"
-        )
-        .as_bytes(),
-    )
-    .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", file.display())))
-}
-
-/// Clocks, temperature and power of the GPU right now, if nvidia-smi is there to say.
-pub(in crate::commands) fn gpu_state() -> Value {
-    const FIELDS: [&str; 6] = ["name", "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw"];
-    let output = Command::new("nvidia-smi")
-        .arg(format!("--query-gpu={}", FIELDS.join(",")))
-        .args(["--format=csv,noheader"])
-        .output();
-    let Ok(output) = output else { return Value::Null };
-    let text = String::from_utf8_lossy(&output.stdout);
-    let values = text.lines().next().unwrap_or("").split(", ");
-    FIELDS.into_iter().zip(values).map(|(field, value)| (field.to_owned(), Value::from(value))).collect()
-}
 
 /// Shows a record of the peers script: us beside others, from one run.
 pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Result<Ending, Failure> {

@@ -1,0 +1,174 @@
+//! Subjects that this program runs itself.
+
+use std::time::{Duration, Instant};
+
+use flashcore_cpu::Level;
+use flashcore_problem::{Inputs, Outputs, Problem};
+
+use super::comparison::ComparedRow;
+use super::rounds::{Arm, Options, Progress, rounds};
+use super::subject::Subject;
+use super::worker::CompareError;
+use crate::digest::sha256;
+use crate::floor::{Ceilings, Work};
+use crate::gpu::{Gpu, GpuArm};
+use crate::record::{Measurement, ProblemKey, Verified};
+use crate::sample::judge_worst;
+
+/// A run is repeated until it takes as long as this, so that the clock and waking threads count little.
+const SHORTEST_SLOT: Duration = Duration::from_millis(1);
+/// How far the measured peak of a processor may be off: other work on the machine makes it smaller than it is.
+const CPU_SLACK: f64 = 0.15;
+
+/// How far the ceilings of a subject may be off, as a part.
+pub const fn slack(subject: Subject) -> f64 {
+    match subject {
+        Subject::Cpu(_) => CPU_SLACK,
+        Subject::Cuda(_) => 0.0,
+    }
+}
+
+/// What the machine of a subject can do at most, for problems of one kind.
+pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) -> Result<Ceilings, CompareError> {
+    match subject {
+        Subject::Cpu(level) => {
+            let level = level.map_or_else(Level::default_level, Ok)?;
+            let threads = rayon::current_num_threads();
+            let flops = flashcore_cpu::measured_peak_of(level, problem.dtype, threads);
+            Ok(Ceilings { flops, bytes: f64::INFINITY, exponentials: f64::INFINITY })
+        }
+        Subject::Cuda(_) => {
+            let ceilings = gpu.ok_or(CompareError::NoGpu)?.ceilings()?;
+            // Warm times: inputs come from the cache.
+            Ok(Ceilings { bytes: f64::INFINITY, ..ceilings })
+        }
+    }
+}
+
+/// What is known of a subject before it is timed.
+fn measurement(problem: &Problem, kernel: String, seed: u64, verified: Verified, ceilings: &Ceilings) -> Measurement {
+    let work = Work::of(problem);
+    let (floor_seconds, bound) = ceilings.floor(work);
+    Measurement {
+        kernel,
+        problem: ProblemKey::of(problem),
+        seed,
+        verified,
+        output_sha256: None,
+        work,
+        floor_seconds,
+        bound,
+        hot_seconds: Vec::new(),
+        cold_seconds: Vec::new(),
+        samples_sha256: String::new(),
+    }
+}
+
+/// A CPU level on a problem, with tensors of its own.
+pub(super) struct CpuArm {
+    level: Level,
+    problem: Problem,
+    inputs: Inputs,
+    outputs: Outputs,
+    repetitions: usize,
+    slower: f64,
+}
+
+impl CpuArm {
+    pub(super) fn new(level: Option<Level>, problem: &Problem, seed: u64, slower: f64) -> Result<Self, CompareError> {
+        let level = level.map_or_else(Level::default_level, Ok)?;
+        let (inputs, outputs) = (Inputs::random(problem, seed), Outputs::poisoned(problem));
+        let mut arm = Self { level, problem: problem.clone(), inputs, outputs, repetitions: 1, slower };
+        arm.seconds()?;
+        let once = arm.seconds()?;
+        arm.repetitions = (SHORTEST_SLOT.as_secs_f64() / once).ceil().clamp(1.0, 10_000.0) as usize;
+        Ok(arm)
+    }
+
+    /// Seconds of one run, of as many as make a slot.
+    pub(super) fn seconds(&mut self) -> Result<f64, CompareError> {
+        let start = Instant::now();
+        for _ in 0..self.repetitions {
+            flashcore_cpu::attend_with(self.level, &self.problem, &self.inputs, &mut self.outputs)?;
+        }
+        let mut seconds = start.elapsed().as_secs_f64();
+        let end = seconds * (1.0 + self.slower);
+        while seconds < end {
+            core::hint::spin_loop();
+            seconds = start.elapsed().as_secs_f64();
+        }
+        Ok(seconds / self.repetitions as f64)
+    }
+
+    /// What the gates say of the last output, and its hash.
+    pub(super) fn judge(&self, ceilings: &Ceilings, seed: u64) -> Result<Measurement, CompareError> {
+        let verdict = judge_worst(&self.problem, &self.inputs, &self.outputs)?;
+        let output_sha256 = Some(sha256(&self.outputs.output.data));
+        let verified = Verified::of(&verdict);
+        Ok(Measurement {
+            output_sha256,
+            ..measurement(&self.problem, self.level.to_string(), seed, verified, ceilings)
+        })
+    }
+}
+
+/// Compares two subjects of this program on a problem. Both are verified before they are timed, and what they wrote while
+/// they were timed is verified after.
+pub fn compare_in_process(
+    sides: [Subject; 2],
+    problem: &Problem,
+    gpu: Option<&Gpu>,
+    ceilings: [Ceilings; 2],
+    options: &Options,
+    go_on: impl FnMut(Progress) -> bool,
+) -> Result<ComparedRow, CompareError> {
+    match sides {
+        [Subject::Cpu(a), Subject::Cpu(b)] => {
+            let arm = |level, slower| CpuArm::new(level, problem, options.seed, slower);
+            let mut arms = [arm(a, 0.0)?, arm(a, 0.0)?, arm(b, options.slow_b)?];
+            let judged = |arms: &[CpuArm; 3]| -> Result<[Measurement; 2], CompareError> {
+                let judge = |arm: &CpuArm, ceilings: &Ceilings| trusted(arm.judge(ceilings, options.seed)?);
+                Ok([judge(&arms[0], &ceilings[0])?, judge(&arms[2], &ceilings[1])?])
+            };
+            judged(&arms)?;
+            let (rounds, conclusion) = rounds(options, |arm| arms[arm as usize].seconds(), go_on)?;
+            let [a, b] = judged(&arms)?;
+            Ok(ComparedRow::new(a, b, rounds, conclusion, CPU_SLACK))
+        }
+        [Subject::Cuda(a), Subject::Cuda(b)] => {
+            if options.slow_b != 0.0 {
+                return Err(CompareError::SlowOnGpu);
+            }
+            let gpu = gpu.ok_or(CompareError::NoGpu)?;
+            let inputs = Inputs::random(problem, options.seed);
+            let arm = |config| GpuArm::new(gpu, problem, config, &inputs);
+            let arms = [arm(a)?, arm(a)?, arm(b)?];
+            let judged = || -> Result<[Measurement; 2], CompareError> {
+                let judge = |arm: &GpuArm, ceilings: &Ceilings| {
+                    let (verdict, output_sha256) = arm.judge(problem, &inputs)?;
+                    let of = measurement(problem, arm.name(), options.seed, Verified::of(&verdict), ceilings);
+                    trusted(Measurement { output_sha256: Some(output_sha256), ..of })
+                };
+                Ok([judge(&arms[0], &ceilings[0])?, judge(&arms[2], &ceilings[1])?])
+            };
+            judged()?;
+            let timers = arms.each_ref().map(GpuArm::timer);
+            let [first, again, second] = timers;
+            let mut timers = [first?, again?, second?];
+            let (rounds, conclusion) = rounds(options, |arm: Arm| timers[arm as usize].seconds(), go_on)?;
+            drop(timers);
+            let [a, b] = judged()?;
+            Ok(ComparedRow::new(a, b, rounds, conclusion, 0.0))
+        }
+        [Subject::Cpu(_), Subject::Cuda(_)] | [Subject::Cuda(_), Subject::Cpu(_)] => Err(CompareError::TwoMachines),
+    }
+}
+
+/// A measurement whose output the gates let pass; others are not worth timing.
+pub(super) fn trusted(measurement: Measurement) -> Result<Measurement, CompareError> {
+    if measurement.verified.passed {
+        return Ok(measurement);
+    }
+    let complaints = measurement.verified.complaints.join("; ");
+    Err(CompareError::Wrong { kernel: measurement.kernel, problem: measurement.problem.to_string(), complaints })
+}

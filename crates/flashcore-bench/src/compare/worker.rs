@@ -1,0 +1,273 @@
+//! Subjects of other builds: each in a process of its own, which runs when it is told to and says how long it took.
+//!
+//! A worker verifies its problem, writes one line of JSON, a [`Greeting`], and then answers every line `run` with the
+//! seconds of one run and the line `judge` with one more line of JSON, the measurement of what it wrote last.
+
+use std::io::{self, BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use flashcore_problem::{Inputs, Problem};
+use serde::{Deserialize, Serialize};
+
+use super::comparison::ComparedRow;
+use super::in_process::{CpuArm, measure_ceilings, slack, trusted};
+use super::rounds::{Options, Progress, rounds};
+use super::subject::Subject;
+use crate::case::mask_text;
+use crate::floor::Work;
+use crate::gpu::{Gpu, GpuArm};
+use crate::record::{Build, Measurement, ProblemKey, Verified};
+use crate::shape::shape_text;
+use crate::verify::NoVerdict;
+
+/// The version of what workers and those who ask them say.
+const PROTOCOL: u32 = 1;
+
+/// The first thing that a worker says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// The version of the protocol.
+    pub flashcore_worker: u32,
+    /// The build.
+    pub build: Build,
+    /// What is known before anything was timed.
+    pub measurement: Measurement,
+}
+
+/// Why two things could not be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// The CPU backend refused.
+    #[error(transparent)]
+    Cpu(#[from] flashcore_cpu::CpuError),
+    /// The level cannot be used.
+    #[error(transparent)]
+    Level(#[from] flashcore_cpu::LevelError),
+    /// It could not be run or judged.
+    #[error(transparent)]
+    NoVerdict(#[from] NoVerdict),
+    /// The GPU failed.
+    #[error(transparent)]
+    Gpu(#[from] flashcore::Error),
+    /// There is no GPU.
+    #[error("there is no GPU here; compare CPU levels, or records")]
+    NoGpu,
+    /// Only a CPU can be made slower.
+    #[error("--slow-b waits within runs of the CPU; a GPU kernel cannot be made to")]
+    SlowOnGpu,
+    /// One of them is on the CPU and the other is not.
+    #[error("one of them runs on the CPU and the other on a GPU; their times come from different clocks")]
+    TwoMachines,
+    /// The gates complain: a wrong result is not worth timing.
+    #[error("{kernel} is wrong on {problem}, so it is not timed: {complaints}")]
+    Wrong {
+        /// The kernel.
+        kernel: String,
+        /// The problem.
+        problem: String,
+        /// What the gates say.
+        complaints: String,
+    },
+    /// A worker did not do as it should.
+    #[error("{program}: {said}")]
+    Worker {
+        /// The program.
+        program: String,
+        /// What it said, or what is wrong.
+        said: String,
+    },
+    /// Talking to a worker failed.
+    #[error("talking to a worker: {0}")]
+    Talk(#[from] io::Error),
+}
+
+/// Is a worker: runs a subject on a problem when `orders` say so, until they end.
+pub fn serve(
+    subject: Subject,
+    problem: &Problem,
+    seed: u64,
+    build: &Build,
+    orders: impl BufRead,
+    mut answers: impl Write,
+) -> Result<(), CompareError> {
+    let gpu = match subject {
+        Subject::Cpu(_) => None,
+        Subject::Cuda(_) => Some(Gpu::open(0)?),
+    };
+    let ceilings = measure_ceilings(subject, problem, gpu.as_ref())?;
+    let greet = |measurement: Measurement| -> io::Result<String> {
+        let greeting = Greeting { flashcore_worker: PROTOCOL, build: build.clone(), measurement };
+        Ok(serde_json::to_string(&greeting)?)
+    };
+    match (subject, &gpu) {
+        (Subject::Cpu(level), _) => {
+            let mut arm = CpuArm::new(level, problem, seed, 0.0)?;
+            writeln!(answers, "{}", greet(trusted(arm.judge(&ceilings, seed)?)?)?)?;
+            answers.flush()?;
+            for order in orders.lines() {
+                match order?.as_str() {
+                    "run" => writeln!(answers, "{:e}", arm.seconds()?)?,
+                    _ => writeln!(
+                        answers,
+                        "{}",
+                        serde_json::to_string(&arm.judge(&ceilings, seed)?).map_err(io::Error::from)?
+                    )?,
+                }
+                answers.flush()?;
+            }
+        }
+        (Subject::Cuda(config), Some(gpu)) => {
+            let inputs = Inputs::random(problem, seed);
+            let arm = GpuArm::new(gpu, problem, config, &inputs)?;
+            let judge = || -> Result<Measurement, CompareError> {
+                let (verdict, output_sha256) = arm.judge(problem, &inputs)?;
+                let work = Work::of(problem);
+                let (floor_seconds, bound) = ceilings.floor(work);
+                trusted(Measurement {
+                    kernel: arm.name(),
+                    problem: ProblemKey::of(problem),
+                    seed,
+                    verified: Verified::of(&verdict),
+                    output_sha256: Some(output_sha256),
+                    work,
+                    floor_seconds,
+                    bound,
+                    hot_seconds: Vec::new(),
+                    cold_seconds: Vec::new(),
+                    samples_sha256: String::new(),
+                })
+            };
+            writeln!(answers, "{}", greet(judge()?)?)?;
+            answers.flush()?;
+            let mut timer = arm.timer()?;
+            for order in orders.lines() {
+                match order?.as_str() {
+                    "run" => writeln!(answers, "{:e}", timer.seconds()?)?,
+                    _ => writeln!(answers, "{}", serde_json::to_string(&judge()?).map_err(io::Error::from)?)?,
+                }
+                answers.flush()?;
+            }
+        }
+        (Subject::Cuda(_), None) => return Err(CompareError::NoGpu),
+    }
+    Ok(())
+}
+
+/// A worker, from outside.
+struct Worker {
+    program: String,
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: Lines<BufReader<ChildStdout>>,
+    greeting: Greeting,
+}
+
+impl Worker {
+    fn start(program: &Path, subject: Subject, problem: &Problem, seed: u64) -> Result<Self, CompareError> {
+        let name = program.display().to_string();
+        let complain = |said: String| CompareError::Worker { program: name.clone(), said };
+        let mut child = Command::new(program)
+            .args(["compare-worker", "--subject", &subject.to_string(), "--shape", &shape_text(problem)])
+            .args(["--dtype", &problem.dtype.to_string(), "--mask", &mask_text(problem.mask)])
+            .args(["--seed", &seed.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| complain(format!("it cannot be started: {error}")))?;
+        let orders = child.stdin.take();
+        let stdout = child.stdout.take().ok_or_else(|| complain("it has no output".to_owned()))?;
+        let mut answers = BufReader::new(stdout).lines();
+        let first = answers.next().transpose()?.unwrap_or_default();
+        let Ok(greeting) = serde_json::from_str::<Greeting>(&first) else {
+            drop(orders);
+            let said = child.wait_with_output().map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+            let said = said.unwrap_or_default();
+            let line = said.lines().next().unwrap_or("nothing").to_owned();
+            return Err(complain(format!(
+                "it is no worker; builds from before `flashcore compare` cannot be compared. It said: {line}"
+            )));
+        };
+        if greeting.flashcore_worker != PROTOCOL {
+            let found = greeting.flashcore_worker;
+            return Err(complain(format!(
+                "it speaks version {found} of the protocol of workers, and this program {PROTOCOL}"
+            )));
+        }
+        Ok(Self { program: name, child, orders, answers, greeting })
+    }
+
+    fn ask(&mut self, order: &str) -> Result<String, CompareError> {
+        if let Some(orders) = &mut self.orders {
+            writeln!(orders, "{order}")?;
+            orders.flush()?;
+        }
+        let answer = self.answers.next().transpose()?;
+        answer.ok_or_else(|| CompareError::Worker {
+            program: self.program.clone(),
+            said: "it ended in the middle of the comparison".to_owned(),
+        })
+    }
+
+    fn seconds(&mut self) -> Result<f64, CompareError> {
+        let answer = self.ask("run")?;
+        answer.parse().map_err(|_| CompareError::Worker { program: self.program.clone(), said: answer })
+    }
+
+    fn judge(&mut self) -> Result<Measurement, CompareError> {
+        let answer = self.ask("judge")?;
+        let measurement = serde_json::from_str(&answer);
+        trusted(measurement.map_err(|_| CompareError::Worker { program: self.program.clone(), said: answer })?)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Without orders a worker ends; who does not listen is ended.
+        drop(self.orders.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Compares what two programs make of a problem. Gives the builds too.
+pub fn compare_workers(
+    programs: [&Path; 2],
+    subjects: [Subject; 2],
+    problem: &Problem,
+    options: &Options,
+    go_on: impl FnMut(Progress) -> bool,
+) -> Result<(ComparedRow, [Build; 2]), CompareError> {
+    let start = |side: usize| Worker::start(programs[side], subjects[side], problem, options.seed);
+    let mut workers = [start(0)?, start(0)?, start(1)?];
+    let (rounds, conclusion) = rounds(options, |arm| workers[arm as usize].seconds(), go_on)?;
+    let (a, b) = (workers[0].judge()?, workers[2].judge()?);
+    let builds = [&workers[0], &workers[2]].map(|worker| worker.greeting.build.clone());
+    let slack = slack(subjects[0]).max(slack(subjects[1]));
+    Ok((ComparedRow::new(a, b, rounds, conclusion, slack), builds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+
+    #[test]
+    fn a_worker_greets_runs_and_judges() {
+        let problem = Problem::new(1, 2, 40, 16, DType::F32);
+        let build = crate::record::Origin::for_tests().build;
+        let mut said = Vec::new();
+        serve(Subject::Cpu(None), &problem, 3, &build, "run\nrun\njudge\n".as_bytes(), &mut said).expect("it works");
+        let said = String::from_utf8(said).expect("text");
+        let lines: Vec<&str> = said.lines().collect();
+        let greeting: Greeting = serde_json::from_str(lines[0]).expect("a greeting");
+        assert_eq!((greeting.flashcore_worker, &greeting.build), (PROTOCOL, &build));
+        assert!(lines[1..3].iter().all(|line| line.parse::<f64>().is_ok_and(|seconds| seconds > 0.0)), "{said}");
+        let after: Measurement = serde_json::from_str(lines[3]).expect("a measurement");
+        // What was timed is what was judged.
+        assert!(after.verified.passed);
+        assert_eq!(after.output_sha256, greeting.measurement.output_sha256);
+        assert_eq!(lines.len(), 4);
+    }
+}

@@ -1,0 +1,77 @@
+//! The roofline as a picture: rate over intensity, the roofs, the problems, and what was measured.
+
+use flashcore_problem::{DType, Problem};
+
+use super::device::RoofDevice;
+use super::floors::Floors;
+use crate::shape::shape_text;
+use crate::svg::{Anchor, Axis, Svg, series, short};
+
+/// A time that was measured on the device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MeasuredPoint {
+    /// The problem.
+    pub problem: Problem,
+    /// What computed it.
+    pub kernel: String,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 430.0;
+
+/// Draws a device's roofs for problems of a type, the floors of some problems and what was measured.
+pub fn plot(device: &RoofDevice, dtype: DType, problems: &[Problem], measured: &[MeasuredPoint]) -> Svg {
+    let peak = device.flops(dtype);
+    let mut svg = Svg::new(&format!("Roofline of {} in {dtype}", device.name), WIDTH, HEIGHT);
+    let all = problems.iter().chain(measured.iter().map(|point| &point.problem));
+    let intensities: Vec<f64> = all.map(|problem| Floors::of(problem, device).intensity()).collect();
+    let rates = measured.iter().map(|point| Floors::of(&point.problem, device).work.flops / point.seconds);
+    let least_rate = rates.fold(peak / 100.0, f64::min);
+    let ridge = peak / device.dram_bytes;
+    let low = intensities.iter().copied().fold(ridge / 20.0, f64::min) / 2.0;
+    let high = intensities.iter().copied().fold(ridge * 4.0, f64::max) * 2.0;
+    let (left, right, bottom, top) = (70.0, WIDTH - 20.0, HEIGHT - 50.0, 56.0);
+    let x = Axis::logarithmic(low, high, left, right);
+    let y = Axis::logarithmic(least_rate / 2.0 / 1e12, peak * 2.0 / 1e12, bottom, top);
+    svg.horizontal_axis(&x, bottom, top, "operations per byte of memory");
+    svg.vertical_axis(&y, left, right, "TFLOP/s");
+    let roofs = [("DRAM, cold", device.dram_bytes, 0, false), ("L2, hot", device.l2_bytes, 3, true)];
+    for (name, bandwidth, colour, is_dashed) in roofs.into_iter().filter(|roof| roof.1.is_finite()) {
+        let corner = (peak / bandwidth).clamp(low, high);
+        let start = low.max(least_rate / 2.0 / bandwidth);
+        let points = [start, corner, high].map(|at| (x.place(at), y.place((at * bandwidth).min(peak) / 1e12)));
+        svg.path(&series(colour), &points, is_dashed);
+        let label = (start * corner).sqrt();
+        let above = y.place(label * bandwidth / 1e12) - 8.0;
+        let bytes = short(bandwidth / 1e12);
+        svg.text("faint", Anchor::End, x.place(label) - 4.0, above, &format!("{name}, {bytes} TB/s"));
+    }
+    svg.text("faint", Anchor::End, right - 4.0, y.place(peak / 1e12) - 6.0, &format!("{} TFLOP/s", short(peak / 1e12)));
+    for problem in problems {
+        let floors = Floors::of(problem, device);
+        let (cold, hot) = (floors.cold(), floors.hot());
+        for (time, colour, state) in [(cold, 0, "cold"), (hot, 3, "hot")] {
+            let rate = floors.work.flops / time.0 / 1e12;
+            let (shape, us) = (shape_text(problem), short(time.0 * 1e6));
+            let tip = format!("{shape}: floor {us} us {state}, bound by {}", time.1);
+            svg.dot(&series(colour), x.place(floors.intensity()), y.place(rate), 3.0, &tip);
+        }
+    }
+    for point in measured {
+        let floors = Floors::of(&point.problem, device);
+        let rate = floors.work.flops / point.seconds / 1e12;
+        let (shape, us) = (shape_text(&point.problem), short(point.seconds * 1e6));
+        let tip = format!("{} {shape} {}: {us} us, {} TFLOP/s", point.kernel, point.problem.mask, short(rate));
+        svg.dot(&series(1), x.place(floors.intensity()), y.place(rate), 4.5, &tip);
+    }
+    let legend = [(0, "floor, cold"), (3, "floor, hot"), (1, "measured")];
+    let shown = if measured.is_empty() { &legend[..2] } else { &legend[..] };
+    for (place, (colour, name)) in shown.iter().enumerate() {
+        let at = left + 130.0 * place as f64 + 90.0;
+        svg.dot(&series(*colour), at, 36.0, 4.0, name);
+        svg.text("faint", Anchor::Start, at + 9.0, 40.0, name);
+    }
+    svg
+}

@@ -1,0 +1,246 @@
+//! `flashcore experiments`: what was tried, and what came of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::{Args, Subcommand};
+use flashcore_bench::compare::Comparison;
+use flashcore_bench::experiments::{Experiment, ExperimentError, find, list};
+use flashcore_bench::moment;
+use flashcore_bench::record::Record;
+
+use super::origin::write_file;
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// List, show, write and repeat experiments: hypotheses with what came of them
+///
+/// An experiment is a TOML file with a hypothesis, a predicted effect, what was measured with its interval, the verdict
+/// and the hash of the evidence. What brought nothing is kept with what did, so that nobody tries it again unknowingly.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  flashcore experiments list\n  flashcore experiments show three-stages\n  flashcore experiments new wider-tiles --from compare.json --predicted -5 --hypothesis 'Fewer barriers per key'\n  flashcore experiments run wider-tiles"
+)]
+pub(crate) struct Experiments {
+    #[command(subcommand)]
+    action: Action,
+    /// The folder of the files
+    #[arg(long, global = true, value_name = "FOLDER", default_value = "experiments")]
+    folder: PathBuf,
+    /// How tables are written
+    #[arg(long, global = true, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List all experiments
+    List,
+    /// Show one in full; exit code 1 when its evidence has changed
+    Show {
+        /// Its name: that of the file, without .toml
+        name: String,
+    },
+    /// Write the file of a new one from the record of a comparison
+    #[command(
+        after_help = "Example:\n  flashcore compare cpu:avx2 cpu:avx512 --record compare.json\n  flashcore experiments new avx512 --from compare.json --predicted -40 --hypothesis 'Vectors of twice the width'"
+    )]
+    New {
+        /// The name of the file, without .toml
+        name: String,
+        /// The record of `flashcore compare`, which is copied beside the experiment as its evidence
+        #[arg(long, value_name = "FILE")]
+        from: PathBuf,
+        /// What was believed, and why
+        #[arg(long)]
+        hypothesis: String,
+        /// The change of time that was expected, in percent; negative is faster
+        #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+        predicted: f64,
+        /// What it is about; the name unless said
+        #[arg(long)]
+        title: Option<String>,
+        /// What was learnt
+        #[arg(long, default_value = "")]
+        conclusion: String,
+        /// Hours that it took
+        #[arg(long)]
+        hours: Option<f64>,
+    },
+    /// Make the comparison of an experiment again; exit code 1 when it comes out otherwise
+    Run {
+        /// Its name
+        name: String,
+        /// Write what comes out into the experiment, with its evidence
+        #[arg(long)]
+        write: bool,
+    },
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "map_err hands it over")]
+fn failure(error: ExperimentError) -> Failure {
+    Failure::Usage(error.to_string())
+}
+
+impl Experiments {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        match &self.action {
+            Action::List => {
+                output.table(&table(&list(&self.folder).map_err(failure)?, &self.folder), self.format)?;
+                Ok(Ending::Well)
+            }
+            Action::Show { name } => self.show(name, output),
+            Action::New { name, from, hypothesis, predicted, title, conclusion, hours } => {
+                let record = Record::<Comparison>::read(from).map_err(|error| Failure::Usage(error.to_string()))?;
+                let experiment = Experiment {
+                    title: title.clone().unwrap_or_else(|| name.clone()),
+                    date: moment::now()[..10].to_owned(),
+                    hypothesis: hypothesis.clone(),
+                    predicted_percent: *predicted,
+                    a: record.content.a.clone(),
+                    b: record.content.b.clone(),
+                    arguments: further_arguments(&record.origin.command),
+                    conclusion: conclusion.clone(),
+                    hours: *hours,
+                    measured: None,
+                };
+                let file = self.folder.join(format!("{name}.toml"));
+                if file.exists() {
+                    return Err(Failure::Usage(format!("{} is there already; choose another name", file.display())));
+                }
+                self.write(name, experiment, &record, from)?;
+                output.note(&format!("{} is written", file.display()));
+                self.show(name, output)
+            }
+            Action::Run { name, write } => self.repeat(name, *write, output),
+        }
+    }
+
+    /// Writes an experiment, with its evidence beside it.
+    fn write(
+        &self,
+        name: &str,
+        mut experiment: Experiment,
+        record: &Record<Comparison>,
+        from: &Path,
+    ) -> Result<(), Failure> {
+        let bytes = fs::read(from)?;
+        let evidence = format!("{name}.json");
+        fs::create_dir_all(&self.folder)?;
+        write_file(&self.folder.join(&evidence), &bytes)?;
+        experiment.measure(record, evidence, &bytes);
+        write_file(&self.folder.join(format!("{name}.toml")), experiment.to_toml().as_bytes())
+    }
+
+    fn show(&self, name: &str, output: &mut Output) -> Result<Ending, Failure> {
+        let experiment = find(&self.folder, name).map_err(failure)?;
+        let evidence = experiment.evidence(&self.folder);
+        if matches!(self.format, Format::Table | Format::Markdown) {
+            let hours = experiment.hours.map_or(String::new(), |hours| format!(", {hours} hours"));
+            output.line(format!("{} ({}{hours})", experiment.title, experiment.date))?;
+            output.line(format!("hypothesis: {}", experiment.hypothesis))?;
+            output.line(format!("predicted: {:+} % of the time of {}", experiment.predicted_percent, experiment.a))?;
+            let arguments = experiment.arguments.join(" ");
+            output.line(format!("repeat: flashcore compare {} {} {arguments}", experiment.a, experiment.b))?;
+            if let Some(measured) = &experiment.measured {
+                output.line(format!("measured: {} at {}", measured.machine, measured.commit))?;
+                output.line(format!("evidence: {}, {}", measured.evidence, evidence.name()))?;
+            }
+            if !experiment.conclusion.is_empty() {
+                output.line(format!("conclusion: {}", experiment.conclusion))?;
+            }
+            output.line(format!("outcome: {}\n", experiment.outcome()))?;
+        }
+        let mut table = Table::new(&["problem", "change %", "low %", "high %", "verdict"]);
+        for row in experiment.measured.iter().flat_map(|measured| &measured.rows) {
+            table.push(vec![
+                Cell::from(row.problem.as_str()),
+                Cell::number(row.percent, 2),
+                Cell::number(row.low, 2),
+                Cell::number(row.high, 2),
+                Cell::from(row.verdict.to_string()),
+            ]);
+        }
+        output.table(&table, self.format)?;
+        let is_changed = evidence == flashcore_bench::experiments::Evidence::Changed;
+        Ok(if is_changed { Ending::Failed } else { Ending::Well })
+    }
+
+    fn repeat(&self, name: &str, write: bool, output: &mut Output) -> Result<Ending, Failure> {
+        let experiment = find(&self.folder, name).map_err(failure)?;
+        let file = std::env::temp_dir().join(format!("flashcore-experiment-{}.json", std::process::id()));
+        // What was compared, without what people read of builds.
+        let side = |name: &str| name.split(" (").next().unwrap_or(name).to_owned();
+        let ended = Command::new(std::env::current_exe()?)
+            .args(["compare", &side(&experiment.a), &side(&experiment.b)])
+            .args(&experiment.arguments)
+            .arg("--record")
+            .arg(&file)
+            .status()?;
+        let read = Record::<Comparison>::read(&file);
+        let Ok(record) = read else {
+            let code = ended.code().map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
+            return Err(Failure::Environment(format!("the comparison ended with {code} and left no record")));
+        };
+        let mut now = experiment.clone();
+        now.measure(&record, format!("{name}.json"), &fs::read(&file)?);
+        let (then, outcome) = (experiment.outcome(), now.outcome());
+        output.line(format!("\noutcome then: {then}; now: {outcome}"))?;
+        if write {
+            self.write(name, experiment.clone(), &record, &file)?;
+        }
+        fs::remove_file(&file)?;
+        Ok(if then == outcome || experiment.measured.is_none() { Ending::Well } else { Ending::Failed })
+    }
+}
+
+/// What a comparison was called with besides its two sides, without files and formats.
+fn further_arguments(command: &str) -> Vec<String> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let mut arguments = Vec::new();
+    let mut words = words.into_iter().skip_while(|word| !word.starts_with("--")).peekable();
+    while let Some(word) = words.next() {
+        let value = words.next_if(|next| !next.starts_with("--"));
+        if !matches!(word, "--record" | "--format" | "--expect") {
+            arguments.extend([Some(word), value].into_iter().flatten().map(str::to_owned));
+        }
+    }
+    arguments
+}
+
+/// All experiments, one line each.
+pub(super) fn table(tried: &[(String, Experiment)], folder: &Path) -> Table {
+    let mut table =
+        Table::new(&["experiment", "date", "title", "predicted %", "best %", "outcome", "machine", "evidence"]);
+    for (name, experiment) in tried {
+        let rows = experiment.measured.iter().flat_map(|measured| &measured.rows);
+        let best = rows.map(|row| row.percent).reduce(f64::min);
+        table.push(vec![
+            Cell::from(name.as_str()),
+            Cell::from(experiment.date.as_str()),
+            Cell::from(experiment.title.as_str()),
+            Cell::number(experiment.predicted_percent, 1),
+            best.map_or_else(|| Cell::from("-"), |best| Cell::number(best, 1)),
+            Cell::from(experiment.outcome()),
+            Cell::from(experiment.measured.as_ref().map_or("-", |measured| measured.machine.as_str())),
+            Cell::from(experiment.evidence(folder).name()),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_comparison_was_called_with() {
+        let check = |command: &str, expected: &[&str]| assert_eq!(further_arguments(command), expected);
+        check(
+            "flashcore compare cpu:avx2 cpu:avx512 --suite seeds --record a.json --minimum 3",
+            &["--suite", "seeds", "--minimum", "3"],
+        );
+        check("flashcore compare a b", &[]);
+    }
+}

@@ -1,0 +1,355 @@
+//! The warpgroups that compute.
+
+use flashcore_ir::types::{Pred, S32, U32};
+use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
+
+use super::key_tiles::KeyTiles;
+use super::schedule::Tile;
+use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
+use crate::attention::Work;
+use crate::element::Element;
+use crate::tile::{
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, Exponential, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
+    PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces,
+    ScoreTerms, TransferCursor,
+};
+
+/// Rows of a lane.
+const LANE_ROWS: u32 = 2;
+/// The barrier at which the first warpgroup waits for its turn; 0 is that of the CTA.
+const FIRST_TURN: u32 = 1;
+/// The barrier at which all warpgroups that compute meet.
+const ALL_CONSUMERS: u32 = 8;
+
+/// Computes every tile of the CTA.
+pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
+    let consumer = Consumer::<T>::new(k, cta, thread, warpgroup);
+    consumer.turns.begin(k);
+    cta.schedule.each_tile(k, |k, tile| consumer.compute(k, cta, tile));
+    consumer.turns.end(k);
+}
+
+/// What a warpgroup has in registers, and where it stands.
+pub(super) struct Consumer<T: Element> {
+    /// The first of the lane's rows in the tile of the CTA; the other is 8 further on.
+    pub(super) row: Reg<U32>,
+    pub(super) position: FragmentPosition,
+    /// Holds in one lane of each warp.
+    leader: Reg<Pred>,
+    query: TransferCursor,
+    keys: TransferCursor,
+    values: TransferCursor,
+    /// Bytes from the query tile to the rows of the warpgroup.
+    query_offset: Reg<U32>,
+    turns: Turns,
+    scores: Accumulator,
+    weights: Rounded<T>,
+    output: Accumulator,
+}
+
+impl<T: Element> Consumer<T> {
+    fn new(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) -> Self {
+        let (shared, config) = (&cta.shared, cta.config);
+        let lane = k.and(thread, LANES - 1);
+        let position = FragmentPosition::new(k, lane);
+        let warp = k.shr(thread, LANES.ilog2());
+        // The warps that copy come first.
+        let warp = k.sub(warp, WARPGROUP / LANES);
+        let row = k.mad(warp, ROWS_PER_BLOCK, position.group);
+        let value_columns = cta.specialisation.value_dim.next_multiple_of(RESULT_COLUMNS);
+        Self {
+            row,
+            position,
+            leader: k.elect(),
+            query: shared.query_ring.cursor(k, cta.base),
+            keys: shared.key_ring.cursor(k, cta.base),
+            values: shared.value_ring.cursor(k, cta.base),
+            query_offset: k.mul(warpgroup, WARPGROUP_ROWS * 128),
+            turns: Turns::new(k, config.ping_pong.then_some(warpgroup), config.warpgroups),
+            scores: k.section("scores", |k| Accumulator::unset(k, config.key_rows)),
+            weights: k.section("weights", |k| Rounded::unset(k, config.key_rows)),
+            output: k.section("output", |k| Accumulator::unset(k, value_columns)),
+        }
+    }
+
+    fn compute(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+        let work = &tile.work;
+        let specialisation = cta.specialisation;
+        let key_tiles = KeyTiles::new(k, work, cta.config);
+        let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
+        let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
+        let places = k.section("rows", |k| self.score_places(k, work));
+        let mask = key_mask(work, &places);
+        let softmax =
+            k.section("softmax", |k| OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, Exponential::Unit));
+        self.output.clear(k);
+        let raised = Raised::none(k, LANE_ROWS);
+        let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };
+
+        k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
+        k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
+    }
+
+    /// Goes through the tiles of keys, of which there is at least one.
+    fn attend(&self, k: &mut Builder, step: &Step<'_>) {
+        let (cta, key_tiles) = (step.cta, step.key_tiles);
+        let specialisation = cta.specialisation;
+        let query = k.section("query", |k| {
+            self.query.wait_until_full(k);
+            let address = self.query.tile(k);
+            let address = k.add(address, self.query_offset);
+            cta.shared.query.by_rows(k, address)
+        });
+        let key_tile = k.copy(key_tiles.last);
+        k.section("first scores", |k| {
+            self.keys.wait_until_full(k);
+            k.wgmma_fence();
+            self.start_scores(k, step, &query);
+            k.wgmma_wait(0);
+            self.keys.release(k, self.leader);
+        });
+        k.section("first weights", |k| {
+            let first_key = key_tiles.first_key(k, key_tile);
+            step.apply_terms(k, &self.scores, first_key);
+            let cut = key_tiles.is_cut(k, key_tile);
+            k.if_uniform(cut, |k| k.section("mask", |k| step.mask.apply(k, &self.scores, first_key)));
+            step.softmax.raise(k, &self.scores, &step.raised);
+            step.softmax.weigh(k, &self.scores, &step.raised);
+            self.weights.round(k, &self.scores);
+            self.values.wait_until_full(k);
+            if specialisation.key_lengths {
+                self.clear_values(k, step, first_key);
+            }
+        });
+        // What masks cut on the right, what every row attends, what masks cut on the left.
+        if specialisation.right {
+            self.each_before(k, step, &query, key_tile, key_tiles.whole_end, true);
+        }
+        self.each_before(k, step, &query, key_tile, key_tiles.whole_first, false);
+        if specialisation.left {
+            self.each_before(k, step, &query, key_tile, key_tiles.first, true);
+        }
+        // The next query may come.
+        self.query.release(k, self.leader);
+        k.section("last output", |k| {
+            if cta.config.hidden_rescale {
+                step.softmax.rescale(k, &self.output, &step.raised);
+            }
+            k.wgmma_fence();
+            self.start_output(k, cta);
+            k.wgmma_wait(0);
+            self.values.release(k, self.leader);
+        });
+    }
+
+    /// Works on the tiles of keys before `key_tile`, down to `bound`.
+    fn each_before(
+        &self,
+        k: &mut Builder,
+        step: &Step<'_>,
+        query: &PanelMatrix,
+        key_tile: Reg<S32>,
+        bound: Reg<S32>,
+        is_cut: bool,
+    ) {
+        k.while_uniform(
+            |k| k.compare(Compare::Gt, key_tile, bound),
+            |k| {
+                k.add_to(key_tile, -1i32);
+                let name = if is_cut { "cut tile" } else { "tile" };
+                k.section(name, |k| self.tile(k, step, query, key_tile, is_cut));
+            },
+        );
+    }
+
+    /// The scores of one tile of keys and the output of the one before, together; then the weights of the one.
+    fn tile(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix, key_tile: Reg<S32>, is_cut: bool) {
+        let cta = step.cta;
+        self.keys.wait_until_full(k);
+        self.turns.wait(k);
+        k.section("scores", |k| {
+            k.wgmma_fence();
+            self.start_scores(k, step, query);
+        });
+        k.section("output", |k| {
+            if cta.config.hidden_rescale {
+                step.softmax.rescale(k, &self.output, &step.raised);
+            }
+            k.wgmma_fence();
+            self.start_output(k, cta);
+        });
+        self.turns.pass(k);
+        k.wgmma_wait(1);
+        self.keys.release(k, self.leader);
+        let first_key = step.key_tiles.first_key(k, key_tile);
+        step.apply_terms(k, &self.scores, first_key);
+        if is_cut {
+            k.section("mask", |k| step.mask.apply(k, &self.scores, first_key));
+        }
+        step.softmax.raise(k, &self.scores, &step.raised);
+        step.softmax.weigh(k, &self.scores, &step.raised);
+        let before = self.values.leave(k);
+        // Here and not before the product: a wait for a barrier is a loop, across which compilers do not move the end of
+        // the product up; without it they do, to before the exponentials.
+        self.values.wait_until_full(k);
+        k.wgmma_wait(0);
+        before.release(k, self.leader);
+        self.weights.round(k, &self.scores);
+        if !cta.config.hidden_rescale {
+            step.softmax.rescale(k, &self.output, &step.raised);
+        }
+    }
+
+    /// Sets the values behind the last key of the batch to zero. Their weights are zero, but they may be anything, a NaN
+    /// too; what lies behind the tensor is zero already.
+    fn clear_values(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
+        let Cta { config, shared, .. } = step.cta;
+        let threads = config.warpgroups * WARPGROUP;
+        k.section("clear values", |k| {
+            let left = k.sub(step.mask.key_length, first_key);
+            let behind = k.compare(Compare::Lt, left, config.key_rows as i32);
+            k.if_uniform(behind, |k| {
+                let thread = k.special(SpecialRegister::ThreadX);
+                let thread = k.sub(thread, WARPGROUP);
+                let tile = self.values.tile(k);
+                let first = k.mad(thread, CHUNK_BYTES, tile);
+                let zero = k.copy(0u32);
+                let chunks_per_row = PANEL_COLUMNS / CHUNK_ELEMENTS;
+                for chunk in (0..config.key_rows * chunks_per_row).step_by(threads as usize) {
+                    let number = k.add(thread, chunk);
+                    let row = k.shr(number, chunks_per_row.ilog2());
+                    let row = k.reinterpret::<U32, S32>(row);
+                    let clears = k.compare(Compare::Ge, row, left);
+                    let is_there = k.compare(Compare::Lt, row, config.key_rows as i32);
+                    let clears = k.and(clears, is_there);
+                    for panel in 0..shared.value.panels() {
+                        let bytes = panel * shared.value.panel_bytes() + chunk * CHUNK_BYTES;
+                        let target = SharedAddress::from(first).plus(bytes as i32);
+                        k.when(clears, |k| k.store_shared(target, &[zero; 4]));
+                    }
+                }
+                k.fence_proxy_async();
+                k.barrier_sync(ALL_CONSUMERS, threads);
+            });
+        });
+    }
+
+    fn start_scores(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix) {
+        let shared = &step.cta.shared;
+        let address = self.keys.tile(k);
+        let keys = shared.key.by_rows(k, address);
+        let depth = step.cta.specialisation.head_dim.next_multiple_of(PRODUCT_DEPTH);
+        self.scores.start_product_of_rows::<T>(k, query, &keys, depth);
+    }
+
+    fn start_output(&self, k: &mut Builder, cta: &Cta) {
+        let address = self.values.tile(k);
+        let values = cta.shared.value.by_columns(k, address);
+        self.output.start_adding_product(k, &self.weights, &values);
+    }
+
+    /// Where the scores of a lane stand.
+    fn score_places(&self, k: &mut Builder, work: &Work) -> ScorePlaces {
+        let column = k.shl(self.position.member, 1u32);
+        let column = k.reinterpret::<U32, S32>(column);
+        let last_row = k.sub(work.parameters.query_length, 1u32);
+        let first = k.add(work.first_row, self.row);
+        let position = work.position(k, first);
+        let rows = (0..LANE_ROWS).map(|row| {
+            let row = k.add(first, row * ROW_STEP);
+            k.min(row, last_row)
+        });
+        let rows = rows.collect();
+        let last_key = k.sub(work.key_length, 1i32);
+        ScorePlaces { rows, position, column, last_key }
+    }
+}
+
+/// What the work on every tile of keys needs.
+struct Step<'a> {
+    cta: &'a Cta,
+    terms: Option<ScoreTerms>,
+    places: ScorePlaces,
+    mask: KeyMask,
+    softmax: OnlineSoftmax,
+    /// What came of the last tile.
+    raised: Raised,
+    key_tiles: KeyTiles,
+}
+
+impl Step<'_> {
+    fn apply_terms(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
+        if let Some(terms) = self.terms {
+            k.section("score terms", |k| terms.apply(k, scores, &self.places, first_key));
+        }
+    }
+}
+
+/// Which keys the rows of a lane attend.
+fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
+    let Work { parameters, specialisation, key_length, .. } = *work;
+    KeyMask {
+        position: places.position,
+        others: Vec::new(),
+        column: places.column,
+        left: specialisation.left.then_some(parameters.window_left),
+        right: specialisation.right.then_some(parameters.window_right),
+        key_length,
+        rows: LANE_ROWS,
+    }
+}
+
+/// The turns in which warpgroups start products: each waits for the one before it.
+#[derive(Debug, Clone, Copy)]
+struct Turns {
+    /// The barriers at which this warpgroup waits, and the next one does; where turns are taken.
+    barriers: Option<(Reg<U32>, Reg<U32>)>,
+    warpgroup: Option<Reg<U32>>,
+    warpgroups: u32,
+}
+
+/// Threads that meet at a turn: those of the warpgroup that waits, and of the one that passes.
+const TURN_THREADS: u32 = 2 * WARPGROUP;
+
+impl Turns {
+    fn new(k: &mut Builder, warpgroup: Option<Reg<U32>>, warpgroups: u32) -> Self {
+        let warpgroup = warpgroup.filter(|_| warpgroups > 1);
+        let barriers = warpgroup.map(|warpgroup| {
+            let own = k.add(warpgroup, FIRST_TURN);
+            let is_last = k.compare(Compare::Eq, warpgroup, warpgroups - 1);
+            let next = k.add(own, 1u32);
+            (own, k.select(is_last, FIRST_TURN, next))
+        });
+        Self { barriers, warpgroup, warpgroups }
+    }
+
+    /// The last lets the first begin.
+    fn begin(&self, k: &mut Builder) {
+        if let (Some(warpgroup), Some((_, next))) = (self.warpgroup, self.barriers) {
+            let is_last = k.compare(Compare::Eq, warpgroup, self.warpgroups - 1);
+            k.if_uniform(is_last, |k| k.barrier_arrive(next, TURN_THREADS));
+        }
+    }
+
+    /// Waits for the turn.
+    fn wait(&self, k: &mut Builder) {
+        if let Some((own, _)) = self.barriers {
+            k.barrier_sync(own, TURN_THREADS);
+        }
+    }
+
+    /// Passes the turn on.
+    fn pass(&self, k: &mut Builder) {
+        if let Some((_, next)) = self.barriers {
+            k.barrier_arrive(next, TURN_THREADS);
+        }
+    }
+
+    /// The first takes the turn that the last has passed on to it.
+    fn end(&self, k: &mut Builder) {
+        if let (Some(warpgroup), Some((own, _))) = (self.warpgroup, self.barriers) {
+            let is_first = k.compare(Compare::Eq, warpgroup, 0u32);
+            k.if_uniform(is_first, |k| k.barrier_sync(own, TURN_THREADS));
+        }
+    }
+}

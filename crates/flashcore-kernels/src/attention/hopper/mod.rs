@@ -1,0 +1,143 @@
+//! Hopper's asynchronous machines from end to end, for `sm_90a`.
+//!
+//! A CTA has one warpgroup that copies and one to three that compute, each on 64 rows of a tile of query rows. The
+//! copying one gives most of its registers to the others; one lane of it starts the tensor copies of the query, and of
+//! tiles of keys and values into a [`TransferRing`] each. The computing ones go through the tiles from the last to the
+//! first, so that what masks cut comes first:
+//!
+//! ```text
+//!  copies     K4 | K3 V4 | K2 V3 | K1 V2 | K0 V1 |  V0
+//!  products   S4 | S3 O4 | S2 O3 | S1 O2 | S0 O1 |  O0          S: scores = query · keysᵀ, O: output += weights · values
+//!  softmax        P4     P3      P2      P1      P0             P: scores -> weights, while O of the tile before runs
+//! ```
+//!
+//! So the tensor cores have the product of the tile before while exponentials are computed. The weights never leave the
+//! registers of the warps that computed them. With ping-pong, warpgroups also take turns in starting products, so that
+//! one has the tensor cores while another computes its softmax.
+//!
+//! [`Schedule`] says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
+
+mod consumer;
+mod epilogue;
+mod key_tiles;
+mod producer;
+mod schedule;
+
+pub(crate) use schedule::Order;
+
+use flashcore_ir::types::{U32, U64};
+use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
+
+use crate::element::Element;
+use crate::hopper_config::HopperConfig;
+use crate::parameters::Parameters;
+use crate::specialisation::Specialisation;
+use crate::tile::{LANES, PanelTile, TransferRing};
+use schedule::Schedule;
+
+/// Threads of a warpgroup.
+pub(crate) const WARPGROUP: u32 = 4 * LANES;
+/// Query rows of a warpgroup.
+pub(crate) const WARPGROUP_ROWS: u32 = 64;
+
+/// Writes the kernel.
+pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisation: Specialisation) -> Kernel {
+    let mut builder = Builder::new(name, config.threads());
+    let k = &mut builder;
+    k.set_register_budget(config.registers_at_launch());
+    let parameters = Parameters::load(k);
+    let maps = Maps::declare(k);
+    let schedule = Schedule::load(k, config, parameters, specialisation);
+    let shared = Shared::reserve(k, config, specialisation);
+    let thread = k.special(SpecialRegister::ThreadX);
+    let base = k.shared_base();
+    k.section("barriers", |k| {
+        let first = k.compare(Compare::Eq, thread, 0u32);
+        k.if_then(first, |k| {
+            for map in [maps.query, maps.key, maps.value] {
+                k.prefetch_tensor_map(map);
+            }
+            shared.initialise(k, base, config.consumer_warps());
+            k.fence_mbarrier_init();
+        });
+        k.cta_sync();
+    });
+    let cta = Cta { config, specialisation, maps, schedule, shared, base };
+    let group = k.shr(thread, WARPGROUP.ilog2());
+    // All lanes of a warp agree, which compilers cannot see.
+    let group = k.shuffle(ShuffleMode::Index, group, 0u32);
+    let produces = k.compare(Compare::Eq, group, 0u32);
+    let (fewer, more) = config.registers_by_role();
+    k.if_else_uniform(
+        produces,
+        |k| {
+            if fewer < config.registers_at_launch() {
+                k.decrease_registers(fewer);
+            }
+            k.section("producer", |k| producer::run(k, &cta, thread));
+        },
+        |k| {
+            if more > config.registers_at_launch() {
+                k.increase_registers(more);
+            }
+            let warpgroup = k.sub(group, 1u32);
+            consumer::run::<T>(k, &cta, thread, warpgroup);
+        },
+    );
+    builder.finish()
+}
+
+/// What all warps of a CTA share.
+struct Cta {
+    config: HopperConfig,
+    specialisation: Specialisation,
+    maps: Maps,
+    schedule: Schedule,
+    shared: Shared,
+    /// The address of shared memory.
+    base: Reg<U32>,
+}
+
+/// The tensors that are copied.
+#[derive(Debug, Clone, Copy)]
+struct Maps {
+    query: Reg<U64>,
+    key: Reg<U64>,
+    value: Reg<U64>,
+}
+
+impl Maps {
+    fn declare(k: &mut Builder) -> Self {
+        let [query, key, value] = ["query_map", "key_map", "value_map"].map(|name| k.tensor_map(name));
+        Self { query, key, value }
+    }
+}
+
+/// The tiles in shared memory, and the rings they go through.
+struct Shared {
+    query: PanelTile,
+    key: PanelTile,
+    value: PanelTile,
+    query_ring: TransferRing,
+    key_ring: TransferRing,
+    value_ring: TransferRing,
+}
+
+impl Shared {
+    fn reserve(k: &mut Builder, config: HopperConfig, specialisation: Specialisation) -> Self {
+        let [query, key, value] = config.tiles(specialisation);
+        let mut query_ring = TransferRing::reserve(k, 1, query.bytes());
+        let mut key_ring = TransferRing::reserve(k, config.stages, key.bytes());
+        let mut value_ring = TransferRing::reserve(k, config.stages, value.bytes());
+        for ring in [&mut query_ring, &mut key_ring, &mut value_ring] {
+            ring.reserve_barriers(k);
+        }
+        Self { query, key, value, query_ring, key_ring, value_ring }
+    }
+
+    fn initialise(&self, k: &mut Builder, base: Reg<U32>, readers: u32) {
+        for ring in [&self.query_ring, &self.key_ring, &self.value_ring] {
+            ring.initialise(k, base, readers);
+        }
+    }
+}

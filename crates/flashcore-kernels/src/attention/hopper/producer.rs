@@ -1,0 +1,95 @@
+//! The warp that copies.
+
+use flashcore_ir::builder::CachePolicy;
+use flashcore_ir::types::{Pred, S32, U32};
+use flashcore_ir::{Builder, Compare, Reg};
+
+use super::Cta;
+use super::key_tiles::KeyTiles;
+use super::schedule::Tile;
+use crate::tile::{LANES, PanelTile, TensorRows, TransferCursor};
+
+/// One warp of the warpgroup copies; the others are done.
+pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
+    let warp = k.shr(thread, LANES.ilog2());
+    let copies = k.compare(Compare::Eq, warp, 0u32);
+    k.if_uniform(copies, |k| {
+        let producer = Producer::new(k, cta);
+        cta.schedule.each_tile(k, |k, tile| producer.copy(k, cta, tile));
+    });
+}
+
+struct Producer {
+    /// Holds in the lane that copies.
+    leader: Reg<Pred>,
+    query: TransferCursor,
+    keys: TransferCursor,
+    values: TransferCursor,
+}
+
+impl Producer {
+    fn new(k: &mut Builder, cta: &Cta) -> Self {
+        let shared = &cta.shared;
+        Self {
+            leader: k.elect(),
+            query: shared.query_ring.cursor(k, cta.base),
+            keys: shared.key_ring.cursor(k, cta.base),
+            values: shared.value_ring.cursor(k, cta.base),
+        }
+    }
+
+    fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+        let tiles = KeyTiles::new(k, &tile.work, cta.config);
+        k.if_uniform(tiles.any, |k| self.copy_tiles(k, cta, tile, tiles));
+    }
+
+    /// Copies what a tile of query rows needs, in the order in which it is needed: the values of a tile of keys after
+    /// the keys of the next.
+    fn copy_tiles(&self, k: &mut Builder, cta: &Cta, tile: &Tile, tiles: KeyTiles) {
+        let maps = cta.maps;
+        let [head, key_head, batch, row] =
+            [tile.place.head, tile.place.key_head, tile.place.batch, tile.place.first_row]
+                .map(|index| k.reinterpret::<U32, S32>(index));
+        // Every tile of query rows of a head reads its keys and values again; its own query nobody does.
+        let (kept, passing) = (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
+        let query = TensorRows { map: maps.query, row, head, batch, policy: Some(passing) };
+        k.section("query", |k| self.next(k, &self.query, cta.shared.query, query));
+        let key_tile = k.copy(tiles.last);
+        let rows_of = |k: &mut Builder, map, tile| {
+            let row = tiles.first_key(k, tile);
+            TensorRows { map, row, head: key_head, batch, policy: Some(kept) }
+        };
+        let keys = |k: &mut Builder, tile| {
+            k.section("keys", |k| {
+                let rows = rows_of(k, maps.key, tile);
+                self.next(k, &self.keys, cta.shared.key, rows);
+            });
+        };
+        let values = |k: &mut Builder, tile| {
+            k.section("values", |k| {
+                let rows = rows_of(k, maps.value, tile);
+                self.next(k, &self.values, cta.shared.value, rows);
+            });
+        };
+        keys(k, key_tile);
+        k.while_uniform(
+            |k| k.compare(Compare::Gt, key_tile, tiles.first),
+            |k| {
+                let before = k.sub(key_tile, 1i32);
+                keys(k, before);
+                values(k, key_tile);
+                k.set(key_tile, before);
+            },
+        );
+        values(k, key_tile);
+    }
+
+    /// Fills the next stage of a ring.
+    fn next(&self, k: &mut Builder, cursor: &TransferCursor, tile: PanelTile, rows: TensorRows) {
+        cursor.wait_until_empty(k);
+        cursor.announce(k, self.leader, tile.bytes());
+        let (target, barrier) = (cursor.tile(k), cursor.full(k));
+        k.section("copy", |k| tile.load(k, rows, target, barrier, self.leader));
+        cursor.advance(k);
+    }
+}

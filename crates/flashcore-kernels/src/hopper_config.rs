@@ -1,0 +1,121 @@
+//! Every choice in the Hopper kernel.
+
+use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS};
+use crate::config::Flaw;
+use crate::specialisation::Specialisation;
+use crate::tile::{LANES, PanelTile, RESULT_COLUMNS, Rescale};
+
+/// The choices of the Hopper kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HopperConfig {
+    /// Warpgroups that compute, each on 64 query rows; one more copies.
+    pub warpgroups: u32,
+    /// Keys of a tile.
+    pub key_rows: u32,
+    /// Tiles of keys, and tiles of values, in shared memory at a time.
+    pub stages: u32,
+    /// When the output is brought to a new maximum.
+    pub rescale: Rescale,
+    /// Whether that is done while the next scores are multiplied, and not before.
+    pub hidden_rescale: bool,
+    /// Whether warpgroups take turns in starting products.
+    pub ping_pong: bool,
+    /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
+    pub persistent: bool,
+}
+
+impl Default for HopperConfig {
+    fn default() -> Self {
+        Self {
+            warpgroups: 2,
+            key_rows: 128,
+            stages: 2,
+            rescale: Rescale::Always,
+            hidden_rescale: true,
+            ping_pong: true,
+            persistent: true,
+        }
+    }
+}
+
+impl HopperConfig {
+    /// Query rows of a CTA.
+    pub const fn query_rows(self) -> u32 {
+        self.warpgroups.saturating_mul(WARPGROUP_ROWS)
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(self) -> u32 {
+        self.warpgroups.saturating_add(1).saturating_mul(WARPGROUP)
+    }
+
+    /// Warps that compute.
+    pub(crate) const fn consumer_warps(self) -> u32 {
+        self.warpgroups.saturating_mul(WARPGROUP / LANES)
+    }
+
+    /// Registers of each thread when a CTA starts: what a multiprocessor has, shared equally.
+    pub(crate) const fn registers_at_launch(self) -> u32 {
+        match self.warpgroups {
+            0 | 1 => 240,
+            2 => 168,
+            _ => 128,
+        }
+    }
+
+    /// Registers of each thread that copies, and of each that computes.
+    pub(crate) const fn registers_by_role(self) -> (u32, u32) {
+        match self.warpgroups {
+            0 | 1 => (240, 240),
+            2 => (40, 232),
+            _ => (32, 160),
+        }
+    }
+
+    /// The tiles of query, keys and values in shared memory.
+    pub(crate) const fn tiles(self, specialisation: Specialisation) -> [PanelTile; 3] {
+        let Specialisation { head_dim, value_dim, .. } = specialisation;
+        [
+            PanelTile { rows: self.query_rows(), columns: head_dim },
+            PanelTile { rows: self.key_rows, columns: head_dim },
+            PanelTile { rows: self.key_rows, columns: value_dim },
+        ]
+    }
+
+    /// Registers per thread that hold scores, weights and output, and what a bias needs.
+    pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
+        let (scores, weights) = (self.key_rows / 2, self.key_rows / 4);
+        let output = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
+        let bias = if specialisation.bias { scores / 4 } else { 0 };
+        scores + weights + output + bias
+    }
+
+    /// The most of [`operand_registers`](Self::operand_registers).
+    pub(crate) const fn most_operand_registers(self) -> u32 {
+        match self.warpgroups {
+            0..=2 => 200,
+            _ => 128,
+        }
+    }
+
+    /// Whether operands and results stay in registers.
+    pub(crate) const fn fits_registers(self, specialisation: Specialisation) -> bool {
+        self.operand_registers(specialisation) <= self.most_operand_registers()
+    }
+
+    /// What no kernel can be generated with.
+    pub(crate) fn flaws(self) -> Vec<Option<Flaw>> {
+        let flaw =
+            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
+        vec![
+            flaw("warpgroups", self.warpgroups, "1, 2 or 3", (1..=3).contains(&self.warpgroups)),
+            flaw(
+                "key_rows",
+                self.key_rows,
+                "a multiple of 16 up to 256",
+                self.key_rows.is_multiple_of(16) && (16..=256).contains(&self.key_rows),
+            ),
+            flaw("stages", self.stages, "2 to 8", (2..=8).contains(&self.stages)),
+        ]
+    }
+}

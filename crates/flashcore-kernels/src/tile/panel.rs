@@ -1,0 +1,175 @@
+//! Matrices in shared memory as tensor copies write them and products of warpgroups read them.
+//!
+//! A matrix is cut into *panels* of 64 columns. The rows of a panel are 128 bytes long and lie one behind the other, the
+//! chunks of 16 bytes in each exchanged by the 128-byte swizzle of the copy engine, which products undo as they read. A
+//! panel is one box of a tensor copy; columns that the tensor does not have are zero.
+
+use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix, TensorCopyOptions};
+use flashcore_ir::types::{F32, Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Major, Reg, SharedAddress, Swizzle};
+
+use super::PRODUCT_DEPTH;
+use super::fragment::Accumulator;
+use crate::element::{ELEMENT_BYTES, Element};
+
+/// Columns of a panel.
+pub const PANEL_COLUMNS: u32 = 64;
+/// Bytes of a row of a panel.
+const ROW_BYTES: u32 = PANEL_COLUMNS * ELEMENT_BYTES;
+/// Bytes from 8 rows to the next 8.
+const EIGHT_ROWS: u32 = 8 * ROW_BYTES;
+
+/// A matrix of 16-bit elements in panels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PanelTile {
+    /// Rows.
+    pub rows: u32,
+    /// Columns of the tensor.
+    pub columns: u32,
+}
+
+impl PanelTile {
+    /// Panels.
+    pub const fn panels(self) -> u32 {
+        self.columns.div_ceil(PANEL_COLUMNS)
+    }
+
+    /// Bytes of a panel.
+    pub const fn panel_bytes(self) -> u32 {
+        self.rows.saturating_mul(ROW_BYTES)
+    }
+
+    /// Bytes of the matrix, which is also what copies bring.
+    pub const fn bytes(self) -> u32 {
+        self.panels().saturating_mul(self.panel_bytes())
+    }
+
+    /// Starts the copies of the rows from `row` on of one head of one batch, which report to `barrier`. Only the lane in
+    /// which `leader` holds does it.
+    pub fn load(self, k: &mut Builder, source: TensorRows, target: Reg<U32>, barrier: Reg<U32>, leader: Reg<Pred>) {
+        let TensorRows { map, row, head, batch, policy } = source;
+        for panel in 0..self.panels() {
+            let column = k.copy((panel * PANEL_COLUMNS) as i32);
+            let target = SharedAddress::from(target).plus((panel * self.panel_bytes()) as i32);
+            let options = TensorCopyOptions { policy, ..TensorCopyOptions::default() };
+            k.when(leader, |k| k.tensor_load(target, map, &[column, row, head, batch], barrier, options));
+        }
+    }
+
+    /// The matrix at an address, its rows being rows of a left operand or columns of a right one.
+    pub fn by_rows(self, k: &mut Builder, address: Reg<U32>) -> PanelMatrix {
+        let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: EIGHT_ROWS };
+        PanelMatrix { tile: self, descriptor: k.matrix_descriptor(address, layout) }
+    }
+
+    /// The matrix at an address, its rows being rows of a right operand.
+    pub fn by_columns(self, k: &mut Builder, address: Reg<U32>) -> PanelMatrix {
+        let leading_bytes = self.panel_bytes();
+        let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes, stride_bytes: EIGHT_ROWS };
+        PanelMatrix { tile: self, descriptor: k.matrix_descriptor(address, layout) }
+    }
+}
+
+/// Rows of a tensor that a copy begins at.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorRows {
+    /// The tensor.
+    pub map: Reg<U64>,
+    /// The first row.
+    pub row: Reg<S32>,
+    /// The head.
+    pub head: Reg<S32>,
+    /// The batch.
+    pub batch: Reg<S32>,
+    /// How long L2 should keep them.
+    pub policy: Option<Reg<U64>>,
+}
+
+/// A matrix as products read it.
+#[derive(Debug, Clone, Copy)]
+pub struct PanelMatrix {
+    tile: PanelTile,
+    descriptor: Reg<U64>,
+}
+
+impl PanelMatrix {
+    /// 16 columns of all rows.
+    fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
+        let steps_per_panel = PANEL_COLUMNS / PRODUCT_DEPTH;
+        let (panel, within) = (step / steps_per_panel, step % steps_per_panel);
+        let bytes = panel * self.tile.panel_bytes() + within * PRODUCT_DEPTH * ELEMENT_BYTES;
+        SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Depth }
+    }
+
+    /// 16 rows of all columns.
+    fn row_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
+        let bytes = step * PRODUCT_DEPTH * ROW_BYTES;
+        SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Outer }
+    }
+}
+
+/// The registers of an accumulator of a warpgroup: per warp, those of its 16 rows as `mma` has them.
+fn registers(accumulator: &Accumulator) -> Vec<Reg<F32>> {
+    accumulator.blocks.iter().flatten().flatten().copied().collect()
+}
+
+impl Accumulator {
+    /// Registers without values for 16 rows of each warp and `columns` columns.
+    pub fn unset(k: &mut Builder, columns: u32) -> Self {
+        let registers = k.warpgroup_accumulator::<F32>(columns);
+        let tiles = registers.chunks_exact(4).map(|tile| [tile[0], tile[1], tile[2], tile[3]]);
+        Self { blocks: vec![tiles.collect()] }
+    }
+
+    /// Starts the product of the rows of `left` by the rows of `right`, `depth` columns of both, in its place. One group.
+    pub fn start_product_of_rows<T: Element>(
+        &self,
+        k: &mut Builder,
+        left: &PanelMatrix,
+        right: &PanelMatrix,
+        depth: u32,
+    ) {
+        let (registers, columns) = (registers(self), right.tile.rows);
+        for step in 0..depth.div_ceil(PRODUCT_DEPTH) {
+            let a = LeftMatrix::<T>::Shared(left.column_step(k, step));
+            let b = right.column_step(k, step);
+            k.wgmma(columns, &registers, a, b, if step == 0 { Adds::Replace } else { Adds::Add });
+        }
+        k.wgmma_commit();
+    }
+
+    /// Starts adding the product of `left`, in registers, by `right`. One group.
+    pub fn start_adding_product<T: Element>(&self, k: &mut Builder, left: &Rounded<T>, right: &PanelMatrix) {
+        let registers = registers(self);
+        let columns = registers.len() as u32 * 2;
+        for (step, fragment) in (0u32..).zip(&left.fragments) {
+            let b = right.row_step(k, step);
+            k.wgmma(columns, &registers, LeftMatrix::Registers(fragment), b, Adds::Add);
+        }
+        k.wgmma_commit();
+    }
+}
+
+/// Results rounded to a left operand, in registers of their own: the results can be replaced while it is multiplied.
+#[derive(Debug, Clone)]
+pub struct Rounded<T: Element> {
+    fragments: Vec<[Reg<T>; 4]>,
+}
+
+impl<T: Element> Rounded<T> {
+    /// Registers without values for results of so many columns, a multiple of 16.
+    pub fn unset(k: &mut Builder, columns: u32) -> Self {
+        let steps = 0..columns / PRODUCT_DEPTH;
+        Self { fragments: steps.map(|_| core::array::from_fn(|_| k.register())).collect() }
+    }
+
+    /// Rounds the results.
+    pub fn round(&self, k: &mut Builder, results: &Accumulator) {
+        for (fragment, tiles) in self.fragments.iter().zip(results.blocks[0].chunks_exact(2)) {
+            let pairs = tiles.iter().flat_map(|tile| tile.chunks_exact(2));
+            for (target, pair) in fragment.iter().zip(pairs) {
+                k.pair_to(*target, pair[0], pair[1]);
+            }
+        }
+    }
+}
