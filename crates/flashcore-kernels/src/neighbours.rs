@@ -18,11 +18,8 @@ impl Config {
     pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
         let default = Self::tuned(problem, arch, multiprocessors);
         let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
-        let hopper = tuned_hopper::ALL.into_iter().map(Self::Hopper);
-        let mut points = vec![default];
-        if default.family() != Self::scalar().family() {
-            points.extend(ampere.chain(hopper).filter(|config| *config != default));
-        }
+        let others = ampere.chain(tuned_hopper::ALL.map(Self::Hopper)).filter(|config| *config != default);
+        let mut points: Vec<_> = [default].into_iter().chain(others).collect();
         points.retain(|config| Plan::new(problem, *config, arch).is_ok());
         points
     }
@@ -31,7 +28,7 @@ impl Config {
     pub fn neighbours(self, problem: &Problem, arch: Arch) -> Vec<Self> {
         let mut configs = match self {
             Self::Scalar(ScalarConfig { threads }) => {
-                [threads / 2, threads * 2].map(|threads| Self::Scalar(ScalarConfig { threads })).to_vec()
+                [threads / 2, threads.saturating_mul(2)].map(|threads| Self::Scalar(ScalarConfig { threads })).to_vec()
             }
             Self::Steps(_) => Vec::new(),
             Self::Ampere(config) => config.neighbours().into_iter().map(Self::Ampere).collect(),
@@ -42,43 +39,8 @@ impl Config {
     }
 }
 
-impl AmpereConfig {
-    fn neighbours(self) -> Vec<Self> {
-        let other_query = match self.query {
-            QueryPlace::Registers => QueryPlace::Shared,
-            QueryPlace::Shared => QueryPlace::Registers,
-        };
-        let other_rescale = match self.rescale {
-            Rescale::Always => Rescale::WhenRaised,
-            Rescale::WhenRaised | Rescale::WhenFar => Rescale::Always,
-        };
-        let other_packing = match self.packing {
-            Packing::OneHead => Packing::KeyHead,
-            Packing::KeyHead => Packing::OneHead,
-        };
-        let mut configs = vec![
-            Self { query: other_query, ..self },
-            Self { rescale: other_rescale, ..self },
-            Self { exponential: self.exponential.other(), ..self },
-            Self { packing: other_packing, ..self },
-            Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
-            Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
-            Self { stages: self.stages + 1, ..self },
-            Self { stages: self.stages - 1, ..self },
-            Self { parts: 2 * self.parts, ..self },
-            Self { parts: (self.parts / 2).max(1), ..self },
-        ];
-        for (warps, key_warps) in [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)] {
-            configs.push(Self { warps, key_warps, ..self });
-        }
-        let place = KEY_ROWS.iter().position(|keys| *keys >= self.key_rows).unwrap_or(0);
-        for key_rows in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
-            configs.push(Self { key_rows: *key_rows, ..self });
-        }
-        configs.retain(|config| *config != self);
-        configs
-    }
-}
+/// Every time at which the output can be rescaled.
+const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
 
 impl HopperConfig {
     fn neighbours(self) -> Vec<Self> {
@@ -87,14 +49,48 @@ impl HopperConfig {
             Self { exponential: self.exponential.other(), ..self },
             Self { ping_pong: !self.ping_pong, ..self },
             Self { persistent: !self.persistent, ..self },
-            Self { stages: self.stages + 1, ..self },
-            Self { stages: self.stages - 1, ..self },
-            Self { key_rows: self.key_rows + 16, ..self },
-            Self { key_rows: self.key_rows - 16, ..self },
+            Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
+            Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { key_rows: self.key_rows.saturating_add(16), ..self },
+            Self { key_rows: self.key_rows.saturating_sub(16), ..self },
         ];
-        configs.extend([1, 2, 3].map(|warpgroups| Self { warpgroups, ..self }));
-        let rescales = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
-        configs.extend(rescales.map(|rescale| Self { rescale, ..self }));
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        configs.retain(|config| *config != self);
+        configs
+    }
+}
+
+impl AmpereConfig {
+    fn neighbours(self) -> Vec<Self> {
+        let other_query = match self.query {
+            QueryPlace::Registers => QueryPlace::Shared,
+            QueryPlace::Shared => QueryPlace::Registers,
+        };
+        let other_packing = match self.packing {
+            Packing::OneHead => Packing::KeyHead,
+            Packing::KeyHead => Packing::OneHead,
+        };
+        let mut configs = vec![
+            Self { query: other_query, ..self },
+            Self { exponential: self.exponential.other(), ..self },
+            Self { packing: other_packing, ..self },
+            Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
+            Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { parts: self.parts.saturating_mul(2), ..self },
+            Self { parts: (self.parts / 2).max(1), ..self },
+        ];
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        for (warps, key_warps) in [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)] {
+            configs.push(Self { warps, key_warps, ..self });
+        }
+        let place = KEY_ROWS.iter().position(|keys| *keys >= self.key_rows).unwrap_or(0);
+        for key_rows in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
+            configs.push(Self { key_rows: *key_rows, ..self });
+        }
         configs.retain(|config| *config != self);
         configs
     }

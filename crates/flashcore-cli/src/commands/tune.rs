@@ -71,7 +71,7 @@ impl Tune {
         let problem = self.problem()?;
         let gpu = Gpu::open(0).map_err(environment)?;
         let context = gpu.device().context().ok_or_else(|| environment("the GPU has no context"))?;
-        let arch = context.device().arch().map_err(environment)?;
+        let arch = context.device().specific_arch().map_err(environment)?;
         let multiprocessors = context.device().attributes.multiprocessors;
         let budget = Duration::try_from_secs_f64(self.seconds)
             .map_err(|error| Failure::Usage(format!("--seconds {}: {error}", self.seconds)))?;

@@ -122,6 +122,8 @@ enum SuiteName {
     Seeds,
     /// Lengths around tiles, every head dimension, rows that attend nothing
     Edge,
+    /// Every config that some problem gets by default, once each: for compute-sanitizer
+    Defaults,
     /// A pairwise design over every feature, the kernels in turn
     Features,
     /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
@@ -295,6 +297,7 @@ impl Verify {
             return Ok(match self.suite {
                 SuiteName::Seeds => suites::seeds(runner),
                 SuiteName::Edge => suites::edge(runner),
+                SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
                 SuiteName::Full => suites::full(runner),
             });
