@@ -243,7 +243,7 @@ impl Config {
     /// Every config that some problem gets by default, on some GPU.
     pub fn defaults() -> Vec<Self> {
         let ampere = tuned::ALL.map(Self::Ampere);
-        let hopper = tuned::HOPPER.map(Self::Hopper);
+        let hopper = tuned_hopper::ALL.map(Self::Hopper);
         [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
     }
 

@@ -102,18 +102,15 @@ impl<T: Element> Consumer<T> {
         let store = |k: &mut Builder| {
             k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
         };
-        match &self.key_group {
-            Some(group) => {
-                let has_some = group.has_some(k, &key_tiles);
-                k.if_uniform(has_some, |k| self.attend(k, &step));
-                k.section("other keys", |k| group.gather(k, cta.config, &step.softmax, &self.output));
-                let is_first = k.compare(Compare::Eq, group.number, 0u32);
-                k.if_uniform(is_first, store);
-            }
-            None => {
-                k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
-                store(k);
-            }
+        if let Some(group) = &self.key_group {
+            let has_some = group.has_some(k, &key_tiles);
+            k.if_uniform(has_some, |k| self.attend(k, &step));
+            k.section("other keys", |k| group.gather(k, cta.config, &step.softmax, &self.output));
+            let is_first = k.compare(Compare::Eq, group.number, 0u32);
+            k.if_uniform(is_first, store);
+        } else {
+            k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
+            store(k);
         }
     }
 
