@@ -7,6 +7,7 @@
 //! * [`conformance`] compares every operation of the table between the simulator and a GPU,
 //! * [`resources`] compiles the kernels for every architecture and gates what they cost,
 //! * [`ladder`] walks from one thread a row to the fastest kernel and shows what each step brought,
+//! * [`tune`] looks for the fastest config of a problem on a GPU,
 //! * [`compare`] holds two things against each other and says which is faster, if that can be said,
 //! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
 //! * [`profile`] says what binds a kernel, and [`report`] puts everything on one page,
@@ -44,6 +45,7 @@ pub mod status;
 pub mod suites;
 pub mod svg;
 pub mod timing;
+pub mod tune;
 pub mod verify;
 
 pub use case::{Backend, Case, mask_text, stress_name};

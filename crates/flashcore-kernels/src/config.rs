@@ -9,7 +9,7 @@ use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::steps_config::StepsConfig;
 use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
-use crate::tuned;
+use crate::{tuned, tuned_hopper};
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -240,6 +240,13 @@ impl Config {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
     }
 
+    /// Every config that some problem gets by default, on some GPU.
+    pub fn defaults() -> Vec<Self> {
+        let ampere = tuned::ALL.map(Self::Ampere);
+        let hopper = tuned_hopper::ALL.map(Self::Hopper);
+        [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
+    }
+
     /// The configs that resource gates, snapshots and tests go through.
     pub fn all() -> Vec<Self> {
         let ampere = AmpereConfig::default();
@@ -259,7 +266,7 @@ impl Config {
                 configs.push(config);
             }
         }
-        configs.extend(tuned::HOPPER.map(Self::Hopper));
+        configs.extend(tuned_hopper::ALL.map(Self::Hopper));
         configs
     }
 

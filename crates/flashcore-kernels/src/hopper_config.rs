@@ -1,15 +1,19 @@
 //! Every choice in the Hopper kernel.
 
+use flashcore_ir::Arch;
+
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS};
 use crate::config::Flaw;
 use crate::specialisation::Specialisation;
-use crate::tile::{LANES, PanelTile, RESULT_COLUMNS, Rescale};
+use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HopperConfig {
     /// Warpgroups that compute, each on 64 query rows; one more copies.
     pub warpgroups: u32,
+    /// Warpgroups that share the keys for the same rows, and add up what they have at the end: 1, 2 or 4.
+    pub key_groups: u32,
     /// Keys of a tile.
     pub key_rows: u32,
     /// Tiles of keys, and tiles of values, in shared memory at a time.
@@ -18,20 +22,27 @@ pub struct HopperConfig {
     pub rescale: Rescale,
     /// Whether that is done while the next scores are multiplied, and not before.
     pub hidden_rescale: bool,
+    /// How exponentials of scores are computed.
+    pub exponential: Exponential,
     /// Whether warpgroups take turns in starting products.
     pub ping_pong: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
     pub persistent: bool,
 }
 
+/// Bytes of shared memory for tiles; the rest is for barriers.
+const ROOM: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
+
 impl Default for HopperConfig {
     fn default() -> Self {
         Self {
             warpgroups: 2,
+            key_groups: 1,
             key_rows: 128,
             stages: 2,
             rescale: Rescale::Always,
             hidden_rescale: true,
+            exponential: Exponential::Unit,
             ping_pong: true,
             persistent: true,
         }
@@ -41,7 +52,15 @@ impl Default for HopperConfig {
 impl HopperConfig {
     /// Query rows of a CTA.
     pub const fn query_rows(self) -> u32 {
-        self.warpgroups.saturating_mul(WARPGROUP_ROWS)
+        self.row_groups().saturating_mul(WARPGROUP_ROWS)
+    }
+
+    /// Warpgroups with rows of their own.
+    pub const fn row_groups(self) -> u32 {
+        match self.warpgroups.checked_div(self.key_groups) {
+            Some(groups) => groups,
+            None => 0,
+        }
     }
 
     /// Threads of a CTA.
@@ -59,7 +78,8 @@ impl HopperConfig {
         match self.warpgroups {
             0 | 1 => 240,
             2 => 168,
-            _ => 128,
+            3 => 128,
+            _ => 96,
         }
     }
 
@@ -68,7 +88,8 @@ impl HopperConfig {
         match self.warpgroups {
             0 | 1 => (240, 240),
             2 => (40, 232),
-            _ => (32, 160),
+            3 => (32, 160),
+            _ => (32, 112),
         }
     }
 
@@ -94,7 +115,8 @@ impl HopperConfig {
     pub(crate) const fn most_operand_registers(self) -> u32 {
         match self.warpgroups {
             0..=2 => 200,
-            _ => 128,
+            3 => 128,
+            _ => 80,
         }
     }
 
@@ -103,12 +125,49 @@ impl HopperConfig {
         self.operand_registers(specialisation) <= self.most_operand_registers()
     }
 
+    /// Bytes of shared memory that the tiles take with so many places for the query.
+    fn tile_bytes(self, specialisation: Specialisation, query_places: u32) -> u32 {
+        let [query, key, value] = self.tiles(specialisation);
+        let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
+        let exchange = self.exchange_bytes(specialisation);
+        stages.saturating_add(query.bytes().saturating_mul(query_places)).saturating_add(exchange)
+    }
+
+    /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but
+    /// the first of them, its output, and the maximum and the sum of two rows.
+    pub(crate) const fn exchange_bytes(self, specialisation: Specialisation) -> u32 {
+        let words = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2 + 4;
+        let others = self.row_groups().saturating_mul(self.key_groups.saturating_sub(1));
+        others.saturating_mul(WARPGROUP * words * 4)
+    }
+
+    /// Whether the tiles fit the shared memory.
+    pub(crate) fn fits_shared(self, specialisation: Specialisation) -> bool {
+        self.tile_bytes(specialisation, 1) <= ROOM
+    }
+
+    /// Places for the query: two, where there is room, so that the next comes while one is in use.
+    pub(crate) fn query_places(self, specialisation: Specialisation) -> u32 {
+        if self.persistent && self.tile_bytes(specialisation, 2) <= ROOM { 2 } else { 1 }
+    }
+
     /// What no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Option<Flaw>> {
         let flaw =
             |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
         vec![
-            flaw("warpgroups", self.warpgroups, "1, 2 or 3", (1..=3).contains(&self.warpgroups)),
+            flaw("warpgroups", self.warpgroups, "1 to 4", (1..=4).contains(&self.warpgroups)),
+            flaw(
+                "key_groups",
+                self.key_groups,
+                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without ping-pong and persistence",
+                self.key_groups == 1
+                    || matches!(self.key_groups, 2 | 4)
+                        && self.warpgroups.is_multiple_of(self.key_groups)
+                        && self.stages.is_multiple_of(2 * self.key_groups)
+                        && !self.ping_pong
+                        && !self.persistent,
+            ),
             flaw(
                 "key_rows",
                 self.key_rows,

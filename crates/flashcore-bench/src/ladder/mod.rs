@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::floor::{Ceilings, Work};
 use crate::gpu::{Gpu, GpuTimes};
+use crate::record::{Content, Kind};
 use crate::simulate::simulate;
-use crate::verify::{NoVerdict, Yardstick, verify_plan};
+use crate::verify::{NoVerdict, SIMULATED_ARCH, Yardstick, verify_plan};
 use crate::{mask_text, shape_text};
 
 pub use steps::{Step, steps};
@@ -25,6 +26,18 @@ pub use svg::picture;
 
 /// A step brought something if it took less than this part of the time before.
 const GAIN: f64 = 0.98;
+
+/// The steps of some problems, as a record has them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ladders {
+    /// By problem.
+    pub ladders: Vec<Ladder>,
+}
+
+impl Content for Ladders {
+    const KIND: Kind = Kind::Ladder;
+}
 
 /// The steps of one problem.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -195,7 +208,7 @@ pub fn walk(
         match ground {
             Ground::Gpu(gpu, _) => {
                 on_gpu(gpu, problem, &inputs, step.config, &mut rung)?;
-                if let Ok(plan) = Plan::new(&counted, step.config, Arch::Sm90) {
+                if let Ok(plan) = Plan::new(&counted, step.config, SIMULATED_ARCH) {
                     rung.counted = simulate(&plan, &counted, yardstick.inputs(), 0)
                         .ok()
                         .map(|simulation| Counted::of(&counted, &simulation.counters));

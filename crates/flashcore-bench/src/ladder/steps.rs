@@ -2,7 +2,8 @@
 
 use flashcore_ir::Arch;
 use flashcore_kernels::{
-    Accumulation, AmpereConfig, Config, Exponential, L2Window, Product, QueryPlace, Rescale, SharedLayout, StepsConfig,
+    Accumulation, AmpereConfig, Config, Exponential, L2Window, Plan, Product, QueryPlace, Rescale, SharedLayout,
+    StepsConfig,
 };
 use flashcore_problem::Problem;
 
@@ -100,6 +101,11 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
     for (name, what, config) in tried {
         list.ampere(name, what, config, kept_step);
     }
+    let hopper = Config::hopper();
+    if Plan::new(problem, hopper, arch).is_ok() {
+        let what = "tensor copies, and products of warpgroups from shared memory";
+        list.push("warpgroups", what, hopper, Some(kept_step));
+    }
     list.push("tuned", "what this shape gets by default", tuned, None);
     list.0
 }
@@ -125,7 +131,6 @@ impl List {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_kernels::Plan;
     use flashcore_problem::DType;
 
     #[test]

@@ -35,6 +35,8 @@ pub enum Kind {
     Profile,
     /// What passed and what did not: `flashcore verify --record`.
     Verification,
+    /// What each step brought: `flashcore ladder --record`.
+    Ladder,
     /// The best of each problem: `flashcore leaderboard`.
     Leaderboard,
     /// What a bundle holds: `flashcore repro`.
@@ -49,14 +51,22 @@ impl Kind {
             Self::Comparison => "comparison",
             Self::Profile => "profile",
             Self::Verification => "verification",
+            Self::Ladder => "ladder",
             Self::Leaderboard => "leaderboard",
             Self::Manifest => "manifest",
         }
     }
 
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Measurements, Self::Comparison, Self::Profile, Self::Verification, Self::Leaderboard, Self::Manifest];
+    pub const ALL: [Self; 7] = [
+        Self::Measurements,
+        Self::Comparison,
+        Self::Profile,
+        Self::Verification,
+        Self::Ladder,
+        Self::Leaderboard,
+        Self::Manifest,
+    ];
 
     /// The command that writes records of this kind.
     const fn command(self) -> &'static str {
@@ -65,6 +75,7 @@ impl Kind {
             Self::Comparison => "flashcore compare A B --record FILE",
             Self::Profile => "flashcore profile --record FILE",
             Self::Verification => "flashcore verify --record FILE",
+            Self::Ladder => "flashcore ladder --record FILE",
             Self::Leaderboard => "flashcore leaderboard promote FILE",
             Self::Manifest => "flashcore repro",
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::compare::{Comparison, Finding};
+use crate::ladder::Ladders;
 use crate::leaderboard::Leaderboard;
 use crate::profile::{Profile, ProfiledKernel};
 use crate::record::{Kind, Measurements, Record, RecordError, Verification, sniff};
@@ -94,6 +95,10 @@ fn look(file: &Path) -> Option<Said> {
             }
             Err(error) => unreadable("leaderboard", &error),
         },
+        Some(Kind::Ladder) => match Record::<Ladders>::read(file) {
+            Ok(record) => ladders(&record),
+            Err(error) => unreadable("ladder", &error),
+        },
         Some(Kind::Manifest) => return None,
         None => return other(&serde_json::from_str(&fs::read_to_string(file).ok()?).ok()?),
     })
@@ -135,6 +140,14 @@ fn comparison(record: &Record<Comparison>) -> Said {
         count(Finding::Ambiguous)
     );
     ("compared".to_owned(), rejected == 0, words)
+}
+
+fn ladders(record: &Record<Ladders>) -> Said {
+    let ladders = &record.content.ladders;
+    let timed = ladders.iter().any(|ladder| ladder.rungs.iter().any(|rung| !rung.hot_seconds.is_empty()));
+    let steps: Vec<String> =
+        ladders.iter().map(|ladder| format!("{}: {} steps", ladder.shape, ladder.rungs.len())).collect();
+    ("ladder".to_owned(), timed, format!("{} on {}", steps.join(", "), record.origin.machine.device))
 }
 
 fn profile(record: &Record<Profile>) -> Said {

@@ -42,7 +42,7 @@ pub struct Requirement {
 }
 
 /// The table: what has to be, and how to make the record that shows it.
-const REQUIREMENTS: [(&str, &str, &str); 11] = [
+const REQUIREMENTS: [(&str, &str, &str); 12] = [
     ("verified in the simulator", "verify sim", "flashcore verify --backend sim --suite full --record results/…"),
     (
         "verified on a CPU",
@@ -58,6 +58,7 @@ const REQUIREMENTS: [(&str, &str, &str); 11] = [
     ("measured on a CPU", "measured cpu", "flashcore bench --backend cpu --record results/…"),
     ("measured on a GPU", "measured cuda", "flashcore bench --backend cuda --record results/…"),
     ("measured beside others", "peers", "bench/peers/gpu.py or bench/peers/cpu.py --out results/…"),
+    ("every step of the history measured", "ladder", "flashcore ladder --record results/…"),
     ("compared, with the machine's own noise", "compared", "flashcore compare A B --record results/…"),
     ("profiled, within the gates", "profile", "flashcore profile --gates bench/gates.toml --record results/…"),
     ("the best promoted", "leaderboard", "flashcore leaderboard promote FILE"),

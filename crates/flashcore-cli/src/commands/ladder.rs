@@ -1,24 +1,19 @@
 //! `flashcore ladder`: what did each step bring?
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
-use flashcore_bench::ladder::{Gain, Ground, Ladder, Standing, picture, steps, walk};
-use flashcore_bench::record::gpu_state;
+use flashcore_bench::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
+use flashcore_bench::record::{Machine, Record};
 use flashcore_bench::{parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Problem};
-use serde_json::{Value, json};
 
-use super::whole_file::write_whole;
+use super::origin::{write_file, write_record};
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
-
-/// The version of the form of records; a reader refuses others.
-const SCHEMA: u64 = 1;
 
 /// Walk from one thread a row to the fastest kernel, one step at a time
 ///
@@ -78,32 +73,28 @@ const SIMULATED_MULTIPROCESSORS: u32 = 132;
 impl LadderCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         let (machine, ladders) = match &self.from {
-            Some(file) => read(file)?,
+            Some(file) => {
+                let record = Record::<Ladders>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
+                (record.origin.machine, record.content.ladders)
+            }
             None => self.walk(output)?,
         };
         for ladder in &ladders {
             self.show(output, ladder)?;
         }
-        if let Some(file) = &self.record {
-            let record = json!({
-                "schema": SCHEMA,
-                "flashcore": env!("CARGO_PKG_VERSION"),
-                "command": std::env::args().collect::<Vec<_>>().join(" "),
-                "machine": machine,
-                "ladders": ladders,
-            });
-            write(file, &format!("{record:#}\n"))?;
-        }
         if let Some(file) = &self.svg {
             for ladder in &ladders {
                 let file = if ladders.len() == 1 { file.clone() } else { with_shape(file, &ladder.shape) };
-                write(&file, &picture(ladder))?;
+                write_file(&file, picture(ladder).as_bytes())?;
             }
+        }
+        if let Some(file) = &self.record {
+            write_record(file, machine, Ladders { ladders })?;
         }
         Ok(Ending::Well)
     }
 
-    fn walk(&self, output: &mut Output) -> Result<(Value, Vec<Ladder>), Failure> {
+    fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>), Failure> {
         let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
         let mask = parse_mask(&self.mask).map_err(usage)?;
         let mut problems = Vec::new();
@@ -128,17 +119,17 @@ impl LadderCommand {
         };
         let (ground, arch, multiprocessors, machine) = match &gpu {
             None => {
-                let machine = json!({"backend": "sim", "arch": self.arch.to_string()});
+                let threads = std::thread::available_parallelism().map_or(1, usize::from);
+                let processor = Machine::cpu("simulator", threads, None);
+                let machine = Machine { backend: "sim".to_owned(), arch: self.arch.to_string(), ..processor };
                 (Ground::Simulator(self.arch), self.arch, SIMULATED_MULTIPROCESSORS, machine)
             }
             Some(gpu) => {
                 let ceilings = gpu.ceilings().map_err(environment)?;
                 let context = gpu.device().context().ok_or_else(|| Failure::Environment("no context".to_owned()))?;
                 let device = context.device();
-                let arch = device.arch().map_err(|error| Failure::Environment(error.to_string()))?;
-                let machine = json!({
-                    "backend": "cuda", "device": gpu.device().to_string(), "ceilings": ceilings, "state": gpu_state().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-                });
+                let arch = device.specific_arch().map_err(|error| Failure::Environment(error.to_string()))?;
+                let machine = Machine::gpu(device, Some(ceilings));
                 (Ground::Gpu(gpu, ceilings), arch, device.attributes.multiprocessors, machine)
             }
         };
@@ -249,23 +240,6 @@ fn table(ladder: &Ladder) -> Table {
         ]);
     }
     table
-}
-
-fn read(file: &Path) -> Result<(Value, Vec<Ladder>), Failure> {
-    let unreadable = |reason: String| Failure::Usage(format!("{}: {reason}", file.display()));
-    let text = fs::read_to_string(file).map_err(|error| unreadable(error.to_string()))?;
-    let mut record: Value = serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
-    match record["schema"].as_u64() {
-        Some(SCHEMA) => {}
-        other => return Err(unreadable(format!("its schema is {other:?}; this command reads {SCHEMA}"))),
-    }
-    let ladders = serde_json::from_value(record["ladders"].take()).map_err(|error| unreadable(error.to_string()))?;
-    Ok((record["machine"].take(), ladders))
-}
-
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
-    write_whole(file, text.as_bytes())
-        .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", file.display())))
 }
 
 fn with_shape(file: &Path, shape: &str) -> PathBuf {

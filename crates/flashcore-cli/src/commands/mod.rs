@@ -19,6 +19,7 @@ pub(crate) mod repro;
 pub(crate) mod resources;
 pub(crate) mod roofline;
 pub(crate) mod status;
+pub(crate) mod tune;
 pub(crate) mod verify;
 mod whole_file;
 

@@ -122,6 +122,8 @@ enum SuiteName {
     Seeds,
     /// Lengths around tiles, every head dimension, rows that attend nothing
     Edge,
+    /// Every config that some problem gets by default, once each: for compute-sanitizer
+    Defaults,
     /// A pairwise design over every feature, the kernels in turn
     Features,
     /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
@@ -138,8 +140,8 @@ fn parse_stress(name: &str) -> Result<Stress, String> {
     })
 }
 
-/// Cases of the CPU that are verified before progress is shown again. They run in parallel, so that the oracle's many
-/// small rows do not wait for one another.
+/// Cases of the CPU or a GPU that are verified before progress is shown again. They run in parallel, so that the oracle's
+/// many small rows do not wait for one another, nor kernels for the compiler of others.
 const CASES_AT_ONCE: usize = 64;
 
 /// How many cases passed and failed, by level where there are levels.
@@ -169,16 +171,19 @@ impl Verify {
         let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
         let mut failed = Vec::new();
         let mut done = 0;
-        for chunk in cases.chunks(if levels.is_empty() { 1 } else { CASES_AT_ONCE }) {
+        for chunk in cases.chunks(if self.backend == BackendName::Sim { 1 } else { CASES_AT_ONCE }) {
             if interrupt::requested() {
                 break;
             }
             output.progress(done, cases.len(), &format!("{}, {} failed", chunk[0], failed.len()));
             done += chunk.len();
-            let outcomes: Vec<Vec<(Case, Outcome)>> = if levels.is_empty() {
-                chunk.iter().map(|case| vec![(case.clone(), verify(case, gpu.as_ref()))]).collect()
-            } else {
-                chunk.par_iter().map(|case| verify_at_levels(case, &levels)).collect()
+            let outcomes: Vec<Vec<(Case, Outcome)>> = match self.backend {
+                // Its CTAs run in parallel.
+                BackendName::Sim => chunk.iter().map(|case| vec![(case.clone(), verify(case, None))]).collect(),
+                BackendName::Cuda => {
+                    chunk.par_iter().map(|case| vec![(case.clone(), verify(case, gpu.as_ref()))]).collect()
+                }
+                BackendName::Cpu => chunk.par_iter().map(|case| verify_at_levels(case, &levels)).collect(),
             };
             for (index, (case, outcome)) in outcomes.into_iter().flat_map(|levels| levels.into_iter().enumerate()) {
                 // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
@@ -292,6 +297,7 @@ impl Verify {
             return Ok(match self.suite {
                 SuiteName::Seeds => suites::seeds(runner),
                 SuiteName::Edge => suites::edge(runner),
+                SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
                 SuiteName::Full => suites::full(runner),
             });

@@ -15,6 +15,11 @@ use crate::tile::{GlobalRows, ScoreTerms, add_sink, log_sum_exp};
 /// Columns of the output that a thread has at a time.
 const COLUMNS_PER_WALK: u32 = 64;
 
+/// How far, in base 2, a score may be above the maximum before that is raised. A maximum that rises with every key, as
+/// under `ALiBi`, would multiply the output by an approximate power each time, and the errors of 161 such powers, all the
+/// same, were measured to be more than `f32` can bear.
+const MOST_BEYOND_MAXIMUM: f32 = 16.0;
+
 /// A type that memory holds, one element at a time.
 pub(crate) trait MemoryElement: Storable {
     /// As `f32`, exactly.
@@ -108,19 +113,23 @@ impl ThreadRow {
 
     /// Computes `columns` columns of the output, from column `first` on.
     fn walk<T: MemoryElement>(&self, k: &mut Builder, work: &Work, first: u32, columns: u32) {
+        // What weights are relative to: the largest score, or one that is not much smaller.
         let maximum = k.copy(f32::NEG_INFINITY);
         let sum = k.copy(0.0f32);
         let result: Vec<_> = (0..columns).map(|_| k.copy(0.0f32)).collect();
         k.for_lanes(self.first_key, self.end_key, |k, key| {
             let score = k.section("score", |k| self.score::<T>(k, work.specialisation.head_dim, key));
             let (weight, factor) = k.section("softmax", |k| {
+                let limit = k.add(maximum, MOST_BEYOND_MAXIMUM);
+                let raises = k.compare(Compare::Gt, score, limit);
                 let before = k.copy(maximum);
-                k.max_to(maximum, score);
+                k.set_where(maximum, raises, score);
                 // Before the first score that is not minus infinity there is no maximum, and no weight.
                 let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
                 let shift = k.select(none, 0.0f32, maximum);
                 let lost = k.sub(before, shift);
                 let factor = k.exp2(lost);
+                let factor = k.select(raises, factor, 1.0f32);
                 let below = k.sub(score, shift);
                 let weight = k.exp2(below);
                 k.scale_add_to(sum, factor, weight);
