@@ -86,6 +86,18 @@ impl Gpu {
         run.time(kernel_name(plan), verdict, output_sha256)
     }
 
+    /// Launches a kernel a few times and waits: something to look at for a profiler.
+    pub fn launch_some(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<(), NoVerdict> {
+        const LAUNCHES: usize = 3;
+        let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        for _ in 0..LAUNCHES {
+            run.bound.launch()?;
+        }
+        run.bound.output()?;
+        Ok(())
+    }
+
     /// Seconds of the smallest launch: one row that attends one key, in a replayed graph. Whatever is launched takes as
     /// long.
     pub fn smallest_launch(&self) -> Result<f64, NoVerdict> {

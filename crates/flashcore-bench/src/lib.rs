@@ -10,6 +10,7 @@
 //! * [`tune`] looks for the fastest config of a problem on a GPU,
 //! * [`compare`] holds two things against each other and says which is faster, if that can be said,
 //! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
+//! * [`profile`] says what binds a kernel, and [`report`] puts everything on one page,
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
 //! * [`svg`] draws.
@@ -29,7 +30,9 @@ pub mod mutants;
 pub mod nearest;
 mod numbers;
 pub mod problems;
+pub mod profile;
 pub mod record;
+pub mod report;
 pub mod resources;
 pub mod roofline;
 pub mod sample;

@@ -40,6 +40,10 @@ enum Command {
     Compare(commands::compare::Compare),
     Leaderboard(commands::leaderboard::LeaderboardCommand),
     Experiments(commands::experiments::Experiments),
+    Profile(commands::profile::ProfileCommand),
+    Report(commands::report::ReportCommand),
+    #[command(hide = true)]
+    ProfileTarget(commands::profile::ProfileTarget),
     #[command(hide = true)]
     CompareWorker(commands::compare::CompareWorker),
 }
@@ -96,6 +100,9 @@ fn main() -> ExitCode {
         Command::Compare(command) => command.run(&mut output),
         Command::Leaderboard(command) => command.run(&mut output),
         Command::Experiments(command) => command.run(&mut output),
+        Command::Profile(command) => command.run(&mut output),
+        Command::Report(command) => command.run(&mut output),
+        Command::ProfileTarget(command) => command.run(),
         Command::CompareWorker(command) => command.run(),
     };
     match result {

@@ -9,7 +9,7 @@ use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::steps_config::StepsConfig;
 use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
-use crate::tuned;
+use crate::{tuned, tuned_hopper};
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -243,7 +243,7 @@ impl Config {
     /// Every config that some problem gets by default, on some GPU.
     pub fn defaults() -> Vec<Self> {
         let ampere = tuned::ALL.map(Self::Ampere);
-        let hopper = tuned::HOPPER.map(Self::Hopper);
+        let hopper = tuned_hopper::ALL.map(Self::Hopper);
         [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
     }
 
@@ -266,7 +266,7 @@ impl Config {
                 configs.push(config);
             }
         }
-        configs.extend(tuned::HOPPER.map(Self::Hopper));
+        configs.extend(tuned_hopper::ALL.map(Self::Hopper));
         configs
     }
 

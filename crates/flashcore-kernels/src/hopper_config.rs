@@ -1,9 +1,11 @@
 //! Every choice in the Hopper kernel.
 
+use flashcore_ir::Arch;
+
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS};
 use crate::config::Flaw;
 use crate::specialisation::Specialisation;
-use crate::tile::{LANES, PanelTile, RESULT_COLUMNS, Rescale};
+use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,11 +20,16 @@ pub struct HopperConfig {
     pub rescale: Rescale,
     /// Whether that is done while the next scores are multiplied, and not before.
     pub hidden_rescale: bool,
+    /// How exponentials of scores are computed.
+    pub exponential: Exponential,
     /// Whether warpgroups take turns in starting products.
     pub ping_pong: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
     pub persistent: bool,
 }
+
+/// Bytes of shared memory for tiles; the rest is for barriers.
+const ROOM: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
 
 impl Default for HopperConfig {
     fn default() -> Self {
@@ -32,6 +39,7 @@ impl Default for HopperConfig {
             stages: 2,
             rescale: Rescale::Always,
             hidden_rescale: true,
+            exponential: Exponential::Unit,
             ping_pong: true,
             persistent: true,
         }
@@ -101,6 +109,23 @@ impl HopperConfig {
     /// Whether operands and results stay in registers.
     pub(crate) const fn fits_registers(self, specialisation: Specialisation) -> bool {
         self.operand_registers(specialisation) <= self.most_operand_registers()
+    }
+
+    /// Bytes of shared memory that the tiles take with so many places for the query.
+    fn tile_bytes(self, specialisation: Specialisation, query_places: u32) -> u32 {
+        let [query, key, value] = self.tiles(specialisation);
+        let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
+        stages.saturating_add(query.bytes().saturating_mul(query_places))
+    }
+
+    /// Whether the tiles fit the shared memory.
+    pub(crate) fn fits_shared(self, specialisation: Specialisation) -> bool {
+        self.tile_bytes(specialisation, 1) <= ROOM
+    }
+
+    /// Places for the query: two, where there is room, so that the next comes while one is in use.
+    pub(crate) fn query_places(self, specialisation: Specialisation) -> u32 {
+        if self.persistent && self.tile_bytes(specialisation, 2) <= ROOM { 2 } else { 1 }
     }
 
     /// What no kernel can be generated with.

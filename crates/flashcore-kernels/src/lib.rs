@@ -33,6 +33,7 @@ mod steps_config;
 mod tensor_maps;
 pub mod tile;
 mod tuned;
+mod tuned_hopper;
 
 pub use config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
 pub use hopper_config::HopperConfig;

@@ -29,6 +29,18 @@ const CHOICES: [Choice<AmpereConfig>; 13] = [
     ("l2keep", |config| config.l2 == L2Window::Key, |config| config.l2 = L2Window::Key),
 ];
 
+/// What a Hopper config is without any of its choices.
+const PLAIN_HOPPER: HopperConfig = HopperConfig {
+    warpgroups: 2,
+    key_rows: 128,
+    stages: 2,
+    rescale: Rescale::Always,
+    hidden_rescale: false,
+    exponential: Exponential::Unit,
+    ping_pong: false,
+    persistent: false,
+};
+
 /// The same for the kernel of the history.
 const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
     ("load4", |config| config.load_bytes == 4, |config| config.load_bytes = 4),
@@ -38,24 +50,14 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
 ];
 
 /// The same for the kernel for Hopper.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 5] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 6] = [
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
     ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
     ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
+    ("exp2mix", |config| config.exponential == Exponential::Shared, |config| config.exponential = Exponential::Shared),
     ("pingpong", |config| config.ping_pong, |config| config.ping_pong = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];
-
-/// What a Hopper config is without any of its choices.
-const PLAIN_HOPPER: HopperConfig = HopperConfig {
-    warpgroups: 2,
-    key_rows: 128,
-    stages: 2,
-    rescale: Rescale::Always,
-    hidden_rescale: false,
-    ping_pong: false,
-    persistent: false,
-};
 
 /// How many CTAs stay and how many parts the keys have: a number and this.
 const CTAS: &str = "ctas";

@@ -6,8 +6,8 @@ use flashcore_problem::Problem;
 use crate::config::{AmpereConfig, Config, Packing, QueryPlace, ScalarConfig};
 use crate::hopper_config::HopperConfig;
 use crate::plan::Plan;
-use crate::tile::{Exponential, Rescale};
-use crate::tuned;
+use crate::tile::Rescale;
+use crate::{tuned, tuned_hopper};
 
 /// Keys of a tile that are worth trying.
 const KEY_ROWS: [u32; 6] = [16, 32, 48, 64, 96, 128];
@@ -18,8 +18,11 @@ impl Config {
     pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
         let default = Self::tuned(problem, arch, multiprocessors);
         let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
-        let others = ampere.chain(tuned::HOPPER.map(Self::Hopper)).filter(|config| *config != default);
-        let mut points: Vec<_> = [default].into_iter().chain(others).collect();
+        let hopper = tuned_hopper::ALL.into_iter().map(Self::Hopper);
+        let mut points = vec![default];
+        if default.family() != Self::scalar().family() {
+            points.extend(ampere.chain(hopper).filter(|config| *config != default));
+        }
         points.retain(|config| Plan::new(problem, *config, arch).is_ok());
         points
     }
@@ -42,34 +45,11 @@ impl Config {
 /// Every time at which the output can be rescaled.
 const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
 
-impl HopperConfig {
-    fn neighbours(self) -> Vec<Self> {
-        let mut configs = vec![
-            Self { hidden_rescale: !self.hidden_rescale, ..self },
-            Self { ping_pong: !self.ping_pong, ..self },
-            Self { persistent: !self.persistent, ..self },
-            Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
-            Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
-            Self { stages: self.stages.saturating_add(1), ..self },
-            Self { stages: self.stages.saturating_sub(1), ..self },
-            Self { key_rows: self.key_rows.saturating_add(16), ..self },
-            Self { key_rows: self.key_rows.saturating_sub(16), ..self },
-        ];
-        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
-        configs.retain(|config| *config != self);
-        configs
-    }
-}
-
 impl AmpereConfig {
     fn neighbours(self) -> Vec<Self> {
         let other_query = match self.query {
             QueryPlace::Registers => QueryPlace::Shared,
             QueryPlace::Shared => QueryPlace::Registers,
-        };
-        let other_exponential = match self.exponential {
-            Exponential::Unit => Exponential::Shared,
-            Exponential::Shared => Exponential::Unit,
         };
         let other_packing = match self.packing {
             Packing::OneHead => Packing::KeyHead,
@@ -77,7 +57,7 @@ impl AmpereConfig {
         };
         let mut configs = vec![
             Self { query: other_query, ..self },
-            Self { exponential: other_exponential, ..self },
+            Self { exponential: self.exponential.other(), ..self },
             Self { packing: other_packing, ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
@@ -94,6 +74,25 @@ impl AmpereConfig {
         for key_rows in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
             configs.push(Self { key_rows: *key_rows, ..self });
         }
+        configs.retain(|config| *config != self);
+        configs
+    }
+}
+
+impl HopperConfig {
+    fn neighbours(self) -> Vec<Self> {
+        let mut configs = vec![
+            Self { hidden_rescale: !self.hidden_rescale, ..self },
+            Self { exponential: self.exponential.other(), ..self },
+            Self { ping_pong: !self.ping_pong, ..self },
+            Self { persistent: !self.persistent, ..self },
+            Self { stages: self.stages + 1, ..self },
+            Self { stages: self.stages - 1, ..self },
+            Self { key_rows: self.key_rows + 16, ..self },
+            Self { key_rows: self.key_rows - 16, ..self },
+        ];
+        configs.extend([1, 2, 3].map(|warpgroups| Self { warpgroups, ..self }));
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
         configs.retain(|config| *config != self);
         configs
     }

@@ -207,6 +207,15 @@ const fn packed_rows(problem: &Problem) -> usize {
     problem.query_length.saturating_mul(group)
 }
 
+/// Whether nothing is against a kernel, as far as that can be told without writing it, and there is room for its tiles.
+pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
+    let fits = match config {
+        Config::Hopper(hopper) => arch == Arch::Sm90a && hopper.fits_shared(config.specialisation(problem)),
+        Config::Scalar(_) | Config::Ampere(_) | Config::Steps(_) => true,
+    };
+    fits && reasons(problem, config, arch).is_empty()
+}
+
 fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     let mut reasons: Vec<_> = problem.validate().err().unwrap_or_default().into_iter().map(Reason::from).collect();
     let kernel = config.family();

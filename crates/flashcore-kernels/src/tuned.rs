@@ -13,9 +13,9 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, Config, Packing, QueryPlace};
-use crate::hopper_config::HopperConfig;
 use crate::specialisation::Specialisation;
 use crate::tile::Rescale;
+use crate::tuned_hopper;
 
 const BASE: AmpereConfig = AmpereConfig::BASE;
 
@@ -79,23 +79,6 @@ const CTAS_PER_MULTIPROCESSOR: usize = 2;
 /// The most parts of the keys: what the second kernel adds up must stay little.
 const MOST_PARTS: usize = 64;
 
-const HOPPER_BASE: HopperConfig = HopperConfig {
-    warpgroups: 2,
-    key_rows: 128,
-    stages: 2,
-    rescale: Rescale::Always,
-    hidden_rescale: true,
-    ping_pong: true,
-    persistent: true,
-};
-/// Narrow heads on Hopper.
-const HOPPER_NARROW: HopperConfig = HopperConfig { warpgroups: 3, ..HOPPER_BASE };
-/// The widest heads on Hopper.
-const HOPPER_WIDEST: HopperConfig = HopperConfig { key_rows: 80, ping_pong: false, ..HOPPER_BASE };
-
-/// Every Hopper config that some problem gets.
-pub(crate) const HOPPER: [HopperConfig; 3] = [HOPPER_BASE, HOPPER_NARROW, HOPPER_WIDEST];
-
 /// Shared memory of a CTA from which on the larger tiles fit twice.
 const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
 /// Shared memory of a CTA from which on the largest tiles fit.
@@ -111,6 +94,9 @@ impl Config {
         let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
         if let Some(config) = few_rows_many_keys(problem, is_roomy, multiprocessors as usize) {
             return Self::Ampere(config);
+        }
+        if let Some(config) = tuned_hopper::best(problem, arch) {
+            return Self::Hopper(config);
         }
         let ctas = |config: AmpereConfig| {
             let tiles = problem.query_length.div_ceil(config.query_rows() as usize);

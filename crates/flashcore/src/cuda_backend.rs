@@ -483,7 +483,7 @@ mod tests {
                 change(&mut problem);
                 let trial = Trial::new(&problem).unwrap().problem;
                 let ptx = |problem: &Problem| {
-                    let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90);
+                    let plan = flashcore_kernels::Plan::new(problem, config, Arch::Sm90a);
                     plan.map(|plan| flashcore_ptx::print(&plan.kernel))
                 };
                 assert_eq!(ptx(&problem), ptx(&trial), "{config} {problem}");

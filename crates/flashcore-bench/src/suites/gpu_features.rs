@@ -1,7 +1,7 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, Plan, Specialisation};
 use flashcore_problem::{DType, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
@@ -206,14 +206,24 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
     let round = |dim: usize| dim.next_multiple_of(8).min(256);
     features.dims = (round(features.dims.0), round(features.dims.1));
     let kernels = named(runner).1;
-    if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_))) {
+    if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
         features.dtype = DType::Bf16;
     }
+    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialisation::of(&features.problem()).width < 16 {
+        // Rows that tensor copies cannot find.
+        features.layout = LayoutForm::Bshd;
+    }
     let problem = features.problem();
+    let takes = |config: &Config| Plan::new(&problem, *config, SIMULATED_ARCH).is_ok();
     let config = match kernels {
+        // Where its tiles do not fit, those of another of its family do.
+        Kernels::Only(config @ Config::Hopper(_)) if !takes(&config) => {
+            let family = Config::all().into_iter().filter(|other| matches!(other, Config::Hopper(_)));
+            family.into_iter().find(takes).unwrap_or(config)
+        }
         Kernels::Only(config) => config,
         Kernels::All => {
-            let mut fitting = order.iter().filter(|config| Plan::new(&problem, **config, SIMULATED_ARCH).is_ok());
+            let mut fitting = order.iter().filter(|config| takes(config));
             *fitting.next().unwrap_or(&Config::scalar())
         }
     };

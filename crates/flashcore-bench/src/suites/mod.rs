@@ -45,8 +45,10 @@ impl Runner {
     fn backends(self, length: usize) -> Vec<Backend> {
         let configs = |kernels| match kernels {
             Kernels::Only(config) => vec![config],
-            Kernels::All if length <= LONGEST_FOR_SCALAR => vec![Config::scalar(), Config::ampere()],
-            Kernels::All => vec![Config::ampere()],
+            Kernels::All if length <= LONGEST_FOR_SCALAR => {
+                vec![Config::scalar(), Config::ampere(), Config::hopper()]
+            }
+            Kernels::All => vec![Config::ampere(), Config::hopper()],
         };
         match self {
             Self::Cpu(level) => vec![Backend::Cpu(level)],

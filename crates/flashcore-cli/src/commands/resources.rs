@@ -30,7 +30,7 @@ pub(crate) struct Resources {
 impl Resources {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         let architectures = match self.arch.as_str() {
-            "all" => vec![Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm120],
+            "all" => vec![Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm120],
             name => vec![name.parse::<Arch>().map_err(|error| Failure::Usage(error.to_string()))?],
         };
         let kernels: Vec<_> = architectures

@@ -27,7 +27,7 @@ pub struct OnlineSoftmax {
     /// The sum over the columns of this lane.
     pub(super) sum: Vec<Reg<F32>>,
     pub(super) rescale: Rescale,
-    exponential: Exponential,
+    pub(super) exponential: Exponential,
 }
 
 /// When the output is brought to a new maximum.
@@ -49,6 +49,16 @@ pub enum Exponential {
     Unit,
     /// Every fourth by a polynomial, on the units that multiply and add, which have time where that unit has none.
     Shared,
+}
+
+impl Exponential {
+    /// The other way.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Unit => Self::Shared,
+            Self::Shared => Self::Unit,
+        }
+    }
 }
 
 /// Of so many exponentials one is a polynomial where they are shared.
@@ -108,14 +118,19 @@ impl OnlineSoftmax {
                     Some(scale) => k.scale_add_to(score, scale, raised.shift[row]),
                     None => k.add_to(score, raised.shift[row]),
                 }
-                match self.exponential {
-                    Exponential::Shared if number % SHARE == 0 => exp2_by_polynomial(k, score),
-                    _ => k.exp2_to(score),
-                }
+                self.exp2_to(k, score, number);
                 number += 1;
                 k.add_to(self.sum[row], score);
             });
         });
+    }
+
+    /// `score = 2^score`, of the score of a number.
+    pub(super) fn exp2_to(&self, k: &mut Builder, score: Reg<F32>, number: usize) {
+        match self.exponential {
+            Exponential::Shared if number.is_multiple_of(SHARE) => exp2_by_polynomial(k, score),
+            _ => k.exp2_to(score),
+        }
     }
 
     fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> Raised {

@@ -63,12 +63,14 @@ impl OnlineSoftmax {
                 k.mul_to(*sum, *factor);
             }
             let mut others: Vec<Option<Reg<F32>>> = vec![None; self.sum.len()];
+            let mut number = 0;
             scores.each(|row, column, score| {
                 match self.scale {
                     Some(scale) => k.scale_add_to(score, scale, raised.shift[row]),
                     None => k.add_to(score, raised.shift[row]),
                 }
-                k.exp2_to(score);
+                self.exp2_to(k, score, number);
+                number += 1;
                 match (column as usize % CHAINS, others[row]) {
                     (0, _) => k.add_to(self.sum[row], score),
                     (_, Some(other)) => k.add_to(other, score),

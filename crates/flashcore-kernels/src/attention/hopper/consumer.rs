@@ -9,9 +9,9 @@ use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
 use crate::tile::{
-    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, Exponential, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
-    PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces,
-    ScoreTerms, TransferCursor,
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, KeyMask, LANES, OnlineSoftmax, PANEL_COLUMNS,
+    PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms,
+    TransferCursor,
 };
 
 /// Rows of a lane.
@@ -80,8 +80,9 @@ impl<T: Element> Consumer<T> {
         let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
         let places = k.section("rows", |k| self.score_places(k, work));
         let mask = key_mask(work, &places);
-        let softmax =
-            k.section("softmax", |k| OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, Exponential::Unit));
+        let softmax = k.section("softmax", |k| {
+            OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, cta.config.exponential)
+        });
         self.output.clear(k);
         let raised = Raised::none(k, LANE_ROWS);
         let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };

@@ -126,7 +126,7 @@ struct Shared {
 impl Shared {
     fn reserve(k: &mut Builder, config: HopperConfig, specialisation: Specialisation) -> Self {
         let [query, key, value] = config.tiles(specialisation);
-        let mut query_ring = TransferRing::reserve(k, 1, query.bytes());
+        let mut query_ring = TransferRing::reserve(k, config.query_places(specialisation), query.bytes());
         let mut key_ring = TransferRing::reserve(k, config.stages, key.bytes());
         let mut value_ring = TransferRing::reserve(k, config.stages, value.bytes());
         for ring in [&mut query_ring, &mut key_ring, &mut value_ring] {

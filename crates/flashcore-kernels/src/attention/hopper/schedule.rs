@@ -98,8 +98,14 @@ impl Schedule {
             let skipped = k.mul(matrix, self.query_tiles);
             let mut row_tile = k.sub(index, skipped);
             if self.specialisation.right {
-                let half = k.shr(row_tile, 1u32);
+                // Every other head the other way round: where the tiles of a head are odd in number, the one that is left
+                // over makes a pair with that of the next head.
                 let last = k.sub(self.query_tiles, 1u32);
+                let turned = k.sub(last, row_tile);
+                let odd = k.and(matrix, 1u32);
+                let is_odd = k.compare(Compare::Ne, odd, 0u32);
+                row_tile = k.select(is_odd, turned, row_tile);
+                let half = k.shr(row_tile, 1u32);
                 let from_end = k.sub(last, half);
                 let odd = k.and(row_tile, 1u32);
                 let is_odd = k.compare(Compare::Ne, odd, 0u32);
