@@ -86,6 +86,13 @@ impl Gpu {
         run.time(kernel_name(plan), verdict, output_sha256)
     }
 
+    /// What a kernel computes.
+    pub fn outputs(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<Outputs, NoVerdict> {
+        let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        Ok(run.once(problem, inputs)?.outputs)
+    }
+
     /// Launches a kernel a few times and waits: something to look at for a profiler.
     pub fn launch_some(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<(), NoVerdict> {
         const LAUNCHES: usize = 3;

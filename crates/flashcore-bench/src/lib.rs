@@ -11,6 +11,7 @@
 //! * [`compare`] holds two things against each other and says which is faster, if that can be said,
 //! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
 //! * [`profile`] says what binds a kernel, and [`report`] puts everything on one page,
+//! * [`repro`] packs everything that a stranger needs to repeat a claim,
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
 //! * [`svg`] draws.
@@ -33,6 +34,7 @@ pub mod problems;
 pub mod profile;
 pub mod record;
 pub mod report;
+pub mod repro;
 pub mod resources;
 pub mod roofline;
 pub mod sample;

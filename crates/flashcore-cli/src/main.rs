@@ -42,6 +42,7 @@ enum Command {
     Experiments(commands::experiments::Experiments),
     Profile(commands::profile::ProfileCommand),
     Report(commands::report::ReportCommand),
+    Repro(commands::repro::Repro),
     #[command(hide = true)]
     ProfileTarget(commands::profile::ProfileTarget),
     #[command(hide = true)]
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
         Command::Experiments(command) => command.run(&mut output),
         Command::Profile(command) => command.run(&mut output),
         Command::Report(command) => command.run(&mut output),
+        Command::Repro(command) => command.run(&mut output),
         Command::ProfileTarget(command) => command.run(),
         Command::CompareWorker(command) => command.run(),
     };

@@ -12,6 +12,8 @@ use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 pub struct HopperConfig {
     /// Warpgroups that compute, each on 64 query rows; one more copies.
     pub warpgroups: u32,
+    /// Warpgroups that share the keys for the same rows, and add up what they have at the end: 1, 2 or 4.
+    pub key_groups: u32,
     /// Keys of a tile.
     pub key_rows: u32,
     /// Tiles of keys, and tiles of values, in shared memory at a time.
@@ -35,6 +37,7 @@ impl Default for HopperConfig {
     fn default() -> Self {
         Self {
             warpgroups: 2,
+            key_groups: 1,
             key_rows: 128,
             stages: 2,
             rescale: Rescale::Always,
@@ -49,7 +52,15 @@ impl Default for HopperConfig {
 impl HopperConfig {
     /// Query rows of a CTA.
     pub const fn query_rows(self) -> u32 {
-        self.warpgroups.saturating_mul(WARPGROUP_ROWS)
+        self.row_groups().saturating_mul(WARPGROUP_ROWS)
+    }
+
+    /// Warpgroups with rows of their own.
+    pub const fn row_groups(self) -> u32 {
+        match self.warpgroups.checked_div(self.key_groups) {
+            Some(groups) => groups,
+            None => 0,
+        }
     }
 
     /// Threads of a CTA.
@@ -67,7 +78,8 @@ impl HopperConfig {
         match self.warpgroups {
             0 | 1 => 240,
             2 => 168,
-            _ => 128,
+            3 => 128,
+            _ => 96,
         }
     }
 
@@ -76,7 +88,8 @@ impl HopperConfig {
         match self.warpgroups {
             0 | 1 => (240, 240),
             2 => (40, 232),
-            _ => (32, 160),
+            3 => (32, 160),
+            _ => (32, 112),
         }
     }
 
@@ -102,7 +115,8 @@ impl HopperConfig {
     pub(crate) const fn most_operand_registers(self) -> u32 {
         match self.warpgroups {
             0..=2 => 200,
-            _ => 128,
+            3 => 128,
+            _ => 80,
         }
     }
 
@@ -115,7 +129,16 @@ impl HopperConfig {
     fn tile_bytes(self, specialisation: Specialisation, query_places: u32) -> u32 {
         let [query, key, value] = self.tiles(specialisation);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
-        stages.saturating_add(query.bytes().saturating_mul(query_places))
+        let exchange = self.exchange_bytes(specialisation);
+        stages.saturating_add(query.bytes().saturating_mul(query_places)).saturating_add(exchange)
+    }
+
+    /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but
+    /// the first of them, its output, and the maximum and the sum of two rows.
+    pub(crate) const fn exchange_bytes(self, specialisation: Specialisation) -> u32 {
+        let words = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2 + 4;
+        let others = self.row_groups().saturating_mul(self.key_groups.saturating_sub(1));
+        others.saturating_mul(WARPGROUP * words * 4)
     }
 
     /// Whether the tiles fit the shared memory.
@@ -133,7 +156,18 @@ impl HopperConfig {
         let flaw =
             |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
         vec![
-            flaw("warpgroups", self.warpgroups, "1, 2 or 3", (1..=3).contains(&self.warpgroups)),
+            flaw("warpgroups", self.warpgroups, "1 to 4", (1..=4).contains(&self.warpgroups)),
+            flaw(
+                "key_groups",
+                self.key_groups,
+                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without ping-pong and persistence",
+                self.key_groups == 1
+                    || matches!(self.key_groups, 2 | 4)
+                        && self.warpgroups.is_multiple_of(self.key_groups)
+                        && self.stages.is_multiple_of(2 * self.key_groups)
+                        && !self.ping_pong
+                        && !self.persistent,
+            ),
             flaw(
                 "key_rows",
                 self.key_rows,

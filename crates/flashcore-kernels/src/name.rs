@@ -32,6 +32,7 @@ const CHOICES: [Choice<AmpereConfig>; 13] = [
 /// What a Hopper config is without any of its choices.
 const PLAIN_HOPPER: HopperConfig = HopperConfig {
     warpgroups: 2,
+    key_groups: 1,
     key_rows: 128,
     stages: 2,
     rescale: Rescale::Always,
@@ -50,7 +51,9 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
 ];
 
 /// The same for the kernel for Hopper.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 6] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 8] = [
+    ("2keys", |config| config.key_groups == 2, |config| config.key_groups = 2),
+    ("4keys", |config| config.key_groups == 4, |config| config.key_groups = 4),
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
     ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
     ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
@@ -94,7 +97,6 @@ impl FromStr for Config {
                 let (query_rows, key_rows) = tile.split_once('x')?;
                 let query_rows: u32 = query_rows.parse().ok()?;
                 let mut config = HopperConfig {
-                    warpgroups: query_rows / WARPGROUP_ROWS,
                     key_rows: key_rows.parse().ok()?,
                     stages: stages.strip_suffix("stage")?.parse().ok()?,
                     ..PLAIN_HOPPER
@@ -103,6 +105,7 @@ impl FromStr for Config {
                     let (_, _, choose) = HOPPER_CHOICES.iter().find(|(name, _, _)| name == choice)?;
                     choose(&mut config);
                 }
+                config.warpgroups = (query_rows / WARPGROUP_ROWS).checked_mul(config.key_groups)?;
                 Some(Self::Hopper(config))
             }
             ["scalar", threads] => Some(Self::Scalar(ScalarConfig { threads: threads.parse().ok()? })),

@@ -18,11 +18,8 @@ impl Config {
     pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
         let default = Self::tuned(problem, arch, multiprocessors);
         let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
-        let hopper = tuned_hopper::ALL.into_iter().map(Self::Hopper);
-        let mut points = vec![default];
-        if default.family() != Self::scalar().family() {
-            points.extend(ampere.chain(hopper).filter(|config| *config != default));
-        }
+        let others = ampere.chain(tuned_hopper::ALL.map(Self::Hopper)).filter(|config| *config != default);
+        let mut points: Vec<_> = [default].into_iter().chain(others).collect();
         points.retain(|config| Plan::new(problem, *config, arch).is_ok());
         points
     }
@@ -44,6 +41,26 @@ impl Config {
 
 /// Every time at which the output can be rescaled.
 const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
+
+impl HopperConfig {
+    fn neighbours(self) -> Vec<Self> {
+        let mut configs = vec![
+            Self { hidden_rescale: !self.hidden_rescale, ..self },
+            Self { exponential: self.exponential.other(), ..self },
+            Self { ping_pong: !self.ping_pong, ..self },
+            Self { persistent: !self.persistent, ..self },
+            Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
+            Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { key_rows: self.key_rows.saturating_add(16), ..self },
+            Self { key_rows: self.key_rows.saturating_sub(16), ..self },
+        ];
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        configs.retain(|config| *config != self);
+        configs
+    }
+}
 
 impl AmpereConfig {
     fn neighbours(self) -> Vec<Self> {
@@ -74,25 +91,6 @@ impl AmpereConfig {
         for key_rows in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
             configs.push(Self { key_rows: *key_rows, ..self });
         }
-        configs.retain(|config| *config != self);
-        configs
-    }
-}
-
-impl HopperConfig {
-    fn neighbours(self) -> Vec<Self> {
-        let mut configs = vec![
-            Self { hidden_rescale: !self.hidden_rescale, ..self },
-            Self { exponential: self.exponential.other(), ..self },
-            Self { ping_pong: !self.ping_pong, ..self },
-            Self { persistent: !self.persistent, ..self },
-            Self { stages: self.stages + 1, ..self },
-            Self { stages: self.stages - 1, ..self },
-            Self { key_rows: self.key_rows + 16, ..self },
-            Self { key_rows: self.key_rows - 16, ..self },
-        ];
-        configs.extend([1, 2, 3].map(|warpgroups| Self { warpgroups, ..self }));
-        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
         configs.retain(|config| *config != self);
         configs
     }

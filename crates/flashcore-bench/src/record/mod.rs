@@ -5,6 +5,7 @@
 
 mod measurement;
 mod origin;
+mod verification;
 
 use std::fs;
 use std::path::Path;
@@ -15,6 +16,7 @@ use serde_json::Value;
 
 pub use measurement::{Measurement, Measurements, ProblemKey, Verified};
 pub use origin::{Build, Machine, Origin, gpu_state};
+pub use verification::{FailedCase, Verification};
 
 use crate::nearest::nearest;
 

@@ -9,7 +9,7 @@ mod tables;
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use error_map::{ErrorMap, error_map};
 pub use ladder::{LadderView, RungView};
@@ -17,6 +17,7 @@ pub use page::{MOST_BYTES, html};
 
 use crate::compare::Comparison;
 use crate::experiments::Experiment;
+use crate::ladder::Ladders;
 use crate::leaderboard::Leaderboard;
 use crate::profile::Profile;
 use crate::record::{Kind, Measurements, Record, RecordError, sniff};
@@ -76,8 +77,14 @@ impl Sources {
                 self.leaderboard = Record::<Leaderboard>::read(path)?.content;
                 return Ok(());
             }
+            Some(Kind::Ladder) => {
+                let ladders = Record::<Ladders>::read(path)?.content.ladders;
+                let views =
+                    serde_json::to_value(ladders).map(|ladders| LadderView::find(&json!({ "ladders": ladders })));
+                self.ladders.extend(views.unwrap_or_default().into_iter().map(|ladder| (file.clone(), ladder)));
+            }
             Some(Kind::Measurements) => self.measurements.push((file.clone(), Record::read(path)?)),
-            Some(Kind::Ladder | Kind::Verification | Kind::Manifest) | None => self.add_other(&file, path, &text)?,
+            Some(Kind::Verification | Kind::Manifest) | None => self.add_other(&file, path, &text)?,
         }
         // As compact as JSON can be; what is no JSON has been refused above.
         let compact = serde_json::from_str::<Value>(&text).map_or(text, |value| value.to_string());

@@ -14,6 +14,7 @@ mod origin;
 pub(crate) mod profile;
 pub(crate) mod ptx;
 pub(crate) mod report;
+pub(crate) mod repro;
 pub(crate) mod resources;
 pub(crate) mod roofline;
 pub(crate) mod tune;

@@ -1,9 +1,11 @@
 //! `flashcore verify`: is it right?
 
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
+use flashcore_bench::record::{FailedCase, Machine, Verification};
 use flashcore_bench::suites::{self, Kernels, Runner};
 use flashcore_bench::verify::{NoVerdict, Outcome, verify, verify_at_levels};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
@@ -12,8 +14,9 @@ use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
 use rayon::prelude::*;
 
+use super::origin::write_record;
 use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::{Ending, Failure, interrupt};
 
 /// Verify that attention comes out right
 ///
@@ -73,6 +76,9 @@ pub(crate) struct Verify {
     /// Special inputs instead of random ones
     #[arg(long, value_parser = parse_stress, requires = "shape")]
     stress: Option<Stress>,
+    /// A file for the tally, the failures and the machine, as JSON
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// How results are written
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -157,6 +163,7 @@ struct Tally {
 
 impl Verify {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        interrupt::watch();
         let levels = self.levels()?;
         let cases = self.cases(&levels)?;
         let gpu = match self.backend {
@@ -180,6 +187,9 @@ impl Verify {
             BackendName::Cuda => GPU_CASES_AT_ONCE,
         };
         for chunk in cases.chunks(at_once) {
+            if interrupt::requested() {
+                break;
+            }
             output.progress(done, cases.len(), &format!("{}, {} failed", chunk[0], failed.len()));
             done += chunk.len();
             let outcomes: Vec<Vec<(Case, Outcome)>> = match self.backend {
@@ -210,7 +220,45 @@ impl Verify {
             write_failures(output, &failed)?;
             write_tallies(output, &tallies)?;
         }
-        Ok(if failed.is_empty() { Ending::Well } else { Ending::Failed })
+        if let Some(file) = &self.record {
+            self.write_record(file, &levels, gpu.as_ref(), &tallies, &failed)?;
+        }
+        Ok(if interrupt::requested() {
+            Ending::Interrupted
+        } else if failed.is_empty() {
+            Ending::Well
+        } else {
+            Ending::Failed
+        })
+    }
+
+    fn write_record(
+        &self,
+        file: &Path,
+        levels: &[Level],
+        gpu: Option<&Gpu>,
+        tallies: &[Tally],
+        failed: &[(Case, Outcome)],
+    ) -> Result<(), Failure> {
+        let threads = rayon::current_num_threads();
+        let names = levels.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let (backend, machine) = match (self.backend, gpu.and_then(|gpu| gpu.device().context())) {
+            (BackendName::Cuda, Some(context)) => ("cuda".to_owned(), Machine::gpu(context.device(), None)),
+            (BackendName::Cpu, _) => (format!("cpu {names}"), Machine::cpu(&names, threads, None)),
+            _ => ("sim".to_owned(), Machine { backend: "sim".to_owned(), ..Machine::cpu("simulator", threads, None) }),
+        };
+        let failed = failed.iter().map(|(case, outcome)| FailedCase {
+            case: case.to_string(),
+            complaints: outcome.complaints(),
+            repeat: case.command(),
+        });
+        let verification = Verification {
+            backend,
+            passed: tallies.iter().map(|tally| tally.passed).sum(),
+            failed: failed.collect(),
+            is_complete: !interrupt::requested(),
+        };
+        write_record(file, machine, verification)
     }
 
     /// The levels to verify at; none for a backend that has none.

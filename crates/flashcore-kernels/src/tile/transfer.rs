@@ -49,7 +49,12 @@ impl TransferRing {
     /// One side's way through the stages, from the first on.
     pub fn cursor(&self, k: &mut Builder, base: Reg<U32>) -> TransferCursor {
         let stage = (self.stages > 1).then(|| k.copy(0u32));
-        TransferCursor { ring: *self, base, stage, phase: k.copy(0u32) }
+        TransferCursor { ring: *self, base, stage, phase: k.copy(0u32), step: 1 }
+    }
+
+    /// The way of one of `step` readers that take turns, the one of number `first`. The stages are a multiple of them.
+    pub fn cursor_of(&self, k: &mut Builder, base: Reg<U32>, first: Reg<U32>, step: u32) -> TransferCursor {
+        TransferCursor { ring: *self, base, stage: Some(k.copy(first)), phase: k.copy(0u32), step }
     }
 }
 
@@ -61,6 +66,8 @@ pub struct TransferCursor {
     /// None where there is but one.
     stage: Option<Reg<U32>>,
     phase: Reg<U32>,
+    /// Stages from one of its own to the next.
+    step: u32,
 }
 
 impl TransferCursor {
@@ -124,11 +131,12 @@ impl TransferCursor {
     pub fn advance(&self, k: &mut Builder) {
         k.section("advance", |k| {
             if let Some(stage) = self.stage {
-                k.add_to(stage, 1u32);
-                let wraps = k.compare(Compare::Eq, stage, self.ring.stages);
+                k.add_to(stage, self.step);
+                let wraps = k.compare(Compare::Ge, stage, self.ring.stages);
                 let other = k.xor(self.phase, 1u32);
                 k.set_where(self.phase, wraps, other);
-                k.set_where(stage, wraps, 0u32);
+                let first = if self.step == 1 { k.copy(0u32) } else { k.sub(stage, self.ring.stages) };
+                k.set_where(stage, wraps, first);
             } else {
                 let other = k.xor(self.phase, 1u32);
                 k.set(self.phase, other);

@@ -3,6 +3,7 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
 
+use super::key_group::KeyGroup;
 use super::key_tiles::KeyTiles;
 use super::schedule::Tile;
 use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
@@ -19,7 +20,7 @@ const LANE_ROWS: u32 = 2;
 /// The barrier at which the first warpgroup waits for its turn; 0 is that of the CTA.
 const FIRST_TURN: u32 = 1;
 /// The barrier at which all warpgroups that compute meet.
-const ALL_CONSUMERS: u32 = 8;
+pub(super) const ALL_CONSUMERS: u32 = 8;
 
 /// Computes every tile of the CTA.
 pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
@@ -41,6 +42,8 @@ pub(super) struct Consumer<T: Element> {
     values: TransferCursor,
     /// Bytes from the query tile to the rows of the warpgroup.
     query_offset: Reg<U32>,
+    /// Which of the tiles of keys are its own.
+    key_group: Option<KeyGroup>,
     turns: Turns,
     scores: Accumulator,
     weights: Rounded<T>,
@@ -53,18 +56,27 @@ impl<T: Element> Consumer<T> {
         let lane = k.and(thread, LANES - 1);
         let position = FragmentPosition::new(k, lane);
         let warp = k.shr(thread, LANES.ilog2());
-        // The warps that copy come first.
-        let warp = k.sub(warp, WARPGROUP / LANES);
+        let key_group = (config.key_groups > 1).then(|| KeyGroup::new(k, cta, warp, lane, warpgroup));
+        let (warp, row_group) = match &key_group {
+            Some(group) => (group.row_warp, group.row_group),
+            // The warps that copy come first.
+            None => (k.sub(warp, WARPGROUP / LANES), warpgroup),
+        };
         let row = k.mad(warp, ROWS_PER_BLOCK, position.group);
+        let [keys, values] = [shared.key_ring, shared.value_ring].map(|ring| match &key_group {
+            Some(group) => ring.cursor_of(k, cta.base, group.number, config.key_groups),
+            None => ring.cursor(k, cta.base),
+        });
         let value_columns = cta.specialisation.value_dim.next_multiple_of(RESULT_COLUMNS);
         Self {
             row,
             position,
             leader: k.elect(),
             query: shared.query_ring.cursor(k, cta.base),
-            keys: shared.key_ring.cursor(k, cta.base),
-            values: shared.value_ring.cursor(k, cta.base),
-            query_offset: k.mul(warpgroup, WARPGROUP_ROWS * 128),
+            keys,
+            values,
+            query_offset: k.mul(row_group, WARPGROUP_ROWS * 128),
+            key_group,
             turns: Turns::new(k, config.ping_pong.then_some(warpgroup), config.warpgroups),
             scores: k.section("scores", |k| Accumulator::unset(k, config.key_rows)),
             weights: k.section("weights", |k| Rounded::unset(k, config.key_rows)),
@@ -87,8 +99,19 @@ impl<T: Element> Consumer<T> {
         let raised = Raised::none(k, LANE_ROWS);
         let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };
 
-        k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
-        k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
+        let store = |k: &mut Builder| {
+            k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
+        };
+        if let Some(group) = &self.key_group {
+            let has_some = group.has_some(k, &key_tiles);
+            k.if_uniform(has_some, |k| self.attend(k, &step));
+            k.section("other keys", |k| group.gather(k, cta.config, &step.softmax, &self.output));
+            let is_first = k.compare(Compare::Eq, group.number, 0u32);
+            k.if_uniform(is_first, store);
+        } else {
+            k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
+            store(k);
+        }
     }
 
     /// Goes through the tiles of keys, of which there is at least one.
@@ -101,7 +124,10 @@ impl<T: Element> Consumer<T> {
             let address = k.add(address, self.query_offset);
             cta.shared.query.by_rows(k, address)
         });
-        let key_tile = k.copy(key_tiles.last);
+        let key_tile = match &self.key_group {
+            Some(group) => group.last_tile(k, &key_tiles),
+            None => k.copy(key_tiles.last),
+        };
         k.section("first scores", |k| {
             self.keys.wait_until_full(k);
             k.wgmma_fence();
@@ -153,10 +179,14 @@ impl<T: Element> Consumer<T> {
         bound: Reg<S32>,
         is_cut: bool,
     ) {
+        let groups = step.cta.config.key_groups as i32;
         k.while_uniform(
-            |k| k.compare(Compare::Gt, key_tile, bound),
             |k| {
-                k.add_to(key_tile, -1i32);
+                let next = if groups == 1 { key_tile } else { k.sub(key_tile, groups - 1) };
+                k.compare(Compare::Gt, next, bound)
+            },
+            |k| {
+                k.add_to(key_tile, -groups);
                 let name = if is_cut { "cut tile" } else { "tile" };
                 k.section(name, |k| self.tile(k, step, query, key_tile, is_cut));
             },
@@ -205,13 +235,16 @@ impl<T: Element> Consumer<T> {
     /// too; what lies behind the tensor is zero already.
     fn clear_values(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
         let Cta { config, shared, .. } = step.cta;
-        let threads = config.warpgroups * WARPGROUP;
+        let threads = config.row_groups() * WARPGROUP;
         k.section("clear values", |k| {
             let left = k.sub(step.mask.key_length, first_key);
             let behind = k.compare(Compare::Lt, left, config.key_rows as i32);
             k.if_uniform(behind, |k| {
                 let thread = k.special(SpecialRegister::ThreadX);
-                let thread = k.sub(thread, WARPGROUP);
+                let (thread, barrier) = match &self.key_group {
+                    Some(group) => (group.thread(k, thread), group.barrier(k)),
+                    None => (k.sub(thread, WARPGROUP), k.copy(ALL_CONSUMERS)),
+                };
                 let tile = self.values.tile(k);
                 let first = k.mad(thread, CHUNK_BYTES, tile);
                 let zero = k.copy(0u32);
@@ -230,7 +263,7 @@ impl<T: Element> Consumer<T> {
                     }
                 }
                 k.fence_proxy_async();
-                k.barrier_sync(ALL_CONSUMERS, threads);
+                k.barrier_sync(barrier, threads);
             });
         });
     }

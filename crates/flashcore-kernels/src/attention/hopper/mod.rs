@@ -15,10 +15,14 @@
 //! registers of the warps that computed them. With ping-pong, warpgroups also take turns in starting products, so that
 //! one has the tensor cores while another computes its softmax.
 //!
+//! Where there are few rows, warpgroups can share the keys instead: each takes every second or fourth tile of them for the
+//! same rows, and the first adds up what they have, in `gather`.
+//!
 //! [`Schedule`] says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
 
 mod consumer;
 mod epilogue;
+mod key_group;
 mod key_tiles;
 mod producer;
 mod schedule;
@@ -57,7 +61,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
             for map in [maps.query, maps.key, maps.value] {
                 k.prefetch_tensor_map(map);
             }
-            shared.initialise(k, base, config.consumer_warps());
+            shared.initialise(k, base, config);
             k.fence_mbarrier_init();
         });
         k.cta_sync();
@@ -121,6 +125,8 @@ struct Shared {
     query_ring: TransferRing,
     key_ring: TransferRing,
     value_ring: TransferRing,
+    /// Where warpgroups that share keys add up what they have.
+    exchange: u32,
 }
 
 impl Shared {
@@ -132,12 +138,14 @@ impl Shared {
         for ring in [&mut query_ring, &mut key_ring, &mut value_ring] {
             ring.reserve_barriers(k);
         }
-        Self { query, key, value, query_ring, key_ring, value_ring }
+        let exchange = k.reserve_shared(config.exchange_bytes(specialisation), 128);
+        Self { query, key, value, query_ring, key_ring, value_ring, exchange }
     }
 
-    fn initialise(&self, k: &mut Builder, base: Reg<U32>, readers: u32) {
-        for ring in [&self.query_ring, &self.key_ring, &self.value_ring] {
-            ring.initialise(k, base, readers);
+    fn initialise(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {
+        self.query_ring.initialise(k, base, config.consumer_warps());
+        for ring in [&self.key_ring, &self.value_ring] {
+            ring.initialise(k, base, config.consumer_warps() / config.key_groups.max(1));
         }
     }
 }
