@@ -26,6 +26,8 @@ pub struct HopperConfig {
     pub exponential: Exponential,
     /// Whether warpgroups take turns in starting products.
     pub ping_pong: bool,
+    /// Whether it may start while the kernel before it on the stream ends, for which it then waits itself.
+    pub dependent: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
     pub persistent: bool,
 }
@@ -44,6 +46,7 @@ impl Default for HopperConfig {
             hidden_rescale: true,
             exponential: Exponential::Unit,
             ping_pong: true,
+            dependent: false,
             persistent: true,
         }
     }

@@ -55,7 +55,8 @@ impl LadderView {
         if value.get("rungs").is_some() {
             return serde_json::from_value(value.clone()).into_iter().collect();
         }
-        let lists = [Some(value), value.get("ladders"), value.get("content")];
+        let content = value.get("content");
+        let lists = [Some(value), value.get("ladders"), content, content.and_then(|content| content.get("ladders"))];
         lists.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Self::find_one).collect()
     }
 
@@ -133,6 +134,7 @@ mod tests {
         });
         assert_eq!(LadderView::find(&one).len(), 1);
         assert_eq!(LadderView::find(&serde_json::json!({ "ladders": [one, one] })).len(), 2);
+        assert_eq!(LadderView::find(&serde_json::json!({ "content": { "ladders": [one] } })).len(), 1);
         assert_eq!(LadderView::find(&serde_json::json!([1, 2])).len(), 0);
     }
 }
