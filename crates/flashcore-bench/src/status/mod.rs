@@ -67,7 +67,8 @@ const REQUIREMENTS: [(&str, &str, &str); 12] = [
 
 /// The table of a project with these folders.
 pub fn status(results: &Path, experiments: &Path) -> Vec<Requirement> {
-    let found = survey(results);
+    // The evidence of experiments is evidence like any other.
+    let found = [survey(results), survey(experiments)].concat();
     let mut table: Vec<Requirement> = REQUIREMENTS
         .iter()
         .map(|&(what, subject, command)| {

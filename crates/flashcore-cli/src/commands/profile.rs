@@ -273,10 +273,18 @@ impl ProfileCommand {
     fn machine(gpu: Option<&Gpu>, device: &RoofDevice, is_imported: bool) -> Machine {
         match gpu.and_then(|gpu| gpu.device().context()) {
             Some(context) => Machine::gpu(context.device(), None),
-            None => Machine {
-                backend: if is_imported { "cuda" } else { "sim" }.to_owned(),
+            None if is_imported => Machine {
+                backend: "cuda".to_owned(),
                 device: device.name.clone(),
-                arch: "simulator".to_owned(),
+                arch: "as ncu exported it".to_owned(),
+                threads: None,
+                driver: None,
+                ceilings: None,
+                state: Vec::new(),
+            },
+            None => Machine {
+                backend: "sim".to_owned(),
+                device: device.name.clone(),
                 ..Machine::cpu("simulator", rayon::current_num_threads(), None)
             },
         }
@@ -300,7 +308,9 @@ fn imported(file: &Path) -> Result<Launched, Failure> {
     })?;
     let seconds = launch.counted.get("gpu__time_duration.sum").map(|nanoseconds| nanoseconds / 1e9);
     let notes = vec![format!("counters are from {}", file.display())];
-    Ok(Launched { seconds, counted: launch.counted, notes, ..Launched::default() })
+    let multiprocessors = launch.counted.get("device__attribute_multiprocessor_count");
+    let ctas = launch.ctas.zip(multiprocessors.map(|count| *count as u32));
+    Ok(Launched { seconds, ctas, counted: launch.counted, notes, ..Launched::default() })
 }
 
 fn table(metrics: &[Metric]) -> Table {
