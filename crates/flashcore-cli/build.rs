@@ -18,7 +18,9 @@ fn main() {
     println!("cargo:rerun-if-env-changed=FLASHCORE_COMMIT");
     let given = std::env::var("FLASHCORE_COMMIT").ok();
     let commit = given.clone().or_else(|| git(&["rev-parse", "HEAD"])).unwrap_or_default();
-    let dirty = given.is_none() && git(&["status", "--porcelain", "--", "."]).is_some_and(|files| !files.is_empty());
+    let dirty = given.is_none()
+        && git(&["status", "--porcelain", "--", ":/crates", ":/Cargo.toml", ":/Cargo.lock"])
+            .is_some_and(|files| !files.is_empty());
     println!("cargo:rustc-env=FLASHCORE_BUILD_COMMIT={commit}");
     println!("cargo:rustc-env=FLASHCORE_BUILD_DIRTY={dirty}");
 }

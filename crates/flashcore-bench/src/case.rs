@@ -20,6 +20,16 @@ pub enum Backend {
     Cuda(Config),
 }
 
+impl Backend {
+    /// The config of a GPU kernel.
+    pub const fn config(self) -> Option<Config> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Sim(config) | Self::Cuda(config) => Some(config),
+        }
+    }
+}
+
 impl fmt::Display for Backend {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,7 +7,7 @@ use flashcore_kernels::Config;
 use flashcore_problem::{Evidence, Guarded, Inputs, Outputs, Problem, Tensor, Verdict};
 
 use crate::digest::sha256;
-use crate::floor::Ceilings;
+use crate::floor::{Ceilings, Work};
 use crate::sample::judge_worst;
 use crate::timing::Times;
 use crate::verify::{NoVerdict, Yardstick};
@@ -71,14 +71,38 @@ impl Gpu {
     ) -> Result<Result<GpuTimes, Verdict>, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
-        let aftermath = run.once(problem, inputs)?;
-        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        let (verdict, output_sha256) = run.judge(problem, inputs)?;
         if !verdict.passed() {
             return Ok(Err(verdict));
         }
-        let output_sha256 = sha256(&aftermath.outputs.output.data);
-        let kernel = kernel_name(&plan);
-        Ok(Ok(GpuTimes { hot: run.time_hot()?, cold: run.time_cold()?, kernel, verdict, output_sha256 }))
+        Ok(Ok(run.time(kernel_name(&plan), verdict, output_sha256)?))
+    }
+
+    /// Runs a plan once, judges it, whole or by a sample, and times it even if it is wrong; then the verdict says so.
+    pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<GpuTimes, NoVerdict> {
+        let problem = plan.problem();
+        let run = Run::new(plan, inputs, &Outputs::poisoned(problem))?;
+        let (verdict, output_sha256) = run.judge(problem, inputs)?;
+        run.time(kernel_name(plan), verdict, output_sha256)
+    }
+
+    /// What a kernel computes.
+    pub fn outputs(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<Outputs, NoVerdict> {
+        let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        Ok(run.once(problem, inputs)?.outputs)
+    }
+
+    /// Launches a kernel a few times and waits: something to look at for a profiler.
+    pub fn launch_some(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<(), NoVerdict> {
+        const LAUNCHES: usize = 3;
+        let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
+        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        for _ in 0..LAUNCHES {
+            run.bound.launch()?;
+        }
+        run.bound.output()?;
+        Ok(())
     }
 
     /// Seconds of the smallest launch: one row that attends one key, in a replayed graph. Whatever is launched takes as
@@ -88,6 +112,13 @@ impl Gpu {
         let inputs = Inputs::random(&problem, 0);
         let plan = self.plan(&problem, Some(Config::scalar())).map_err(NoVerdict::RefusedByGpu)?;
         Ok(Run::new(&plan, &inputs, &Outputs::poisoned(&problem))?.time_hot()?.quantile(0.5))
+    }
+
+    /// The floor of times with warm caches: what fits into the L2 cache need not come from memory.
+    pub fn hot_floor(&self, ceilings: &Ceilings, work: Work) -> (f64, crate::floor::Bound) {
+        let l2 = self.device.context().map_or(0, |context| context.device().attributes.l2_bytes);
+        let is_cached = work.bytes <= f64::from(l2);
+        Ceilings { bytes: if is_cached { f64::INFINITY } else { ceilings.bytes }, ..*ceilings }.floor(work)
     }
 
     /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.
@@ -165,6 +196,9 @@ const COLD_LAUNCHES: usize = 30;
 /// A graph longer than this is not repeated more than the results need.
 const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
 
+/// A launch longer than this is timed alone: what it takes to start does not show.
+const LONG_LAUNCH_MILLISECONDS: f32 = 10.0;
+
 /// A plan with guarded tensors on the device.
 struct Run {
     bound: Bound,
@@ -222,9 +256,32 @@ impl Run {
         Ok(Aftermath { inputs, outputs: Outputs { output, log_sum_exp }, guards })
     }
 
+    /// Runs once: the worst verdict, and the hash of the output.
+    fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
+        let aftermath = self.once(problem, inputs)?;
+        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
+        Ok((verdict, sha256(&aftermath.outputs.output.data)))
+    }
+
+    fn time(&self, kernel: String, verdict: Verdict, output_sha256: String) -> Result<GpuTimes, NoVerdict> {
+        Ok(GpuTimes { hot: self.time_hot()?, cold: self.time_cold()?, kernel, verdict, output_sha256 })
+    }
+
+    /// Milliseconds of one launch, by two events.
+    fn milliseconds(&self) -> Result<f32, NoVerdict> {
+        let stream = self.bound.stream();
+        let (start, end) = self.events()?;
+        start.record(stream).map_err(flashcore::Error::from)?;
+        self.bound.launch()?;
+        end.record(stream).map_err(flashcore::Error::from)?;
+        end.synchronize().map_err(flashcore::Error::from)?;
+        Ok(end.milliseconds_since(&start).map_err(flashcore::Error::from)?)
+    }
+
     fn time_hot(&self) -> Result<Times, NoVerdict> {
         let stream = self.bound.stream();
-        let graph = self.bound.record(LAUNCHES_PER_GRAPH)?;
+        let launches = if self.milliseconds()? > LONG_LAUNCH_MILLISECONDS { 1 } else { LAUNCHES_PER_GRAPH };
+        let graph = self.bound.record(launches)?;
         let (start, end) = self.events()?;
         let mut seconds = Vec::new();
         // The first replays warm clocks and caches and do not count.
@@ -235,7 +292,7 @@ impl Run {
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
             if replay >= 3 {
-                seconds.push(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64);
+                seconds.push(f64::from(milliseconds) / 1e3 / launches as f64);
             }
             if milliseconds > LONG_GRAPH_MILLISECONDS && seconds.len() >= 7 {
                 break;
@@ -257,6 +314,9 @@ impl Run {
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
             seconds.push(f64::from(milliseconds) / 1e3);
+            if milliseconds > LONG_LAUNCH_MILLISECONDS && seconds.len() >= 7 {
+                break;
+            }
         }
         Ok(Times { seconds })
     }

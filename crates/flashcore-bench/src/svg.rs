@@ -2,17 +2,23 @@
 
 use core::fmt::Write;
 
-/// Colours and type of every picture; `--series-0` to `--series-5` are those of data.
-pub const STYLE: &str = "
-:root, svg { --paper: #ffffff; --ink: #1c2430; --faint: #5d6b7c; --rule: #d9dee5; --good: #16794a; --bad: #b3261e;
-  --series-0: #1f6feb; --series-1: #d1660a; --series-2: #16794a; --series-3: #8a3ffc; --series-4: #b3261e; --series-5: #5d6b7c; }
-@media (prefers-color-scheme: dark) { :root, svg { --paper: #11161d; --ink: #e6ebf2; --faint: #9aa7b6; --rule: #2b3440;
-  --good: #4cc38a; --bad: #ff7b72; --series-0: #6cb0ff; --series-1: #ffa657; --series-2: #4cc38a; --series-3: #c297ff; --series-4: #ff7b72; --series-5: #9aa7b6; } }
-svg { font: 12px system-ui, sans-serif; background: var(--paper); }
+const LIGHT: &str = "--paper: #ffffff; --ink: #1c2430; --faint: #5d6b7c; --rule: #d9dee5; --good: #16794a; --bad: #b3261e; \
+    --series-0: #1f6feb; --series-1: #d1660a; --series-2: #16794a; --series-3: #8a3ffc; --series-4: #b3261e; --series-5: #5d6b7c;";
+const DARK: &str = "--paper: #11161d; --ink: #e6ebf2; --faint: #9aa7b6; --rule: #2b3440; --good: #4cc38a; --bad: #ff7b72; \
+    --series-0: #6cb0ff; --series-1: #ffa657; --series-2: #4cc38a; --series-3: #c297ff; --series-4: #ff7b72; --series-5: #9aa7b6;";
+const SHAPES: &str = "svg { font: 12px system-ui, sans-serif; background: var(--paper); }
 svg text { fill: var(--ink); } svg text.faint { fill: var(--faint); } svg text.title { font-weight: 600; font-size: 14px; }
 svg .rule { stroke: var(--rule); stroke-width: 1; } svg .axis { stroke: var(--faint); stroke-width: 1; }
 svg .bar { stroke: none; } svg .line { fill: none; stroke-width: 2; }
 ";
+
+/// Colours and type of every picture: those that the reader prefers, or those of a `data-theme` on the page.
+pub fn style() -> String {
+    format!(
+        ":root {{ {LIGHT} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}\n\
+         :root[data-theme=light] {{ {LIGHT} }}\n:root[data-theme=dark] {{ {DARK} }}\n{SHAPES}"
+    )
+}
 
 /// Text as XML and HTML take it.
 pub fn escape(text: &str) -> String {
@@ -29,7 +35,7 @@ pub fn short(number: f64) -> String {
     let size = number.abs();
     if number == 0.0 {
         "0".to_owned()
-    } else if !(1e-3..1e5).contains(&size) {
+    } else if !(1e-3..1e7).contains(&size) {
         format!("{number:.1e}")
     } else if size >= 100.0 {
         format!("{number:.0}")
@@ -201,7 +207,7 @@ impl Svg {
 
     /// The picture as a file of its own.
     pub fn file(&self) -> String {
-        self.inline().replacen(">\n", &format!(">\n<style>{STYLE}</style>\n"), 1)
+        self.inline().replacen(">\n", &format!(">\n<style>{}</style>\n", style()), 1)
     }
 }
 

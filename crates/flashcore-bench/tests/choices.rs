@@ -123,6 +123,13 @@ fn parts_of_the_keys() {
     }
 }
 
+/// More parts than a warp has lanes, and more than there are tiles of keys.
+#[test]
+fn many_parts() {
+    check("ampere-32x32-2stage-swizzled-40parts", &problem("1x2x1,1400x64", DType::F16, "full"));
+    check("ampere-32x32-2stage-swizzled-70parts", &problem("1x1x3,700x32", DType::Bf16, "causal"));
+}
+
 #[test]
 fn the_heads_of_a_key_head_in_one_tile() {
     for name in ["64x64-2stage-swizzled-packed", "32x32-2stage-swizzled-2keys-packed-4parts"] {

@@ -15,9 +15,26 @@ use clap::{Parser, Subcommand};
 
 use crate::output::Output;
 
+const HELP: &str = "\
+Examples:
+  flashcore bench                                    the main job, on whatever hardware is there
+  flashcore verify --backend sim --suite seeds       GPU kernels in the simulator, judged by the gates
+  flashcore compare cpu:avx2 cpu:avx512              which of two is faster, and is that so?
+  flashcore repro                                    everything that a stranger needs to repeat it
+
+Exit codes: 0 all is well, 1 a gate failed or a kernel is at fault, 2 wrong usage, 3 something is missing on the
+machine, 4 a comparison stayed ambiguous, 130 after Ctrl-C. Every command has --help with examples.";
+
 /// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
 #[derive(Debug, Parser)]
-#[command(name = "flashcore", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "flashcore",
+    version,
+    max_term_width = 110,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = HELP
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -27,6 +44,8 @@ struct Arguments {
 enum Command {
     Bench(commands::bench::Bench),
     Verify(commands::verify::Verify),
+    Ladder(commands::ladder::LadderCommand),
+    Tune(commands::tune::Tune),
     Mutants(commands::mutants::Mutants),
     Resources(commands::resources::Resources),
     Ptx(commands::ptx::Ptx),
@@ -38,6 +57,13 @@ enum Command {
     Compare(commands::compare::Compare),
     Leaderboard(commands::leaderboard::LeaderboardCommand),
     Experiments(commands::experiments::Experiments),
+    Profile(commands::profile::ProfileCommand),
+    Report(commands::report::ReportCommand),
+    Repro(commands::repro::Repro),
+    Status(commands::status::StatusCommand),
+    Completions(commands::completions::Completions),
+    #[command(hide = true)]
+    ProfileTarget(commands::profile::ProfileTarget),
     #[command(hide = true)]
     CompareWorker(commands::compare::CompareWorker),
 }
@@ -81,6 +107,8 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Bench(command) => command.run(&mut output),
         Command::Verify(command) => command.run(&mut output),
+        Command::Ladder(command) => command.run(&mut output),
+        Command::Tune(command) => command.run(&mut output),
         Command::Mutants(command) => command.run(&mut output),
         Command::Resources(command) => command.run(&mut output),
         Command::Ptx(command) => command.run(&mut output),
@@ -92,6 +120,12 @@ fn main() -> ExitCode {
         Command::Compare(command) => command.run(&mut output),
         Command::Leaderboard(command) => command.run(&mut output),
         Command::Experiments(command) => command.run(&mut output),
+        Command::Profile(command) => command.run(&mut output),
+        Command::Report(command) => command.run(&mut output),
+        Command::Repro(command) => command.run(&mut output),
+        Command::Status(command) => command.run(&mut output),
+        Command::Completions(command) => command.run(&mut output),
+        Command::ProfileTarget(command) => command.run(),
         Command::CompareWorker(command) => command.run(),
     };
     match result {

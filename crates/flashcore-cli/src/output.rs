@@ -133,6 +133,14 @@ impl Cell {
     }
 }
 
+impl Cell {
+    /// A number that may be missing.
+    pub(crate) fn figure(number: Option<f64>, decimals: usize) -> Self {
+        number
+            .map_or_else(|| Self { text: "-".to_owned(), value: Value::Null }, |number| Self::number(number, decimals))
+    }
+}
+
 impl Table {
     pub(crate) fn new(headings: &[&'static str]) -> Self {
         Self { headings: headings.to_vec(), rows: Vec::new() }
@@ -159,7 +167,12 @@ impl Table {
         let widths: Vec<usize> = (0..self.headings.len()).map(width).collect();
         // A column of numbers is read by its last digits.
         let numeric: Vec<bool> = (0..self.headings.len())
-            .map(|column| self.rows.iter().filter_map(|row| row.get(column)).all(|cell| cell.value.is_number()))
+            .map(|column| {
+                self.rows
+                    .iter()
+                    .filter_map(|row| row.get(column))
+                    .all(|cell| cell.value.is_number() || cell.value.is_null())
+            })
             .collect();
         let line = |cells: Vec<&str>| {
             let padded = cells.iter().enumerate().map(|(column, text)| {

@@ -95,6 +95,7 @@ mod module;
 mod run_owned;
 mod stream;
 mod tensor_map;
+pub mod tuning;
 
 pub use arguments::MOST_ARGUMENTS;
 pub use context::Context;

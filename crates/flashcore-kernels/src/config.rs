@@ -240,6 +240,13 @@ impl Config {
         Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
     }
 
+    /// Every config that some problem gets by default, on some GPU.
+    pub fn defaults() -> Vec<Self> {
+        let ampere = tuned::ALL.map(Self::Ampere);
+        let hopper = tuned_hopper::ALL.map(Self::Hopper);
+        [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
+    }
+
     /// The configs that resource gates, snapshots and tests go through.
     pub fn all() -> Vec<Self> {
         let ampere = AmpereConfig::default();

@@ -25,6 +25,7 @@ mod config;
 mod element;
 mod hopper_config;
 mod name;
+mod neighbours;
 mod parameters;
 mod plan;
 mod specialisation;

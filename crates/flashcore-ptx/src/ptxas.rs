@@ -96,21 +96,32 @@ fn file_name() -> String {
     format!("ptxas{}", std::env::consts::EXE_SUFFIX)
 }
 
+/// Compiles a module for an architecture with the ptxas of [`find`], and returns the file for the GPU.
+pub fn cubin(ptx: &str, arch: Arch) -> Result<Vec<u8>, PtxasError> {
+    Ok(compile(&find()?, ptx, arch)?.1)
+}
+
 /// Runs the ptxas at `path` on a module and returns what it reports.
 pub(crate) fn run(path: &Path, ptx: &str, arch: Arch) -> Result<String, PtxasError> {
+    Ok(compile(path, ptx, arch)?.0)
+}
+
+/// What the ptxas at `path` reports of a module, and the file that it makes.
+fn compile(path: &Path, ptx: &str, arch: Arch) -> Result<(String, Vec<u8>), PtxasError> {
     let failed = |source| PtxasError::Run { path: path.to_owned(), source };
     let scratch = Scratch::new().map_err(failed)?;
     let module = scratch.0.join("kernel.ptx");
+    let compiled = scratch.0.join("kernel.cubin");
     fs::write(&module, ptx).map_err(failed)?;
     let output = Command::new(path)
         .args(["-v", &format!("-arch={arch}"), "-o"])
-        .args([&scratch.0.join("kernel.cubin"), &module])
+        .args([&compiled, &module])
         .output()
         .map_err(failed)?;
     let report = [output.stdout, output.stderr].concat();
     let report = String::from_utf8_lossy(&report).replace(&*module.to_string_lossy(), "kernel.ptx");
     if output.status.success() {
-        Ok(report)
+        Ok((report, fs::read(&compiled).map_err(failed)?))
     } else {
         Err(PtxasError::Refused { arch, message: with_lines(&report, ptx) })
     }

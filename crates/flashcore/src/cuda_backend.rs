@@ -17,6 +17,7 @@ use flashcore_problem::{
 use crate::bound::upload_numbers;
 use crate::report::{KernelReport, SelfCheckReport};
 use crate::self_check::Trial;
+use crate::tuning::Measured;
 use crate::{DeviceTensors, PlanOptions, Reason};
 
 /// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
@@ -24,6 +25,8 @@ pub(crate) struct Gpu {
     kernels: Kernels,
     arch: Arch,
     stream: Stream,
+    /// What `flashcore tune` found best here.
+    measured: Measured,
     /// The kernels that plans of this process have, by name. Comparing what was generated takes a fraction of printing it
     /// and hashing the text, so a plan for another length costs a fraction of a millisecond.
     planned: Mutex<HashMap<String, Planned>>,
@@ -51,6 +54,7 @@ impl Gpu {
         let gpu = Arc::new(Self {
             kernels: Kernels::new(&context, cache.clone(), JitOptions::default()),
             arch,
+            measured: Measured::load(cache, &context),
             stream: Stream::new(&context)?,
             planned: Mutex::default(),
         });
@@ -70,7 +74,13 @@ impl Gpu {
     ) -> Result<Option<(Launchable, KernelReport)>, Vec<Reason>> {
         let start = Instant::now();
         let multiprocessors = self.context().device().attributes.multiprocessors;
-        let config = options.config.unwrap_or_else(|| Config::tuned(problem, self.arch, multiprocessors));
+        // What was measured here, if it still runs the problem: its class may be wider than what the kernel takes.
+        let measured = || {
+            let config = self.measured.config(problem)?;
+            flashcore_kernels::Plan::new(problem, config, self.arch).is_ok().then_some(config)
+        };
+        let default = || Config::tuned(problem, self.arch, multiprocessors);
+        let config = options.config.or_else(measured).unwrap_or_else(default);
         let plan = match flashcore_kernels::Plan::new(problem, config, self.arch) {
             Ok(plan) => plan,
             Err(reasons) => {

@@ -77,6 +77,9 @@
 //! What is compiled in is the element type, the head dimensions, which features are on and how strides are aligned. A
 //! longer key cache or another batch makes another plan, and compiles at most another config for another size.
 //!
+//! `flashcore tune` measures configs on a GPU and remembers the best for problems of that class; plans on that GPU then take
+//! it, and [`Plan::report`] names it. `FLASHCORE_TUNING=off` leaves it aside.
+//!
 //! # Where the tensors are
 //!
 //! In the host's memory: [`Plan::run`] borrows slices of `f16`, `bf16`, `f32` or `f64` and checks their lengths and
@@ -118,6 +121,7 @@ mod reason;
 mod report;
 mod self_check;
 mod stream;
+pub mod tuning;
 
 pub use bound::{Bound, BoundBytes, BoundContents, BoundGraph};
 pub use device::{Best, Device, DeviceInfo, Devices};

@@ -4,7 +4,8 @@
 //! logarithm of B over A is what is asked for; that of A over A is what the machine makes of nothing, measured in the
 //! same run by the same arithmetic. The verdict follows from the median over rounds and its bootstrap interval:
 //!
-//! * `FASTER` or `SLOWER` when the whole interval lies beyond the minimum effect, and beyond twice the A/A difference,
+//! * `FASTER` or `SLOWER` when the whole interval lies beyond the minimum effect and beyond twice the A/A difference, and
+//!   rounds whose labels are drawn by lot do not differ as much,
 //! * `SAME` when it lies within the minimum effect on both sides,
 //! * `AMBIGUOUS` otherwise.
 //!

@@ -97,6 +97,8 @@ pub struct Conclusion {
     pub difference: Interval,
     /// A over A.
     pub control: Interval,
+    /// How often nothing looks like as much; 0 where that was not asked.
+    pub chance: f64,
     /// The effect that had to be exceeded.
     pub minimum: f64,
     /// The confidence of the intervals.
@@ -115,9 +117,34 @@ pub fn conclude(rounds: &[Round], options: &Options) -> Conclusion {
     judge(
         resampled(rounds, Round::differences, options, 1),
         resampled(rounds, Round::controls, options, 2),
+        chance(rounds, options),
         options,
         rounds.len(),
     )
+}
+
+/// How often rounds in which B is one of three equals, told apart by lot, differ more than these do.
+///
+/// If B is A, any of the three times of a round could be the one of B. Which it is, is drawn anew for each block of
+/// neighbours. Unlike an interval this holds for few rounds and for noise of any form: what a machine does to a whole
+/// block, it does to all lots.
+fn chance(rounds: &[Round], options: &Options) -> f64 {
+    let logarithms: Vec<[f64; 3]> = rounds.iter().map(|round| [round.b, round.a, round.again].map(f64::ln)).collect();
+    let mut random = SplitMix64::stream(options.seed, 3);
+    let mut differences = Vec::with_capacity(2 * rounds.len());
+    let mut effect = |lot: &mut dyn FnMut() -> usize| {
+        differences.clear();
+        for block in logarithms.chunks(BLOCK) {
+            let b = lot();
+            let of_round = |times: &[f64; 3]| [times[b] - times[(b + 1) % 3], times[b] - times[(b + 2) % 3]];
+            differences.extend(block.iter().flat_map(of_round));
+        }
+        median_of(&mut differences).abs()
+    };
+    let found = effect(&mut || 0);
+    // More than as much: without any noise, lots that leave B its times in most blocks have the same median.
+    let larger = (0..RESAMPLES).filter(|_| effect(&mut || random.below(3)) > found).count();
+    (larger + 1) as f64 / (RESAMPLES + 1) as f64
 }
 
 /// The median of what rounds say, and its interval. Rounds are drawn whole, in blocks of neighbours.
@@ -156,10 +183,10 @@ pub fn conclude_unpaired(a: &Times, b: &Times, options: &Options) -> Conclusion 
     };
     let (of_a, of_b) = (halves(&a, 2), halves(&b, 3));
     let control = if of_a.median.abs() >= of_b.median.abs() { of_a } else { of_b };
-    judge(between(&a, &b, 1), control, options, a.len().min(b.len()))
+    judge(between(&a, &b, 1), control, 0.0, options, a.len().min(b.len()))
 }
 
-fn judge(difference: Interval, control: Interval, options: &Options, rounds: usize) -> Conclusion {
+fn judge(difference: Interval, control: Interval, chance: f64, options: &Options, rounds: usize) -> Conclusion {
     let minimum = options.minimum;
     let noise = 2.0 * control.median.abs();
     let beyond = minimum.max(noise);
@@ -170,6 +197,9 @@ fn judge(difference: Interval, control: Interval, options: &Options, rounds: usi
     } else if control.low > minimum || control.high < -minimum {
         let by = percent(control.median);
         (Finding::Ambiguous, format!("A differs from itself by {by}: the machine tells nothing apart now"))
+    } else if chance > 1.0 - options.confidence && (difference.high < -minimum || difference.low > minimum) {
+        let percent = percent(chance);
+        (Finding::Ambiguous, format!("with lots drawn, A differs from itself as much in {percent} of all cases"))
     } else if difference.high < -beyond {
         (Finding::Faster, format!("all of the interval is beyond {} faster", percent(beyond)))
     } else if difference.low > beyond {
@@ -189,7 +219,7 @@ fn judge(difference: Interval, control: Interval, options: &Options, rounds: usi
             format!("the interval reaches over {minimum}; more --seconds or a quieter machine make it shorter"),
         )
     };
-    Conclusion { finding, reason, difference, control, minimum, confidence: options.confidence, rounds }
+    Conclusion { finding, reason, difference, control, chance, minimum, confidence: options.confidence, rounds }
 }
 
 /// The percentile interval of what `resample` gives.

@@ -5,6 +5,7 @@
 
 mod measurement;
 mod origin;
+mod verification;
 
 use std::fs;
 use std::path::Path;
@@ -15,6 +16,7 @@ use serde_json::Value;
 
 pub use measurement::{Measurement, Measurements, ProblemKey, Verified};
 pub use origin::{Build, Machine, Origin, gpu_state};
+pub use verification::{FailedCase, Verification};
 
 use crate::nearest::nearest;
 
@@ -33,6 +35,8 @@ pub enum Kind {
     Profile,
     /// What passed and what did not: `flashcore verify --record`.
     Verification,
+    /// What each step brought: `flashcore ladder --record`.
+    Ladder,
     /// The best of each problem: `flashcore leaderboard`.
     Leaderboard,
     /// What a bundle holds: `flashcore repro`.
@@ -47,14 +51,22 @@ impl Kind {
             Self::Comparison => "comparison",
             Self::Profile => "profile",
             Self::Verification => "verification",
+            Self::Ladder => "ladder",
             Self::Leaderboard => "leaderboard",
             Self::Manifest => "manifest",
         }
     }
 
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Measurements, Self::Comparison, Self::Profile, Self::Verification, Self::Leaderboard, Self::Manifest];
+    pub const ALL: [Self; 7] = [
+        Self::Measurements,
+        Self::Comparison,
+        Self::Profile,
+        Self::Verification,
+        Self::Ladder,
+        Self::Leaderboard,
+        Self::Manifest,
+    ];
 
     /// The command that writes records of this kind.
     const fn command(self) -> &'static str {
@@ -63,6 +75,7 @@ impl Kind {
             Self::Comparison => "flashcore compare A B --record FILE",
             Self::Profile => "flashcore profile --record FILE",
             Self::Verification => "flashcore verify --record FILE",
+            Self::Ladder => "flashcore ladder --record FILE",
             Self::Leaderboard => "flashcore leaderboard promote FILE",
             Self::Manifest => "flashcore repro",
         }
@@ -210,6 +223,17 @@ mod tests {
     fn records_survive_the_round_trip() {
         let record = record();
         assert_eq!(Record::parse(&record.to_json(), "a.json").expect("a record"), record);
+    }
+
+    #[test]
+    fn every_sample_survives_to_its_last_bit() {
+        let mut record = record();
+        let mut random = flashcore_problem::SplitMix64::new(1);
+        let row = &mut record.content.rows[0];
+        row.hot_seconds = (0..1000).map(|_| random.uniform() * 1e-5).collect();
+        row.samples_sha256 = crate::digest::sha256_of_numbers(&row.hot_seconds);
+        let read = Record::<Measurements>::parse(&record.to_json(), "a.json").expect("a record");
+        assert!(read.content.rows[0].is_intact());
     }
 
     #[test]

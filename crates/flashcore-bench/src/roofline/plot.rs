@@ -29,9 +29,10 @@ pub fn plot(device: &RoofDevice, dtype: DType, problems: &[Problem], measured: &
     let intensities: Vec<f64> = all.map(|problem| Floors::of(problem, device).intensity()).collect();
     let rates = measured.iter().map(|point| Floors::of(&point.problem, device).work.flops / point.seconds);
     let least_rate = rates.fold(peak / 100.0, f64::min);
-    let ridge = peak / device.dram_bytes;
-    let low = intensities.iter().copied().fold(ridge / 20.0, f64::min) / 2.0;
-    let high = intensities.iter().copied().fold(ridge * 4.0, f64::max) * 2.0;
+    // Where the roofs meet; where nothing is known of memory there is but one, and the problems say what is shown of it.
+    let ridge = (device.dram_bytes.is_finite()).then(|| peak / device.dram_bytes);
+    let low = intensities.iter().copied().fold(ridge.map_or(f64::INFINITY, |ridge| ridge / 20.0), f64::min) / 2.0;
+    let high = intensities.iter().copied().fold(ridge.map_or(0.0, |ridge| ridge * 4.0), f64::max) * 2.0;
     let (left, right, bottom, top) = (70.0, WIDTH - 20.0, HEIGHT - 50.0, 56.0);
     let x = Axis::logarithmic(low, high, left, right);
     let y = Axis::logarithmic(least_rate / 2.0 / 1e12, peak * 2.0 / 1e12, bottom, top);
@@ -48,6 +49,7 @@ pub fn plot(device: &RoofDevice, dtype: DType, problems: &[Problem], measured: &
         let bytes = short(bandwidth / 1e12);
         svg.text("faint", Anchor::End, x.place(label) - 4.0, above, &format!("{name}, {bytes} TB/s"));
     }
+    svg.path(&series(5), &[(left, y.place(peak / 1e12)), (right, y.place(peak / 1e12))], false);
     svg.text("faint", Anchor::End, right - 4.0, y.place(peak / 1e12) - 6.0, &format!("{} TFLOP/s", short(peak / 1e12)));
     for problem in problems {
         let floors = Floors::of(problem, device);

@@ -124,6 +124,29 @@ pub fn edge(runner: Runner) -> Vec<Case> {
     cases
 }
 
+/// Every config that some problem gets by default, each on one small problem with tails of rows and keys: few enough for a
+/// tool that makes every access slow.
+pub fn defaults(runner: Runner) -> Vec<Case> {
+    let backends: Vec<Backend> = match runner {
+        Runner::Cpu(level) => vec![Backend::Cpu(level)],
+        Runner::Sim(Kernels::All) => Config::defaults().into_iter().map(Backend::Sim).collect(),
+        Runner::Cuda(Kernels::All) => Config::defaults().into_iter().map(Backend::Cuda).collect(),
+        Runner::Sim(Kernels::Only(_)) | Runner::Cuda(Kernels::Only(_)) => runner.backends(0),
+    };
+    let problem = |dim: usize, number: usize| {
+        let mut problem = Problem::new(1, 4, 97, dim, DTYPES[number % 2]);
+        (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, 203, true);
+        problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
+        problem
+    };
+    let cases = backends.into_iter().enumerate().filter_map(|(number, backend)| {
+        // The widest heads that the config has room for.
+        let problem = [128, 64, 192, 256].map(|dim| problem(dim, number)).into_iter().find(|p| takes(backend, p))?;
+        Some(Case::new(problem, number as u64, backend))
+    });
+    cases.collect()
+}
+
 /// Everything: the other suites, a grid of lengths, head dimensions, masks and types, every config, and inputs made to
 /// find trouble, and a pairwise design over every feature: of 2,000 cases for the CPU, of some hundred for kernels.
 pub fn full(runner: Runner) -> Vec<Case> {

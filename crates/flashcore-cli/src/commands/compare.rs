@@ -350,7 +350,7 @@ fn machine(
 }
 
 /// Where the programs of revisions are kept.
-fn builds_folder() -> Result<PathBuf, Failure> {
+pub(super) fn builds_folder() -> Result<PathBuf, Failure> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let base = base

@@ -1,9 +1,11 @@
 //! `flashcore verify`: is it right?
 
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
+use flashcore_bench::record::{FailedCase, Machine, Verification};
 use flashcore_bench::suites::{self, Kernels, Runner};
 use flashcore_bench::verify::{NoVerdict, Outcome, verify, verify_at_levels};
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
@@ -12,8 +14,9 @@ use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
 use rayon::prelude::*;
 
+use super::origin::write_record;
 use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::{Ending, Failure, interrupt};
 
 /// Verify that attention comes out right
 ///
@@ -24,7 +27,7 @@ use crate::{Ending, Failure};
 /// begins or ends at one, so that one byte too far ends the command with a segmentation fault, which says where.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cuda --fuzz 10000 --part 0/4\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// Who computes
@@ -42,6 +45,9 @@ pub(crate) struct Verify {
     /// Only this case of the suite, counted from 0
     #[arg(long, value_name = "N", conflicts_with_all = ["fuzz", "shape"])]
     only: Option<usize>,
+    /// Only a part of the cases: I/N for every Nth from the Ith on, counted from 0, so that N commands share them
+    #[arg(long, value_name = "I/N", conflicts_with = "only", value_parser = parse_part)]
+    part: Option<(usize, usize)>,
     /// The instructions of the cpu backend, such as portable or avx2, or all that the machine has, one after the other;
     /// the best unless said
     #[arg(long, value_name = "LEVEL")]
@@ -70,6 +76,9 @@ pub(crate) struct Verify {
     /// Special inputs instead of random ones
     #[arg(long, value_parser = parse_stress, requires = "shape")]
     stress: Option<Stress>,
+    /// A file for the tally, the failures and the machine, as JSON
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// How results are written
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -116,6 +125,8 @@ enum SuiteName {
     Seeds,
     /// Lengths around tiles, every head dimension, rows that attend nothing
     Edge,
+    /// Every config that some problem gets by default, once each: for compute-sanitizer
+    Defaults,
     /// A pairwise design over every feature, the kernels in turn
     Features,
     /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
@@ -132,9 +143,16 @@ fn parse_stress(name: &str) -> Result<Stress, String> {
     })
 }
 
-/// Cases of the CPU that are verified before progress is shown again. They run in parallel, so that the oracle's many
-/// small rows do not wait for one another.
+fn parse_part(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(first, of)| Some((first.parse().ok()?, of.parse().ok()?)));
+    parts.filter(|(first, of)| first < of).ok_or_else(|| "such as 0/4, 1/4, 2/4 and 3/4".to_owned())
+}
+
+/// Cases of the CPU or a GPU that are verified before progress is shown again. They run in parallel, so that the oracle's
+/// many small rows do not wait for one another, nor kernels for the compiler of others.
 const CASES_AT_ONCE: usize = 64;
+/// The same for a GPU, where some kernels take a hundred times as long to compile as others to run.
+const GPU_CASES_AT_ONCE: usize = 512;
 
 /// How many cases passed and failed, by level where there are levels.
 struct Tally {
@@ -145,6 +163,7 @@ struct Tally {
 
 impl Verify {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        interrupt::watch();
         let levels = self.levels()?;
         let cases = self.cases(&levels)?;
         let gpu = match self.backend {
@@ -162,13 +181,24 @@ impl Verify {
         let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
         let mut failed = Vec::new();
         let mut done = 0;
-        for chunk in cases.chunks(if levels.is_empty() { 1 } else { CASES_AT_ONCE }) {
+        let at_once = match self.backend {
+            BackendName::Sim => 1,
+            BackendName::Cpu => CASES_AT_ONCE,
+            BackendName::Cuda => GPU_CASES_AT_ONCE,
+        };
+        for chunk in cases.chunks(at_once) {
+            if interrupt::requested() {
+                break;
+            }
             output.progress(done, cases.len(), &format!("{}, {} failed", chunk[0], failed.len()));
             done += chunk.len();
-            let outcomes: Vec<Vec<(Case, Outcome)>> = if levels.is_empty() {
-                chunk.iter().map(|case| vec![(case.clone(), verify(case, gpu.as_ref()))]).collect()
-            } else {
-                chunk.par_iter().map(|case| verify_at_levels(case, &levels)).collect()
+            let outcomes: Vec<Vec<(Case, Outcome)>> = match self.backend {
+                // Its CTAs run in parallel.
+                BackendName::Sim => chunk.iter().map(|case| vec![(case.clone(), verify(case, None))]).collect(),
+                BackendName::Cuda => {
+                    chunk.par_iter().map(|case| vec![(case.clone(), verify(case, gpu.as_ref()))]).collect()
+                }
+                BackendName::Cpu => chunk.par_iter().map(|case| verify_at_levels(case, &levels)).collect(),
             };
             for (index, (case, outcome)) in outcomes.into_iter().flat_map(|levels| levels.into_iter().enumerate()) {
                 // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
@@ -190,7 +220,45 @@ impl Verify {
             write_failures(output, &failed)?;
             write_tallies(output, &tallies)?;
         }
-        Ok(if failed.is_empty() { Ending::Well } else { Ending::Failed })
+        if let Some(file) = &self.record {
+            self.write_record(file, &levels, gpu.as_ref(), &tallies, &failed)?;
+        }
+        Ok(if interrupt::requested() {
+            Ending::Interrupted
+        } else if failed.is_empty() {
+            Ending::Well
+        } else {
+            Ending::Failed
+        })
+    }
+
+    fn write_record(
+        &self,
+        file: &Path,
+        levels: &[Level],
+        gpu: Option<&Gpu>,
+        tallies: &[Tally],
+        failed: &[(Case, Outcome)],
+    ) -> Result<(), Failure> {
+        let threads = rayon::current_num_threads();
+        let names = levels.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let (backend, machine) = match (self.backend, gpu.and_then(|gpu| gpu.device().context())) {
+            (BackendName::Cuda, Some(context)) => ("cuda".to_owned(), Machine::gpu(context.device(), None)),
+            (BackendName::Cpu, _) => (format!("cpu {names}"), Machine::cpu(&names, threads, None)),
+            _ => ("sim".to_owned(), Machine { backend: "sim".to_owned(), ..Machine::cpu("simulator", threads, None) }),
+        };
+        let failed = failed.iter().map(|(case, outcome)| FailedCase {
+            case: case.to_string(),
+            complaints: outcome.complaints(),
+            repeat: case.command(),
+        });
+        let verification = Verification {
+            backend,
+            passed: tallies.iter().map(|tally| tally.passed).sum(),
+            failed: failed.collect(),
+            is_complete: !interrupt::requested(),
+        };
+        write_record(file, machine, verification)
     }
 
     /// The levels to verify at; none for a backend that has none.
@@ -219,6 +287,9 @@ impl Verify {
                 return Err(Failure::Usage(format!("--only {only}: the suite has cases 0 to {}", count - 1)));
             }
         }
+        if let Some((first, step)) = self.part {
+            cases = cases.into_iter().skip(first).step_by(step).collect();
+        }
         for case in &mut cases {
             case.repeats = self.repeats;
         }
@@ -244,6 +315,7 @@ impl Verify {
             return Ok(match self.suite {
                 SuiteName::Seeds => suites::seeds(runner),
                 SuiteName::Edge => suites::edge(runner),
+                SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
                 SuiteName::Full => suites::full(runner),
             });

@@ -73,7 +73,7 @@ fn stranger(metadata: &fs::Metadata) -> Option<String> {
 ///
 /// The bytes go to a file of their own, reach the disk, and only then take the name, in one step. A process that dies
 /// on the way leaves a temporary file, which [`sweep`] removes.
-pub(super) fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     write_with(folder, name, |file| file.write_all(bytes))
 }
 

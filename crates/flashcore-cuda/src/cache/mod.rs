@@ -57,6 +57,7 @@ use disk::{Disk, Miss};
 
 pub use disk::Unsound;
 pub use entry::{Compiled, Corruption, Entry, Metadata};
+pub(crate) use file::write as write_whole;
 pub use folder::NoDisk;
 pub use key::{InvalidKey, Key, KeySource};
 pub use self_check::SelfCheck;

@@ -1,13 +1,13 @@
 //! Adds up what is known of the parts of the keys.
 //!
-//! A warp has one row of the output: its lanes go over the parts for the largest maximum, then each has some columns and
-//! adds up those of all parts, each brought to that maximum. The sink, the division by the sum and the log-sum-exp come
-//! here, once for all keys.
+//! A warp has one row of the output. Its lanes each look at one part for the largest maximum and the sum; then each has some
+//! columns and adds up those of all parts, brought to that maximum. The sink, the division by the sum and the log-sum-exp
+//! come here, once for all keys.
 
 use core::f32::consts::LN_2;
 
 use flashcore_ir::types::{F32, U32, U64};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, SpecialRegister};
 
 use super::partial::PartialRow;
 use super::scalar::MemoryElement;
@@ -15,6 +15,9 @@ use super::{Place, Rows, Work};
 use crate::parameters::{Parameters, PartParameters};
 use crate::specialisation::Specialisation;
 use crate::tile::{LANES, add_sink};
+
+/// Parts whose outputs are on their way at a time.
+const PARTS_AT_ONCE: u32 = 8;
 
 /// Rows, and so warps, of a CTA.
 pub(crate) const ROWS: u32 = 4;
@@ -35,7 +38,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialisation: Specialisat
     k.if_uniform(exists, |k| {
         let number = work.row_of_all(k, row);
         let rows = OfRow { parts, number, value_dim: specialisation.value_dim };
-        let maximum = k.section("maximum", |k| rows.maximum(k));
+        let maximum = k.section("maximum", |k| rows.maximum(k, lane));
         let output = work.output(k);
         let output = output.row(k, warp);
         combine::<T>(k, &work, &rows, &Target { lane, row, output }, maximum);
@@ -62,15 +65,41 @@ impl OfRow {
         PartialRow::new(k, self.parts, part, self.number, self.value_dim)
     }
 
-    /// The largest maximum of all parts: every lane reads all, which are the same for all of them.
-    fn maximum(&self, k: &mut Builder) -> Reg<F32> {
-        let maximum = k.copy(f32::NEG_INFINITY);
-        k.for_uniform(0u32, self.parts.parts, 1u32, |k, part| {
+    /// Goes through the parts, as many at a time as there are lanes: the first of them, and the maximum and the sum of the
+    /// part of this lane, minus infinity and zero where there is none.
+    fn each_lane(
+        &self,
+        k: &mut Builder,
+        lane: Reg<U32>,
+        visit: impl FnOnce(&mut Builder, Reg<U32>, Reg<F32>, Reg<F32>),
+    ) {
+        k.for_uniform(0u32, self.parts.parts, LANES, |k, first| {
+            let part = k.add(first, lane);
+            let exists = k.compare(Compare::Lt, part, self.parts.parts);
             let partial = self.part(k, part);
-            let other = k.load_one::<F32>(partial.sums);
-            k.max_to(maximum, other);
+            let (maximum, sum) = (k.copy(f32::NEG_INFINITY), k.copy(0.0f32));
+            k.when(exists, |k| {
+                k.load_into(maximum, GlobalAddress::from(partial.sums));
+                k.load_into(sum, GlobalAddress::from(partial.sums).plus(4));
+            });
+            visit(k, first, maximum, sum);
         });
-        maximum
+    }
+
+    /// The largest maximum of all parts.
+    fn maximum(&self, k: &mut Builder, lane: Reg<U32>) -> Reg<F32> {
+        let largest = k.copy(f32::NEG_INFINITY);
+        self.each_lane(k, lane, |k, _, maximum, _| k.max_to(largest, maximum));
+        over_warp(k, largest, |k, largest, other| k.max_to(largest, other));
+        largest
+    }
+}
+
+/// Combines `value` over the lanes of a warp.
+fn over_warp(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
+    for distance in [1u32, 2, 4, 8, 16] {
+        let other = k.shuffle(ShuffleMode::Butterfly, value, distance);
+        combine(k, value, other);
     }
 }
 
@@ -87,18 +116,33 @@ fn combine<T: MemoryElement>(k: &mut Builder, work: &Work, rows: &OfRow, target:
         })
         .collect();
     k.section("parts", |k| {
-        k.for_uniform(0u32, rows.parts.parts, 1u32, |k, part| {
-            let partial = rows.part(k, part);
-            let sums = k.load::<F32>(partial.sums, 2);
-            let exponent = k.sub(sums[0], shift);
+        rows.each_lane(k, target.lane, |k, first, part_maximum, part_sum| {
+            let exponent = k.sub(part_maximum, shift);
             let factor = k.exp2(exponent);
-            k.fma_to(sum, sums[1], factor);
-            for (column, _, result) in &columns {
-                let from = k.mad_wide(*column, 4u32, partial.output);
-                let element = k.load_one::<F32>(GlobalAddress::from(from));
-                k.fma_to(*result, element, factor);
-            }
+            k.fma_to(sum, part_sum, factor);
+            let left = k.sub(rows.parts.parts, first);
+            let left = k.min(left, LANES);
+            let last = k.sub(rows.parts.parts, 1u32);
+            k.for_uniform(0u32, left, PARTS_AT_ONCE, |k, number| {
+                let mut loaded = Vec::new();
+                for next in 0..PARTS_AT_ONCE {
+                    let lane = k.add(number, next);
+                    // The factor of a part that is not there is zero; the last is read in its place.
+                    let factor = k.shuffle(ShuffleMode::Index, factor, lane);
+                    let part = k.add(first, lane);
+                    let part = k.min(part, last);
+                    let partial = rows.part(k, part);
+                    for (column, _, result) in &columns {
+                        let from = k.mad_wide(*column, 4u32, partial.output);
+                        loaded.push((*result, factor, k.load_one::<F32>(GlobalAddress::from(from))));
+                    }
+                }
+                for (result, factor, element) in loaded {
+                    k.fma_to(result, element, factor);
+                }
+            });
         });
+        over_warp(k, sum, |k, sum, other| k.add_to(sum, other));
     });
     k.section("epilogue", |k| {
         let (maximum, factor) = match work.sink(k) {

@@ -4,21 +4,21 @@
 //! block of the output's columns in as many as there are. More columns are more walks. The query is read again for every
 //! key: with it, the output would not fit into the registers of a thread.
 
-use core::f32::consts::LN_2;
-
 use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 
 use super::Work;
 use crate::config::ScalarConfig;
 use crate::specialisation::Specialisation;
-use crate::tile::{GlobalRows, ScoreTerms, add_sink};
+use crate::tile::{GlobalRows, ScoreTerms, add_sink, log_sum_exp};
 
 /// Columns of the output that a thread has at a time.
 const COLUMNS_PER_WALK: u32 = 64;
 
-/// What rounding took from the natural logarithm of 2.
-const LN_2_REST: f32 = (core::f64::consts::LN_2 - LN_2 as f64) as f32;
+/// How far, in base 2, a score may be above the maximum before that is raised. A maximum that rises with every key, as
+/// under `ALiBi`, would multiply the output by an approximate power each time, and the errors of 161 such powers, all the
+/// same, were measured to be more than `f32` can bear.
+const MOST_BEYOND_MAXIMUM: f32 = 16.0;
 
 /// A type that memory holds, one element at a time.
 pub(crate) trait MemoryElement: Storable {
@@ -113,19 +113,23 @@ impl ThreadRow {
 
     /// Computes `columns` columns of the output, from column `first` on.
     fn walk<T: MemoryElement>(&self, k: &mut Builder, work: &Work, first: u32, columns: u32) {
+        // What weights are relative to: the largest score, or one that is not much smaller.
         let maximum = k.copy(f32::NEG_INFINITY);
         let sum = k.copy(0.0f32);
         let result: Vec<_> = (0..columns).map(|_| k.copy(0.0f32)).collect();
         k.for_lanes(self.first_key, self.end_key, |k, key| {
             let score = k.section("score", |k| self.score::<T>(k, work.specialisation.head_dim, key));
             let (weight, factor) = k.section("softmax", |k| {
+                let limit = k.add(maximum, MOST_BEYOND_MAXIMUM);
+                let raises = k.compare(Compare::Gt, score, limit);
                 let before = k.copy(maximum);
-                k.max_to(maximum, score);
+                k.set_where(maximum, raises, score);
                 // Before the first score that is not minus infinity there is no maximum, and no weight.
                 let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
                 let shift = k.select(none, 0.0f32, maximum);
                 let lost = k.sub(before, shift);
                 let factor = k.exp2(lost);
+                let factor = k.select(raises, factor, 1.0f32);
                 let below = k.sub(score, shift);
                 let weight = k.exp2(below);
                 k.scale_add_to(sum, factor, weight);
@@ -160,12 +164,7 @@ impl ThreadRow {
                 k.store_one(element_address::<T>(self.output, column), rounded);
             }
             if work.specialisation.log_sum_exp && first == 0 {
-                let logarithm = k.log2(sum);
-                let base_two = k.add(maximum, logarithm);
-                // The logarithm of 2 in two parts, for the last bits of an `f32`.
-                let rest = k.mul(base_two, LN_2_REST);
-                let rest = k.select(empty, 0.0f32, rest);
-                let natural = k.fma(base_two, LN_2, rest);
+                let natural = log_sum_exp(k, maximum, sum);
                 let address = work.log_sum_exp(k, self.row);
                 k.store_one(address, natural);
             }

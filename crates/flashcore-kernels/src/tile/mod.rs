@@ -11,6 +11,7 @@
 
 mod copy;
 mod fragment;
+mod logarithm;
 mod mask;
 mod panel;
 mod ring;
@@ -22,6 +23,7 @@ mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
+pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;
 pub use panel::{PANEL_COLUMNS, PanelMatrix, PanelTile, Rounded, TensorRows};
 pub use ring::Ring;

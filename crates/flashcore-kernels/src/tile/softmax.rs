@@ -51,6 +51,16 @@ pub enum Exponential {
     Shared,
 }
 
+impl Exponential {
+    /// The other way.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Unit => Self::Shared,
+            Self::Shared => Self::Unit,
+        }
+    }
+}
+
 /// Of so many exponentials one is a polynomial where they are shared.
 const SHARE: usize = 4;
 

@@ -1,0 +1,161 @@
+//! The steps, in the order of the history.
+
+use flashcore_ir::Arch;
+use flashcore_kernels::{
+    Accumulation, AmpereConfig, Config, Exponential, L2Window, Plan, Product, QueryPlace, Rescale, SharedLayout,
+    StepsConfig,
+};
+use flashcore_problem::Problem;
+
+/// One step: a config, and the step that it changes one thing of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// A short name.
+    pub name: &'static str,
+    /// What is different.
+    pub what: &'static str,
+    /// The config.
+    pub config: Config,
+    /// The number of the step that it is compared with; `None` for the first, and for the last, which is compared with the
+    /// best of all.
+    pub from: Option<usize>,
+}
+
+/// CTAs that a multiprocessor holds of the kernels that are given to CTAs that stay.
+const RESIDENT_CTAS: u32 = 2;
+/// Heads up to here leave room for large tiles.
+const NARROW: usize = 64;
+
+/// The steps from one thread a row to `tuned`, on a GPU with so many multiprocessors.
+pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32) -> Vec<Step> {
+    let is_narrow = problem.head_dim.max(problem.value_dim) <= NARROW;
+    let mut list = List::default();
+    list.push("scalar", "one thread a row, everything from global memory", Config::scalar(), None);
+
+    let tiles = StepsConfig { key_rows: if is_narrow { 64 } else { 32 }, ..StepsConfig::default() };
+    let first =
+        list.step("shared tiles", "tiles of query, keys and values in shared memory; the lanes multiply", tiles, 0);
+    let padded = StepsConfig { layout: SharedLayout::Padded, ..tiles };
+    list.step("padding", "16 unused bytes behind each row", padded, first);
+    let swizzled = StepsConfig { layout: SharedLayout::Swizzled, ..tiles };
+    let swizzle = list.step("swizzle", "chunks exchanged by an exclusive or with the row instead", swizzled, first);
+    list.step("8-byte loads", "copies of 8 bytes instead of 4", StepsConfig { load_bytes: 8, ..swizzled }, swizzle);
+    let wide = StepsConfig { load_bytes: 16, ..swizzled };
+    let wide_loads = list.step("16-byte loads", "copies of 16 bytes instead of 4", wide, swizzle);
+    let two = StepsConfig { stages: 2, ..wide };
+    let two_stages = list.step("2 stages", "the next tile is on its way while one is multiplied", two, wide_loads);
+    list.step("3 stages", "the next two tiles are", StepsConfig { stages: 3, ..two }, two_stages);
+    let scores = StepsConfig { scores: Product::Tensor, ..two };
+    list.step(
+        "tensor cores for QK",
+        "tensor cores multiply query and keys, lanes weights and values",
+        scores,
+        two_stages,
+    );
+    let output = StepsConfig { output: Product::Tensor, ..two };
+    list.step("tensor cores for PV", "the other way round", output, two_stages);
+    let both = StepsConfig { scores: Product::Tensor, ..output };
+    let tensor = list.step("tensor cores for both", "tensor cores multiply both", both, two_stages);
+
+    let fused = AmpereConfig { key_rows: tiles.key_rows, query: QueryPlace::Shared, ..AmpereConfig::default() };
+    let in_registers =
+        list.ampere("softmax in registers", "scores and weights never leave the registers", fused, tensor);
+    let query = AmpereConfig { query: QueryPlace::Registers, ..fused };
+    let query_step =
+        list.ampere("query in registers", "the query is read from shared memory once", query, in_registers);
+    // Compilers for other GPUs run out of registers with twice the keys.
+    let is_hopper = matches!(arch, Arch::Sm90 | Arch::Sm90a);
+    let key_rows = if is_hopper { 2 * query.key_rows } else { query.key_rows / 2 * 3 };
+    let wider = AmpereConfig { key_rows, ..query };
+    let wider_step = list.ampere("more keys a tile", "fewer barriers and maxima for each key", wider, query_step);
+    list.ampere("3 stages again", "two tiles ahead", AmpereConfig { stages: 3, ..wider }, wider_step);
+    let shared_keys = AmpereConfig { key_warps: 2, key_rows: wider.key_rows.next_multiple_of(32), ..wider };
+    let what = "two warps have the same rows and half of the keys each: more CTAs, which end sooner";
+    list.ampere("warps share keys", what, shared_keys, wider_step);
+    // With 32 rows a warp there are no registers for both kinds of sums.
+    let halves = AmpereConfig { accumulation: Accumulation::F16, ..wider };
+    list.ampere("f16 sums", "products of a tile are added up in f16", halves, wider_step);
+    let rows = AmpereConfig { rows_per_warp: 32, query: QueryPlace::Shared, ..wider };
+    let rows_step = list.ampere(
+        "32 rows a warp",
+        "each key is read from shared memory for 32 rows instead of 16",
+        rows,
+        wider_step,
+    );
+    let lazy = AmpereConfig { rescale: Rescale::WhenRaised, ..rows };
+    list.ampere("lazy rescale", "the output is rescaled only when a maximum rose", lazy, rows_step);
+    let kept = if is_narrow { rows } else { lazy };
+    let kept_step = if is_narrow { rows_step } else { list.0.len() - 1 };
+    let tried: [(&'static str, &'static str, AmpereConfig); 5] = [
+        (
+            "shared exponentials",
+            "every fourth exponential by a polynomial",
+            AmpereConfig { exponential: Exponential::Shared, ..kept },
+        ),
+        ("1 producer warp", "one warp more, which only copies", AmpereConfig { producers: 1, ..kept }),
+        ("2 producer warps", "two such warps", AmpereConfig { producers: 2, ..kept }),
+        (
+            "persistent CTAs",
+            "CTAs stay and take tile after tile",
+            AmpereConfig { persistent: RESIDENT_CTAS * multiprocessors, ..kept },
+        ),
+        ("L2 window", "a part of L2 is set aside for the keys", AmpereConfig { l2: L2Window::Key, ..kept }),
+    ];
+    for (name, what, config) in tried {
+        list.ampere(name, what, config, kept_step);
+    }
+    let hopper = Config::hopper();
+    if Plan::new(problem, hopper, arch).is_ok() {
+        let what = "tensor copies, and products of warpgroups from shared memory";
+        list.push("warpgroups", what, hopper, Some(kept_step));
+    }
+    list.push("tuned", "what this shape gets by default", tuned, None);
+    list.0
+}
+
+#[derive(Default)]
+struct List(Vec<Step>);
+
+impl List {
+    fn push(&mut self, name: &'static str, what: &'static str, config: Config, from: Option<usize>) -> usize {
+        self.0.push(Step { name, what, config, from });
+        self.0.len() - 1
+    }
+
+    fn step(&mut self, name: &'static str, what: &'static str, config: StepsConfig, from: usize) -> usize {
+        self.push(name, what, Config::Steps(config), Some(from))
+    }
+
+    fn ampere(&mut self, name: &'static str, what: &'static str, config: AmpereConfig, from: usize) -> usize {
+        self.push(name, what, Config::Ampere(config), Some(from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+
+    #[test]
+    fn every_step_changes_one_that_stands_before_it_and_can_run() {
+        for (dim, arch) in [(64, Arch::Sm90), (128, Arch::Sm90), (64, Arch::Sm89), (128, Arch::Sm89), (128, Arch::Sm80)]
+        {
+            let problem = Problem::new(1, 8, 512, dim, DType::F16);
+            let tuned = Config::tuned(&problem, arch, 132);
+            let steps = steps(&problem, tuned, arch, 132);
+            assert!(steps.len() >= 20, "{}", steps.len());
+            let mut refused = Vec::new();
+            for (number, step) in steps.iter().enumerate() {
+                assert!(step.from.is_none_or(|from| from < number), "{}", step.name);
+                if let Err(reasons) = Plan::new(&problem, step.config, arch) {
+                    refused.push(format!("{} {}: {reasons:?}", step.name, step.config));
+                }
+                if let Some(from) = step.from {
+                    assert_ne!(steps[from].config, step.config, "{}", step.name);
+                }
+            }
+            assert_eq!(refused, Vec::<String>::new(), "{arch} {dim}");
+            assert_eq!(steps.last().map(|step| step.config), Some(tuned));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The file: `tar.gz` for everybody, with a seal.
+//!
+//! A gzip file can have several members, one after another. The first is the archive; the second is the SHA-256 of all
+//! bytes of the first, in a form that leaves no bit open. So every program unpacks the file, and whatever bit of it
+//! changes, the seal is another: checksums inside of an archive would not notice a change of its padding.
+
+use std::io::{Read, Write};
+
+use flate2::Compression;
+use flate2::bufread::GzDecoder;
+use flate2::write::GzEncoder;
+
+pub use super::tar::Files;
+
+use super::tar;
+use crate::digest::sha256;
+
+/// Why a bundle is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// Too short, or of another program.
+    #[error("this is no bundle of `flashcore repro`: it has no seal")]
+    NoSeal,
+    /// It was changed.
+    #[error("the bundle was changed after it was made: its contents do not match its seal")]
+    Broken,
+    /// The seal is right and the contents make no sense.
+    #[error("the bundle cannot be unpacked: {0}")]
+    Unpack(String),
+    /// A file in it does not match the manifest.
+    #[error("{file} does not match the manifest: {reason}")]
+    File {
+        /// The file.
+        file: String,
+        /// How.
+        reason: String,
+    },
+}
+
+/// What stands before and behind the hash in the second member: a header, one stored block, its checksum and length.
+const SEAL_BYTES: usize = 10 + 5 + HASH_BYTES + 8;
+const HASH_BYTES: usize = 65;
+
+/// The file of a bundle.
+pub fn pack(files: &Files) -> std::io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(&tar::write(files))?;
+    let mut bundle = encoder.finish()?;
+    bundle.extend(seal(&bundle));
+    Ok(bundle)
+}
+
+/// The second member for a first: gzip without compression, every byte of it given.
+fn seal(member: &[u8]) -> Vec<u8> {
+    let text = format!("{}\n", sha256(member));
+    let mut seal = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let length = text.len() as u16;
+    seal.push(1);
+    seal.extend(length.to_le_bytes());
+    seal.extend((!length).to_le_bytes());
+    seal.extend(text.as_bytes());
+    let mut checksum = flate2::Crc::new();
+    checksum.update(text.as_bytes());
+    seal.extend(checksum.sum().to_le_bytes());
+    seal.extend(u32::from(length).to_le_bytes());
+    seal
+}
+
+/// The files of a bundle that nobody has changed.
+pub fn open(bundle: &[u8]) -> Result<Files, BundleError> {
+    let end = bundle.len().checked_sub(SEAL_BYTES).ok_or(BundleError::NoSeal)?;
+    let (member, found) = bundle.split_at(end);
+    if member.get(..2) != Some(&[0x1f, 0x8b]) {
+        return Err(BundleError::NoSeal);
+    }
+    if found != seal(member) {
+        return Err(BundleError::Broken);
+    }
+    let mut archive = Vec::new();
+    GzDecoder::new(member).read_to_end(&mut archive).map_err(|error| BundleError::Unpack(error.to_string()))?;
+    tar::read(&archive).ok_or_else(|| BundleError::Unpack("the archive in it is damaged".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let files: Files = vec![("manifest.json".to_owned(), b"{}".repeat(100)), ("b".to_owned(), vec![1, 2, 3])];
+        let bundle = pack(&files).expect("a bundle");
+        assert_eq!(open(&bundle).expect("nobody has changed it"), files);
+        for place in 0..bundle.len() {
+            for bit in 0..8 {
+                let mut changed = bundle.clone();
+                changed[place] ^= 1 << bit;
+                assert!(open(&changed).is_err(), "bit {bit} of byte {place}");
+            }
+        }
+        assert!(matches!(open(&bundle[..40]), Err(BundleError::NoSeal)));
+        assert!(matches!(open(&bundle[..bundle.len() - 1]), Err(BundleError::Broken)));
+    }
+
+    #[test]
+    fn other_programs_can_unpack_it() {
+        // A reader of all members sees the archive and, behind its end, the hash.
+        let files: Files = vec![("a".to_owned(), b"hello".to_vec())];
+        let bundle = pack(&files).expect("a bundle");
+        let mut unpacked = Vec::new();
+        flate2::bufread::MultiGzDecoder::new(&bundle[..]).read_to_end(&mut unpacked).expect("gzip");
+        assert_eq!(tar::read(&unpacked), Some(files));
+        assert_eq!(unpacked.len(), tar::write(&open(&bundle).expect("a bundle")).len() + HASH_BYTES);
+    }
+}

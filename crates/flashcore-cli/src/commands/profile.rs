@@ -1,0 +1,359 @@
+//! `flashcore profile`: what binds it?
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use flashcore_bench::gpu::Gpu;
+use flashcore_bench::profile::{
+    Evidence, Gates, Metric, Ncu, Profile, ProfiledKernel, Sampled, Simulated, classify, metrics, parse_csv,
+    simulate_counters,
+};
+use flashcore_bench::record::{Machine, ProblemKey};
+use flashcore_bench::roofline::{Floors, RoofDevice};
+use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_ir::Arch;
+use flashcore_kernels::Config;
+use flashcore_problem::{DType, Inputs, Problem};
+
+use super::origin::write_record;
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure, interrupt};
+
+/// Count what a kernel does with the machine, and say what binds it
+///
+/// On a GPU with ncu: its counters (clocks left as they are), exported as .ncu-rep and .csv. Beside them what the
+/// simulator counts of the same kernel; where the two differ by more than 2 %, why. Gates from a TOML file are applied,
+/// and the verdict is tensor-, exp-, memory-, shared-memory-, latency- or launch-bound, with the numbers behind it.
+/// Without ncu the verdict is from events and floors, without a GPU from the simulator alone. Exit code 1 when a gate
+/// does not hold.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  flashcore profile --shape 4x16x2048x128\n  flashcore profile --kernel ampere-64x64-2stage-plain --gates bench/gates.toml\n  flashcore profile --shape 1x8x512x64 --out profiles --record profile.json\n  flashcore profile --device l4 --shape 1x8x512x64      without a GPU, as if on an L4\n  flashcore profile --import profiles/NAME.csv --kernel ampere --shape 1x8x512x64"
+)]
+pub(crate) struct ProfileCommand {
+    /// The GPU kernel, by family or by config, or several; the default of the device unless said
+    #[arg(long)]
+    kernel: Vec<String>,
+    /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim
+    #[arg(long, default_values = ["1x8x512x64"])]
+    shape: Vec<String>,
+    /// The element type
+    #[arg(long, default_value_t = DType::F16)]
+    dtype: DType,
+    /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
+    #[arg(long, default_value = "full")]
+    mask: String,
+    /// A TOML file of gates; bench/gates.toml is an example
+    #[arg(long, value_name = "FILE")]
+    gates: Option<PathBuf>,
+    /// Flush caches before each pass of ncu
+    #[arg(long)]
+    cold: bool,
+    /// Read what an earlier profile exported (.csv) instead of running anything; needs --kernel and one --shape
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    import: Option<PathBuf>,
+    /// Where ncu is
+    #[arg(long, value_name = "PATH", default_value = "ncu")]
+    ncu: PathBuf,
+    /// The device whose floors are taken where there is no GPU
+    #[arg(long, value_name = "NAME", default_value = "h200")]
+    device: String,
+    /// The folder for .ncu-rep and .csv files
+    #[arg(long, value_name = "FOLDER", default_value = "profiles")]
+    out: PathBuf,
+    /// A file for everything: machine, counters, verdicts, as JSON
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// How tables are written
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// What is known of a launch on the GPU.
+#[derive(Default)]
+struct Launched {
+    seconds: Option<f64>,
+    ctas: Option<(u32, u32)>,
+    ncu: Option<String>,
+    counted: std::collections::BTreeMap<String, f64>,
+    notes: Vec<String>,
+}
+
+impl ProfileCommand {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        interrupt::watch();
+        let gates = match &self.gates {
+            Some(file) => Gates::read(file).map_err(|error| Failure::Usage(error.to_string()))?,
+            None => Gates::default(),
+        };
+        let gpu = if self.import.is_some() { None } else { Some(Gpu::open(0)) };
+        let device = match &gpu {
+            Some(Ok(gpu)) => RoofDevice::this_gpu(gpu).map_err(|error| Failure::Environment(error.to_string()))?,
+            _ => RoofDevice::named(&self.device).map_err(|error| Failure::Usage(error.to_string()))?,
+        };
+        if let Some(Err(error)) = &gpu {
+            output.note(&format!(
+                "no GPU: {error}; what follows is from the simulator, with the floors of {}",
+                device.name
+            ));
+        }
+        let gpu = gpu.and_then(Result::ok);
+        let mut rows = Vec::new();
+        for problem in self.problems()? {
+            for config in self.configs(&problem, gpu.as_ref())? {
+                if interrupt::requested() {
+                    break;
+                }
+                output.progress(
+                    rows.len(),
+                    self.shape.len() * self.kernel.len().max(1),
+                    &format!("{config} {}", shape_text(&problem)),
+                );
+                let mut row = self.profile(&problem, config, gpu.as_ref(), &device)?;
+                gates.apply(&row.kernel, &mut row.metrics);
+                self.show(&row, output)?;
+                rows.push(row);
+            }
+        }
+        let is_well = rows.iter().all(ProfiledKernel::passed);
+        if let Some(file) = &self.record {
+            write_record(file, Self::machine(gpu.as_ref(), &device, self.import.is_some()), Profile { rows })?;
+        }
+        Ok(if interrupt::requested() {
+            Ending::Interrupted
+        } else if is_well {
+            Ending::Well
+        } else {
+            Ending::Failed
+        })
+    }
+
+    fn problems(&self) -> Result<Vec<Problem>, Failure> {
+        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
+        let mask = parse_mask(&self.mask).map_err(usage)?;
+        let mut problems = Vec::new();
+        for shape in &self.shape {
+            let problem = Problem { mask, ..parse_shape(shape, self.dtype).map_err(usage)? };
+            if let Err(errors) = problem.validate() {
+                return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
+            }
+            problems.push(problem);
+        }
+        Ok(problems)
+    }
+
+    /// The configs that were asked for, or the one that the device takes.
+    fn configs(&self, problem: &Problem, gpu: Option<&Gpu>) -> Result<Vec<Config>, Failure> {
+        if !self.kernel.is_empty() {
+            return self.kernel.iter().map(|name| super::config(name)).collect();
+        }
+        let reasons = |reasons: Vec<flashcore::Reason>| {
+            Failure::Usage(reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        };
+        match gpu {
+            Some(gpu) => {
+                let plan = gpu.plan(problem, None).map_err(reasons)?;
+                Ok(plan.report().kernel.iter().map(|kernel| kernel.config).collect())
+            }
+            // As many multiprocessors as the H200 has, which decides between configs for short problems.
+            None => Ok(vec![Config::tuned(problem, Arch::Sm90, 132)]),
+        }
+    }
+
+    fn profile(
+        &self,
+        problem: &Problem,
+        config: Config,
+        gpu: Option<&Gpu>,
+        device: &RoofDevice,
+    ) -> Result<ProfiledKernel, Failure> {
+        let mut launched = match (gpu, &self.import) {
+            (Some(gpu), _) => self.launch(problem, config, gpu)?,
+            (None, Some(file)) => imported(file)?,
+            (None, None) => Launched::default(),
+        };
+        let simulated = match simulate_counters(problem, config) {
+            Ok(simulated) => Some(simulated),
+            Err(error) => {
+                launched.notes.push(format!("the simulator does not run it: {error}"));
+                None
+            }
+        };
+        let counters = simulated.as_ref().map(|simulated| (&simulated.counters, simulated.factor));
+        let metrics = metrics(&launched.counted, counters);
+        let floors = Floors::of(problem, device);
+        let evidence =
+            Evidence { metrics: &metrics, floors: &floors, device, seconds: launched.seconds, ctas: launched.ctas };
+        let (bottleneck, reason) = classify(&evidence);
+        let simulated = simulated.map(|Simulated { problem, factor, .. }| (ProblemKey::of(&problem), factor));
+        Ok(ProfiledKernel {
+            kernel: config.to_string(),
+            problem: ProblemKey::of(problem),
+            simulated,
+            seconds: launched.seconds,
+            ncu: launched.ncu,
+            metrics,
+            bottleneck,
+            reason,
+            notes: launched.notes,
+        })
+    }
+
+    /// Times a kernel, and has ncu count where that is possible.
+    fn launch(&self, problem: &Problem, config: Config, gpu: &Gpu) -> Result<Launched, Failure> {
+        let mut launched = Launched::default();
+        match gpu.time(problem, Some(config), &Inputs::random(problem, 0)) {
+            Ok(Ok(times)) => launched.seconds = Some(times.hot.quantile(0.5)),
+            Ok(Err(verdict)) => {
+                return Err(Failure::Usage(format!("{config} is wrong, so it is not profiled: {verdict}")));
+            }
+            Err(error) => return Err(Failure::Usage(error.to_string())),
+        }
+        let multiprocessors = gpu.device().context().map_or(0, |context| context.device().attributes.multiprocessors);
+        if let Ok(plan) = gpu.plan(problem, Some(config)) {
+            let grid = plan.report().kernel.as_ref().map_or([0; 3], |kernel| kernel.grid);
+            launched.ctas = Some((grid.iter().product(), multiprocessors));
+        }
+        let ncu = match Ncu::find(&self.ncu) {
+            Ok(ncu) => ncu,
+            Err(error) => {
+                launched.notes.push(error.to_string());
+                return Ok(launched);
+            }
+        };
+        std::fs::create_dir_all(&self.out)?;
+        let name = format!("{config}-{}-{}-{}", shape_text(problem), problem.dtype, mask_text(problem.mask));
+        let name: String =
+            name.chars().map(|letter| if letter.is_alphanumeric() || letter == '-' { letter } else { '_' }).collect();
+        let arguments = [
+            "profile-target",
+            "--kernel",
+            &config.to_string(),
+            "--shape",
+            &shape_text(problem),
+            "--dtype",
+            &problem.dtype.to_string(),
+            "--mask",
+            &mask_text(problem.mask),
+        ]
+        .map(str::to_owned);
+        match ncu.profile(&std::env::current_exe()?, &arguments, &self.out.join(name), self.cold) {
+            Ok(launches) => {
+                launched.counted = longest(launches).map(|launch| launch.counted).unwrap_or_default();
+                launched.ncu = Some(ncu.version);
+            }
+            Err(error) => launched.notes.push(error.to_string()),
+        }
+        Ok(launched)
+    }
+
+    fn show(&self, row: &ProfiledKernel, output: &mut Output) -> Result<(), Failure> {
+        let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
+        if is_for_people {
+            output.line(format!("\n{} on {}", row.kernel, row.problem))?;
+            if let Some((problem, factor)) = &row.simulated {
+                output.line(format!("the simulator executed {problem}; its counts are shown times {factor}"))?;
+            }
+        }
+        output.table(&table(&row.metrics), self.format)?;
+        if is_for_people {
+            for note in &row.notes {
+                output.line(format!("note: {note}"))?;
+            }
+            let failed = row.metrics.iter().filter(|metric| metric.gate.as_ref().is_some_and(|gate| !gate.passed));
+            for metric in failed {
+                let words = metric.gate.as_ref().map_or("", |gate| gate.words.as_str());
+                output.line(format!("FAILED {}: {words}", metric.name))?;
+            }
+            output.line(format!("{}: {}", row.bottleneck.word(), row.reason))?;
+        }
+        Ok(())
+    }
+
+    fn machine(gpu: Option<&Gpu>, device: &RoofDevice, is_imported: bool) -> Machine {
+        match gpu.and_then(|gpu| gpu.device().context()) {
+            Some(context) => Machine::gpu(context.device(), None),
+            None if is_imported => Machine {
+                backend: "cuda".to_owned(),
+                device: device.name.clone(),
+                arch: "as ncu exported it".to_owned(),
+                threads: None,
+                driver: None,
+                ceilings: None,
+                state: Vec::new(),
+            },
+            None => Machine {
+                backend: "sim".to_owned(),
+                device: device.name.clone(),
+                ..Machine::cpu("simulator", rayon::current_num_threads(), None)
+            },
+        }
+    }
+}
+
+/// A combining kernel may follow; the one that takes longest is the one in question.
+fn longest(launches: Vec<Sampled>) -> Option<Sampled> {
+    let time = |launch: &Sampled| launch.counted.get("gpu__time_duration.sum").copied().unwrap_or(0.0);
+    launches.into_iter().max_by(|one, other| time(one).total_cmp(&time(other)))
+}
+
+/// What an earlier profile exported.
+fn imported(file: &Path) -> Result<Launched, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
+    let launch = longest(parse_csv(&text)).ok_or_else(|| {
+        Failure::Usage(format!(
+            "{}: this is no raw page of ncu; `flashcore profile --out FOLDER` exports one",
+            file.display()
+        ))
+    })?;
+    let seconds = launch.counted.get("gpu__time_duration.sum").map(|nanoseconds| nanoseconds / 1e9);
+    let notes = vec![format!("counters are from {}", file.display())];
+    let multiprocessors = launch.counted.get("device__attribute_multiprocessor_count");
+    let ctas = launch.ctas.zip(multiprocessors.map(|count| *count as u32));
+    Ok(Launched { seconds, ctas, counted: launch.counted, notes, ..Launched::default() })
+}
+
+fn table(metrics: &[Metric]) -> Table {
+    let mut table = Table::new(&["metric", "unit", "hardware", "simulator", "gate", "difference"]);
+    let number = |value: Option<f64>| value.map_or_else(|| Cell::from("-"), |value| Cell::number(value, 2));
+    for metric in metrics {
+        let gate = metric
+            .gate
+            .as_ref()
+            .map_or(String::new(), |gate| format!("{}: {}", if gate.passed { "ok" } else { "FAILED" }, gate.words));
+        table.push(vec![
+            Cell::from(metric.name.as_str()),
+            Cell::from(metric.unit.as_str()),
+            number(metric.hardware),
+            number(metric.simulator),
+            Cell::from(gate),
+            Cell::from(metric.difference.clone().unwrap_or_default()),
+        ]);
+    }
+    table
+}
+
+/// What `profile` has ncu run: a few launches of one kernel.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileTarget {
+    #[arg(long)]
+    kernel: String,
+    #[arg(long)]
+    shape: String,
+    #[arg(long)]
+    dtype: DType,
+    #[arg(long)]
+    mask: String,
+}
+
+impl ProfileTarget {
+    pub(crate) fn run(&self) -> Result<Ending, Failure> {
+        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
+        let problem = parse_shape(&self.shape, self.dtype).map_err(usage)?;
+        let problem = Problem { mask: parse_mask(&self.mask).map_err(usage)?, ..problem };
+        let gpu = Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?;
+        let launched = gpu.launch_some(&problem, Some(super::config(&self.kernel)?), &Inputs::random(&problem, 0));
+        launched.map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(Ending::Well)
+    }
+}

@@ -1,0 +1,107 @@
+//! `flashcore report`: everything on one page.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use flashcore_bench::compare::Subject;
+use flashcore_bench::experiments;
+use flashcore_bench::report::{ErrorMap, MOST_BYTES, Sources, error_map, html};
+use flashcore_bench::verify::NoVerdict;
+use flashcore_bench::{parse_mask, parse_shape};
+use flashcore_cpu::Level;
+use flashcore_ir::Arch;
+use flashcore_kernels::Plan;
+use flashcore_problem::{DType, Inputs, Outputs, Problem};
+
+use super::origin::write_file;
+use crate::output::Output;
+use crate::{Ending, Failure};
+
+/// Write one HTML file that shows records: verdicts, times, roofline, ladder, errors, resources, raw data
+///
+/// The page needs no network, follows light and dark, and prints. It takes records of bench, compare and profile, ladders,
+/// and what `flashcore resources --format json` writes; the leaderboard and the experiments are added where they are.
+/// With --errors a subject computes a problem whose values tell which tile of keys made which error, and the map is
+/// added.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  flashcore report bench.json compare.json --out report.html\n  flashcore report ladder.json --errors cpu --errors-shape 1x2x512x64 --title 'Ladder on an H200'"
+)]
+pub(crate) struct ReportCommand {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The page
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    out: PathBuf,
+    /// Its title
+    #[arg(long, default_value = "flashcore")]
+    title: String,
+    /// The file of the leaderboard
+    #[arg(long, value_name = "FILE", default_value = "results/leaderboard.json")]
+    leaderboard: PathBuf,
+    /// The folder of experiments
+    #[arg(long, value_name = "FOLDER", default_value = "experiments")]
+    experiments: PathBuf,
+    /// Whose errors are mapped, or several: cpu[:LEVEL], or a GPU kernel, which runs in the simulator
+    #[arg(long, value_name = "SUBJECT")]
+    errors: Vec<Subject>,
+    /// The problem whose errors are mapped
+    #[arg(long, value_name = "SHAPE", default_value = "1x2x512x64")]
+    errors_shape: String,
+    /// Its element type
+    #[arg(long, value_name = "DTYPE", default_value_t = DType::F16)]
+    errors_dtype: DType,
+    /// Its mask
+    #[arg(long, value_name = "MASK", default_value = "causal")]
+    errors_mask: String,
+}
+
+impl ReportCommand {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let mut sources = Sources { title: self.title.clone(), ..Sources::default() };
+        for file in &self.files {
+            sources.add(file).map_err(|error| Failure::Usage(error.to_string()))?;
+        }
+        if sources.leaderboard.promotions.is_empty() {
+            sources.leaderboard = super::leaderboard::read(&self.leaderboard)?;
+        }
+        sources.experiments =
+            experiments::list(&self.experiments).map_err(|error| Failure::Usage(error.to_string()))?;
+        for subject in &self.errors {
+            sources.errors.push(self.map(*subject)?);
+        }
+        let page = html(&sources);
+        if page.len() > MOST_BYTES {
+            let bytes = page.len();
+            return Err(Failure::Usage(format!(
+                "the page would have {bytes} bytes, and {MOST_BYTES} is the most; give it fewer records"
+            )));
+        }
+        write_file(&self.out, page.as_bytes())?;
+        output.note(&format!("{} is written, {} KB", self.out.display(), page.len() / 1000));
+        Ok(Ending::Well)
+    }
+
+    fn map(&self, subject: Subject) -> Result<ErrorMap, Failure> {
+        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
+        let problem = parse_shape(&self.errors_shape, self.errors_dtype).map_err(usage)?;
+        let problem = Problem { mask: parse_mask(&self.errors_mask).map_err(usage)?, ..problem };
+        let attend = |problem: &Problem, inputs: &Inputs| -> Result<Outputs, NoVerdict> {
+            match subject {
+                Subject::Cpu(level) => {
+                    let mut outputs = Outputs::poisoned(problem);
+                    let level = level.map_or_else(Level::default_level, Ok).map_err(flashcore_cpu::CpuError::from)?;
+                    flashcore_cpu::attend_with(level, problem, inputs, &mut outputs)?;
+                    Ok(outputs)
+                }
+                Subject::Cuda(config) => {
+                    let config = config.unwrap_or_else(flashcore_kernels::Config::ampere);
+                    let plan = Plan::new(problem, config, Arch::Sm90).map_err(NoVerdict::Refused)?;
+                    Ok(flashcore_bench::simulate::simulate(&plan, problem, inputs, 0)?.outputs)
+                }
+            }
+        };
+        error_map(&problem, &subject.to_string(), 0, attend).map_err(|error| Failure::Usage(error.to_string()))
+    }
+}

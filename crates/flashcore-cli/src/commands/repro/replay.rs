@@ -1,0 +1,64 @@
+//! The repetition.
+
+use std::path::Path;
+use std::time::Duration;
+
+use flashcore_bench::gpu::Gpu;
+use flashcore_bench::repro::{Agreement, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times};
+
+use super::machine;
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure, interrupt};
+
+pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Ending, Failure> {
+    let shown = file.display();
+    let bundle = std::fs::read(file).map_err(|error| Failure::Usage(format!("{shown}: {error}")))?;
+    let opened = open(&bundle).and_then(|files| read_manifest(&files).map(|record| (files, record)));
+    let (files, record) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            output.line(format!("REFUSED {shown}: {error}"))?;
+            return Ok(Ending::Failed);
+        }
+    };
+    let (origin, manifest) = (&record.origin, &record.content);
+    output.line(format!(
+        "{shown}: sealed, every file as the manifest says; made by flashcore {} at {} on {}, {}",
+        origin.build.version,
+        origin.build.short(),
+        origin.machine.words(),
+        origin.time
+    ))?;
+    let gpu = Gpu::open(0).ok();
+    let here = machine(gpu.as_ref().filter(|_| origin.machine.backend == "cuda"));
+    let count = manifest.cases.len();
+    let is_same_build = origin.build == super::build();
+    let mut replayed = replay_kernels(manifest, &files, is_same_build);
+    replayed.extend(replay_cases(manifest, &files, gpu.as_ref(), |index, case| {
+        output.progress(index, count, &case.problem.to_string());
+    }));
+    if !interrupt::requested() {
+        let budget = Duration::from_secs_f64(seconds.max(0.0));
+        replayed.extend(replay_times(manifest, &origin.machine, &here, gpu.as_ref(), budget));
+    }
+    let mut table = Table::new(&["what", "", "found"]);
+    for Replayed { what, agreement, found } in &replayed {
+        table.push(vec![Cell::from(what.as_str()), Cell::from(agreement.word()), Cell::from(found.as_str())]);
+    }
+    output.table(&table, Format::Table)?;
+    let tally = |wanted| replayed.iter().filter(|replayed| replayed.agreement == wanted).count();
+    let disagree = tally(Agreement::No);
+    // Times differ between runs of one machine; what was computed does not.
+    let times =
+        replayed.iter().filter(|replayed| replayed.what.starts_with("time of") && replayed.agreement == Agreement::No);
+    let only_times = times.count() == disagree;
+    output.line(format!(
+        "{} agree, {disagree} disagree, {} cannot be told here",
+        tally(Agreement::Yes),
+        tally(Agreement::Unknown)
+    ))?;
+    if disagree > 0 && only_times {
+        output.line("only times disagree: this machine may be busy, or slower than the one of the bundle")?;
+    }
+    Ok(if disagree == 0 || only_times { Ending::Well } else { Ending::Failed })
+}

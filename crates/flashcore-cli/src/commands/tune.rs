@@ -1,0 +1,191 @@
+//! `flashcore tune`: which config is fastest here?
+
+use std::time::Duration;
+
+use clap::Args;
+use flashcore::tuning::{machine, problem_class};
+use flashcore_bench::gpu::Gpu;
+use flashcore_bench::tune::{Found, tune};
+use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_cuda::cache::{CacheOptions, KernelCache};
+use flashcore_cuda::tuning::{Tuned, TuningStore};
+use flashcore_problem::{DType, Problem};
+
+use crate::output::{Cell, Format, Output, Table};
+use crate::{Ending, Failure};
+
+/// Measure kernel configs on this GPU, and remember the fastest
+///
+/// Begins with the config that the problem has by default and those of other problems, then changes one choice of the best
+/// at a time until nothing is 2% faster. Every config is verified before it is timed. What was best is kept beside the
+/// compiled kernels, for this GPU, this driver and problems of the same class: the same type, dims, mask and features, and
+/// sizes up to the same power of two. Plans use it from then on; FLASHCORE_TUNING=off leaves it aside.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  flashcore tune --shape 1x8x512x64\n  flashcore tune --shape 4x32/8x1,8192x128 --dtype bf16 --lse\n  flashcore tune --list\n  flashcore tune --forget all"
+)]
+pub(crate) struct Tune {
+    /// The problem: batch x heads[/key heads] x queries[,keys] x dim
+    #[arg(long, required_unless_present_any = ["list", "forget"])]
+    shape: Option<String>,
+    /// The element type
+    #[arg(long, default_value_t = DType::F16)]
+    dtype: DType,
+    /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
+    #[arg(long, default_value = "full")]
+    mask: String,
+    /// With the log-sum-exp as a second output
+    #[arg(long)]
+    lse: bool,
+    /// Seconds after which nothing new is tried
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// Measures, and remembers nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Shows what is remembered
+    #[arg(long, conflicts_with_all = ["shape", "forget"])]
+    list: bool,
+    /// Forgets one class of problems, as --list names it, or all
+    #[arg(long, value_name = "CLASS", conflicts_with = "shape")]
+    forget: Option<String>,
+    /// How tables are written
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "errors come by value")]
+fn environment(error: impl ToString) -> Failure {
+    Failure::Environment(error.to_string())
+}
+
+impl Tune {
+    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let store = || TuningStore::of(&KernelCache::open(CacheOptions::default())).map_err(environment);
+        if self.list {
+            return self.list(output, &store()?);
+        }
+        if let Some(class) = &self.forget {
+            return forget(output, &store()?, class);
+        }
+        let problem = self.problem()?;
+        let gpu = Gpu::open(0).map_err(environment)?;
+        let context = gpu.device().context().ok_or_else(|| environment("the GPU has no context"))?;
+        let arch = context.device().specific_arch().map_err(environment)?;
+        let multiprocessors = context.device().attributes.multiprocessors;
+        let budget = Duration::try_from_secs_f64(self.seconds)
+            .map_err(|error| Failure::Usage(format!("--seconds {}: {error}", self.seconds)))?;
+        let found = tune(&gpu, &problem, arch, multiprocessors, budget, |number, config| {
+            output.progress(number, number + 1, &format!("tried, now {config}"));
+        })
+        .map_err(environment)?;
+        self.show(output, &found)?;
+        let Found { best, seconds, default, default_seconds, .. } = found;
+        let (device, driver) = machine(context);
+        let class = problem_class(&problem);
+        if best == default {
+            self.say(output, &format!("the default, {default}, is the fastest: nothing to remember"))?;
+            // What an earlier run remembered would stand in its way.
+            if !self.dry_run {
+                store()?.forget(|tuned| tuned.class == class && tuned.device == device).map_err(environment)?;
+            }
+            return Ok(Ending::Well);
+        }
+        let percent = 100.0 * (default_seconds / seconds - 1.0);
+        self.say(output, &format!("{best} is {percent:.1}% faster than the default, {default}"))?;
+        if !self.dry_run {
+            let store = store()?;
+            store
+                .remember(Tuned {
+                    device,
+                    driver,
+                    class: class.clone(),
+                    config: best.to_string(),
+                    seconds,
+                    default_config: default.to_string(),
+                    default_seconds,
+                    problem: format!("{} {} {}", shape_text(&problem), problem.dtype, mask_text(problem.mask)),
+                })
+                .map_err(environment)?;
+            self.say(output, &format!("remembered for `{class}` in {}", store.path().display()))?;
+        }
+        Ok(Ending::Well)
+    }
+
+    fn problem(&self) -> Result<Problem, Failure> {
+        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
+        let mut problem = parse_shape(self.shape.as_deref().unwrap_or_default(), self.dtype).map_err(usage)?;
+        (problem.mask, problem.log_sum_exp) = (parse_mask(&self.mask).map_err(usage)?, self.lse);
+        match problem.validate() {
+            Ok(()) => Ok(problem),
+            Err(errors) => Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))),
+        }
+    }
+
+    fn show(&self, output: &mut Output, found: &Found) -> Result<(), Failure> {
+        let mut table = Table::new(&["kernel", "p50 us", "against default", "verdict"]);
+        for trial in &found.trials {
+            let seconds = trial.seconds.as_ref().ok().copied();
+            let verdict = match &trial.seconds {
+                Ok(_) if trial.config == found.best => "the fastest".to_owned(),
+                Ok(_) => String::new(),
+                Err(reason) => format!("not used: {reason}"),
+            };
+            table.push(vec![
+                Cell::from(trial.config.to_string()),
+                Cell::figure(seconds.map(|seconds| seconds * 1e6), 2),
+                Cell::figure(seconds.map(|seconds| found.default_seconds / seconds), 3),
+                Cell::from(verdict),
+            ]);
+        }
+        Ok(output.table(&table, self.format)?)
+    }
+
+    /// A line for people; formats for programs have the table.
+    fn say(&self, output: &mut Output, text: &str) -> Result<(), Failure> {
+        if matches!(self.format, Format::Table | Format::Markdown) {
+            output.line(text)?;
+        }
+        Ok(())
+    }
+
+    fn list(&self, output: &mut Output, store: &TuningStore) -> Result<Ending, Failure> {
+        let all = store.read().map_err(environment)?;
+        let mut table = Table::new(&["class", "kernel", "us", "default", "its us", "device", "driver", "measured on"]);
+        for tuned in &all {
+            table.push(vec![
+                Cell::from(tuned.class.as_str()),
+                Cell::from(tuned.config.as_str()),
+                Cell::number(tuned.seconds * 1e6, 2),
+                Cell::from(tuned.default_config.as_str()),
+                Cell::number(tuned.default_seconds * 1e6, 2),
+                Cell::from(tuned.device.as_str()),
+                Cell::from(tuned.driver.as_str()),
+                Cell::from(tuned.problem.as_str()),
+            ]);
+        }
+        if all.is_empty() {
+            self.say(output, &format!("nothing is remembered in {}", store.path().display()))?;
+        }
+        if !all.is_empty() || !matches!(self.format, Format::Table | Format::Markdown) {
+            output.table(&table, self.format)?;
+        }
+        Ok(Ending::Well)
+    }
+}
+
+fn forget(output: &mut Output, store: &TuningStore, class: &str) -> Result<Ending, Failure> {
+    if class == "all" {
+        let was_there = store.forget_all().map_err(environment)?;
+        output.line(if was_there { "forgot everything" } else { "there was nothing to forget" })?;
+        return Ok(Ending::Well);
+    }
+    match store.forget(|tuned| tuned.class == class) {
+        Ok(0) => Err(Failure::Usage(format!("nothing is remembered for `{class}`; --list shows what is"))),
+        Ok(count) => {
+            output.line(format!("forgot {count} for `{class}`"))?;
+            Ok(Ending::Well)
+        }
+        Err(error) => Err(environment(error)),
+    }
+}

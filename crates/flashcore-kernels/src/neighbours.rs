@@ -1,0 +1,124 @@
+//! Configs near a config: where a search for a better one goes next.
+
+use flashcore_ir::Arch;
+use flashcore_problem::Problem;
+
+use crate::config::{AmpereConfig, Config, Packing, QueryPlace, ScalarConfig};
+use crate::hopper_config::HopperConfig;
+use crate::plan::Plan;
+use crate::tile::Rescale;
+use crate::{tuned, tuned_hopper};
+
+/// Keys of a tile that are worth trying.
+const KEY_ROWS: [u32; 6] = [16, 32, 48, 64, 96, 128];
+
+impl Config {
+    /// Where a search for the best config of a problem begins: the default, and the defaults of other problems that can run
+    /// this one.
+    pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
+        let default = Self::tuned(problem, arch, multiprocessors);
+        let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
+        let others = ampere.chain(tuned_hopper::ALL.map(Self::Hopper)).filter(|config| *config != default);
+        let mut points: Vec<_> = [default].into_iter().chain(others).collect();
+        points.retain(|config| Plan::new(problem, *config, arch).is_ok());
+        points
+    }
+
+    /// The configs that differ in one choice, or in two that belong together, and can run the problem.
+    pub fn neighbours(self, problem: &Problem, arch: Arch) -> Vec<Self> {
+        let mut configs = match self {
+            Self::Scalar(ScalarConfig { threads }) => {
+                [threads / 2, threads.saturating_mul(2)].map(|threads| Self::Scalar(ScalarConfig { threads })).to_vec()
+            }
+            Self::Steps(_) => Vec::new(),
+            Self::Ampere(config) => config.neighbours().into_iter().map(Self::Ampere).collect(),
+            Self::Hopper(config) => config.neighbours().into_iter().map(Self::Hopper).collect(),
+        };
+        configs.retain(|config| Plan::new(problem, *config, arch).is_ok());
+        configs
+    }
+}
+
+/// Every time at which the output can be rescaled.
+const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
+
+impl HopperConfig {
+    fn neighbours(self) -> Vec<Self> {
+        let mut configs = vec![
+            Self { hidden_rescale: !self.hidden_rescale, ..self },
+            Self { exponential: self.exponential.other(), ..self },
+            Self { ping_pong: !self.ping_pong, ..self },
+            Self { persistent: !self.persistent, ..self },
+            Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
+            Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { key_rows: self.key_rows.saturating_add(16), ..self },
+            Self { key_rows: self.key_rows.saturating_sub(16), ..self },
+        ];
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        configs.retain(|config| *config != self);
+        configs
+    }
+}
+
+impl AmpereConfig {
+    fn neighbours(self) -> Vec<Self> {
+        let other_query = match self.query {
+            QueryPlace::Registers => QueryPlace::Shared,
+            QueryPlace::Shared => QueryPlace::Registers,
+        };
+        let other_packing = match self.packing {
+            Packing::OneHead => Packing::KeyHead,
+            Packing::KeyHead => Packing::OneHead,
+        };
+        let mut configs = vec![
+            Self { query: other_query, ..self },
+            Self { exponential: self.exponential.other(), ..self },
+            Self { packing: other_packing, ..self },
+            Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
+            Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
+            Self { stages: self.stages.saturating_add(1), ..self },
+            Self { stages: self.stages.saturating_sub(1), ..self },
+            Self { parts: self.parts.saturating_mul(2), ..self },
+            Self { parts: (self.parts / 2).max(1), ..self },
+        ];
+        configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        for (warps, key_warps) in [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)] {
+            configs.push(Self { warps, key_warps, ..self });
+        }
+        let place = KEY_ROWS.iter().position(|keys| *keys >= self.key_rows).unwrap_or(0);
+        for key_rows in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
+            configs.push(Self { key_rows: *key_rows, ..self });
+        }
+        configs.retain(|config| *config != self);
+        configs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+
+    #[test]
+    fn every_neighbour_can_run_and_is_another() {
+        for (heads, key_heads, queries, keys, dim) in
+            [(8, 8, 512, 512, 64), (32, 8, 1, 4096, 128), (4, 4, 100, 100, 256)]
+        {
+            let mut problem = Problem::new(1, heads, queries, dim, DType::F16);
+            (problem.key_heads, problem.key_length) = (key_heads, keys);
+            let points = Config::starting_points(&problem, Arch::Sm90, 132);
+            assert_eq!(points[0], Config::tuned(&problem, Arch::Sm90, 132));
+            let neighbours = points[0].neighbours(&problem, Arch::Sm90);
+            assert!(neighbours.len() >= 6, "{neighbours:?}");
+            for config in neighbours {
+                assert_ne!(config, points[0]);
+                assert!(Plan::new(&problem, config, Arch::Sm90).is_ok(), "{config}");
+            }
+        }
+        let problem = Problem::new(1, 1, 64, 64, DType::F32);
+        let names: Vec<_> = Config::scalar().neighbours(&problem, Arch::Sm80).iter().map(Config::to_string).collect();
+        assert_eq!(names, ["scalar-32", "scalar-128"]);
+    }
+}
