@@ -9,6 +9,7 @@ use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one independent choice")]
 pub struct HopperConfig {
     /// Warpgroups that compute, each on 64 query rows; one more copies.
     pub warpgroups: u32,

@@ -69,6 +69,9 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
     let wider = AmpereConfig { key_rows, ..query };
     let wider_step = list.ampere("more keys a tile", "fewer barriers and maxima for each key", wider, query_step);
     list.ampere("3 stages again", "two tiles ahead", AmpereConfig { stages: 3, ..wider }, wider_step);
+    let shared_keys = AmpereConfig { key_warps: 2, key_rows: wider.key_rows.next_multiple_of(32), ..wider };
+    let what = "two warps have the same rows and half of the keys each: more CTAs, which end sooner";
+    list.ampere("warps share keys", what, shared_keys, wider_step);
     // With 32 rows a warp there are no registers for both kinds of sums.
     let halves = AmpereConfig { accumulation: Accumulation::F16, ..wider };
     list.ampere("f16 sums", "products of a tile are added up in f16", halves, wider_step);

@@ -185,6 +185,8 @@ fn problems() -> Vec<Problem> {
         problem(97, 203, Mask::Causal(Alignment::BottomRight)),
         problem(97, 203, Mask::None),
         problem(203, 97, Mask::Causal(Alignment::BottomRight)),
+        // Scores that raise the maximum far, and more than once.
+        Problem { scale: 4.0, ..problem(33, 70, Mask::None) },
     ]
 }
 

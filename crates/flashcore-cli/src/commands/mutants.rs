@@ -68,7 +68,7 @@ impl Mutants {
         if matches!(self.format, Format::Table | Format::Markdown) {
             let [verifier, simulator, gate, counters] = counts;
             output.line(format!(
-                "\nkernels as they are: {} runs clean (3 problems x 2 kernels x 8 orders of warps)",
+                "\nkernels as they are: {} runs clean (4 problems x 2 kernels x 8 orders of warps)",
                 trials.passed()
             ))?;
             output.line(format!(

@@ -27,7 +27,7 @@ use crate::{Ending, Failure, interrupt};
 /// begins or ends at one, so that one byte too far ends the command with a segmentation fault, which says where.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cuda --fuzz 10000 --part 0/4\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// Who computes
@@ -45,6 +45,9 @@ pub(crate) struct Verify {
     /// Only this case of the suite, counted from 0
     #[arg(long, value_name = "N", conflicts_with_all = ["fuzz", "shape"])]
     only: Option<usize>,
+    /// Only a part of the cases: I/N for every Nth from the Ith on, counted from 0, so that N commands share them
+    #[arg(long, value_name = "I/N", conflicts_with = "only", value_parser = parse_part)]
+    part: Option<(usize, usize)>,
     /// The instructions of the cpu backend, such as portable or avx2, or all that the machine has, one after the other;
     /// the best unless said
     #[arg(long, value_name = "LEVEL")]
@@ -140,9 +143,16 @@ fn parse_stress(name: &str) -> Result<Stress, String> {
     })
 }
 
+fn parse_part(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(first, of)| Some((first.parse().ok()?, of.parse().ok()?)));
+    parts.filter(|(first, of)| first < of).ok_or_else(|| "such as 0/4, 1/4, 2/4 and 3/4".to_owned())
+}
+
 /// Cases of the CPU or a GPU that are verified before progress is shown again. They run in parallel, so that the oracle's
 /// many small rows do not wait for one another, nor kernels for the compiler of others.
 const CASES_AT_ONCE: usize = 64;
+/// The same for a GPU, where some kernels take a hundred times as long to compile as others to run.
+const GPU_CASES_AT_ONCE: usize = 512;
 
 /// How many cases passed and failed, by level where there are levels.
 struct Tally {
@@ -171,7 +181,12 @@ impl Verify {
         let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
         let mut failed = Vec::new();
         let mut done = 0;
-        for chunk in cases.chunks(if self.backend == BackendName::Sim { 1 } else { CASES_AT_ONCE }) {
+        let at_once = match self.backend {
+            BackendName::Sim => 1,
+            BackendName::Cpu => CASES_AT_ONCE,
+            BackendName::Cuda => GPU_CASES_AT_ONCE,
+        };
+        for chunk in cases.chunks(at_once) {
             if interrupt::requested() {
                 break;
             }
@@ -271,6 +286,9 @@ impl Verify {
             if cases.is_empty() {
                 return Err(Failure::Usage(format!("--only {only}: the suite has cases 0 to {}", count - 1)));
             }
+        }
+        if let Some((first, step)) = self.part {
+            cases = cases.into_iter().skip(first).step_by(step).collect();
         }
         for case in &mut cases {
             case.repeats = self.repeats;
