@@ -7,7 +7,7 @@ use flashcore_kernels::Config;
 use flashcore_problem::{Evidence, Guarded, Inputs, Outputs, Problem, Tensor, Verdict};
 
 use crate::digest::sha256;
-use crate::floor::Ceilings;
+use crate::floor::{Ceilings, Work};
 use crate::sample::judge_worst;
 use crate::timing::Times;
 use crate::verify::{NoVerdict, Yardstick};
@@ -112,6 +112,13 @@ impl Gpu {
         let inputs = Inputs::random(&problem, 0);
         let plan = self.plan(&problem, Some(Config::scalar())).map_err(NoVerdict::RefusedByGpu)?;
         Ok(Run::new(&plan, &inputs, &Outputs::poisoned(&problem))?.time_hot()?.quantile(0.5))
+    }
+
+    /// The floor of times with warm caches: what fits into the L2 cache need not come from memory.
+    pub fn hot_floor(&self, ceilings: &Ceilings, work: Work) -> (f64, crate::floor::Bound) {
+        let l2 = self.device.context().map_or(0, |context| context.device().attributes.l2_bytes);
+        let is_cached = work.bytes <= f64::from(l2);
+        Ceilings { bytes: if is_cached { f64::INFINITY } else { ceilings.bytes }, ..*ceilings }.floor(work)
     }
 
     /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.

@@ -12,6 +12,7 @@
 //! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
 //! * [`profile`] says what binds a kernel, and [`report`] puts everything on one page,
 //! * [`repro`] packs everything that a stranger needs to repeat a claim,
+//! * [`status`] says where the project stands by its records,
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
 //! * [`svg`] draws.
@@ -40,6 +41,7 @@ pub mod roofline;
 pub mod sample;
 mod shape;
 pub mod simulate;
+pub mod status;
 pub mod suites;
 pub mod svg;
 pub mod timing;

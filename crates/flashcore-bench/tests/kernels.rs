@@ -30,7 +30,8 @@ fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
 }
 
 fn ptx(problem: &Problem, config: Config) -> String {
-    let plan = Plan::new(problem, config, Arch::Sm89).expect("a plan");
+    let arch = if matches!(config, Config::Hopper(_)) { Arch::Sm90a } else { Arch::Sm89 };
+    let plan = Plan::new(problem, config, arch).expect("a plan");
     plan.launches().map(|(kernel, _)| flashcore_ptx::print(kernel)).collect()
 }
 
@@ -84,6 +85,8 @@ kernel_test! {
     ampere_f16_d32_full: Config::ampere(), "1x2x97,203x32", F16, "full";
     ampere_bf16_d96_causal: Config::ampere(), "1x2x97,203x96", Bf16, "causal";
     ampere_f16_d128_causal: Config::ampere(), "1x2x97,203x128", F16, "causal";
+    hopper_f16_d64_causal: Config::hopper(), "1x4/2x150,403x64", F16, "causal";
+    hopper_bf16_d128_full: Config::hopper(), "1x2x150,403x128", Bf16, "full";
     ampere_plain_f16_d64_causal: Config::ampere_with_layout(SharedLayout::Plain), "1x2x97,203x64", F16, "causal";
     ampere_padded_bf16_d96_full: Config::ampere_with_layout(SharedLayout::Padded), "1x2x97,203x96", Bf16, "full";
     ampere_three_stages_f16_d64_causal:
@@ -112,6 +115,24 @@ fn every_choice_of_the_config_is_right() {
             check_simulated(&problem("1x1x150,203x32", DType::F16, "causal"), config, None);
             check_simulated(&problem("1x1x70,203x96", DType::Bf16, "full"), config, None);
         }
+    }
+}
+
+#[test]
+fn every_choice_of_the_hopper_config_is_right() {
+    let names = [
+        "hopper-64x16-2stage",
+        "hopper-64x48-3stage-lazy-persistent",
+        "hopper-128x64-2stage-far-pingpong",
+        "hopper-192x32-2stage-hidden-pingpong-dependent-persistent",
+        "hopper-64x64-4stage-2keys-dependent",
+        "hopper-128x16-4stage-2keys-hidden",
+        "hopper-64x32-8stage-4keys-exp2mix",
+    ];
+    for name in names {
+        let config: Config = name.parse().expect("a config");
+        check_simulated(&problem("1x2/1x150,203x64", DType::F16, "causal"), config, None);
+        check_simulated(&problem("1x1x70,203x40", DType::Bf16, "full"), config, Some(Stress::LargeScores));
     }
 }
 

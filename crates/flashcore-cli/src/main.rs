@@ -15,9 +15,26 @@ use clap::{Parser, Subcommand};
 
 use crate::output::Output;
 
+const HELP: &str = "\
+Examples:
+  flashcore bench                                    the main job, on whatever hardware is there
+  flashcore verify --backend sim --suite seeds       GPU kernels in the simulator, judged by the gates
+  flashcore compare cpu:avx2 cpu:avx512              which of two is faster, and is that so?
+  flashcore repro                                    everything that a stranger needs to repeat it
+
+Exit codes: 0 all is well, 1 a gate failed or a kernel is at fault, 2 wrong usage, 3 something is missing on the
+machine, 4 a comparison stayed ambiguous, 130 after Ctrl-C. Every command has --help with examples.";
+
 /// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
 #[derive(Debug, Parser)]
-#[command(name = "flashcore", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "flashcore",
+    version,
+    max_term_width = 110,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = HELP
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -43,6 +60,8 @@ enum Command {
     Profile(commands::profile::ProfileCommand),
     Report(commands::report::ReportCommand),
     Repro(commands::repro::Repro),
+    Status(commands::status::StatusCommand),
+    Completions(commands::completions::Completions),
     #[command(hide = true)]
     ProfileTarget(commands::profile::ProfileTarget),
     #[command(hide = true)]
@@ -104,6 +123,8 @@ fn main() -> ExitCode {
         Command::Profile(command) => command.run(&mut output),
         Command::Report(command) => command.run(&mut output),
         Command::Repro(command) => command.run(&mut output),
+        Command::Status(command) => command.run(&mut output),
+        Command::Completions(command) => command.run(&mut output),
         Command::ProfileTarget(command) => command.run(),
         Command::CompareWorker(command) => command.run(),
     };

@@ -222,3 +222,160 @@ fn an_experiment_is_written_shown_and_repeated() {
     fs::write(&evidence, fs::read_to_string(&evidence).expect("evidence") + " ").expect("a file");
     assert_eq!(experiments(&["show", "waiting"]).status.code(), Some(1), "its evidence has changed");
 }
+
+#[test]
+fn a_bundle_is_repeated_and_a_changed_one_is_refused() {
+    let folder = folder("repro");
+    let bundle = folder.join("bundle.tar.gz");
+    let made = flashcore(&["repro", "--backend", "cpu", "--seconds", "0.01", "--out", text(&bundle)]);
+    assert_eq!(made.status.code(), Some(0), "{}", String::from_utf8_lossy(&made.stderr));
+    let replay = |file: &std::path::Path| flashcore(&["repro", "--replay", text(file), "--seconds", "0.01"]);
+    let repeated = replay(&bundle);
+    let said = String::from_utf8_lossy(&repeated.stdout).into_owned();
+    assert_eq!(repeated.status.code(), Some(0), "{said}");
+    // Eight problems, each computed to the same bits.
+    assert_eq!(said.matches("the same bits").count(), 8, "{said}");
+    let bytes = fs::read(&bundle).expect("a bundle");
+    let changed = folder.join("changed.tar.gz");
+    for place in [4, bytes.len() / 2, bytes.len() - 30] {
+        let mut other = bytes.clone();
+        other[place] ^= 1;
+        fs::write(&changed, other).expect("a file");
+        let refused = replay(&changed);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&refused.stdout).starts_with("REFUSED "), "byte {place}");
+    }
+}
+
+#[test]
+fn a_page_is_written_of_what_there_is() {
+    let folder = folder("report");
+    let (record, page) = (folder.join("bench.json"), folder.join("report.html"));
+    let bench = ["bench", "--backend", "cpu", "--shape", "1x2x64x32", "--seconds", "0.01", "--record", text(&record)];
+    assert_eq!(flashcore(&bench).status.code(), Some(0));
+    let report = |file: &str| {
+        flashcore(&[
+            "report",
+            file,
+            "--errors",
+            "cpu",
+            "--errors-shape",
+            "1x1x64x32",
+            "--out",
+            text(&page),
+            "--experiments",
+            text(&folder),
+            "--leaderboard",
+            "none",
+        ])
+    };
+    let written = report(text(&record));
+    assert_eq!(written.status.code(), Some(0), "{}", String::from_utf8_lossy(&written.stderr));
+    // Times, roofline, errors.
+    assert_eq!(fs::read_to_string(&page).expect("a page").matches("<figure>").count(), 3);
+    let wrong = folder.join("wrong.json");
+    fs::write(&wrong, r#"{"schema": 2, "kind": "manifest"}"#).expect("a file");
+    assert_eq!(
+        String::from_utf8_lossy(&report(text(&wrong)).stderr),
+        format!(
+            "flashcore: {}: it holds a manifest and not measurements; `flashcore bench --record FILE` writes one\n",
+            wrong.display()
+        )
+    );
+}
+
+#[test]
+fn a_profile_without_a_gpu_is_from_the_simulator() {
+    let folder = folder("profile");
+    let gates = folder.join("gates.toml");
+    fs::write(&gates, "[[gate]]\nmetric = \"shared bank conflicts\"\nmost = 0\n").expect("a file");
+    let profile = |layout: &str| {
+        let kernel = format!("ampere-64x64-2stage-{layout}");
+        flashcore(&["profile", "--shape", "1x1x64x64", "--kernel", &kernel, "--gates", text(&gates)])
+    };
+    assert_eq!(profile("swizzled").status.code(), Some(0));
+    let plain = profile("plain");
+    assert_eq!(plain.status.code(), Some(1), "the plain layout has conflicts");
+    let said = String::from_utf8_lossy(&plain.stdout).into_owned();
+    assert!(said.contains("FAILED shared bank conflicts: "), "{said}");
+    fs::write(&gates, "[[gate]]\nmetric = \"shared bank conflict\"\nmost = 0\n").expect("a file");
+    let unknown = profile("plain");
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    let expected = format!(
+        "flashcore: {}, line 2: there is no metric `shared bank conflict`; did you mean `shared bank conflicts`?",
+        gates.display()
+    );
+    assert!(said.starts_with(&expected), "{said}");
+    assert_eq!(unknown.status.code(), Some(2));
+}
+
+#[test]
+fn the_status_follows_from_the_records() {
+    let folder = folder("status");
+    let record = folder.join("verify.json");
+    let verify = ["verify", "--backend", "cpu", "--shape", "1x1x5x8", "--record", text(&record)];
+    assert_eq!(flashcore(&verify).status.code(), Some(0));
+    let status = flashcore(&["status", "--results", text(&folder), "--experiments", text(&folder), "--format", "json"]);
+    assert_eq!(status.status.code(), Some(0));
+    let rows = json(&status);
+    let state = |what: &str| {
+        let rows = rows.as_array().expect("rows");
+        rows.iter().find(|row| row["what"] == what).map(|row| row["state"].clone())
+    };
+    assert_eq!(state("verified on a CPU"), Some("done".into()));
+    assert_eq!(state("verified on a GPU"), Some("missing".into()));
+    let strict = flashcore(&["status", "--results", text(&folder), "--experiments", text(&folder), "--strict"]);
+    assert_eq!(strict.status.code(), Some(1));
+}
+
+#[test]
+fn every_command_has_help_with_examples_and_completions_know_it() {
+    let help = String::from_utf8(flashcore(&["--help"]).stdout).expect("text");
+    let commands: Vec<&str> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty()))
+        .filter(|name| *name != "help")
+        .collect();
+    assert!(commands.len() >= 17, "{commands:?}");
+    let completions = String::from_utf8(flashcore(&["completions", "bash"]).stdout).expect("text");
+    for command in commands {
+        let help = String::from_utf8(flashcore(&[command, "--help"]).stdout).expect("text");
+        assert!(help.contains("Example"), "`flashcore {command} --help` has no example");
+        assert!(completions.contains(&format!("flashcore,{command})")), "{command} cannot be completed");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_a_complete_record_of_what_was_finished() {
+    use std::time::{Duration, Instant};
+    let folder = folder("interrupt");
+    let record = folder.join("bench.json");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
+        .args(["bench", "--backend", "cpu", "--suite", "seeds", "--seconds", "0.5", "--record", text(&record)])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the command runs");
+    // Longer than it takes to watch for Ctrl-C, and shorter than the suite.
+    std::thread::sleep(Duration::from_secs(4));
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(sent.success());
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            break status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "it goes on");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(status.code(), Some(130));
+    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    let rows = written["content"]["rows"].as_array().expect("rows").len();
+    assert!((1..16).contains(&rows), "{rows} rows");
+    // Nothing half-written is left beside it.
+    assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
+}

@@ -3,12 +3,13 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use flashcore_ir::{Arch, Parameter, TensorMap, VerifiedKernel};
+use flashcore_ir::{Arch, Op, Parameter, TensorMap, VerifiedKernel};
 use flashcore_kernels::Argument;
 
 use crate::arguments::Arguments;
 use crate::cache::{Entry, Key, SelfCheck, Source};
 use crate::context::Context;
+use crate::driver::DriverVersion;
 use crate::error::CudaError;
 use crate::jit_log::JitReport;
 use crate::launch::{self, L2Range, LaunchShape};
@@ -30,6 +31,18 @@ pub struct Kernel {
     source: Source,
     timings: Timings,
     self_check: RwLock<SelfCheck>,
+    /// Whether it waits for the kernel before it on the stream by itself, and the driver lets it start before.
+    overlaps_previous: bool,
+}
+
+/// The first driver that records launches which overlap with others in graphs.
+const OVERLAP_IN_GRAPHS: DriverVersion = DriverVersion(12_030);
+
+/// Whether a kernel waits for the one before it on the stream by itself.
+fn waits_for_previous(kernel: &VerifiedKernel) -> bool {
+    let mut waits = false;
+    kernel.instructions(&mut |instruction| waits |= matches!(instruction.op, Op::GridDependencyWait {}));
+    waits
 }
 
 /// Where the time to the first launch went.
@@ -105,6 +118,7 @@ impl Kernel {
             source,
             timings,
             self_check: RwLock::new(entry.metadata.self_check.clone()),
+            overlaps_previous: waits_for_previous(kernel) && device.driver().version() >= OVERLAP_IN_GRAPHS,
         })
     }
 
@@ -183,7 +197,8 @@ impl Kernel {
 
     /// Checks the arguments of a launch of `grid` CTAs.
     pub fn prepare(&self, grid: [u32; 3], arguments: &[Argument]) -> Result<Launch, CudaError> {
-        self.prepare_shape(LaunchShape::new(grid, self.threads, self.shared_bytes), arguments)
+        let shape = LaunchShape::new(grid, self.threads, self.shared_bytes);
+        self.prepare_shape(LaunchShape { overlaps_previous: self.overlaps_previous, ..shape }, arguments)
     }
 
     /// [`prepare`](Self::prepare) with clusters, or with overlap with the kernel before it. Threads and shared memory

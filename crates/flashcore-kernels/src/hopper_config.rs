@@ -9,6 +9,7 @@ use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one independent choice")]
 pub struct HopperConfig {
     /// Warpgroups that compute, each on 64 query rows; one more copies.
     pub warpgroups: u32,
@@ -26,6 +27,8 @@ pub struct HopperConfig {
     pub exponential: Exponential,
     /// Whether warpgroups take turns in starting products.
     pub ping_pong: bool,
+    /// Whether it may start while the kernel before it on the stream ends, for which it then waits itself.
+    pub dependent: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
     pub persistent: bool,
 }
@@ -44,6 +47,7 @@ impl Default for HopperConfig {
             hidden_rescale: true,
             exponential: Exponential::Unit,
             ping_pong: true,
+            dependent: false,
             persistent: true,
         }
     }

@@ -39,6 +39,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     hidden_rescale: false,
     exponential: Exponential::Unit,
     ping_pong: false,
+    dependent: false,
     persistent: false,
 };
 
@@ -51,7 +52,7 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
 ];
 
 /// The same for the kernel for Hopper.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 8] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 9] = [
     ("2keys", |config| config.key_groups == 2, |config| config.key_groups = 2),
     ("4keys", |config| config.key_groups == 4, |config| config.key_groups = 4),
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
@@ -59,6 +60,7 @@ const HOPPER_CHOICES: [Choice<HopperConfig>; 8] = [
     ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
     ("exp2mix", |config| config.exponential == Exponential::Shared, |config| config.exponential = Exponential::Shared),
     ("pingpong", |config| config.ping_pong, |config| config.ping_pong = true),
+    ("dependent", |config| config.dependent, |config| config.dependent = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];
 

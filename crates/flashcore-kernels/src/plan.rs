@@ -168,7 +168,9 @@ impl LaunchShape {
         let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
         let tiles = |rows: usize| rows.div_ceil(config.query_rows() as usize) as u32;
         let one_head = tiles(problem.query_length);
-        if let Config::Hopper(hopper) = config {
+        if let Config::Hopper(hopper) = config
+            && hopper.persistent
+        {
             return Self { grid: [Order::of(problem, hopper.query_rows()).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {

@@ -95,7 +95,7 @@ impl Config {
         if let Some(config) = few_rows_many_keys(problem, is_roomy, multiprocessors as usize) {
             return Self::Ampere(config);
         }
-        if let Some(config) = tuned_hopper::best(problem, arch) {
+        if let Some(config) = tuned_hopper::best(problem, arch, multiprocessors as usize) {
             return Self::Hopper(config);
         }
         let ctas = |config: AmpereConfig| {

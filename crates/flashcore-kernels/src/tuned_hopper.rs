@@ -4,7 +4,9 @@
 //!
 //! * Scores, weights and output of a warpgroup stay in registers, and two stages of keys and values in shared memory:
 //!   the wider the heads, the fewer keys a tile has.
-//! * Narrow heads leave room for a third warpgroup, and its exponentials fill what the tensor cores leave.
+//! * Narrow heads leave room for a third warpgroup, whose exponentials fill what the tensor cores leave.
+//! * Long tiles of keys are read from shared memory less often, but what a tile has too many costs all the same.
+//! * Where there are fewer tiles of 64 rows than multiprocessors, a CTA has but those, and two warpgroups share the keys.
 
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
@@ -22,31 +24,64 @@ const BASE: HopperConfig = HopperConfig {
     rescale: Rescale::Always,
     hidden_rescale: true,
     exponential: Exponential::Unit,
-    ping_pong: true,
+    ping_pong: false,
+    dependent: false,
     persistent: true,
 };
-/// Heads of up to 64 columns.
+/// Many rows of heads of up to 64 columns.
 const NARROW: HopperConfig = HopperConfig { warpgroups: 3, ..BASE };
+/// Many keys for heads of up to 128 columns.
+const LONG: HopperConfig = HopperConfig { key_rows: 176, ping_pong: true, ..BASE };
 /// Heads of up to 192 columns.
-const WIDE: HopperConfig = HopperConfig { key_rows: 112, ..BASE };
+const WIDE: HopperConfig = HopperConfig { key_rows: 112, ping_pong: true, ..BASE };
 /// Heads of up to 256 columns.
-const WIDEST: HopperConfig = HopperConfig { key_rows: 80, ..BASE };
-/// Where a bias takes the registers.
-const FEW_KEYS: HopperConfig = HopperConfig { key_rows: 64, ..BASE };
+const WIDEST: HopperConfig = HopperConfig { key_rows: 80, ping_pong: true, ..BASE };
+/// Few keys for those, and where a bias takes the registers.
+const FEW_KEYS: HopperConfig = HopperConfig { key_rows: 64, ping_pong: true, ..BASE };
+/// Few rows: less than one tile of 64 for each multiprocessor.
+const SHORT: HopperConfig =
+    HopperConfig { key_groups: 2, stages: 4, hidden_rescale: false, dependent: true, persistent: false, ..BASE };
+/// Few rows of wider heads.
+const SHORT_WIDE: HopperConfig = HopperConfig { key_rows: 64, ..SHORT };
+/// Few rows and few keys.
+const TINY: HopperConfig = HopperConfig { warpgroups: 1, key_groups: 1, ..SHORT_WIDE };
 
 /// Every config that some problem gets.
-pub(crate) const ALL: [HopperConfig; 5] = [BASE, NARROW, WIDE, WIDEST, FEW_KEYS];
+pub(crate) const ALL: [HopperConfig; 9] = [BASE, NARROW, LONG, WIDE, WIDEST, FEW_KEYS, SHORT, SHORT_WIDE, TINY];
 
-/// The best config for a problem, if the kernel takes it.
-pub(crate) fn best(problem: &Problem, arch: Arch) -> Option<HopperConfig> {
-    if arch != Arch::Sm90a {
+/// Fewer query rows than this are for kernels with smaller tiles.
+const LEAST_ROWS: usize = 17;
+/// Keys up to which one warpgroup is as fast as two that share them.
+const FEW: usize = 128;
+/// Keys from which on the widest heads have more of them in a tile.
+const SEVERAL: usize = 1024;
+/// Keys from which on long tiles pay, and under a causal mask, where a tile of rows attends half of them.
+const MANY: usize = 4096;
+const MANY_CAUSAL: usize = 8192;
+
+/// The best config for a problem on a GPU with so many multiprocessors, if the kernel takes it.
+pub(crate) fn best(problem: &Problem, arch: Arch, multiprocessors: usize) -> Option<HopperConfig> {
+    if arch != Arch::Sm90a || problem.query_length < LEAST_ROWS {
         return None;
     }
-    let by_columns = match problem.head_dim.max(problem.value_dim) {
-        ..=64 => NARROW,
-        65..=128 => BASE,
+    let rows = problem.query_length;
+    let short_tiles = rows.div_ceil(64).saturating_mul(problem.query_heads).saturating_mul(problem.batch);
+    let is_short = short_tiles <= multiprocessors;
+    let keys = problem.key_length;
+    let (_, right) = problem.mask.limits();
+    let many = if right.is_some() { MANY_CAUSAL } else { MANY };
+    // Of three warpgroups, not many rows may be without work in the last tile.
+    let fills_three = rows.next_multiple_of(192) * 15 <= rows * 16;
+    let choice = match problem.head_dim.max(problem.value_dim) {
+        ..=128 if is_short && keys <= FEW => TINY,
+        ..=64 if is_short => SHORT,
+        65..=128 if is_short => SHORT_WIDE,
+        ..=64 if fills_three => NARROW,
+        65..=128 if keys >= many => LONG,
+        ..=128 => BASE,
         129..=192 => WIDE,
+        _ if keys < SEVERAL => FEW_KEYS,
         _ => WIDEST,
     };
-    [by_columns, BASE, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+    [choice, BASE, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
 }

@@ -202,3 +202,80 @@ fn decoding_divides_the_keys() {
     );
     check(|problem| problem.key_length = 100, Arch::Sm90, "ampere-32x64-2stage-swizzled-2keys");
 }
+
+fn hopper(name: &str) -> Config {
+    name.parse().expect("a config")
+}
+
+#[test]
+fn hopper_configs_have_names() {
+    for config in Config::all().into_iter().filter(|config| config.family() == "hopper") {
+        assert_eq!(config.to_string().parse(), Ok(config));
+    }
+    let name = "hopper-64x128-4stage-2keys-dependent";
+    assert_eq!((hopper(name).to_string().as_str(), hopper(name).query_rows()), (name, 64));
+    for name in ["hopper-100x128-2stage", "hopper-128x128", "hopper-128x128-2stage-fast", "hopper-128x128-02stage"] {
+        assert!(name.parse::<Config>().is_err(), "{name}");
+    }
+}
+
+#[test]
+fn the_hopper_kernel_is_for_sm_90a_alone() {
+    let problem = Problem::new(1, 8, 512, 64, DType::F16);
+    assert!(Plan::new(&problem, Config::hopper(), Arch::Sm90a).is_ok());
+    let reasons = Plan::new(&problem, Config::hopper(), Arch::Sm90).expect_err("it has no wgmma");
+    assert!(reasons.iter().all(|reason| matches!(reason, Reason::Kernel(_))), "{reasons:?}");
+}
+
+#[test]
+fn what_tensor_copies_cannot_find_is_refused_with_the_reason() {
+    let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
+    let mut strides = problem.strides();
+    strides.key.row += 4;
+    problem.layout = Layout::Strided(strides);
+    let reasons = Plan::new(&problem, Config::hopper(), Arch::Sm90a).expect_err("rows at multiples of 8 bytes");
+    assert_eq!(reasons, [Reason::Width { kernel: "hopper", width: 8 }]);
+    assert_eq!(Config::tuned(&problem, Arch::Sm90a, 132).family(), "ampere");
+    let wide = Problem::new(1, 8, 512, 256, DType::F16);
+    let reasons = Plan::new(&wide, Config::hopper(), Arch::Sm90a).expect_err("224 registers");
+    assert_eq!(reasons, [Reason::Registers { config: Config::hopper(), registers: 224, limit: 200 }]);
+}
+
+#[test]
+fn hopper_flaws_are_named() {
+    let problem = Problem::new(1, 8, 512, 64, DType::F16);
+    for (name, argument) in [
+        ("hopper-320x16-2stage", "warpgroups"),
+        ("hopper-128x24-2stage", "key_rows"),
+        ("hopper-128x128-1stage", "stages"),
+        ("hopper-64x64-2stage-2keys", "key_groups"),
+        ("hopper-64x64-4stage-2keys-persistent", "key_groups"),
+    ] {
+        let reasons = Plan::new(&problem, hopper(name), Arch::Sm90a).expect_err(name);
+        assert!(
+            matches!(reasons[..], [Reason::Config { argument: found, .. }] if found == argument),
+            "{name}: {reasons:?}"
+        );
+    }
+}
+
+/// On an H200: the Hopper kernel for everything that it takes, and a config that fits.
+#[test]
+fn every_problem_on_hopper_gets_a_plan() {
+    let mut families = std::collections::BTreeMap::new();
+    for (dim, value_dim) in [(8, 8), (64, 64), (64, 128), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
+        for (batch, length) in [(1, 20), (1, 512), (8, 512), (32, 1000), (4, 2048), (1, 16384)] {
+            for mask in [Mask::None, Mask::Causal(Alignment::BottomRight)] {
+                for bias in [false, true] {
+                    let mut problem = Problem::new(batch, 8, length, dim, DType::Bf16);
+                    (problem.value_dim, problem.mask, problem.bias) = (value_dim, mask, bias);
+                    let config = Config::tuned(&problem, Arch::Sm90a, 132);
+                    let plan = Plan::new(&problem, config, Arch::Sm90a);
+                    assert!(plan.is_ok(), "{problem} {config}: {:?}", plan.err());
+                    *families.entry(config.family()).or_insert(0) += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(families.into_iter().collect::<Vec<_>>(), [("hopper", 192)]);
+}

@@ -245,6 +245,7 @@ enum Wrong {
     WarpsDisagree,
     OtherShape,
     SameShape,
+    SumsWithoutValues,
 }
 
 /// A product of registers and a matrix that the threads write, and another behind it.
@@ -262,7 +263,10 @@ fn wrong_kernel(threads: u32, how: Wrong) -> VerifiedKernel {
         }
         k.cta_sync();
         let fragment: Vec<Reg<F16x2>> = (0..4).map(|_| k.reinterpret::<U32, F16x2>(zero)).collect();
-        let sums: Vec<Reg<F32>> = (0..32).map(|_| k.copy(0.0f32)).collect();
+        let sums: Vec<Reg<F32>> = match how {
+            Wrong::SumsWithoutValues => k.warpgroup_accumulator(64),
+            _ => (0..32).map(|_| k.copy(0.0f32)).collect(),
+        };
         let address = match how {
             Wrong::LanesDisagree => {
                 let odd = k.and(thread, 1u32);
@@ -283,7 +287,8 @@ fn wrong_kernel(threads: u32, how: Wrong) -> VerifiedKernel {
         if how == Wrong::FenceBeforeTheWrite {
             k.set(sums[3], 1.0f32);
         }
-        k.section("product", |k| k.wgmma(32, &sums[..16], LeftMatrix::Registers(&fragment), right, Adds::Add));
+        let adds = if how == Wrong::SumsWithoutValues { Adds::Replace } else { Adds::Add };
+        k.section("product", |k| k.wgmma(32, &sums[..16], LeftMatrix::Registers(&fragment), right, adds));
         if how == Wrong::OneWarpMore {
             let warp = k.warp();
             let last = k.compare::<U32>(Compare::Eq, warp, 3u32);
@@ -292,8 +297,8 @@ fn wrong_kernel(threads: u32, how: Wrong) -> VerifiedKernel {
                 k.section("more", |k| k.wgmma_fence());
             });
         }
-        if matches!(how, Wrong::OtherShape | Wrong::SameShape) {
-            let columns = if how == Wrong::SameShape { 32 } else { 8 };
+        if matches!(how, Wrong::OtherShape | Wrong::SameShape | Wrong::SumsWithoutValues) {
+            let columns = if how == Wrong::OtherShape { 8 } else { 32 };
             let count = columns as usize / 2;
             k.section("again", |k| {
                 k.wgmma(columns, &sums[..count], LeftMatrix::Registers(&fragment), right, Adds::Add);
@@ -339,7 +344,7 @@ fn found(how: Wrong) -> (VerifiedKernel, Result<(), SimError>) {
 
 #[test]
 fn right_kernels_pass() {
-    for how in [Wrong::Nothing, Wrong::OperandRead, Wrong::SameShape] {
+    for how in [Wrong::Nothing, Wrong::OperandRead, Wrong::SameShape, Wrong::SumsWithoutValues] {
         for seed in 0..8 {
             let result = run_seeded(&wrong_kernel(128, how), &[], &GlobalMemory::new(), seed);
             assert!(result.is_ok(), "{how:?}: {result:?}");

@@ -39,7 +39,7 @@ pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) 
         }
         Subject::Cuda(_) => {
             let ceilings = gpu.ok_or(CompareError::NoGpu)?.ceilings()?;
-            // Warm times: inputs come from the cache.
+            // Warm times: inputs may come from the cache.
             Ok(Ceilings { bytes: f64::INFINITY, ..ceilings })
         }
     }
@@ -64,32 +64,45 @@ fn measurement(problem: &Problem, kernel: String, seed: u64, verified: Verified,
     }
 }
 
-/// A CPU level on a problem, with tensors of its own.
-pub(super) struct CpuArm {
-    level: Level,
+/// The tensors of a problem, which all arms of a comparison share: where tensors lie makes tiny problems faster or slower
+/// by several percent, which would be found and called an effect.
+pub(super) struct CpuTensors {
     problem: Problem,
     inputs: Inputs,
     outputs: Outputs,
+}
+
+impl CpuTensors {
+    pub(super) fn new(problem: &Problem, seed: u64) -> Self {
+        let (inputs, outputs) = (Inputs::random(problem, seed), Outputs::poisoned(problem));
+        Self { problem: problem.clone(), inputs, outputs }
+    }
+}
+
+/// A CPU level on a problem.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CpuArm {
+    level: Level,
     repetitions: usize,
     slower: f64,
 }
 
 impl CpuArm {
-    pub(super) fn new(level: Option<Level>, problem: &Problem, seed: u64, slower: f64) -> Result<Self, CompareError> {
+    pub(super) fn new(level: Option<Level>, tensors: &mut CpuTensors, slower: f64) -> Result<Self, CompareError> {
         let level = level.map_or_else(Level::default_level, Ok)?;
-        let (inputs, outputs) = (Inputs::random(problem, seed), Outputs::poisoned(problem));
-        let mut arm = Self { level, problem: problem.clone(), inputs, outputs, repetitions: 1, slower };
-        arm.seconds()?;
-        let once = arm.seconds()?;
+        let mut arm = Self { level, repetitions: 1, slower };
+        arm.seconds(tensors)?;
+        let once = arm.seconds(tensors)?;
         arm.repetitions = (SHORTEST_SLOT.as_secs_f64() / once).ceil().clamp(1.0, 10_000.0) as usize;
         Ok(arm)
     }
 
     /// Seconds of one run, of as many as make a slot.
-    pub(super) fn seconds(&mut self) -> Result<f64, CompareError> {
+    pub(super) fn seconds(self, tensors: &mut CpuTensors) -> Result<f64, CompareError> {
+        let CpuTensors { problem, inputs, outputs } = tensors;
         let start = Instant::now();
         for _ in 0..self.repetitions {
-            flashcore_cpu::attend_with(self.level, &self.problem, &self.inputs, &mut self.outputs)?;
+            flashcore_cpu::attend_with(self.level, problem, &*inputs, &mut *outputs)?;
         }
         let mut seconds = start.elapsed().as_secs_f64();
         let end = seconds * (1.0 + self.slower);
@@ -100,15 +113,20 @@ impl CpuArm {
         Ok(seconds / self.repetitions as f64)
     }
 
-    /// What the gates say of the last output, and its hash.
-    pub(super) fn judge(&self, ceilings: &Ceilings, seed: u64) -> Result<Measurement, CompareError> {
-        let verdict = judge_worst(&self.problem, &self.inputs, &self.outputs)?;
-        let output_sha256 = Some(sha256(&self.outputs.output.data));
+    /// What the gates say of what it writes, and the hash of that.
+    pub(super) fn judge(
+        self,
+        tensors: &mut CpuTensors,
+        ceilings: &Ceilings,
+        seed: u64,
+    ) -> Result<Measurement, CompareError> {
+        tensors.outputs = Outputs::poisoned(&tensors.problem);
+        self.seconds(tensors)?;
+        let CpuTensors { problem, inputs, outputs } = tensors;
+        let verdict = judge_worst(problem, inputs, outputs)?;
+        let output_sha256 = Some(sha256(&outputs.output.data));
         let verified = Verified::of(&verdict);
-        Ok(Measurement {
-            output_sha256,
-            ..measurement(&self.problem, self.level.to_string(), seed, verified, ceilings)
-        })
+        Ok(Measurement { output_sha256, ..measurement(problem, self.level.to_string(), seed, verified, ceilings) })
     }
 }
 
@@ -124,15 +142,20 @@ pub fn compare_in_process(
 ) -> Result<ComparedRow, CompareError> {
     match sides {
         [Subject::Cpu(a), Subject::Cpu(b)] => {
-            let arm = |level, slower| CpuArm::new(level, problem, options.seed, slower);
-            let mut arms = [arm(a, 0.0)?, arm(a, 0.0)?, arm(b, options.slow_b)?];
-            let judged = |arms: &[CpuArm; 3]| -> Result<[Measurement; 2], CompareError> {
-                let judge = |arm: &CpuArm, ceilings: &Ceilings| trusted(arm.judge(ceilings, options.seed)?);
-                Ok([judge(&arms[0], &ceilings[0])?, judge(&arms[2], &ceilings[1])?])
+            let mut tensors = CpuTensors::new(problem, options.seed);
+            let first = CpuArm::new(a, &mut tensors, 0.0)?;
+            let second = CpuArm::new(b, &mut tensors, options.slow_b)?;
+            let judged = |tensors: &mut CpuTensors| -> Result<[Measurement; 2], CompareError> {
+                let mut judge = |arm: CpuArm, ceilings| trusted(arm.judge(tensors, ceilings, options.seed)?);
+                Ok([judge(first, &ceilings[0])?, judge(second, &ceilings[1])?])
             };
-            judged(&arms)?;
-            let (rounds, conclusion) = rounds(options, |arm| arms[arm as usize].seconds(), go_on)?;
-            let [a, b] = judged(&arms)?;
+            judged(&mut tensors)?;
+            let run = |arm: Arm| match arm {
+                Arm::A | Arm::Again => first.seconds(&mut tensors),
+                Arm::B => second.seconds(&mut tensors),
+            };
+            let (rounds, conclusion) = rounds(options, run, go_on)?;
+            let [a, b] = judged(&mut tensors)?;
             Ok(ComparedRow::new(a, b, rounds, conclusion, CPU_SLACK))
         }
         [Subject::Cuda(a), Subject::Cuda(b)] => {

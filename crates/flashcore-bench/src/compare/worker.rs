@@ -1,7 +1,7 @@
 //! Subjects of other builds: each in a process of its own, which runs when it is told to and says how long it took.
 //!
 //! A worker verifies its problem, writes one line of JSON, a [`Greeting`], and then answers every line `run` with the
-//! seconds of one run and the line `judge` with one more line of JSON, the measurement of what it wrote last.
+//! seconds of one run and the line `judge` with one more line of JSON, the measurement of what it writes.
 
 use std::io::{self, BufRead, BufReader, Lines, Write};
 use std::path::Path;
@@ -11,7 +11,7 @@ use flashcore_problem::{Inputs, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::comparison::ComparedRow;
-use super::in_process::{CpuArm, measure_ceilings, slack, trusted};
+use super::in_process::{CpuArm, CpuTensors, measure_ceilings, slack, trusted};
 use super::rounds::{Options, Progress, rounds};
 use super::subject::Subject;
 use crate::case::mask_text;
@@ -102,16 +102,17 @@ pub fn serve(
     };
     match (subject, &gpu) {
         (Subject::Cpu(level), _) => {
-            let mut arm = CpuArm::new(level, problem, seed, 0.0)?;
-            writeln!(answers, "{}", greet(trusted(arm.judge(&ceilings, seed)?)?)?)?;
+            let mut tensors = CpuTensors::new(problem, seed);
+            let arm = CpuArm::new(level, &mut tensors, 0.0)?;
+            writeln!(answers, "{}", greet(trusted(arm.judge(&mut tensors, &ceilings, seed)?)?)?)?;
             answers.flush()?;
             for order in orders.lines() {
                 match order?.as_str() {
-                    "run" => writeln!(answers, "{:e}", arm.seconds()?)?,
+                    "run" => writeln!(answers, "{:e}", arm.seconds(&mut tensors)?)?,
                     _ => writeln!(
                         answers,
                         "{}",
-                        serde_json::to_string(&arm.judge(&ceilings, seed)?).map_err(io::Error::from)?
+                        serde_json::to_string(&arm.judge(&mut tensors, &ceilings, seed)?).map_err(io::Error::from)?
                     )?,
                 }
                 answers.flush()?;

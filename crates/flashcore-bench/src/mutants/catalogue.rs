@@ -20,13 +20,16 @@ pub struct Mutation {
     pub plant: fn(&mut Kernel) -> usize,
 }
 
+/// A list of them, each with the kernel that it is planted in.
 macro_rules! mutations {
     ($($family:literal: $name:literal, $bug:literal => $plant:expr;)*) => {
-        &[$(Mutation { name: $name, bug: $bug, family: $family, plant: $plant },)*]
+        &[$($crate::mutants::Mutation { name: $name, bug: $bug, family: $family, plant: $plant },)*]
     };
 }
 
-/// All of them.
+pub(super) use mutations;
+
+/// Those of the kernels for every GPU.
 pub const CATALOGUE: &[Mutation] = mutations! {
     // Synchronisation
     "ampere": "drop-tile-barrier", "no barrier after a tile has arrived" =>
@@ -218,7 +221,7 @@ fn is_add(op: &Op) -> bool {
 fn is_sum_of_two(op: &Op) -> bool {
     matches!(op, Op::Add { ty: Type::F32, d, a: Operand::Register(a), .. } if a != d)
 }
-fn is_mul(op: &Op) -> bool {
+pub(super) fn is_mul(op: &Op) -> bool {
     matches!(op, Op::Mul { .. })
 }
 fn is_and(op: &Op) -> bool {
@@ -233,7 +236,7 @@ fn is_mma(op: &Op) -> bool {
 fn is_pair(op: &Op) -> bool {
     matches!(op, Op::ConvertPair { .. })
 }
-fn is_select(op: &Op) -> bool {
+pub(super) fn is_select(op: &Op) -> bool {
     matches!(op, Op::Select { .. })
 }
 fn is_shuffle(op: &Op) -> bool {
@@ -248,11 +251,11 @@ fn is_move_of_zero(op: &Op) -> bool {
 fn is_mul_by(op: &Op, factor: f32) -> bool {
     matches!(op, Op::Mul { b: Operand::Constant(bits), .. } if *bits == u64::from(factor.to_bits()))
 }
-fn is_compare(op: &Op, wanted: Compare) -> bool {
+pub(super) fn is_compare(op: &Op, wanted: Compare) -> bool {
     matches!(op, Op::SetPredicate { compare, .. } if *compare == wanted)
 }
 
-fn set_compare(op: &mut Op, wanted: Compare) {
+pub(super) fn set_compare(op: &mut Op, wanted: Compare) {
     if let Op::SetPredicate { compare, .. } = op {
         *compare = wanted;
     }
@@ -298,7 +301,7 @@ fn guard_barrier(kernel: &mut Kernel) -> usize {
     })
 }
 
-fn unguard(kernel: &mut Kernel, section: &'static [&'static str]) -> usize {
+pub(super) fn unguard(kernel: &mut Kernel, section: &'static [&'static str]) -> usize {
     rewrite(kernel, Find::every(section, |op| matches!(op, Op::Store { .. })), |_, mut instruction| {
         instruction.guard = None;
         vec![instruction]

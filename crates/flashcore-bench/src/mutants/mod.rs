@@ -1,26 +1,44 @@
 //! Planted bugs, and what kills them.
 //!
-//! A gate that has never seen a wrong kernel proves nothing. Here each bug of the [catalogue](CATALOGUE) is planted in
+//! A gate that has never seen a wrong kernel proves nothing. Here each bug of the [catalogue](all) is planted in
 //! the real kernels, and the same checks that accept the kernels must refuse the mutant: the verifier, a fault of the
 //! simulator, the gate, or, for bugs that only cost time, the simulator's counters. A mutant that survives is a hole.
 
 mod catalogue;
 mod edit;
+mod hopper;
 
 use core::fmt;
 
 use flashcore_ir::{Arch, Kernel};
-use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_kernels::{Config, HopperConfig, Plan, Reason};
 use flashcore_problem::{Alignment, DType, Inputs, Invalid, Mask, Problem};
 use flashcore_sim::SimError;
 
 pub use catalogue::{CATALOGUE, Mutation};
+pub use hopper::HOPPER;
 
 use crate::shape::shape_text;
-use crate::verify::{NoVerdict, Yardstick, verify_plan};
+use crate::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, verify_plan};
 
-/// The architecture that mutants are verified for.
-const ARCH: Arch = Arch::Sm80;
+/// All planted bugs.
+pub fn all() -> impl Iterator<Item = &'static Mutation> {
+    CATALOGUE.iter().chain(HOPPER)
+}
+
+/// The architecture that mutants of a kernel are verified for.
+const fn arch(config: Config) -> Arch {
+    match config {
+        Config::Hopper(_) => Arch::Sm90a,
+        Config::Scalar(_) | Config::Steps(_) | Config::Ampere(_) => Arch::Sm80,
+    }
+}
+
+/// The Hopper kernel with tiles so small that every problem here has several of them.
+fn small_hopper() -> Config {
+    Config::Hopper(HopperConfig { key_rows: 48, ..HopperConfig::default() })
+}
+
 /// Orders of warps that the kernels as they are must pass under.
 pub const BASELINE_SEEDS: u64 = 8;
 
@@ -121,7 +139,7 @@ impl Trials {
     pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self, MutantsError> {
         let mut trials = Vec::new();
         for problem in problems() {
-            for config in [Config::ampere(), Config::scalar()] {
+            for config in [Config::ampere(), Config::scalar(), small_hopper()] {
                 progress(&format!("{config} {}", shape_text(&problem)));
                 trials.push(Trial::prepare(&problem, config)?);
             }
@@ -174,7 +192,8 @@ fn problems() -> Vec<Problem> {
 
 impl Trial {
     fn prepare(problem: &Problem, config: Config) -> Result<Self, MutantsError> {
-        let plan = Plan::new(problem, config, ARCH).map_err(MutantsError::Refused)?;
+        let plan = Plan::new(problem, config, arch(config)).map_err(MutantsError::Refused)?;
+        let plan = plan.with_at_most(SIMULATED_CTAS);
         let yardstick = Yardstick::new(problem, Inputs::random(problem, 0))?;
         let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(problem), complaint };
         let mut counters = None;
@@ -190,7 +209,7 @@ impl Trial {
     fn try_to_kill(&self, kernel: Kernel) -> Result<Option<Kill>, MutantsError> {
         let kill =
             |by, report: String| Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) });
-        let kernel = match kernel.verify(ARCH) {
+        let kernel = match kernel.verify(arch(self.config)) {
             Err(errors) => return Ok(kill(Killer::Verifier, errors[0].to_string())),
             Ok(kernel) => kernel,
         };

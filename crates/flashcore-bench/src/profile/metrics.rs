@@ -58,8 +58,8 @@ pub const DEFINITIONS: &[Definition] = &[
         name: "tensor operations",
         unit: "",
         hardware: &[
-            &["sm__ops_path_tensor_src_fp16_dst_fp32.sum", "sm__ops_path_tensor_src_bf16_dst_fp32.sum"],
-            &["sm__ops_path_tensor_src_fp16.sum"],
+            &["sm__ops_path_tensor_src_fp16.sum", "sm__ops_path_tensor_src_bf16_dst_fp32.sum"],
+            &["sm__ops_path_tensor_src_fp16_dst_fp32.sum"],
         ],
         simulator: Some(|counters| counters.tensor_flops as f64),
         difference: "the hardware counts what its tensor cores did, the simulator multiplications and additions of mma and wgmma",
@@ -67,11 +67,7 @@ pub const DEFINITIONS: &[Definition] = &[
     Definition {
         name: "tensor instructions",
         unit: "",
-        hardware: &[
-            &["sm__inst_executed_pipe_tensor_op_hmma.sum", "sm__inst_executed_pipe_tensor_op_gmma.sum"],
-            &["sm__inst_executed_pipe_tensor.sum"],
-            &["smsp__inst_executed_pipe_tensor.sum"],
-        ],
+        hardware: &[&["sm__inst_executed_pipe_tensor.sum"], &["smsp__inst_executed_pipe_tensor.sum"]],
         simulator: Some(|counters| (counters.mma + counters.wgmma) as f64),
         difference: "one instruction of a kernel can be several of the machine",
     },
@@ -80,21 +76,22 @@ pub const DEFINITIONS: &[Definition] = &[
         unit: "",
         hardware: &[&["l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"]],
         simulator: Some(|counters| (counters.shared_loads.transactions + counters.load_matrix.transactions) as f64),
-        difference: "operands that wgmma and bulk copies take from shared memory do not pass the load unit",
+        difference: "loads wait for banks that copies write to, and are tried again",
     },
     Definition {
         name: "shared store wavefronts",
         unit: "",
         hardware: &[&["l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum"]],
         simulator: Some(|counters| (counters.shared_stores.transactions + counters.store_matrix.transactions) as f64),
-        difference: "what cp.async writes is counted apart on some GPUs and with the stores on others",
+        difference: "bulk stores do not pass the store unit, and stores wait for banks that copies write to",
     },
     Definition {
         name: "shared wavefronts",
         unit: "",
         hardware: &[&["l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"]],
-        simulator: Some(|counters| counters.shared().transactions as f64),
-        difference: "the hardware adds shuffles and the like, which use the same pipe",
+        // On an H200 what cp.async writes is not among them.
+        simulator: Some(|counters| (counters.shared().transactions - counters.copy_async_writes.transactions) as f64),
+        difference: "the pipe also serves shuffles, and the operands that wgmma takes from shared memory",
     },
     Definition {
         name: "shared requests",
@@ -286,7 +283,10 @@ fn hardware_wavefronts_per_request(metrics: &mut [Metric]) {
     let loads = find("shared load wavefronts").and_then(|metric| metric.hardware.zip(metric.simulator));
     let conflicts = find("shared bank conflicts").and_then(|metric| metric.hardware);
     let Some(((hardware, simulator), conflicts)) = loads.zip(conflicts) else { return };
-    let per_request = if conflicts == 0.0 { 1.0 } else { hardware / simulator.max(1.0) };
+    if simulator == 0.0 {
+        return;
+    }
+    let per_request = if conflicts == 0.0 { 1.0 } else { hardware / simulator };
     if let Some(metric) = metrics.iter_mut().find(|metric| metric.name == "shared wavefronts per request") {
         metric.hardware = metric.simulator.map(|simulator| simulator * per_request);
     }

@@ -226,6 +226,17 @@ mod tests {
     }
 
     #[test]
+    fn every_sample_survives_to_its_last_bit() {
+        let mut record = record();
+        let mut random = flashcore_problem::SplitMix64::new(1);
+        let row = &mut record.content.rows[0];
+        row.hot_seconds = (0..1000).map(|_| random.uniform() * 1e-5).collect();
+        row.samples_sha256 = crate::digest::sha256_of_numbers(&row.hot_seconds);
+        let read = Record::<Measurements>::parse(&record.to_json(), "a.json").expect("a record");
+        assert!(read.content.rows[0].is_intact());
+    }
+
+    #[test]
     fn what_is_no_record_of_ours_is_refused_with_the_reason() {
         let check = |text: &str, expected: &str| {
             let error = Record::<Measurements>::parse(text, "a.json").expect_err("no record");

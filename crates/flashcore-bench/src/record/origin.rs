@@ -1,6 +1,7 @@
 //! Where a record comes from: the build, the command, the moment, the machine.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
@@ -59,12 +60,14 @@ pub struct Machine {
 impl Origin {
     /// Of the process that runs, on this machine, now.
     pub fn now(build: Build, machine: Machine) -> Self {
-        let command = std::env::args().enumerate().map(|(place, argument)| match place {
-            // Where the program lies is nobody's business.
-            0 => "flashcore".to_owned(),
+        // Where the program and its files lie is nobody's business.
+        let name = |argument: String| match Path::new(&argument) {
+            path if path.is_absolute() => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             _ => argument,
-        });
-        Self { build, command: command.collect::<Vec<_>>().join(" "), time: moment::now(), machine }
+        };
+        let arguments: Vec<String> = std::env::args().skip(1).map(name).collect();
+        let command = format!("flashcore {}", arguments.join(" "));
+        Self { build, command, time: moment::now(), machine }
     }
 }
 

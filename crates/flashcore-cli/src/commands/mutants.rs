@@ -1,7 +1,7 @@
 //! `flashcore mutants`: would we notice?
 
 use clap::Args;
-use flashcore_bench::mutants::{CATALOGUE, Killer, MutantsError, Mutation, Trials};
+use flashcore_bench::mutants::{self, Killer, MutantsError, Mutation, Trials};
 
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
@@ -25,9 +25,9 @@ pub(crate) struct Mutants {
 impl Mutants {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         let wanted = |mutation: &&Mutation| self.only.as_ref().is_none_or(|only| mutation.name.contains(only.as_str()));
-        let mutations: Vec<Mutation> = CATALOGUE.iter().filter(wanted).copied().collect();
+        let mutations: Vec<Mutation> = mutants::all().filter(wanted).copied().collect();
         if mutations.is_empty() {
-            let names: Vec<_> = CATALOGUE.iter().map(|mutation| mutation.name).collect();
+            let names: Vec<_> = mutants::all().map(|mutation| mutation.name).collect();
             return Err(Failure::Usage(format!("no mutation is called so; there are {}", names.join(", "))));
         }
         let mut prepared = 0;

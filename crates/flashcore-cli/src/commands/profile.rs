@@ -1,11 +1,12 @@
 //! `flashcore profile`: what binds it?
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::profile::{
-    Evidence, Gates, Metric, Ncu, Profile, ProfiledKernel, Simulated, classify, metrics, simulate_counters,
+    Evidence, Gates, Metric, Ncu, Profile, ProfiledKernel, Sampled, Simulated, classify, metrics, parse_csv,
+    simulate_counters,
 };
 use flashcore_bench::record::{Machine, ProblemKey};
 use flashcore_bench::roofline::{Floors, RoofDevice};
@@ -27,7 +28,7 @@ use crate::{Ending, Failure, interrupt};
 /// does not hold.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore profile --shape 4x16x2048x128\n  flashcore profile --kernel ampere-64x64-2stage-plain --gates bench/gates.toml\n  flashcore profile --shape 1x8x512x64 --out profiles --record profile.json\n  flashcore profile --device l4 --shape 1x8x512x64      without a GPU, as if on an L4"
+    after_help = "Examples:\n  flashcore profile --shape 4x16x2048x128\n  flashcore profile --kernel ampere-64x64-2stage-plain --gates bench/gates.toml\n  flashcore profile --shape 1x8x512x64 --out profiles --record profile.json\n  flashcore profile --device l4 --shape 1x8x512x64      without a GPU, as if on an L4\n  flashcore profile --import profiles/NAME.csv --kernel ampere --shape 1x8x512x64"
 )]
 pub(crate) struct ProfileCommand {
     /// The GPU kernel, by family or by config, or several; the default of the device unless said
@@ -48,6 +49,9 @@ pub(crate) struct ProfileCommand {
     /// Flush caches before each pass of ncu
     #[arg(long)]
     cold: bool,
+    /// Read what an earlier profile exported (.csv) instead of running anything; needs --kernel and one --shape
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    import: Option<PathBuf>,
     /// Where ncu is
     #[arg(long, value_name = "PATH", default_value = "ncu")]
     ncu: PathBuf,
@@ -82,18 +86,18 @@ impl ProfileCommand {
             Some(file) => Gates::read(file).map_err(|error| Failure::Usage(error.to_string()))?,
             None => Gates::default(),
         };
-        let gpu = Gpu::open(0);
+        let gpu = if self.import.is_some() { None } else { Some(Gpu::open(0)) };
         let device = match &gpu {
-            Ok(gpu) => RoofDevice::this_gpu(gpu).map_err(|error| Failure::Environment(error.to_string()))?,
-            Err(_) => RoofDevice::named(&self.device).map_err(|error| Failure::Usage(error.to_string()))?,
+            Some(Ok(gpu)) => RoofDevice::this_gpu(gpu).map_err(|error| Failure::Environment(error.to_string()))?,
+            _ => RoofDevice::named(&self.device).map_err(|error| Failure::Usage(error.to_string()))?,
         };
-        if let Err(error) = &gpu {
+        if let Some(Err(error)) = &gpu {
             output.note(&format!(
                 "no GPU: {error}; what follows is from the simulator, with the floors of {}",
                 device.name
             ));
         }
-        let gpu = gpu.ok();
+        let gpu = gpu.and_then(Result::ok);
         let mut rows = Vec::new();
         for problem in self.problems()? {
             for config in self.configs(&problem, gpu.as_ref())? {
@@ -113,7 +117,7 @@ impl ProfileCommand {
         }
         let is_well = rows.iter().all(ProfiledKernel::passed);
         if let Some(file) = &self.record {
-            write_record(file, Self::machine(gpu.as_ref(), &device), Profile { rows })?;
+            write_record(file, Self::machine(gpu.as_ref(), &device, self.import.is_some()), Profile { rows })?;
         }
         Ok(if interrupt::requested() {
             Ending::Interrupted
@@ -163,9 +167,10 @@ impl ProfileCommand {
         gpu: Option<&Gpu>,
         device: &RoofDevice,
     ) -> Result<ProfiledKernel, Failure> {
-        let mut launched = match gpu {
-            Some(gpu) => self.launch(problem, config, gpu)?,
-            None => Launched::default(),
+        let mut launched = match (gpu, &self.import) {
+            (Some(gpu), _) => self.launch(problem, config, gpu)?,
+            (None, Some(file)) => imported(file)?,
+            (None, None) => Launched::default(),
         };
         let simulated = match simulate_counters(problem, config) {
             Ok(simulated) => Some(simulated),
@@ -234,13 +239,7 @@ impl ProfileCommand {
         .map(str::to_owned);
         match ncu.profile(&std::env::current_exe()?, &arguments, &self.out.join(name), self.cold) {
             Ok(launches) => {
-                // A combining kernel may follow; the one that takes longest is the one in question.
-                let time = |counted: &std::collections::BTreeMap<String, f64>| {
-                    counted.get("gpu__time_duration.sum").copied().unwrap_or(0.0)
-                };
-                let longest =
-                    launches.into_iter().max_by(|one, other| time(&one.counted).total_cmp(&time(&other.counted)));
-                launched.counted = longest.map(|launch| launch.counted).unwrap_or_default();
+                launched.counted = longest(launches).map(|launch| launch.counted).unwrap_or_default();
                 launched.ncu = Some(ncu.version);
             }
             Err(error) => launched.notes.push(error.to_string()),
@@ -271,17 +270,47 @@ impl ProfileCommand {
         Ok(())
     }
 
-    fn machine(gpu: Option<&Gpu>, device: &RoofDevice) -> Machine {
+    fn machine(gpu: Option<&Gpu>, device: &RoofDevice, is_imported: bool) -> Machine {
         match gpu.and_then(|gpu| gpu.device().context()) {
             Some(context) => Machine::gpu(context.device(), None),
+            None if is_imported => Machine {
+                backend: "cuda".to_owned(),
+                device: device.name.clone(),
+                arch: "as ncu exported it".to_owned(),
+                threads: None,
+                driver: None,
+                ceilings: None,
+                state: Vec::new(),
+            },
             None => Machine {
                 backend: "sim".to_owned(),
                 device: device.name.clone(),
-                arch: "simulator".to_owned(),
                 ..Machine::cpu("simulator", rayon::current_num_threads(), None)
             },
         }
     }
+}
+
+/// A combining kernel may follow; the one that takes longest is the one in question.
+fn longest(launches: Vec<Sampled>) -> Option<Sampled> {
+    let time = |launch: &Sampled| launch.counted.get("gpu__time_duration.sum").copied().unwrap_or(0.0);
+    launches.into_iter().max_by(|one, other| time(one).total_cmp(&time(other)))
+}
+
+/// What an earlier profile exported.
+fn imported(file: &Path) -> Result<Launched, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
+    let launch = longest(parse_csv(&text)).ok_or_else(|| {
+        Failure::Usage(format!(
+            "{}: this is no raw page of ncu; `flashcore profile --out FOLDER` exports one",
+            file.display()
+        ))
+    })?;
+    let seconds = launch.counted.get("gpu__time_duration.sum").map(|nanoseconds| nanoseconds / 1e9);
+    let notes = vec![format!("counters are from {}", file.display())];
+    let multiprocessors = launch.counted.get("device__attribute_multiprocessor_count");
+    let ctas = launch.ctas.zip(multiprocessors.map(|count| *count as u32));
+    Ok(Launched { seconds, ctas, counted: launch.counted, notes, ..Launched::default() })
 }
 
 fn table(metrics: &[Metric]) -> Table {

@@ -113,12 +113,15 @@ impl Repro {
         let mut files = steps.files()?;
         output.note("computing outputs and kernels for the bundle");
         let (cases, kernels) = contents(&bench, gpu.as_ref(), &mut files, &mut steps.left_out)?;
-        let environment = files.iter().find(|(name, _)| name == "doctor.json");
-        let environment = environment.and_then(|(_, text)| serde_json::from_slice::<Value>(text).ok());
+        let mut environment = Value::Null;
+        for (_, text) in files.iter_mut().filter(|(name, _)| name == "doctor.json") {
+            environment = serde_json::from_slice(text).map_or(Value::Null, without_paths);
+            *text = format!("{environment:#}\n").into_bytes();
+        }
         let manifest = Manifest {
             commands: steps.commands,
             left_out: steps.left_out,
-            environment: environment.unwrap_or_default(),
+            environment,
             cases,
             kernels,
             files: files.iter().map(|(name, contents)| FileEntry::of(name, contents)).collect(),
@@ -223,14 +226,28 @@ impl Steps<'_> {
             entries.sort_by_key(fs::DirEntry::file_name);
             for entry in entries {
                 let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+                // Reports of ncu hold the paths of the machine; what they counted is in the table beside them.
+                let is_report = entry.path().extension().is_some_and(|extension| extension == "ncu-rep");
                 if entry.file_type()?.is_dir() {
                     folders.push((format!("{name}/"), entry.path()));
-                } else {
+                } else if !is_report {
                     files.push((name, fs::read(entry.path())?));
                 }
             }
         }
         Ok(files)
+    }
+}
+
+/// The same with names in place of paths: where things lie on a machine is nobody's business.
+fn without_paths(value: Value) -> Value {
+    match value {
+        Value::String(text) if Path::new(&text).is_absolute() => {
+            Value::from(Path::new(&text).file_name().unwrap_or_default().to_string_lossy())
+        }
+        Value::Array(values) => values.into_iter().map(without_paths).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, without_paths(value))).collect(),
+        other => other,
     }
 }
 

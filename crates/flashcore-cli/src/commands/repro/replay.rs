@@ -32,7 +32,8 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
     let gpu = Gpu::open(0).ok();
     let here = machine(gpu.as_ref().filter(|_| origin.machine.backend == "cuda"));
     let count = manifest.cases.len();
-    let mut replayed = replay_kernels(manifest, &files);
+    let is_same_build = origin.build == super::build();
+    let mut replayed = replay_kernels(manifest, &files, is_same_build);
     replayed.extend(replay_cases(manifest, &files, gpu.as_ref(), |index, case| {
         output.progress(index, count, &case.problem.to_string());
     }));

@@ -25,6 +25,9 @@ pub(super) const ALL_CONSUMERS: u32 = 8;
 /// Computes every tile of the CTA.
 pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
     let consumer = Consumer::<T>::new(k, cta, thread, warpgroup);
+    if cta.specialisation.key_lengths {
+        cta.wait_for_kernel_before(k);
+    }
     consumer.turns.begin(k);
     cta.schedule.each_tile(k, |k, tile| consumer.compute(k, cta, tile));
     consumer.turns.end(k);
@@ -88,6 +91,7 @@ impl<T: Element> Consumer<T> {
         let work = &tile.work;
         let specialisation = cta.specialisation;
         let key_tiles = KeyTiles::new(k, work, cta.config);
+        cta.wait_for_kernel_before(k);
         let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
         let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
         let places = k.section("rows", |k| self.score_places(k, work));
@@ -157,7 +161,7 @@ impl<T: Element> Consumer<T> {
             self.each_before(k, step, &query, key_tile, key_tiles.first, true);
         }
         // The next query may come.
-        self.query.release(k, self.leader);
+        k.section("query", |k| self.query.release(k, self.leader));
         k.section("last output", |k| {
             if cta.config.hidden_rescale {
                 step.softmax.rescale(k, &self.output, &step.raised);

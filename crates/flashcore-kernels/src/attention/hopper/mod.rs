@@ -66,6 +66,9 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
         });
         k.cta_sync();
     });
+    if config.dependent {
+        k.section("kernel behind", Builder::launch_dependents);
+    }
     let cta = Cta { config, specialisation, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());
     // All lanes of a warp agree, which compilers cannot see.
@@ -100,6 +103,16 @@ struct Cta {
     shared: Shared,
     /// The address of shared memory.
     base: Reg<U32>,
+}
+
+impl Cta {
+    /// Waits for the kernel before this one on the stream, as late as possible: before this thread touches memory of the
+    /// device. Every role does it where it first may.
+    fn wait_for_kernel_before(&self, k: &mut Builder) {
+        if self.config.dependent {
+            k.section("kernel before", Builder::grid_dependency_wait);
+        }
+    }
 }
 
 /// The tensors that are copied.

@@ -15,6 +15,9 @@ pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
     let copies = k.compare(Compare::Eq, warp, 0u32);
     k.if_uniform(copies, |k| {
         let producer = Producer::new(k, cta);
+        if cta.specialisation.key_lengths {
+            cta.wait_for_kernel_before(k);
+        }
         cta.schedule.each_tile(k, |k, tile| producer.copy(k, cta, tile));
     });
 }
@@ -40,6 +43,7 @@ impl Producer {
 
     fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let tiles = KeyTiles::new(k, &tile.work, cta.config);
+        cta.wait_for_kernel_before(k);
         k.if_uniform(tiles.any, |k| self.copy_tiles(k, cta, tile, tiles));
     }
 

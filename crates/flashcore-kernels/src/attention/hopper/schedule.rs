@@ -64,7 +64,7 @@ impl Schedule {
     pub(super) fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, &Tile)) {
         let cta = k.special(SpecialRegister::CtaX);
         if !self.config.persistent {
-            let tile = self.tile(k, cta);
+            let tile = self.tile_of_cta(k, cta);
             return body(k, &tile);
         }
         let ctas = k.special(SpecialRegister::GridX);
@@ -91,6 +91,28 @@ impl Schedule {
         );
     }
 
+    /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
+    fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>) -> Tile {
+        k.section("schedule", |k| {
+            let row_tile = if self.specialisation.right {
+                let last = k.sub(self.query_tiles, 1u32);
+                k.sub(last, cta)
+            } else {
+                cta
+            };
+            let [head, batch] = [SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|index| k.special(index));
+            self.place(k, row_tile, head, batch)
+        })
+    }
+
+    fn place(&self, k: &mut Builder, row_tile: Reg<U32>, head: Reg<U32>, batch: Reg<U32>) -> Tile {
+        let first_row = k.mul(row_tile, self.config.query_rows());
+        let key_head = k.div(head, self.parameters.heads_per_key_head);
+        let place = QueryTile { first_row, head, key_head, batch };
+        let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
+        Tile { place, work }
+    }
+
     /// The tile of a number.
     fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
@@ -114,11 +136,7 @@ impl Schedule {
             let batch = k.div(matrix, self.heads);
             let skipped = k.mul(batch, self.heads);
             let head = k.sub(matrix, skipped);
-            let first_row = k.mul(row_tile, self.config.query_rows());
-            let key_head = k.div(head, self.parameters.heads_per_key_head);
-            let place = QueryTile { first_row, head, key_head, batch };
-            let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
-            Tile { place, work }
+            self.place(k, row_tile, head, batch)
         })
     }
 }
