@@ -19,7 +19,7 @@ use crate::{Ending, Failure};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --format json")]
 pub(crate) struct Resources {
-    /// The architecture, or `all`: sm_80, sm_86, sm_89, sm_90 and sm_120
+    /// The architecture, or `all`: sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120
     #[arg(long, default_value = "sm_89")]
     arch: String,
     /// How tables are written
