@@ -101,7 +101,8 @@ impl Kind {
     }
 }
 
-/// The kernels that are listed for an architecture: every config with the head dimensions it has room for.
+/// The kernels that are listed for an architecture: every config with the head dimensions it has room for. For `sm_90a`,
+/// those that only it has.
 pub fn kernels(arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for config in Config::all() {
@@ -111,6 +112,8 @@ pub fn kernels(arch: Arch) -> Vec<(Config, u32, Kind)> {
             }
         }
     }
+    // The others are those of `sm_90`.
+    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
     // What does not fit is refused for every caller: it is no kernel there.
     kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialisation(head_dim), arch));
     kernels
