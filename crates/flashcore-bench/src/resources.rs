@@ -101,11 +101,11 @@ impl Kind {
     }
 }
 
-/// The kernels that are listed for an architecture: every config with the head dimensions it has room for. For `sm_90a`,
+/// The kernels that are listed for an architecture: each config with the head dimensions it has room for. For `sm_90a`,
 /// those that only it has.
-pub fn kernels(arch: Arch) -> Vec<(Config, u32, Kind)> {
+pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
-    for config in Config::all() {
+    for &config in configs {
         for head_dim in Specialisation::HEAD_DIMS {
             for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything] {
                 kernels.push((config, head_dim, kind));

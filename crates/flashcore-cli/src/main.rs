@@ -17,18 +17,26 @@ use crate::output::Output;
 
 const HELP: &str = "\
 Examples:
-  flashcore bench                                    the main job, on whatever hardware is there
-  flashcore verify --backend sim --suite seeds       GPU kernels in the simulator, judged by the gates
-  flashcore compare cpu:avx2 cpu:avx512              which of two is faster, and is that so?
-  flashcore repro                                    everything that a stranger needs to repeat it
+  flashcore bench                           on whatever hardware is there
+  flashcore verify --backend sim            GPU kernels in the simulator
+  flashcore compare cpu:avx2 cpu:avx512     which is faster, and is that so?
+  flashcore repro                           everything that a stranger needs
 
-Exit codes: 0 all is well, 1 a gate failed or a kernel is at fault, 2 wrong usage, 3 something is missing on the
-machine, 4 a comparison stayed ambiguous, 130 after Ctrl-C. Every command has --help with examples.";
+Exit codes:
+  0    all is well
+  1    a gate failed, a kernel is at fault, or something disagrees
+  2    wrong usage
+  3    something is missing on the machine
+  4    a comparison stayed ambiguous
+  130  Ctrl-C; records of what was finished are complete
+
+Every command has --help with examples.";
 
 /// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
 #[derive(Debug, Parser)]
 #[command(
     name = "flashcore",
+    bin_name = "flashcore",
     version,
     max_term_width = 110,
     subcommand_required = true,

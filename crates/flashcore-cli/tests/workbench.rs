@@ -55,6 +55,14 @@ fn an_unknown_device_is_told_with_the_nearest() {
 }
 
 #[test]
+fn an_unknown_kernel_is_told_with_the_nearest() {
+    let output = flashcore(&["profile", "--kernel", "ampere-64x64-2stage-swizled"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.ends_with("; did you mean `ampere-64x64-2stage-swizzled`?\n"), "{said}");
+}
+
+#[test]
 fn a_roofline_is_drawn_with_what_was_measured() {
     let folder = folder("roofline");
     let (record, picture) = (folder.join("bench.json"), folder.join("roofline.svg"));

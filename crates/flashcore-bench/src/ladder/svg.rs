@@ -79,7 +79,8 @@ pub fn picture(ladder: &Ladder) -> String {
             y + 3.0,
             ROW - 7.0
         );
-        let figures = format!("{}  {words}", duration(seconds));
+        let comma = if words.is_empty() { "" } else { ", " };
+        let figures = format!("{}{comma}{words}", duration(seconds));
         text(&mut svg, LEFT + width + 6.0, y + 14.0, "figure", &figures);
     }
     svg += "</svg>\n";

@@ -27,8 +27,7 @@ pub(super) fn distributions(rows: &[&Measurement]) -> Svg {
     for (index, row) in rows.iter().enumerate() {
         let y = top + ROW * (index as f64 + 0.5);
         let name = format!("{} {}", row.problem, row.kernel);
-        let shown: String = name.chars().take(38).collect();
-        svg.text("faint", Anchor::End, left - 8.0, y + 4.0, &shown);
+        svg.text("faint", Anchor::End, left - 8.0, y + 4.0, &row.problem.to_string());
         let times = relative(row);
         // Evenly thinned, so that a page stays small.
         let step = times.len().div_ceil(MOST_DOTS).max(1);

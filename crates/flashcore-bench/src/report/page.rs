@@ -134,7 +134,9 @@ fn times(sources: &Sources) -> String {
 
 fn leaders(sources: &Sources) -> String {
     let mut text = tables::leaders(sources);
-    let places = sources.leaderboard.places();
+    // A place that has had one leader has no history yet.
+    let mut places = sources.leaderboard.places();
+    places.retain(|place| sources.leaderboard.history(place).len() > 1);
     if !places.is_empty() {
         text += &figure(&leaderboard::plot(&sources.leaderboard, &places));
     }

@@ -6,6 +6,9 @@ use super::Sources;
 use crate::compare::Finding;
 use crate::svg::{escape, short};
 
+/// Cells of fewer characters are not broken into lines.
+const LONG_CELL: usize = 30;
+
 /// A table of HTML.
 pub(super) struct HtmlTable {
     text: String,
@@ -30,6 +33,7 @@ impl HtmlTable {
                 Some(("+", rest)) if !rest.starts_with(|letter: char| letter.is_ascii_digit()) => ("good", rest),
                 Some(("~", rest)) => ("faint", rest),
                 _ if cell.parse::<f64>().is_ok() => ("number", cell),
+                _ if cell.chars().count() < LONG_CELL => ("short", cell),
                 _ => ("", cell),
             };
             let _ = write!(self.text, "<td class=\"{class}\">{}</td>", escape(cell));

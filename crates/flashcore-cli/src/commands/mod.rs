@@ -23,11 +23,17 @@ pub(crate) mod tune;
 pub(crate) mod verify;
 mod whole_file;
 
+use flashcore_bench::nearest::nearest;
 use flashcore_kernels::{Config, UnknownConfig};
 
 use crate::Failure;
 
 /// The config by its name, or by the name of its kernel.
 fn config(name: &str) -> Result<Config, Failure> {
-    name.parse().map_err(|unknown: UnknownConfig| Failure::Usage(unknown.to_string()))
+    name.parse().map_err(|unknown: UnknownConfig| {
+        let known: Vec<String> = Config::all().iter().map(ToString::to_string).collect();
+        let meant = nearest(name, known.iter().map(String::as_str));
+        let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
+        Failure::Usage(format!("{unknown}{meant}"))
+    })
 }

@@ -7,6 +7,7 @@ use flashcore_ir::Arch;
 use flashcore_kernels::tile::SharedLayout;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{DType, Inputs, Problem};
+use rayon::prelude::*;
 
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
@@ -17,15 +18,23 @@ use crate::{Ending, Failure};
 /// stack, registers within the budget that the config declares. A second table counts shared-memory transactions per
 /// request in the simulator, for each layout; 1.0 means no bank conflicts.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --format json")]
+#[command(
+    after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --defaults\n  flashcore resources --arch sm_90a --format json"
+)]
 pub(crate) struct Resources {
     /// The architecture, or `all`: sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120
     #[arg(long, default_value = "sm_89")]
     arch: String,
+    /// Lists only the configs that some problem gets by default
+    #[arg(long)]
+    defaults: bool,
     /// How tables are written
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
+
+/// Kernels between two looks at the progress; each thread compiles one at a time.
+const KERNELS_AT_ONCE: usize = 32;
 
 impl Resources {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
@@ -33,17 +42,23 @@ impl Resources {
             "all" => vec![Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm120],
             name => vec![name.parse::<Arch>().map_err(|error| Failure::Usage(error.to_string()))?],
         };
+        let configs = if self.defaults { Config::defaults() } else { Config::all() };
         let kernels: Vec<_> = architectures
             .iter()
             .flat_map(|arch| {
-                resources::kernels(*arch).into_iter().map(|(config, dim, kind)| (config, dim, kind, *arch))
+                resources::kernels(&configs, *arch).into_iter().map(|(config, dim, kind)| (config, dim, kind, *arch))
             })
             .collect();
         let mut rows: Vec<Row> = Vec::new();
-        for (index, (config, head_dim, kind, arch)) in kernels.iter().enumerate() {
-            output.progress(index, kernels.len(), &format!("{config} on {arch}"));
-            match resources::row(*config, *head_dim, *kind, *arch) {
-                Ok(row) => rows.push(row),
+        for chunk in kernels.chunks(KERNELS_AT_ONCE) {
+            let (config, _, _, arch) = chunk[0];
+            output.progress(rows.len(), kernels.len(), &format!("{config} on {arch}"));
+            let compiled: Result<Vec<Row>, ResourcesError> = chunk
+                .par_iter()
+                .map(|&(config, head_dim, kind, arch)| resources::row(config, head_dim, kind, arch))
+                .collect();
+            match compiled {
+                Ok(compiled) => rows.extend(compiled),
                 Err(ResourcesError::Ptxas(error)) => return Err(Failure::Environment(error.to_string())),
                 Err(error @ ResourcesError::Verify { .. }) => {
                     output.complain(&error.to_string());
