@@ -101,7 +101,8 @@ impl Kind {
     }
 }
 
-/// The kernels that are listed for an architecture: each config with the head dimensions it has room for.
+/// The kernels that are listed for an architecture: each config with the head dimensions it has room for. For `sm_90a`,
+/// those that only it has.
 pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for &config in configs {
@@ -111,6 +112,8 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
             }
         }
     }
+    // The others are those of `sm_90`.
+    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
     // What does not fit is refused for every caller: it is no kernel there.
     kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialisation(head_dim), arch));
     kernels
@@ -151,6 +154,9 @@ fn complaints(resources: &Resources, budget: u32) -> Vec<String> {
     if resources.registers > budget {
         complaints.push(format!("uses {} registers; its budget is {budget}", resources.registers));
     }
+    // Products of warpgroups that wait for each other, registers that are not reallocated.
+    let losses = resources.remarks.iter().filter(|remark| remark.contains("Potential Performance Loss"));
+    complaints.extend(losses.map(|remark| format!("ptxas says: {remark}")));
     complaints
 }
 
@@ -191,12 +197,16 @@ mod tests {
             spill_load_bytes: 4,
             barriers: 1,
             compile_milliseconds: 1.0,
-            remarks: Vec::new(),
+            remarks: vec![
+                "warpgroup.arrive is injected".to_owned(),
+                "Potential Performance Loss: wgmma.mma_async instructions are serialized".to_owned(),
+            ],
         };
         let expected = [
             "spills 12 bytes out and 4 in; none are allowed",
             "has a stack of 8 bytes; none is allowed",
             "uses 170 registers; its budget is 168",
+            "ptxas says: Potential Performance Loss: wgmma.mma_async instructions are serialized",
         ];
         assert_eq!(complaints(&resources, 168), expected);
     }

@@ -56,7 +56,7 @@ fn steps_have_every_feature() {
         (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
         (everything.key_lengths, everything.scale) = (true, -0.3);
         check(name, &everything);
-        let mut wide = problem("1x1x66,130x256", DType::Bf16, "causal");
+        let mut wide = problem("1x1x66,130x256,192", DType::Bf16, "causal");
         wide.layout = flashcore_problem::Layout::Bshd;
         check(name, &wide);
     }
@@ -189,6 +189,12 @@ fn what_does_not_go_together_is_refused() {
         "ampere-64x64-2stage-swizzled-packed",
         |problem| (problem.alibi, problem.sinks) = (true, true),
         &[Reason::Packed { feature: "alibi" }, Reason::Packed { feature: "sinks" }],
+    );
+    let wide = config("steps-64x32-1stage-plain-tensorqk");
+    check(
+        "steps-64x32-1stage-plain-tensorqk",
+        |problem| problem.value_dim = 256,
+        &[Reason::Registers { config: wide, registers: 192, limit: 176 }],
     );
     let has: &[DType] = &[DType::F16];
     check(

@@ -2,7 +2,7 @@
 //! --suite features` goes through all of them.
 
 use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case};
+use flashcore_bench::{Backend, Case, Numbers, Planted};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan, Reason};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem};
@@ -132,4 +132,21 @@ fn f32_on_the_scalar_kernel() {
     check(DType::F32, [65, 203, 33, 7], |problem| problem.alibi = true);
     check(DType::F32, [40, 203, 64, 130], |problem| problem.mask = Mask::Causal(Alignment::BottomRight));
     check(DType::F32, [65, 203, 32, 32], |problem| narrow(problem, 3));
+}
+
+/// NaN and infinities in keys and values behind the length of a batch: tensor copies bring them, and weights of zero do not
+/// make them go away.
+#[test]
+fn what_lies_behind_the_keys_of_a_batch_leaves_no_trace() {
+    for name in ["hopper-128x48-2stage-hidden-pingpong-persistent", "hopper-64x64-4stage-2keys", "ampere"] {
+        let mut problem = problem(DType::F16, [65, 203, 72, 136]);
+        problem.key_lengths = true;
+        let config: Config = name.parse().expect("a config");
+        for seed in [3, 8] {
+            let numbers = Numbers::Planted(Planted::Unattended);
+            let case = Case { numbers, ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
+            let outcome = verify(&case, None);
+            assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+        }
+    }
 }

@@ -337,7 +337,10 @@ impl Config {
     /// Whether the kernel has room in registers and shared memory.
     pub fn fits(self, specialisation: Specialisation, arch: Arch) -> bool {
         let in_registers = match self {
-            Self::Scalar(_) | Self::Steps(_) => true,
+            Self::Scalar(_) => true,
+            Self::Steps(config) => {
+                config.operand_registers(specialisation.value_dim) <= StepsConfig::MOST_OPERAND_REGISTERS
+            }
             Self::Ampere(config) => config.fits_registers(specialisation, arch),
             Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialisation),
         };

@@ -107,12 +107,18 @@ impl HopperConfig {
         ]
     }
 
-    /// Registers per thread that hold scores, weights and output, and what a bias needs.
+    /// Registers per thread that hold scores, weights and output, and what is done with scores beyond scaling them. Of a
+    /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
     pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
         let (scores, weights) = (self.key_rows / 2, self.key_rows / 4);
         let output = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
-        let bias = if specialisation.bias { scores / 4 } else { 0 };
-        scores + weights + output + bias
+        let terms = match (specialisation.bias, specialisation.has_terms()) {
+            (true, _) => self.key_rows / 4 * 3 + 4,
+            (false, true) if self.key_rows > 128 => 24,
+            (false, true) => 4,
+            (false, false) => 0,
+        };
+        scores + weights + output + terms
     }
 
     /// The most of [`operand_registers`](Self::operand_registers).

@@ -11,6 +11,7 @@ use crate::config::{AmpereConfig, Config, Flaw, L2Window, Packing, most_operand_
 use crate::hopper_config::HopperConfig;
 use crate::parameters::{Argument, Buffers, Extra, arguments};
 use crate::specialisation::MOST_WIDTH;
+use crate::steps_config::StepsConfig;
 use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -61,7 +62,7 @@ pub enum Reason {
     #[error("{argument} of the {kernel} config is {value}; it must be {allowed}")]
     Config { kernel: &'static str, argument: &'static str, value: u32, allowed: &'static str },
     #[error(
-        "the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, or the query from shared memory"
+        "the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, the query from shared memory, or tensor cores"
     )]
     Registers { config: Config, registers: u32, limit: u32 },
     #[error(
@@ -234,6 +235,15 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
         let Flaw { argument, value, allowed } = flaw;
         Reason::Config { kernel, argument, value, allowed }
     }));
+    if let Config::Steps(steps) = config
+        && reasons.is_empty()
+    {
+        let limit = StepsConfig::MOST_OPERAND_REGISTERS;
+        let registers = steps.operand_registers(problem.value_dim as u32);
+        if registers > limit {
+            reasons.push(Reason::Registers { config, registers, limit });
+        }
+    }
     if let Config::Ampere(ampere) = config
         && reasons.is_empty()
     {

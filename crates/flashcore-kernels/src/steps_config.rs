@@ -69,6 +69,9 @@ impl StepsConfig {
         Self::LAST,
     ];
 
+    /// The most of [`operand_registers`](Self::operand_registers): with more, compilers move registers to memory and back.
+    pub(crate) const MOST_OPERAND_REGISTERS: u32 = 176;
+
     /// Query rows of a CTA.
     pub const fn query_rows(self) -> u32 {
         WARPS * ROWS_PER_BLOCK
@@ -77,6 +80,15 @@ impl StepsConfig {
     /// Threads of a CTA.
     pub const fn threads(self) -> u32 {
         WARPS * LANES
+    }
+
+    /// Registers per thread that hold the output and the weights it is multiplied by, where lanes do that: two columns of
+    /// 16 rows in each 64, and four weights of each row.
+    pub(crate) const fn operand_registers(self, value_dim: u32) -> u32 {
+        match self.output {
+            Product::Scalar => 2 * ROWS_PER_BLOCK * value_dim.div_ceil(2 * LANES) + 4 * ROWS_PER_BLOCK,
+            Product::Tensor => value_dim.next_multiple_of(16) / 2,
+        }
     }
 
     /// How keys and values come.

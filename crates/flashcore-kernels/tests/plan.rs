@@ -259,7 +259,7 @@ fn hopper_flaws_are_named() {
     }
 }
 
-/// On an H200: the Hopper kernel for everything that it takes, and a config that fits.
+/// On an H200: the Hopper kernel for everything that it has registers for, which is all but a bias of the widest heads.
 #[test]
 fn every_problem_on_hopper_gets_a_plan() {
     let mut families = std::collections::BTreeMap::new();
@@ -277,5 +277,5 @@ fn every_problem_on_hopper_gets_a_plan() {
             }
         }
     }
-    assert_eq!(families.into_iter().collect::<Vec<_>>(), [("hopper", 192)]);
+    assert_eq!(families.into_iter().collect::<Vec<_>>(), [("ampere", 12), ("hopper", 180)]);
 }

@@ -1,15 +1,15 @@
 //! Tensor cores from end to end, for everything from `sm_80` on.
 //!
 //! A CTA has one tile of query rows, 16 for each warp. The query goes through shared memory into registers once;
-//! tiles of keys and values stream through a [`Ring`] of stages, copied by all threads while the tile before is
+//! tiles of keys and values stream through a ring of stages, copied by all threads while the tile before is
 //! multiplied. For each tile a warp multiplies its query rows by the keys, masks the scores, turns them into weights
 //! with the [`OnlineSoftmax`], and multiplies the weights, which never leave its registers, by the values.
 //!
 //! There is one barrier per tile: it says that the tile has arrived for everybody, and that everybody is done with
 //! the tile before, whose place the next copy takes.
 //!
-//! The choices of its [`AmpereConfig`] change who copies ([`super::stream`]), which rows a tile has ([`Work`]), how many
-//! tiles a CTA takes, and whether it has all keys or a part of them ([`super::partial`]).
+//! The choices of its [`AmpereConfig`] change who copies (`stream.rs`), which rows a tile has (`mod.rs`), how many
+//! tiles a CTA takes, and whether it has all keys or a part of them (`partial.rs`).
 
 use flashcore_ir::types::{F16x2, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, SpecialRegister};

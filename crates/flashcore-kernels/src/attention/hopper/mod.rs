@@ -18,7 +18,7 @@
 //! Where there are few rows, warpgroups can share the keys instead: each takes every second or fourth tile of them for the
 //! same rows, and the first adds up what they have, in `gather`.
 //!
-//! [`Schedule`] says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
+//! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
 
 mod consumer;
 mod epilogue;
