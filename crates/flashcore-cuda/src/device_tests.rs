@@ -312,8 +312,8 @@ fn a_tensor_map_reaches_the_driver_as_it_was_described() {
     assert_eq!(invalid, Err(CudaError::TensorMap(InvalidTensorMap::Base { base: 8 })));
     assert_eq!(state(|state| state.count("cuTensorMapEncodeTiled")), 1);
     fail("cuTensorMapEncodeTiled", Some(code::INVALID_VALUE));
-    let failed = context.encode_tensor_map(&map).unwrap_err();
-    assert!(failed.to_string().contains("cuTensorMapEncodeTiled"), "{failed}");
+    let CudaError::Call(failure) = context.encode_tensor_map(&map).unwrap_err() else { panic!("no failed call") };
+    assert_eq!((failure.call, failure.code), ("cuTensorMapEncodeTiled", code::INVALID_VALUE));
 }
 
 #[test]

@@ -376,9 +376,7 @@ pub(crate) struct CompareWorker {
 
 impl CompareWorker {
     pub(crate) fn run(&self) -> Result<Ending, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let problem = parse_shape(&self.shape, self.dtype).map_err(usage)?;
-        let problem = Problem { mask: parse_mask(&self.mask).map_err(usage)?, ..problem };
+        let problem = super::problem(&self.shape, self.dtype, &self.mask)?;
         let orders = BufReader::new(std::io::stdin());
         serve(self.subject, &problem, self.seed, &build(), orders, std::io::stdout()).map_err(failure)?;
         Ok(Ending::Well)

@@ -6,10 +6,9 @@ use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
 use flashcore_bench::record::{Machine, Record};
-use flashcore_bench::{parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::DType;
 
 use super::origin::{write_file, write_record};
 use crate::output::{Cell, Format, Output, Table};
@@ -95,16 +94,8 @@ impl LadderCommand {
     }
 
     fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>), Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let mask = parse_mask(&self.mask).map_err(usage)?;
-        let mut problems = Vec::new();
-        for shape in &self.shape {
-            let problem = Problem { mask, ..parse_shape(shape, self.dtype).map_err(usage)? };
-            if let Err(errors) = problem.validate() {
-                return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
-            }
-            problems.push(problem);
-        }
+        let problems: Vec<_> =
+            self.shape.iter().map(|shape| super::problem(shape, self.dtype, &self.mask)).collect::<Result<_, _>>()?;
         let environment = |error: flashcore::Error| Failure::Environment(error.to_string());
         let gpu = match self.backend {
             BackendName::Sim => None,

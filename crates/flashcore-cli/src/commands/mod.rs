@@ -24,9 +24,20 @@ pub(crate) mod verify;
 mod whole_file;
 
 use flashcore_bench::nearest::nearest;
+use flashcore_bench::{ShapeError, parse_mask, parse_shape};
 use flashcore_kernels::{Config, UnknownConfig};
+use flashcore_problem::{DType, Problem, ProblemError};
 
 use crate::Failure;
+
+/// The problem of a shape, a type and a mask, or what is wrong with it.
+fn problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
+    let usage = |error: ShapeError| Failure::Usage(error.to_string());
+    let problem = Problem { mask: parse_mask(mask).map_err(usage)?, ..parse_shape(shape, dtype).map_err(usage)? };
+    let lines = |errors: Vec<ProblemError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    problem.validate().map_err(|errors| Failure::Usage(lines(errors)))?;
+    Ok(problem)
+}
 
 /// The config by its name, or by the name of its kernel.
 fn config(name: &str) -> Result<Config, Failure> {

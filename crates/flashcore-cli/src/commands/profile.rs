@@ -10,7 +10,7 @@ use flashcore_bench::profile::{
 };
 use flashcore_bench::record::{Machine, ProblemKey};
 use flashcore_bench::roofline::{Floors, RoofDevice};
-use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_bench::{mask_text, shape_text};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Inputs, Problem};
@@ -129,17 +129,7 @@ impl ProfileCommand {
     }
 
     fn problems(&self) -> Result<Vec<Problem>, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let mask = parse_mask(&self.mask).map_err(usage)?;
-        let mut problems = Vec::new();
-        for shape in &self.shape {
-            let problem = Problem { mask, ..parse_shape(shape, self.dtype).map_err(usage)? };
-            if let Err(errors) = problem.validate() {
-                return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
-            }
-            problems.push(problem);
-        }
-        Ok(problems)
+        self.shape.iter().map(|shape| super::problem(shape, self.dtype, &self.mask)).collect()
     }
 
     /// The configs that were asked for, or the one that the device takes.
@@ -348,9 +338,7 @@ pub(crate) struct ProfileTarget {
 
 impl ProfileTarget {
     pub(crate) fn run(&self) -> Result<Ending, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let problem = parse_shape(&self.shape, self.dtype).map_err(usage)?;
-        let problem = Problem { mask: parse_mask(&self.mask).map_err(usage)?, ..problem };
+        let problem = super::problem(&self.shape, self.dtype, &self.mask)?;
         let gpu = Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?;
         let launched = gpu.launch_some(&problem, Some(super::config(&self.kernel)?), &Inputs::random(&problem, 0));
         launched.map_err(|error| Failure::Usage(error.to_string()))?;
