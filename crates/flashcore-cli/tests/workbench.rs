@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use flashcore_bench::digest::sha256_of_numbers;
 use serde_json::Value;
 
 fn flashcore(arguments: &[&str]) -> Output {
@@ -144,13 +145,19 @@ fn a_record_of_another_schema_is_refused() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// A bench record as a release build of a commit would have made it.
+/// A bench record as a release build of a commit would have made it on a machine at rest: the times are made, since a
+/// test of the verdicts is not a test of how quiet the machine is that runs it.
 fn published(record: &std::path::Path) {
     let text = fs::read_to_string(record).expect("a record");
     let mut value: Value = serde_json::from_str(&text).expect("JSON");
     value["origin"]["build"] = serde_json::json!({
         "version": "0.1.0", "commit": "0123456789abcdef0123456789abcdef01234567", "dirty": false, "profile": "release",
     });
+    for row in value["content"]["rows"].as_array_mut().expect("rows") {
+        let times: Vec<f64> = (0..40).map(|sample| 1e-3 * (1.0 + 0.001 * f64::from(sample % 7))).collect();
+        row["samples_sha256"] = sha256_of_numbers(&times).into();
+        row["hot_seconds"] = times.into();
+    }
     fs::write(record, value.to_string()).expect("a file");
 }
 
