@@ -1,5 +1,6 @@
 //! Tiles of query rows and tiles of keys: which meet, and what happens when they do.
 
+use crate::formulas;
 use crate::group::Group;
 use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
 use crate::pack;
@@ -186,9 +187,12 @@ fn meet<K: Microkernel>(
     if let Some(terms) = group.scoring.lane_terms(first_key, places) {
         kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
     }
+    formulas::apply(group, &strip.rows, first_key, scores, lanes);
     if is_masked {
         mask(group, &strip.rows, first_key, scores, lanes);
     }
+    // Any key may be one that a formula takes out.
+    let all = if group.problem.mask_mod.is_some() { first_key..first_key } else { all };
     // A kernel that takes several keys at once multiplies those behind the last by zero.
     let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
     let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
@@ -256,7 +260,7 @@ fn accumulate_attended<K: Microkernel>(
         pack::for_each(group.value.dtype(), group.value.row(key), |column, element: K::Real| {
             let sums = &mut output[column * lanes..];
             for ((sum, &weight), row) in sums.iter_mut().zip(weights).zip(strip.rows.clone()) {
-                if group.attended(row).contains(&key) {
+                if group.attended(row).contains(&key) && formulas::takes_part(group, row, key) {
                     *sum += weight * element;
                 }
             }
