@@ -48,6 +48,10 @@ const fn hardware_only(
     Definition { name, unit, hardware, simulator: None, difference: "" }
 }
 
+const L2_READS: &str = "L2 reads";
+const L2_READ_HITS: &str = "L2 read hits";
+const L2_READ_HIT_RATE: &str = "L2 read hit rate";
+
 /// Beyond this part, a difference between hardware and simulator is to be explained.
 const AGREEMENT: f64 = 0.02;
 
@@ -178,8 +182,26 @@ pub const DEFINITIONS: &[Definition] = &[
     hardware_only("DRAM throughput", "%", &[&["dram__throughput.avg.pct_of_peak_sustained_elapsed"]]),
     hardware_only("DRAM bytes", "B", &[&["dram__bytes.sum"], &["dram__bytes_read.sum", "dram__bytes_write.sum"]]),
     hardware_only("L2 throughput", "%", &[&["lts__throughput.avg.pct_of_peak_sustained_elapsed"]]),
-    hardware_only("L2 hit rate", "%", &[&["lts__t_sector_hit_rate.pct"]]),
-    hardware_only("L2 read hit rate", "%", &[&["lts__t_sector_op_read_hit_rate.pct"]]),
+    // Sectors that multiprocessors read, by load, cp.async or tensor copy.
+    hardware_only(
+        L2_READS,
+        "",
+        &[&["lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum", "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum"]],
+    ),
+    // Those that were in the cache: in the half of it that is nearer to the multiprocessor, or, asked for by that half
+    // over the fabric between them, in the other.
+    hardware_only(
+        L2_READ_HITS,
+        "",
+        &[&[
+            "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum",
+            "lts__t_sectors_srcunit_ltcfabric_op_read_lookup_hit.sum",
+        ]],
+    ),
+    // Of both. ncu has a rate of its own, lts__t_sector_op_read_hit_rate: it takes what halves ask of each other for
+    // reads too, so that it is lower the more the halves share, and divides counters of different replays, so that it
+    // went beyond 100 % on a short launch.
+    hardware_only(L2_READ_HIT_RATE, "%", &[]),
     hardware_only(
         "stall: long scoreboard",
         "warps",
@@ -252,6 +274,7 @@ pub fn metrics(counted: &BTreeMap<String, f64>, simulated: Option<(&Counters, f6
         .collect();
     ratio(&mut metrics, "sectors per request", "global load sectors", "global load requests");
     hardware_wavefronts_per_request(&mut metrics);
+    read_hit_rate(&mut metrics);
     metrics.retain(|metric| metric.hardware.is_some() || metric.simulator.is_some());
     metrics
 }
@@ -292,6 +315,17 @@ fn hardware_wavefronts_per_request(metrics: &mut [Metric]) {
     }
 }
 
+/// Of the sectors that multiprocessors read, the part that did not have to come from memory.
+fn read_hit_rate(metrics: &mut [Metric]) {
+    let hardware = |name: &str| metrics.iter().find(|metric| metric.name == name).and_then(|metric| metric.hardware);
+    let (Some(reads), Some(hits)) = (hardware(L2_READS).filter(|reads| *reads > 0.0), hardware(L2_READ_HITS)) else {
+        return;
+    };
+    if let Some(metric) = metrics.iter_mut().find(|metric| metric.name == L2_READ_HIT_RATE) {
+        metric.hardware = Some(100.0 * hits / reads);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,6 +355,24 @@ mod tests {
             tensor.difference.as_deref(),
             Some("+42.9 %: one instruction of a kernel can be several of the machine")
         );
-        assert!(!found.iter().any(|metric| metric.name == "L2 hit rate"), "nothing is known of it");
+        assert!(!found.iter().any(|metric| metric.name == L2_READ_HIT_RATE), "nothing is known of it");
+    }
+
+    #[test]
+    fn what_the_other_half_of_the_cache_had_is_a_hit() {
+        let rate = |counted: &[(&str, f64)]| {
+            let counted = counted.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+            let found = metrics(&counted, None);
+            found.into_iter().find(|metric| metric.name == L2_READ_HIT_RATE).and_then(|metric| metric.hardware)
+        };
+        let near = [
+            ("lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum", 70.0),
+            ("lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum", 30.0),
+        ];
+        // A cache in one piece.
+        assert_eq!(rate(&near), Some(70.0));
+        let far = [("lts__t_sectors_srcunit_ltcfabric_op_read_lookup_hit.sum", 20.0)];
+        assert_eq!(rate(&[&near[..], &far[..]].concat()), Some(90.0));
+        assert_eq!(rate(&[]), None);
     }
 }
