@@ -12,7 +12,7 @@ use flashcore_bench::compare::{
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_bench::record::{Machine, Measurements, Record};
-use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_bench::{mask_text, shape_text};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 
@@ -220,16 +220,8 @@ impl Compare {
     }
 
     fn problems(&self, is_gpu: bool) -> Result<Vec<Problem>, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
         let dtype = self.dtype.unwrap_or(if is_gpu { DType::F16 } else { DType::F32 });
-        let one = |shape: &str| -> Result<Vec<Problem>, Failure> {
-            let mask = parse_mask(&self.mask).map_err(usage)?;
-            let problem = Problem { mask, ..parse_shape(shape, dtype).map_err(usage)? };
-            problem.validate().map_err(|errors| {
-                Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
-            })?;
-            Ok(vec![problem])
-        };
+        let one = |shape: &str| Ok(vec![super::problem(shape, dtype, &self.mask)?]);
         match (&self.shape, self.suite) {
             (Some(shape), _) => one(shape),
             (None, SuiteName::One) => one("1x8x512x64"),
