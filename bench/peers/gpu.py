@@ -36,7 +36,8 @@ def problems(suites, dtypes):
     seeds += [(8, 8, 512, 64), (4, 16, 2048, 128)]
     prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128) for s in (512, 1024, 2048, 4096, 8192, 16384)]
     wide = [(16384 // s, 2048 // d, s, d) for d in (96, 192, 256) for s in (512, 1024, 4096, 16384)]
-    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide}
+    wide256 = [shape for shape in wide if shape[3] == 256]
+    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide, "wide256": wide256}
     for suite in suites:
         for dtype in dtypes:
             for shape in shapes[suite]:
@@ -194,7 +195,7 @@ def matmul_tflops():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
-    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide"])
+    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide", "wide256"])
     parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument(

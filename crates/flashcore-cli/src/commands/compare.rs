@@ -204,13 +204,18 @@ impl Compare {
         let problems = self.problems(matches!(b.1, Subject::Cuda(_)))?;
         let options = self.options();
         let mut rows = Vec::new();
-        let (mut name_a, mut name_b) = (self.a.to_string(), self.b.to_string());
+        // Where a program lies is nobody's business.
+        let label = |side: &Side| match side {
+            Side::Binary(path) => format!("bin:{}", path.file_name().unwrap_or_default().to_string_lossy()),
+            other => other.to_string(),
+        };
+        let (mut name_a, mut name_b) = (label(&self.a), label(&self.b));
         for (index, problem) in problems.iter().enumerate() {
             let go_on = progress(output, index, problems.len(), problem);
             let (row, builds) = compare_workers([&a.0, &b.0], [a.1, b.1], problem, &options, go_on).map_err(failure)?;
             rows.push(row);
-            name_a = format!("{} ({})", self.a, builds[0].short());
-            name_b = format!("{} ({})", self.b, builds[1].short());
+            name_a = format!("{} ({})", label(&self.a), builds[0].short());
+            name_b = format!("{} ({})", label(&self.b), builds[1].short());
             if interrupt::requested() {
                 break;
             }
