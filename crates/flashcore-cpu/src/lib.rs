@@ -28,6 +28,7 @@
 //! | `scratch`, `output` | memory that threads keep from call to call, and memory that several write at once |
 //! | `pack` | bytes of the problem's type to tiles of the accumulator's, and back |
 //! | `scores`, `shaping` | from products to scores: softcap, `ALiBi`, bias, in base 2 |
+//! | `masking` | what rows do not attend, taken out of their scores |
 //! | `softmax` | the ends of the softmax: corrections, sinks, the log-sum-exp |
 //! | `level` | the sets of instructions, and which of them the machine has |
 //! | `microkernel` | what is worth writing by hand for each of them: products of tiles, exponentials, conversions |
@@ -66,6 +67,7 @@ mod group;
 #[cfg(test)]
 mod kernel_tests;
 mod level;
+mod masking;
 #[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
 mod microkernel;
 #[cfg(target_arch = "aarch64")]

@@ -1,7 +1,8 @@
 //! Tiles of query rows and tiles of keys: which meet, and what happens when they do.
 
 use crate::group::Group;
-use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::masking::LaneRanges;
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack;
 use crate::real::Real;
 use crate::scratch::{Arena, arena_bytes};
@@ -161,7 +162,6 @@ fn meet<K: Microkernel>(
     let start = any.start - tile.keys.start;
     let keys = start - start % K::FIRST_KEY_BLOCK..any.end - tile.keys.start;
     let first_key = tile.keys.start + keys.start;
-    let is_masked = all != (first_key..any.end);
     let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
 
     let factor = K::Real::from_f64(group.scoring.factor());
@@ -172,38 +172,57 @@ fn meet<K: Microkernel>(
     } else {
         (factor, K::Real::ONE)
     };
-    kernel.score(ScoreProduct {
-        head_dim: group.problem.head_dim,
-        lanes,
-        keys: keys.clone(),
-        key: tile.key,
-        query: strip.query,
-        factor: early,
-        scores: room.scores,
+    let lane_keys = LaneKeys::new(|block| {
+        let rows = strip.rows.start..strip.rows.end.min(strip.rows.start + (block + 1) * K::LANE_BLOCK);
+        group.attended_by(&rows, &tile.keys).0.end.saturating_sub(first_key).min(keys.len())
     });
-    let scores = &mut room.scores[..keys.len() * lanes];
-    let places = strip.rows.clone().map(|row| group.place(row));
-    if let Some(terms) = group.scoring.lane_terms(first_key, places) {
-        kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
-    }
-    if is_masked {
-        mask(group, &strip.rows, first_key, scores, lanes);
-    }
     // A kernel that takes several keys at once multiplies those behind the last by zero.
     let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
     let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
     let is_finite = are_finite(first_key..all.start.clamp(first_key, end)) && are_finite(all.end.max(first_key)..end);
-    kernel.weigh(Strip {
-        lanes,
-        keys: keys.len(),
-        factor: late,
-        scores: room.scores,
-        weights: room.weights,
-        keeps_weights: !is_finite,
-        maximum: strip.maximum,
-        sum: strip.sum,
-        correction: room.correction,
-    });
+    // Under ALiBi or a bias scores may well rise from tile to tile.
+    let mut follows_maximum = !group.scoring.is_plain();
+    loop {
+        kernel.score(ScoreProduct {
+            head_dim: group.problem.head_dim,
+            lanes,
+            keys: keys.clone(),
+            lane_keys,
+            key: tile.key,
+            query: strip.query,
+            factor: early,
+            scores: room.scores,
+        });
+        let scores = &mut room.scores[..keys.len() * lanes];
+        let places = strip.rows.clone().map(|row| group.place(row));
+        if let Some(terms) = group.scoring.lane_terms(first_key, places) {
+            kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
+        }
+        for keys in [first_key..all.start, all.end..any.end] {
+            if !keys.is_empty() {
+                let ranges = LaneRanges::new(keys.start, strip.rows.clone().map(|row| group.attended(row)));
+                let scores = &mut scores[(keys.start - first_key) * lanes..(keys.end - first_key) * lanes];
+                kernel.mask(scores, lanes, &ranges);
+            }
+        }
+        let weighed = kernel.weigh(Strip {
+            lanes,
+            keys: keys.len(),
+            lane_keys,
+            follows_maximum,
+            factor: late,
+            scores: room.scores,
+            weights: room.weights,
+            keeps_weights: !is_finite,
+            maximum: strip.maximum,
+            sum: strip.sum,
+            correction: room.correction,
+        });
+        match weighed {
+            Weighed::Done => break,
+            Weighed::TooLarge => follows_maximum = true,
+        }
+    }
     if !is_finite {
         accumulate_attended(group, strip, first_key..any.end, room, lanes);
         return;
@@ -212,30 +231,13 @@ fn meet<K: Microkernel>(
         value_dim: group.problem.value_dim,
         lanes,
         keys,
+        lane_keys,
         value: tile.value,
         scores: room.scores,
         weights: room.weights,
         correction: room.correction,
         output: strip.output,
     });
-}
-
-/// What a row does not attend gets a score of minus infinity and hence no weight, whatever the product was.
-fn mask<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: usize, scores: &mut [R], lanes: usize) {
-    // From row to row neither end of what is attended goes back: a key is attended by lanes that lie side by side.
-    let attended = |lane: usize| group.attended(rows.start + lane);
-    let (mut first, mut end) = (0, 0);
-    for (key, scores) in (first_key..).zip(scores.chunks_exact_mut(lanes)) {
-        while first < rows.len() && attended(first).end <= key {
-            first += 1;
-        }
-        end = first.max(end);
-        while end < rows.len() && attended(end).start <= key {
-            end += 1;
-        }
-        scores[..first].fill(R::NEGATIVE_INFINITY);
-        scores[end..].fill(R::NEGATIVE_INFINITY);
-    }
 }
 
 /// Adds weights times values for attended keys only: a weight of zero does not hide a NaN or an infinity.

@@ -11,7 +11,8 @@ pub(crate) mod weigh;
 use crate::avx512::Avx512;
 use crate::driver;
 use crate::group::Group;
-use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::masking::LaneRanges;
+use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack::Head;
 use crate::shaping::Shaping;
 use crate::stream::StreamTile;
@@ -154,7 +155,7 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         }
     }
 
-    fn weigh(&self, strip: Strip<'_, Self>) {
+    fn weigh(&self, strip: Strip<'_, Self>) -> Weighed {
         assert!(strip.fits(), "a strip of scores that is too small");
         let mut weighing = weigh::Weighing {
             lanes: strip.lanes,
@@ -168,7 +169,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
             keeps_weights: strip.keeps_weights,
         };
         // SAFETY: `self.vectors` is a witness of AVX-512.
-        unsafe { weigh::weigh(&mut weighing) }
+        unsafe { weigh::weigh(&mut weighing) };
+        Weighed::Done
     }
 
     fn accumulate(&self, product: OutputProduct<'_, Self>) {
@@ -217,6 +219,10 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
 
     fn shape(&self, shaping: Shaping<'_, f32>) {
         self.vectors.shape(shaping);
+    }
+
+    fn mask(&self, scores: &mut [f32], lanes: usize, ranges: &LaneRanges) {
+        self.vectors.mask(scores, lanes, ranges);
     }
 
     fn transpose(&self, columns: &[f32], lanes: usize, rows: &mut [f32]) {

@@ -1,7 +1,7 @@
 //! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `kernel_tests`.
 
 use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, weigh};
-use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, padded};
 use crate::pack::Head;
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
@@ -130,6 +130,7 @@ fn scores_are_as_exact_as_their_sums() {
                     head_dim,
                     lanes: M::STRIP,
                     keys: first..first + keys,
+                    lane_keys: LaneKeys::new(|_| keys),
                     key: &packed_key,
                     query: &packed_query,
                     factor: -0.3,
@@ -171,6 +172,8 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
         kernel.weigh(Strip {
             lanes: M::STRIP,
             keys: keys.len(),
+            lane_keys: LaneKeys::new(|_| keys.len()),
+            follows_maximum: true,
             factor: 0.7,
             scores: &mut scores,
             weights: &mut weights,
@@ -185,6 +188,7 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
             value_dim,
             lanes: M::STRIP,
             keys: keys.clone(),
+            lane_keys: LaneKeys::new(|_| keys.len()),
             value: &packed,
             scores: &scores,
             weights: &weights,
@@ -240,6 +244,8 @@ fn powers<M: PairMultiplier>(kernel: &Bf16Kernel<M>, exponents: &[f32]) -> Vec<f
         keeps_weights: true,
         lanes: LANES,
         keys,
+        lane_keys: LaneKeys::new(|_| keys),
+        follows_maximum: true,
         factor: 1.0,
         scores: &mut powers,
         weights: &mut vec![0; Bf16Kernel::<M>::weight_size(keys)],
@@ -295,6 +301,8 @@ fn the_maximum_follows_late() {
             kernel.weigh(Strip {
                 lanes: LANES,
                 keys: 1,
+                lane_keys: LaneKeys::new(|_| 1),
+                follows_maximum: true,
                 factor: 2.0,
                 scores: &mut scores,
                 weights: &mut weights,
