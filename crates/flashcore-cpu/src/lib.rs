@@ -163,12 +163,12 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
     match level {
         Level::Amx if is_bf16 => {
             if let Some(kernel) = amx::detect() {
-                return attend_in_pairs(&kernel, problem, inputs, outputs);
+                return attend_in_pairs(kernel, problem, inputs, outputs);
             }
         }
         Level::Avx512Bf16 if is_bf16 => {
             if let Some(kernel) = avx512_bf16::detect() {
-                return attend_in_pairs(&kernel, problem, inputs, outputs);
+                return attend_in_pairs(kernel, problem, inputs, outputs);
             }
         }
         Level::Amx | Level::Avx512Bf16 | Level::Avx512 => {
@@ -189,13 +189,14 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
 /// In pairs of `bf16`, where their products are exact.
 #[cfg(target_arch = "x86_64")]
 fn attend_in_pairs<M: bf16::PairMultiplier>(
-    kernel: &bf16::Bf16Kernel<M>,
+    kernel: bf16::Bf16Kernel<M>,
     problem: &Problem,
     inputs: &InputViews<'_>,
     outputs: OutputViews<'_>,
 ) {
-    if kernel.is_exact_for(problem, inputs) {
-        driver::attend(kernel, problem, inputs, outputs);
+    let survey = kernel.survey(problem, inputs);
+    if survey.is_exact() {
+        driver::attend(&kernel.for_problem(problem, inputs, &survey), problem, inputs, outputs);
     } else {
         driver::attend(kernel.exact(), problem, inputs, outputs);
     }
