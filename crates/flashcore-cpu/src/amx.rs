@@ -32,6 +32,7 @@ impl PairMultiplier for TileProducts {
     /// Keys and values come from the second-level cache once for each strip: the wider it is, the less often.
     const STRIP: usize = 4 * LANES;
     const KEY_TILE: usize = 128;
+    const HAS_OWN_UNITS: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
         let lane_bytes = product.stride * size_of::<f32>();

@@ -106,7 +106,7 @@ macro_rules! vector_kernel {
                 unsafe { run(&mut product) }
             }
 
-            fn weigh(&self, mut strip: crate::microkernel::Strip<'_, Self>) -> crate::microkernel::Weighed {
+            fn weigh(&self, strip: &mut crate::microkernel::Strip<'_, Self>) -> crate::microkernel::Weighed {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::real::Real>)? (
                     strip: &mut crate::microkernel::Strip<'_, $level $(<$real>)?>,
@@ -115,7 +115,7 @@ macro_rules! vector_kernel {
                     unsafe { crate::blocks::weigh::<$vector, _>(strip) }
                 }
                 // SAFETY: `self` is a witness of the features.
-                unsafe { run(&mut strip) }
+                unsafe { run(strip) }
             }
 
             fn accumulate(&self, mut product: crate::microkernel::OutputProduct<'_, Self>) {

@@ -118,7 +118,7 @@ fn outputs() {
                     let mut scores: Vec<f32> = integers(padded(keys.len(), K::KEY_BLOCK) * lanes, 3);
                     let mut weights = vec![K::Packed::default(); K::weight_size(keys.len())];
                     let (mut maximum, mut sum, mut correction) = (vec![5.0; lanes], vec![1.0; lanes], vec![9.0; lanes]);
-                    kernel.weigh(Strip {
+                    kernel.weigh(&mut Strip {
                         keeps_weights: true,
                         lanes,
                         keys: keys.len(),
@@ -178,7 +178,7 @@ fn weights() {
                 let old_sum: Vec<f32> = old.iter().map(|&old| if old == infinite { 0.0 } else { 2.0 }).collect();
                 let mut weights = scores.clone();
                 let (mut maximum, mut sum, mut correction) = (old.clone(), old_sum.clone(), vec![9.0; columns]);
-                kernel.weigh(Strip {
+                kernel.weigh(&mut Strip {
                     keeps_weights: true,
                     lanes: columns,
                     keys,
@@ -218,7 +218,7 @@ fn weights_above_a_maximum_that_stays() {
             let mut scores = vec![1.0; 3 * columns];
             scores[3 * columns - 1] = last_score;
             let (mut maximum, mut sum, mut correction) = (vec![0.0; columns], vec![8.0; columns], vec![9.0; columns]);
-            let weighed = kernel.weigh(Strip {
+            let weighed = kernel.weigh(&mut Strip {
                 keeps_weights: true,
                 lanes: columns,
                 keys: 3,
@@ -243,7 +243,7 @@ fn weights_above_a_maximum_that_stays() {
         }
         let (mut maximum, mut sum, mut correction) =
             (vec![f32::NEG_INFINITY; columns], vec![0.0; columns], vec![9.0; columns]);
-        let weighed = kernel.weigh(Strip {
+        let weighed = kernel.weigh(&mut Strip {
             keeps_weights: true,
             lanes: columns,
             keys: 1,
@@ -283,7 +283,7 @@ fn keys_of_the_first_lanes() {
             let (mut maximum, mut sum, mut correction) =
                 (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes], vec![9.0; lanes]);
             let mut weights = scores.clone();
-            kernel.weigh(Strip {
+            kernel.weigh(&mut Strip {
                 keeps_weights: true,
                 lanes,
                 keys,
@@ -347,7 +347,7 @@ fn weights_of_special_scores() {
             let old_sum = if old == infinite { 0.0 } else { 1.0 };
             let (mut maximum, mut sum, mut correction) =
                 (vec![old; columns], vec![old_sum; columns], vec![9.0; columns]);
-            kernel.weigh(Strip {
+            kernel.weigh(&mut Strip {
                 keeps_weights: true,
                 lanes: columns,
                 keys: 2,
@@ -378,7 +378,7 @@ fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32>
     // With a maximum of zero nothing is subtracted.
     let (mut maximum, mut sum, mut correction) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
     let keys = powers.len() / columns;
-    kernel.weigh(Strip {
+    kernel.weigh(&mut Strip {
         keeps_weights: true,
         lanes: columns,
         keys,

@@ -82,7 +82,7 @@ mod packing;
 mod peak;
 #[expect(unsafe_code, reason = "it implements the trait of vectors")]
 mod portable;
-#[expect(unsafe_code, reason = "an instruction without effect but on caches")]
+#[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "an instruction without effect but on caches"))]
 mod prefetch;
 mod real;
 mod scores;

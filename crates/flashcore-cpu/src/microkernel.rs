@@ -84,7 +84,15 @@ pub(crate) trait Microkernel: Sync {
     fn score(&self, product: ScoreProduct<'_, Self>);
 
     /// One step of the softmax: scores to weights, running maximum and sum brought up to date.
-    fn weigh(&self, strip: Strip<'_, Self>) -> Weighed;
+    fn weigh(&self, strip: &mut Strip<'_, Self>) -> Weighed;
+
+    /// [`score`](Self::score) and [`weigh`](Self::weigh) at once, for scores to which nothing is done between them. Whether
+    /// it was done: a kernel may not have it, or not for this strip, and then nothing is changed but the room for scores and
+    /// weights.
+    fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
+        let _ = (factors, strip);
+        false
+    }
 
     /// Adds the products of values and weights to the output.
     fn accumulate(&self, product: OutputProduct<'_, Self>);
@@ -116,6 +124,21 @@ pub(crate) trait Microkernel: Sync {
         // SAFETY: any processor can do this.
         unsafe { stream_blocks::attend_tile::<Array<Self::Real>>(&mut tile) }
     }
+}
+
+/// What scores are products of.
+pub(crate) struct Factors<'a, K: Microkernel + ?Sized> {
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) head_dim: usize,
+    /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) keys: Range<usize>,
+    /// A tile that [`Microkernel::pack_keys`] has packed.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) key: &'a [K::Packed],
+    /// A strip that [`Microkernel::pack_query`] has packed.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) query: &'a [K::Packed],
 }
 
 /// What became of a strip of scores.
@@ -193,7 +216,6 @@ pub(crate) struct Strip<'a, K: Microkernel + ?Sized> {
     /// long as they are not [too large](Weighed::TooLarge).
     pub(crate) follows_maximum: bool,
     /// What scores are to be multiplied by first: 1, or above zero where [`Microkernel::MULTIPLIES_IN_WEIGH`].
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 multiply there"))]
     pub(crate) factor: K::Real,
     /// A row of `lanes` for each key. Scores come in, weights `2^(score - maximum)` go out.
     pub(crate) scores: &'a mut [K::Real],

@@ -2,7 +2,7 @@
 
 use crate::group::Group;
 use crate::masking::LaneRanges;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
+use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack;
 use crate::real::Real;
 use crate::scratch::{Arena, arena_bytes};
@@ -180,9 +180,25 @@ fn meet<K: Microkernel>(
     let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
     let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
     let is_finite = are_finite(first_key..all.start.clamp(first_key, end)) && are_finite(all.end.max(first_key)..end);
-    // Under ALiBi or a bias scores may well rise from tile to tile.
-    let mut follows_maximum = !group.scoring.is_plain();
-    loop {
+    let is_plain = group.scoring.is_plain();
+    let factors = Factors { head_dim: group.problem.head_dim, keys: keys.clone(), key: tile.key, query: strip.query };
+    let mut softmax = Strip {
+        lanes,
+        keys: keys.len(),
+        lane_keys,
+        // Under ALiBi or a bias scores may well rise from tile to tile.
+        follows_maximum: !is_plain,
+        factor: late,
+        scores: room.scores,
+        weights: room.weights,
+        keeps_weights: !is_finite,
+        maximum: strip.maximum,
+        sum: strip.sum,
+        correction: room.correction,
+    };
+    let is_whole = all == (first_key..any.end);
+    let mut is_done = is_plain && is_whole && late == factor && kernel.score_and_weigh(factors, &mut softmax);
+    while !is_done {
         kernel.score(ScoreProduct {
             head_dim: group.problem.head_dim,
             lanes,
@@ -191,9 +207,9 @@ fn meet<K: Microkernel>(
             key: tile.key,
             query: strip.query,
             factor: early,
-            scores: room.scores,
+            scores: softmax.scores,
         });
-        let scores = &mut room.scores[..keys.len() * lanes];
+        let scores = &mut softmax.scores[..keys.len() * lanes];
         let places = strip.rows.clone().map(|row| group.place(row));
         if let Some(terms) = group.scoring.lane_terms(first_key, places) {
             kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
@@ -205,22 +221,9 @@ fn meet<K: Microkernel>(
                 kernel.mask(scores, lanes, &ranges);
             }
         }
-        let weighed = kernel.weigh(Strip {
-            lanes,
-            keys: keys.len(),
-            lane_keys,
-            follows_maximum,
-            factor: late,
-            scores: room.scores,
-            weights: room.weights,
-            keeps_weights: !is_finite,
-            maximum: strip.maximum,
-            sum: strip.sum,
-            correction: room.correction,
-        });
-        match weighed {
-            Weighed::Done => break,
-            Weighed::TooLarge => follows_maximum = true,
+        match kernel.weigh(&mut softmax) {
+            Weighed::Done => is_done = true,
+            Weighed::TooLarge => softmax.follows_maximum = true,
         }
     }
     if !is_finite {

@@ -13,7 +13,7 @@ use crate::avx512::Avx512;
 use crate::driver;
 use crate::group::Group;
 use crate::masking::LaneRanges;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
+use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack::Head;
 use crate::shaping::Shaping;
 use crate::stream::StreamTile;
@@ -53,6 +53,8 @@ pub(crate) trait PairMultiplier: Sync {
     const STRIP: usize;
     /// Keys of one tile.
     const KEY_TILE: usize;
+    /// Whether units of their own do it, which work while those of vectors do.
+    const HAS_OWN_UNITS: bool;
 
     /// # Safety
     ///
@@ -102,6 +104,9 @@ impl<M: PairMultiplier> Bf16Kernel<M> {
 
 /// No strip has more lanes.
 const MOST_STRIP: usize = 4 * LANES;
+
+/// Keys and lanes that are multiplied at once while others are weighed: as many as tile registers hold sums of.
+const BLOCK: usize = 2 * LANES;
 
 impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     type Real = f32;
@@ -195,29 +200,73 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         }
     }
 
-    fn weigh(&self, strip: Strip<'_, Self>) -> Weighed {
+    fn weigh(&self, strip: &mut Strip<'_, Self>) -> Weighed {
         assert!(strip.fits(), "a strip of scores that is too small");
-        let mut weighing = weigh::Weighing {
-            lanes: strip.lanes,
-            keys: strip.keys,
-            lane_keys: strip.lane_keys,
-            factor: strip.factor,
-            scores: strip.scores,
-            weights: strip.weights,
-            maximum: strip.maximum,
-            sum: strip.sum,
-            correction: strip.correction,
-            keeps_weights: strip.keeps_weights,
-        };
+        let is_narrow = self.has_narrow_weights && !strip.keeps_weights;
+        let mut weighing = weighing(strip);
         // SAFETY: `self.vectors` is a witness of AVX-512, and the processor was asked for what else narrow weights need.
         unsafe {
-            if self.has_narrow_weights && !strip.keeps_weights {
+            if is_narrow {
                 narrow::weigh(&mut weighing);
             } else {
                 weigh::weigh(&mut weighing);
             }
         }
         Weighed::Done
+    }
+
+    /// Products of some keys and lanes, and while the units for them are at work, the weights of those before.
+    fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
+        let (lanes, keys) = (strip.lanes, factors.keys.len());
+        if !(M::HAS_OWN_UNITS
+            && self.has_narrow_weights
+            && !strip.keeps_weights
+            && keys.is_multiple_of(BLOCK)
+            && lanes.is_multiple_of(BLOCK)
+            && strip.maximum[..lanes].iter().all(|maximum| maximum.is_finite()))
+        {
+            return false;
+        }
+        let panels = pack::panels(factors.head_dim);
+        let panel_size = factors.key.len() / panels;
+        assert!(
+            strip.fits()
+                && strip.keys == keys
+                && factors.keys.end * PAIRS <= panel_size
+                && factors.query.len() >= pack::query_size(factors.head_dim, lanes),
+            "a product of tiles that are too small"
+        );
+        let mut weighing = weighing(strip);
+        let mut added = [0.0; MOST_STRIP];
+        let blocks = (0..keys).step_by(BLOCK).flat_map(|key| (0..lanes).step_by(BLOCK).map(move |lane| (key, lane)));
+        let mut before = None;
+        // SAFETY: the keys have so many rows in each panel, the query a row for each pair of a panel, and the scores a
+        // row for each key, as asserted; for the rest as in `weigh`.
+        unsafe {
+            for (key, lane) in blocks {
+                self.multiplier.multiply(PairProduct {
+                    rows: BLOCK,
+                    lanes: BLOCK,
+                    stride: lanes,
+                    panels,
+                    left: factors.key.as_ptr().add((factors.keys.start + key) * PAIRS),
+                    panel_size,
+                    right: factors.query.as_ptr().add(lane),
+                    product: weighing.scores.as_mut_ptr().add(key * lanes + lane),
+                    adds: false,
+                });
+                if let Some((key, lane)) = before.replace((key, lane)) {
+                    narrow::weigh_block(&mut weighing, key..key + BLOCK, lane..lane + BLOCK, &mut added);
+                }
+            }
+            if let Some((key, lane)) = before {
+                narrow::weigh_block(&mut weighing, key..key + BLOCK, lane..lane + BLOCK, &mut added);
+            }
+            if !narrow::settle(&mut weighing, &added) {
+                narrow::weigh(&mut weighing);
+            }
+        }
+        true
     }
 
     fn accumulate(&self, product: OutputProduct<'_, Self>) {
@@ -326,6 +375,22 @@ impl<M> Bf16Kernel<M> {
     /// The kernel that is exact for all.
     pub(crate) fn exact(&self) -> &Avx512 {
         &self.vectors
+    }
+}
+
+/// What the softmax sees of a strip.
+fn weighing<'a, M: PairMultiplier>(strip: &'a mut Strip<'_, Bf16Kernel<M>>) -> weigh::Weighing<'a> {
+    weigh::Weighing {
+        lanes: strip.lanes,
+        keys: strip.keys,
+        lane_keys: strip.lane_keys,
+        factor: strip.factor,
+        scores: strip.scores,
+        weights: strip.weights,
+        maximum: strip.maximum,
+        sum: strip.sum,
+        correction: strip.correction,
+        keeps_weights: strip.keeps_weights,
     }
 }
 

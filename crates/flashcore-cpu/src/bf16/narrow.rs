@@ -19,6 +19,7 @@ use core::arch::x86_64::{
     _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
     _mm512_shuffle_epi8, _mm512_srli_epi16, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
+use std::ops::Range;
 
 /// The largest error of a weight, relative to the exact one, from 2^-111 of the reference on.
 #[cfg(test)]
@@ -103,6 +104,46 @@ pub(crate) fn weigh(strip: &mut Weighing<'_>) {
             _mm512_storeu_ps(strip.correction.as_mut_ptr().add(lane), correction);
         }
     }
+}
+
+/// The weights of some keys, which begin with an even one, in some lanes, all of which have seen a score. What they add up
+/// to is added to `added`, and all else left to [`settle`].
+///
+/// # Safety
+///
+/// The strip has scores and weights of these keys and lanes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+pub(crate) unsafe fn weigh_block(strip: &mut Weighing<'_>, keys: Range<usize>, lanes: Range<usize>, added: &mut [f32]) {
+    for (lane, added) in lanes.clone().step_by(LANES).zip(added[lanes].chunks_exact_mut(LANES)) {
+        // SAFETY: the caller vouches for scores and weights, and there is a maximum for each lane.
+        unsafe {
+            let column = Column {
+                scores: strip.scores.as_ptr().add(keys.start * strip.lanes + lane),
+                weights: strip.weights.as_mut_ptr().add(keys.start / 2 * strip.lanes + lane),
+                lanes: strip.lanes,
+                keys: keys.len(),
+                pairs: keys.len() / 2,
+                factor: strip.factor,
+            };
+            let maximum = _mm512_loadu_ps(strip.maximum[lane..][..LANES].as_ptr());
+            let sum = column.weigh(_mm512_sub_ps(maximum, _mm512_set1_ps(LIFT)));
+            _mm512_storeu_ps(added.as_mut_ptr(), _mm512_add_ps(_mm512_loadu_ps(added.as_ptr()), sum));
+        }
+    }
+}
+
+/// Ends what [`weigh_block`] began for all keys and lanes, unless some score was too far above its reference: then nothing
+/// is changed.
+pub(crate) fn settle(strip: &mut Weighing<'_>, added: &[f32]) -> bool {
+    let added = &added[..strip.lanes];
+    if added.iter().any(|&added| added > MOST) {
+        return false;
+    }
+    for (sum, &added) in strip.sum.iter_mut().zip(added) {
+        *sum += added;
+    }
+    strip.correction[..strip.lanes].fill(1.0);
+    true
 }
 
 /// The scores of one vector of lanes, and where their weights go.
