@@ -71,6 +71,13 @@ impl Lowered {
         }
     }
 
+    const fn integer(self) -> Offset {
+        match self {
+            Self::Integer(integer) => integer,
+            Self::Number(_) | Self::Truth(_) => unreachable!(),
+        }
+    }
+
     const fn truth(self) -> Reg<Pred> {
         match self {
             Self::Truth(truth) => truth,
@@ -197,12 +204,13 @@ impl AddedTerm {
     /// Adds the term to the products of a tile, in which the first key of this lane is `key`.
     pub fn apply(&self, k: &mut Builder, products: &Accumulator, key: Reg<S32>, tile: TileSpan) {
         let FormulaCode { formula, place, .. } = self.code;
-        let Some(added) = formula.added_term() else { return };
+        let Some((added, sign)) = formula.added_term() else { return };
+        let factor = if sign < 0.0 { k.neg(self.inverse_scale) } else { self.inverse_scale };
         let each = |k: &mut Builder| {
             let mut of_tile = self.code.of_tile(key);
             products.each(|row, column, product| {
                 let term = of_tile.term(k, added, row, column, None).number();
-                k.fma_to(product, term, self.inverse_scale);
+                k.fma_to(product, term, factor);
             });
         };
         match is_constant(k, formula, added, place, tile) {
@@ -212,7 +220,7 @@ impl AddedTerm {
                 |k| {
                     let first = self.code.for_row(k, tile.first_row);
                     let term = first.of_tile(tile.first_key).term(k, added, 0, 0, None).number();
-                    let term = k.mul(term, self.inverse_scale);
+                    let term = k.mul(term, factor);
                     products.each(|_, _, product| k.add_to(product, term));
                 },
                 each,
@@ -235,9 +243,9 @@ impl FormulaOfTile<'_> {
     /// What becomes of a score in base 2, in base 2.
     pub fn score(&mut self, k: &mut Builder, row: usize, column: u32, score: Reg<F32>) -> Reg<F32> {
         let formula = self.code.formula;
-        if let Some(added) = formula.added_term() {
+        if let Some((added, sign)) = formula.added_term() {
             let added = self.term(k, added, row, column, None).number();
-            return k.fma(added, LOG2_E, score);
+            return k.fma(added, sign * LOG2_E, score);
         }
         let natural = k.mul(score, LN_2);
         let result = self.term(k, formula.result(), row, column, Some(natural)).number();
@@ -274,6 +282,16 @@ impl FormulaOfTile<'_> {
             Step::Key => position(self.key, column),
             Step::Number(bits) => Lowered::Number(Value::from(f32::from_bits(bits))),
             Step::Integer(value) => Lowered::Integer(Offset::number(value)),
+            Step::Unary(Unary::ToNumber, a) => {
+                // The magnitude of a number is free.
+                let (integer, is_magnitude) = match formula.step(a) {
+                    Step::Unary(Unary::Absolute, integer) => (integer, true),
+                    _ => (a, false),
+                };
+                let integer = self.term(k, integer, row, column, score).integer();
+                let number = self.to_number(k, integer);
+                Lowered::Number(if is_magnitude { k.abs(number) } else { number }.into())
+            }
             _ => {
                 let operands: Vec<Lowered> =
                     step.operands().map(|operand| self.term(k, operand, row, column, score)).collect();
@@ -376,6 +394,23 @@ impl FormulaOfTile<'_> {
         Offset { base, plus, bound }
     }
 
+    /// An integer as a number: the register once for a tile, and what is added to it as a number. That is exact up to `2^24`,
+    /// as far as the number of an integer is.
+    fn to_number(&mut self, k: &mut Builder, integer: Offset) -> Reg<F32> {
+        let Some(base) = integer.base else { return k.copy(integer.plus as f32) };
+        let step = Step::Unary(Unary::ToNumber, self.code.formula.result());
+        let operation = (step, vec![Lowered::Integer(Offset { plus: 0, ..integer }).identity()]);
+        let number = match self.written.get(&operation) {
+            Some(Lowered::Number(known)) => *known,
+            _ => {
+                let number = Value::from(k.to_f32(base));
+                self.written.insert(operation, Lowered::Number(number));
+                number
+            }
+        };
+        k.add(number, integer.plus as f32)
+    }
+
     /// What is made of one register and another, or a number; once for a tile.
     fn of_bases(&mut self, k: &mut Builder, op: Binary, base: Reg<S32>, other: Offset) -> Offset {
         let step = Step::Binary(op, self.code.formula.result(), self.code.formula.result());
@@ -415,10 +450,6 @@ fn unary(k: &mut Builder, op: Unary, a: Lowered, exact: bool) -> Lowered {
         (Unary::Absolute, Lowered::Integer(a)) => {
             let register = a.register(k);
             Lowered::Integer(Offset::within(k.abs(register), a.bound))
-        }
-        (Unary::ToNumber, Lowered::Integer(a)) => {
-            let register = a.register(k);
-            Lowered::Number(k.to_f32(register).into())
         }
         (Unary::Not, Lowered::Truth(a)) => Lowered::Truth(k.not(a)),
         _ => unreachable!("{op:?} of {a:?}"),

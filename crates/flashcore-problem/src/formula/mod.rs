@@ -213,15 +213,17 @@ impl Formula {
         uses[term.index()]
     }
 
-    /// The other term, where the result is the score plus a term that does not depend on the score.
-    pub fn added_term(&self) -> Option<Term> {
-        let Step::Binary(Binary::Add, a, b) = self.step(self.result) else { return None };
-        let other = match (self.step(a), self.step(b)) {
-            (Step::Score, _) => b,
-            (_, Step::Score) => a,
+    /// The other term, where the result is the score plus or minus a term that does not depend on the score; and what it is
+    /// multiplied by, 1 or -1.
+    pub fn added_term(&self) -> Option<(Term, f32)> {
+        let Step::Binary(op @ (Binary::Add | Binary::Subtract), a, b) = self.step(self.result) else { return None };
+        let (other, sign) = match (op, self.step(a), self.step(b)) {
+            (Binary::Subtract, Step::Score, _) => (b, -1.0),
+            (Binary::Add, Step::Score, _) => (b, 1.0),
+            (Binary::Add, _, Step::Score) => (a, 1.0),
             _ => return None,
         };
-        (!self.uses(other).score).then_some(other)
+        (!self.uses(other).score).then_some((other, sign))
     }
 
     /// Whether it reads the table of numbers, and that of integers.
@@ -406,11 +408,13 @@ mod tests {
     fn a_term_that_is_only_added_is_found() {
         let added = |score_mod: ScoreMod| {
             let formula = score_mod.formula();
-            formula.added_term().map(|term| formula.step(term))
+            formula.added_term().map(|(term, sign)| (formula.step(term), sign))
         };
-        let bits = |number: f32| Some(Step::Number(number.to_bits()));
-        assert_eq!(added(ScoreMod::new("left", |score, _| score + 2.0)), bits(2.0));
-        assert_eq!(added(ScoreMod::new("right", |score, _| 2.0 + score)), bits(2.0));
+        let two = Step::Number(2.0_f32.to_bits());
+        assert_eq!(added(ScoreMod::new("left", |score, _| score + 2.0)), Some((two, 1.0)));
+        assert_eq!(added(ScoreMod::new("right", |score, _| 2.0 + score)), Some((two, 1.0)));
+        assert_eq!(added(ScoreMod::new("less", |score, _| score - 2.0)), Some((two, -1.0)));
+        assert_eq!(added(ScoreMod::new("from", |score, _| 2.0 - score)), None);
         assert_eq!(added(ScoreMod::new("both", |score, _| score + score)), None);
         assert_eq!(added(ScoreMod::new("product", |score, _| score * 2.0)), None);
     }
