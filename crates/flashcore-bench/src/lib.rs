@@ -23,6 +23,7 @@ pub mod conformance;
 pub mod digest;
 pub mod experiments;
 pub mod floor;
+pub mod formulas;
 pub mod gpu;
 pub mod guard_pages;
 pub mod jobs;

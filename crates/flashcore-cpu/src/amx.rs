@@ -32,16 +32,17 @@ impl PairMultiplier for TileProducts {
     /// Keys and values come from the second-level cache once for each strip: the wider it is, the less often.
     const STRIP: usize = 4 * LANES;
     const KEY_TILE: usize = 128;
+    const HAS_OWN_UNITS: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
-        let lane_bytes = product.lanes * size_of::<f32>();
+        let lane_bytes = product.stride * size_of::<f32>();
         let block_at = |row: usize, lane: usize| Block {
             left: product.left.wrapping_add(row * PAIRS).cast(),
             left_stride: ROW_BYTES,
             left_step: product.panel_size * size_of::<u32>(),
             right: product.right.wrapping_add(lane).cast(),
             right_stride: lane_bytes,
-            product: product.product.wrapping_add(row * product.lanes + lane).cast(),
+            product: product.product.wrapping_add(row * product.stride + lane).cast(),
             product_stride: lane_bytes,
             steps: product.panels,
             adds: product.adds,

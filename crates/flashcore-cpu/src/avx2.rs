@@ -3,7 +3,7 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::blocks::vector_kernel;
-use crate::exp2::{COEFFICIENTS, LEAST};
+use crate::exp2::{COEFFICIENTS, LEAST, MOST};
 use crate::level::Level;
 use crate::tanh::{TanhVector, tanh};
 use crate::vector::Vector;
@@ -11,9 +11,9 @@ use core::arch::x86_64::{
     __m128i, __m256, _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
     _mm_loadu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_blendv_ps, _mm256_castpd_ps,
     _mm256_castps_pd, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
-    _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
-    _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
-    _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+    _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
+    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use flashcore_problem::DType;
@@ -118,8 +118,10 @@ impl Vector for Ymm {
         const FRACTION_BITS: i32 = 23;
         // SAFETY: the caller vouches for the instructions.
         unsafe {
-            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
-            let fraction = _mm256_sub_ps(self.0, whole);
+            // The second operand is the result where it is a NaN.
+            let exponent = _mm256_min_ps(_mm256_set1_ps(MOST), self.0);
+            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(exponent);
+            let fraction = _mm256_sub_ps(exponent, whole);
             let mut power = _mm256_set1_ps(COEFFICIENTS[0]);
             for coefficient in &COEFFICIENTS[1..] {
                 power = _mm256_fmadd_ps(power, fraction, _mm256_set1_ps(*coefficient));

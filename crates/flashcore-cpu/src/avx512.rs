@@ -4,18 +4,17 @@
 
 use crate::blocks::vector_kernel;
 use crate::exp2::LEAST;
-use crate::exp2::table::{BITS, COEFFICIENTS, TO_EXPONENT, TO_SIXTEENTHS};
+use crate::exp2::short::COEFFICIENTS;
 use crate::level::Level;
 use crate::tanh::{TanhVector, tanh};
 use crate::vector::Vector;
 use core::arch::x86_64::{
-    __m256i, __m512, _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cmp_ps_mask, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_maskz_fmadd_ps, _mm512_max_ps, _mm512_mul_ps,
-    _mm512_permutexvar_epi32, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4,
-    _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
-    _mm512_unpacklo_ps,
+    __m256i, __m512, _CMP_EQ_OQ, _CMP_GT_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
+    _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_ps, _mm512_castpd_ps,
+    _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_reduce_add_ps, _mm512_reduce_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use flashcore_problem::DType;
 use std::sync::OnceLock;
@@ -113,22 +112,33 @@ impl Vector for Zmm {
         unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0), yes.0)) }
     }
 
+    /// `VREDUCE` and `VSCALEF` leave the units that multiply alone on Zen 4.
     #[inline(always)]
     unsafe fn exp2(self) -> Self {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
-            let sixteenths = _mm512_add_ps(self.0, _mm512_set1_ps(TO_SIXTEENTHS));
-            let rest = _mm512_sub_ps(self.0, _mm512_sub_ps(sixteenths, _mm512_set1_ps(TO_SIXTEENTHS)));
-            let bits = _mm512_castps_si512(sixteenths);
-            // The lookup takes the lowest four bits for the index, whatever is above them.
-            let power = _mm512_permutexvar_epi32(bits, _mm512_loadu_si512(BITS.as_ptr().cast()));
-            let power = _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_slli_epi32::<TO_EXPONENT>(bits)));
-            let [third, second, first] = COEFFICIENTS.map(|coefficient| _mm512_set1_ps(coefficient));
-            let slope = _mm512_fmadd_ps(_mm512_fmadd_ps(third, rest, second), rest, first);
+            let rest = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+            let mut power = _mm512_set1_ps(COEFFICIENTS[0]);
+            for coefficient in &COEFFICIENTS[1..] {
+                power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*coefficient));
+            }
             // Not less than, which a NaN is not either.
             let is_normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(LEAST));
-            Self(_mm512_maskz_fmadd_ps(is_normal, _mm512_mul_ps(power, rest), slope, power))
+            // The power of the rest times that of the integer.
+            Self(_mm512_maskz_scalef_ps(is_normal, power, _mm512_sub_ps(self.0, rest)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn is_finite(self) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(self.0), _mm512_set1_ps(f32::INFINITY)) == u16::MAX }
+    }
+
+    #[inline(always)]
+    unsafe fn is_any_above(self, limit: f32) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit)) != 0 }
     }
 
     #[inline(always)]
@@ -141,6 +151,12 @@ impl Vector for Zmm {
     unsafe fn prefetch(address: *const u8) {
         // SAFETY: it has no effect but on caches.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast::<i8>()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_near(address: *const u8) {
+        // SAFETY: it has no effect but on caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>()) }
     }
 
     #[inline(always)]

@@ -24,6 +24,7 @@ const ROWS: usize = 12;
 impl PairMultiplier for DotProducts {
     const STRIP: usize = 2 * LANES;
     const KEY_TILE: usize = crate::tiles::KEY_TILE;
+    const HAS_OWN_UNITS: bool = false;
 
     unsafe fn multiply(&self, product: PairProduct) {
         // SAFETY: `self` is a witness of the processor's features, and the caller vouches for the operands.
@@ -68,7 +69,7 @@ unsafe fn multiply(product: PairProduct) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
 unsafe fn block<const ROW_COUNT: usize, const VECTORS: usize>(product: &PairProduct, row: usize, lane: usize) {
-    let lanes = product.lanes;
+    let lanes = product.stride;
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROW_COUNT];
     // SAFETY: the caller vouches that the block lies within the operands, which is all that is touched.
     unsafe {

@@ -6,11 +6,12 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::microkernel::Microkernel;
-use crate::microkernel::{OutputProduct, ScoreProduct, Strip};
+use crate::microkernel::{OutputProduct, ScoreProduct, Strip, Weighed};
 use crate::real::Real;
 use crate::vector::Vector;
 use std::array::from_fn;
 use std::hint::black_box;
+use std::ops::Range;
 
 /// Implements [`Microkernel`] for a level that is a witness of the features it names.
 ///
@@ -105,16 +106,16 @@ macro_rules! vector_kernel {
                 unsafe { run(&mut product) }
             }
 
-            fn weigh(&self, mut strip: crate::microkernel::Strip<'_, Self>) {
+            fn weigh(&self, strip: &mut crate::microkernel::Strip<'_, Self>) -> crate::microkernel::Weighed {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::real::Real>)? (
                     strip: &mut crate::microkernel::Strip<'_, $level $(<$real>)?>,
-                ) {
+                ) -> crate::microkernel::Weighed {
                     // SAFETY: the caller vouches for the features.
                     unsafe { crate::blocks::weigh::<$vector, _>(strip) }
                 }
                 // SAFETY: `self` is a witness of the features.
-                unsafe { run(&mut strip) }
+                unsafe { run(strip) }
             }
 
             fn accumulate(&self, mut product: crate::microkernel::OutputProduct<'_, Self>) {
@@ -141,6 +142,19 @@ macro_rules! vector_kernel {
                 unsafe { run(shaping) }
             }
 
+            fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &crate::masking::LaneRanges) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::real::Real>)? (
+                    scores: &mut [<$vector as crate::vector::Vector>::Real],
+                    lanes: usize,
+                    ranges: &crate::masking::LaneRanges,
+                ) {
+                    crate::masking::mask(scores, lanes, ranges);
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run $(::<$real>)? (scores, lanes, ranges) }
+            }
+
             fn transpose(&self, columns: &[Self::Real], lanes: usize, rows: &mut [Self::Real]) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::real::Real>)? (
@@ -157,8 +171,8 @@ macro_rules! vector_kernel {
 
             fn are_finite(&self, head: crate::pack::Head<'_>, rows: std::ops::Range<usize>) -> bool {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn run(head: crate::pack::Head<'_>, mut rows: std::ops::Range<usize>) -> bool {
-                    rows.all(|row| head.is_finite(row))
+                unsafe fn run(head: crate::pack::Head<'_>, rows: std::ops::Range<usize>) -> bool {
+                    head.are_finite(rows)
                 }
                 // SAFETY: `self` is a witness of the features.
                 unsafe { run(head, rows) }
@@ -193,7 +207,6 @@ where
     let key = &product.key[product.keys.start * product.head_dim..product.keys.end * product.head_dim];
     assert!(product.query.len() >= product.head_dim * product.lanes, "a strip of queries that is too small");
     let tiles = Tiles {
-        rows: product.keys.len(),
         depth: product.head_dim,
         lanes: product.lanes,
         left: key.as_ptr(),
@@ -202,8 +215,19 @@ where
         target: Target::Scaled(product.factor),
         product: product.scores.as_mut_ptr(),
     };
-    // SAFETY: the tiles are as large as was just asserted.
-    unsafe { multiply::<V, ROWS, true>(&tiles) }
+    for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
+        let near = product.lane_keys.of_block(block);
+        // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+        unsafe {
+            if product.lanes - lane >= 2 * V::LANES {
+                let far = product.lane_keys.of_block(block + 1);
+                multiply_lanes::<V, ROWS, 2, true>(&tiles, 0..near, lane);
+                multiply_lanes::<V, ROWS, 1, true>(&tiles, near..far, lane + V::LANES);
+            } else {
+                multiply_lanes::<V, ROWS, 1, true>(&tiles, 0..near, lane);
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -217,18 +241,39 @@ where
 {
     assert!(product.fits(), "tiles of an output that are too small");
     let value = &product.value[product.keys.start * product.value_dim..product.keys.end * product.value_dim];
+    let is_corrected = product.correction[..product.lanes].iter().any(|&factor| factor != V::Real::ONE);
     let tiles = Tiles {
-        rows: product.value_dim,
         depth: product.keys.len(),
         lanes: product.lanes,
         left: value.as_ptr(),
         left_stride: product.value_dim,
         right: product.scores.as_ptr(),
-        target: Target::Corrected(product.correction.as_ptr()),
+        target: if is_corrected { Target::Corrected(product.correction.as_ptr()) } else { Target::Added },
         product: product.output.as_mut_ptr(),
     };
-    // SAFETY: the tiles are as large as was just asserted.
-    unsafe { multiply::<V, ROWS, false>(&tiles) }
+    for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
+        let near = product.lane_keys.of_block(block);
+        let first = Tiles { depth: near, ..tiles };
+        // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+        unsafe {
+            if product.lanes - lane >= 2 * V::LANES {
+                multiply_lanes::<V, ROWS, 2, false>(&first, 0..product.value_dim, lane);
+                let far = product.lane_keys.of_block(block + 1);
+                if far > near {
+                    let rest = Tiles {
+                        depth: far - near,
+                        left: tiles.left.add(near * tiles.left_stride),
+                        right: tiles.right.add(near * tiles.lanes),
+                        target: Target::Added,
+                        ..tiles
+                    };
+                    multiply_lanes::<V, ROWS, 1, false>(&rest, 0..product.value_dim, lane + V::LANES);
+                }
+            } else {
+                multiply_lanes::<V, ROWS, 1, false>(&first, 0..product.value_dim, lane);
+            }
+        }
+    }
 }
 
 /// What a product does with what was there before.
@@ -238,12 +283,13 @@ enum Target<R> {
     Scaled(R),
     /// `product = product * correction + left * right`, with a correction for each lane: the output.
     Corrected(*const R),
+    /// `product = product + left * right`: the output where all corrections are 1.
+    Added,
 }
 
 /// The operands of a product of tiles.
+#[derive(Clone, Copy)]
 struct Tiles<R> {
-    /// Rows of `left` and of `product`.
-    rows: usize,
     /// Columns of `left` and rows of `right`.
     depth: usize,
     /// Columns of `right` and of `product`.
@@ -256,41 +302,23 @@ struct Tiles<R> {
     product: *mut R,
 }
 
-/// # Safety
-///
-/// The processor has the instructions of `V`, the lanes are whole vectors, and the tiles are valid for their sizes.
-#[inline(always)]
-unsafe fn multiply<V: Vector, const ROWS: usize, const ROW_BY_ROW: bool>(tiles: &Tiles<V::Real>) {
-    let mut lane = 0;
-    while lane < tiles.lanes {
-        // SAFETY: what remains of the lanes is at least as much as the vectors chosen here.
-        unsafe {
-            if tiles.lanes - lane >= 2 * V::LANES {
-                multiply_lanes::<V, ROWS, 2, ROW_BY_ROW>(tiles, lane);
-                lane += 2 * V::LANES;
-            } else {
-                multiply_lanes::<V, ROWS, 1, ROW_BY_ROW>(tiles, lane);
-                lane += V::LANES;
-            }
-        }
-    }
-}
-
-/// All rows of some lanes: in large blocks, and what remains in smaller ones.
+/// Some rows of some lanes: in large blocks, and what remains in smaller ones.
 ///
 /// # Safety
 ///
-/// That of [`multiply`], and `VECTORS` vectors of lanes are left from `lane` on.
+/// The processor has the instructions of `V`, the tiles are valid for their sizes, `VECTORS` vectors of lanes are left
+/// from `lane` on, and the rows are among those of `left` and of `product`.
 #[inline(always)]
 unsafe fn multiply_lanes<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY_ROW: bool>(
     tiles: &Tiles<V::Real>,
+    rows: Range<usize>,
     lane: usize,
 ) {
-    let mut row = 0;
-    while row < tiles.rows {
+    let mut row = rows.start;
+    while row < rows.end {
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
-            match tiles.rows - row {
+            match rows.end - row {
                 rest if rest >= ROWS => block::<V, ROWS, VECTORS, ROW_BY_ROW>(tiles, row, lane),
                 8.. => block::<V, 8, VECTORS, ROW_BY_ROW>(tiles, row, lane),
                 4.. => block::<V, 4, VECTORS, ROW_BY_ROW>(tiles, row, lane),
@@ -305,7 +333,7 @@ unsafe fn multiply_lanes<V: Vector, const ROWS: usize, const VECTORS: usize, con
 ///
 /// # Safety
 ///
-/// That of [`multiply`], and `ROWS` rows are left from `row` on and `VECTORS` vectors of lanes from `lane` on.
+/// That of [`multiply_lanes`], and `ROWS` rows are left from `row` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
 unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY_ROW: bool>(
@@ -319,11 +347,18 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
         let zero = V::splat(V::Real::ZERO);
         let mut sums = [[zero; VECTORS]; ROWS];
         let place = tiles.product.add(row * lanes + lane);
+        if !matches!(tiles.target, Target::Scaled(_)) {
+            for index in 0..ROWS {
+                for vector in 0..VECTORS {
+                    sums[index][vector] = V::load(place.add(index * lanes + vector * V::LANES));
+                }
+            }
+        }
         if let Target::Corrected(correction) = tiles.target {
             for vector in 0..VECTORS {
                 let factor = V::load(correction.add(lane + vector * V::LANES));
                 for index in 0..ROWS {
-                    sums[index][vector] = V::load(place.add(index * lanes + vector * V::LANES)).mul(factor);
+                    sums[index][vector] = sums[index][vector].mul(factor);
                 }
             }
         }
@@ -334,6 +369,10 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
             let row_offsets: [usize; ROWS] =
                 if ROW_BY_ROW { black_box(from_fn(|index| index * stride)) } else { [0; ROWS] };
             for step in 0..tiles.depth {
+                if ROW_BY_ROW {
+                    // The next rows, which lie behind these, a line in each step.
+                    V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(64 * step));
+                }
                 let mut factors = [zero; VECTORS];
                 for vector in 0..VECTORS {
                     factors[vector] = V::load(right.add(step * lanes + vector * V::LANES));
@@ -415,45 +454,97 @@ impl<R: Real> Column<R> {
             }
         }
     }
+
+    /// The largest score of `keys` keys.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    unsafe fn largest<V: Vector<Real = R>>(self, keys: usize) -> V {
+        let whole = keys - keys % CHAINS;
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let mut largest = [V::splat(R::NEGATIVE_INFINITY); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                self.find_largest::<V, CHAINS>(key, &mut largest);
+            }
+            for key in whole..keys {
+                self.find_largest::<V, 1>(key, &mut largest);
+            }
+            let [first, second, third, fourth] = largest;
+            first.max(second).max(third.max(fourth))
+        }
+    }
+
+    /// Turns the scores of `keys` keys into weights and returns their sum.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    unsafe fn weigh_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
+        let whole = keys - keys % CHAINS;
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let shift = V::splat(R::ZERO).sub(subtracted);
+            let mut added = [V::splat(R::ZERO); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                self.weigh::<V, CHAINS>(key, factor, shift, &mut added);
+            }
+            for key in whole..keys {
+                self.weigh::<V, 1>(key, factor, shift, &mut added);
+            }
+            let [first, second, third, fourth] = added;
+            first.add(second).add(third.add(fourth))
+        }
+    }
 }
+
+/// What the weights of one tile may add up to, in a lane whose maximum stays although scores rise above it. They are as
+/// exact then as below 1, and leave the values most of their range.
+const MOST_ADDED: f64 = 4096.0;
+
+/// Vectors of a strip.
+const VECTORS: usize = 2;
 
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mut Strip<'_, K>) {
-    assert!(strip.fits(), "a strip of scores that is too small");
-    let (lanes, keys, whole) = (strip.lanes, strip.keys, strip.keys - strip.keys % CHAINS);
-    for lane in (0..lanes).step_by(V::LANES) {
-        // SAFETY: every row of the strip has a vector at this lane.
-        unsafe {
+pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mut Strip<'_, K>) -> Weighed {
+    let lanes = strip.lanes;
+    assert!(strip.fits() && lanes <= VECTORS * V::LANES, "a strip of scores that is too small");
+    // SAFETY: every row of the strip has a vector at each lane where one begins.
+    unsafe {
+        let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
+        let (factor, zero) = (V::splat(strip.factor), V::splat(V::Real::ZERO));
+        // Maximum and sum of each vector: nothing is changed before all are known to be done.
+        let mut states = [[zero; 2]; VECTORS];
+        for (block, lane) in (0..lanes).step_by(V::LANES).enumerate() {
+            let keys = strip.lane_keys.of_block(block);
             let column = Column { scores: strip.scores.as_mut_ptr().add(lane), lanes };
-            let (factor, old) = (V::splat(strip.factor), V::load(strip.maximum.as_ptr().add(lane)));
-            let mut largest = [V::splat(V::Real::NEGATIVE_INFINITY); CHAINS];
-            for key in (0..whole).step_by(CHAINS) {
-                column.find_largest::<V, CHAINS>(key, &mut largest);
+            let (old, sum) = (V::load(strip.maximum.as_ptr().add(lane)), V::load(strip.sum.as_ptr().add(lane)));
+            let correction = strip.correction.as_mut_ptr().add(lane);
+            if !strip.follows_maximum && old.is_finite() {
+                let added = column.weigh_all(keys, factor, old);
+                if added.is_any_above(V::Real::from_f64(MOST_ADDED)) {
+                    return Weighed::TooLarge;
+                }
+                V::splat(V::Real::ONE).store(correction);
+                states[block] = [old, sum.add(added)];
+                continue;
             }
-            for key in whole..keys {
-                column.find_largest::<V, 1>(key, &mut largest);
-            }
-            let [first, second, third, fourth] = largest;
-            let new = first.max(second).max(third.max(fourth)).mul(factor).max(old);
-            let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
-            let shift = V::splat(V::Real::ZERO).sub(new.if_equal(nothing, V::splat(V::Real::ZERO), new));
-            let mut added = [V::splat(V::Real::ZERO); CHAINS];
-            for key in (0..whole).step_by(CHAINS) {
-                column.weigh::<V, CHAINS>(key, factor, shift, &mut added);
-            }
-            for key in whole..keys {
-                column.weigh::<V, 1>(key, factor, shift, &mut added);
-            }
-            let [first, second, third, fourth] = added;
-            let added = first.add(second).add(third.add(fourth));
-            let correction = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
-            let sum = strip.sum.as_mut_ptr().add(lane);
-            V::load(sum).mul_add(correction, added).store(sum);
-            new.store(strip.maximum.as_mut_ptr().add(lane));
-            correction.store(strip.correction.as_mut_ptr().add(lane));
+            let new = column.largest::<V>(keys).mul(factor).max(old);
+            let added = column.weigh_all(keys, factor, new.if_equal(nothing, zero, new));
+            let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
+            old_factor.store(correction);
+            states[block] = [new, sum.mul_add(old_factor, added)];
+        }
+        for ([maximum, sum], lane) in states.into_iter().zip((0..lanes).step_by(V::LANES)) {
+            maximum.store(strip.maximum.as_mut_ptr().add(lane));
+            sum.store(strip.sum.as_mut_ptr().add(lane));
         }
     }
+    Weighed::Done
 }

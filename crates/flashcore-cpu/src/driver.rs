@@ -174,8 +174,12 @@ impl<R: Real> Parts<'_, R> {
 
 /// Calls `work` with each index below `count`, on as many threads of the current pool as it is worth.
 ///
-/// Threads take indices in order from one counter. Nothing is allocated, and a thread of the pool that comes late, or
-/// never, is not waited for.
+/// Threads take indices in order from one counter. A calling thread that is none of the pool takes part in place of one of
+/// them: were it to wait, as many threads as it asks for would have to be woken, and a scheduler that puts two of them on
+/// the core it still sees busy leaves another idle for as long as a small problem takes.
+///
+/// Nothing is allocated inside of the pool, where a thread that comes late, or never, is not waited for. From outside,
+/// rayon allocates a few bytes for each helper.
 pub(crate) fn for_each(count: usize, multiply_adds: usize, work: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     let take = || {
@@ -191,7 +195,14 @@ pub(crate) fn for_each(count: usize, multiply_adds: usize, work: impl Fn(usize) 
     let threads = rayon::current_num_threads().min(count).min(worth);
     if threads <= 1 {
         take();
-    } else {
+    } else if rayon::current_thread_index().is_some() {
         (0..threads).into_par_iter().with_max_len(1).for_each(|_| take());
+    } else {
+        rayon::in_place_scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(|_| take());
+            }
+            take();
+        });
     }
 }

@@ -27,7 +27,8 @@
 //! | `stream` | a few query rows over many keys, which are read where they lie |
 //! | `scratch`, `output` | memory that threads keep from call to call, and memory that several write at once |
 //! | `pack` | bytes of the problem's type to tiles of the accumulator's, and back |
-//! | `scores`, `shaping` | from products to scores: softcap, `ALiBi`, bias, in base 2 |
+//! | `scores`, `shaping`, `formulas` | from products to scores: softcap, `ALiBi`, bias, formulas, in base 2 |
+//! | `masking` | what rows do not attend, taken out of their scores |
 //! | `softmax` | the ends of the softmax: corrections, sinks, the log-sum-exp |
 //! | `level` | the sets of instructions, and which of them the machine has |
 //! | `microkernel` | what is worth writing by hand for each of them: products of tiles, exponentials, conversions |
@@ -62,10 +63,12 @@ mod blocks;
 mod driver;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 mod exp2;
+mod formulas;
 mod group;
 #[cfg(test)]
 mod kernel_tests;
 mod level;
+mod masking;
 #[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
 mod microkernel;
 #[cfg(target_arch = "aarch64")]
@@ -80,7 +83,7 @@ mod packing;
 mod peak;
 #[expect(unsafe_code, reason = "it implements the trait of vectors")]
 mod portable;
-#[expect(unsafe_code, reason = "an instruction without effect but on caches")]
+#[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "an instruction without effect but on caches"))]
 mod prefetch;
 mod real;
 mod scores;
@@ -161,12 +164,12 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
     match level {
         Level::Amx if is_bf16 => {
             if let Some(kernel) = amx::detect() {
-                return attend_in_pairs(&kernel, problem, inputs, outputs);
+                return attend_in_pairs(kernel, problem, inputs, outputs);
             }
         }
         Level::Avx512Bf16 if is_bf16 => {
             if let Some(kernel) = avx512_bf16::detect() {
-                return attend_in_pairs(&kernel, problem, inputs, outputs);
+                return attend_in_pairs(kernel, problem, inputs, outputs);
             }
         }
         Level::Amx | Level::Avx512Bf16 | Level::Avx512 => {
@@ -187,13 +190,14 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
 /// In pairs of `bf16`, where their products are exact.
 #[cfg(target_arch = "x86_64")]
 fn attend_in_pairs<M: bf16::PairMultiplier>(
-    kernel: &bf16::Bf16Kernel<M>,
+    kernel: bf16::Bf16Kernel<M>,
     problem: &Problem,
     inputs: &InputViews<'_>,
     outputs: OutputViews<'_>,
 ) {
-    if kernel.is_exact_for(problem, inputs) {
-        driver::attend(kernel, problem, inputs, outputs);
+    let survey = kernel.survey(problem, inputs);
+    if survey.is_exact() {
+        driver::attend(&kernel.for_problem(problem, inputs, &survey), problem, inputs, outputs);
     } else {
         driver::attend(kernel.exact(), problem, inputs, outputs);
     }

@@ -7,6 +7,7 @@
 //! How query, keys and values are packed is the kernel's own affair: the driver lends it room, says what to pack, and
 //! hands the packed tiles back when they meet.
 
+use crate::masking::{self, LaneRanges};
 use crate::pack::Head;
 use crate::packing;
 use crate::portable::Array;
@@ -83,7 +84,15 @@ pub(crate) trait Microkernel: Sync {
     fn score(&self, product: ScoreProduct<'_, Self>);
 
     /// One step of the softmax: scores to weights, running maximum and sum brought up to date.
-    fn weigh(&self, strip: Strip<'_, Self>);
+    fn weigh(&self, strip: &mut Strip<'_, Self>) -> Weighed;
+
+    /// [`score`](Self::score) and [`weigh`](Self::weigh) at once, for scores to which nothing is done between them. Whether
+    /// it was done: a kernel may not have it, or not for this strip, and then nothing is changed but the room for scores and
+    /// weights.
+    fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
+        let _ = (factors, strip);
+        false
+    }
 
     /// Adds the products of values and weights to the output.
     fn accumulate(&self, product: OutputProduct<'_, Self>);
@@ -100,15 +109,69 @@ pub(crate) trait Microkernel: Sync {
         unsafe { packing::transpose::<Array<Self::Real>>(columns, lanes, rows) }
     }
 
+    /// Takes what rows do not attend out of their scores.
+    fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &LaneRanges) {
+        masking::mask(scores, lanes, ranges);
+    }
+
     /// Whether rows have neither a NaN nor an infinity.
-    fn are_finite(&self, head: Head<'_>, mut rows: Range<usize>) -> bool {
-        rows.all(|row| head.is_finite(row))
+    fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
+        head.are_finite(rows)
     }
 
     /// A few query rows attend some keys that are read where they lie.
     fn stream(&self, mut tile: StreamTile<'_, Self::Real>) {
         // SAFETY: any processor can do this.
         unsafe { stream_blocks::attend_tile::<Array<Self::Real>>(&mut tile) }
+    }
+}
+
+/// What scores are products of.
+pub(crate) struct Factors<'a, K: Microkernel + ?Sized> {
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) head_dim: usize,
+    /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) keys: Range<usize>,
+    /// A tile that [`Microkernel::pack_keys`] has packed.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) key: &'a [K::Packed],
+    /// A strip that [`Microkernel::pack_query`] has packed.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) query: &'a [K::Packed],
+}
+
+/// What became of a strip of scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weighed {
+    /// They are weights now.
+    Done,
+    /// They were too far above a maximum that was to stay: they are gone, and nothing else is changed. To be computed and
+    /// weighed again with a maximum that follows.
+    TooLarge,
+}
+
+/// No strip has more blocks of lanes.
+const MOST_LANE_BLOCKS: usize = 4;
+
+/// How many keys, from the first on, some row of each [block of lanes](Microkernel::LANE_BLOCK) attends, at most: never
+/// fewer than of the block before. A kernel may leave out what is behind them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneKeys([usize; MOST_LANE_BLOCKS]);
+
+impl LaneKeys {
+    /// From the keys of each block.
+    pub(crate) fn new(keys: impl FnMut(usize) -> usize) -> Self {
+        Self(std::array::from_fn(keys))
+    }
+
+    /// The keys of a block.
+    pub(crate) fn of_block(self, block: usize) -> usize {
+        self.0[block]
+    }
+
+    fn largest(self) -> usize {
+        self.0.into_iter().max().unwrap_or(0)
     }
 }
 
@@ -119,6 +182,7 @@ pub(crate) struct ScoreProduct<'a, K: Microkernel + ?Sized> {
     pub(crate) lanes: usize,
     /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
     pub(crate) keys: Range<usize>,
+    pub(crate) lane_keys: LaneKeys,
     /// A tile that [`Microkernel::pack_keys`] has packed.
     pub(crate) key: &'a [K::Packed],
     /// A strip that [`Microkernel::pack_query`] has packed.
@@ -132,6 +196,7 @@ impl<K: Microkernel + ?Sized> ScoreProduct<'_, K> {
     /// Whether the room for scores is large enough.
     pub(crate) fn fits(&self) -> bool {
         self.lanes.is_multiple_of(K::LANE_BLOCK)
+            && self.lane_keys.largest() <= self.keys.len()
             && self.scores.len() >= padded(self.keys.len(), K::KEY_BLOCK) * self.lanes
     }
 }
@@ -139,14 +204,18 @@ impl<K: Microkernel + ?Sized> ScoreProduct<'_, K> {
 /// The scores of some keys for a strip of query rows, and the softmax of these rows so far.
 ///
 /// The running maximum of the scores, in base 2, is minus infinity before anything was attended. A NaN never becomes the
-/// maximum; it shows in the sum.
+/// maximum; it shows in the sum. It may be a little above the largest score, and below it as far as
+/// [`follows_maximum`](Self::follows_maximum) says.
 pub(crate) struct Strip<'a, K: Microkernel + ?Sized> {
     /// Lanes of each of the following; a multiple of [`Microkernel::LANE_BLOCK`].
     pub(crate) lanes: usize,
     /// How many keys there are scores of. What lies behind them in `scores` is to be left alone, and to get no weight.
     pub(crate) keys: usize,
+    pub(crate) lane_keys: LaneKeys,
+    /// Whether the maximum must follow the scores. Where it need not, it may stay below them, and weights be above 1, as
+    /// long as they are not [too large](Weighed::TooLarge).
+    pub(crate) follows_maximum: bool,
     /// What scores are to be multiplied by first: 1, or above zero where [`Microkernel::MULTIPLIES_IN_WEIGH`].
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 multiply there"))]
     pub(crate) factor: K::Real,
     /// A row of `lanes` for each key. Scores come in, weights `2^(score - maximum)` go out.
     pub(crate) scores: &'a mut [K::Real],
@@ -169,6 +238,7 @@ impl<K: Microkernel + ?Sized> Strip<'_, K> {
     pub(crate) fn fits(&self) -> bool {
         self.lanes.is_multiple_of(K::LANE_BLOCK)
             && self.scores.len() >= self.keys * self.lanes
+            && self.lane_keys.largest() <= self.keys
             && self.weights.len() >= K::weight_size(self.keys)
             && [self.maximum.len(), self.sum.len(), self.correction.len()].iter().all(|&len| len >= self.lanes)
     }
@@ -181,6 +251,7 @@ pub(crate) struct OutputProduct<'a, K: Microkernel + ?Sized> {
     pub(crate) lanes: usize,
     /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
     pub(crate) keys: Range<usize>,
+    pub(crate) lane_keys: LaneKeys,
     /// A tile that [`Microkernel::pack_values`] has packed.
     pub(crate) value: &'a [K::Packed],
     /// The weights, a row of `lanes` for each of `keys`.
@@ -197,6 +268,7 @@ impl<K: Microkernel + ?Sized> OutputProduct<'_, K> {
     pub(crate) fn fits(&self) -> bool {
         self.lanes.is_multiple_of(K::LANE_BLOCK)
             && self.scores.len() >= self.keys.len() * self.lanes
+            && self.lane_keys.largest() <= self.keys.len()
             && self.weights.len() >= K::weight_size(self.keys.len())
             && self.correction.len() >= self.lanes
             && self.output.len() >= padded(self.value_dim, K::VALUE_BLOCK) * self.lanes

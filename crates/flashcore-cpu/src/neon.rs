@@ -3,16 +3,16 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::blocks::vector_kernel;
-use crate::exp2::{COEFFICIENTS, LEAST};
+use crate::exp2::{COEFFICIENTS, LEAST, MOST};
 use crate::level::Level;
 use crate::tanh::{TanhVector, tanh};
 use crate::vector::Vector;
 use core::arch::aarch64::{
     float32x4_t, uint16x4_t, vaddq_f32, vaddq_s32, vaddvq_f32, vbicq_u32, vbslq_f32, vceqq_f32, vcltq_f32,
     vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32, vfmaq_f32, vld1_u8, vld1q_f32, vld1q_u8, vmaxnmq_f32, vmaxnmvq_f32,
-    vmovl_u16, vmulq_f32, vreinterpret_u16_u8, vreinterpretq_f32_f64, vreinterpretq_f32_s32, vreinterpretq_f32_u8,
-    vreinterpretq_f32_u32, vreinterpretq_f64_f32, vreinterpretq_s32_f32, vreinterpretq_u32_f32, vrndnq_f32,
-    vshlq_n_s32, vshlq_n_u32, vst1q_f32, vsubq_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
+    vminq_f32, vmovl_u16, vmulq_f32, vreinterpret_u16_u8, vreinterpretq_f32_f64, vreinterpretq_f32_s32,
+    vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_f64_f32, vreinterpretq_s32_f32, vreinterpretq_u32_f32,
+    vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vst1q_f32, vsubq_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
 };
 use core::arch::asm;
 use flashcore_problem::DType;
@@ -237,6 +237,8 @@ unsafe fn exp2(exponent: float32x4_t) -> float32x4_t {
     const FRACTION_BITS: i32 = 23;
     // SAFETY: the caller vouches for the instructions.
     unsafe {
+        // A NaN stays one.
+        let exponent = vminq_f32(exponent, vdupq_n_f32(MOST));
         let fraction = vsubq_f32(exponent, vrndnq_f32(exponent));
         let mut power = vdupq_n_f32(COEFFICIENTS[0]);
         for coefficient in &COEFFICIENTS[1..] {

@@ -86,26 +86,41 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Whether a row has no NaN and no infinity. Inlined into functions with vector instructions.
+    /// Whether rows of a single head have no NaN and no infinity. Inlined into functions with vector instructions.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
-    #[expect(clippy::needless_bitwise_bool, reason = "without leaving early, the loop becomes vectors")]
-    pub(crate) fn is_finite(self, row: usize) -> bool {
-        let (row, dtype) = (self.row(row), self.tensor.dtype);
-        // All bits of the exponent are set in these two, and in nothing else.
-        let sixteen = |exponent: u16| {
-            let bits = row.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-            bits.fold(true, |all, bits| all & (bits & exponent != exponent))
-        };
-        match dtype {
-            DType::F16 => sixteen(f16::INFINITY.to_bits()),
-            DType::Bf16 => sixteen(bf16::INFINITY.to_bits()),
-            DType::F32 => {
-                let elements = row.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
-                elements.fold(true, |all, element| all & element.is_finite())
-            }
-            DType::F64 => row.chunks_exact(8).all(|eight| DType::F64.decode(eight).is_finite()),
+    pub(crate) fn are_finite(self, mut rows: Range<usize>) -> bool {
+        if rows.is_empty() {
+            return true;
         }
+        let dtype = self.tensor.dtype;
+        if self.heads == 1 && self.row_stride == self.columns {
+            // Without gaps they are as one row.
+            let start = (self.start + rows.start * self.columns) * dtype.size_bytes();
+            return are_finite(dtype, &self.tensor.data[start..][..rows.len() * self.columns * dtype.size_bytes()]);
+        }
+        rows.all(|row| are_finite(dtype, self.row(row)))
+    }
+}
+
+/// Whether there is no NaN and no infinity among elements.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+#[expect(clippy::needless_bitwise_bool, reason = "without leaving early, the loop becomes vectors")]
+fn are_finite(dtype: DType, bytes: &[u8]) -> bool {
+    // All bits of the exponent are set in these two, and in nothing else.
+    let sixteen = |exponent: u16| {
+        let bits = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+        bits.fold(true, |all, bits| all & (bits & exponent != exponent))
+    };
+    match dtype {
+        DType::F16 => sixteen(f16::INFINITY.to_bits()),
+        DType::Bf16 => sixteen(bf16::INFINITY.to_bits()),
+        DType::F32 => {
+            let elements = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+            elements.fold(true, |all, element| all & element.is_finite())
+        }
+        DType::F64 => bytes.chunks_exact(8).all(|eight| DType::F64.decode(eight).is_finite()),
     }
 }
 

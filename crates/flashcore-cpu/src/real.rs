@@ -1,6 +1,7 @@
 //! The arithmetic in which attention is computed: `f32` and `f64`.
 
 use flashcore_problem::DType;
+use flashcore_problem::formula::FormulaReal;
 use std::ops::{Add, AddAssign, Mul, MulAssign, Sub};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -16,6 +17,7 @@ pub(crate) trait Real:
     + Mul<Output = Self>
     + AddAssign
     + MulAssign
+    + FormulaReal
     + FromBytes
     + IntoBytes
     + Immutable
@@ -35,6 +37,7 @@ pub(crate) trait Real:
     fn tanh(self) -> Self;
     fn log2(self) -> Self;
     fn reciprocal(self) -> Self;
+    fn is_finite(self) -> bool;
 
     /// `2^self` for `self` up to 0, to one unit in the last place; 0 where that would be subnormal; NaN of NaN.
     fn exp2(self) -> Self;
@@ -71,11 +74,17 @@ impl Real for f32 {
         1.0 / self
     }
 
+    fn is_finite(self) -> bool {
+        Self::is_finite(self)
+    }
+
     /// Written without a branch or a call, so that a loop over it becomes vector instructions.
     #[inline]
     fn exp2(self) -> Self {
         // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
         const ROUNDER: f32 = 12_582_912.0;
+        // Above 100 a power need only be above that of 100.
+        const MOST: f32 = 127.0;
         // The Taylor series of 2^x: ln(2)^n / n!. At the ends of [-0.5, 0.5] the next term is below 2^-27.
         const COEFFICIENTS: [f32; 8] = [
             1.525_273_4e-5,
@@ -87,8 +96,9 @@ impl Real for f32 {
             std::f32::consts::LN_2,
             1.0,
         ];
-        let shifted = self + ROUNDER;
-        let fraction = self - (shifted - ROUNDER);
+        let exponent = if self > MOST { MOST } else { self };
+        let shifted = exponent + ROUNDER;
+        let fraction = exponent - (shifted - ROUNDER);
         let mut power = COEFFICIENTS[0];
         for coefficient in &COEFFICIENTS[1..] {
             power = power * fraction + coefficient;
@@ -123,6 +133,10 @@ impl Real for f64 {
 
     fn reciprocal(self) -> Self {
         1.0 / self
+    }
+
+    fn is_finite(self) -> bool {
+        Self::is_finite(self)
     }
 
     fn exp2(self) -> Self {

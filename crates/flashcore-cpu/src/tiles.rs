@@ -1,7 +1,9 @@
 //! Tiles of query rows and tiles of keys: which meet, and what happens when they do.
 
+use crate::formulas;
 use crate::group::Group;
-use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::masking::LaneRanges;
+use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack;
 use crate::real::Real;
 use crate::scratch::{Arena, arena_bytes};
@@ -161,7 +163,6 @@ fn meet<K: Microkernel>(
     let start = any.start - tile.keys.start;
     let keys = start - start % K::FIRST_KEY_BLOCK..any.end - tile.keys.start;
     let first_key = tile.keys.start + keys.start;
-    let is_masked = all != (first_key..any.end);
     let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
 
     let factor = K::Real::from_f64(group.scoring.factor());
@@ -172,30 +173,26 @@ fn meet<K: Microkernel>(
     } else {
         (factor, K::Real::ONE)
     };
-    kernel.score(ScoreProduct {
-        head_dim: group.problem.head_dim,
-        lanes,
-        keys: keys.clone(),
-        key: tile.key,
-        query: strip.query,
-        factor: early,
-        scores: room.scores,
+    let lane_keys = LaneKeys::new(|block| {
+        let rows = strip.rows.start..strip.rows.end.min(strip.rows.start + (block + 1) * K::LANE_BLOCK);
+        group.attended_by(&rows, &tile.keys).0.end.saturating_sub(first_key).min(keys.len())
     });
-    let scores = &mut room.scores[..keys.len() * lanes];
-    let places = strip.rows.clone().map(|row| group.place(row));
-    if let Some(terms) = group.scoring.lane_terms(first_key, places) {
-        kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
-    }
-    if is_masked {
-        mask(group, &strip.rows, first_key, scores, lanes);
-    }
+    // Any key may be one that a formula takes out.
+    let takes_out = group.problem.mask_mod.is_some();
+    let surely = if takes_out { first_key..first_key } else { all.clone() };
     // A kernel that takes several keys at once multiplies those behind the last by zero.
     let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
     let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
-    let is_finite = are_finite(first_key..all.start.clamp(first_key, end)) && are_finite(all.end.max(first_key)..end);
-    kernel.weigh(Strip {
+    let is_finite =
+        are_finite(first_key..surely.start.clamp(first_key, end)) && are_finite(surely.end.max(first_key)..end);
+    let is_plain = group.scoring.is_plain();
+    let factors = Factors { head_dim: group.problem.head_dim, keys: keys.clone(), key: tile.key, query: strip.query };
+    let mut softmax = Strip {
         lanes,
         keys: keys.len(),
+        lane_keys,
+        // Under ALiBi or a bias scores may well rise from tile to tile, and a formula may leave nothing of the first.
+        follows_maximum: !is_plain || takes_out,
         factor: late,
         scores: room.scores,
         weights: room.weights,
@@ -203,7 +200,38 @@ fn meet<K: Microkernel>(
         maximum: strip.maximum,
         sum: strip.sum,
         correction: room.correction,
-    });
+    };
+    let is_whole = all == (first_key..any.end) && !takes_out;
+    let mut is_done = is_plain && is_whole && late == factor && kernel.score_and_weigh(factors, &mut softmax);
+    while !is_done {
+        kernel.score(ScoreProduct {
+            head_dim: group.problem.head_dim,
+            lanes,
+            keys: keys.clone(),
+            lane_keys,
+            key: tile.key,
+            query: strip.query,
+            factor: early,
+            scores: softmax.scores,
+        });
+        let scores = &mut softmax.scores[..keys.len() * lanes];
+        let places = strip.rows.clone().map(|row| group.place(row));
+        if let Some(terms) = group.scoring.lane_terms(first_key, places) {
+            kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
+        }
+        formulas::apply(group, &strip.rows, first_key, scores, lanes);
+        for keys in [first_key..all.start, all.end..any.end] {
+            if !keys.is_empty() {
+                let ranges = LaneRanges::new(keys.start, strip.rows.clone().map(|row| group.attended(row)));
+                let scores = &mut scores[(keys.start - first_key) * lanes..(keys.end - first_key) * lanes];
+                kernel.mask(scores, lanes, &ranges);
+            }
+        }
+        match kernel.weigh(&mut softmax) {
+            Weighed::Done => is_done = true,
+            Weighed::TooLarge => softmax.follows_maximum = true,
+        }
+    }
     if !is_finite {
         accumulate_attended(group, strip, first_key..any.end, room, lanes);
         return;
@@ -212,30 +240,13 @@ fn meet<K: Microkernel>(
         value_dim: group.problem.value_dim,
         lanes,
         keys,
+        lane_keys,
         value: tile.value,
         scores: room.scores,
         weights: room.weights,
         correction: room.correction,
         output: strip.output,
     });
-}
-
-/// What a row does not attend gets a score of minus infinity and hence no weight, whatever the product was.
-fn mask<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: usize, scores: &mut [R], lanes: usize) {
-    // From row to row neither end of what is attended goes back: a key is attended by lanes that lie side by side.
-    let attended = |lane: usize| group.attended(rows.start + lane);
-    let (mut first, mut end) = (0, 0);
-    for (key, scores) in (first_key..).zip(scores.chunks_exact_mut(lanes)) {
-        while first < rows.len() && attended(first).end <= key {
-            first += 1;
-        }
-        end = first.max(end);
-        while end < rows.len() && attended(end).start <= key {
-            end += 1;
-        }
-        scores[..first].fill(R::NEGATIVE_INFINITY);
-        scores[end..].fill(R::NEGATIVE_INFINITY);
-    }
 }
 
 /// Adds weights times values for attended keys only: a weight of zero does not hide a NaN or an infinity.
@@ -256,7 +267,7 @@ fn accumulate_attended<K: Microkernel>(
         pack::for_each(group.value.dtype(), group.value.row(key), |column, element: K::Real| {
             let sums = &mut output[column * lanes..];
             for ((sum, &weight), row) in sums.iter_mut().zip(weights).zip(strip.rows.clone()) {
-                if group.attended(row).contains(&key) {
+                if group.attended(row).contains(&key) && formulas::takes_part(group, row, key) {
                     *sum += weight * element;
                 }
             }

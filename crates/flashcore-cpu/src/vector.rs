@@ -37,12 +37,32 @@ pub(crate) trait Vector: Copy {
     unsafe fn max(self, other: Self) -> Self;
     /// `yes` in lanes where `self` equals `other`, `no` elsewhere.
     unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self;
-    /// `2^self` for exponents up to 0, as [`crate::exp2`] says.
+    /// `2^self` for exponents up to 100, as [`crate::exp2`] says; above that, anything above `2^100`.
     unsafe fn exp2(self) -> Self;
+
+    /// Whether no lane is infinite or a NaN.
+    #[inline(always)]
+    unsafe fn is_finite(self) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        let lanes = unsafe { self.to_array() };
+        lanes[..Self::LANES].iter().all(|lane| lane.is_finite())
+    }
+
+    /// Whether some lane is above the limit.
+    #[inline(always)]
+    unsafe fn is_any_above(self, limit: Self::Real) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        let lanes = unsafe { self.to_array() };
+        lanes[..Self::LANES].iter().any(|&lane| lane > limit)
+    }
 
     /// Asks for a cache line that will be read soon. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
+
+    /// Asks for a cache line that will be read very soon. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch_near(_address: *const u8) {}
 
     /// The numbers of all lanes; `R::ZERO` behind them.
     #[inline(always)]

@@ -6,7 +6,7 @@ use flashcore_problem::{DType, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::every_feature::{random_features, shrink};
-use super::features::{Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::features::{FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::case::{Backend, Case};
 use crate::numbers::{BiasForm, Numbers, Planted};
@@ -72,6 +72,7 @@ enum Feature {
     LogSumExp,
     Layout,
     Numbers,
+    Formulas,
 }
 
 const BIASES: [Option<BiasForm>; 8] = [
@@ -104,6 +105,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         2,
         LayoutForm::ALL.len(),
         NUMBERS.len(),
+        FORMULAS.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
@@ -143,6 +145,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
             log_sum_exp: at(Feature::LogSumExp) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: NUMBERS[at(Feature::Numbers)],
+            formulas: FORMULAS[at(Feature::Formulas)],
         };
         let (backend, kernels) = named(runner);
         let option = kernel_option(kernels);

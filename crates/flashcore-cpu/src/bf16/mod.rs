@@ -1,8 +1,9 @@
 //! The microkernel of both bf16 levels: they differ only in the instructions that multiply.
 //!
-//! Weights are rounded to `bf16` before they meet the values, which the other levels do not; sums stay in `f32`. The
-//! instructions take subnormal elements and sums as zero: see [`pack`] for what keeps small values alive.
+//! Weights are rounded to `bf16` before they meet the values, which the other levels do not; sums stay in `f32`. How they
+//! come to be is [`weigh`], or where the problem allows it the faster [`narrow`]. The instructions take subnormal elements and sums as zero: see [`pack`] for what keeps small values alive.
 
+pub(crate) mod narrow;
 pub(crate) mod pack;
 #[cfg(test)]
 mod tests;
@@ -11,7 +12,8 @@ pub(crate) mod weigh;
 use crate::avx512::Avx512;
 use crate::driver;
 use crate::group::Group;
-use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::masking::LaneRanges;
+use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack::Head;
 use crate::shaping::Shaping;
 use crate::stream::StreamTile;
@@ -21,8 +23,9 @@ use core::arch::x86_64::{
 };
 use flashcore_problem::{InputViews, Problem};
 use pack::{DEPTH, LANES, PAIRS, VALUE_HEADER};
+use std::f64::consts::LOG2_E;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// `product = left * right`, or that added to what is there, on packed pairs.
 #[derive(Clone, Copy)]
@@ -31,6 +34,8 @@ pub(crate) struct PairProduct {
     pub(crate) rows: usize,
     /// Columns of `right` and of `product`; a multiple of 16.
     pub(crate) lanes: usize,
+    /// Elements from one row of `right` and of `product` to the next.
+    pub(crate) stride: usize,
     /// Panels of `left`; `right` has a row for each of their pairs.
     pub(crate) panels: usize,
     /// The first row of the first panel.
@@ -48,6 +53,8 @@ pub(crate) trait PairMultiplier: Sync {
     const STRIP: usize;
     /// Keys of one tile.
     const KEY_TILE: usize;
+    /// Whether units of their own do it, which work while those of vectors do.
+    const HAS_OWN_UNITS: bool;
 
     /// # Safety
     ///
@@ -65,17 +72,41 @@ pub(crate) trait PairMultiplier: Sync {
 pub(crate) struct Bf16Kernel<M> {
     multiplier: M,
     vectors: Avx512,
+    /// Whether weights need be no more than `bf16`: the problem does not ask for more, and the processor can do it.
+    has_narrow_weights: bool,
 }
 
 impl<M: PairMultiplier> Bf16Kernel<M> {
+    /// The lanes of the first half of a strip, and the keys that some of their rows attends; the other half may attend
+    /// more. `None` where all lanes are of the first half.
+    fn first_half(lanes: usize, lane_keys: LaneKeys) -> Option<(usize, usize)> {
+        const { assert!(M::STRIP.is_multiple_of(2 * LANES)) };
+        let half = M::STRIP / 2;
+        (lanes > half).then(|| (half, lane_keys.of_block(half / LANES - 1)))
+    }
+
     /// `None` where the processor lacks AVX-512, which no multiplier is without.
     pub(crate) fn new(multiplier: M) -> Option<Self> {
-        Avx512::detect().map(|vectors| Self { multiplier, vectors })
+        Avx512::detect().map(|vectors| Self { multiplier, vectors, has_narrow_weights: false })
+    }
+
+    /// The kernel for a problem whose operands were looked at.
+    pub(crate) fn for_problem(self, problem: &Problem, inputs: &InputViews<'_>, survey: &Survey) -> Self {
+        let has_instructions = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512bf16");
+        let is_plain = problem.softcap.is_none() && inputs.alibi_slopes.is_none() && inputs.bias.is_none();
+        let has_narrow_weights = has_instructions
+            && is_plain
+            && !problem.log_sum_exp
+            && survey.largest_score(problem) < narrow::LARGEST_SCORE;
+        Self { has_narrow_weights, ..self }
     }
 }
 
 /// No strip has more lanes.
 const MOST_STRIP: usize = 4 * LANES;
+
+/// Keys and lanes that are multiplied at once while others are weighed: as many as tile registers hold sums of.
+const BLOCK: usize = 2 * LANES;
 
 impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     type Real = f32;
@@ -134,19 +165,34 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
                 && product.query.len() >= pack::query_size(product.head_dim, product.lanes),
             "a product of tiles that are too small"
         );
+        let lanes = product.lanes;
+        let (first, near) = Self::first_half(lanes, product.lane_keys)
+            .map_or((lanes, rows), |(first, keys)| (first, padded(keys, LANES).min(rows)));
         // SAFETY: the keys have so many rows in each panel, the query a row for each pair of a panel, and the scores a
         // row for each key, as asserted.
         unsafe {
-            self.multiplier.multiply(PairProduct {
-                rows,
-                lanes: product.lanes,
+            let whole = PairProduct {
+                rows: near,
+                lanes,
+                stride: lanes,
                 panels,
                 left: product.key.as_ptr().add(product.keys.start * PAIRS),
                 panel_size,
                 right: product.query.as_ptr(),
                 product: product.scores.as_mut_ptr(),
                 adds: false,
-            });
+            };
+            self.multiplier.multiply(whole);
+            if near < rows {
+                self.multiplier.multiply(PairProduct {
+                    rows: rows - near,
+                    lanes: lanes - first,
+                    left: whole.left.add(near * PAIRS),
+                    right: whole.right.add(first),
+                    product: whole.product.add(near * lanes + first),
+                    ..whole
+                });
+            }
         }
         if product.factor != 1.0 {
             // SAFETY: `self.vectors` is a witness of AVX-512.
@@ -154,21 +200,73 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         }
     }
 
-    fn weigh(&self, strip: Strip<'_, Self>) {
+    fn weigh(&self, strip: &mut Strip<'_, Self>) -> Weighed {
         assert!(strip.fits(), "a strip of scores that is too small");
-        let mut weighing = weigh::Weighing {
-            lanes: strip.lanes,
-            keys: strip.keys,
-            factor: strip.factor,
-            scores: strip.scores,
-            weights: strip.weights,
-            maximum: strip.maximum,
-            sum: strip.sum,
-            correction: strip.correction,
-            keeps_weights: strip.keeps_weights,
-        };
-        // SAFETY: `self.vectors` is a witness of AVX-512.
-        unsafe { weigh::weigh(&mut weighing) }
+        let is_narrow = self.has_narrow_weights && !strip.keeps_weights;
+        let mut weighing = weighing(strip);
+        // SAFETY: `self.vectors` is a witness of AVX-512, and the processor was asked for what else narrow weights need.
+        unsafe {
+            if is_narrow {
+                narrow::weigh(&mut weighing);
+            } else {
+                weigh::weigh(&mut weighing);
+            }
+        }
+        Weighed::Done
+    }
+
+    /// Products of some keys and lanes, and while the units for them are at work, the weights of those before.
+    fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
+        let (lanes, keys) = (strip.lanes, factors.keys.len());
+        if !(M::HAS_OWN_UNITS
+            && self.has_narrow_weights
+            && !strip.keeps_weights
+            && keys.is_multiple_of(BLOCK)
+            && lanes.is_multiple_of(BLOCK)
+            && strip.maximum[..lanes].iter().all(|maximum| maximum.is_finite()))
+        {
+            return false;
+        }
+        let panels = pack::panels(factors.head_dim);
+        let panel_size = factors.key.len() / panels;
+        assert!(
+            strip.fits()
+                && strip.keys == keys
+                && factors.keys.end * PAIRS <= panel_size
+                && factors.query.len() >= pack::query_size(factors.head_dim, lanes),
+            "a product of tiles that are too small"
+        );
+        let mut weighing = weighing(strip);
+        let mut added = [0.0; MOST_STRIP];
+        let blocks = (0..keys).step_by(BLOCK).flat_map(|key| (0..lanes).step_by(BLOCK).map(move |lane| (key, lane)));
+        let mut before = None;
+        // SAFETY: the keys have so many rows in each panel, the query a row for each pair of a panel, and the scores a
+        // row for each key, as asserted; for the rest as in `weigh`.
+        unsafe {
+            for (key, lane) in blocks {
+                self.multiplier.multiply(PairProduct {
+                    rows: BLOCK,
+                    lanes: BLOCK,
+                    stride: lanes,
+                    panels,
+                    left: factors.key.as_ptr().add((factors.keys.start + key) * PAIRS),
+                    panel_size,
+                    right: factors.query.as_ptr().add(lane),
+                    product: weighing.scores.as_mut_ptr().add(key * lanes + lane),
+                    adds: false,
+                });
+                if let Some((key, lane)) = before.replace((key, lane)) {
+                    narrow::weigh_block(&mut weighing, key..key + BLOCK, lane..lane + BLOCK, &mut added);
+                }
+            }
+            if let Some((key, lane)) = before {
+                narrow::weigh_block(&mut weighing, key..key + BLOCK, lane..lane + BLOCK, &mut added);
+            }
+            if !narrow::settle(&mut weighing, &added) {
+                narrow::weigh(&mut weighing);
+            }
+        }
+        true
     }
 
     fn accumulate(&self, product: OutputProduct<'_, Self>) {
@@ -187,6 +285,7 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         let values = PairProduct {
             rows: columns,
             lanes,
+            stride: lanes,
             panels: whole_panels,
             left: first_panel.as_ptr(),
             panel_size,
@@ -206,7 +305,19 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         // output a row for each column.
         unsafe {
             if divisor.is_none() {
-                self.multiplier.multiply(values);
+                let (first, near) = Self::first_half(lanes, product.lane_keys)
+                    .map_or((lanes, whole_panels), |(first, keys)| (first, keys.div_ceil(DEPTH).min(whole_panels)));
+                self.multiplier.multiply(PairProduct { panels: near, ..values });
+                if near < whole_panels {
+                    self.multiplier.multiply(PairProduct {
+                        lanes: lanes - first,
+                        panels: whole_panels - near,
+                        left: values.left.add(near * panel_size),
+                        right: values.right.add(near * PAIRS * lanes + first),
+                        product: values.product.add(first),
+                        ..values
+                    });
+                }
                 if last.is_none() {
                     return;
                 }
@@ -217,6 +328,10 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
 
     fn shape(&self, shaping: Shaping<'_, f32>) {
         self.vectors.shape(shaping);
+    }
+
+    fn mask(&self, scores: &mut [f32], lanes: usize, ranges: &LaneRanges) {
+        self.vectors.mask(scores, lanes, ranges);
     }
 
     fn transpose(&self, columns: &[f32], lanes: usize, rows: &mut [f32]) {
@@ -234,32 +349,72 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
 }
 
 impl<M> Bf16Kernel<M> {
-    /// Whether the products of a problem come out as those of its elements. The instructions take subnormal elements as
-    /// zero, and keys can be so large that these count.
+    /// Looks at every element of query and keys.
     #[expect(clippy::unused_self, reason = "it is a witness of AVX-512")]
-    pub(crate) fn is_exact_for(&self, problem: &Problem, inputs: &InputViews<'_>) -> bool {
+    pub(crate) fn survey(&self, problem: &Problem, inputs: &InputViews<'_>) -> Survey {
+        let survey = Survey::default();
         if problem.output_shape().is_empty() {
-            return true;
+            return survey;
         }
         let groups = problem.batch * problem.key_heads;
         let rows = Group::row_count(problem);
-        let is_exact = AtomicBool::new(true);
         driver::for_each(groups, (rows + problem.key_length) * problem.head_dim, |index| {
             let group = Group::new(problem, inputs, index / problem.key_heads, index % problem.key_heads);
             // SAFETY: `self.vectors` is a witness of AVX-512.
-            let found = unsafe {
-                pack::have_subnormals(group.query, 0..rows) || pack::have_subnormals(group.key, 0..problem.key_length)
-            };
-            if found {
-                is_exact.store(false, Ordering::Relaxed);
+            let [query, key] =
+                unsafe { [pack::magnitudes(group.query, 0..rows), pack::magnitudes(group.key, 0..problem.key_length)] };
+            if query.has_subnormal || key.has_subnormal {
+                survey.has_subnormals.store(true, Ordering::Relaxed);
             }
+            survey.largest_query.fetch_max(query.largest, Ordering::Relaxed);
+            survey.largest_key.fetch_max(key.largest, Ordering::Relaxed);
         });
-        is_exact.into_inner()
+        survey
     }
 
     /// The kernel that is exact for all.
     pub(crate) fn exact(&self) -> &Avx512 {
         &self.vectors
+    }
+}
+
+/// What the softmax sees of a strip.
+fn weighing<'a, M: PairMultiplier>(strip: &'a mut Strip<'_, Bf16Kernel<M>>) -> weigh::Weighing<'a> {
+    weigh::Weighing {
+        lanes: strip.lanes,
+        keys: strip.keys,
+        lane_keys: strip.lane_keys,
+        factor: strip.factor,
+        scores: strip.scores,
+        weights: strip.weights,
+        maximum: strip.maximum,
+        sum: strip.sum,
+        correction: strip.correction,
+        keeps_weights: strip.keeps_weights,
+    }
+}
+
+/// What is to be known of the elements of query and keys.
+#[derive(Default)]
+pub(crate) struct Survey {
+    has_subnormals: AtomicBool,
+    /// The bits of the largest magnitudes.
+    largest_query: AtomicU32,
+    largest_key: AtomicU32,
+}
+
+impl Survey {
+    /// Whether the products of the problem come out as those of its elements. The instructions take subnormal elements as
+    /// zero, and keys can be so large that these count.
+    pub(crate) fn is_exact(&self) -> bool {
+        !self.has_subnormals.load(Ordering::Relaxed)
+    }
+
+    /// No score of a plain problem is farther from 0, in base 2. Not a finite number where an element is none.
+    fn largest_score(&self, problem: &Problem) -> f64 {
+        let [query, key] = [&self.largest_query, &self.largest_key]
+            .map(|bits| f64::from(f32::from_bits(bits.load(Ordering::Relaxed) << 16)));
+        query * key * problem.head_dim as f64 * f64::from(problem.scale).abs() * LOG2_E
     }
 }
 

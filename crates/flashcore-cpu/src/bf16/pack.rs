@@ -15,10 +15,10 @@ use crate::microkernel::padded;
 use crate::pack::Head;
 use core::arch::x86_64::{
     __m512i, _mm256_maskz_loadu_epi16, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_reduce_max_epu32, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512,
-    _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32,
-    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_cmplt_epu16_mask, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_mul_ps,
+    _mm512_or_si512, _mm512_reduce_max_epu32, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512,
+    _mm512_sub_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
 
@@ -73,22 +73,36 @@ fn address(row: &[u8], first: usize) -> *const i16 {
     row.as_ptr().wrapping_add(2 * first).cast()
 }
 
-/// Whether some element of a row is subnormal, which the instructions would take as zero.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn has_subnormal(row: &[u8]) -> bool {
-    const LARGEST_SUBNORMAL: u16 = 0x7F;
-    let is_subnormal = |pair: &[u8]| {
-        let magnitude = u16::from_le_bytes([pair[0], pair[1]]) & 0x7FFF;
-        magnitude.wrapping_sub(1) < LARGEST_SUBNORMAL
-    };
-    // Without leaving early, so that the loop becomes vectors.
-    row.chunks_exact(2).fold(false, |any, pair| any | is_subnormal(pair))
+/// What is to be known of the magnitudes of some rows.
+pub(crate) struct Magnitudes {
+    /// Some element is subnormal, which the instructions would take as zero.
+    pub(crate) has_subnormal: bool,
+    /// The bits of the largest. Infinities and NaNs are larger than all numbers.
+    pub(crate) largest: u32,
 }
 
-/// Whether some element of these rows is subnormal.
+/// Looks at all elements of some rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn have_subnormals(head: Head<'_>, mut rows: Range<usize>) -> bool {
-    rows.any(|row| has_subnormal(head.row(row)))
+pub(crate) fn magnitudes(head: Head<'_>, rows: Range<usize>) -> Magnitudes {
+    const LARGEST_SUBNORMAL: i16 = 0x7F;
+    let columns = head.columns();
+    let (magnitude, one) = (_mm512_set1_epi16(0x7FFF), _mm512_set1_epi16(1));
+    let (mut largest, mut has_subnormal) = (_mm512_setzero_si512(), 0);
+    for row in rows {
+        let row = head.row(row);
+        for first in (0..columns).step_by(DEPTH) {
+            // SAFETY: only elements that the row has are read.
+            let vector = unsafe { _mm512_maskz_loadu_epi16(elements::<DEPTH>(first, columns), address(row, first)) };
+            let vector = _mm512_and_si512(vector, magnitude);
+            largest = _mm512_max_epu16(largest, vector);
+            // Zero becomes the largest number.
+            let less_one = _mm512_sub_epi16(vector, one);
+            has_subnormal |= _mm512_cmplt_epu16_mask(less_one, _mm512_set1_epi16(LARGEST_SUBNORMAL));
+        }
+    }
+    let lower = _mm512_and_si512(largest, _mm512_set1_epi32(0xFFFF));
+    let largest = _mm512_reduce_max_epu32(lower).max(_mm512_reduce_max_epu32(_mm512_srli_epi32::<16>(largest)));
+    Magnitudes { has_subnormal: has_subnormal != 0, largest }
 }
 
 /// Packs rows of the query. Lanes without a row, and columns that only pad, are zero.
@@ -130,7 +144,7 @@ pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn pack_values(value: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
     let columns = value.columns();
-    let is_tiny = largest_magnitude(value, keys.clone()) < TINY;
+    let is_tiny = magnitudes(value, keys.clone()).largest < TINY;
     let (header, panels) = packed.split_at_mut(VALUE_HEADER);
     header.fill(u32::from(is_tiny));
     let factor = is_tiny.then_some(TINY_FACTOR);
@@ -164,24 +178,6 @@ pub(crate) fn pack_values(value: Head<'_>, keys: Range<usize>, packed: &mut [u32
 fn times(elements: __m512i, factor: f32) -> __m512i {
     let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(elements));
     _mm512_srli_epi32::<16>(_mm512_castps_si512(_mm512_mul_ps(wide, _mm512_set1_ps(factor))))
-}
-
-/// The bits of the largest magnitude of some rows. Infinities and NaNs are larger than all numbers.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn largest_magnitude(head: Head<'_>, rows: Range<usize>) -> u32 {
-    let columns = head.columns();
-    let magnitude = _mm512_set1_epi16(0x7FFF);
-    let mut largest = _mm512_setzero_si512();
-    for row in rows {
-        let row = head.row(row);
-        for first in (0..columns).step_by(DEPTH) {
-            // SAFETY: only elements that the row has are read.
-            let vector = unsafe { _mm512_maskz_loadu_epi16(elements::<DEPTH>(first, columns), address(row, first)) };
-            largest = _mm512_max_epu16(largest, _mm512_and_si512(vector, magnitude));
-        }
-    }
-    let lower = _mm512_and_si512(largest, _mm512_set1_epi32(0xFFFF));
-    _mm512_reduce_max_epu32(lower).max(_mm512_reduce_max_epu32(_mm512_srli_epi32::<16>(largest)))
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]

@@ -9,7 +9,7 @@ use core::arch::x86_64::{
 };
 
 use super::pack::{DEPTH, LANES};
-use crate::microkernel::padded;
+use crate::microkernel::{LaneKeys, padded};
 
 /// `2^x` on [0, 1], highest power first. Interpolates `(2^x - 1) / x` at Chebyshev nodes; the last is exact, so that
 /// `2^0` is.
@@ -28,6 +28,8 @@ const SLACK: f32 = 4.0;
 pub(crate) struct Weighing<'a> {
     pub(crate) lanes: usize,
     pub(crate) keys: usize,
+    /// Scores of keys behind these are no scores, and get no weight.
+    pub(crate) lane_keys: LaneKeys,
     /// What scores are to be multiplied by first; above zero.
     pub(crate) factor: f32,
     pub(crate) scores: &'a mut [f32],
@@ -43,18 +45,19 @@ pub(crate) struct Weighing<'a> {
 /// which that of weights with eight bits is not.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn weigh(strip: &mut Weighing<'_>) {
-    let (lanes, keys) = (strip.lanes, strip.keys);
-    let pairs = padded(keys, DEPTH) / 2;
+    let lanes = strip.lanes;
+    let pairs = padded(strip.keys, DEPTH) / 2;
     let of_lanes = [strip.maximum.len(), strip.sum.len(), strip.correction.len()];
     assert!(
         lanes.is_multiple_of(LANES)
-            && strip.scores.len() >= keys * lanes
+            && strip.scores.len() >= strip.keys * lanes
             && strip.weights.len() >= pairs * lanes
             && of_lanes.iter().all(|&length| length >= lanes),
         "a strip of scores that is too small"
     );
     let factor = _mm512_set1_ps(strip.factor);
-    for lane in (0..lanes).step_by(LANES) {
+    for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
+        let keys = strip.lane_keys.of_block(block).min(strip.keys);
         // SAFETY: every row of the strip has a vector at this lane, as asserted.
         unsafe {
             let scores = strip.scores.as_mut_ptr().add(lane);
@@ -103,7 +106,7 @@ pub(crate) fn weigh(strip: &mut Weighing<'_>) {
 ///
 /// There are `keys` rows of `lanes` with a vector at `scores`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn largest(scores: *const f32, keys: usize, lanes: usize) -> __m512 {
+pub(super) unsafe fn largest(scores: *const f32, keys: usize, lanes: usize) -> __m512 {
     // Four at a time, because each takes four cycles.
     const CHAINS: usize = 4;
     let mut largest = [_mm512_set1_ps(f32::NEG_INFINITY); CHAINS];
