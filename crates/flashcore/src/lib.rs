@@ -49,9 +49,11 @@
 //! 2. with a softcap `c`, `score = c * tanh(score / c)`; `None` is none (not 0, not 1);
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`, where `offset` follows the mask's [`Alignment`];
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
-//! 5. keys outside the [`Mask`], or past the batch's key length, take no part: not even a NaN there is seen;
-//! 6. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 7. `log_sum_exp[i]` is the natural logarithm of that denominator.
+//! 5. with a [`ScoreMod`], `score` becomes what its closure says;
+//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: not even a NaN
+//!    there is seen;
+//! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
+//! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
 //!
 //! A row that attends nothing gives 0 and a log-sum-exp of minus infinity. Conventions in which libraries differ are
 //! spelled out instead of assumed:
@@ -91,7 +93,8 @@
 //! used, so buffers and streams of `cudarc`, candle, burn or `PyTorch` are as good as those of [`cuda`]. Make plans before
 //! a capture begins: compiling and checking a kernel allocates memory.
 //!
-//! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each.
+//! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `formulas` shows attention of
+//! one's own.
 //!
 //! # What is trusted
 //!

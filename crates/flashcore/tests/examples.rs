@@ -41,3 +41,8 @@ fn cudarc_buffers() {
 fn cuda_graph() {
     check("cuda_graph");
 }
+
+#[test]
+fn formulas() {
+    check("formulas");
+}

@@ -1,0 +1,77 @@
+//! Formulas in the kernels: right in the simulator, and no work where they leave none.
+
+use flashcore_bench::simulate::simulate;
+use flashcore_bench::verify::verify;
+use flashcore_bench::{Backend, Case, formulas, parse_mask, parse_shape};
+use flashcore_ir::Arch;
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::{DType, Inputs, Problem};
+use flashcore_sim::Counters;
+
+fn check(kernel: &str, shape: &str, mask: &str) {
+    let mut problem = parse_shape(shape, DType::F16).expect("a shape");
+    (problem.mask, problem.log_sum_exp) = (parse_mask(mask).expect("a mask"), true);
+    let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
+    let outcome = verify(&case, None);
+    assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+}
+
+/// Every formula by name with every family, over four tiles of keys with tails of rows and keys.
+#[test]
+fn every_formula_is_right_in_every_family() {
+    for (number, name) in formulas::SCORE_MODS.into_iter().chain(formulas::MASK_MODS).enumerate() {
+        let shape = format!("1x2x70,203x64+{name}");
+        for kernel in ["ampere", "hopper"] {
+            check(kernel, &shape, ["full", "causal"][number % 2]);
+        }
+        check(["scalar", "steps"][number % 2], &format!("1x2x33,97x32+{name}"), "causal");
+    }
+}
+
+/// Long enough that tiles are far from the diagonal, on both sides, and that documents end within tiles and between.
+#[test]
+fn tiles_far_from_the_diagonal_and_tiles_of_other_documents() {
+    for kernel in ["ampere", "hopper", "hopper-64x64-4stage-2keys-dependent", "ampere-64x64-2stage-swizzled-3parts"] {
+        check(kernel, "1x2x300,700x64+relative+documents", "full");
+    }
+    check("hopper", "2x1x500x128+relative", "full");
+    check("ampere", "1x2x300,700x64+documents", "window:200,100");
+}
+
+fn counted(problem: &Problem, inputs: &Inputs, kernel: &str) -> Counters {
+    let config: Config = kernel.parse().expect("a config");
+    let plan = Plan::new(problem, config, Arch::Sm90a).expect("a plan");
+    simulate(&plan, problem, inputs, 0).expect("it runs").counters
+}
+
+/// Two documents of 256 positions: half of the tiles of keys have nothing for a tile of rows.
+#[test]
+fn tiles_without_attended_keys_are_left_out() {
+    for kernel in ["ampere", "hopper", "steps-64x64-2stage-swizzled-tensorqk-tensorpv"] {
+        let plain = parse_shape("1x1x512x64", DType::F16).expect("a shape");
+        let masked = parse_shape("1x1x512x64+documents", DType::F16).expect("a shape");
+        let mut inputs = Inputs::random(&masked, 3);
+        inputs.integer_table = Some((0..512).map(|position| position / 256).collect());
+        let with = counted(&masked, &inputs, kernel).tensor_flops;
+        inputs.integer_table = None;
+        let without = counted(&plain, &inputs, kernel).tensor_flops;
+        assert_eq!(2 * with, without, "{kernel}");
+    }
+}
+
+/// Where a term is the same for a whole tile, it is read once: of 64 tiles of keys, all but a few are further than 128 away.
+#[test]
+fn terms_that_are_the_same_for_a_tile_are_read_once() {
+    let mut problem = parse_shape("1x1x64,4096x64+relative", DType::F16).expect("a shape");
+    let inputs = Inputs::random(&problem, 3);
+    let loads = |problem: &Problem| counted(problem, &inputs, "ampere").global_loads.requests;
+    let limited = loads(&problem);
+    // The same without a limit that makes distances one.
+    let unlimited =
+        flashcore_problem::ScoreMod::new("unlimited", |score, at| score + at.number(at.query - at.key + 128));
+    problem.score_mod = Some(unlimited);
+    let unlimited = loads(&problem);
+    problem.score_mod = None;
+    let plain = loads(&problem);
+    assert!(4 * (limited - plain) < unlimited - plain, "{plain}, {limited}, {unlimited}");
+}
