@@ -289,11 +289,11 @@ mod tests {
     #[test]
     fn a_process_that_is_killed_fails_its_case_and_no_other() {
         let mut counts = Vec::new();
-        let start = || shell("2) kill -SEGV $$;;");
+        let start = || shell("2) kill -KILL $$;;");
         let judged =
             judge_in_processes(2, &cases(), start, || false, |done, _| counts.push(done)).expect("others go on");
         let complaints: Vec<&[String]> = judged.iter().map(|judged| &judged[0].complaints[..]).collect();
-        let lost = ["the process that computed it ended: signal: 11 (SIGSEGV)".to_owned()];
+        let lost = ["the process that computed it ended: signal: 9 (SIGKILL)".to_owned()];
         assert_eq!(complaints, [&[][..], &[], &lost, &[], &[]]);
         assert_eq!(judged[2][0].case, cases()[2].to_string());
         // In the order of the cases, whoever was first.
