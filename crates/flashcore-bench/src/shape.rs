@@ -89,7 +89,7 @@ pub fn shape_text(problem: &Problem) -> String {
     let pair = |first: usize, separator: char, second: usize| {
         if first == second { first.to_string() } else { format!("{first}{separator}{second}") }
     };
-    let formulas: String = problem.formulas().map(|(_, formula)| format!("+{}", formula.name())).collect();
+    let formulas: String = problem.formulas().flat_map(|(_, formula)| ["+", formula.name()]).collect();
     format!(
         "{}x{}x{}x{}{formulas}",
         problem.batch,

@@ -178,6 +178,9 @@ fn tile_of_keys(
     (k.vote(VoteMode::Any, some), k.vote(VoteMode::All, whole))
 }
 
+/// What is done with a tile, of which something is known.
+type Visit<'a> = &'a dyn Fn(&mut Builder, Reg<S32>, Reg<U32>);
+
 /// Stores what one warp finds in what is known of the tiles.
 fn gather(
     k: &mut Builder,
@@ -193,7 +196,7 @@ fn gather(
     let behind = k.add(told_apart, LANES - 1);
     let rounds = k.shr(behind, LANES.ilog2());
     // Every lane has each 32nd tile.
-    let each = |k: &mut Builder, visit: &dyn Fn(&mut Builder, Reg<S32>, Reg<U32>)| {
+    let each = |k: &mut Builder, visit: Visit<'_>| {
         k.for_uniform(0u32, rounds, 1u32, |k, round| {
             let tile = k.mad(round, LANES, lane);
             let is_there = k.compare(Compare::Lt, tile, told_apart);

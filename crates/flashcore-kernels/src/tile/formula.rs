@@ -289,7 +289,7 @@ impl FormulaOfTile<'_> {
                     _ => (a, false),
                 };
                 let integer = self.term(k, integer, row, column, score).integer();
-                let number = self.to_number(k, integer);
+                let number = self.number_of(k, integer);
                 Lowered::Number(if is_magnitude { k.abs(number) } else { number }.into())
             }
             _ => {
@@ -396,17 +396,16 @@ impl FormulaOfTile<'_> {
 
     /// An integer as a number: the register once for a tile, and what is added to it as a number. That is exact up to `2^24`,
     /// as far as the number of an integer is.
-    fn to_number(&mut self, k: &mut Builder, integer: Offset) -> Reg<F32> {
+    fn number_of(&mut self, k: &mut Builder, integer: Offset) -> Reg<F32> {
         let Some(base) = integer.base else { return k.copy(integer.plus as f32) };
         let step = Step::Unary(Unary::ToNumber, self.code.formula.result());
         let operation = (step, vec![Lowered::Integer(Offset { plus: 0, ..integer }).identity()]);
-        let number = match self.written.get(&operation) {
-            Some(Lowered::Number(known)) => *known,
-            _ => {
-                let number = Value::from(k.to_f32(base));
-                self.written.insert(operation, Lowered::Number(number));
-                number
-            }
+        let number = if let Some(Lowered::Number(known)) = self.written.get(&operation) {
+            *known
+        } else {
+            let number = Value::from(k.to_f32(base));
+            self.written.insert(operation, Lowered::Number(number));
+            number
         };
         k.add(number, integer.plus as f32)
     }
@@ -415,7 +414,7 @@ impl FormulaOfTile<'_> {
     fn of_bases(&mut self, k: &mut Builder, op: Binary, base: Reg<S32>, other: Offset) -> Offset {
         let step = Step::Binary(op, self.code.formula.result(), self.code.formula.result());
         let operands = [Offset::within(base, ANYTHING), other].map(Lowered::Integer);
-        let operation = (step, operands.map(|operand| operand.identity()).to_vec());
+        let operation = (step, operands.map(Lowered::identity).to_vec());
         if let Some(Lowered::Integer(written)) = self.written.get(&operation) {
             return *written;
         }

@@ -71,13 +71,18 @@ fn decisive(formula: &Formula, term: Term, integers: &mut Vec<Term>) -> Option<(
 fn has_span(formula: &Formula, term: Term) -> bool {
     let step = formula.step(term);
     let is_monotone = match step {
-        Step::Batch | Step::Head | Step::Query | Step::Key | Step::Integer(_) | Step::ShiftRight(..) => true,
-        Step::Binary(Binary::Add | Binary::Subtract | Binary::Minimum | Binary::Maximum, ..) => true,
         Step::Binary(Binary::Multiply, a, b) => {
             let is_number = |term| matches!(formula.step(term), Step::Integer(0..));
             is_number(a) || is_number(b)
         }
-        Step::Unary(Unary::Negate, _) => true,
+        Step::Batch
+        | Step::Head
+        | Step::Query
+        | Step::Key
+        | Step::Integer(_)
+        | Step::ShiftRight(..)
+        | Step::Unary(Unary::Negate, _)
+        | Step::Binary(Binary::Add | Binary::Subtract | Binary::Minimum | Binary::Maximum, ..) => true,
         _ => false,
     };
     is_monotone && step.operands().all(|operand| has_span(formula, operand))

@@ -44,10 +44,13 @@ pub trait FormulaReal:
     /// The same, rounded to an `f32` first, as everywhere.
     fn from_i32(value: i32) -> Self;
     /// The magnitude.
+    #[must_use]
     fn magnitude(self) -> Self;
     /// `e` to the power of it.
+    #[must_use]
     fn exponential(self) -> Self;
     /// The hyperbolic tangent.
+    #[must_use]
     fn tangent(self) -> Self;
 }
 

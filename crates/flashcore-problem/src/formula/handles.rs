@@ -241,13 +241,12 @@ impl<'a> Integer<'a> {
     }
 }
 
-/// Divided by a power of two and rounded down: `key >> 7` is the number of a block of 128 keys. Of the number of bits
-/// the lower five count.
+/// Divided by a power of two and rounded down: `key >> 7` is the number of a block of 128 keys.
 impl Shr<u32> for Integer<'_> {
     type Output = Self;
 
     fn shr(self, bits: u32) -> Self {
-        self.writer.integer(Step::ShiftRight(self.term, bits % 32))
+        self.writer.integer(Step::ShiftRight(self.term, bits.min(31)))
     }
 }
 

@@ -131,6 +131,7 @@ pub enum Binary {
 
 /// What a term depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each says whether one independent thing is looked at")]
 pub struct Uses {
     /// On the score.
     pub score: bool,
