@@ -36,7 +36,8 @@ def problems(suites, dtypes):
     seeds += [(8, 8, 512, 64), (4, 16, 2048, 128)]
     prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128) for s in (512, 1024, 2048, 4096, 8192, 16384)]
     wide = [(16384 // s, 2048 // d, s, d) for d in (96, 192, 256) for s in (512, 1024, 4096, 16384)]
-    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide}
+    wide256 = [shape for shape in wide if shape[3] == 256]
+    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide, "wide256": wide256}
     for suite in suites:
         for dtype in dtypes:
             for shape in shapes[suite]:
@@ -97,7 +98,13 @@ def replay(graph, calls):
     return start.elapsed_time(end) * 1e3 / calls
 
 
-def measure(flashcore, shape, dtype, causal, config, scalar):
+def config_of(configs, shape):
+    """The config for a shape: the one for the shape itself, or for its head dimension, or for all."""
+    named = dict(config.split("=", 1) if "=" in config else ("", config) for config in configs)
+    return named.get("x".join(map(str, shape)), named.get(str(shape[3]), named.get("")))
+
+
+def measure(flashcore, shape, dtype, causal, config, scalar, peers):
     batch, heads, length, dim = shape
     query, key, value = (
         torch.randn(shape, device="cuda", dtype=torch.float32).to(TORCH_DTYPES[dtype]) for _ in range(3)
@@ -136,8 +143,8 @@ def measure(flashcore, shape, dtype, causal, config, scalar):
     ours("flashcore", config)
     if scalar and length <= 512:
         ours("flashcore-scalar", "scalar")
-    for name, backend in PEERS.items():
-        peer(name, backend)
+    for name in peers:
+        peer(name, PEERS[name])
 
     graphs, errors = {}, {}
     for name, call in list(calls_by_name.items()):
@@ -188,9 +195,15 @@ def matmul_tflops():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
-    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide"])
+    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide", "wide256"])
     parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
-    parser.add_argument("--config", help="the kernel config of flashcore; its default unless said")
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        default=[],
+        help="the kernel config of flashcore, or one for a head dimension, DIM=CONFIG, or a shape, SHAPE=CONFIG; its default unless said",
+    )
     parser.add_argument("--scalar", action="store_true", help="flashcore's scalar kernel too, on short sequences")
     parser.add_argument("--out", required=True, help="the JSON record to write")
     arguments = parser.parse_args()
@@ -200,7 +213,8 @@ def main():
     before = state()
     rows = []
     for suite, shape, dtype, causal in problems(arguments.suite, arguments.dtype):
-        row = measure(flashcore, shape, dtype, causal, arguments.config, arguments.scalar)
+        config = config_of(arguments.config, shape)
+        row = measure(flashcore, shape, dtype, causal, config, arguments.scalar, arguments.peers)
         rows.append({"suite": suite, **row})
         times = " ".join(f"{name} {time:.2f}" for name, time in row["microseconds"].items())
         print(f"{row['shape']:>16} {dtype} {row['mask']:>6}: {times}", flush=True)
@@ -214,7 +228,8 @@ def main():
             "state_after": state(),
             "matmul_8192_tflops": matmul_tflops(),
         },
-        "peers": list(PEERS),
+        "peers": arguments.peers,
+        "configs": arguments.config,
         "rows": rows,
     }
     with open(arguments.out, "w", encoding="utf-8") as file:

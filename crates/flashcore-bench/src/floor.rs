@@ -17,9 +17,11 @@ pub struct Work {
 }
 
 impl Work {
-    /// That of a problem.
+    /// That of a problem; under a formula that takes keys out, that of none.
     pub fn of(problem: &Problem) -> Self {
         let attended: usize = match problem.mask {
+            // How many keys a formula leaves is not known before it has been asked about each.
+            _ if problem.mask_mod.is_some() => 0,
             Mask::None => problem.query_length * problem.key_length,
             Mask::Causal(_) | Mask::Window { .. } => {
                 (0..problem.query_length).map(|row| problem.attended_keys(problem.key_length, row).len()).sum()

@@ -138,7 +138,7 @@ impl Gpu {
 }
 
 /// Exponentials that a multiprocessor starts in a clock, on every architecture here.
-const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
+pub(crate) const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
 
 /// Dense 16-bit operations, accumulated in `f32`, of the tensor cores of one multiprocessor in a clock.
 const fn tensor_flops_per_clock(arch: Arch) -> f64 {

@@ -1,6 +1,6 @@
 //! The workbench as a library: verify, mutants, resources and measurements.
 //!
-//! * [`verify`](verify::verify) runs a [`Case`] on a [`Backend`] and judges it,
+//! * [`verify`](verify::verify) runs a [`Case`] on a [`Backend`] and judges it, and [`jobs`] does so in several processes,
 //! * [`suites`] are lists of cases,
 //! * [`guard_pages`] are the memory in which the CPU is verified, where one byte too far is a fault,
 //! * [`mutants`] plants bugs in the kernels and shows what kills each,
@@ -23,8 +23,10 @@ pub mod conformance;
 pub mod digest;
 pub mod experiments;
 pub mod floor;
+pub mod formulas;
 pub mod gpu;
 pub mod guard_pages;
+pub mod jobs;
 pub mod ladder;
 pub mod leaderboard;
 pub mod moment;

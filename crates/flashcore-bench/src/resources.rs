@@ -6,6 +6,8 @@ use flashcore_problem::DType;
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
 
+use crate::formulas;
+
 /// Registers of a multiprocessor, on every architecture here.
 const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
 /// The registers of a thread are handed out in eights.
@@ -66,6 +68,8 @@ pub enum Kind {
     Unbiased,
     /// Every feature.
     Everything,
+    /// Formulas for scores and for masks.
+    Formulas,
 }
 
 impl Kind {
@@ -76,6 +80,7 @@ impl Kind {
             Self::Causal => "causal",
             Self::Unbiased => "unbiased",
             Self::Everything => "everything",
+            Self::Formulas => "formulas",
         }
     }
 
@@ -85,6 +90,13 @@ impl Kind {
             Self::Full => Specialisation { log_sum_exp: true, ..f16 },
             Self::Causal => Specialisation { right: true, log_sum_exp: true, ..bf16 },
             Self::Unbiased => Specialisation { bias: false, ..Self::Everything.specialisation(head_dim) },
+            Self::Formulas => Specialisation {
+                right: true,
+                score_mod: formulas::score_mod("relative"),
+                mask_mod: formulas::mask_mod("documents"),
+                log_sum_exp: true,
+                ..bf16
+            },
             Self::Everything => Specialisation {
                 left: true,
                 right: true,
@@ -107,7 +119,7 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for &config in configs {
         for head_dim in Specialisation::HEAD_DIMS {
-            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything] {
+            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Formulas] {
                 kernels.push((config, head_dim, kind));
             }
         }

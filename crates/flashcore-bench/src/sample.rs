@@ -14,7 +14,9 @@ const ROWS: usize = 64;
 ///
 /// The last rows attend the most keys, all tiles of them. Samples are of tensors that lie contiguously.
 pub fn judge_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<Vec<Verdict>, NoVerdict> {
-    if Work::of(problem).flops <= WHOLE_FLOPS || !can_be_sampled(problem) {
+    // What a formula takes out, the oracle still asks about.
+    let asked = Work::of(&Problem { mask_mod: None, ..problem.clone() });
+    if asked.flops <= WHOLE_FLOPS || !can_be_sampled(problem) {
         let yardstick = Yardstick::new(problem, inputs.clone())?;
         return Ok(vec![yardstick.judge(problem, &Evidence::new(inputs, outputs))]);
     }
@@ -67,6 +69,9 @@ impl<'a> Sample<'a> {
         if let Mask::Causal(_) = whole.mask {
             problem.mask = Mask::Causal(Alignment::BottomRight);
         }
+        let first_row = whole.query_length - problem.query_length;
+        problem.score_mod = whole.score_mod.map(|score_mod| score_mod.moved(batch, head, first_row));
+        problem.mask_mod = whole.mask_mod.map(|mask_mod| mask_mod.moved(batch, head, first_row));
         let matrices = (batch * whole.query_heads + head, batch * whole.key_heads + whole.key_head(head));
         Self { whole, problem, matrices }
     }
@@ -81,6 +86,8 @@ impl<'a> Sample<'a> {
             sinks: None,
             bias: None,
             key_lengths: None,
+            number_table: inputs.number_table.clone(),
+            integer_table: inputs.integer_table.clone(),
         }
     }
 
@@ -108,6 +115,7 @@ impl<'a> Sample<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formulas;
     use flashcore_problem::{DType, reference};
 
     #[test]
@@ -116,6 +124,7 @@ mod tests {
         problem.key_heads = 2;
         problem.mask = Mask::Causal(Alignment::BottomRight);
         problem.log_sum_exp = true;
+        formulas::give(&mut problem, formulas::score_mod("relative"), formulas::mask_mod("documents"));
         let inputs = Inputs::random(&problem, 3);
         let outputs = reference(&problem, &inputs).expect("a valid problem");
         let check = |outputs: &Outputs, expected: [bool; 2]| {

@@ -2,6 +2,8 @@
 
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
+use crate::formulas;
+
 /// Why a text is no shape.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
@@ -25,6 +27,18 @@ pub enum ShapeError {
         /// What it should be.
         meaning: &'static str,
     },
+    /// Not a formula, or the second of its kind.
+    #[error(
+        "`{name}` in `{text}` is no formula, or another of its kind is there; there are {} for scores and {} for masks",
+        formulas::SCORE_MODS.join(", "),
+        formulas::MASK_MODS.join(", ")
+    )]
+    Formula {
+        /// What was given.
+        text: String,
+        /// The part of it.
+        name: String,
+    },
     /// Not a mask.
     #[error(
         "`{text}` is no mask; there are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit"
@@ -35,9 +49,10 @@ pub enum ShapeError {
     },
 }
 
-/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim]`.
+/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+formula]...`.
 pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
-    let parts: Vec<&str> = text.split(['x', '×']).map(str::trim).collect();
+    let (sizes, names) = text.split_once('+').unwrap_or((text, ""));
+    let parts: Vec<&str> = sizes.split(['x', '×']).map(str::trim).collect();
     let [batch, heads, lengths, dims] = parts[..] else {
         return Err(ShapeError::Parts { text: text.to_owned(), parts: parts.len() });
     };
@@ -57,6 +72,15 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     problem.key_heads = key_heads;
     problem.key_length = key_length;
     problem.value_dim = value_dim;
+    let (mut score, mut mask) = (None, None);
+    for name in names.split('+').filter(|name| !name.is_empty()) {
+        match (formulas::score_mod(name), formulas::mask_mod(name)) {
+            (Some(score_mod), _) if score.is_none() => score = Some(score_mod),
+            (None, Some(mask_mod)) if mask.is_none() => mask = Some(mask_mod),
+            _ => return Err(ShapeError::Formula { text: text.to_owned(), name: name.to_owned() }),
+        }
+    }
+    formulas::give(&mut problem, score, mask);
     Ok(problem)
 }
 
@@ -65,8 +89,9 @@ pub fn shape_text(problem: &Problem) -> String {
     let pair = |first: usize, separator: char, second: usize| {
         if first == second { first.to_string() } else { format!("{first}{separator}{second}") }
     };
+    let formulas: String = problem.formulas().map(|(_, formula)| format!("+{}", formula.name())).collect();
     format!(
-        "{}x{}x{}x{}",
+        "{}x{}x{}x{}{formulas}",
         problem.batch,
         pair(problem.query_heads, '/', problem.key_heads),
         pair(problem.query_length, ',', problem.key_length),
@@ -106,7 +131,14 @@ mod tests {
 
     #[test]
     fn shapes_survive_the_round_trip() {
-        for text in ["1x8x512x64", "2x8/2x97,203x64", "1x1x1x32,64", "0x4x0,7x128"] {
+        for text in [
+            "1x8x512x64",
+            "2x8/2x97,203x64",
+            "1x1x1x32,64",
+            "0x4x0,7x128",
+            "1x2x99x64+relative+documents",
+            "1x2x99x64+blocks",
+        ] {
             let problem = parse_shape(text, DType::F16).expect("a shape");
             assert_eq!(shape_text(&problem), text);
         }
@@ -122,6 +154,9 @@ mod tests {
             meaning,
         };
         check("1x8x-5x64", number("1x8x-5x64", "-5", "queries"));
+        let formula = |text: &str, name: &str| ShapeError::Formula { text: text.to_owned(), name: name.to_owned() };
+        check("1x8x5x64+nothing", formula("1x8x5x64+nothing", "nothing"));
+        check("1x8x5x64+blocks+prefix", formula("1x8x5x64+blocks+prefix", "prefix"));
         check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));
     }
 

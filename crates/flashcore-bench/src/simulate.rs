@@ -31,8 +31,9 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
     allocate_numbers(&mut memory, inputs, &mut buffers);
     buffers.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes() as usize);
     let mut counters = Counters::default();
-    for (kernel, grid) in plan.launches() {
-        let arguments = plan.arguments(buffers).into_iter().map(argument).collect();
+    buffers.tile_ranges = buffers.workspace + plan.ranges_offset();
+    for (kernel, grid, arguments) in plan.launches(buffers) {
+        let arguments = arguments.into_iter().map(argument).collect();
         let options = Options { seed, ..Options::default() };
         counters += launch(kernel, &Launch { grid, arguments }, &memory, &options)?.counters;
     }
@@ -55,7 +56,7 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
     Ok(Simulation { outputs, inputs_after, counters })
 }
 
-/// Key lengths, slopes, sinks and bias, where there are any.
+/// Key lengths, slopes, sinks, bias and tables, where there are any.
 fn allocate_numbers(memory: &mut GlobalMemory, inputs: &Inputs, buffers: &mut Buffers) {
     let mut allocate = |name, bytes: Option<Vec<u8>>| bytes.map_or(0, |bytes| memory.allocate(name, &bytes));
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
@@ -64,6 +65,9 @@ fn allocate_numbers(memory: &mut GlobalMemory, inputs: &Inputs, buffers: &mut Bu
     buffers.alibi_slopes = allocate("alibi_slopes", inputs.alibi_slopes.as_deref().map(floats));
     buffers.sinks = allocate("sinks", inputs.sinks.as_deref().map(floats));
     buffers.bias = allocate("bias", inputs.bias.as_ref().map(|bias| floats(&bias.data)));
+    let integers = |values: &[i32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    buffers.number_table = allocate("number_table", inputs.number_table.as_deref().map(floats));
+    buffers.integer_table = allocate("integer_table", inputs.integer_table.as_deref().map(integers));
     if let Some(bias) = &inputs.bias {
         buffers.bias_strides = bias.strides;
     }

@@ -32,7 +32,10 @@ fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
 fn ptx(problem: &Problem, config: Config) -> String {
     let arch = if matches!(config, Config::Hopper(_)) { Arch::Sm90a } else { Arch::Sm89 };
     let plan = Plan::new(problem, config, arch).expect("a plan");
-    plan.launches().map(|(kernel, _)| flashcore_ptx::print(kernel)).collect()
+    plan.launches(flashcore_kernels::Buffers::new(0, 0, 0, 0))
+        .iter()
+        .map(|(kernel, _, _)| flashcore_ptx::print(kernel))
+        .collect()
 }
 
 fn named(name: &str) -> Config {

@@ -164,6 +164,10 @@ impl Problem {
             sinks: switch("sinks", self.sinks)?,
             bias: switch("bias", self.bias)?,
             key_lengths: switch("key_lengths", self.key_lengths)?,
+            score_mod: None,
+            mask_mod: None,
+            number_table: 0,
+            integer_table: 0,
             log_sum_exp: switch("log_sum_exp", self.log_sum_exp)?,
             layout,
         })

@@ -179,6 +179,8 @@ pub(crate) unsafe fn views<'a>(
                 .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
                 .transpose()?,
             key_lengths: slice_of(key_lengths, inputs.key_lengths.data),
+            number_table: None,
+            integer_table: None,
         }
     };
     // SAFETY: the ranges were checked, overlap nothing else, and can be written as the caller promises.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use flashcore_bench::digest::sha256_of_numbers;
+use flashcore_bench::profile::DEFINITIONS;
 use serde_json::Value;
 
 fn flashcore(arguments: &[&str]) -> Output {
@@ -306,21 +307,30 @@ fn a_profile_without_a_gpu_is_from_the_simulator() {
     fs::write(&gates, "[[gate]]\nmetric = \"shared bank conflicts\"\nmost = 0\n").expect("a file");
     let profile = |layout: &str| {
         let kernel = format!("ampere-64x64-2stage-{layout}");
-        flashcore(&["profile", "--shape", "1x1x64x64", "--kernel", &kernel, "--gates", text(&gates)])
+        let arguments = ["profile", "--shape", "1x1x64x64", "--kernel", &kernel, "--gates", text(&gates)];
+        flashcore(&[&arguments[..], &["--format", "json"]].concat())
     };
-    assert_eq!(profile("swizzled").status.code(), Some(0));
+    let gate = |output: &Output| {
+        let rows = json(output);
+        let row = rows.as_array().expect("rows").iter().find(|row| row["metric"] == "shared bank conflicts").cloned();
+        row.expect("a row")["gate"].clone()
+    };
+    let swizzled = profile("swizzled");
+    assert_eq!(gate(&swizzled), "ok: 0 in the simulator, allowed is at most 0");
+    assert_eq!(swizzled.status.code(), Some(0));
     let plain = profile("plain");
+    assert_eq!(gate(&plain), "FAILED: 4480 in the simulator, allowed is at most 0");
     assert_eq!(plain.status.code(), Some(1), "the plain layout has conflicts");
-    let said = String::from_utf8_lossy(&plain.stdout).into_owned();
-    assert!(said.contains("FAILED shared bank conflicts: "), "{said}");
     fs::write(&gates, "[[gate]]\nmetric = \"shared bank conflict\"\nmost = 0\n").expect("a file");
     let unknown = profile("plain");
-    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    let metrics: Vec<&str> =
+        DEFINITIONS.iter().map(|definition| definition.name).chain(["sectors per request"]).collect();
     let expected = format!(
-        "flashcore: {}, line 2: there is no metric `shared bank conflict`; did you mean `shared bank conflicts`?",
-        gates.display()
+        "flashcore: {}, line 2: there is no metric `shared bank conflict`; did you mean `shared bank conflicts`? There are {}\n",
+        gates.display(),
+        metrics.join(", ")
     );
-    assert!(said.starts_with(&expected), "{said}");
+    assert_eq!(String::from_utf8_lossy(&unknown.stderr), expected);
     assert_eq!(unknown.status.code(), Some(2));
 }
 
@@ -358,8 +368,9 @@ fn every_command_has_help_with_examples_and_completions_know_it() {
     let completions = String::from_utf8(flashcore(&["completions", "bash"]).stdout).expect("text");
     for command in commands {
         let help = String::from_utf8(flashcore(&[command, "--help"]).stdout).expect("text");
-        assert!(help.contains("Example"), "`flashcore {command} --help` has no example");
-        assert!(completions.contains(&format!("flashcore,{command})")), "{command} cannot be completed");
+        let has_line = |text: &str, wanted: &[&str]| text.lines().any(|line| wanted.contains(&line.trim()));
+        assert!(has_line(&help, &["Examples:", "Example:"]), "`flashcore {command} --help` has no example");
+        assert!(has_line(&completions, &[&format!("flashcore,{command})")]), "{command} cannot be completed");
     }
 }
 

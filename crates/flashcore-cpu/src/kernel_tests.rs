@@ -470,7 +470,14 @@ fn tangents<K: Microkernel<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64>
     let lanes = K::LANE_BLOCK;
     let mut scores = numbers.to_vec();
     scores.resize(numbers.len().next_multiple_of(lanes), 0.0);
-    kernel.shape(Shaping { scores: &mut scores, lanes, softcap: Some(1.0), alibi: None, bias: None });
+    kernel.shape(Shaping {
+        scores: &mut scores,
+        lanes,
+        softcap: Some(1.0),
+        alibi: None,
+        bias: None,
+        base: std::f32::consts::LOG2_E,
+    });
     scores.truncate(numbers.len());
     scores.into_iter().map(|score| f64::from(score) / f64::from(std::f32::consts::LOG2_E)).collect()
 }

@@ -27,7 +27,7 @@
 //! | `stream` | a few query rows over many keys, which are read where they lie |
 //! | `scratch`, `output` | memory that threads keep from call to call, and memory that several write at once |
 //! | `pack` | bytes of the problem's type to tiles of the accumulator's, and back |
-//! | `scores`, `shaping` | from products to scores: softcap, `ALiBi`, bias, in base 2 |
+//! | `scores`, `shaping`, `formulas` | from products to scores: softcap, `ALiBi`, bias, formulas, in base 2 |
 //! | `masking` | what rows do not attend, taken out of their scores |
 //! | `softmax` | the ends of the softmax: corrections, sinks, the log-sum-exp |
 //! | `level` | the sets of instructions, and which of them the machine has |
@@ -63,6 +63,7 @@ mod blocks;
 mod driver;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 mod exp2;
+mod formulas;
 mod group;
 #[cfg(test)]
 mod kernel_tests;

@@ -3,6 +3,7 @@
 use crate::real::Real;
 use crate::shaping::{Alibi, BiasRows, Shaping};
 use crate::tiles::MOST_LANES;
+use flashcore_problem::formula::Tables;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 
@@ -33,7 +34,13 @@ impl<'a> Scoring<'a> {
 
     /// Products times the [`factor`](Self::factor) are scores already.
     pub(crate) fn is_plain(&self) -> bool {
-        self.problem.softcap.is_none() && self.inputs.alibi_slopes.is_none() && self.inputs.bias.is_none()
+        let is_shaped = self.inputs.alibi_slopes.is_some() || self.inputs.bias.is_some();
+        self.problem.softcap.is_none() && !is_shaped && self.problem.score_mod.is_none()
+    }
+
+    /// What formulas read.
+    pub(crate) fn tables(&self) -> Tables<'a> {
+        self.inputs.tables()
     }
 
     /// What products are multiplied by before everything else.
@@ -99,6 +106,7 @@ impl<'a> Scoring<'a> {
             softcap: self.problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))),
             alibi: self.inputs.alibi_slopes.map(|_| alibi),
             bias,
+            base: if self.problem.score_mod.is_some() { R::ONE } else { R::from_f64(LOG2_E) },
         }
     }
 

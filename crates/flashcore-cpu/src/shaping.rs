@@ -4,7 +4,6 @@
 
 use crate::real::Real;
 use crate::vector::{MOST_LANES, Vector};
-use std::f64::consts::LOG2_E;
 
 /// Products of keys and a strip of query rows, to become scores in base 2.
 pub(crate) struct Shaping<'a, R> {
@@ -15,6 +14,8 @@ pub(crate) struct Shaping<'a, R> {
     pub(crate) softcap: Option<R>,
     pub(crate) alibi: Option<Alibi<'a, R>>,
     pub(crate) bias: Option<BiasRows<'a>>,
+    /// What comes last: `log2(e)`, or 1 where formulas go on with the score.
+    pub(crate) base: R,
 }
 
 /// What is subtracted: a slope times the distance of the key.
@@ -48,7 +49,7 @@ impl BiasRows<'_> {
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn shape<V: Vector>(shaping: Shaping<'_, V::Real>) {
-    let Shaping { scores, lanes, softcap, alibi, bias } = shaping;
+    let Shaping { scores, lanes, softcap, alibi, bias, base } = shaping;
     assert!(lanes.is_multiple_of(V::LANES) && scores.len().is_multiple_of(lanes), "scores of half a vector");
     let keys = scores.len() / lanes;
     for lane in (0..lanes).step_by(V::LANES) {
@@ -83,7 +84,7 @@ pub(crate) unsafe fn shape<V: Vector>(shaping: Shaping<'_, V::Real>) {
                     if let Some(terms) = &terms {
                         score = score.add(V::load(terms[key * V::LANES..][..V::LANES].as_ptr()));
                     }
-                    score.mul(V::splat(V::Real::from_f64(LOG2_E))).store(place);
+                    score.mul(V::splat(base)).store(place);
                 }
             }
         }
@@ -100,7 +101,7 @@ const SQUARE: usize = MOST_LANES * MOST_LANES;
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn shape_row<V: Vector>(shaping: Shaping<'_, V::Real>, keys: usize) {
-    let Shaping { scores, lanes: _, softcap, alibi, bias } = shaping;
+    let Shaping { scores, lanes: _, softcap, alibi, bias, base } = shaping;
     let counting: [V::Real; MOST_LANES] = std::array::from_fn(|lane| V::Real::from_f64(lane as f64));
     for first_key in (0..keys).step_by(V::LANES) {
         // SAFETY: the scores are whole vectors, and so are the arrays.
@@ -123,7 +124,7 @@ pub(crate) unsafe fn shape_row<V: Vector>(shaping: Shaping<'_, V::Real>, keys: u
                 }
                 score = score.add(V::load(terms.as_ptr()));
             }
-            score.mul(V::splat(V::Real::from_f64(LOG2_E))).store(place);
+            score.mul(V::splat(base)).store(place);
         }
     }
 }

@@ -56,7 +56,7 @@ impl Split {
     /// For a kernel whose strips have `strip` rows, on `threads` threads.
     pub(crate) fn new(problem: &Problem, strip: usize, threads: usize) -> Self {
         let (groups, rows) = (problem.batch * problem.key_heads, Group::row_count(problem));
-        let is_streamed = rows <= stream::MOST_ROWS;
+        let is_streamed = rows <= stream::MOST_ROWS && problem.formulas().next().is_none();
         let strips = groups * if is_streamed { 1 } else { rows.div_ceil(strip) };
         let most_chunks = (problem.key_length / LEAST_CHUNK).max(1);
         let chunks = WANTED_ITEMS.div_ceil(strips.max(1)).clamp(1, most_chunks);

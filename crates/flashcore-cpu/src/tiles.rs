@@ -1,5 +1,6 @@
 //! Tiles of query rows and tiles of keys: which meet, and what happens when they do.
 
+use crate::formulas;
 use crate::group::Group;
 use crate::masking::LaneRanges;
 use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
@@ -176,18 +177,22 @@ fn meet<K: Microkernel>(
         let rows = strip.rows.start..strip.rows.end.min(strip.rows.start + (block + 1) * K::LANE_BLOCK);
         group.attended_by(&rows, &tile.keys).0.end.saturating_sub(first_key).min(keys.len())
     });
+    // Any key may be one that a formula takes out.
+    let takes_out = group.problem.mask_mod.is_some();
+    let surely = if takes_out { first_key..first_key } else { all.clone() };
     // A kernel that takes several keys at once multiplies those behind the last by zero.
     let end = (tile.keys.start + padded(keys.end, K::FIRST_KEY_BLOCK)).min(tile.keys.end);
     let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
-    let is_finite = are_finite(first_key..all.start.clamp(first_key, end)) && are_finite(all.end.max(first_key)..end);
+    let is_finite =
+        are_finite(first_key..surely.start.clamp(first_key, end)) && are_finite(surely.end.max(first_key)..end);
     let is_plain = group.scoring.is_plain();
     let factors = Factors { head_dim: group.problem.head_dim, keys: keys.clone(), key: tile.key, query: strip.query };
     let mut softmax = Strip {
         lanes,
         keys: keys.len(),
         lane_keys,
-        // Under ALiBi or a bias scores may well rise from tile to tile.
-        follows_maximum: !is_plain,
+        // Under ALiBi or a bias scores may well rise from tile to tile, and a formula may leave nothing of the first.
+        follows_maximum: !is_plain || takes_out,
         factor: late,
         scores: room.scores,
         weights: room.weights,
@@ -196,7 +201,7 @@ fn meet<K: Microkernel>(
         sum: strip.sum,
         correction: room.correction,
     };
-    let is_whole = all == (first_key..any.end);
+    let is_whole = all == (first_key..any.end) && !takes_out;
     let mut is_done = is_plain && is_whole && late == factor && kernel.score_and_weigh(factors, &mut softmax);
     while !is_done {
         kernel.score(ScoreProduct {
@@ -214,6 +219,7 @@ fn meet<K: Microkernel>(
         if let Some(terms) = group.scoring.lane_terms(first_key, places) {
             kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
         }
+        formulas::apply(group, &strip.rows, first_key, scores, lanes);
         for keys in [first_key..all.start, all.end..any.end] {
             if !keys.is_empty() {
                 let ranges = LaneRanges::new(keys.start, strip.rows.clone().map(|row| group.attended(row)));
@@ -261,7 +267,7 @@ fn accumulate_attended<K: Microkernel>(
         pack::for_each(group.value.dtype(), group.value.row(key), |column, element: K::Real| {
             let sums = &mut output[column * lanes..];
             for ((sum, &weight), row) in sums.iter_mut().zip(weights).zip(strip.rows.clone()) {
-                if group.attended(row).contains(&key) {
+                if group.attended(row).contains(&key) && formulas::takes_part(group, row, key) {
                     *sum += weight * element;
                 }
             }

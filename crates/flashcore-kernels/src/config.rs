@@ -4,7 +4,7 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::{ampere, combine, hopper, scalar, steps};
+use crate::attention::{ampere, combine, hopper, scalar, steps, tile_ranges};
 use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
 use crate::steps_config::StepsConfig;
@@ -197,9 +197,9 @@ impl AmpereConfig {
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
     /// multiprocessor where the output is small, and for two where it is large.
-    pub const fn register_budget(self, specialisation: Specialisation) -> u32 {
+    pub fn register_budget(self, specialisation: Specialisation) -> u32 {
         let is_small = specialisation.value_dim <= 64 && self.rows_per_warp == 16;
-        if is_small && !specialisation.has_terms() { 168 } else { 255 }
+        if is_small && !specialisation.has_terms() && !specialisation.has_formulas() { 168 } else { 255 }
     }
 }
 
@@ -290,6 +290,16 @@ impl Config {
         }
     }
 
+    /// Keys of a tile, where keys come in tiles.
+    pub const fn key_rows(self) -> Option<u32> {
+        match self {
+            Self::Scalar(_) => None,
+            Self::Steps(config) => Some(config.key_rows),
+            Self::Ampere(config) => Some(config.key_rows),
+            Self::Hopper(config) => Some(config.key_rows),
+        }
+    }
+
     /// What `problem` fixes when this kernel is generated for it.
     pub fn specialisation(self, problem: &Problem) -> Specialisation {
         let specialisation = Specialisation::of(problem);
@@ -376,6 +386,14 @@ impl Config {
         }
     }
 
+    /// Writes the kernel that finds out which tiles of keys a formula leaves to each tile of query rows, where there is one
+    /// and this kernel makes use of it.
+    pub(crate) fn generate_ranges(self, specialisation: Specialisation) -> Option<Kernel> {
+        let (query_rows, key_rows) = (self.query_rows(), self.key_rows()?);
+        let name = format!("flashcore_ranges_{query_rows}x{key_rows}");
+        tile_ranges::kernel(name, specialisation, query_rows, key_rows)
+    }
+
     fn kernel_name(self, specialisation: Specialisation) -> String {
         let Specialisation { dtype, head_dim, value_dim, width, .. } = specialisation;
         let compiled = match self {
@@ -392,6 +410,8 @@ impl Config {
             (specialisation.alibi, "alibi"),
             (specialisation.bias, "bias"),
             (specialisation.sinks, "sinks"),
+            (specialisation.score_mod.is_some(), "scoremod"),
+            (specialisation.mask_mod.is_some(), "maskmod"),
             (specialisation.scaled_first, "scaled"),
             (specialisation.log_sum_exp, "lse"),
         ];

@@ -109,7 +109,7 @@ impl HopperConfig {
 
     /// Registers per thread that hold scores, weights and output, and what is done with scores beyond scaling them. Of a
     /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
-    pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
+    pub fn operand_registers(self, specialisation: Specialisation) -> u32 {
         let (scores, weights) = (self.key_rows / 2, self.key_rows / 4);
         let output = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
         let terms = match (specialisation.bias, specialisation.has_terms()) {
@@ -118,7 +118,13 @@ impl HopperConfig {
             (false, true) => 4,
             (false, false) => 0,
         };
-        scores + weights + output + terms
+        // What is read of tables, a quarter of a tile at a time; and long tiles leave it no room.
+        let formulas = match specialisation.has_formulas() {
+            true if self.key_rows > 128 => self.key_rows / 4 + 24,
+            true => self.key_rows / 4,
+            false => 0,
+        };
+        scores + weights + output + terms + formulas
     }
 
     /// The most of [`operand_registers`](Self::operand_registers).
@@ -131,7 +137,7 @@ impl HopperConfig {
     }
 
     /// Whether operands and results stay in registers.
-    pub(crate) const fn fits_registers(self, specialisation: Specialisation) -> bool {
+    pub(crate) fn fits_registers(self, specialisation: Specialisation) -> bool {
         self.operand_registers(specialisation) <= self.most_operand_registers()
     }
 

@@ -39,7 +39,7 @@ pub use config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConf
 pub use hopper_config::HopperConfig;
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
-pub use plan::{Plan, Reason};
+pub use plan::{Plan, Reason, SideKernel};
 pub use specialisation::Specialisation;
 pub use steps_config::{Product, StepsConfig};
 pub use tile::{Accumulation, Exponential, Rescale, SharedLayout};

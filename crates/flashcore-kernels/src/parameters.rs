@@ -6,6 +6,7 @@ use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, TensorMap};
 use flashcore_problem::{BiasStrides, Problem, Strides};
 
+use crate::attention::tile_ranges::RangeShape;
 use crate::plan::LONGEST;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
@@ -92,6 +93,8 @@ parameters! {
     scale_log2: F32,
     /// What rounding took from it; read by kernels of `f32`.
     scale_log2_rest: F32,
+    /// One over the scale; read by kernels that add something to products before they scale them.
+    inverse_scale: F32,
     /// The softcap times `log2(e)`.
     softcap_log2: F32,
     /// The address of a `u32` per batch: its key length.
@@ -100,6 +103,20 @@ parameters! {
     alibi_slopes: U64,
     /// The address of an `f32` per query head: its sink.
     sinks: U64,
+    /// The address of the table of numbers that formulas read.
+    number_table: U64,
+    /// The index of its last entry.
+    last_number: S32,
+    /// The address of the table of integers that formulas read.
+    integer_table: U64,
+    /// The index of its last entry.
+    last_integer: S32,
+    /// The address of what is known of the tiles that a formula leaves: see `attention/tile_ranges.rs`.
+    tile_ranges: U64,
+    /// Bytes from what is known for one batch to that for the next.
+    ranges_batch_stride: U64,
+    /// Bytes from what is known for one query head to that for the next.
+    ranges_head_stride: U64,
     /// The address of the bias.
     bias: U64,
     /// Bytes from one batch of the bias to the next.
@@ -212,6 +229,13 @@ pub struct Buffers {
     pub bias: u64,
     /// Where the terms of the bias lie.
     pub bias_strides: BiasStrides,
+    /// Of the table of numbers.
+    pub number_table: u64,
+    /// Of the table of integers.
+    pub integer_table: u64,
+    /// Of the part of the workspace that begins [`Plan::ranges_offset`](crate::Plan::ranges_offset) bytes behind its
+    /// beginning; any address when there is none.
+    pub tile_ranges: u64,
     /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that the kernels use among themselves; any address
     /// when they are none.
     pub workspace: u64,
@@ -232,6 +256,9 @@ impl Buffers {
             sinks: 0,
             bias: 0,
             bias_strides,
+            number_table: 0,
+            integer_table: 0,
+            tile_ranges: 0,
             workspace: 0,
         }
     }
@@ -241,7 +268,8 @@ impl Buffers {
 const WIDEST_WINDOW: usize = LONGEST;
 
 /// The arguments of a launch, in the order of [`Parameters`].
-pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
+pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<RangeShape>) -> Vec<Argument> {
+    let [ranges_batch_stride, ranges_head_stride] = ranges.map_or([0; 2], RangeShape::strides);
     let element = problem.dtype.size_bytes() as u64;
     let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
     let strides = problem.strides();
@@ -288,10 +316,18 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers) -> Vec<Argument> {
         window_right: window(right),
         scale_log2: scale as f32,
         scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
+        inverse_scale: (1.0 / f64::from(problem.scale)) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
         key_lengths: buffers.key_lengths,
         alibi_slopes: buffers.alibi_slopes,
         sinks: buffers.sinks,
+        number_table: buffers.number_table,
+        last_number: problem.number_table.saturating_sub(1) as i32,
+        integer_table: buffers.integer_table,
+        last_integer: problem.integer_table.saturating_sub(1) as i32,
+        tile_ranges: buffers.tile_ranges,
+        ranges_batch_stride,
+        ranges_head_stride,
         bias: buffers.bias,
         bias_batch_stride: bias_bytes(buffers.bias_strides.batch),
         bias_head_stride: bias_bytes(buffers.bias_strides.head),

@@ -7,6 +7,7 @@ use flashcore_problem::{DType, Problem, ProblemError};
 use crate::attention::combine;
 use crate::attention::hopper::Order;
 use crate::attention::partial::workspace_bytes;
+use crate::attention::tile_ranges::RangeShape;
 use crate::config::{AmpereConfig, Config, Flaw, L2Window, Packing, most_operand_registers};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::{Argument, Buffers, Extra, arguments};
@@ -30,18 +31,22 @@ pub struct Plan {
     pub config: Config,
     /// CTAs by query tile, query head and batch.
     pub grid: [u32; 3],
+    /// What is launched before it, with the first of the same arguments.
+    pub ranges: Option<SideKernel>,
     /// What is launched behind it, with the same arguments.
-    pub combine: Option<Combine>,
+    pub combine: Option<SideKernel>,
     extra: Extra,
+    range_shape: Option<RangeShape>,
     problem: Problem,
 }
 
-/// The kernel that adds up what the first has for parts of the keys.
+/// A kernel that goes with another: one that finds out before it which tiles of keys a formula leaves, or one that adds up
+/// behind it what it has for parts of the keys.
 #[derive(Debug, Clone)]
-pub struct Combine {
+pub struct SideKernel {
     /// The kernel.
     pub kernel: VerifiedKernel,
-    /// CTAs by rows, query head and batch.
+    /// CTAs by rows or tiles of them, query head and batch.
     pub grid: [u32; 3],
 }
 
@@ -98,23 +103,40 @@ impl Plan {
             Extra::Parts { .. } => {
                 let kernel = Config::generate_combine(specialisation).verify(arch).map_err(rules)?;
                 let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
-                Some(Combine { kernel, grid: [tiles, problem.query_heads as u32, problem.batch as u32] })
+                Some(SideKernel { kernel, grid: [tiles, problem.query_heads as u32, problem.batch as u32] })
             }
             Extra::Nothing | Extra::Tiles { .. } => None,
         };
-        Ok(Self { kernel, config, grid: shape.grid, combine, extra: shape.extra, problem: problem.clone() })
+        let range_shape = RangeShape::of(problem, config);
+        let ranges = match (config.generate_ranges(specialisation), range_shape) {
+            (Some(kernel), Some(shape)) => {
+                Some(SideKernel { kernel: kernel.verify(arch).map_err(rules)?, grid: shape.grid() })
+            }
+            _ => None,
+        };
+        let problem = problem.clone();
+        Ok(Self { kernel, config, grid: shape.grid, ranges, combine, extra: shape.extra, range_shape, problem })
     }
 
-    /// The kernels in the order in which they are launched, and their grids.
-    pub fn launches(&self) -> impl Iterator<Item = (&VerifiedKernel, [u32; 3])> {
-        let first = (&self.kernel, self.grid);
-        [first].into_iter().chain(self.combine.iter().map(|combine| (&combine.kernel, combine.grid)))
+    /// The kernels in the order in which they are launched, with their grids and arguments.
+    pub fn launches(&self, buffers: Buffers) -> Vec<(&VerifiedKernel, [u32; 3], Vec<Argument>)> {
+        let arguments = self.arguments(buffers);
+        let ranges = self.ranges.iter().map(|side| (&side.kernel, side.grid, self.common_arguments(buffers)));
+        let combine = self.combine.iter().map(|side| (&side.kernel, side.grid, arguments.clone()));
+        ranges.chain([(&self.kernel, self.grid, arguments.clone())]).chain(combine).collect()
     }
 
     /// Bytes of memory that the kernels use among themselves.
-    pub const fn workspace_bytes(&self) -> u64 {
+    pub fn workspace_bytes(&self) -> u64 {
+        self.ranges_offset() + self.range_shape.map_or(0, RangeShape::bytes)
+    }
+
+    /// Bytes of that memory before what is known of the tiles that a formula leaves.
+    pub const fn ranges_offset(&self) -> u64 {
         match self.extra {
-            Extra::Parts { parts, rows } => workspace_bytes(parts as u64, rows, self.problem.value_dim as u64),
+            Extra::Parts { parts, rows } => {
+                workspace_bytes(parts as u64, rows, self.problem.value_dim as u64).next_multiple_of(16)
+            }
             Extra::Nothing | Extra::Tiles { .. } => 0,
         }
     }
@@ -142,13 +164,18 @@ impl Plan {
 
     /// The arguments of a launch on tensors at these addresses.
     pub fn arguments(&self, buffers: Buffers) -> Vec<Argument> {
-        let mut arguments = arguments(&self.problem, buffers);
+        let mut arguments = self.common_arguments(buffers);
         arguments.extend(self.extra.arguments(buffers));
         if let Config::Hopper(hopper) = self.config {
             arguments.extend(tensor_maps(&self.problem, hopper, buffers).map(|(_, map)| Argument::TensorMap(map)));
             arguments.extend(Order::of(&self.problem, hopper.query_rows()).arguments());
         }
         arguments
+    }
+
+    /// The arguments that all kernels have.
+    pub fn common_arguments(&self, buffers: Buffers) -> Vec<Argument> {
+        arguments(&self.problem, buffers, self.range_shape)
     }
 
     /// The same plan with another kernel, which takes the same parameters. For tools that transform kernels.
@@ -260,7 +287,13 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     }
     let is_packed = matches!(config, Config::Ampere(AmpereConfig { packing: Packing::KeyHead, .. }));
     if is_packed {
-        let features = [(problem.alibi, "alibi"), (problem.bias, "a bias"), (problem.sinks, "sinks")];
+        let features = [
+            (problem.alibi, "alibi"),
+            (problem.bias, "a bias"),
+            (problem.sinks, "sinks"),
+            (problem.score_mod.is_some(), "a score_mod"),
+            (problem.mask_mod.is_some(), "a mask_mod"),
+        ];
         let there = features.into_iter().filter(|(is_there, _)| *is_there);
         reasons.extend(there.map(|(_, feature)| Reason::Packed { feature }));
     }

@@ -1,6 +1,6 @@
 //! What a problem fixes when its kernel is generated.
 
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
 
 /// What a problem fixes when its kernel is generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +26,10 @@ pub struct Specialisation {
     pub bias: bool,
     /// Whether there are sinks.
     pub sinks: bool,
+    /// What becomes of scores after that.
+    pub score_mod: Option<ScoreMod>,
+    /// Which keys take part, of those that the mask leaves.
+    pub mask_mod: Option<MaskMod>,
     /// Whether scores are scaled before their maximum is taken, which then need not be that of the products.
     pub scaled_first: bool,
     /// Whether the log-sum-exp is written.
@@ -48,6 +52,8 @@ impl Specialisation {
             alibi: false,
             bias: false,
             sinks: false,
+            score_mod: None,
+            mask_mod: None,
             scaled_first: false,
             log_sum_exp: false,
             width: MOST_WIDTH,
@@ -68,6 +74,8 @@ impl Specialisation {
             alibi: problem.alibi,
             bias: problem.bias,
             sinks: problem.sinks,
+            score_mod: problem.score_mod,
+            mask_mod: problem.mask_mod,
             scaled_first: problem.scale <= 0.0,
             log_sum_exp: problem.log_sum_exp,
             width: width(problem),
@@ -75,8 +83,23 @@ impl Specialisation {
     }
 
     /// Whether scores are more than products times a positive number.
-    pub const fn has_terms(self) -> bool {
+    pub fn has_terms(self) -> bool {
+        self.has_more_than_formulas() || self.score_mod.is_some() && !self.only_adds()
+    }
+
+    /// Whether there is a formula.
+    pub const fn has_formulas(self) -> bool {
+        self.score_mod.is_some() || self.mask_mod.is_some()
+    }
+
+    const fn has_more_than_formulas(self) -> bool {
         self.softcap || self.alibi || self.bias || self.scaled_first
+    }
+
+    /// Whether all that is done to products, besides multiplying them by a positive number, is that a formula adds a term.
+    pub fn only_adds(self) -> bool {
+        let adds = self.score_mod.is_some_and(|score_mod| score_mod.formula().added_term().is_some());
+        adds && !self.has_more_than_formulas() && !matches!(self.dtype, DType::F32)
     }
 
     /// Head dimensions that tables go through; the kernels have every multiple of 8 up to 256.

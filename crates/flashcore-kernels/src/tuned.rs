@@ -33,7 +33,7 @@ const MIDDLE: AmpereConfig =
 /// Heads of up to 192 columns.
 const WIDE: AmpereConfig = AmpereConfig { warps: 8, ..BASE };
 /// Heads of up to 256 columns.
-const WIDEST: AmpereConfig = AmpereConfig { warps: 8, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
+const WIDEST: AmpereConfig = AmpereConfig { warps: 8, query: QueryPlace::Shared, ..BASE };
 /// The same for an A100, which has not as much shared memory.
 const WIDEST_A100: AmpereConfig = AmpereConfig { key_rows: 32, ..WIDEST };
 /// Narrow heads where shared memory is small: two CTAs fit.

@@ -1,5 +1,6 @@
 //! What can be wrong with a problem or with the tensors given for it.
 
+use crate::formula::MOST_STEPS;
 use crate::{DType, Shape};
 use std::fmt;
 
@@ -39,6 +40,33 @@ pub enum ProblemError {
     SoftcapNotPositive {
         /// The softcap.
         softcap: f32,
+    },
+    /// A formula has more steps than kernels repeat.
+    #[error(
+        "{argument} has {steps} steps; at most {} are taken: compute what does not change into a table",
+        MOST_STEPS
+    )]
+    FormulaTooLong {
+        /// The field.
+        argument: &'static str,
+        /// Its steps.
+        steps: usize,
+    },
+    /// A formula reads a table that the problem does not have.
+    #[error("{argument} reads the {table}, which is 0; give it the number of its entries")]
+    TableMissing {
+        /// The formula.
+        argument: &'static str,
+        /// The table.
+        table: &'static str,
+    },
+    /// A table that indices of 32 bits cannot count.
+    #[error("{argument} is {entries}; it may be at most {}", i32::MAX)]
+    TableTooLarge {
+        /// The table.
+        argument: &'static str,
+        /// Its entries.
+        entries: usize,
     },
     /// A window with no limit on either side.
     #[error("mask is a window with neither a left nor a right limit; give one of them, or use Mask::None")]

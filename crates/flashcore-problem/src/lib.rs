@@ -33,9 +33,11 @@
 //! 2. with a softcap `c`, `score = c * tanh(score / c)`;
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`;
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
-//! 5. keys outside the [`Mask`], or past the batch's key length, take no part: not even a NaN there is seen;
-//! 6. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 7. `log_sum_exp[i]` is the natural logarithm of that denominator.
+//! 5. with a [`ScoreMod`], `score` becomes what it says;
+//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: not even a NaN
+//!    there is seen;
+//! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
+//! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
 //!
 //! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
 //!
@@ -46,6 +48,7 @@
 //! * The gate is never loosened to let something pass.
 
 mod dtype;
+pub mod formula;
 mod gate;
 mod guard;
 mod invalid;
@@ -61,6 +64,7 @@ mod verdict;
 mod views;
 
 pub use dtype::{DType, ParseDTypeError};
+pub use formula::{MaskMod, ScoreMod};
 pub use gate::{Evidence, judge};
 pub use guard::{GuardError, Guarded};
 pub use invalid::{Invalid, ProblemError, TensorError};

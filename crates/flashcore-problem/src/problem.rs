@@ -1,6 +1,7 @@
 //! The question: which attention is to be computed.
 
-use crate::{DType, Layout, Mask, ProblemError, Shape, Strides, TensorStrides};
+use crate::formula::{Formula, MOST_STEPS};
+use crate::{DType, Layout, Mask, MaskMod, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
 use std::fmt;
 use std::ops::Range;
 
@@ -50,6 +51,14 @@ pub struct Problem {
     pub bias: bool,
     /// Whether each batch has a key length of its own, at most `key_length`.
     pub key_lengths: bool,
+    /// What becomes of scores after everything else.
+    pub score_mod: Option<ScoreMod>,
+    /// Which keys take part, of those that the mask leaves.
+    pub mask_mod: Option<MaskMod>,
+    /// Entries of the table of numbers that `score_mod` and `mask_mod` read; 0 is no table.
+    pub number_table: usize,
+    /// Entries of the table of integers that they read; 0 is no table.
+    pub integer_table: usize,
     /// Whether the log-sum-exp of each row is wanted.
     pub log_sum_exp: bool,
     /// Where the elements of the tensors lie.
@@ -76,6 +85,10 @@ impl Problem {
             sinks: false,
             bias: false,
             key_lengths: false,
+            score_mod: None,
+            mask_mod: None,
+            number_table: 0,
+            integer_table: 0,
             log_sum_exp: false,
             layout: Layout::Bhsd,
         }
@@ -131,6 +144,7 @@ impl Problem {
         let mut errors = Vec::new();
         self.validate_sizes(&mut errors);
         self.validate_numbers(&mut errors);
+        self.validate_formulas(&mut errors);
         self.validate_layout(&mut errors);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
@@ -164,6 +178,33 @@ impl Problem {
         }
         if matches!(self.mask, Mask::Window { left: None, right: None, .. }) {
             errors.push(ProblemError::WindowWithoutLimits);
+        }
+    }
+
+    /// The formulas of the problem, by the names of their fields.
+    pub fn formulas(&self) -> impl Iterator<Item = (&'static str, &'static Formula)> {
+        let score = self.score_mod.map(|score_mod| ("score_mod", score_mod.formula()));
+        let mask = self.mask_mod.map(|mask_mod| ("mask_mod", mask_mod.formula()));
+        score.into_iter().chain(mask)
+    }
+
+    fn validate_formulas(&self, errors: &mut Vec<ProblemError>) {
+        let tables = [("number_table", self.number_table), ("integer_table", self.integer_table)];
+        for (argument, formula) in self.formulas() {
+            if formula.steps().len() > MOST_STEPS {
+                errors.push(ProblemError::FormulaTooLong { argument, steps: formula.steps().len() });
+            }
+            let (reads_numbers, reads_integers) = formula.tables();
+            for ((table, entries), reads) in tables.into_iter().zip([reads_numbers, reads_integers]) {
+                if reads && entries == 0 {
+                    errors.push(ProblemError::TableMissing { argument, table });
+                }
+            }
+        }
+        for (argument, entries) in tables {
+            if i32::try_from(entries).is_err() {
+                errors.push(ProblemError::TableTooLarge { argument, entries });
+            }
         }
     }
 
@@ -236,6 +277,12 @@ impl fmt::Display for Problem {
         for (_, name) in optional.iter().filter(|(present, _)| *present) {
             write!(formatter, " {name}")?;
         }
+        if let Some(score_mod) = self.score_mod {
+            write!(formatter, " score-mod {}", score_mod.formula().name())?;
+        }
+        if let Some(mask_mod) = self.mask_mod {
+            write!(formatter, " mask-mod {}", mask_mod.formula().name())?;
+        }
         match self.layout {
             Layout::Bhsd => Ok(()),
             Layout::Bshd => formatter.write_str(" bshd"),
@@ -289,6 +336,35 @@ mod tests {
                 problem.head_dim = 0;
             },
             &[ProblemError::Zero { argument: "key_heads" }, ProblemError::Zero { argument: "head_dim" }],
+        );
+    }
+
+    #[test]
+    fn formulas_are_checked() {
+        let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key));
+        let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
+        check(
+            |problem| {
+                (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
+                (problem.number_table, problem.integer_table) = (9, 5);
+            },
+            &[],
+        );
+        check(
+            |problem| {
+                (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
+                problem.number_table = 1 << 31;
+            },
+            &[
+                ProblemError::TableMissing { argument: "mask_mod", table: "integer_table" },
+                ProblemError::TableTooLarge { argument: "number_table", entries: 1 << 31 },
+            ],
+        );
+        let long = ScoreMod::new("long", |score, _| (0..64).fold(score, |sum, term| sum + term as f32));
+        let steps = long.formula().steps().len();
+        check(
+            |problem| problem.score_mod = Some(long),
+            &[ProblemError::FormulaTooLong { argument: "score_mod", steps }],
         );
     }
 

@@ -91,12 +91,15 @@ enum Stream {
     Bias,
     Sinks,
     KeyLengths,
+    NumberTable,
+    IntegerTable,
 }
 
 impl Inputs {
     /// Independent normal query, key, value and bias, rounded to the problem's type; `ALiBi` slopes
     /// `2^(-8 (head + 1) / heads)`; sinks uniform in (-3, 3); ragged key lengths of which the first is full and, from
-    /// three batches on, the second is 0.
+    /// three batches on, the second is 0. A table of numbers is normal; one of integers counts runs of random length up
+    /// to 150, or a quarter of the table, like documents in a sequence.
     ///
     /// The logical values do not depend on the layout. What lies between the rows of a strided tensor is poison, so
     /// reading it shows.
@@ -163,6 +166,8 @@ impl Inputs {
             sinks: problem.sinks.then(|| (0..heads).map(|_| (sinks.uniform() * 6.0 - 3.0) as f32).collect()),
             bias: problem.bias.then(|| random_bias(problem, seed)),
             key_lengths: problem.key_lengths.then(|| random_key_lengths(problem, seed)),
+            number_table: (problem.number_table > 0).then(|| random_numbers(problem, seed)),
+            integer_table: (problem.integer_table > 0).then(|| random_integers(problem, seed)),
         }
     }
 }
@@ -198,6 +203,26 @@ fn random_key_lengths(problem: &Problem, seed: u64) -> Vec<u32> {
         }
     };
     (0..problem.batch).map(length).collect()
+}
+
+fn random_numbers(problem: &Problem, seed: u64) -> Vec<f32> {
+    let mut random = SplitMix64::stream(seed, Stream::NumberTable as u64);
+    (0..problem.number_table).map(|_| random.normal() as f32).collect()
+}
+
+fn random_integers(problem: &Problem, seed: u64) -> Vec<i32> {
+    // Longer ones in long tables, so that there are a few.
+    let longest_run = (problem.integer_table / 4).max(150);
+    let mut random = SplitMix64::stream(seed, Stream::IntegerTable as u64);
+    let (mut run, mut left) = (0, 1 + random.below(longest_run));
+    let mut next = || {
+        if left == 0 {
+            (run, left) = (run + 1, 1 + random.below(longest_run));
+        }
+        left -= 1;
+        run
+    };
+    (0..problem.integer_table).map(|_| next()).collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What a careful implementation in the problem's own precision gives: the yardstick of the gate.
 
+use crate::formula::FormulaReal;
 use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
 use rayon::prelude::*;
-use std::ops::{Add, Div, Mul, Sub};
 
 /// Naive attention in the problem's precision: inputs in the problem's type, scores and softmax in `f32`, weights
 /// normalised and rounded to the problem's type, weights times values summed in `f32`, output rounded once.
@@ -72,9 +72,7 @@ impl ErrorNorms {
 }
 
 /// The arithmetic of the accumulator.
-trait Real:
-    Copy + PartialOrd + Send + Sync + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
-{
+trait Real: FormulaReal + Send + Sync {
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
     fn exp(self) -> Self;
@@ -148,9 +146,17 @@ impl<R: Real> Operands<'_, R> {
         let nothing = R::from_f64(f64::NEG_INFINITY);
         let batch_key_length = self.inputs.key_length(problem, at.batch);
         let keys = problem.attended_keys(batch_key_length, at.row);
+        let place = (at.batch, at.head, at.row);
+        let keys: Vec<usize> = match problem.mask_mod {
+            Some(mask_mod) => mask_mod.attended(self.inputs.views().tables(), place, keys),
+            None => keys.collect(),
+        };
         let first_key_row = (at.batch * problem.key_heads + problem.key_head(at.head)) * problem.key_length;
 
-        let scores: Vec<R> = keys.clone().map(|j| self.score(at, batch_key_length, first_key_row, j)).collect();
+        let mut scores: Vec<R> = keys.iter().map(|&j| self.score(at, batch_key_length, first_key_row, j)).collect();
+        if let Some(score_mod) = problem.score_mod {
+            score_mod.apply_to_row(self.inputs.views().tables(), place, &keys, &mut scores);
+        }
         let sink = self.inputs.sinks.as_ref().map(|sinks| R::from_f64(f64::from(sinks[at.head])));
         let maximum =
             scores.iter().copied().chain(sink).fold(nothing, |left, right| if right > left { right } else { left });
@@ -165,7 +171,7 @@ impl<R: Real> Operands<'_, R> {
         if sum == zero {
             return (output, nothing);
         }
-        for (j, weight) in keys.zip(weights) {
+        for (j, weight) in keys.into_iter().zip(weights) {
             let weight = R::from_f64(problem.dtype.round((weight / sum).to_f64()));
             let value_start = (first_key_row + j) * problem.value_dim;
             let value = &self.value[value_start..value_start + problem.value_dim];

@@ -154,6 +154,10 @@ pub struct Inputs {
     pub bias: Option<Bias>,
     /// One key length per batch.
     pub key_lengths: Option<Vec<u32>>,
+    /// The numbers that formulas read.
+    pub number_table: Option<Vec<f32>>,
+    /// The integers that formulas read.
+    pub integer_table: Option<Vec<i32>>,
 }
 
 impl Inputs {
@@ -167,6 +171,8 @@ impl Inputs {
             sinks: self.sinks.as_deref(),
             bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
             key_lengths: self.key_lengths.as_deref(),
+            number_table: self.number_table.as_deref(),
+            integer_table: self.integer_table.as_deref(),
         }
     }
 

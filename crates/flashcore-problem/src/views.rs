@@ -1,5 +1,6 @@
 //! The numbers of a problem, borrowed: what backends read and write.
 
+use crate::formula::Tables;
 use crate::{BiasStrides, DType, Inputs, Invalid, Outputs, Problem, Shape, Strides, Tensor, TensorError};
 use half::{bf16, f16};
 use zerocopy::IntoBytes;
@@ -80,6 +81,10 @@ pub struct InputViews<'a> {
     pub bias: Option<BiasView<'a>>,
     /// One key length per batch.
     pub key_lengths: Option<&'a [u32]>,
+    /// The numbers that formulas read.
+    pub number_table: Option<&'a [f32]>,
+    /// The integers that formulas read.
+    pub integer_table: Option<&'a [i32]>,
 }
 
 /// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
@@ -134,6 +139,8 @@ impl<'a> InputViews<'a> {
             sinks: None,
             bias: None,
             key_lengths: None,
+            number_table: None,
+            integer_table: None,
         }
     }
 
@@ -164,6 +171,9 @@ impl<'a> InputViews<'a> {
         check_count("sinks", problem.sinks, self.sinks.map(<[f32]>::len), heads, errors);
         let key_lengths = self.key_lengths;
         check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, errors);
+        let (numbers, integers) = (self.number_table.map(<[f32]>::len), self.integer_table.map(<[i32]>::len));
+        check_count("number_table", problem.number_table > 0, numbers, problem.number_table, errors);
+        check_count("integer_table", problem.integer_table > 0, integers, problem.integer_table, errors);
         check_presence("bias", problem.bias, self.bias.is_some(), errors);
 
         if let Some(bias) = &self.bias {
@@ -178,6 +188,11 @@ impl<'a> InputViews<'a> {
                 errors.push(TensorError::KeyLength { batch, length, key_length });
             }
         }
+    }
+
+    /// What formulas read; empty where there is none.
+    pub fn tables(&self) -> Tables<'a> {
+        Tables { numbers: self.number_table.unwrap_or_default(), integers: self.integer_table.unwrap_or_default() }
     }
 
     /// How many keys `batch` has.

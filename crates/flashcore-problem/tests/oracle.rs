@@ -1,7 +1,7 @@
 //! The oracle against values worked out by hand. Each of these is a convention that some library has the other way.
 
 use flashcore_problem::{
-    Alignment, Bias, BiasStrides, DType, Inputs, Layout, Mask, Problem, Tensor, oracle, reference,
+    Alignment, Bias, BiasStrides, DType, Inputs, Layout, Mask, MaskMod, Problem, ScoreMod, Tensor, oracle, reference,
 };
 use std::f32::consts::{E, LN_2};
 
@@ -61,6 +61,8 @@ impl Case {
                 .bias
                 .map(|data| Bias { data, strides: BiasStrides { batch: 0, head: 0, row: problem.key_length, key: 1 } }),
             key_lengths: self.key_lengths,
+            number_table: (problem.number_table > 0).then(|| NUMBERS.to_vec()),
+            integer_table: (problem.integer_table > 0).then(|| INTEGERS.to_vec()),
         };
         let oracle = oracle(problem, &inputs).unwrap();
         assert_close(&oracle.output, expected, "output");
@@ -108,6 +110,8 @@ fn two_by_two_by_hand() {
         sinks: None,
         bias: None,
         key_lengths: None,
+        number_table: None,
+        integer_table: None,
     };
     let expected = oracle(&problem, &inputs).unwrap();
     // Weights 2:1 in the first row and 1:2 in the second.
@@ -119,6 +123,29 @@ fn two_by_two_by_hand() {
 #[test]
 fn scale_and_softmax() {
     Case::new(1, 1, &[0.0, 1.0, 2.0], &[7.0, 14.0, 28.0]).check(&[(7.0 + 28.0 + 112.0) / 7.0], &[7.0]);
+}
+
+/// What formulas read.
+const NUMBERS: [f32; 3] = [LN_2, 0.0, 2.0 * LN_2];
+const INTEGERS: [i32; 4] = [5, 5, 6, 6];
+
+/// Weights of 1 by the keys, times 2, 1 and 4 by the table.
+#[test]
+fn a_score_mod_comes_last() {
+    let mut case = Case::new(1, 1, &[0.0; 3], &[7.0, 14.0, 28.0]);
+    case.problem.score_mod = Some(ScoreMod::new("table", |score, at| score + at.number(at.key)));
+    case.problem.number_table = NUMBERS.len();
+    case.check(&[(14.0 + 14.0 + 112.0) / 7.0], &[7.0]);
+}
+
+/// Keys of the same number; a NaN in the others is not seen.
+#[test]
+fn a_mask_mod_takes_keys_out() {
+    let mut case = Case::new(1, 4, &[0.0, 0.0, f64::NAN, 0.0], &[1.0, 3.0, 8.0, f64::NAN]);
+    case.problem.mask_mod =
+        Some(MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)) & at.query.less(2)));
+    case.problem.integer_table = INTEGERS.len();
+    case.check(&[2.0, 2.0, 0.0, 0.0], &[2.0, 2.0, 0.0, 0.0]);
 }
 
 #[test]

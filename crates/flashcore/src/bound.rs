@@ -42,7 +42,7 @@ pub struct Bound {
     output: DeviceBuffer,
     log_sum_exp: DeviceBuffer,
     /// Held for the launches that read them.
-    _numbers: [DeviceBuffer; 4],
+    _numbers: [DeviceBuffer; NUMBERS],
     tensors: DeviceTensors,
 }
 
@@ -91,12 +91,15 @@ impl Plan {
     }
 }
 
-/// Copies key lengths, slopes, sinks and bias to the GPU, where there are any.
+/// Optional tensors of numbers.
+const NUMBERS: usize = 6;
+
+/// Copies key lengths, slopes, sinks, bias and tables to the GPU, where there are any.
 pub(crate) fn upload_numbers(
     stream: &Stream,
     inputs: &InputViews<'_>,
     tensors: &mut DeviceTensors,
-) -> Result<[DeviceBuffer; 4], CudaError> {
+) -> Result<[DeviceBuffer; NUMBERS], CudaError> {
     let upload = |bytes: Option<&[u8]>, address: &mut u64| {
         let buffer = DeviceBuffer::from_host(stream, bytes.unwrap_or(&[]))?;
         *address = if bytes.is_some() { buffer.address() } else { 0 };
@@ -110,6 +113,8 @@ pub(crate) fn upload_numbers(
         upload(inputs.alibi_slopes.map(IntoBytes::as_bytes), &mut tensors.alibi_slopes)?,
         upload(inputs.sinks.map(IntoBytes::as_bytes), &mut tensors.sinks)?,
         upload(inputs.bias.map(|bias| bias.data.as_bytes()), &mut tensors.bias)?,
+        upload(inputs.number_table.map(IntoBytes::as_bytes), &mut tensors.number_table)?,
+        upload(inputs.integer_table.map(IntoBytes::as_bytes), &mut tensors.integer_table)?,
     ])
 }
 

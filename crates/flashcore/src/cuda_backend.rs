@@ -9,7 +9,7 @@ use std::time::Instant;
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, L2Range, Launch, Stream};
 use flashcore_ir::{Arch, TensorMap, VerifiedKernel};
-use flashcore_kernels::{Argument, Buffers, Config};
+use flashcore_kernels::{Argument, Buffers, Config, SideKernel};
 use flashcore_problem::{
     BiasStrides, InputViews, OutputViews, Outputs, Problem, Shape, Strides, TensorView, TensorViewMut,
 };
@@ -93,11 +93,12 @@ impl Gpu {
         let plan = plan.with_at_most(multiprocessors);
         let one = |error: CudaError| vec![Reason::Cuda(error)];
         let (kernel, source) = self.load(&plan.kernel).map_err(one)?;
-        let combine = match &plan.combine {
-            Some(combine) => Some(self.load(&combine.kernel).map_err(one)?.0),
-            None => None,
+        let side = |side: &Option<SideKernel>| match side {
+            Some(side) => Ok::<_, CudaError>(Some(self.load(&side.kernel)?.0)),
+            None => Ok(None),
         };
-        let kernels = LoadedKernels { first: kernel.clone(), combine };
+        let (ranges, combine) = (side(&plan.ranges).map_err(one)?, side(&plan.combine).map_err(one)?);
+        let kernels = LoadedKernels { ranges, first: kernel.clone(), combine };
         let self_check = self.trust(problem, config, &kernels, options)?;
         let launchable = Launchable::new(&plan, &kernels, self.stream.clone()).map_err(one)?;
         let report = KernelReport {
@@ -206,6 +207,8 @@ impl fmt::Debug for Gpu {
 
 /// The kernels of a plan on the GPU.
 struct LoadedKernels {
+    /// That which is launched before it.
+    ranges: Option<Arc<Kernel>>,
     first: Arc<Kernel>,
     /// That which is launched behind it.
     combine: Option<Arc<Kernel>>,
@@ -214,11 +217,14 @@ struct LoadedKernels {
 /// Kernels with all their arguments but the addresses.
 #[derive(Clone)]
 pub(crate) struct Launchable {
+    ranges: Option<Step>,
     first: Step,
     combine: Option<Step>,
     stream: Stream,
     /// What the kernels use among themselves, unless a launch brings it.
     workspace: Arc<DeviceBuffer>,
+    /// Bytes of it before what is known of the tiles that a formula leaves.
+    ranges_offset: u64,
     /// Where L2 is asked to keep the key: bytes of the key, and of the part of L2.
     kept_key: Option<(usize, usize)>,
 }
@@ -272,7 +278,13 @@ impl Launchable {
             (Some(kernel), Some(combine)) => Some(Step::new(kernel, combine.grid, arguments.clone())?),
             _ => None,
         };
+        let ranges = match (&kernels.ranges, &plan.ranges) {
+            (Some(kernel), Some(ranges)) => Some(Step::new(kernel, ranges.grid, plan.common_arguments(PLACEHOLDERS))?),
+            _ => None,
+        };
         Ok(Self {
+            ranges,
+            ranges_offset: plan.ranges_offset(),
             first: Step::new(&kernels.first, plan.grid, arguments)?,
             combine,
             workspace: Arc::new(DeviceBuffer::uninitialised(context, plan.workspace_bytes() as usize)?),
@@ -297,6 +309,11 @@ impl Launchable {
         let mut buffers = buffers(tensors);
         if buffers.workspace == 0 {
             buffers.workspace = self.workspace.address();
+        }
+        buffers.tile_ranges = buffers.workspace + self.ranges_offset;
+        if let Some(ranges) = &self.ranges {
+            // SAFETY: the contract of this function; the stream keeps the order of the two.
+            unsafe { ranges.launch(stream, buffers, None) }?;
         }
         let window = self.kept_key.map(|(bytes, kept_bytes)| L2Range { address: buffers.key, bytes, kept_bytes });
         // SAFETY: the contract of this function.
@@ -361,12 +378,15 @@ const PLACEHOLDERS: Buffers = Buffers {
     sinks: u64::MAX - 7,
     bias: u64::MAX - 8,
     bias_strides: BiasStrides { batch: BIAS_STRIDE, head: BIAS_STRIDE - 1, row: BIAS_STRIDE - 2, key: BIAS_STRIDE - 3 },
+    number_table: u64::MAX - 10,
+    integer_table: u64::MAX - 11,
+    tile_ranges: u64::MAX - 12,
     workspace: u64::MAX - 9,
 };
 /// Four times this, in bytes, is neither the stride of a tensor that exists nor one of the addresses above.
 const BIAS_STRIDE: usize = usize::MAX >> 3;
-/// What a launch brings along: ten addresses and the four strides of the bias.
-const BROUGHT: usize = 14;
+/// What a launch brings along: thirteen addresses and the four strides of the bias.
+const BROUGHT: usize = 17;
 
 /// Where what a launch brings along stands among the arguments of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -416,6 +436,7 @@ impl MapPlaces {
 const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
     let Buffers { query, key, value, output, log_sum_exp, .. } = buffers;
     let Buffers { key_lengths, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = buffers;
+    let Buffers { number_table, integer_table, tile_ranges, .. } = buffers;
     let BiasStrides { batch, head, row, key: bias_key } = bias_strides;
     let bytes = size_of::<f32>() as u64;
     let [batch, head, row, bias_key] =
@@ -435,12 +456,16 @@ const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
         row,
         bias_key,
         workspace,
+        number_table,
+        integer_table,
+        tile_ranges,
     ]
 }
 
 const fn buffers(tensors: DeviceTensors) -> Buffers {
     let DeviceTensors { query, key, value, output, log_sum_exp, .. } = tensors;
     let DeviceTensors { key_lengths, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = tensors;
+    let DeviceTensors { number_table, integer_table, .. } = tensors;
     Buffers {
         log_sum_exp,
         key_lengths,
@@ -449,6 +474,8 @@ const fn buffers(tensors: DeviceTensors) -> Buffers {
         bias,
         bias_strides,
         workspace,
+        number_table,
+        integer_table,
         ..Buffers::new(query, key, value, output)
     }
 }
@@ -457,12 +484,12 @@ const fn buffers(tensors: DeviceTensors) -> Buffers {
 mod tests {
     use super::*;
     use flashcore_kernels::Specialisation;
-    use flashcore_problem::{Alignment, Mask};
+    use flashcore_problem::{Alignment, Mask, MaskMod, ScoreMod};
 
     /// The kernel that is tried must be the kernel that is used, whatever is compiled into it.
     #[test]
     fn the_trial_of_a_problem_has_its_kernel() {
-        let features: [fn(&mut Problem); 8] = [
+        let features: [fn(&mut Problem); 9] = [
             |_| {},
             |problem| (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::TopLeft), true),
             |problem| problem.mask = Mask::Window { left: Some(7), right: None, alignment: Alignment::BottomRight },
@@ -470,6 +497,12 @@ mod tests {
             |problem| (problem.bias, problem.sinks) = (true, true),
             |problem| (problem.key_lengths, problem.value_dim) = (true, 72),
             |problem| problem.scale = -0.5,
+            |problem| {
+                let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key + 100));
+                let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
+                (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
+                (problem.number_table, problem.integer_table) = (201, 1000);
+            },
             |problem| {
                 let mut strides = problem.strides();
                 strides.key.row += 2;
@@ -506,11 +539,14 @@ mod tests {
             bias: 144,
             bias_strides: BiasStrides { batch: 40, head: 44, row: 48, key: 52 },
             workspace: 224,
+            number_table: 240,
+            integer_table: 256,
+            tile_ranges: 272,
             ..Buffers::new(16, 32, 48, 64)
         };
         let arguments = plan.arguments(buffers);
         let found = places.map(|place| arguments[place.unwrap()]);
-        let expected = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224];
+        let expected = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 272];
         assert_eq!(found, expected.map(Argument::U64));
     }
 }

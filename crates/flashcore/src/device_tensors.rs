@@ -36,6 +36,10 @@ pub struct DeviceTensors {
     pub bias: u64,
     /// Where the terms of the bias lie.
     pub bias_strides: BiasStrides,
+    /// Of the table of numbers that formulas read, `f32`.
+    pub number_table: u64,
+    /// Of the table of integers that formulas read, `i32`.
+    pub integer_table: u64,
     /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
     /// finished; 0 for those of the plan, which are for one stream at a time.
     pub workspace: u64,
@@ -56,6 +60,8 @@ impl DeviceTensors {
             sinks: 0,
             bias: 0,
             bias_strides,
+            number_table: 0,
+            integer_table: 0,
             workspace: 0,
         }
     }
@@ -113,10 +119,11 @@ impl DeviceTensors {
     }
 
     /// The tensors of 4-byte numbers: their addresses, and how many numbers they reach over where the problem has them.
-    fn numbers(&self, problem: &Problem) -> [(&'static str, u64, Option<u64>); 5] {
+    fn numbers(&self, problem: &Problem) -> [(&'static str, u64, Option<u64>); 7] {
         // No more rows than elements of the output, of which there are at most `isize::MAX`.
         let rows = (problem.batch * problem.query_heads * problem.query_length) as u64;
         let (heads, batches) = (problem.query_heads as u64, problem.batch as u64);
+        let entries = |table: usize| (table > 0).then_some(table as u64);
         let terms = self.bias_strides.extent(problem).unwrap_or(usize::MAX) as u64;
         [
             ("log_sum_exp", self.log_sum_exp, problem.log_sum_exp.then_some(rows)),
@@ -124,6 +131,8 @@ impl DeviceTensors {
             ("alibi_slopes", self.alibi_slopes, problem.alibi.then_some(heads)),
             ("sinks", self.sinks, problem.sinks.then_some(heads)),
             ("bias", self.bias, problem.bias.then_some(terms)),
+            ("number_table", self.number_table, entries(problem.number_table)),
+            ("integer_table", self.integer_table, entries(problem.integer_table)),
         ]
     }
 }

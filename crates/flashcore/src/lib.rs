@@ -130,10 +130,11 @@ pub use error::Error;
 pub use flashcore_cuda as cuda;
 pub use flashcore_kernels::tile::SharedLayout;
 pub use flashcore_kernels::{AmpereConfig, Config, Reason as KernelReason, ScalarConfig, UnknownConfig};
+pub use flashcore_problem::formula;
 pub use flashcore_problem::{
-    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, OutputViews,
-    Outputs, ParseDTypeError, Problem, ProblemError, Shape, Strides, Tensor, TensorError, TensorStrides, TensorView,
-    TensorViewMut,
+    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
+    OutputViews, Outputs, ParseDTypeError, Problem, ProblemError, ScoreMod, Shape, Strides, Tensor, TensorError,
+    TensorStrides, TensorView, TensorViewMut,
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};

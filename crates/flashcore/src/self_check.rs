@@ -40,6 +40,8 @@ const KEY_LENGTH: usize = 203;
 const SEED: u64 = 0x5EED;
 
 const SOFTCAP: f32 = 2.0;
+/// Entries of the tables that formulas read: how many there are is not compiled in.
+const MOST_ENTRIES: usize = 4096;
 
 /// A layout whose rows begin at multiples of `width` bytes and, below 16, of no more than that.
 fn layout_of_width(problem: &Problem, width: u32) -> Layout {
@@ -78,6 +80,9 @@ impl Trial {
         (small.log_sum_exp, small.key_lengths) = (problem.log_sum_exp, problem.key_lengths);
         (small.alibi, small.bias, small.sinks) = (problem.alibi, problem.bias, problem.sinks);
         small.softcap = problem.softcap.map(|_| SOFTCAP);
+        (small.score_mod, small.mask_mod) = (problem.score_mod, problem.mask_mod);
+        small.number_table = problem.number_table.min(MOST_ENTRIES);
+        small.integer_table = problem.integer_table.min(MOST_ENTRIES);
         small.layout = layout_of_width(&small, Specialisation::of(problem).width);
         small.mask = match problem.mask {
             Mask::None => Mask::None,

@@ -130,6 +130,19 @@ impl CpuArm {
     }
 }
 
+/// What the gates say of what a GPU kernel writes, and the hash of that.
+pub(super) fn judge_gpu(
+    arm: &GpuArm,
+    problem: &Problem,
+    inputs: &Inputs,
+    ceilings: &Ceilings,
+    seed: u64,
+) -> Result<Measurement, CompareError> {
+    let (verdict, output_sha256) = arm.judge(problem, inputs)?;
+    let measurement = measurement(problem, arm.name(), seed, Verified::of(&verdict), ceilings);
+    Ok(Measurement { output_sha256: Some(output_sha256), ..measurement })
+}
+
 /// Compares two subjects of this program on a problem. Both are verified before they are timed, and what they wrote while
 /// they were timed is verified after.
 pub fn compare_in_process(
@@ -167,11 +180,7 @@ pub fn compare_in_process(
             let arm = |config| GpuArm::new(gpu, problem, config, &inputs);
             let arms = [arm(a)?, arm(a)?, arm(b)?];
             let judged = || -> Result<[Measurement; 2], CompareError> {
-                let judge = |arm: &GpuArm, ceilings: &Ceilings| {
-                    let (verdict, output_sha256) = arm.judge(problem, &inputs)?;
-                    let of = measurement(problem, arm.name(), options.seed, Verified::of(&verdict), ceilings);
-                    trusted(Measurement { output_sha256: Some(output_sha256), ..of })
-                };
+                let judge = |arm, ceilings| judge_gpu(arm, problem, &inputs, ceilings, options.seed).and_then(trusted);
                 Ok([judge(&arms[0], &ceilings[0])?, judge(&arms[2], &ceilings[1])?])
             };
             judged()?;

@@ -4,6 +4,7 @@
 //! seconds of one run and the line `judge` with one more line of JSON, the measurement of what it writes.
 
 use std::io::{self, BufRead, BufReader, Lines, Write};
+use std::iter;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -11,13 +12,12 @@ use flashcore_problem::{Inputs, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::comparison::ComparedRow;
-use super::in_process::{CpuArm, CpuTensors, measure_ceilings, slack, trusted};
+use super::in_process::{CpuArm, CpuTensors, judge_gpu, measure_ceilings, slack, trusted};
 use super::rounds::{Options, Progress, rounds};
 use super::subject::Subject;
 use crate::case::mask_text;
-use crate::floor::Work;
 use crate::gpu::{Gpu, GpuArm};
-use crate::record::{Build, Measurement, ProblemKey, Verified};
+use crate::record::{Build, Measurement};
 use crate::shape::shape_text;
 use crate::verify::NoVerdict;
 
@@ -89,68 +89,78 @@ pub fn serve(
     seed: u64,
     build: &Build,
     orders: impl BufRead,
-    mut answers: impl Write,
+    answers: impl Write,
 ) -> Result<(), CompareError> {
     let gpu = match subject {
         Subject::Cpu(_) => None,
         Subject::Cuda(_) => Some(Gpu::open(0)?),
     };
     let ceilings = measure_ceilings(subject, problem, gpu.as_ref())?;
-    let greet = |measurement: Measurement| -> io::Result<String> {
-        let greeting = Greeting { flashcore_worker: PROTOCOL, build: build.clone(), measurement };
-        Ok(serde_json::to_string(&greeting)?)
-    };
     match (subject, &gpu) {
         (Subject::Cpu(level), _) => {
             let mut tensors = CpuTensors::new(problem, seed);
             let arm = CpuArm::new(level, &mut tensors, 0.0)?;
-            writeln!(answers, "{}", greet(trusted(arm.judge(&mut tensors, &ceilings, seed)?)?)?)?;
-            answers.flush()?;
-            for order in orders.lines() {
-                match order?.as_str() {
-                    "run" => writeln!(answers, "{:e}", arm.seconds(&mut tensors)?)?,
-                    _ => writeln!(
-                        answers,
-                        "{}",
-                        serde_json::to_string(&arm.judge(&mut tensors, &ceilings, seed)?).map_err(io::Error::from)?
-                    )?,
-                }
-                answers.flush()?;
-            }
+            obey(build, orders, answers, |order| match order {
+                Order::Run => arm.seconds(&mut tensors).map(Done::Ran),
+                Order::Judge => arm.judge(&mut tensors, &ceilings, seed).map(|judged| Done::Judged(Box::new(judged))),
+            })
         }
         (Subject::Cuda(config), Some(gpu)) => {
             let inputs = Inputs::random(problem, seed);
             let arm = GpuArm::new(gpu, problem, config, &inputs)?;
-            let judge = || -> Result<Measurement, CompareError> {
-                let (verdict, output_sha256) = arm.judge(problem, &inputs)?;
-                let work = Work::of(problem);
-                let (floor_seconds, bound) = ceilings.floor(work);
-                trusted(Measurement {
-                    kernel: arm.name(),
-                    problem: ProblemKey::of(problem),
-                    seed,
-                    verified: Verified::of(&verdict),
-                    output_sha256: Some(output_sha256),
-                    work,
-                    floor_seconds,
-                    bound,
-                    hot_seconds: Vec::new(),
-                    cold_seconds: Vec::new(),
-                    samples_sha256: String::new(),
-                })
-            };
-            writeln!(answers, "{}", greet(judge()?)?)?;
-            answers.flush()?;
             let mut timer = arm.timer()?;
-            for order in orders.lines() {
-                match order?.as_str() {
-                    "run" => writeln!(answers, "{:e}", timer.seconds()?)?,
-                    _ => writeln!(answers, "{}", serde_json::to_string(&judge()?).map_err(io::Error::from)?)?,
+            obey(build, orders, answers, |order| match order {
+                Order::Run => Ok(Done::Ran(timer.seconds()?)),
+                Order::Judge => {
+                    judge_gpu(&arm, problem, &inputs, &ceilings, seed).map(|judged| Done::Judged(Box::new(judged)))
                 }
-                answers.flush()?;
-            }
+            })
         }
-        (Subject::Cuda(_), None) => return Err(CompareError::NoGpu),
+        (Subject::Cuda(_), None) => Err(CompareError::NoGpu),
+    }
+}
+
+/// What a worker is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Run,
+    Judge,
+}
+
+/// What came of it.
+enum Done {
+    /// In so many seconds.
+    Ran(f64),
+    Judged(Box<Measurement>),
+}
+
+/// Has itself judged, greets, and then does as it is told.
+fn obey(
+    build: &Build,
+    orders: impl BufRead,
+    mut answers: impl Write,
+    mut carry_out: impl FnMut(Order) -> Result<Done, CompareError>,
+) -> Result<(), CompareError> {
+    let mut greeted = false;
+    let first = iter::once(Ok("judge".to_owned()));
+    for order in first.chain(orders.lines()) {
+        let order = if order? == "run" { Order::Run } else { Order::Judge };
+        let answer = match carry_out(order)? {
+            Done::Ran(seconds) => format!("{seconds:e}"),
+            Done::Judged(measurement) => {
+                let json = if greeted {
+                    serde_json::to_string(&measurement)
+                } else {
+                    // What is wrong is not worth timing.
+                    let measurement = trusted(*measurement)?;
+                    serde_json::to_string(&Greeting { flashcore_worker: PROTOCOL, build: build.clone(), measurement })
+                };
+                json.map_err(io::Error::from)?
+            }
+        };
+        greeted = true;
+        writeln!(answers, "{answer}")?;
+        answers.flush()?;
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ pub struct GuardedInputs {
     sinks: Option<ReadOnly>,
     bias: Option<(ReadOnly, BiasStrides)>,
     key_lengths: Option<ReadOnly>,
+    number_table: Option<ReadOnly>,
+    integer_table: Option<ReadOnly>,
 }
 
 impl GuardedInputs {
@@ -42,6 +44,8 @@ impl GuardedInputs {
             sinks: optional("sinks", inputs.sinks.as_deref().map(IntoBytes::as_bytes))?,
             bias: inputs.bias.as_ref().map(bias).transpose()?,
             key_lengths: optional("key_lengths", inputs.key_lengths.as_deref().map(IntoBytes::as_bytes))?,
+            number_table: optional("number_table", inputs.number_table.as_deref().map(IntoBytes::as_bytes))?,
+            integer_table: optional("integer_table", inputs.integer_table.as_deref().map(IntoBytes::as_bytes))?,
         })
     }
 
@@ -56,6 +60,8 @@ impl GuardedInputs {
             sinks: self.sinks.as_ref().map(numbers),
             bias: self.bias.as_ref().map(|(bias, strides)| BiasView { data: numbers(bias), strides: *strides }),
             key_lengths: self.key_lengths.as_ref().map(numbers),
+            number_table: self.number_table.as_ref().map(numbers),
+            integer_table: self.integer_table.as_ref().map(numbers),
         }
     }
 }

@@ -224,6 +224,12 @@ mod tests {
     #[test]
     fn a_missing_ncu_says_how_to_get_it() {
         let error = Ncu::find(Path::new("/nowhere/ncu")).expect_err("it is not there").to_string();
-        assert!(error.starts_with("ncu is not here (") && error.contains("Nsight Compute"), "{error}");
+        let missing = Command::new("/nowhere/ncu").output().expect_err("it is not there");
+        assert_eq!(
+            error,
+            format!(
+                "ncu is not here ({missing}); it comes with the CUDA toolkit as Nsight Compute: install that, put ncu on PATH or name it with --ncu. What follows is from the simulator and from events"
+            )
+        );
     }
 }

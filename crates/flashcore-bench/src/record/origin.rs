@@ -60,10 +60,12 @@ pub struct Machine {
 impl Origin {
     /// Of the process that runs, on this machine, now.
     pub fn now(build: Build, machine: Machine) -> Self {
-        // Where the program and its files lie is nobody's business.
-        let name = |argument: String| match Path::new(&argument) {
-            path if path.is_absolute() => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            _ => argument,
+        // Where programs and files lie is nobody's business.
+        let file = |path: &str| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = |argument: String| match argument.strip_prefix("bin:") {
+            Some(program) => format!("bin:{}", file(program)),
+            None if Path::new(&argument).is_absolute() => file(&argument),
+            None => argument,
         };
         let arguments: Vec<String> = std::env::args().skip(1).map(name).collect();
         let command = format!("flashcore {}", arguments.join(" "));

@@ -2,11 +2,9 @@
 
 use flashcore_problem::DType;
 
-use crate::gpu::Gpu;
+use crate::gpu::{EXPONENTIALS_PER_CLOCK, Gpu};
 use crate::nearest::unknown;
 
-/// Exponentials that a multiprocessor starts in a clock, on every architecture here.
-const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
 /// Bytes that a multiprocessor can take from the L2 cache in a clock: the width of its port. No cache feeds it faster, so
 /// a floor from it holds whatever the cache can do.
 const PORT_BYTES_PER_CLOCK: f64 = 64.0;
@@ -51,21 +49,19 @@ struct Sheet {
     dram: f64,
     /// In MB.
     l2: f64,
-    /// In microseconds, where it was measured.
-    launch: Option<f64>,
 }
 
 /// Dense rates; the doubled ones of data sheets are those of sparse matrices. `GeForce` parts accumulate in `f32` at half
 /// the rate of `f16`, the others do not.
 const SHEETS: [Sheet; 8] = [
-    sheet("l4", "NVIDIA L4", 58.0, 2.04, 121.0, 128.0, 300.0, 48.0, None),
-    sheet("l40s", "NVIDIA L40S", 142.0, 2.52, 362.0, 128.0, 864.0, 96.0, None),
-    sheet("a100", "NVIDIA A100 SXM 80 GB", 108.0, 1.41, 312.0, 64.0, 2039.0, 40.0, None),
-    sheet("h100", "NVIDIA H100 SXM", 132.0, 1.83, 989.0, 128.0, 3350.0, 50.0, None),
-    sheet("h200", "NVIDIA H200", 132.0, 1.83, 989.0, 128.0, 4800.0, 60.0, None),
-    sheet("b200", "NVIDIA B200", 148.0, 1.85, 2250.0, 128.0, 8000.0, 126.0, None),
-    sheet("rtx-4090", "NVIDIA GeForce RTX 4090", 128.0, 2.52, 165.2, 128.0, 1008.0, 72.0, None),
-    sheet("rtx-5090", "NVIDIA GeForce RTX 5090", 170.0, 2.407, 209.5, 128.0, 1792.0, 96.0, None),
+    sheet("l4", "NVIDIA L4", 58.0, 2.04, 121.0, 128.0, 300.0, 48.0),
+    sheet("l40s", "NVIDIA L40S", 142.0, 2.52, 362.0, 128.0, 864.0, 96.0),
+    sheet("a100", "NVIDIA A100 SXM 80 GB", 108.0, 1.41, 312.0, 64.0, 2039.0, 40.0),
+    sheet("h100", "NVIDIA H100 SXM", 132.0, 1.83, 989.0, 128.0, 3350.0, 50.0),
+    sheet("h200", "NVIDIA H200", 132.0, 1.83, 989.0, 128.0, 4800.0, 60.0),
+    sheet("b200", "NVIDIA B200", 148.0, 1.85, 2250.0, 128.0, 8000.0, 126.0),
+    sheet("rtx-4090", "NVIDIA GeForce RTX 4090", 128.0, 2.52, 165.2, 128.0, 1008.0, 72.0),
+    sheet("rtx-5090", "NVIDIA GeForce RTX 5090", 170.0, 2.407, 209.5, 128.0, 1792.0, 96.0),
 ];
 
 #[expect(clippy::too_many_arguments, reason = "a row of a table, whose columns are named above")]
@@ -78,14 +74,21 @@ const fn sheet(
     lanes: f64,
     dram: f64,
     l2: f64,
-    launch: Option<f64>,
 ) -> Sheet {
-    Sheet { key, name, multiprocessors, clock, tensor, lanes, dram, l2, launch }
+    Sheet { key, name, multiprocessors, clock, tensor, lanes, dram, l2 }
 }
 
 /// The names of the devices of the table, and of those that are measured.
-pub const DEVICES: [&str; 10] =
-    ["l4", "l40s", "a100", "h100", "h200", "b200", "rtx-4090", "rtx-5090", "this-cpu", "this-gpu"];
+pub const DEVICES: [&str; SHEETS.len() + 2] = {
+    let mut names = ["this-cpu"; SHEETS.len() + 2];
+    let mut row = 0;
+    while row < SHEETS.len() {
+        names[row] = SHEETS[row].key;
+        row += 1;
+    }
+    names[SHEETS.len() + 1] = "this-gpu";
+    names
+};
 
 /// Why there is no such device.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +132,7 @@ impl RoofDevice {
             l2_bytes: clocks * PORT_BYTES_PER_CLOCK,
             l2_size: sheet.l2 * 1e6,
             exponentials: clocks * EXPONENTIALS_PER_CLOCK,
-            launch_seconds: sheet.launch.map(|microseconds| microseconds / 1e6),
+            launch_seconds: None,
         }
     }
 

@@ -5,7 +5,7 @@ use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::features::{
-    Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, is_judged, suits,
+    FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
 };
 use crate::case::Case;
 use crate::numbers::{BiasForm, Numbers, Planted};
@@ -68,6 +68,7 @@ enum Feature {
     LogSumExp,
     Layout,
     Numbers,
+    Formulas,
 }
 
 /// A pairwise design over every feature: every two values of every two features meet in a case.
@@ -90,15 +91,12 @@ pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
         2,
         LayoutForm::ALL.len(),
         numbers.len(),
+        FORMULAS.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
         if is(Feature::Lengths, Feature::Layout) {
             LayoutForm::ALL[y] == LayoutForm::PackedQkv && LENGTHS[x].0 != LENGTHS[x].1
-        } else if is(Feature::DType, Feature::ScaleFactor) {
-            !is_judged(DType::ALL[x], SCALE_FACTORS[y], Numbers::Normal)
-        } else if is(Feature::DType, Feature::Numbers) {
-            !is_judged(DType::ALL[x], 1.0, numbers[y])
         } else if is(Feature::Alibi, Feature::Numbers) {
             !suits(numbers[y], Some(BiasForm::PerHead), x == 1, true)
         } else if is(Feature::Sinks, Feature::Numbers) {
@@ -133,6 +131,7 @@ pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
             log_sum_exp: at(Feature::LogSumExp) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: numbers[at(Feature::Numbers)],
+            formulas: FORMULAS[at(Feature::Formulas)],
         };
         let number = first_number + index;
         features.case(number as u64, level, format!("flashcore verify --backend cpu --suite full --only {number}"))
@@ -167,11 +166,8 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         2 | 3 => Numbers::Planted(Planted::ALL[random.below(Planted::ALL.len())]),
         _ => Numbers::Normal,
     };
-    let mut dtype = DType::ALL[random.below(DType::ALL.len())];
+    let dtype = DType::ALL[random.below(DType::ALL.len())];
     let scale_factor = SCALE_FACTORS[random.below(SCALE_FACTORS.len())];
-    if !is_judged(dtype, scale_factor, numbers) {
-        dtype = DType::F32;
-    }
     let mut features = Features {
         batch: [0, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4][random.below(12)],
         heads: (key_heads * [1, 1, 2, 3, 4, 7, 8][random.below(7)], key_heads),
@@ -188,6 +184,7 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         log_sum_exp: random.below(2) == 0,
         layout,
         numbers: if suits(numbers, bias, alibi, sinks) { numbers } else { Numbers::Normal },
+        formulas: if one_in(random, 4) { FORMULAS[random.below(FORMULAS.len())] } else { (None, None) },
     };
     let most_work = [1_000_000, 3_000_000][random.below(2)] * if one_in(random, 32) { 8 } else { 1 };
     shrink(&mut features, most_work);

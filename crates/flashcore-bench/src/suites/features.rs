@@ -4,6 +4,7 @@ use flashcore_cpu::Level;
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Shape, Stress, Strides, TensorStrides};
 
 use crate::case::{Backend, Case};
+use crate::formulas;
 use crate::numbers::{BiasForm, Numbers, Planted};
 
 /// One value of every feature.
@@ -29,6 +30,8 @@ pub(super) struct Features {
     pub(super) log_sum_exp: bool,
     pub(super) layout: LayoutForm,
     pub(super) numbers: Numbers,
+    /// Of scores and of masks, by name.
+    pub(super) formulas: (Option<&'static str>, Option<&'static str>),
 }
 
 /// A layout, before the sizes are known.
@@ -124,6 +127,24 @@ pub(super) const SOFTCAPS: [Option<f32>; 4] = [None, None, Some(5.0), Some(50.0)
 /// A scale of 0 gives all keys the same weight; a negative one turns their order round.
 pub(super) const SCALE_FACTORS: [f32; 6] = [1.0, 1.0, 0.25, 3.0, -1.0, 0.0];
 
+/// None as often as some; those of scores and of masks alone and together.
+pub(super) const FORMULAS: [(Option<&str>, Option<&str>); 14] = [
+    (None, None),
+    (None, None),
+    (None, None),
+    (None, None),
+    (None, None),
+    (Some("relative"), None),
+    (Some("distance"), None),
+    (Some("capped"), None),
+    (Some("tempered"), Some("prefix")),
+    (Some("near"), None),
+    (None, Some("documents")),
+    (None, Some("blocks")),
+    (Some("relative"), Some("dilated")),
+    (Some("capped"), Some("documents")),
+];
+
 /// Every kind of numbers, the ordinary ones so often that most cases of a pairwise design hold them.
 pub(super) fn every_numbers() -> Vec<Numbers> {
     let ordinary = [Numbers::Normal; 18];
@@ -148,15 +169,6 @@ pub(super) const fn suits(numbers: Numbers, bias: Option<BiasForm>, alibi: bool,
     }
 }
 
-/// Whether the oracle can judge such weights. It sums in `f64` itself, and where all weights are the same, or one of a
-/// few, each sum is rounded to the same side again and again: 80 roundoffs off for 530 equal weights and a sink, compared
-/// with exact fractions, where the gate, made for random roundings, allows 24.
-pub(super) fn is_judged(dtype: DType, scale_factor: f32, numbers: Numbers) -> bool {
-    let weights_repeat =
-        scale_factor == 0.0 || matches!(numbers, Numbers::Stress(Stress::Constant | Stress::SmallIntegers));
-    dtype != DType::F64 || !weights_repeat
-}
-
 impl Features {
     /// The problem.
     pub(super) fn problem(&self) -> Problem {
@@ -168,6 +180,8 @@ impl Features {
         (problem.bias, problem.key_lengths, problem.log_sum_exp) =
             (self.bias.is_some(), self.key_lengths, self.log_sum_exp);
         problem.layout = self.layout.of(&problem);
+        let (score, mask) = self.formulas;
+        formulas::give(&mut problem, score.and_then(formulas::score_mod), mask.and_then(formulas::mask_mod));
         problem
     }
 

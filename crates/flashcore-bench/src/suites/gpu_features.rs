@@ -1,16 +1,15 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Plan, Specialisation};
+use flashcore_kernels::{Config, Specialisation};
 use flashcore_problem::{DType, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::every_feature::{random_features, shrink};
-use super::features::{Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
-use super::{Kernels, Runner, kernel_option};
+use super::features::{FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::{Kernels, Runner, kernel_option, takes};
 use crate::case::{Backend, Case};
 use crate::numbers::{BiasForm, Numbers, Planted};
-use crate::verify::SIMULATED_ARCH;
 
 /// Cases of the pairwise design, at least.
 const COVERING_CASES: usize = 480;
@@ -73,6 +72,7 @@ enum Feature {
     LogSumExp,
     Layout,
     Numbers,
+    Formulas,
 }
 
 const BIASES: [Option<BiasForm>; 8] = [
@@ -105,6 +105,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         2,
         LayoutForm::ALL.len(),
         NUMBERS.len(),
+        FORMULAS.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
@@ -144,6 +145,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
             log_sum_exp: at(Feature::LogSumExp) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: NUMBERS[at(Feature::Numbers)],
+            formulas: FORMULAS[at(Feature::Formulas)],
         };
         let (backend, kernels) = named(runner);
         let option = kernel_option(kernels);
@@ -213,18 +215,11 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
         // Rows that tensor copies cannot find.
         features.layout = LayoutForm::Bshd;
     }
-    let problem = features.problem();
-    let takes = |config: &Config| Plan::new(&problem, *config, SIMULATED_ARCH).is_ok();
     let config = match kernels {
-        // Where its tiles do not fit, those of another of its family do.
-        Kernels::Only(config @ Config::Hopper(_)) if !takes(&config) => {
-            let family = Config::all().into_iter().filter(|other| matches!(other, Config::Hopper(_)));
-            family.into_iter().find(takes).unwrap_or(config)
-        }
-        Kernels::Only(config) => config,
+        Kernels::Only(config) => of_family(config, &mut features),
         Kernels::All => {
-            let mut fitting = order.iter().filter(|config| takes(config));
-            *fitting.next().unwrap_or(&Config::scalar())
+            let problem = features.problem();
+            *order.iter().find(|config| takes(Backend::Sim(**config), &problem)).unwrap_or(&Config::scalar())
         }
     };
     let backend = match runner {
@@ -234,9 +229,37 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
     Case { backend, ..features.case(number, Level::Portable, command) }
 }
 
+/// The config, or another of its family where its tiles do not fit; where those of none do, the heads get narrower.
+fn of_family(config: Config, features: &mut Features) -> Config {
+    const WIDTHS: [usize; 4] = [256, 192, 128, 64];
+    let family = Config::all().into_iter().filter(|other| other.family() == config.family());
+    let configs: Vec<Config> = [config].into_iter().chain(family).collect();
+    for width in WIDTHS {
+        features.dims = (features.dims.0.min(width), features.dims.1.min(width));
+        let problem = features.problem();
+        if let Some(fitting) = configs.iter().find(|config| takes(Backend::Sim(**config), &problem)) {
+            return *fitting;
+        }
+    }
+    config
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_case_of_the_design_has_a_config_of_the_family_that_was_asked_for() {
+        for config in [Config::scalar(), Config::ampere(), Config::hopper()] {
+            let cases = covering(Runner::Sim(Kernels::Only(config)));
+            assert!(cases.len() >= COVERING_CASES, "{}", cases.len());
+            for case in cases {
+                let Backend::Sim(taken) = case.backend else { panic!("{case}") };
+                assert_eq!(taken.family(), config.family(), "{case}");
+                assert!(case.problem.output_shape().is_empty() || takes(case.backend, &case.problem), "{case}");
+            }
+        }
+    }
 
     #[test]
     fn cases_that_follow_each_other_share_a_kernel() {

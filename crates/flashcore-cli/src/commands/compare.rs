@@ -12,7 +12,7 @@ use flashcore_bench::compare::{
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_bench::record::{Machine, Measurements, Record};
-use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_bench::{mask_text, shape_text};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 
@@ -204,13 +204,18 @@ impl Compare {
         let problems = self.problems(matches!(b.1, Subject::Cuda(_)))?;
         let options = self.options();
         let mut rows = Vec::new();
-        let (mut name_a, mut name_b) = (self.a.to_string(), self.b.to_string());
+        // Where a program lies is nobody's business.
+        let label = |side: &Side| match side {
+            Side::Binary(path) => format!("bin:{}", path.file_name().unwrap_or_default().to_string_lossy()),
+            other => other.to_string(),
+        };
+        let (mut name_a, mut name_b) = (label(&self.a), label(&self.b));
         for (index, problem) in problems.iter().enumerate() {
             let go_on = progress(output, index, problems.len(), problem);
             let (row, builds) = compare_workers([&a.0, &b.0], [a.1, b.1], problem, &options, go_on).map_err(failure)?;
             rows.push(row);
-            name_a = format!("{} ({})", self.a, builds[0].short());
-            name_b = format!("{} ({})", self.b, builds[1].short());
+            name_a = format!("{} ({})", label(&self.a), builds[0].short());
+            name_b = format!("{} ({})", label(&self.b), builds[1].short());
             if interrupt::requested() {
                 break;
             }
@@ -220,16 +225,8 @@ impl Compare {
     }
 
     fn problems(&self, is_gpu: bool) -> Result<Vec<Problem>, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
         let dtype = self.dtype.unwrap_or(if is_gpu { DType::F16 } else { DType::F32 });
-        let one = |shape: &str| -> Result<Vec<Problem>, Failure> {
-            let mask = parse_mask(&self.mask).map_err(usage)?;
-            let problem = Problem { mask, ..parse_shape(shape, dtype).map_err(usage)? };
-            problem.validate().map_err(|errors| {
-                Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
-            })?;
-            Ok(vec![problem])
-        };
+        let one = |shape: &str| Ok(vec![super::problem(shape, dtype, &self.mask)?]);
         match (&self.shape, self.suite) {
             (Some(shape), _) => one(shape),
             (None, SuiteName::One) => one("1x8x512x64"),

@@ -1,14 +1,17 @@
 //! `flashcore verify`: is it right?
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::str::FromStr;
+use std::thread::available_parallelism;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
-use flashcore_bench::record::{FailedCase, Machine, Verification};
+use flashcore_bench::jobs::{Judged, judge_case, judge_in_processes, serve_cases};
+use flashcore_bench::record::{Machine, Verification};
 use flashcore_bench::suites::{self, Kernels, Runner};
-use flashcore_bench::verify::{NoVerdict, Outcome, verify, verify_at_levels};
-use flashcore_bench::{Backend, Case, parse_mask, parse_shape, stress_name};
+use flashcore_bench::verify::NoVerdict;
+use flashcore_bench::{Backend, Case, stress_name};
 use flashcore_cpu::{Level, LevelError};
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
@@ -27,7 +30,7 @@ use crate::{Ending, Failure, interrupt};
 /// begins or ends at one, so that one byte too far ends the command with a segmentation fault, which says where.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cuda --fuzz 10000 --part 0/4\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// Who computes
@@ -48,6 +51,12 @@ pub(crate) struct Verify {
     /// Only a part of the cases: I/N for every Nth from the Ith on, counted from 0, so that N commands share them
     #[arg(long, value_name = "I/N", conflicts_with = "only", value_parser = parse_part)]
     part: Option<(usize, usize)>,
+    /// Processes that share the cases, for a machine of many cores: a GPU's driver compiles one kernel at a time in each
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: u16,
+    /// What --jobs starts: judges the cases whose numbers it reads
+    #[arg(long, hide = true)]
+    serve: bool,
     /// The instructions of the cpu backend, such as portable or avx2, or all that the machine has, one after the other;
     /// the best unless said
     #[arg(long, value_name = "LEVEL")]
@@ -154,6 +163,9 @@ const CASES_AT_ONCE: usize = 64;
 /// The same for a GPU, where some kernels take a hundred times as long to compile as others to run.
 const GPU_CASES_AT_ONCE: usize = 512;
 
+/// What says how many threads a process has.
+const THREADS: &str = "RAYON_NUM_THREADS";
+
 /// How many cases passed and failed, by level where there are levels.
 struct Tally {
     name: String,
@@ -170,50 +182,30 @@ impl Verify {
             BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
             BackendName::Sim | BackendName::Cpu => None,
         };
+        if self.serve {
+            let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
+            serve_cases(&cases, &levels, gpu.as_ref(), orders, answers)?;
+            return Ok(Ending::Well);
+        }
         if let ([_, _, ..], [_, ..], Format::Table | Format::Markdown) = (&cases[..], &levels[..], self.format) {
             let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
             output.note(&format!("{} cases on the cpu, level {}", cases.len(), names.join(", ")));
         }
+        let judged = if self.jobs > 1 && cases.len() > 1 {
+            self.judge_in_processes(&cases, output)?
+        } else {
+            self.judge_here(&cases, &levels, gpu.as_ref(), output)?
+        };
         let mut tallies: Vec<Tally> = match &levels[..] {
             [] => vec![Tally::new(String::new())],
             levels => levels.iter().map(|level| Tally::new(format!("cpu {level}: "))).collect(),
         };
         let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
-        let mut failed = Vec::new();
-        let mut done = 0;
-        let at_once = match self.backend {
-            BackendName::Sim => 1,
-            BackendName::Cpu => CASES_AT_ONCE,
-            BackendName::Cuda => GPU_CASES_AT_ONCE,
-        };
-        for chunk in cases.chunks(at_once) {
-            if interrupt::requested() {
-                break;
-            }
-            output.progress(done, cases.len(), &format!("{}, {} failed", chunk[0], failed.len()));
-            done += chunk.len();
-            let outcomes: Vec<Vec<(Case, Outcome)>> = match self.backend {
-                // Its CTAs run in parallel.
-                BackendName::Sim => chunk.iter().map(|case| vec![(case.clone(), verify(case, None))]).collect(),
-                BackendName::Cuda => {
-                    chunk.par_iter().map(|case| vec![(case.clone(), verify(case, gpu.as_ref()))]).collect()
-                }
-                BackendName::Cpu => chunk.par_iter().map(|case| verify_at_levels(case, &levels)).collect(),
-            };
-            for (index, (case, outcome)) in outcomes.into_iter().flat_map(|levels| levels.into_iter().enumerate()) {
-                // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
-                if let (Some(_), Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_)))) =
-                    (&self.shape, &outcome.verdict)
-                {
-                    return Err(Failure::Usage(refused.to_string()));
-                }
-                table.push(cells(&case, &outcome));
-                tallies[index].count(&outcome);
-                if !outcome.passed() {
-                    failed.push((case, outcome));
-                }
-            }
+        for (level, judged) in judged.iter().flat_map(|levels| levels.iter().enumerate()) {
+            table.push(cells(judged));
+            tallies[level].count(judged);
         }
+        let failed: Vec<&Judged> = judged.iter().flatten().filter(|judged| !judged.passed()).collect();
         output.table(&table, self.format)?;
         // A format for programs carries the verdicts already; people get the reasons too.
         if matches!(self.format, Format::Table | Format::Markdown) {
@@ -232,13 +224,77 @@ impl Verify {
         })
     }
 
+    /// Judges the cases in this process: those of the simulator one by one, since its CTAs run in parallel, others in
+    /// threads.
+    fn judge_here(
+        &self,
+        cases: &[Case],
+        levels: &[Level],
+        gpu: Option<&Gpu>,
+        output: &mut Output,
+    ) -> Result<Vec<Vec<Judged>>, Failure> {
+        let at_once = match self.backend {
+            BackendName::Sim => 1,
+            BackendName::Cpu => CASES_AT_ONCE,
+            BackendName::Cuda => GPU_CASES_AT_ONCE,
+        };
+        let mut all: Vec<Vec<Judged>> = Vec::new();
+        let mut failed = 0;
+        for chunk in cases.chunks(at_once) {
+            if interrupt::requested() {
+                break;
+            }
+            output.progress(all.len(), cases.len(), &format!("{}, {failed} failed", chunk[0]));
+            let outcomes: Vec<_> = chunk.par_iter().map(|case| judge_case(case, levels, gpu)).collect();
+            // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
+            let refusal = outcomes.iter().flatten().find_map(|(_, outcome)| match &outcome.verdict {
+                Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_))) => Some(refused),
+                _ => None,
+            });
+            if let (Some(_), Some(refused)) = (&self.shape, refusal) {
+                return Err(Failure::Usage(refused.to_string()));
+            }
+            for levels in outcomes {
+                let judged: Vec<_> = levels.iter().map(|(case, outcome)| Judged::new(case, outcome)).collect();
+                failed += judged.iter().filter(|judged| !judged.passed()).count();
+                all.push(judged);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Has processes of this program judge the cases. They are called as this one was, and so have the same list.
+    fn judge_in_processes(&self, cases: &[Case], output: &mut Output) -> Result<Vec<Vec<Judged>>, Failure> {
+        // What is computed by several threads is to be verified as such.
+        const FEWEST_THREADS: usize = 2;
+        let program = std::env::current_exe()?;
+        let jobs = usize::from(self.jobs).min(cases.len());
+        let threads = available_parallelism().map_or(1, usize::from) / jobs;
+        let start = || {
+            let mut command = Command::new(&program);
+            command.args(std::env::args_os().skip(1)).arg("--serve");
+            if std::env::var_os(THREADS).is_none() {
+                command.env(THREADS, threads.max(FEWEST_THREADS).to_string());
+            }
+            command
+        };
+        let mut failed = 0;
+        let found = |done: usize, judged: &[Judged]| {
+            failed += judged.iter().filter(|judged| !judged.passed()).count();
+            let case = judged.first().map_or("", |judged| &judged.case);
+            output.progress(done, cases.len(), &format!("{case}, {failed} failed"));
+        };
+        judge_in_processes(jobs, cases, start, interrupt::requested, found)
+            .map_err(|error| Failure::Environment(error.to_string()))
+    }
+
     fn write_record(
         &self,
         file: &Path,
         levels: &[Level],
         gpu: Option<&Gpu>,
         tallies: &[Tally],
-        failed: &[(Case, Outcome)],
+        failed: &[&Judged],
     ) -> Result<(), Failure> {
         let threads = rayon::current_num_threads();
         let names = levels.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -247,15 +303,10 @@ impl Verify {
             (BackendName::Cpu, _) => (format!("cpu {names}"), Machine::cpu(&names, threads, None)),
             _ => ("sim".to_owned(), Machine { backend: "sim".to_owned(), ..Machine::cpu("simulator", threads, None) }),
         };
-        let failed = failed.iter().map(|(case, outcome)| FailedCase {
-            case: case.to_string(),
-            complaints: outcome.complaints(),
-            repeat: case.command(),
-        });
         let verification = Verification {
             backend,
             passed: tallies.iter().map(|tally| tally.passed).sum(),
-            failed: failed.collect(),
+            failed: failed.iter().filter_map(|judged| judged.failed()).collect(),
             is_complete: !interrupt::requested(),
         };
         write_record(file, machine, verification)
@@ -320,9 +371,7 @@ impl Verify {
                 SuiteName::Full => suites::full(runner),
             });
         };
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let mut problem = parse_shape(shape, self.dtype).map_err(usage)?;
-        problem.mask = parse_mask(&self.mask).map_err(usage)?;
+        let mut problem = super::problem(shape, self.dtype, &self.mask)?;
         problem.log_sum_exp = self.lse;
         problem.layout = match self.layout {
             LayoutName::Bhsd => Layout::Bhsd,
@@ -346,8 +395,8 @@ impl Tally {
         Self { name, passed: 0, failed: 0 }
     }
 
-    fn count(&mut self, outcome: &Outcome) {
-        if outcome.passed() {
+    fn count(&mut self, judged: &Judged) {
+        if judged.passed() {
             self.passed += 1;
         } else {
             self.failed += 1;
@@ -355,28 +404,25 @@ impl Tally {
     }
 }
 
-fn cells(case: &Case, outcome: &Outcome) -> Vec<Cell> {
-    let (error, reference, relative) = match &outcome.verdict {
-        Ok(verdict) => (verdict.max_error, verdict.reference_max_error, verdict.relative_l2),
-        Err(_) => (f64::NAN, f64::NAN, f64::NAN),
-    };
+fn cells(judged: &Judged) -> Vec<Cell> {
+    let [error, reference, relative] = judged.errors();
     vec![
-        Cell::from(case.to_string()),
-        Cell::from(if outcome.passed() { "passed" } else { "FAILED" }),
+        Cell::from(judged.case.as_str()),
+        Cell::from(if judged.passed() { "passed" } else { "FAILED" }),
         Cell::number(error, 6),
         Cell::number(reference, 6),
         Cell::number(relative, 6),
-        Cell::number(outcome.duration.as_secs_f64() * 1e3, 1),
+        Cell::number(judged.milliseconds, 1),
     ]
 }
 
-fn write_failures(output: &mut Output, failed: &[(Case, Outcome)]) -> Result<(), Failure> {
-    for (case, outcome) in failed {
+fn write_failures(output: &mut Output, failed: &[&Judged]) -> Result<(), Failure> {
+    for Judged { case, complaints, repeat, .. } in failed {
         output.line(format!("\nFAILED {case}"))?;
-        for complaint in outcome.complaints() {
+        for complaint in complaints {
             output.line(format!("  {complaint}"))?;
         }
-        output.line(format!("  repeat: {}", case.command()))?;
+        output.line(format!("  repeat: {repeat}"))?;
     }
     Ok(())
 }

@@ -130,11 +130,14 @@ fn attend<T: Element>(
     });
 
     let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialisation.value_dim)));
-    let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
+    let places = k.section("rows", |k| score_places(k, work, warp));
+    let (row, rows) = (places.rows[0], places.rows.len());
+    let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
+    let added = work.added_term(k, row, rows);
+    let mask_formula = work.mask_formula(k, row, rows);
     let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
     let softmax =
         k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale, config.exponential));
-    let places = k.section("rows", |k| score_places(k, work, warp));
     let mask = k.section("rows", |k| key_mask(k, work, warp, &places));
     let scores = k.section("scores", |k| Accumulator::zero(k, warp.blocks, config.keys_per_warp()));
     k.for_uniform(keys.first, keys.end, config.key_rows as i32, |k, tile_key| {
@@ -145,12 +148,25 @@ fn attend<T: Element>(
             let keys = RightFragments::Transposed(operands.keys.in_stage(k, stream.ring.reading()));
             scores.multiply_add(k, &query, keys, config.accumulation);
         });
-        if let Some(terms) = terms {
+        if let Some(terms) = &terms {
             k.section("score terms", |k| terms.apply(k, &scores, &places, first_key));
+        }
+        if let Some(added) = &added {
+            k.section("score terms", |k| {
+                let key = k.add(first_key, places.column);
+                let span = work.tile_span(k, config.query_rows(), first_key, config.keys_per_warp());
+                added.apply(k, &scores, key, span);
+            });
         }
         k.section("mask", |k| {
             let partly = keys.is_partly_masked(k, first_key);
-            k.if_uniform(partly, |k| mask.apply(k, &scores, first_key));
+            k.if_uniform(partly, |k| {
+                mask.apply(k, &scores, first_key);
+                if let Some(formula) = &mask_formula {
+                    let key = k.add(first_key, places.column);
+                    formula.mask(k, &scores, key);
+                }
+            });
         });
         k.section("softmax", |k| softmax.update(k, &scores, &output));
         k.section("output", |k| {

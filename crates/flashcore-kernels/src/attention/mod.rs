@@ -7,16 +7,20 @@ pub(crate) mod partial;
 pub mod scalar;
 pub mod steps;
 pub(crate) mod stream;
+pub(crate) mod tile_ranges;
 
 use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 use flashcore_problem::DType;
+use flashcore_problem::formula::Formula;
 
 use crate::parameters::{Parameters, PartParameters, TileParameters};
 use crate::specialisation::Specialisation;
-use crate::tile::{BiasTerms, GlobalRows, PackedHeads, ScoreTerms};
+use crate::tile::{
+    AddedTerm, BiasTerms, FormulaCode, FormulaPlace, FormulaTables, GlobalRows, PackedHeads, ScoreTerms, TileSpan,
+};
 
 /// Which rows of which head a CTA works on.
 #[derive(Debug, Clone, Copy)]
@@ -303,10 +307,43 @@ impl Work {
         })
     }
 
-    /// What is added to and done with the products to give scores.
-    fn score_terms(&self, k: &mut Builder) -> ScoreTerms {
+    /// A formula, for rows of a lane from `row` on, of which there are `rows`.
+    fn formula(&self, k: &mut Builder, formula: &'static Formula, row: Reg<U32>, rows: usize) -> FormulaCode {
+        k.section("formula", |k| {
+            let parameters = self.parameters;
+            let tables = FormulaTables {
+                numbers: (parameters.number_table, parameters.last_number),
+                integers: (parameters.integer_table, parameters.last_integer),
+            };
+            let [batch, head] = [self.batch, self.head].map(|number| k.truncate(number));
+            let [batch, head, query] = [batch, head, row].map(|number| k.reinterpret::<U32, S32>(number));
+            let exact = self.specialisation.dtype == DType::F32;
+            FormulaCode::new(k, formula, tables, FormulaPlace { batch, head, query }, rows, exact)
+        })
+    }
+
+    /// The term that a formula adds to products, where nothing else is done to them but scaling.
+    fn added_term(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<AddedTerm> {
+        let score_mod = self.specialisation.score_mod.filter(|_| self.specialisation.only_adds())?;
+        let code = self.formula(k, score_mod.formula(), row, rows);
+        Some(AddedTerm { code, inverse_scale: self.parameters.inverse_scale })
+    }
+
+    /// The scores of the tile of this CTA's rows that begins at `first_key`.
+    fn tile_span(&self, k: &mut Builder, rows: u32, first_key: Reg<S32>, keys: u32) -> TileSpan {
+        TileSpan { first_row: k.reinterpret(self.first_row), rows, first_key, keys }
+    }
+
+    /// Which keys take part, besides those that the mask takes out.
+    fn mask_formula(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<FormulaCode> {
+        self.specialisation.mask_mod.map(|mask_mod| self.formula(k, mask_mod.formula(), row, rows))
+    }
+
+    /// What is added to and done with the products to give scores, for rows of a lane from `row` on, of which there are
+    /// `rows`.
+    fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
         let parameters = self.parameters;
-        let Specialisation { softcap, alibi, bias, .. } = self.specialisation;
+        let Specialisation { softcap, alibi, bias, score_mod, .. } = self.specialisation;
         ScoreTerms {
             scale: parameters.scale_log2,
             softcap: softcap.then_some(parameters.softcap_log2),
@@ -320,6 +357,7 @@ impl Work {
                 let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
                 BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }
             }),
+            formula: score_mod.map(|score_mod| self.formula(k, score_mod.formula(), row, rows)),
         }
     }
 }

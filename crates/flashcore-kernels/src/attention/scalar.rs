@@ -10,7 +10,7 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister
 use super::Work;
 use crate::config::ScalarConfig;
 use crate::specialisation::Specialisation;
-use crate::tile::{GlobalRows, ScoreTerms, add_sink, log_sum_exp};
+use crate::tile::{FormulaCode, GlobalRows, ScoreTerms, add_sink, log_sum_exp};
 
 /// Columns of the output that a thread has at a time.
 const COLUMNS_PER_WALK: u32 = 64;
@@ -20,8 +20,47 @@ const COLUMNS_PER_WALK: u32 = 64;
 /// same, were measured to be more than `f32` can bear.
 const MOST_BEYOND_MAXIMUM: f32 = 16.0;
 
+/// Keys that are added up on their own where results are to have all bits of an `f32`: where many weights are the same, a
+/// sum is rounded to the same side with each, and 449 keys were measured to be too many.
+const KEYS_AT_A_TIME: u32 = 16;
+
+/// The sums over the keys before those that are being added up.
+struct SumsBefore {
+    sum: Reg<F32>,
+    result: Vec<Reg<F32>>,
+}
+
+impl SumsBefore {
+    fn new(k: &mut Builder, columns: u32) -> Self {
+        Self { sum: k.copy(0.0f32), result: (0..columns).map(|_| k.copy(0.0f32)).collect() }
+    }
+
+    fn scale(&self, k: &mut Builder, factor: Reg<F32>) {
+        for sum in self.result.iter().chain([&self.sum]) {
+            k.mul_to(*sum, factor);
+        }
+    }
+
+    /// Takes sums over, which begin at zero again.
+    fn take(&self, k: &mut Builder, sum: Reg<F32>, result: &[Reg<F32>]) {
+        for (before, now) in self.result.iter().zip(result).chain([(&self.sum, &sum)]) {
+            k.add_to(*before, *now);
+            k.set(*now, 0.0f32);
+        }
+    }
+
+    fn give(&self, k: &mut Builder, sum: Reg<F32>, result: &[Reg<F32>]) {
+        for (before, now) in self.result.iter().zip(result).chain([(&self.sum, &sum)]) {
+            k.add_to(*now, *before);
+        }
+    }
+}
+
 /// A type that memory holds, one element at a time.
 pub(crate) trait MemoryElement: Storable {
+    /// Whether results are to have all bits of an `f32`.
+    const IS_EXACT: bool = false;
+
     /// As `f32`, exactly.
     fn widen(k: &mut Builder, element: Reg<Self>) -> Reg<F32>;
     /// From `f32`, rounded to nearest even.
@@ -53,6 +92,8 @@ impl MemoryElement for Bf16 {
 }
 
 impl MemoryElement for F32 {
+    const IS_EXACT: bool = true;
+
     fn widen(_: &mut Builder, element: Reg<Self>) -> Reg<F32> {
         element
     }
@@ -72,8 +113,10 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, speci
     let exists = k.compare(Compare::Lt, row, work.parameters.query_length);
     let thread_row = ThreadRow::new(k, &work, row, thread);
     k.if_then(exists, |k| {
-        for first in (0..specialisation.value_dim).step_by(COLUMNS_PER_WALK as usize) {
-            let columns = COLUMNS_PER_WALK.min(specialisation.value_dim - first);
+        // Exact sums take the registers of as many columns again.
+        let most = if T::IS_EXACT { COLUMNS_PER_WALK / 2 } else { COLUMNS_PER_WALK };
+        for first in (0..specialisation.value_dim).step_by(most as usize) {
+            let columns = most.min(specialisation.value_dim - first);
             thread_row.walk::<T>(k, &work, first, columns);
         }
     });
@@ -92,6 +135,7 @@ struct ThreadRow {
     end_key: Reg<U32>,
     position: Reg<S32>,
     terms: ScoreTerms,
+    mask: Option<FormulaCode>,
 }
 
 impl ThreadRow {
@@ -107,7 +151,8 @@ impl ThreadRow {
             first_key: k.reinterpret(first),
             end_key: k.reinterpret(end),
             position: work.position(k, row),
-            terms: work.score_terms(k),
+            terms: work.score_terms(k, row, 1),
+            mask: work.mask_formula(k, row, 1),
         }
     }
 
@@ -117,6 +162,7 @@ impl ThreadRow {
         let maximum = k.copy(f32::NEG_INFINITY);
         let sum = k.copy(0.0f32);
         let result: Vec<_> = (0..columns).map(|_| k.copy(0.0f32)).collect();
+        let sums_before = T::IS_EXACT.then(|| SumsBefore::new(k, columns));
         k.for_lanes(self.first_key, self.end_key, |k, key| {
             let score = k.section("score", |k| self.score::<T>(k, work.specialisation.head_dim, key));
             let (weight, factor) = k.section("softmax", |k| {
@@ -133,6 +179,9 @@ impl ThreadRow {
                 let below = k.sub(score, shift);
                 let weight = k.exp2(below);
                 k.scale_add_to(sum, factor, weight);
+                if let Some(before) = &sums_before {
+                    k.if_then(raises, |k| before.scale(k, factor));
+                }
                 (weight, factor)
             });
             k.section("accumulate", |k| {
@@ -143,7 +192,16 @@ impl ThreadRow {
                     k.fma_to(*result, weight, element);
                 }
             });
+            if let Some(before) = &sums_before {
+                let number = k.sub(key, self.first_key);
+                let within = k.and(number, KEYS_AT_A_TIME - 1);
+                let is_last = k.compare(Compare::Eq, within, KEYS_AT_A_TIME - 1);
+                k.if_then(is_last, |k| before.take(k, sum, &result));
+            }
         });
+        if let Some(before) = &sums_before {
+            before.give(k, sum, &result);
+        }
         k.section("epilogue", |k| {
             let (maximum, factor) = match work.sink(k) {
                 Some(sink) => {
@@ -187,8 +245,30 @@ impl ThreadRow {
             let address = k.mad(key, bias.key_stride, row);
             k.load_one::<F32>(address)
         });
-        self.terms.score(k, product, distance, bias)
+        let score = self.terms.score(k, product, distance, bias);
+        let key = k.reinterpret::<U32, S32>(key);
+        modified(k, &self.terms, self.mask.as_ref(), score, key)
     }
+}
+
+/// What formulas make of a score of the lane's only row.
+pub(super) fn modified(
+    k: &mut Builder,
+    terms: &ScoreTerms,
+    mask: Option<&FormulaCode>,
+    mut score: Reg<F32>,
+    key: Reg<S32>,
+) -> Reg<F32> {
+    if let Some(formula) = &terms.formula {
+        score = k.section("formula", |k| formula.of_tile(key).score(k, 0, 0, score));
+    }
+    if let Some(formula) = mask {
+        k.section("formula", |k| {
+            let attended = formula.of_tile(key).attended(k, 0, 0);
+            score = k.select(attended, score, f32::NEG_INFINITY);
+        });
+    }
+    score
 }
 
 fn row_address(k: &mut Builder, rows: GlobalRows, row: Reg<U32>) -> GlobalAddress {

@@ -11,12 +11,13 @@ use flashcore_ir::types::{F32, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, ShuffleMode, SpecialRegister};
 
 use super::Work;
+use super::scalar::modified;
 use super::stream::{KeyRange, Stream, StreamTiles};
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::specialisation::Specialisation;
 use crate::steps_config::{Product, StepsConfig};
 use crate::tile::{
-    Accumulation, Accumulator, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand,
+    Accumulation, Accumulator, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand,
     PRODUCT_DEPTH, ROWS_PER_BLOCK, RightFragments, ScoreTerms, SharedLayout, SharedTile, TileCopy, add_sink,
 };
 
@@ -242,6 +243,7 @@ struct SharedSoftmax {
     first_key: Reg<S32>,
     end_key: Reg<S32>,
     terms: ScoreTerms,
+    mask: Option<FormulaCode>,
     maximum: Reg<F32>,
     /// Of this lane's keys.
     sum: Reg<F32>,
@@ -259,7 +261,8 @@ impl SharedSoftmax {
             position: work.position(k, query_row),
             first_key: work.first_key(k, query_row),
             end_key: work.end_key(k, query_row),
-            terms: work.score_terms(k),
+            terms: work.score_terms(k, query_row, 1),
+            mask: work.mask_formula(k, query_row, 1),
             maximum: k.copy(f32::NEG_INFINITY),
             sum: k.copy(0.0f32),
         }
@@ -357,6 +360,7 @@ impl SharedSoftmax {
             k.load_one::<F32>(address)
         });
         let score = self.terms.score(k, product, distance, bias);
+        let score = modified(k, &self.terms, self.mask.as_ref(), score, key);
         k.section("mask", |k| {
             let before = k.compare(Compare::Lt, key, self.first_key);
             let behind = k.compare(Compare::Ge, key, self.end_key);

@@ -8,6 +8,7 @@ use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::Work;
+use super::tile_ranges::TileRanges;
 use crate::parameters::PartParameters;
 use crate::specialisation::Specialisation;
 use crate::tile::{GlobalRows, LANES, Ring, SharedLayout, SharedTile, TileCopy};
@@ -267,15 +268,38 @@ impl KeyRange {
             let first = k.mul(tile, key_rows);
             let first = k.reinterpret::<U32, S32>(first);
             let left = work.specialisation.left;
-            Self {
+            let range = Self {
                 length: work.key_length,
                 first,
                 end: work.end_key(k, last_row),
                 attended_by_all_from: left.then(|| work.first_key(k, last_row)),
                 attended_by_all: work.end_key(k, work.first_row),
                 key_rows,
+            };
+            match TileRanges::load(k, work, query_rows) {
+                Some(ranges) => range.within(k, ranges),
+                None => range,
             }
         })
+    }
+
+    /// What a formula leaves of it.
+    fn within(self, k: &mut Builder, ranges: TileRanges) -> Self {
+        let tiles = self.key_rows as i32;
+        let first = k.mul(ranges.first, tiles);
+        let end = k.mad(ranges.last, tiles, tiles);
+        let all_from = k.mul(ranges.whole_first, tiles);
+        let all_end = k.mul(ranges.whole_end, tiles);
+        Self {
+            first: k.max(self.first, first),
+            end: k.min(self.end, end),
+            attended_by_all_from: Some(match self.attended_by_all_from {
+                Some(from) => k.max(from, all_from),
+                None => all_from,
+            }),
+            attended_by_all: k.min(self.attended_by_all, all_end),
+            ..self
+        }
     }
 
     /// The part of it that this CTA has, by its place in the grid: whole tiles, as many as the other parts have or fewer.

@@ -10,6 +10,8 @@
 //!   into weights.
 
 mod copy;
+mod formula;
+mod formula_span;
 mod fragment;
 mod logarithm;
 mod mask;
@@ -22,6 +24,8 @@ mod softmax_steps;
 mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
+pub use formula::{AddedTerm, FormulaCode, FormulaOfTile, FormulaPlace, FormulaTables};
+pub use formula_span::TileSpan;
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;

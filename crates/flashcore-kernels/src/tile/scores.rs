@@ -6,11 +6,13 @@ use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use super::ROW_STEP;
+use super::formula::FormulaCode;
 use super::fragment::Accumulator;
 
 /// What is done with a product beyond scaling it: `softcap * tanh(product * scale / softcap) + slope * distance + bias`,
-/// each term where there is one.
-#[derive(Debug, Clone, Copy)]
+/// each term where there is one, and then by
+/// a formula.
+#[derive(Debug, Clone)]
 pub struct ScoreTerms {
     /// `scale * log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
     pub scale: Reg<F32>,
@@ -23,6 +25,8 @@ pub struct ScoreTerms {
     pub slope: Option<Reg<F32>>,
     /// The bias of the head.
     pub bias: Option<BiasTerms>,
+    /// What becomes of scores after that.
+    pub formula: Option<FormulaCode>,
 }
 
 /// The bias of one head.
@@ -50,7 +54,7 @@ pub struct ScorePlaces {
 }
 
 impl ScoreTerms {
-    /// One score in base 2. `distance` is that of the row's position from the key.
+    /// One score in base 2, before any formula. `distance` is that of the row's position from the key.
     pub fn score(
         &self,
         k: &mut Builder,
@@ -90,11 +94,18 @@ impl ScoreTerms {
             k.to_f32(distance)
         });
         let bias = self.bias.map(|bias| BiasOfTile::new(k, bias, places, first_key));
+        let mut formula = self.formula.as_ref().map(|formula| {
+            let key = k.add(first_key, places.column);
+            formula.of_tile(key)
+        });
         scores.each(|row, column, element| {
             let beyond = (row as u32 * ROW_STEP) as f32 - column as f32;
             let distance = distance.map(|distance| k.add(distance, beyond));
             let bias = bias.as_ref().map(|bias| bias.load(k, row, column));
-            let score = self.score(k, element, distance, bias);
+            let mut score = self.score(k, element, distance, bias);
+            if let Some(formula) = &mut formula {
+                score = k.section("formula", |k| formula.score(k, row, column, score));
+            }
             k.set(element, score);
         });
     }
@@ -102,7 +113,7 @@ impl ScoreTerms {
 
 /// `tanh(x / (2 * log2(e)))`, as `1 - 2 / (2^x + 1)`: the error of the approximate instruction for it, `2^-11`, is more
 /// than a softcap can bear. This one is right to a few units in the last place of 1.
-fn tanh_of_half(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
+pub(super) fn tanh_of_half(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     let power = k.exp2(x);
     let sum = k.add(power, 1.0f32);
     let inverse = k.reciprocal(sum);
@@ -110,7 +121,7 @@ fn tanh_of_half(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
 }
 
 /// The same, right to a few units in the last place of the result: by a polynomial where the result is small.
-fn exact_tanh_of_half(k: &mut Builder, scaled: Reg<F32>) -> Reg<F32> {
+pub(super) fn exact_tanh_of_half(k: &mut Builder, scaled: Reg<F32>) -> Reg<F32> {
     /// Up to here the polynomial is good to `7e-9`.
     const SMALL: f32 = 0.6;
     /// `(tanh(x) / x - 1) / x^2` in powers of `x^2`, the highest first: least squares at Chebyshev nodes.

@@ -72,6 +72,8 @@ impl<'a> Contents<'a> {
             sinks: self.sinks.as_deref(),
             bias: self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides }),
             key_lengths: self.key_lengths.as_deref(),
+            number_table: None,
+            integer_table: None,
         }
     }
 

@@ -10,9 +10,9 @@ use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
 use crate::tile::{
-    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, KeyMask, LANES, OnlineSoftmax, PANEL_COLUMNS,
-    PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms,
-    TransferCursor,
+    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
+    PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces,
+    ScoreTerms, TransferCursor,
 };
 
 /// Rows of a lane.
@@ -25,7 +25,7 @@ pub(super) const ALL_CONSUMERS: u32 = 8;
 /// Computes every tile of the CTA.
 pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
     let consumer = Consumer::<T>::new(k, cta, thread, warpgroup);
-    if cta.specialisation.key_lengths {
+    if cta.reads_early() {
         cta.wait_for_kernel_before(k);
     }
     consumer.turns.begin(k);
@@ -92,16 +92,19 @@ impl<T: Element> Consumer<T> {
         let specialisation = cta.specialisation;
         let key_tiles = KeyTiles::new(k, work, cta.config);
         cta.wait_for_kernel_before(k);
-        let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k)));
-        let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
         let places = k.section("rows", |k| self.score_places(k, work));
+        let (row, rows) = (places.rows[0], places.rows.len());
+        let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
+        let added = work.added_term(k, row, rows);
+        let mask_formula = work.mask_formula(k, row, rows);
+        let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
         let mask = key_mask(work, &places);
         let softmax = k.section("softmax", |k| {
             OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, cta.config.exponential)
         });
         self.output.clear(k);
         let raised = Raised::none(k, LANE_ROWS);
-        let step = Step { cta, terms, places, mask, softmax, raised, key_tiles };
+        let step = Step { cta, work, terms, added, places, mask, mask_formula, softmax, raised, key_tiles };
 
         let store = |k: &mut Builder| {
             k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
@@ -143,7 +146,7 @@ impl<T: Element> Consumer<T> {
             let first_key = key_tiles.first_key(k, key_tile);
             step.apply_terms(k, &self.scores, first_key);
             let cut = key_tiles.is_cut(k, key_tile);
-            k.if_uniform(cut, |k| k.section("mask", |k| step.mask.apply(k, &self.scores, first_key)));
+            k.if_uniform(cut, |k| step.apply_masks(k, &self.scores, first_key));
             step.softmax.raise(k, &self.scores, &step.raised);
             step.softmax.weigh(k, &self.scores, &step.raised);
             self.weights.round(k, &self.scores);
@@ -153,11 +156,11 @@ impl<T: Element> Consumer<T> {
             }
         });
         // What masks cut on the right, what every row attends, what masks cut on the left.
-        if specialisation.right {
+        if specialisation.right || specialisation.mask_mod.is_some() {
             self.each_before(k, step, &query, key_tile, key_tiles.whole_end, true);
         }
         self.each_before(k, step, &query, key_tile, key_tiles.whole_first, false);
-        if specialisation.left {
+        if specialisation.left || specialisation.mask_mod.is_some() {
             self.each_before(k, step, &query, key_tile, key_tiles.first, true);
         }
         // The next query may come.
@@ -219,7 +222,7 @@ impl<T: Element> Consumer<T> {
         let first_key = step.key_tiles.first_key(k, key_tile);
         step.apply_terms(k, &self.scores, first_key);
         if is_cut {
-            k.section("mask", |k| step.mask.apply(k, &self.scores, first_key));
+            step.apply_masks(k, &self.scores, first_key);
         }
         step.softmax.raise(k, &self.scores, &step.raised);
         step.softmax.weigh(k, &self.scores, &step.raised);
@@ -306,9 +309,12 @@ impl<T: Element> Consumer<T> {
 /// What the work on every tile of keys needs.
 struct Step<'a> {
     cta: &'a Cta,
+    work: &'a Work,
     terms: Option<ScoreTerms>,
+    added: Option<AddedTerm>,
     places: ScorePlaces,
     mask: KeyMask,
+    mask_formula: Option<FormulaCode>,
     softmax: OnlineSoftmax,
     /// What came of the last tile.
     raised: Raised,
@@ -317,9 +323,27 @@ struct Step<'a> {
 
 impl Step<'_> {
     fn apply_terms(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
-        if let Some(terms) = self.terms {
+        if let Some(terms) = &self.terms {
             k.section("score terms", |k| terms.apply(k, scores, &self.places, first_key));
         }
+        if let Some(added) = &self.added {
+            k.section("score terms", |k| {
+                let config = self.cta.config;
+                let key = k.add(first_key, self.places.column);
+                let span = self.work.tile_span(k, config.query_rows(), first_key, config.key_rows);
+                added.apply(k, scores, key, span);
+            });
+        }
+    }
+
+    fn apply_masks(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
+        k.section("mask", |k| {
+            self.mask.apply(k, scores, first_key);
+            if let Some(formula) = &self.mask_formula {
+                let key = k.add(first_key, self.places.column);
+                formula.mask(k, scores, key);
+            }
+        });
     }
 }
 

@@ -4,6 +4,7 @@ use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use crate::attention::Work;
+use crate::attention::tile_ranges::TileRanges;
 use crate::hopper_config::HopperConfig;
 
 /// Tiles of keys by number.
@@ -47,6 +48,17 @@ impl KeyTiles {
             } else {
                 first
             };
+            let Some(ranges) = TileRanges::load(k, work, config.query_rows()) else {
+                return Self { any, first, last, whole_first, whole_end, key_rows };
+            };
+            let first = k.max(first, ranges.first);
+            let last = k.min(last, ranges.last);
+            let some = k.compare(Compare::Ge, last, first);
+            let any = k.and(any, some);
+            let whole_end = k.min(whole_end, ranges.whole_end);
+            let whole_end = k.max(whole_end, first);
+            let whole_first = k.max(whole_first, ranges.whole_first);
+            let whole_first = k.max(whole_first, first);
             Self { any, first, last, whole_first, whole_end, key_rows }
         })
     }

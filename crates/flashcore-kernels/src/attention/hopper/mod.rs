@@ -106,6 +106,11 @@ struct Cta {
 }
 
 impl Cta {
+    /// Whether which keys are needed stands in memory.
+    const fn reads_early(&self) -> bool {
+        self.specialisation.key_lengths || self.specialisation.mask_mod.is_some()
+    }
+
     /// Waits for the kernel before this one on the stream, as late as possible: before this thread touches memory of the
     /// device. Every role does it where it first may.
     fn wait_for_kernel_before(&self, k: &mut Builder) {

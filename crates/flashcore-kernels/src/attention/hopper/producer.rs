@@ -15,7 +15,7 @@ pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
     let copies = k.compare(Compare::Eq, warp, 0u32);
     k.if_uniform(copies, |k| {
         let producer = Producer::new(k, cta);
-        if cta.specialisation.key_lengths {
+        if cta.reads_early() {
             cta.wait_for_kernel_before(k);
         }
         cta.schedule.each_tile(k, |k, tile| producer.copy(k, cta, tile));

@@ -1,0 +1,84 @@
+//! `verify --jobs`: several processes find what one finds, and leave one record.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn flashcore(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flashcore")).args(arguments).output().expect("the command runs")
+}
+
+/// A file of one test, which is not there at first.
+fn file(name: &str) -> PathBuf {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_file(&file);
+    file
+}
+
+/// What a command found, without what took how long.
+fn rows(arguments: &[&str]) -> Vec<Value> {
+    let output = flashcore(&[arguments, &["--format", "json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("rows");
+    for row in &mut rows {
+        row.as_object_mut().expect("an object").remove("ms");
+    }
+    rows
+}
+
+#[test]
+fn several_processes_find_what_one_finds() {
+    let check = |arguments: &[&str], count: usize| {
+        let alone = rows(arguments);
+        assert_eq!(alone.len(), count, "{arguments:?}");
+        assert_eq!(rows(&[arguments, &["--jobs", "3"]].concat()), alone, "{arguments:?}");
+    };
+    check(&["verify", "--backend", "cpu", "--cpu-level", "portable", "--suite", "edge"], 108);
+    check(&["verify", "--backend", "sim", "--suite", "edge", "--part", "0/81"], 4);
+}
+
+#[test]
+fn there_is_one_record() {
+    let record = file("jobs.json");
+    let path = record.to_str().expect("a path of letters");
+    let verify = ["verify", "--backend", "cpu", "--cpu-level", "portable", "--fuzz", "50", "--jobs", "4"];
+    let output = flashcore(&[&verify[..], &["--record", path]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    let content = serde_json::json!({"backend": "cpu portable", "passed": 50, "failed": [], "is_complete": true});
+    assert_eq!(written["content"], content);
+    assert_eq!(written["origin"]["command"], format!("flashcore {} --record jobs.json", verify.join(" ")));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_a_record_of_what_the_processes_finished() {
+    use std::time::{Duration, Instant};
+    let record = file("interrupted.json");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
+        .args(["verify", "--backend", "cpu", "--fuzz", "20000", "--jobs", "2", "--record"])
+        .arg(&record)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the command runs");
+    // Longer than it takes to watch for Ctrl-C, and shorter than the list.
+    std::thread::sleep(Duration::from_secs(6));
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(sent.success());
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            break status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "it goes on");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(status.code(), Some(130));
+    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    assert_eq!(written["content"]["is_complete"], false);
+    assert_eq!(written["content"]["failed"], Value::Array(Vec::new()));
+    assert!((1..20_000).contains(&written["content"]["passed"].as_u64().expect("a number")), "{written}");
+}

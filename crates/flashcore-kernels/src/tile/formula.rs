@@ -1,0 +1,450 @@
+//! Formulas as code: their steps for each score of a tile.
+//!
+//! Query rows and keys of a tile are registers plus numbers that are known when the code is written. Sums and differences
+//! of them stay like that, so that the distance of a score costs no instruction of its own: the difference of the
+//! registers is computed once for a tile. What depends on the row or the key alone is computed once for it, and what is
+//! read from a table for a row once for all tiles of keys.
+
+use core::f32::consts::{LN_2, LOG2_E};
+use std::collections::HashMap;
+
+use flashcore_ir::types::{F32, Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Compare, Operand, Reg, Value};
+use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary, Uses};
+
+use super::formula_span::{TileSpan, is_constant};
+use super::scores::{exact_tanh_of_half, tanh_of_half};
+use super::{Accumulator, ROW_STEP};
+use crate::plan::LONGEST;
+
+/// The tables that formulas read: their addresses, and the indices of their last entries.
+#[derive(Debug, Clone, Copy)]
+pub struct FormulaTables {
+    /// Of numbers.
+    pub numbers: (Reg<U64>, Reg<S32>),
+    /// Of integers.
+    pub integers: (Reg<U64>, Reg<S32>),
+}
+
+/// What the scores of a lane have in common.
+#[derive(Debug, Clone, Copy)]
+pub struct FormulaPlace {
+    /// The batch.
+    pub batch: Reg<S32>,
+    /// The query head.
+    pub head: Reg<S32>,
+    /// The first query row of the lane; the others are [`ROW_STEP`] further on each.
+    pub query: Reg<S32>,
+}
+
+/// A formula for the rows of a lane.
+#[derive(Debug, Clone)]
+pub struct FormulaCode {
+    formula: &'static Formula,
+    tables: FormulaTables,
+    place: FormulaPlace,
+    /// Whether results are to have all bits of an `f32`.
+    exact: bool,
+    /// What was read before the first tile.
+    known: HashMap<Spot, Lowered>,
+}
+
+/// The bound of an integer of which nothing is known.
+const ANYTHING: i64 = 1 << 31;
+
+/// A term for a row and a column; `None` for all, where it does not depend on them.
+type Spot = (Term, Option<usize>, Option<u32>);
+
+/// A term in registers.
+#[derive(Debug, Clone, Copy)]
+enum Lowered {
+    Number(Value<F32>),
+    Integer(Offset),
+    Truth(Reg<Pred>),
+}
+
+impl Lowered {
+    const fn number(self) -> Value<F32> {
+        match self {
+            Self::Number(number) => number,
+            Self::Integer(_) | Self::Truth(_) => unreachable!(),
+        }
+    }
+
+    const fn truth(self) -> Reg<Pred> {
+        match self {
+            Self::Truth(truth) => truth,
+            Self::Number(_) | Self::Integer(_) => unreachable!(),
+        }
+    }
+
+    /// What makes it the same as another.
+    fn identity(self) -> (Kind, Operand, i32) {
+        match self {
+            Self::Number(number) => (Kind::Number, number.operand(), 0),
+            Self::Integer(Offset { base, plus, .. }) => {
+                (Kind::Integer, base.map_or_else(|| Value::<S32>::from(0i32), Value::from).operand(), plus)
+            }
+            Self::Truth(truth) => (Kind::Truth, Value::from(truth).operand(), 0),
+        }
+    }
+}
+
+/// A register plus a number; the number alone where there is no register.
+#[derive(Debug, Clone, Copy)]
+struct Offset {
+    base: Option<Reg<S32>>,
+    plus: i32,
+    /// Neither the register nor the sum is further from zero than this.
+    bound: i64,
+}
+
+impl Offset {
+    const fn number(plus: i32) -> Self {
+        Self { base: None, plus, bound: plus.unsigned_abs() as i64 }
+    }
+
+    /// All of it in a register.
+    fn register(self, k: &mut Builder) -> Reg<S32> {
+        match self.base {
+            Some(base) if self.plus == 0 => base,
+            Some(base) => k.add(base, self.plus),
+            None => k.copy(self.plus),
+        }
+    }
+
+    /// A register of one that has a bound.
+    const fn within(register: Reg<S32>, bound: i64) -> Self {
+        Self { base: Some(register), plus: 0, bound }
+    }
+}
+
+/// What was done with which registers and numbers.
+type Operation = (Step, Vec<(Kind, Operand, i32)>);
+
+impl FormulaCode {
+    /// For `rows` rows of a lane. Reads what each row needs of the tables.
+    pub fn new(
+        k: &mut Builder,
+        formula: &'static Formula,
+        tables: FormulaTables,
+        place: FormulaPlace,
+        rows: usize,
+        exact: bool,
+    ) -> Self {
+        let mut code = Self { formula, tables, place, exact, known: HashMap::new() };
+        for row in 0..rows {
+            // Nothing is read here that depends on a key.
+            code.read(k, place.query, row, 0, |uses| !uses.key);
+        }
+        code
+    }
+
+    /// Reads what each key needs of the tables, where it does not depend on the row: for keys that stand at these columns
+    /// from `key` on.
+    pub fn read_keys(&mut self, k: &mut Builder, key: Reg<S32>, columns: &[u32]) {
+        for column in columns {
+            self.read(k, key, 0, *column, |uses| !uses.query);
+        }
+    }
+
+    /// The same for another row, the only one of the lane.
+    #[must_use]
+    pub fn for_row(&self, k: &mut Builder, query: Reg<S32>) -> Self {
+        let mut code = Self { place: FormulaPlace { query, ..self.place }, ..self.clone() };
+        code.read(k, query, 0, 0, |uses| !uses.key);
+        code
+    }
+
+    fn read(&mut self, k: &mut Builder, key: Reg<S32>, row: usize, column: u32, is_wanted: fn(Uses) -> bool) {
+        let mut tile = self.of_tile(key);
+        for term in self.formula.terms() {
+            let is_read = matches!(self.formula.step(term), Step::NumberAt(_) | Step::IntegerAt(_));
+            let uses = self.formula.uses(term);
+            if is_read && !uses.score && is_wanted(uses) {
+                tile.term(k, term, row, column, None);
+            }
+        }
+        self.known = tile.known;
+    }
+
+    /// For the tile whose first key, in this lane, is `key`.
+    pub fn of_tile(&self, key: Reg<S32>) -> FormulaOfTile<'_> {
+        FormulaOfTile { code: self, key, known: self.known.clone(), written: HashMap::new() }
+    }
+
+    /// Takes out the keys of a tile that a row does not attend.
+    pub fn mask(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) {
+        let mut tile = self.of_tile(key);
+        scores.each(|row, column, score| {
+            let attended = tile.attended(k, row, column);
+            let masked = k.not(attended);
+            k.set_where(score, masked, f32::NEG_INFINITY);
+        });
+    }
+}
+
+/// A formula that does nothing but add a term to scores, where nothing else is done to them but scaling.
+#[derive(Debug, Clone)]
+pub struct AddedTerm {
+    /// The formula.
+    pub code: FormulaCode,
+    /// What the term is divided by, since scores are scaled later: as what it is multiplied by.
+    pub inverse_scale: Reg<F32>,
+}
+
+impl AddedTerm {
+    /// Adds the term to the products of a tile, in which the first key of this lane is `key`.
+    pub fn apply(&self, k: &mut Builder, products: &Accumulator, key: Reg<S32>, tile: TileSpan) {
+        let FormulaCode { formula, place, .. } = self.code;
+        let Some(added) = formula.added_term() else { return };
+        let each = |k: &mut Builder| {
+            let mut of_tile = self.code.of_tile(key);
+            products.each(|row, column, product| {
+                let term = of_tile.term(k, added, row, column, None).number();
+                k.fma_to(product, term, self.inverse_scale);
+            });
+        };
+        match is_constant(k, formula, added, place, tile) {
+            None => each(k),
+            Some(constant) => k.if_else_uniform(
+                constant,
+                |k| {
+                    let first = self.code.for_row(k, tile.first_row);
+                    let term = first.of_tile(tile.first_key).term(k, added, 0, 0, None).number();
+                    let term = k.mul(term, self.inverse_scale);
+                    products.each(|_, _, product| k.add_to(product, term));
+                },
+                each,
+            ),
+        }
+    }
+}
+
+/// A formula for the scores of one tile of keys.
+pub struct FormulaOfTile<'a> {
+    code: &'a FormulaCode,
+    key: Reg<S32>,
+    known: HashMap<Spot, Lowered>,
+    /// What was written for this tile: two rows and two keys that are as far apart have the same distance, and whatever
+    /// follows from it.
+    written: HashMap<Operation, Lowered>,
+}
+
+impl FormulaOfTile<'_> {
+    /// What becomes of a score in base 2, in base 2.
+    pub fn score(&mut self, k: &mut Builder, row: usize, column: u32, score: Reg<F32>) -> Reg<F32> {
+        let formula = self.code.formula;
+        if let Some(added) = formula.added_term() {
+            let added = self.term(k, added, row, column, None).number();
+            return k.fma(added, LOG2_E, score);
+        }
+        let natural = k.mul(score, LN_2);
+        let result = self.term(k, formula.result(), row, column, Some(natural)).number();
+        k.mul(result, LOG2_E)
+    }
+
+    /// Whether a row attends a key.
+    pub fn attended(&mut self, k: &mut Builder, row: usize, column: u32) -> Reg<Pred> {
+        self.term(k, self.code.formula.result(), row, column, None).truth()
+    }
+
+    fn term(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
+        let uses = self.code.formula.uses(term);
+        let spot = (term, (uses.query || uses.score).then_some(row), (uses.key || uses.score).then_some(column));
+        if let Some(known) = self.known.get(&spot) {
+            return *known;
+        }
+        let lowered = self.lower(k, term, row, column, score);
+        self.known.insert(spot, lowered);
+        lowered
+    }
+
+    fn lower(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
+        let FormulaCode { formula, place, .. } = *self.code;
+        let position = |register, plus: u32| {
+            Lowered::Integer(Offset { base: Some(register), plus: plus as i32, bound: LONGEST as i64 })
+        };
+        let step = formula.step(term);
+        match step {
+            Step::Score => Lowered::Number(score.map_or_else(|| Value::from(0.0f32), Value::from)),
+            Step::Batch => position(place.batch, 0),
+            Step::Head => position(place.head, 0),
+            Step::Query => position(place.query, row as u32 * ROW_STEP),
+            Step::Key => position(self.key, column),
+            Step::Number(bits) => Lowered::Number(Value::from(f32::from_bits(bits))),
+            Step::Integer(value) => Lowered::Integer(Offset::number(value)),
+            _ => {
+                let operands: Vec<Lowered> =
+                    step.operands().map(|operand| self.term(k, operand, row, column, score)).collect();
+                self.operation(k, step, &operands)
+            }
+        }
+    }
+
+    /// What a step makes of its operands; the same of the same is written once.
+    fn operation(&mut self, k: &mut Builder, step: Step, operands: &[Lowered]) -> Lowered {
+        let operation = (step, operands.iter().map(|operand| operand.identity()).collect());
+        if let Some(written) = self.written.get(&operation) {
+            return *written;
+        }
+        let lowered = match (step, operands) {
+            (Step::Unary(op, _), &[a]) => unary(k, op, a, self.code.exact),
+            (Step::Binary(op, _, _), &[Lowered::Number(a), Lowered::Number(b)]) => binary_of_numbers(k, op, a, b),
+            (Step::Binary(op, _, _), &[Lowered::Integer(a), Lowered::Integer(b)]) => {
+                self.binary_of_integers(k, op, a, b)
+            }
+            (Step::Binary(op, _, _), &[Lowered::Truth(a), Lowered::Truth(b)]) => {
+                Lowered::Truth(if op == Binary::And { k.and(a, b) } else { k.or(a, b) })
+            }
+            (_, &[Lowered::Truth(condition), Lowered::Number(yes), Lowered::Number(no)]) => {
+                Lowered::Number(k.select(condition, yes, no).into())
+            }
+            (_, &[Lowered::Truth(condition), Lowered::Integer(yes), Lowered::Integer(no)]) => {
+                let [one, other] = [yes, no].map(|offset| offset.register(k));
+                Lowered::Integer(Offset::within(k.select(condition, one, other), yes.bound.max(no.bound)))
+            }
+            (Step::NumberAt(_), &[Lowered::Integer(at)]) => {
+                let address = entry(k, self.code.tables.numbers, at);
+                Lowered::Number(k.load_one::<F32>(address).into())
+            }
+            (Step::IntegerAt(_), &[Lowered::Integer(at)]) => {
+                let address = entry(k, self.code.tables.integers, at);
+                Lowered::Integer(Offset::within(k.load_one::<S32>(address), ANYTHING))
+            }
+            (Step::ShiftRight(_, bits), &[Lowered::Integer(a)]) => {
+                let register = a.register(k);
+                Lowered::Integer(Offset::within(k.shr(register, bits), a.bound))
+            }
+            // Formulas are written through handles that have the right kinds.
+            _ => unreachable!("{step:?} of {operands:?}"),
+        };
+        self.written.insert(operation, lowered);
+        lowered
+    }
+
+    fn binary_of_integers(&mut self, k: &mut Builder, op: Binary, a: Offset, b: Offset) -> Lowered {
+        match op {
+            Binary::Add | Binary::Subtract => Lowered::Integer(self.sum(k, op, a, b)),
+            Binary::Multiply => {
+                let bound = a.bound.saturating_mul(b.bound).min(ANYTHING);
+                let offset = match (a.base, b.base) {
+                    (Some(base), None) => Offset { plus: a.plus.wrapping_mul(b.plus), ..self.of_bases(k, op, base, b) },
+                    (None, Some(base)) => Offset { plus: a.plus.wrapping_mul(b.plus), ..self.of_bases(k, op, base, a) },
+                    (None, None) => Offset::number(a.plus.wrapping_mul(b.plus)),
+                    (Some(_), Some(_)) => {
+                        let [a, b] = [a, b].map(|offset| offset.register(k));
+                        Offset::within(k.mul(a, b), ANYTHING)
+                    }
+                };
+                Lowered::Integer(Offset { bound, ..offset })
+            }
+            Binary::Less | Binary::Equal => {
+                let compare = if op == Binary::Less { Compare::Lt } else { Compare::Eq };
+                // Differences that do not wrap can be compared with a number, and are the same for many scores of a tile.
+                let fits = a.bound + b.bound < ANYTHING && (a.plus != 0 || b.plus != 0);
+                Lowered::Truth(if fits {
+                    let difference = self.sum(k, Binary::Subtract, a, b);
+                    let base = Offset { plus: 0, ..difference }.register(k);
+                    k.compare(compare, base, difference.plus.wrapping_neg())
+                } else {
+                    let [a, b] = [a, b].map(|offset| offset.register(k));
+                    k.compare(compare, a, b)
+                })
+            }
+            Binary::Minimum | Binary::Maximum => {
+                let bound = a.bound.max(b.bound);
+                let [a, b] = [a, b].map(|offset| offset.register(k));
+                let result = if op == Binary::Minimum { k.min(a, b) } else { k.max(a, b) };
+                Lowered::Integer(Offset::within(result, bound))
+            }
+            Binary::Divide | Binary::And | Binary::Or => unreachable!("{op:?} of integers"),
+        }
+    }
+
+    /// A sum or difference: of the registers once, of the numbers now.
+    fn sum(&mut self, k: &mut Builder, op: Binary, a: Offset, b: Offset) -> Offset {
+        let bound = (a.bound + b.bound).min(ANYTHING);
+        let adds = op == Binary::Add;
+        let plus = if adds { a.plus.wrapping_add(b.plus) } else { a.plus.wrapping_sub(b.plus) };
+        let base = match (a.base, b.base) {
+            (base, None) => base,
+            (None, Some(base)) if adds => Some(base),
+            (None, Some(base)) => self.of_bases(k, Binary::Multiply, base, Offset::number(-1)).base,
+            (Some(base), Some(other)) => self.of_bases(k, op, base, Offset::within(other, ANYTHING)).base,
+        };
+        Offset { base, plus, bound }
+    }
+
+    /// What is made of one register and another, or a number; once for a tile.
+    fn of_bases(&mut self, k: &mut Builder, op: Binary, base: Reg<S32>, other: Offset) -> Offset {
+        let step = Step::Binary(op, self.code.formula.result(), self.code.formula.result());
+        let operands = [Offset::within(base, ANYTHING), other].map(Lowered::Integer);
+        let operation = (step, operands.map(|operand| operand.identity()).to_vec());
+        if let Some(Lowered::Integer(written)) = self.written.get(&operation) {
+            return *written;
+        }
+        let other: Value<S32> = other.base.map_or_else(|| Value::from(other.plus), Value::from);
+        let register = match op {
+            Binary::Add => k.add(base, other),
+            Binary::Subtract => k.sub(base, other),
+            _ => k.mul(base, other),
+        };
+        let written = Offset::within(register, ANYTHING);
+        self.written.insert(operation, Lowered::Integer(written));
+        written
+    }
+}
+
+fn unary(k: &mut Builder, op: Unary, a: Lowered, exact: bool) -> Lowered {
+    match (op, a) {
+        (Unary::Negate, Lowered::Number(a)) => Lowered::Number(k.neg(a).into()),
+        (Unary::Absolute, Lowered::Number(a)) => Lowered::Number(k.abs(a).into()),
+        (Unary::Exp, Lowered::Number(a)) => {
+            let power = k.mul(a, LOG2_E);
+            Lowered::Number(k.exp2(power).into())
+        }
+        (Unary::Tanh, Lowered::Number(a)) => {
+            let scaled = k.mul(a, 2.0 * LOG2_E);
+            Lowered::Number(if exact { exact_tanh_of_half(k, scaled) } else { tanh_of_half(k, scaled) }.into())
+        }
+        (Unary::Negate, Lowered::Integer(a)) => {
+            let register = a.register(k);
+            Lowered::Integer(Offset::within(k.sub(0i32, register), a.bound))
+        }
+        (Unary::Absolute, Lowered::Integer(a)) => {
+            let register = a.register(k);
+            Lowered::Integer(Offset::within(k.abs(register), a.bound))
+        }
+        (Unary::ToNumber, Lowered::Integer(a)) => {
+            let register = a.register(k);
+            Lowered::Number(k.to_f32(register).into())
+        }
+        (Unary::Not, Lowered::Truth(a)) => Lowered::Truth(k.not(a)),
+        _ => unreachable!("{op:?} of {a:?}"),
+    }
+}
+
+fn binary_of_numbers(k: &mut Builder, op: Binary, a: Value<F32>, b: Value<F32>) -> Lowered {
+    let number = match op {
+        Binary::Add => k.add(a, b),
+        Binary::Subtract => k.sub(a, b),
+        Binary::Multiply => k.mul(a, b),
+        Binary::Divide => k.div(a, b),
+        Binary::Minimum => k.min(a, b),
+        Binary::Maximum => k.max(a, b),
+        Binary::Less => return Lowered::Truth(k.compare(Compare::Lt, a, b)),
+        Binary::Equal => return Lowered::Truth(k.compare(Compare::Eq, a, b)),
+        Binary::And | Binary::Or => unreachable!("{op:?} of numbers"),
+    };
+    Lowered::Number(number.into())
+}
+
+/// The address of an entry of a table, or of that at the nearest end.
+fn entry(k: &mut Builder, (table, last): (Reg<U64>, Reg<S32>), index: Offset) -> Reg<U64> {
+    let index = index.register(k);
+    let index = k.max(index, 0i32);
+    let index = k.min(index, last);
+    let index = k.reinterpret::<S32, U32>(index);
+    k.mad_wide(index, 4u32, table)
+}

@@ -1,0 +1,296 @@
+//! What closures are given, and what they give back: numbers, integers and truths that are not there yet.
+
+use std::cell::RefCell;
+use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Shr, Sub};
+
+use super::{Binary, Formula, Kind, Step, Term, Unary};
+
+/// Writes down what is done with handles.
+#[derive(Default)]
+pub(super) struct Writer {
+    steps: RefCell<Vec<(Step, Kind)>>,
+}
+
+impl Writer {
+    /// The term of a step, which is written once.
+    pub(super) fn push(&self, step: Step, kind: Kind) -> Term {
+        let mut steps = self.steps.borrow_mut();
+        let known = steps.iter().position(|(known, _)| *known == step);
+        let index = known.unwrap_or_else(|| {
+            steps.push((step, kind));
+            steps.len() - 1
+        });
+        Term(index as u32)
+    }
+
+    pub(super) fn number(&self, step: Step) -> Number<'_> {
+        Number { writer: self, term: self.push(step, Kind::Number) }
+    }
+
+    fn integer(&self, step: Step) -> Integer<'_> {
+        Integer { writer: self, term: self.push(step, Kind::Integer) }
+    }
+
+    fn truth(&self, step: Step) -> Truth<'_> {
+        Truth { writer: self, term: self.push(step, Kind::Truth) }
+    }
+
+    pub(super) fn place(&self) -> Place<'_> {
+        let [batch, head, query, key] =
+            [Step::Batch, Step::Head, Step::Query, Step::Key].map(|step| self.integer(step));
+        Place { batch, head, query, key }
+    }
+
+    pub(super) fn formula(self, name: &str, result: Term) -> Formula {
+        let (steps, kinds) = self.steps.into_inner().into_iter().unzip();
+        Formula { name: name.to_owned(), steps, kinds, result }
+    }
+}
+
+/// Where a score stands.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The number of the batch.
+    pub batch: Integer<'a>,
+    /// The number of the query head.
+    pub head: Integer<'a>,
+    /// The number of the query row.
+    pub query: Integer<'a>,
+    /// The number of the key.
+    pub key: Integer<'a>,
+}
+
+impl<'a> Place<'a> {
+    /// What the problem's table of numbers has at `index`; at its nearest end where that is outside.
+    pub fn number(&self, index: Integer<'a>) -> Number<'a> {
+        index.writer.number(Step::NumberAt(index.term))
+    }
+
+    /// What the problem's table of integers has at `index`; at its nearest end where that is outside.
+    pub fn integer(&self, index: Integer<'a>) -> Integer<'a> {
+        index.writer.integer(Step::IntegerAt(index.term))
+    }
+}
+
+/// A floating-point number.
+#[derive(Clone, Copy)]
+pub struct Number<'a> {
+    writer: &'a Writer,
+    term: Term,
+}
+
+/// A 32-bit integer, which wraps.
+#[derive(Clone, Copy)]
+pub struct Integer<'a> {
+    writer: &'a Writer,
+    term: Term,
+}
+
+/// True or false.
+#[derive(Clone, Copy)]
+pub struct Truth<'a> {
+    writer: &'a Writer,
+    term: Term,
+}
+
+/// A handle, or a constant that becomes one.
+pub trait IntoHandle<'a, Handle> {
+    #[doc(hidden)]
+    fn handle(self, beside: Handle) -> Handle;
+}
+
+macro_rules! handles {
+    ($($handle:ident, $constant:ty, $step:expr, $write:ident;)*) => {
+        $(
+            impl<'a> $handle<'a> {
+                fn unary(self, op: Unary) -> Self {
+                    self.writer.$write(Step::Unary(op, self.term))
+                }
+
+                fn binary(self, op: Binary, other: impl IntoHandle<'a, Self>) -> Self {
+                    self.writer.$write(Step::Binary(op, self.term, other.handle(self).term))
+                }
+
+                fn compared(self, op: Binary, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
+                    self.writer.truth(Step::Binary(op, self.term, other.handle(self).term))
+                }
+
+                /// Its magnitude.
+                #[must_use]
+                pub fn abs(self) -> Self {
+                    self.unary(Unary::Absolute)
+                }
+
+                /// The smaller of the two.
+                #[must_use]
+                pub fn min(self, other: impl IntoHandle<'a, Self>) -> Self {
+                    self.binary(Binary::Minimum, other)
+                }
+
+                /// The larger of the two.
+                #[must_use]
+                pub fn max(self, other: impl IntoHandle<'a, Self>) -> Self {
+                    self.binary(Binary::Maximum, other)
+                }
+
+                /// Whether it is less.
+                pub fn less(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
+                    self.compared(Binary::Less, other)
+                }
+
+                /// Whether it is more.
+                pub fn more(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
+                    let other = other.handle(self);
+                    other.compared(Binary::Less, self)
+                }
+
+                /// Whether it is as much or less.
+                pub fn at_most(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
+                    !self.more(other)
+                }
+
+                /// Whether it is as much or more.
+                pub fn at_least(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
+                    !self.less(other)
+                }
+
+                /// Whether it is the same.
+                pub fn equals(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
+                    self.compared(Binary::Equal, other)
+                }
+            }
+
+            impl<'a> IntoHandle<'a, $handle<'a>> for $handle<'a> {
+                fn handle(self, _: $handle<'a>) -> $handle<'a> {
+                    self
+                }
+            }
+
+            impl<'a> IntoHandle<'a, $handle<'a>> for $constant {
+                fn handle(self, beside: $handle<'a>) -> $handle<'a> {
+                    let step: fn($constant) -> Step = $step;
+                    beside.writer.$write(step(self))
+                }
+            }
+
+            impl Neg for $handle<'_> {
+                type Output = Self;
+
+                fn neg(self) -> Self {
+                    self.unary(Unary::Negate)
+                }
+            }
+        )*
+    };
+}
+
+handles! {
+    Number, f32, |number| Step::Number(number.to_bits()), number;
+    Integer, i32, Step::Integer, integer;
+}
+
+macro_rules! operators {
+    ($($handle:ident, $constant:ty: $($operator:ident $method:ident $op:ident),*;)*) => {
+        $($(
+            impl<'a, Other: IntoHandle<'a, $handle<'a>>> $operator<Other> for $handle<'a> {
+                type Output = Self;
+
+                fn $method(self, other: Other) -> Self {
+                    self.binary(Binary::$op, other)
+                }
+            }
+
+            impl<'a> $operator<$handle<'a>> for $constant {
+                type Output = $handle<'a>;
+
+                fn $method(self, other: $handle<'a>) -> $handle<'a> {
+                    self.handle(other).binary(Binary::$op, other)
+                }
+            }
+        )*)*
+    };
+}
+
+operators! {
+    Number, f32: Add add Add, Sub sub Subtract, Mul mul Multiply, Div div Divide;
+    Integer, i32: Add add Add, Sub sub Subtract, Mul mul Multiply;
+}
+
+impl Number<'_> {
+    pub(super) const fn term(self) -> Term {
+        self.term
+    }
+
+    /// `e` to the power of it.
+    #[must_use]
+    pub fn exp(self) -> Self {
+        self.unary(Unary::Exp)
+    }
+
+    /// Its hyperbolic tangent.
+    #[must_use]
+    pub fn tanh(self) -> Self {
+        self.unary(Unary::Tanh)
+    }
+}
+
+impl<'a> Integer<'a> {
+    /// The same as a number, rounded where it has more than 24 bits.
+    pub fn to_number(self) -> Number<'a> {
+        self.writer.number(Step::Unary(Unary::ToNumber, self.term))
+    }
+}
+
+/// Divided by a power of two and rounded down: `key >> 7` is the number of a block of 128 keys. Of the number of bits
+/// the lower five count.
+impl Shr<u32> for Integer<'_> {
+    type Output = Self;
+
+    fn shr(self, bits: u32) -> Self {
+        self.writer.integer(Step::ShiftRight(self.term, bits % 32))
+    }
+}
+
+impl<'a> Truth<'a> {
+    pub(super) const fn term(self) -> Term {
+        self.term
+    }
+
+    /// One number where it is true, another where it is false.
+    pub fn number(self, yes: impl IntoHandle<'a, Number<'a>>, no: impl IntoHandle<'a, Number<'a>>) -> Number<'a> {
+        let beside = self.writer.number(Step::Number(0));
+        let (yes, no) = (yes.handle(beside), no.handle(beside));
+        self.writer.number(Step::Select(self.term, yes.term, no.term))
+    }
+
+    /// One integer where it is true, another where it is false.
+    pub fn integer(self, yes: impl IntoHandle<'a, Integer<'a>>, no: impl IntoHandle<'a, Integer<'a>>) -> Integer<'a> {
+        let beside = self.writer.integer(Step::Integer(0));
+        let (yes, no) = (yes.handle(beside), no.handle(beside));
+        self.writer.integer(Step::Select(self.term, yes.term, no.term))
+    }
+}
+
+impl BitAnd for Truth<'_> {
+    type Output = Self;
+
+    fn bitand(self, other: Self) -> Self {
+        self.writer.truth(Step::Binary(Binary::And, self.term, other.term))
+    }
+}
+
+impl BitOr for Truth<'_> {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        self.writer.truth(Step::Binary(Binary::Or, self.term, other.term))
+    }
+}
+
+impl Not for Truth<'_> {
+    type Output = Self;
+
+    fn not(self) -> Self {
+        self.writer.truth(Step::Unary(Unary::Not, self.term))
+    }
+}
