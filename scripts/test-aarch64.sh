@@ -54,6 +54,8 @@ if [ "$(uname -m)" != aarch64 ]; then
     fi
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L $libraries"
+    # For tests that run themselves once more.
+    export FLASHCORE_TEST_RUNNER="$CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER"
 fi
 
 step "Rust's standard library for AArch64"

@@ -7,6 +7,12 @@ use flashcore_problem::formula::Tables;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 
+/// Whether products times a factor are scores already.
+pub(crate) fn is_plain(problem: &Problem, inputs: &InputViews<'_>) -> bool {
+    let is_shaped = inputs.alibi_slopes.is_some() || inputs.bias.is_some();
+    problem.softcap.is_none() && !is_shaped && problem.score_mod.is_none()
+}
+
 /// What turns the products of one head into scores.
 ///
 /// Scores are multiplied by `log2(e)`, so that the softmax can use powers of two. A factor that comes before everything
@@ -34,8 +40,7 @@ impl<'a> Scoring<'a> {
 
     /// Products times the [`factor`](Self::factor) are scores already.
     pub(crate) fn is_plain(&self) -> bool {
-        let is_shaped = self.inputs.alibi_slopes.is_some() || self.inputs.bias.is_some();
-        self.problem.softcap.is_none() && !is_shaped && self.problem.score_mod.is_none()
+        is_plain(self.problem, self.inputs)
     }
 
     /// What formulas read.

@@ -15,6 +15,7 @@ use crate::group::Group;
 use crate::masking::LaneRanges;
 use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
 use crate::pack::Head;
+use crate::scores::is_plain;
 use crate::shaping::Shaping;
 use crate::stream::StreamTile;
 use core::arch::x86_64::{
@@ -93,9 +94,8 @@ impl<M: PairMultiplier> Bf16Kernel<M> {
     /// The kernel for a problem whose operands were looked at.
     pub(crate) fn for_problem(self, problem: &Problem, inputs: &InputViews<'_>, survey: &Survey) -> Self {
         let has_instructions = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512bf16");
-        let is_plain = problem.softcap.is_none() && inputs.alibi_slopes.is_none() && inputs.bias.is_none();
         let has_narrow_weights = has_instructions
-            && is_plain
+            && is_plain(problem, inputs)
             && !problem.log_sum_exp
             && survey.largest_score(problem) < narrow::LARGEST_SCORE;
         Self { has_narrow_weights, ..self }
