@@ -61,7 +61,7 @@ pub(crate) struct Verify {
     /// the best unless said
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
-    /// One case: batch x heads[/key heads] x queries[,keys] x dim, such as 1x8x512x64
+    /// One case: batch x heads[/key heads] x queries[,keys] x dim[+formula], such as 1x8x512x64 or 1x2x300x64+documents
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type of the case

@@ -159,6 +159,8 @@ impl FormulaCode {
     #[must_use]
     pub fn for_row(&self, k: &mut Builder, query: Reg<S32>) -> Self {
         let mut code = Self { place: FormulaPlace { query, ..self.place }, ..self.clone() };
+        // What is known of other rows says nothing of this one.
+        code.known.retain(|(_, row, _), _| row.is_none());
         code.read(k, query, 0, 0, |uses| !uses.key);
         code
     }

@@ -33,7 +33,7 @@ pub(crate) struct Bench {
     /// What is measured
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
-    /// One problem instead: batch x heads[/key heads] x queries[,keys] x dim
+    /// One problem instead: batch x heads[/key heads] x queries[,keys] x dim[+formula]
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type; f32 on the CPU and f16 elsewhere unless said
