@@ -3,9 +3,9 @@
 use clap::Args;
 use flashcore_bench::resources::{self, ResourcesError, Row};
 use flashcore_bench::simulate::simulate;
-use flashcore_ir::Arch;
+use flashcore_ir::{Arch, UnknownArch};
 use flashcore_kernels::tile::SharedLayout;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, Plan, Specialisation};
 use flashcore_problem::{DType, Inputs, Problem};
 use rayon::prelude::*;
 
@@ -19,12 +19,15 @@ use crate::{Ending, Failure};
 /// request in the simulator, for each layout; 1.0 means no bank conflicts.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --defaults\n  flashcore resources --arch sm_90a --format json"
+    after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --defaults\n  flashcore resources --arch sm_80,sm_90a --head-dims 64,128\n  flashcore resources --arch sm_90a --format json"
 )]
 pub(crate) struct Resources {
-    /// The architecture, or `all`: sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120
-    #[arg(long, default_value = "sm_89")]
-    arch: String,
+    /// The architecture, several with commas between them, or `all`: sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120
+    #[arg(long, default_value = "sm_89", value_delimiter = ',')]
+    arch: Vec<String>,
+    /// Lists only kernels of these head dimensions, with commas between them, of 32, 64, 96, 128, 192 and 256
+    #[arg(long, value_name = "DIMS", value_delimiter = ',')]
+    head_dims: Vec<u32>,
     /// Lists only the configs that some problem gets by default
     #[arg(long)]
     defaults: bool,
@@ -38,16 +41,27 @@ const KERNELS_AT_ONCE: usize = 32;
 
 impl Resources {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let architectures = match self.arch.as_str() {
-            "all" => vec![Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm120],
-            name => vec![name.parse::<Arch>().map_err(|error| Failure::Usage(error.to_string()))?],
-        };
+        let mut architectures = Vec::new();
+        for name in &self.arch {
+            let one = |name: &str| name.parse().map_err(|error: UnknownArch| Failure::Usage(error.to_string()));
+            match name.as_str() {
+                "all" => architectures.extend(Arch::ALL),
+                name => architectures.push(one(name)?),
+            }
+        }
+        if let Some(unlisted) = self.head_dims.iter().find(|dim| !Specialisation::HEAD_DIMS.contains(dim)) {
+            let listed = Specialisation::HEAD_DIMS.map(|dim| dim.to_string()).join(", ");
+            return Err(Failure::Usage(format!(
+                "no kernels of head dimension {unlisted} are listed; there are {listed}"
+            )));
+        }
         let configs = if self.defaults { Config::defaults() } else { Config::all() };
         let kernels: Vec<_> = architectures
             .iter()
             .flat_map(|arch| {
                 resources::kernels(&configs, *arch).into_iter().map(|(config, dim, kind)| (config, dim, kind, *arch))
             })
+            .filter(|(_, dim, _, _)| self.head_dims.is_empty() || self.head_dims.contains(dim))
             .collect();
         let mut rows: Vec<Row> = Vec::new();
         for chunk in kernels.chunks(KERNELS_AT_ONCE) {
