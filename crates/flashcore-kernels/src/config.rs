@@ -181,13 +181,15 @@ impl AmpereConfig {
         let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
         // Loads of a bias begin before they are needed, and have addresses.
         let bias = if specialisation.bias { scores + scores / 4 } else { 0 };
+        // So do those of tables, and the places of the scores are known.
+        let formulas = if specialisation.has_formulas() { self.keys_per_warp() / 4 } else { 0 };
         let exchange = if self.key_warps > 1 { 24 } else { 0 };
         let halves = match self.accumulation {
             Accumulation::F32 => 0,
             Accumulation::F16 if output > scores => output / 2,
             Accumulation::F16 => scores / 2,
         };
-        self.rows_per_warp / 16 * (query + output + scores + bias + halves) + exchange
+        self.rows_per_warp / 16 * (query + output + scores + bias + formulas + halves) + exchange
     }
 
     /// Whether operands and results stay in registers.

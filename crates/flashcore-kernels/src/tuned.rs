@@ -141,7 +141,8 @@ fn few_rows_many_keys(problem: &Problem, is_roomy: bool, multiprocessors: usize)
         (_, false) => DECODE_WIDE_SMALL,
     };
     let group = problem.query_heads / problem.key_heads.max(1);
-    let can_pack = group > 1 && !problem.alibi && !problem.bias && !problem.sinks;
+    let is_plain = !problem.alibi && !problem.bias && !problem.sinks && problem.formulas().next().is_none();
+    let can_pack = group > 1 && is_plain;
     let (packing, rows, heads) = if can_pack {
         (Packing::KeyHead, problem.query_length * group, problem.key_heads)
     } else {

@@ -3,7 +3,7 @@
 use flashcore_ir::Arch;
 use flashcore_kernels::tile::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, Plan, Reason, Specialisation};
-use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Strides, TensorStrides};
+use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod, Strides, TensorStrides};
 
 fn check(change: impl FnOnce(&mut Problem), expected: &[Reason]) {
     let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
@@ -171,6 +171,26 @@ fn every_default_fits() {
                     let plan = Plan::new(&problem, config, arch);
                     assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());
                 }
+            }
+        }
+    }
+}
+
+/// Formulas take registers, and do not go with packed heads: whatever the shape, the default runs them.
+#[test]
+fn every_default_fits_with_formulas() {
+    let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key));
+    let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
+    for arch in Arch::ALL {
+        for head_dim in [8, 64, 96, 128, 192, 256] {
+            for (heads, queries, keys) in [(8, 1, 4096), (8, 200, 200), (64, 4096, 4096)] {
+                let mut problem = Problem::new(1, heads, keys, head_dim, DType::F16);
+                (problem.key_heads, problem.query_length) = (2, queries);
+                (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
+                (problem.number_table, problem.integer_table) = (9, 4096);
+                let config = Config::tuned(&problem, arch, 132);
+                let plan = Plan::new(&problem, config, arch);
+                assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());
             }
         }
     }
