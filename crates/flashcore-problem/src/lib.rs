@@ -44,7 +44,8 @@
 //! # Invariants
 //!
 //! * This crate depends on no other flashcore crate and contains no unsafe code.
-//! * Which keys a row attends is decided in one function, [`Problem::attended_keys`].
+//! * Which keys a row attends is decided in one function, [`Problem::attended_keys`], less those that a [`MaskMod`] takes
+//!   out.
 //! * The gate is never loosened to let something pass.
 
 mod dtype;
