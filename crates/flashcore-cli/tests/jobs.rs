@@ -1,5 +1,8 @@
 //! `verify --jobs`: several processes find what one finds, and leave one record.
 
+#[cfg(unix)]
+mod interrupted;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -55,27 +58,11 @@ fn there_is_one_record() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_leaves_a_record_of_what_the_processes_finished() {
-    use std::time::{Duration, Instant};
     let record = file("interrupted.json");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
-        .args(["verify", "--backend", "cpu", "--fuzz", "20000", "--jobs", "2", "--record"])
-        .arg(&record)
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .expect("the command runs");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    command.args(["verify", "--backend", "cpu", "--fuzz", "20000", "--jobs", "2", "--record"]).arg(&record);
     // Longer than it takes to watch for Ctrl-C, and shorter than the list.
-    std::thread::sleep(Duration::from_secs(6));
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
-    assert!(sent.success());
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("it is ours") {
-            break status;
-        }
-        assert!(start.elapsed() < Duration::from_secs(120), "it goes on");
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let status = interrupted::interrupted(&mut command, 6);
     assert_eq!(status.code(), Some(130));
     let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
     assert_eq!(written["content"]["is_complete"], false);

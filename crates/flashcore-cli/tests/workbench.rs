@@ -1,5 +1,8 @@
 //! The workbench as a user meets it: verdicts, exit codes, files.
 
+#[cfg(unix)]
+mod interrupted;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -377,27 +380,12 @@ fn every_command_has_help_with_examples_and_completions_know_it() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_leaves_a_complete_record_of_what_was_finished() {
-    use std::time::{Duration, Instant};
     let folder = folder("interrupt");
     let record = folder.join("bench.json");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
-        .args(["bench", "--backend", "cpu", "--suite", "seeds", "--seconds", "0.5", "--record", text(&record)])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .expect("the command runs");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    command.args(["bench", "--backend", "cpu", "--suite", "seeds", "--seconds", "0.5", "--record", text(&record)]);
     // Longer than it takes to watch for Ctrl-C, and shorter than the suite.
-    std::thread::sleep(Duration::from_secs(4));
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
-    assert!(sent.success());
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("it is ours") {
-            break status;
-        }
-        assert!(start.elapsed() < Duration::from_secs(120), "it goes on");
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let status = interrupted::interrupted(&mut command, 4);
     assert_eq!(status.code(), Some(130));
     let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
     let rows = written["content"]["rows"].as_array().expect("rows").len();
