@@ -29,15 +29,17 @@ TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 # The largest error allowed to any implementation, over that of the same attention in PyTorch's plain 16-bit operations.
 ERROR_FACTOR = 2.0
 ROUNDS = 15
+MATMUL_CALLS = 3
+# Keys from which on problems are compared with the rate of a product.
+LONG = 16384
 
 
 def problems(suites, dtypes):
     seeds = [(1, 2, 64, 64), (1, 4, 128, 64), (2, 2, 64, 64), (1, 8, 512, 64), (2, 8, 256, 64), (2, 8, 512, 64)]
     seeds += [(8, 8, 512, 64), (4, 16, 2048, 128)]
-    prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128) for s in (512, 1024, 2048, 4096, 8192, 16384)]
-    wide = [(16384 // s, 2048 // d, s, d) for d in (96, 192, 256) for s in (512, 1024, 4096, 16384)]
-    wide256 = [shape for shape in wide if shape[3] == 256]
-    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide, "wide256": wide256}
+    prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in (512, 1024, 2048, 4096, 8192, 16384)]
+    wide = [(16384 // s, 2048 // d, s, d) for d in (96, 192) for s in (512, 1024, 4096, 16384)]
+    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide}
     for suite in suites:
         for dtype in dtypes:
             for shape in shapes[suite]:
@@ -161,13 +163,20 @@ def measure(flashcore, shape, dtype, causal, config, scalar, peers):
         if not error <= ERROR_FACTOR * yardstick + 1e-4:
             raise SystemExit(f"{name} is wrong on {shape} {dtype} causal={causal}: {error} against {yardstick}")
         graphs[name] = capture(call, calls)
+    # Long problems heat the GPU: the rate that they are compared with is taken between them, at the same clocks.
+    if length >= LONG:
+        graphs["matmul"] = matmul_graph()
     times = {name: [] for name in graphs}
     names = list(graphs)
     for _ in range(ROUNDS):
         random.shuffle(names)
         for name in names:
-            times[name].append(replay(graphs[name], calls))
+            times[name].append(replay(graphs[name], MATMUL_CALLS if name == "matmul" else calls))
+    beside = {}
+    if "matmul" in times:
+        beside["matmul_8192_tflops"] = matmul_rate(times.pop("matmul"))
     return {
+        **beside,
         "shape": "x".join(map(str, shape)),
         "dtype": dtype,
         "mask": "causal" if causal else "full",
@@ -185,17 +194,26 @@ def state():
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def matmul_tflops():
-    """The rate of an 8192-cubed f16 product in this run, to compare runs by."""
+def matmul_graph():
+    """An 8192-cubed f16 product, to compare runs by."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
-    graph = capture(lambda: torch.matmul(a, b), 3)
-    return 2 * 8192**3 / statistics.median(replay(graph, 3) for _ in range(7)) / 1e6
+    return capture(lambda: torch.matmul(a, b), MATMUL_CALLS)
+
+
+def matmul_rate(samples):
+    return 2 * 8192**3 / statistics.median(samples) / 1e6
+
+
+def matmul_tflops():
+    """The rate of that product at the end of the run, when the GPU has rested for a moment."""
+    graph = matmul_graph()
+    return matmul_rate([replay(graph, MATMUL_CALLS) for _ in range(7)])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
-    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide", "wide256"])
+    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide"])
     parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument(
@@ -217,7 +235,9 @@ def main():
         row = measure(flashcore, shape, dtype, causal, config, arguments.scalar, arguments.peers)
         rows.append({"suite": suite, **row})
         times = " ".join(f"{name} {time:.2f}" for name, time in row["microseconds"].items())
-        print(f"{row['shape']:>16} {dtype} {row['mask']:>6}: {times}", flush=True)
+        product = row.get("matmul_8192_tflops")
+        rate = f", {row['flops'] / row['microseconds']['flashcore'] / 1e6 / product:.3f} of a product at {product:.0f}" if product else ""
+        print(f"{row['shape']:>16} {dtype} {row['mask']:>6}: {times}{rate}", flush=True)
     software = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, flashcore {flashcore.version()}"
     record = {
         "schema": 1,

@@ -9,7 +9,6 @@ use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "each is one independent choice")]
 pub struct HopperConfig {
     /// Warpgroups that compute, each on 64 query rows; one more copies.
     pub warpgroups: u32,
@@ -25,12 +24,27 @@ pub struct HopperConfig {
     pub hidden_rescale: bool,
     /// How exponentials of scores are computed.
     pub exponential: Exponential,
-    /// Whether warpgroups take turns in starting products.
-    pub ping_pong: bool,
+    /// What warpgroups do one after the other.
+    pub in_turn: InTurn,
     /// Whether it may start while the kernel before it on the stream ends, for which it then waits itself.
     pub dependent: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
     pub persistent: bool,
+}
+
+/// What warpgroups that compute do one after the other, in turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum InTurn {
+    /// Nothing: they run as they come.
+    Nothing,
+    /// They start products, so that the tensor cores work for one while another computes its softmax: ping-pong.
+    Products,
+    /// They compute exponentials, so that one has all of the units for them while the others have products.
+    Exponentials,
+}
+
+impl InTurn {
+    pub(crate) const ALL: [Self; 3] = [Self::Nothing, Self::Products, Self::Exponentials];
 }
 
 /// Bytes of shared memory for tiles; the rest is for barriers.
@@ -46,7 +60,7 @@ impl Default for HopperConfig {
             rescale: Rescale::Always,
             hidden_rescale: true,
             exponential: Exponential::Unit,
-            ping_pong: true,
+            in_turn: InTurn::Products,
             dependent: false,
             persistent: true,
         }
@@ -176,12 +190,12 @@ impl HopperConfig {
             flaw(
                 "key_groups",
                 self.key_groups,
-                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without ping-pong and persistence",
+                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without turns and persistence",
                 self.key_groups == 1
                     || matches!(self.key_groups, 2 | 4)
                         && self.warpgroups.is_multiple_of(self.key_groups)
                         && self.stages.is_multiple_of(2 * self.key_groups)
-                        && !self.ping_pong
+                        && self.in_turn == InTurn::Nothing
                         && !self.persistent,
             ),
             flaw(

@@ -36,7 +36,7 @@ mod tuned;
 mod tuned_hopper;
 
 pub use config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
-pub use hopper_config::HopperConfig;
+pub use hopper_config::{HopperConfig, InTurn};
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason, SideKernel};

@@ -5,7 +5,7 @@ use core::str::FromStr;
 
 use crate::attention::hopper::WARPGROUP_ROWS;
 use crate::config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
-use crate::hopper_config::HopperConfig;
+use crate::hopper_config::{HopperConfig, InTurn};
 use crate::steps_config::{Product, StepsConfig};
 use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
 
@@ -38,7 +38,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     rescale: Rescale::Always,
     hidden_rescale: false,
     exponential: Exponential::Unit,
-    ping_pong: false,
+    in_turn: InTurn::Nothing,
     dependent: false,
     persistent: false,
 };
@@ -52,14 +52,15 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
 ];
 
 /// The same for the kernel for Hopper.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 9] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 10] = [
     ("2keys", |config| config.key_groups == 2, |config| config.key_groups = 2),
     ("4keys", |config| config.key_groups == 4, |config| config.key_groups = 4),
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
     ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
     ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),
     ("exp2mix", |config| config.exponential == Exponential::Shared, |config| config.exponential = Exponential::Shared),
-    ("pingpong", |config| config.ping_pong, |config| config.ping_pong = true),
+    ("pingpong", |config| config.in_turn == InTurn::Products, |config| config.in_turn = InTurn::Products),
+    ("exclusive", |config| config.in_turn == InTurn::Exponentials, |config| config.in_turn = InTurn::Exponentials),
     ("dependent", |config| config.dependent, |config| config.dependent = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];

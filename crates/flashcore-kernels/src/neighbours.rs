@@ -4,7 +4,7 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, Config, Packing, QueryPlace, ScalarConfig};
-use crate::hopper_config::HopperConfig;
+use crate::hopper_config::{HopperConfig, InTurn};
 use crate::plan::Plan;
 use crate::tile::Rescale;
 use crate::{tuned, tuned_hopper};
@@ -47,7 +47,6 @@ impl HopperConfig {
         let mut configs = vec![
             Self { hidden_rescale: !self.hidden_rescale, ..self },
             Self { exponential: self.exponential.other(), ..self },
-            Self { ping_pong: !self.ping_pong, ..self },
             Self { persistent: !self.persistent, ..self },
             Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
             Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
@@ -57,6 +56,7 @@ impl HopperConfig {
             Self { key_rows: self.key_rows.saturating_sub(16), ..self },
         ];
         configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
+        configs.extend(InTurn::ALL.map(|in_turn| Self { in_turn, ..self }));
         configs.retain(|config| *config != self);
         configs
     }

@@ -37,6 +37,8 @@ pub struct Plan {
     pub combine: Option<SideKernel>,
     extra: Extra,
     range_shape: Option<RangeShape>,
+    /// The order of tiles, where the kernel has one of its own.
+    order: Option<Order>,
     problem: Problem,
 }
 
@@ -114,8 +116,12 @@ impl Plan {
             }
             _ => None,
         };
-        let problem = problem.clone();
-        Ok(Self { kernel, config, grid: shape.grid, ranges, combine, extra: shape.extra, range_shape, problem })
+        let order = match config {
+            Config::Hopper(hopper) => Some(Order::of(problem, hopper)),
+            Config::Scalar(_) | Config::Steps(_) | Config::Ampere(_) => None,
+        };
+        let (grid, extra, problem) = (shape.grid, shape.extra, problem.clone());
+        Ok(Self { kernel, config, grid, ranges, combine, extra, range_shape, order, problem })
     }
 
     /// The kernels in the order in which they are launched, with their grids and arguments.
@@ -157,7 +163,11 @@ impl Plan {
     #[must_use]
     pub fn with_at_most(self, ctas: u32) -> Self {
         match self.config {
-            Config::Hopper(hopper) if hopper.persistent => Self { grid: [self.grid[0].min(ctas.max(1)), 1, 1], ..self },
+            Config::Hopper(hopper) if hopper.persistent => {
+                let ctas = self.grid[0].min(ctas.max(1));
+                let order = self.order.map(|order| order.for_ctas(&self.problem, hopper, ctas));
+                Self { grid: [ctas, 1, 1], order, ..self }
+            }
             _ => self,
         }
     }
@@ -168,8 +178,8 @@ impl Plan {
         arguments.extend(self.extra.arguments(buffers));
         if let Config::Hopper(hopper) = self.config {
             arguments.extend(tensor_maps(&self.problem, hopper, buffers).map(|(_, map)| Argument::TensorMap(map)));
-            arguments.extend(Order::of(&self.problem, hopper.query_rows()).arguments());
         }
+        arguments.extend(self.order.into_iter().flat_map(Order::arguments));
         arguments
     }
 
@@ -199,7 +209,7 @@ impl LaunchShape {
         if let Config::Hopper(hopper) = config
             && hopper.persistent
         {
-            return Self { grid: [Order::of(problem, hopper.query_rows()).tiles, 1, 1], extra: Extra::Nothing };
+            return Self { grid: [Order::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {
             return Self { grid: [one_head, heads, batch], extra: Extra::Nothing };

@@ -12,7 +12,7 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::Config;
-use crate::hopper_config::HopperConfig;
+use crate::hopper_config::{HopperConfig, InTurn};
 use crate::plan::takes;
 use crate::tile::{Exponential, Rescale};
 
@@ -24,20 +24,20 @@ const BASE: HopperConfig = HopperConfig {
     rescale: Rescale::Always,
     hidden_rescale: true,
     exponential: Exponential::Unit,
-    ping_pong: false,
+    in_turn: InTurn::Nothing,
     dependent: false,
     persistent: true,
 };
 /// Many rows of heads of up to 64 columns.
 const NARROW: HopperConfig = HopperConfig { warpgroups: 3, ..BASE };
 /// Many keys for heads of up to 128 columns.
-const LONG: HopperConfig = HopperConfig { key_rows: 176, ping_pong: true, ..BASE };
+const LONG: HopperConfig = HopperConfig { key_rows: 176, in_turn: InTurn::Products, ..BASE };
 /// Heads of up to 192 columns.
-const WIDE: HopperConfig = HopperConfig { key_rows: 112, ping_pong: true, ..BASE };
+const WIDE: HopperConfig = HopperConfig { key_rows: 112, in_turn: InTurn::Products, ..BASE };
 /// Heads of up to 256 columns.
-const WIDEST: HopperConfig = HopperConfig { key_rows: 80, ping_pong: true, ..BASE };
+const WIDEST: HopperConfig = HopperConfig { key_rows: 80, in_turn: InTurn::Products, ..BASE };
 /// Few keys for those, and where a bias takes the registers.
-const FEW_KEYS: HopperConfig = HopperConfig { key_rows: 64, ping_pong: true, ..BASE };
+const FEW_KEYS: HopperConfig = HopperConfig { key_rows: 64, in_turn: InTurn::Products, ..BASE };
 /// Few rows: less than one tile of 64 for each multiprocessor.
 const SHORT: HopperConfig =
     HopperConfig { key_groups: 2, stages: 4, hidden_rescale: false, dependent: true, persistent: false, ..BASE };

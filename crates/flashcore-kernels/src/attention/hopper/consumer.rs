@@ -9,6 +9,7 @@ use super::schedule::Tile;
 use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
+use crate::hopper_config::InTurn;
 use crate::tile::{
     Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
     PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces,
@@ -80,7 +81,7 @@ impl<T: Element> Consumer<T> {
             values,
             query_offset: k.mul(row_group, WARPGROUP_ROWS * 128),
             key_group,
-            turns: Turns::new(k, config.ping_pong.then_some(warpgroup), config.warpgroups),
+            turns: Turns::new(k, config.in_turn, warpgroup, config.warpgroups),
             scores: k.section("scores", |k| Accumulator::unset(k, config.key_rows)),
             weights: k.section("weights", |k| Rounded::unset(k, config.key_rows)),
             output: k.section("output", |k| Accumulator::unset(k, value_columns)),
@@ -204,7 +205,7 @@ impl<T: Element> Consumer<T> {
     fn tile(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix, key_tile: Reg<S32>, is_cut: bool) {
         let cta = step.cta;
         self.keys.wait_until_full(k);
-        self.turns.wait(k);
+        self.turns.wait(k, InTurn::Products);
         k.section("scores", |k| {
             k.wgmma_fence();
             self.start_scores(k, step, query);
@@ -216,7 +217,7 @@ impl<T: Element> Consumer<T> {
             k.wgmma_fence();
             self.start_output(k, cta);
         });
-        self.turns.pass(k);
+        self.turns.pass(k, InTurn::Products);
         k.wgmma_wait(1);
         self.keys.release(k, self.leader);
         let first_key = step.key_tiles.first_key(k, key_tile);
@@ -225,11 +226,13 @@ impl<T: Element> Consumer<T> {
             step.apply_masks(k, &self.scores, first_key);
         }
         step.softmax.raise(k, &self.scores, &step.raised);
+        self.turns.wait(k, InTurn::Exponentials);
         step.softmax.weigh(k, &self.scores, &step.raised);
         let before = self.values.leave(k);
         // Here and not before the product: a wait for a barrier is a loop, across which compilers do not move the end of
         // the product up; without it they do, to before the exponentials.
         self.values.wait_until_full(k);
+        self.turns.pass(k, InTurn::Exponentials);
         k.wgmma_wait(0);
         before.release(k, self.leader);
         self.weights.round(k, &self.scores);
@@ -361,9 +364,11 @@ fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
     }
 }
 
-/// The turns in which warpgroups start products: each waits for the one before it.
+/// The turns that warpgroups take: each waits for the one before it.
 #[derive(Debug, Clone, Copy)]
 struct Turns {
+    /// At what.
+    at: InTurn,
     /// The barriers at which this warpgroup waits, and the next one does; where turns are taken.
     barriers: Option<(Reg<U32>, Reg<U32>)>,
     warpgroup: Option<Reg<U32>>,
@@ -374,15 +379,15 @@ struct Turns {
 const TURN_THREADS: u32 = 2 * WARPGROUP;
 
 impl Turns {
-    fn new(k: &mut Builder, warpgroup: Option<Reg<U32>>, warpgroups: u32) -> Self {
-        let warpgroup = warpgroup.filter(|_| warpgroups > 1);
+    fn new(k: &mut Builder, at: InTurn, warpgroup: Reg<U32>, warpgroups: u32) -> Self {
+        let warpgroup = (at != InTurn::Nothing && warpgroups > 1).then_some(warpgroup);
         let barriers = warpgroup.map(|warpgroup| {
             let own = k.add(warpgroup, FIRST_TURN);
             let is_last = k.compare(Compare::Eq, warpgroup, warpgroups - 1);
             let next = k.add(own, 1u32);
             (own, k.select(is_last, FIRST_TURN, next))
         });
-        Self { barriers, warpgroup, warpgroups }
+        Self { at, barriers, warpgroup, warpgroups }
     }
 
     /// The last lets the first begin.
@@ -393,16 +398,16 @@ impl Turns {
         }
     }
 
-    /// Waits for the turn.
-    fn wait(&self, k: &mut Builder) {
-        if let Some((own, _)) = self.barriers {
+    /// Waits for the turn, if it is for this that turns are taken.
+    fn wait(&self, k: &mut Builder, what: InTurn) {
+        if let (true, Some((own, _))) = (self.at == what, self.barriers) {
             k.barrier_sync(own, TURN_THREADS);
         }
     }
 
-    /// Passes the turn on.
-    fn pass(&self, k: &mut Builder) {
-        if let Some((_, next)) = self.barriers {
+    /// Passes it on.
+    fn pass(&self, k: &mut Builder, what: InTurn) {
+        if let (true, Some((_, next))) = (self.at == what, self.barriers) {
             k.barrier_arrive(next, TURN_THREADS);
         }
     }

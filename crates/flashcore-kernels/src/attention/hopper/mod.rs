@@ -24,10 +24,11 @@ mod consumer;
 mod epilogue;
 mod key_group;
 mod key_tiles;
+mod order;
 mod producer;
 mod schedule;
 
-pub(crate) use schedule::Order;
+pub(crate) use order::Order;
 
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};

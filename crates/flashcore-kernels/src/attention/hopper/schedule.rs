@@ -1,49 +1,24 @@
 //! Which tiles of query rows a CTA works on, and in which order.
 //!
-//! The tiles of one head come together, so that its keys and values stay in the L2 cache. Under a causal mask the later
-//! rows attend more keys: then the last tile comes first, the first second, the last but one third and so on, and a CTA
-//! that takes tile after tile takes two at a time, which together are as long as any other two.
+//! The tiles of one head come together, so that its keys and values stay in the L2 cache; under a causal mask those of a
+//! section of heads, in the order that [`Order`](super::Order) has planned.
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
-use flashcore_problem::Problem;
 
 use crate::attention::{QueryTile, Work};
 use crate::hopper_config::HopperConfig;
-use crate::parameters::{Argument, Parameters};
+use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
 
-/// The tiles of a problem, as the host counts them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Order {
-    /// Tiles of one head of one batch.
-    query_tiles: u32,
-    /// Query heads.
-    heads: u32,
-    /// All tiles; more than can be counted are more than a grid has.
-    pub(crate) tiles: u32,
-}
-
-impl Order {
-    /// Those of a problem with so many query rows in a tile.
-    pub(crate) fn of(problem: &Problem, query_rows: u32) -> Self {
-        let query_tiles = problem.query_length.div_ceil(query_rows as usize) as u32;
-        let matrices = (problem.batch as u32).saturating_mul(problem.query_heads as u32);
-        Self { query_tiles, heads: problem.query_heads as u32, tiles: query_tiles.saturating_mul(matrices) }
-    }
-
-    /// In the order of [`Schedule::load`].
-    pub(crate) fn arguments(self) -> [Argument; 3] {
-        [self.query_tiles, self.heads, self.tiles].map(Argument::U32)
-    }
-}
-
-/// The same in a kernel.
+/// The order of tiles, in a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Schedule {
     query_tiles: Reg<U32>,
     heads: Reg<U32>,
+    matrices: Reg<U32>,
     tiles: Reg<U32>,
+    section: Reg<U32>,
     config: HopperConfig,
     parameters: Parameters,
     specialisation: Specialisation,
@@ -56,8 +31,9 @@ impl Schedule {
         parameters: Parameters,
         specialisation: Specialisation,
     ) -> Self {
-        let [query_tiles, heads, tiles] = ["query_tiles", "heads", "tiles"].map(|name| k.parameter::<U32>(name));
-        Self { query_tiles, heads, tiles, config, parameters, specialisation }
+        let [query_tiles, heads, matrices, tiles, section] =
+            ["query_tiles", "heads", "matrices", "tiles", "section"].map(|name| k.parameter::<U32>(name));
+        Self { query_tiles, heads, matrices, tiles, section, config, parameters, specialisation }
     }
 
     /// Does `body` with each tile of this CTA.
@@ -68,22 +44,22 @@ impl Schedule {
             return body(k, &tile);
         }
         let ctas = k.special(SpecialRegister::GridX);
-        let in_pairs = self.specialisation.right;
-        let index = if in_pairs { k.shl(cta, 1u32) } else { k.copy(cta) };
+        let index = k.copy(cta);
+        // Every other round goes back over the CTAs.
+        let round_trip = self.specialisation.right.then(|| {
+            let both = k.shl(ctas, 1u32);
+            let before = k.mad(cta, 2u32, 1u32);
+            (both, k.sub(both, before))
+        });
         k.while_uniform(
             |k| k.compare(Compare::Lt, index, self.tiles),
             |k| {
                 let tile = self.tile(k, index);
                 body(k, &tile);
-                if in_pairs {
-                    // From the first of a pair to the second; from that to the first of the next.
-                    let second = k.and(index, 1u32);
-                    let is_second = k.compare(Compare::Ne, second, 0u32);
-                    let far = k.mad(ctas, 2u32, index);
-                    let far = k.sub(far, 1u32);
-                    let near = k.add(index, 1u32);
-                    let next = k.select(is_second, far, near);
-                    k.set(index, next);
+                if let Some((both, step)) = round_trip {
+                    k.add_to(index, step);
+                    let back = k.sub(both, step);
+                    k.set(step, back);
                 } else {
                     k.add_to(index, ctas);
                 }
@@ -116,28 +92,41 @@ impl Schedule {
     /// The tile of a number.
     fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
-            let matrix = k.div(index, self.query_tiles);
-            let skipped = k.mul(matrix, self.query_tiles);
-            let mut row_tile = k.sub(index, skipped);
-            if self.specialisation.right {
-                // Every other head the other way round: where the tiles of a head are odd in number, the one that is left
-                // over makes a pair with that of the next head.
-                let last = k.sub(self.query_tiles, 1u32);
-                let turned = k.sub(last, row_tile);
-                let odd = k.and(matrix, 1u32);
-                let is_odd = k.compare(Compare::Ne, odd, 0u32);
-                row_tile = k.select(is_odd, turned, row_tile);
-                let half = k.shr(row_tile, 1u32);
-                let from_end = k.sub(last, half);
-                let odd = k.and(row_tile, 1u32);
-                let is_odd = k.compare(Compare::Ne, odd, 0u32);
-                row_tile = k.select(is_odd, half, from_end);
-            }
+            let (matrix, row_tile) = if self.specialisation.right {
+                self.in_section(k, index)
+            } else {
+                let matrix = k.div(index, self.query_tiles);
+                let skipped = k.mul(matrix, self.query_tiles);
+                (matrix, k.sub(index, skipped))
+            };
             let batch = k.div(matrix, self.heads);
             let skipped = k.mul(batch, self.heads);
             let head = k.sub(matrix, skipped);
             self.place(k, row_tile, head, batch)
         })
+    }
+
+    /// The head and the place in it of the tile of a number: in the last section and every other one before it, the last
+    /// tiles of all heads come first.
+    fn in_section(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let size = k.mul(self.section, self.query_tiles);
+        let number = k.div(index, size);
+        let skipped = k.mul(number, size);
+        let rest = k.sub(index, skipped);
+        let first = k.mul(number, self.section);
+        let left = k.sub(self.matrices, first);
+        let width = k.min(self.section, left);
+        let from_one_end = k.div(rest, width);
+        let skipped = k.mul(from_one_end, width);
+        let matrix = k.sub(rest, skipped);
+        let matrix = k.add(matrix, first);
+        let behind = k.sub(left, 1u32);
+        let behind = k.div(behind, self.section);
+        let behind = k.and(behind, 1u32);
+        let from_last = k.compare(Compare::Eq, behind, 0u32);
+        let last = k.sub(self.query_tiles, 1u32);
+        let turned = k.sub(last, from_one_end);
+        (matrix, k.select(from_last, turned, from_one_end))
     }
 }
 

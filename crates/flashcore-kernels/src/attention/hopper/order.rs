@@ -1,0 +1,143 @@
+//! The order in which CTAs that stay take tiles of query rows, as the host plans it.
+//!
+//! Under a causal mask the later rows attend more keys, and CTAs should be done at the same time. So heads are taken in
+//! sections; in one the tiles come from the longest to the shortest, in the next the other way round, in the last from
+//! the longest to the shortest again. They are dealt out round by round, and every other round begins with the CTA that
+//! the one before ended with. How many heads make a section decides how even the loads are, and how many keys and values
+//! are in use at a time, which should be no more than the L2 cache holds.
+
+use flashcore_problem::Problem;
+
+use crate::hopper_config::HopperConfig;
+use crate::parameters::Argument;
+
+/// The tiles of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Tiles of one head of one batch.
+    query_tiles: u32,
+    /// Query heads.
+    heads: u32,
+    /// Heads of all batches.
+    matrices: u32,
+    /// All tiles; more than can be counted are more than a grid has.
+    pub(crate) tiles: u32,
+    /// Heads of a section.
+    section: u32,
+}
+
+/// Bytes of keys and values that are in use at a time: what an L2 cache of 50 MB keeps beside all else.
+const CACHED_BYTES: usize = 40 << 20;
+/// Tiles up to which sections are chosen by their loads; with more, all are even enough.
+const MOST_PLANNED: u32 = 1 << 15;
+/// What a tile costs besides its keys, in tiles of keys.
+const ENDS: u32 = 2;
+
+impl Order {
+    /// Those of a problem, where every tile may have a CTA of its own.
+    pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
+        let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize) as u32;
+        let heads = problem.query_heads as u32;
+        let matrices = (problem.batch as u32).saturating_mul(heads);
+        Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section: 1 }
+    }
+
+    /// The same with the sections that give so many CTAs the most even loads.
+    #[must_use]
+    pub(crate) fn for_ctas(self, problem: &Problem, config: HopperConfig, ctas: u32) -> Self {
+        let is_even = problem.mask.limits().1.is_none();
+        if is_even || self.tiles <= ctas || self.tiles > MOST_PLANNED {
+            return self;
+        }
+        let lengths: Vec<_> = (0..self.query_tiles).map(|tile| length(problem, config, tile)).collect();
+        let one_head = problem.key_length * (problem.head_dim + problem.value_dim) * problem.dtype.size_bytes();
+        let sharing = problem.query_heads / problem.key_heads;
+        let sections = (0..u32::BITS).map(|bits| 1 << bits).take_while(|&section: &u32| {
+            section == 1 || section <= self.matrices && (section as usize).div_ceil(sharing) * one_head <= CACHED_BYTES
+        });
+        let orders = sections.map(|section| Self { section, ..self });
+        orders.min_by_key(|order| order.longest_load(&lengths, ctas)).unwrap_or(self)
+    }
+
+    /// In the order of [`Schedule::load`](super::schedule::Schedule::load).
+    pub(crate) fn arguments(self) -> [Argument; 5] {
+        let Self { query_tiles, heads, matrices, tiles, section } = self;
+        [query_tiles, heads, matrices, tiles, section].map(Argument::U32)
+    }
+
+    /// The most that one of so many CTAs has to do, if tiles are as long as said.
+    fn longest_load(self, lengths: &[u32], ctas: u32) -> u32 {
+        let mut loads = vec![0; ctas as usize];
+        let tiles: Vec<_> = (0..self.tiles).map(|index| lengths[self.row_tile(index) as usize]).collect();
+        for (round, tiles) in tiles.chunks(ctas as usize).enumerate() {
+            for (place, length) in tiles.iter().enumerate() {
+                let cta = if round.is_multiple_of(2) { place } else { loads.len() - 1 - place };
+                loads[cta] += length;
+            }
+        }
+        loads.into_iter().max().unwrap_or(0)
+    }
+
+    /// Where in its head the tile of a number is: what [`Schedule`](super::schedule::Schedule) computes on the GPU.
+    fn row_tile(self, index: u32) -> u32 {
+        let number = index / (self.section * self.query_tiles);
+        let first = number * self.section;
+        let width = self.section.min(self.matrices - first);
+        let from_one_end = (index - first * self.query_tiles) / width;
+        let last_section = (self.matrices - 1) / self.section;
+        if (last_section - number).is_multiple_of(2) { self.query_tiles - 1 - from_one_end } else { from_one_end }
+    }
+}
+
+/// How long one tile of a head takes, in tiles of keys.
+fn length(problem: &Problem, config: HopperConfig, tile: u32) -> u32 {
+    let first_row = (tile * config.query_rows()) as usize;
+    let last_row = (first_row + config.query_rows() as usize).min(problem.query_length) - 1;
+    let [first, end] = [first_row, last_row]
+        .map(|row| problem.attended_keys(problem.key_length, row))
+        .map(|keys| (keys.start, keys.end));
+    let tiles = end.1.div_ceil(config.key_rows as usize).saturating_sub(first.0 / config.key_rows as usize);
+    tiles as u32 + ENDS
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_problem::{Alignment, DType, Mask, Problem};
+
+    use super::*;
+    use crate::hopper_config::HopperConfig;
+
+    fn order(heads: usize, length: usize, ctas: u32) -> (Order, f64) {
+        let config = HopperConfig::default();
+        let problem =
+            Problem { mask: Mask::Causal(Alignment::BottomRight), ..Problem::new(1, heads, length, 128, DType::F16) };
+        let order = Order::of(&problem, config).for_ctas(&problem, config, ctas);
+        let lengths: Vec<_> = (0..order.query_tiles).map(|tile| super::length(&problem, config, tile)).collect();
+        let even = f64::from(lengths.iter().sum::<u32>()) * f64::from(order.matrices) / f64::from(ctas);
+        (order, f64::from(order.longest_load(&lengths, ctas)) / even)
+    }
+
+    #[test]
+    fn every_tile_comes_once() {
+        for (heads, section) in [(1, 1), (7, 1), (7, 2), (8, 3), (8, 8)] {
+            let order = Order { query_tiles: 5, heads, matrices: heads, tiles: 5 * heads, section };
+            let mut times = [0; 5];
+            (0..order.tiles).for_each(|index| times[order.row_tile(index) as usize] += 1);
+            assert_eq!(times, [heads; 5], "{order:?}");
+        }
+    }
+
+    #[test]
+    fn long_causal_problems_are_even() {
+        for (heads, length) in [(16, 16384), (32, 8192), (64, 4096)] {
+            let (order, load) = order(heads, length, 132);
+            assert!(load < 1.01, "{order:?}: the longest load is {load} of an even one");
+        }
+    }
+
+    #[test]
+    fn what_is_not_dealt_out_has_sections_of_one_head() {
+        let (order, _) = order(4, 512, 132);
+        assert_eq!((order.tiles, order.section), (16, 1));
+    }
+}
