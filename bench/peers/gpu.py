@@ -14,6 +14,7 @@ import math
 import random
 import statistics
 import subprocess
+import time
 
 import torch
 import torch.nn.functional as functional
@@ -29,9 +30,12 @@ TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 # The largest error allowed to any implementation, over that of the same attention in PyTorch's plain 16-bit operations.
 ERROR_FACTOR = 2.0
 ROUNDS = 15
-MATMUL_CALLS = 3
+MATMUL_CALLS = 14
 # Keys from which on problems are compared with the rate of a product.
 LONG = 16384
+# How long each has the GPU to itself there, and how often.
+STEADY_SECONDS = 0.3
+STEADY_TURNS = 3
 
 
 def problems(suites, dtypes):
@@ -100,6 +104,24 @@ def replay(graph, calls):
     return start.elapsed_time(end) * 1e3 / calls
 
 
+def steady(graphs):
+    """Microseconds of a call of each at the clocks that its power leaves it, in the second half of a time of its own.
+
+    Long problems and products take all the power there is, and clocks fall by a quarter within a second. A product that is
+    timed right behind something milder is faster than it can stay.
+    """
+    times = {name: [] for name in graphs}
+    names = list(graphs)
+    for _ in range(STEADY_TURNS):
+        random.shuffle(names)
+        for name in names:
+            samples, end = [], time.monotonic() + STEADY_SECONDS
+            while time.monotonic() < end:
+                samples.append(replay(*graphs[name]))
+            times[name] += samples[len(samples) // 2 :]
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def config_of(configs, shape):
     """The config for a shape: the one for the shape itself, or for its head dimension, or for all."""
     named = dict(config.split("=", 1) if "=" in config else ("", config) for config in configs)
@@ -163,18 +185,22 @@ def measure(flashcore, shape, dtype, causal, config, scalar, peers):
         if not error <= ERROR_FACTOR * yardstick + 1e-4:
             raise SystemExit(f"{name} is wrong on {shape} {dtype} causal={causal}: {error} against {yardstick}")
         graphs[name] = capture(call, calls)
-    # Long problems heat the GPU: the rate that they are compared with is taken between them, at the same clocks.
+    graphs = {name: (graph, calls) for name, graph in graphs.items()}
+    # The rate that long problems are compared with is taken between them, and of what stays the same for a while.
     if length >= LONG:
-        graphs["matmul"] = matmul_graph()
+        graphs["matmul"] = (matmul_graph(), MATMUL_CALLS)
     times = {name: [] for name in graphs}
     names = list(graphs)
     for _ in range(ROUNDS):
         random.shuffle(names)
         for name in names:
-            times[name].append(replay(graphs[name], MATMUL_CALLS if name == "matmul" else calls))
+            times[name].append(replay(*graphs[name]))
     beside = {}
     if "matmul" in times:
+        lasting = steady({name: graphs[name] for name in ("flashcore", "cudnn", "matmul") if name in graphs})
         beside["matmul_8192_tflops"] = matmul_rate(times.pop("matmul"))
+        beside["steady_matmul_8192_tflops"] = matmul_rate([lasting.pop("matmul")])
+        beside["steady_microseconds"] = lasting
     return {
         **beside,
         "shape": "x".join(map(str, shape)),
@@ -234,9 +260,12 @@ def main():
         config = config_of(arguments.config, shape)
         row = measure(flashcore, shape, dtype, causal, config, arguments.scalar, arguments.peers)
         rows.append({"suite": suite, **row})
-        times = " ".join(f"{name} {time:.2f}" for name, time in row["microseconds"].items())
-        product = row.get("matmul_8192_tflops")
-        rate = f", {row['flops'] / row['microseconds']['flashcore'] / 1e6 / product:.3f} of a product at {product:.0f}" if product else ""
+        times = " ".join(f"{name} {median:.2f}" for name, median in row["microseconds"].items())
+        rate = ""
+        for kind in ("", "steady_"):
+            if product := row.get(f"{kind}matmul_8192_tflops"):
+                ratio = row["flops"] / row[f"{kind}microseconds"]["flashcore"] / 1e6 / product
+                rate += f", {kind.replace('_', ' ')}{ratio:.3f} of a product at {product:.0f}"
         print(f"{row['shape']:>16} {dtype} {row['mask']:>6}: {times}{rate}", flush=True)
     software = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, flashcore {flashcore.version()}"
     record = {

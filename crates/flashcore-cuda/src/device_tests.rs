@@ -406,7 +406,14 @@ fn kernels_that_reallocate_registers_are_compiled_whole() {
     let counts =
         state(|state| ["cuLinkCreate_v2", "cuModuleLoadDataEx", "cuModuleUnload"].map(|call| state.count(call)));
     assert_eq!(counts, [0, 1, 1]);
-    assert!(Module::load(&context, &whole.bytes).is_ok());
+    // With the same options, by which the driver finds it in its cache.
+    let options = || state(|state| state.jit_options.clone());
+    let compiled_with = options();
+    assert!(Module::load(&context, &whole.bytes, JitOptions::default()).is_ok());
+    assert_eq!(state(|state| (state.count("cuModuleLoadDataEx"), state.count("cuModuleLoadData"))), (2, 0));
+    assert_eq!(options().len(), compiled_with.len());
+    Module::load(&context, &whole.bytes, JitOptions { line_info: true, ..JitOptions::default() }).unwrap();
+    assert_eq!(options().len(), compiled_with.len() + 1);
 
     state(|state| state.errors = "ptxas application ptx input, line 2; error   : Unknown symbol 'x'\n");
     let error = compile(&context, "k", ptx, Arch::Sm90a, JitOptions::default()).unwrap_err();

@@ -327,7 +327,7 @@ functions! {
         if state.errors.is_empty() { code::SUCCESS } else { code::INVALID_SOURCE }
     }
     fn cuModuleLoadData(state, module: *mut CUmodule, image: *const c_void) {
-        if slice(image, 5) != b"cubin" && slice(image, 8) != b".version" {
+        if slice(image, 5) != b"cubin" {
             return code::INVALID_IMAGE;
         }
         *module = state.handle();

@@ -3,7 +3,8 @@
 //! The driver's linker gives the machine code, which can be kept. But it compiles parts that may be linked with others,
 //! and ignores `setmaxnreg` in them; then products of warpgroups find too few registers and wait for each other: a third
 //! of the speed, measured on an H200. Kernels that reallocate registers are compiled as the driver loads them instead,
-//! and what is kept of them is the PTX; the driver has a cache of its own.
+//! and what is kept of them is the PTX; the driver has a cache of its own, in which it finds what it has compiled with the
+//! same options.
 
 use core::ffi::{c_uint, c_void};
 use std::ffi::CString;
@@ -11,7 +12,7 @@ use std::ptr;
 use std::slice;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{CUjit_option as Option_, CUjit_target, CUjitInputType, CUlinkState};
+use cudarc::driver::sys::{CUjit_option as Option_, CUjit_target, CUjitInputType, CUlinkState, CUmodule};
 use flashcore_ir::Arch;
 
 use crate::context::{Context, cuda};
@@ -139,10 +140,20 @@ fn link(context: &Context, ptx: &str, name: &str, options: JitOptions, target: T
 /// Compiles PTX as a whole program, by loading it. What comes back is the PTX.
 fn load_whole(context: &Context, ptx: &str, options: JitOptions) -> Result<Linked, Refused> {
     let mut link = Link::new(options, Target::Context);
-    let loaded = link.load(context, ptx);
-    loaded
-        .map(|bytes| Linked { bytes, log: link.info.text() })
-        .map_err(|error| Refused { error, log: link.errors.text() })
+    let text = [ptx.as_bytes(), b"\0"].concat();
+    let refused = |error, link: &Link| Refused { error, log: link.errors.text() };
+    let raw = link.load(context, &text).map_err(|error| refused(error, &link))?;
+    // SAFETY: loaded just now, and nobody has a function of it.
+    unsafe { cuda!(context, cuModuleUnload(raw)) }.map_err(|error| refused(error, &link))?;
+    Ok(Linked { bytes: text, log: link.info.text() })
+}
+
+/// Loads what [`compile`] gave as PTX, if it did: with the options it was compiled with, so that the driver finds it in
+/// its cache. The text ends with a zero.
+pub(crate) fn load_text(context: &Context, text: &[u8], options: JitOptions) -> Option<Result<CUmodule, CudaError>> {
+    let is_text = !text.starts_with(b"\x7fELF") && text.ends_with(b"\0");
+    let is_whole = || text.windows(WHOLE_ONLY.len()).any(|part| part == WHOLE_ONLY.as_bytes());
+    (is_text && is_whole()).then(|| Link::new(options, Target::Context).load(context, text))
 }
 
 /// A call of the linker, and all that it must find in its place until the end.
@@ -178,16 +189,13 @@ impl Link {
         Self { info, errors, keys, values }
     }
 
-    fn load(&mut self, context: &Context, ptx: &str) -> Result<Vec<u8>, CudaError> {
-        let text = [ptx.as_bytes(), b"\0"].concat();
+    fn load(&mut self, context: &Context, text: &[u8]) -> Result<CUmodule, CudaError> {
         let mut raw = ptr::null_mut();
         let (count, keys, values) = (self.keys.len() as c_uint, self.keys.as_mut_ptr(), self.values.as_mut_ptr());
         // SAFETY: keys and values are of the given number and each value is what its key asks for. The driver reads the
         // text, which ends with a zero, during the call, and writes one handle.
         unsafe { cuda!(context, cuModuleLoadDataEx(&raw mut raw, text.as_ptr().cast(), count, keys, values)) }?;
-        // SAFETY: loaded just now, and nobody has a function of it.
-        unsafe { cuda!(context, cuModuleUnload(raw)) }?;
-        Ok(text)
+        Ok(raw)
     }
 
     fn run(&mut self, context: &Context, ptx: &str, name: &str) -> Result<Vec<u8>, CudaError> {

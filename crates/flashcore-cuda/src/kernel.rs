@@ -11,6 +11,7 @@ use crate::cache::{Entry, Key, SelfCheck, Source};
 use crate::context::Context;
 use crate::driver::DriverVersion;
 use crate::error::CudaError;
+use crate::jit::JitOptions;
 use crate::jit_log::JitReport;
 use crate::launch::{self, L2Range, LaunchShape};
 use crate::module::{Function, Module, Usage};
@@ -83,8 +84,9 @@ impl Kernel {
         entry: &Entry,
         source: Source,
         timings: Timings,
+        options: JitOptions,
     ) -> Result<Self, CudaError> {
-        let module = Module::load(context, &entry.payload)?;
+        let module = Module::load(context, &entry.payload, options)?;
         let function = module.function(&kernel.name)?;
         let usage = function.usage()?;
         let device = context.device();

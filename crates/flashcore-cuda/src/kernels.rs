@@ -114,9 +114,9 @@ impl Kernels {
             .map_err(|error| Refused { error, source: Source::Compiled })?;
         let compile = start.elapsed();
         let start = Instant::now();
-        let mut loaded =
-            Kernel::load(&self.context, kernel, &entry, source, Timings { print, compile, ..Timings::default() })
-                .map_err(|error| Refused { error, source })?;
+        let timings = Timings { print, compile, ..Timings::default() };
+        let mut loaded = Kernel::load(&self.context, kernel, &entry, source, timings, self.options)
+            .map_err(|error| Refused { error, source })?;
         loaded.set_load_time(start.elapsed());
         Ok(loaded)
     }

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute as Attribute, CUmodul
 
 use crate::context::{Context, cuda};
 use crate::error::CudaError;
+use crate::jit::{self, JitOptions};
 
 /// Machine code loaded on a device. Clones are the same module; functions keep it loaded.
 #[derive(Debug, Clone)]
@@ -56,15 +57,13 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads a cubin, or PTX with a terminating zero.
-    pub fn load(context: &Context, cubin: &[u8]) -> Result<Self, CudaError> {
+    /// Loads what was [compiled](crate::compile) with these options.
+    pub fn load(context: &Context, compiled: &[u8], options: JitOptions) -> Result<Self, CudaError> {
         let _current = context.enter()?;
-        let mut raw = ptr::null_mut();
-        let image = aligned(cubin);
-        // SAFETY: the function reads the image during the call and writes one handle, unloaded with `Inner`. The driver
-        // takes the length from the header, of PTX from the zeros behind it; that the bytes are a whole image is the word of its own linker, kept by the
-        // checksum of the cache.
-        unsafe { cuda!(context, cuModuleLoadData(&raw mut raw, image.as_ptr().cast())) }?;
+        let raw = match jit::load_text(context, compiled, options) {
+            Some(loaded) => loaded?,
+            None => load_cubin(context, compiled)?,
+        };
         Ok(Self { inner: Arc::new(Inner { context: context.clone(), raw }) })
     }
 
@@ -79,6 +78,15 @@ impl Module {
         unsafe { cuda!(context, cuModuleGetFunction(&raw mut raw, self.inner.raw, name.as_ptr())) }?;
         Ok(Function { module: self.clone(), raw })
     }
+}
+
+fn load_cubin(context: &Context, cubin: &[u8]) -> Result<CUmodule, CudaError> {
+    let mut raw = ptr::null_mut();
+    let image = aligned(cubin);
+    // SAFETY: the function reads the image during the call and writes one handle. The driver takes the length from the
+    // header; that the bytes are a whole image is the word of its own linker, kept by the checksum of the cache.
+    unsafe { cuda!(context, cuModuleLoadData(&raw mut raw, image.as_ptr().cast())) }?;
+    Ok(raw)
 }
 
 /// The bytes from an address on that the headers in them can be read from, and zeros behind them for what is shorter

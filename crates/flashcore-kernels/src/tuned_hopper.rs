@@ -29,13 +29,13 @@ const BASE: HopperConfig = HopperConfig {
     persistent: true,
 };
 /// Many rows of heads of up to 64 columns.
-const NARROW: HopperConfig = HopperConfig { warpgroups: 3, ..BASE };
+const NARROW: HopperConfig = HopperConfig { warpgroups: 3, in_turn: InTurn::Products, ..BASE };
 /// Many keys for heads of up to 128 columns.
 const LONG: HopperConfig = HopperConfig { key_rows: 176, in_turn: InTurn::Products, ..BASE };
 /// Heads of up to 192 columns.
 const WIDE: HopperConfig = HopperConfig { key_rows: 112, in_turn: InTurn::Products, ..BASE };
 /// Heads of up to 256 columns.
-const WIDEST: HopperConfig = HopperConfig { key_rows: 80, in_turn: InTurn::Products, ..BASE };
+const WIDEST: HopperConfig = HopperConfig { key_rows: 80, ..BASE };
 /// Few keys for those, and where a bias takes the registers.
 const FEW_KEYS: HopperConfig = HopperConfig { key_rows: 64, in_turn: InTurn::Products, ..BASE };
 /// Few rows: less than one tile of 64 for each multiprocessor.

@@ -159,7 +159,10 @@ fn tile_of_keys(
         .collect();
     let mut of_keys = work.formula(k, formula, first_row, 0);
     of_keys.read_keys(k, key, &columns);
-    let (some, missing) = (k.copy(0u32), k.copy(0u32));
+    // Two predicates that the rows change, not two words: four instructions less for each row and key.
+    let one = k.copy(1u32);
+    let some = k.compare(Compare::Eq, one, 0u32);
+    let whole = k.not(some);
     k.for_uniform(first_row, end_row, 1u32, |k, row| {
         let row = k.reinterpret::<U32, S32>(row);
         let of_row = of_keys.for_row(k, row);
@@ -167,14 +170,14 @@ fn tile_of_keys(
         for (column, exists) in columns.iter().zip(&exists) {
             let attended = of_tile.attended(k, 0, *column);
             let is_there = k.and(attended, *exists);
-            k.set_where(some, is_there, 1u32);
-            let is_out = k.not(attended);
-            let is_missing = k.and(is_out, *exists);
-            k.set_where(missing, is_missing, 1u32);
+            let some_yet = k.or(some, is_there);
+            k.set(some, some_yet);
+            let is_behind = k.not(*exists);
+            let not_missing = k.or(attended, is_behind);
+            let whole_yet = k.and(whole, not_missing);
+            k.set(whole, whole_yet);
         }
     });
-    let some = k.compare(Compare::Ne, some, 0u32);
-    let whole = k.compare(Compare::Eq, missing, 0u32);
     (k.vote(VoteMode::Any, some), k.vote(VoteMode::All, whole))
 }
 

@@ -1,7 +1,7 @@
 //! How long the first call of a kernel takes, on a machine that has never seen it and from the cache on disk.
 //!
 //! Each is measured in a process of its own, as a user meets it: the first with an empty cache folder, the second with
-//! what the first left there. The driver's own cache is off in both.
+//! what the first left there. The driver's own cache is in a folder there, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn run_probe(cache: &Path) -> Result<Value, String> {
         .args(["doctor", "--first-call-probe"])
         .env("FLASHCORE_CACHE_DIR", cache)
         .env_remove("FLASHCORE_CACHE")
-        .env("CUDA_CACHE_DISABLE", "1")
+        .env("CUDA_CACHE_PATH", cache.join("driver"))
         .output()
         .map_err(|error| format!("cannot start a process to time: {error}"))?;
     if !output.status.success() {
