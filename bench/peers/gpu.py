@@ -43,7 +43,8 @@ def problems(suites, dtypes):
     seeds += [(8, 8, 512, 64), (4, 16, 2048, 128)]
     prefill = [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in (512, 1024, 2048, 4096, 8192, 16384)]
     wide = [(16384 // s, 2048 // d, s, d) for d in (96, 192) for s in (512, 1024, 4096, 16384)]
-    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide}
+    long = [shape for shape in prefill if shape[2] >= LONG]
+    shapes = {"seeds": seeds, "prefill": prefill, "wide": wide, "long": long}
     for suite in suites:
         for dtype in dtypes:
             for shape in shapes[suite]:
@@ -239,7 +240,7 @@ def matmul_tflops():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
-    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide"])
+    parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide", "long"])
     parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument(

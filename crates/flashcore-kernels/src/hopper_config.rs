@@ -14,6 +14,8 @@ pub struct HopperConfig {
     pub warpgroups: u32,
     /// Warpgroups that share the keys for the same rows, and add up what they have at the end: 1, 2 or 4.
     pub key_groups: u32,
+    /// CTAs of a cluster that share the keys for the same rows in the same way: 1, 2 or 4.
+    pub cluster: u32,
     /// Keys of a tile.
     pub key_rows: u32,
     /// Tiles of keys, and tiles of values, in shared memory at a time.
@@ -55,6 +57,7 @@ impl Default for HopperConfig {
         Self {
             warpgroups: 2,
             key_groups: 1,
+            cluster: 1,
             key_rows: 128,
             stages: 2,
             rescale: Rescale::Always,
@@ -79,6 +82,11 @@ impl HopperConfig {
             Some(groups) => groups,
             None => 0,
         }
+    }
+
+    /// Warpgroups that share the keys of the same rows, in all CTAs.
+    pub(crate) const fn key_sharers(self) -> u32 {
+        self.key_groups.saturating_mul(self.cluster)
     }
 
     /// Threads of a CTA.
@@ -164,10 +172,12 @@ impl HopperConfig {
     }
 
     /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but
-    /// the first of them, its output, and the maximum and the sum of two rows.
+    /// the first of them in a CTA, and of the first of all but the first CTA, its output, and the maximum and the sum of
+    /// two rows.
     pub(crate) const fn exchange_bytes(self, specialisation: Specialisation) -> u32 {
         let words = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2 + 4;
-        let others = self.row_groups().saturating_mul(self.key_groups.saturating_sub(1));
+        let senders = self.key_groups.saturating_add(self.cluster).saturating_sub(2);
+        let others = self.row_groups().saturating_mul(senders);
         others.saturating_mul(WARPGROUP * words * 4)
     }
 
@@ -197,6 +207,13 @@ impl HopperConfig {
                         && self.stages.is_multiple_of(2 * self.key_groups)
                         && self.in_turn == InTurn::Nothing
                         && !self.persistent,
+            ),
+            flaw(
+                "cluster",
+                self.cluster,
+                "1; or 2 or 4, without turns and persistence",
+                self.cluster == 1
+                    || matches!(self.cluster, 2 | 4) && self.in_turn == InTurn::Nothing && !self.persistent,
             ),
             flaw(
                 "key_rows",

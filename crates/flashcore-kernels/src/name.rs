@@ -33,6 +33,7 @@ const CHOICES: [Choice<AmpereConfig>; 13] = [
 const PLAIN_HOPPER: HopperConfig = HopperConfig {
     warpgroups: 2,
     key_groups: 1,
+    cluster: 1,
     key_rows: 128,
     stages: 2,
     rescale: Rescale::Always,
@@ -52,9 +53,11 @@ const STEP_CHOICES: [Choice<StepsConfig>; 4] = [
 ];
 
 /// The same for the kernel for Hopper.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 10] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 12] = [
     ("2keys", |config| config.key_groups == 2, |config| config.key_groups = 2),
     ("4keys", |config| config.key_groups == 4, |config| config.key_groups = 4),
+    ("2ctas", |config| config.cluster == 2, |config| config.cluster = 2),
+    ("4ctas", |config| config.cluster == 4, |config| config.cluster = 4),
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
     ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
     ("hidden", |config| config.hidden_rescale, |config| config.hidden_rescale = true),

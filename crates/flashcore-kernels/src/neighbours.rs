@@ -48,6 +48,8 @@ impl HopperConfig {
             Self { hidden_rescale: !self.hidden_rescale, ..self },
             Self { exponential: self.exponential.other(), ..self },
             Self { persistent: !self.persistent, ..self },
+            Self { cluster: self.cluster.saturating_mul(2), ..self },
+            Self { cluster: self.cluster / 2, ..self },
             Self { warpgroups: self.warpgroups.saturating_add(1), ..self },
             Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
             Self { stages: self.stages.saturating_add(1), ..self },

@@ -212,7 +212,8 @@ impl LaunchShape {
             return Self { grid: [Order::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {
-            return Self { grid: [one_head, heads, batch], extra: Extra::Nothing };
+            let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
+            return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
         };
         if persistent > 0 {
             let all = one_head.saturating_mul(heads).saturating_mul(batch);

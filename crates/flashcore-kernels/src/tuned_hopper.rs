@@ -19,6 +19,7 @@ use crate::tile::{Exponential, Rescale};
 const BASE: HopperConfig = HopperConfig {
     warpgroups: 2,
     key_groups: 1,
+    cluster: 1,
     key_rows: 128,
     stages: 2,
     rescale: Rescale::Always,

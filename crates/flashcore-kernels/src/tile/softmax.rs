@@ -8,7 +8,7 @@
 use core::f32::consts::LN_2;
 
 use flashcore_ir::types::{F32, U32};
-use flashcore_ir::{Builder, Compare, Reg, SharedAddress, ShuffleMode, VoteMode};
+use flashcore_ir::{Builder, ClusterAddress, Compare, Reg, SharedAddress, ShuffleMode, VoteMode};
 
 use super::LANES;
 use super::fragment::Accumulator;
@@ -177,9 +177,19 @@ impl OnlineSoftmax {
 
     /// Stores maxima, sums and `output` for another warp, a register after the other, each with one word for each lane.
     pub fn send(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
+        let address = SharedAddress::from(lane_address);
+        self.each_sent(output, |offset, register| k.store_shared(address.plus(offset), &[register]));
+    }
+
+    /// The same for a warp of another CTA of the cluster.
+    pub fn send_to_cta(&self, k: &mut Builder, output: &Accumulator, lane_address: ClusterAddress) {
+        self.each_sent(output, |offset, register| k.store_cluster(lane_address.plus(offset), &[register]));
+    }
+
+    /// Does `store` with each register, and the bytes from the lane's first word to its own.
+    fn each_sent(&self, output: &Accumulator, mut store: impl FnMut(i32, Reg<F32>)) {
         for (index, register) in self.registers(output).into_iter().enumerate() {
-            let offset = index as u32 * LANES * WORD_BYTES;
-            k.store_shared(SharedAddress::from(lane_address).plus(offset as i32), &[register]);
+            store((index as u32 * LANES * WORD_BYTES) as i32, register);
         }
     }
 

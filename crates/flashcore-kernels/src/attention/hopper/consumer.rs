@@ -60,7 +60,7 @@ impl<T: Element> Consumer<T> {
         let lane = k.and(thread, LANES - 1);
         let position = FragmentPosition::new(k, lane);
         let warp = k.shr(thread, LANES.ilog2());
-        let key_group = (config.key_groups > 1).then(|| KeyGroup::new(k, cta, warp, lane, warpgroup));
+        let key_group = (config.key_sharers() > 1).then(|| KeyGroup::new(k, cta, warp, lane, warpgroup));
         let (warp, row_group) = match &key_group {
             Some(group) => (group.row_warp, group.row_group),
             // The warps that copy come first.
@@ -114,7 +114,7 @@ impl<T: Element> Consumer<T> {
             let has_some = group.has_some(k, &key_tiles);
             k.if_uniform(has_some, |k| self.attend(k, &step));
             k.section("other keys", |k| group.gather(k, cta.config, &step.softmax, &self.output));
-            let is_first = k.compare(Compare::Eq, group.number, 0u32);
+            let is_first = group.is_first(k);
             k.if_uniform(is_first, store);
         } else {
             k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
@@ -187,7 +187,7 @@ impl<T: Element> Consumer<T> {
         bound: Reg<S32>,
         is_cut: bool,
     ) {
-        let groups = step.cta.config.key_groups as i32;
+        let groups = step.cta.config.key_sharers() as i32;
         k.while_uniform(
             |k| {
                 let next = if groups == 1 { key_tile } else { k.sub(key_tile, groups - 1) };

@@ -16,7 +16,8 @@
 //! one has the tensor cores while another computes its softmax.
 //!
 //! Where there are few rows, warpgroups can share the keys instead: each takes every second or fourth tile of them for the
-//! same rows, and the first adds up what they have, in `gather`.
+//! same rows, and the first adds up what they have, in `gather`. So can the CTAs of a cluster, through the shared memory of
+//! the first.
 //!
 //! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
 
@@ -50,6 +51,9 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.registers_at_launch());
+    if config.cluster > 1 {
+        k.set_cluster([config.cluster, 1, 1]);
+    }
     let parameters = Parameters::load(k);
     let maps = Maps::declare(k);
     let schedule = Schedule::load(k, config, parameters, specialisation);
@@ -66,6 +70,10 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
             k.fence_mbarrier_init();
         });
         k.cta_sync();
+        if config.cluster > 1 {
+            // That this CTA is there; who stores to its memory waits for that.
+            k.cluster_arrive();
+        }
     });
     if config.dependent {
         k.section("kernel behind", Builder::launch_dependents);

@@ -44,12 +44,22 @@ impl Producer {
     fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let tiles = KeyTiles::new(k, &tile.work, cta.config);
         cta.wait_for_kernel_before(k);
-        k.if_uniform(tiles.any, |k| self.copy_tiles(k, cta, tile, tiles));
+        let (last, any) = if cta.config.cluster > 1 {
+            let rank = k.cluster_rank();
+            let rank = k.reinterpret::<U32, S32>(rank);
+            let last = k.sub(tiles.last, rank);
+            let some = k.compare(Compare::Ge, last, tiles.first);
+            (last, k.and(some, tiles.any))
+        } else {
+            (tiles.last, tiles.any)
+        };
+        k.if_uniform(any, |k| self.copy_tiles(k, cta, tile, tiles, last));
     }
 
     /// Copies what a tile of query rows needs, in the order in which it is needed: the values of a tile of keys after
-    /// the keys of the next.
-    fn copy_tiles(&self, k: &mut Builder, cta: &Cta, tile: &Tile, tiles: KeyTiles) {
+    /// the keys of the next. Of a cluster, each CTA has the tiles that are a multiple of its CTAs below its `last`.
+    fn copy_tiles(&self, k: &mut Builder, cta: &Cta, tile: &Tile, tiles: KeyTiles, last: Reg<S32>) {
+        let step = cta.config.cluster as i32;
         let maps = cta.maps;
         let [head, key_head, batch, row] =
             [tile.place.head, tile.place.key_head, tile.place.batch, tile.place.first_row]
@@ -58,7 +68,7 @@ impl Producer {
         let (kept, passing) = (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
         let query = TensorRows { map: maps.query, row, head, batch, policy: Some(passing) };
         k.section("query", |k| self.next(k, &self.query, cta.shared.query, query));
-        let key_tile = k.copy(tiles.last);
+        let key_tile = k.copy(last);
         let rows_of = |k: &mut Builder, map, tile| {
             let row = tiles.first_key(k, tile);
             TensorRows { map, row, head: key_head, batch, policy: Some(kept) }
@@ -77,9 +87,12 @@ impl Producer {
         };
         keys(k, key_tile);
         k.while_uniform(
-            |k| k.compare(Compare::Gt, key_tile, tiles.first),
             |k| {
-                let before = k.sub(key_tile, 1i32);
+                let next = if step == 1 { key_tile } else { k.sub(key_tile, step - 1) };
+                k.compare(Compare::Gt, next, tiles.first)
+            },
+            |k| {
+                let before = k.sub(key_tile, step);
                 keys(k, before);
                 values(k, key_tile);
                 k.set(key_tile, before);

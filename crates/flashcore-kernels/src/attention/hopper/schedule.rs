@@ -70,11 +70,13 @@ impl Schedule {
     /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
     fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
+            // All CTAs of a cluster have the same tile.
+            let cluster = if self.config.cluster > 1 { k.shr(cta, self.config.cluster.ilog2()) } else { cta };
             let row_tile = if self.specialisation.right {
                 let last = k.sub(self.query_tiles, 1u32);
-                k.sub(last, cta)
+                k.sub(last, cluster)
             } else {
-                cta
+                cluster
             };
             let [head, batch] = [SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|index| k.special(index));
             self.place(k, row_tile, head, batch)
