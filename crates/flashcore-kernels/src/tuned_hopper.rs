@@ -6,7 +6,8 @@
 //!   the wider the heads, the fewer keys a tile has.
 //! * Narrow heads leave room for a third warpgroup, whose exponentials fill what the tensor cores leave.
 //! * Long tiles of keys are read from shared memory less often, but what a tile has too many costs all the same.
-//! * Where there are fewer tiles of 64 rows than multiprocessors, a CTA has but those, and two warpgroups share the keys.
+//! * Where there are fewer tiles of 64 rows than multiprocessors, a CTA has but those, and two warpgroups share the keys;
+//!   with half as many tiles, two CTAs do, and with fewer still, four.
 
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
@@ -47,14 +48,24 @@ const SHORT_WIDE: HopperConfig = HopperConfig { key_rows: 64, ..SHORT };
 /// Few rows and few keys.
 const TINY: HopperConfig = HopperConfig { warpgroups: 1, key_groups: 1, ..SHORT_WIDE };
 
+/// Rows so few that two CTAs can share the keys of a tile.
+const SPLIT: HopperConfig = HopperConfig { cluster: 2, ..SHORT_WIDE };
+/// The same for many keys.
+const SPLIT_LONG: HopperConfig = HopperConfig { cluster: 2, ..SHORT };
+/// So few that four can.
+const SPLIT_IN_FOUR: HopperConfig = HopperConfig { cluster: 4, ..SHORT_WIDE };
+
 /// Every config that some problem gets.
-pub(crate) const ALL: [HopperConfig; 9] = [BASE, NARROW, LONG, WIDE, WIDEST, FEW_KEYS, SHORT, SHORT_WIDE, TINY];
+pub(crate) const ALL: [HopperConfig; 12] =
+    [BASE, NARROW, LONG, WIDE, WIDEST, FEW_KEYS, SHORT, SHORT_WIDE, TINY, SPLIT, SPLIT_LONG, SPLIT_IN_FOUR];
 
 /// Fewer query rows than this are for kernels with smaller tiles.
 const LEAST_ROWS: usize = 17;
 /// Keys up to which one warpgroup is as fast as two that share them.
 const FEW: usize = 128;
-/// Keys from which on the widest heads have more of them in a tile.
+/// Keys from which on CTAs share them, if there are as many as that takes. With 256, sending costs more than it saves.
+const SHARED: usize = 384;
+/// Keys from which on the widest heads have more of them in a tile, and CTAs that share them.
 const SEVERAL: usize = 1024;
 /// Keys from which on long tiles pay, and under a causal mask, where a tile of rows attends half of them.
 const MANY: usize = 4096;
@@ -73,8 +84,13 @@ pub(crate) fn best(problem: &Problem, arch: Arch, multiprocessors: usize) -> Opt
     let many = if right.is_some() { MANY_CAUSAL } else { MANY };
     // Of three warpgroups, not many rows may be without work in the last tile.
     let fills_three = rows.next_multiple_of(192) * 15 <= rows * 16;
+    // Clusters of four leave some multiprocessors of each group of them empty.
+    let can_share = |ctas: usize, most: usize| keys >= SHARED && short_tiles.saturating_mul(ctas) <= most;
     let choice = match problem.head_dim.max(problem.value_dim) {
         ..=128 if is_short && keys <= FEW => TINY,
+        ..=64 if can_share(4, multiprocessors / 4 * 3) => SPLIT_IN_FOUR,
+        ..=64 if can_share(2, multiprocessors) && keys >= SEVERAL => SPLIT_LONG,
+        ..=128 if can_share(2, multiprocessors) => SPLIT,
         ..=64 if is_short => SHORT,
         65..=128 if is_short => SHORT_WIDE,
         ..=64 if fills_three => NARROW,
@@ -84,5 +100,6 @@ pub(crate) fn best(problem: &Problem, arch: Arch, multiprocessors: usize) -> Opt
         _ if keys < SEVERAL => FEW_KEYS,
         _ => WIDEST,
     };
-    [choice, BASE, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+    let alone = HopperConfig { cluster: 1, ..choice };
+    [choice, alone, BASE, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
 }

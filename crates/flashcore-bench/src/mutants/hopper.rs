@@ -50,6 +50,18 @@ pub const HOPPER: &[Mutation] = mutations! {
     "hopper": "stage-stands-still", "the readers stay in one stage of keys" =>
         |kernel| drop(kernel, Find::nth(&["tile", "advance"], |op| matches!(op, Op::Add { .. }), 0));
 
+    // Keys that CTAs share
+    "hopper": "parts-read-before-they-are-sent", "the first CTA does not wait for what the other sends" =>
+        |kernel| drop(kernel, Find::nth(&["other CTAs"], is_cluster_wait, 1));
+    "hopper": "sent-to-a-cta-that-has-not-begun", "a CTA sends without knowing that the other is there" =>
+        |kernel| drop(kernel, Find::nth(&["other CTAs"], is_cluster_wait, 0));
+    "hopper": "a-cta-sends-nothing", "what the other CTA has is not sent" =>
+        |kernel| drop(kernel, Find::every(&["other CTAs"], |op| matches!(op, Op::Store { space: Space::Cluster, .. })));
+    "hopper": "both-ctas-store", "the other CTA stores its part of the rows as well" =>
+        |kernel| change(kernel, Find::every(&["is first"], |op| matches!(op, Op::Or { .. })), |op| {
+            if let Op::Or { b, .. } = op { *b = Operand::Constant(0); }
+        });
+
     // Products under way
     "hopper": "scores-read-too-early", "scores are read while they are multiplied" =>
         |kernel| drop(kernel, Find::nth(&["tile"], is_product_wait, 0));
@@ -81,10 +93,12 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| drop(kernel, Find::every(&["tile"], |op| matches!(op, Op::BarrierArrive { .. })));
 
     // Order, masks, softmax, output
-    "hopper": "pairs-mixed-up", "a CTA takes a tile of rows twice and leaves another" =>
-        |kernel| change(kernel, Find::nth(&["schedule"], |op| is_compare(op, Compare::Ne), 1), |op| set_compare(op, Compare::Eq));
+    "hopper": "rounds-do-not-turn", "a CTA goes on over the others instead of back, and takes tiles of theirs" =>
+        |kernel| change(kernel, Find::every(&["round trip"], |op| matches!(op, Op::Sub { .. })), |op| {
+            if let Op::Sub { ty, d, b, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *b }; }
+        });
     "hopper": "forget-groups", "every query head reads the key head of the same number" =>
-        |kernel| change(kernel, Find::nth(&["schedule"], |op| matches!(op, Op::Div { .. }), 2), |op| {
+        |kernel| change(kernel, Find::nth(&["schedule"], |op| matches!(op, Op::Div { .. }), 4), |op| {
             if let Op::Div { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
     "hopper": "mask-one-key-more", "each row attends one key behind its limit" =>
@@ -113,6 +127,10 @@ const fn is_mbarrier_wait(op: &Op) -> bool {
 
 const fn is_arrival(op: &Op) -> bool {
     matches!(op, Op::MbarrierArrive { .. })
+}
+
+const fn is_cluster_wait(op: &Op) -> bool {
+    matches!(op, Op::ClusterWait {})
 }
 
 const fn is_product(op: &Op) -> bool {

@@ -11,7 +11,7 @@ mod hopper;
 use core::fmt;
 
 use flashcore_ir::{Arch, Kernel};
-use flashcore_kernels::{Config, HopperConfig, Plan, Reason};
+use flashcore_kernels::{Config, HopperConfig, InTurn, Plan, Reason};
 use flashcore_problem::{Alignment, DType, Inputs, Invalid, Mask, Problem};
 use flashcore_sim::SimError;
 
@@ -37,6 +37,19 @@ const fn arch(config: Config) -> Arch {
 /// The Hopper kernel with tiles so small that every problem here has several of them.
 fn small_hopper() -> Config {
     Config::Hopper(HopperConfig { key_rows: 48, ..HopperConfig::default() })
+}
+
+/// The Hopper kernel whose warpgroups share keys, in the two CTAs of a cluster.
+fn sharing_hopper() -> Config {
+    Config::Hopper(HopperConfig {
+        key_groups: 2,
+        cluster: 2,
+        key_rows: 16,
+        stages: 4,
+        in_turn: InTurn::Nothing,
+        persistent: false,
+        ..HopperConfig::default()
+    })
 }
 
 /// Orders of warps that the kernels as they are must pass under.
@@ -135,11 +148,16 @@ struct Trial {
 }
 
 impl Trials {
+    /// How many there are.
+    pub fn count() -> usize {
+        problems().len() * configs().len()
+    }
+
     /// Prepares the trials: the kernels as they are must pass all of them, under [`BASELINE_SEEDS`] orders of warps.
     pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self, MutantsError> {
         let mut trials = Vec::new();
         for problem in problems() {
-            for config in [Config::ampere(), Config::scalar(), small_hopper()] {
+            for config in configs() {
                 progress(&format!("{config} {}", shape_text(&problem)));
                 trials.push(Trial::prepare(&problem, config)?);
             }
@@ -173,6 +191,10 @@ impl Trials {
     }
 }
 
+fn configs() -> [Config; 4] {
+    [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()]
+}
+
 /// Independent inputs, more than three tiles of keys with a ragged tail, groups of heads, rows that attend nothing.
 fn problems() -> Vec<Problem> {
     let problem = |query_length, key_length, mask| {
@@ -187,6 +209,8 @@ fn problems() -> Vec<Problem> {
         problem(203, 97, Mask::Causal(Alignment::BottomRight)),
         // Scores that raise the maximum far, and more than once.
         Problem { scale: 4.0, ..problem(33, 70, Mask::None) },
+        // Several tiles of rows for each CTA, with one of keys each: copies run furthest ahead.
+        Problem { query_heads: 12, ..problem(33, 40, Mask::None) },
     ]
 }
 

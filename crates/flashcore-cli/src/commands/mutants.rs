@@ -32,7 +32,7 @@ impl Mutants {
         }
         let mut prepared = 0;
         let trials = match Trials::prepare(|what| {
-            output.progress(prepared, 6, &format!("as it is: {what}"));
+            output.progress(prepared, Trials::count(), &format!("as it is: {what}"));
             prepared += 1;
         }) {
             Ok(trials) => trials,
@@ -68,8 +68,10 @@ impl Mutants {
         if matches!(self.format, Format::Table | Format::Markdown) {
             let [verifier, simulator, gate, counters] = counts;
             output.line(format!(
-                "\nkernels as they are: {} runs clean (4 problems x 2 kernels x 8 orders of warps)",
-                trials.passed()
+                "\nkernels as they are: {} runs clean ({} kernels and problems, {} orders of warps each)",
+                trials.passed(),
+                Trials::count(),
+                mutants::BASELINE_SEEDS
             ))?;
             output.line(format!(
                 "{} mutants: {verifier} killed by the verifier, {simulator} by a fault of the simulator, {gate} by the gate, {counters} by counters; {} survived",

@@ -76,8 +76,10 @@ impl KeyGroup {
 
     /// Whether it is the one that stores the rows.
     pub(super) fn is_first(&self, k: &mut Builder) -> Reg<Pred> {
-        let before = self.rank.map_or(self.number, |rank| k.or(self.number, rank));
-        k.compare(Compare::Eq, before, 0u32)
+        k.section("is first", |k| {
+            let before = self.rank.map_or(self.number, |rank| k.or(self.number, rank));
+            k.compare(Compare::Eq, before, 0u32)
+        })
     }
 
     /// Brings together, in the first warpgroup of each rows, what those of the same rows have for their keys.

@@ -57,9 +57,11 @@ impl Schedule {
                 let tile = self.tile(k, index);
                 body(k, &tile);
                 if let Some((both, step)) = round_trip {
-                    k.add_to(index, step);
-                    let back = k.sub(both, step);
-                    k.set(step, back);
+                    k.section("round trip", |k| {
+                        k.add_to(index, step);
+                        let back = k.sub(both, step);
+                        k.set(step, back);
+                    });
                 } else {
                     k.add_to(index, ctas);
                 }
