@@ -129,7 +129,7 @@ def config_of(configs, shape):
     return named.get("x".join(map(str, shape)), named.get(str(shape[3]), named.get("")))
 
 
-def measure(flashcore, shape, dtype, causal, config, scalar, peers):
+def measure(flashcore, shape, dtype, causal, arguments):
     batch, heads, length, dim = shape
     query, key, value = (
         torch.randn(shape, device="cuda", dtype=torch.float32).to(TORCH_DTYPES[dtype]) for _ in range(3)
@@ -165,10 +165,10 @@ def measure(flashcore, shape, dtype, causal, config, scalar, peers):
 
         calls_by_name[name] = call
 
-    ours("flashcore", config)
-    if scalar and length <= 512:
+    ours("flashcore", config_of(arguments.config, shape))
+    if arguments.scalar and length <= 512:
         ours("flashcore-scalar", "scalar")
-    for name in peers:
+    for name in arguments.peers:
         peer(name, PEERS[name])
 
     graphs, errors = {}, {}
@@ -188,7 +188,7 @@ def measure(flashcore, shape, dtype, causal, config, scalar, peers):
         graphs[name] = capture(call, calls)
     graphs = {name: (graph, calls) for name, graph in graphs.items()}
     # The rate that long problems are compared with is taken between them, and of what stays the same for a while.
-    if length >= LONG:
+    if arguments.products and length >= LONG:
         graphs["matmul"] = (matmul_graph(), MATMUL_CALLS)
     times = {name: [] for name in graphs}
     names = list(graphs)
@@ -249,6 +249,9 @@ def main():
         default=[],
         help="the kernel config of flashcore, or one for a head dimension, DIM=CONFIG, or a shape, SHAPE=CONFIG; its default unless said",
     )
+    parser.add_argument(
+        "--products", action="store_true", help="compare long problems with the rate of an 8192-cubed f16 product"
+    )
     parser.add_argument("--scalar", action="store_true", help="flashcore's scalar kernel too, on short sequences")
     parser.add_argument("--out", required=True, help="the JSON record to write")
     arguments = parser.parse_args()
@@ -258,8 +261,7 @@ def main():
     before = state()
     rows = []
     for suite, shape, dtype, causal in problems(arguments.suite, arguments.dtype):
-        config = config_of(arguments.config, shape)
-        row = measure(flashcore, shape, dtype, causal, config, arguments.scalar, arguments.peers)
+        row = measure(flashcore, shape, dtype, causal, arguments)
         rows.append({"suite": suite, **row})
         times = " ".join(f"{name} {median:.2f}" for name, median in row["microseconds"].items())
         rate = ""

@@ -196,6 +196,29 @@ fn the_memory_of_a_cta_that_has_ended() {
     assert!(run_grid(&write(true), [1, 2, 1], Vec::new(), &memory, 0).is_ok());
 }
 
+/// What is stored to another CTA does not pass the banks of this one.
+#[test]
+fn stores_to_another_cta_are_counted_apart() {
+    let kernel = kernel(32, |k| {
+        k.set_cluster([2, 1, 1]);
+        k.reserve_shared(128, 128);
+        let (base, lane) = (k.shared_base(), k.lane());
+        let own = k.mad::<U32>(lane, 4u32, base);
+        let rank = k.cluster_rank();
+        let other = k.xor(rank, 1u32);
+        let remote = k.map_shared(own, other);
+        k.cluster_sync();
+        k.store_cluster(remote, &[lane]);
+        k.cluster_sync();
+        k.load_shared::<U32>(own, 1);
+    });
+    let counters = run_grid(&kernel, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0).unwrap().counters;
+    assert_eq!(
+        (counters.cluster_accesses, counters.shared_stores.requests, counters.shared_loads.requests),
+        (64, 0, 2)
+    );
+}
+
 /// A write to another CTA out of bounds is reported at the address that was used.
 #[test]
 fn out_of_bounds_in_another_cta() {

@@ -59,7 +59,8 @@ pub(crate) fn load(
         }
     }
     match space {
-        Space::Shared | Space::Cluster => counters.shared_loads.count(&addresses, *mask, bytes as u32),
+        Space::Shared => counters.shared_loads.count(&addresses, *mask, bytes as u32),
+        Space::Cluster => counters.cluster_accesses += u64::from(mask.count_ones()),
         Space::Global => counters.global_loads.count(lanes(*mask).map(|lane| (addresses[lane], bytes as u32))),
     }
     Ok(())
@@ -98,7 +99,8 @@ pub(crate) fn store(
         written.map_err(|refusal| scene.refused(attempt, refusal))?;
     }
     match space {
-        Space::Shared | Space::Cluster => counters.shared_stores.count(&addresses, *mask, bytes as u32),
+        Space::Shared => counters.shared_stores.count(&addresses, *mask, bytes as u32),
+        Space::Cluster => counters.cluster_accesses += u64::from(mask.count_ones()),
         Space::Global => counters.global_stores.count(lanes(*mask).map(|lane| (addresses[lane], bytes as u32))),
     }
     Ok(())
