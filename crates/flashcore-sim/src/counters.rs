@@ -37,9 +37,9 @@ pub struct Counters {
     pub global_stores: GlobalTraffic,
     /// Bytes that `cp.async` read from global memory, which [`Counters::global_loads`] includes.
     pub copy_async_bytes: u64,
-    /// Loads and stores of the shared memory of CTAs of the cluster, executed by lanes. They do not pass the banks of the
-    /// multiprocessor that executes them.
-    pub cluster_accesses: u64,
+    /// Bytes that were loaded from and stored to the shared memory of CTAs of the cluster, which do not pass the banks of
+    /// the multiprocessor that executes it.
+    pub cluster_bytes: u64,
     /// Atomics and reductions to memory, executed by lanes.
     pub atomics: u64,
     /// Barrier operations executed by warps, waiting or only arriving.
@@ -223,7 +223,7 @@ impl AddAssign for Counters {
             global_loads,
             global_stores,
             copy_async_bytes,
-            cluster_accesses,
+            cluster_bytes,
             atomics,
             barriers,
             bulk_load_bytes,
@@ -245,7 +245,7 @@ impl AddAssign for Counters {
         self.global_loads += global_loads;
         self.global_stores += global_stores;
         self.copy_async_bytes += copy_async_bytes;
-        self.cluster_accesses += cluster_accesses;
+        self.cluster_bytes += cluster_bytes;
         self.atomics += atomics;
         self.barriers += barriers;
         self.bulk_load_bytes += bulk_load_bytes;

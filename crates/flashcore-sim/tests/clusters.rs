@@ -213,10 +213,7 @@ fn stores_to_another_cta_are_counted_apart() {
         k.load_shared::<U32>(own, 1);
     });
     let counters = run_grid(&kernel, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0).unwrap().counters;
-    assert_eq!(
-        (counters.cluster_accesses, counters.shared_stores.requests, counters.shared_loads.requests),
-        (64, 0, 2)
-    );
+    assert_eq!((counters.cluster_bytes, counters.shared_stores.requests, counters.shared_loads.requests), (256, 0, 2));
 }
 
 /// A write to another CTA out of bounds is reported at the address that was used.

@@ -98,7 +98,7 @@ pub const HOPPER: &[Mutation] = mutations! {
             if let Op::Sub { ty, d, b, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *b }; }
         });
     "hopper": "forget-groups", "every query head reads the key head of the same number" =>
-        |kernel| change(kernel, Find::nth(&["schedule"], |op| matches!(op, Op::Div { .. }), 4), |op| {
+        |kernel| change(kernel, Find::nth(&["schedule"], |op| matches!(op, Op::Div { .. }), 2), |op| {
             if let Op::Div { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
     "hopper": "mask-one-key-more", "each row attends one key behind its limit" =>

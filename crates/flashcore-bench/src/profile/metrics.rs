@@ -48,6 +48,7 @@ const fn hardware_only(
     Definition { name, unit, hardware, simulator: None, difference: "" }
 }
 
+const SECTOR_BYTES: u64 = 32;
 const L2_READS: &str = "L2 reads";
 const DRAM_READS: &str = "DRAM reads";
 const L2_READ_HIT_RATE: &str = "L2 read hit rate";
@@ -187,7 +188,8 @@ pub const DEFINITIONS: &[Definition] = &[
         name: L2_READS,
         unit: "",
         hardware: &[&["l1tex__m_xbar2l1tex_read_sectors.sum"]],
-        simulator: Some(|counters| counters.global_loads.sectors as f64),
+        // What another CTA stores to shared memory comes the same way.
+        simulator: Some(|counters| (counters.global_loads.sectors + counters.cluster_bytes / SECTOR_BYTES) as f64),
         difference: "the hardware also reads what the L1 cache had to give up, and not what it still had",
     },
     hardware_only(DRAM_READS, "", &[&["dram__sectors_read.sum"]]),

@@ -60,7 +60,7 @@ pub(crate) fn load(
     }
     match space {
         Space::Shared => counters.shared_loads.count(&addresses, *mask, bytes as u32),
-        Space::Cluster => counters.cluster_accesses += u64::from(mask.count_ones()),
+        Space::Cluster => counters.cluster_bytes += bytes as u64 * u64::from(mask.count_ones()),
         Space::Global => counters.global_loads.count(lanes(*mask).map(|lane| (addresses[lane], bytes as u32))),
     }
     Ok(())
@@ -100,7 +100,7 @@ pub(crate) fn store(
     }
     match space {
         Space::Shared => counters.shared_stores.count(&addresses, *mask, bytes as u32),
-        Space::Cluster => counters.cluster_accesses += u64::from(mask.count_ones()),
+        Space::Cluster => counters.cluster_bytes += bytes as u64 * u64::from(mask.count_ones()),
         Space::Global => counters.global_stores.count(lanes(*mask).map(|lane| (addresses[lane], bytes as u32))),
     }
     Ok(())

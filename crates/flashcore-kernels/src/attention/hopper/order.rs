@@ -22,8 +22,8 @@ pub(crate) struct Order {
     matrices: u32,
     /// All tiles; more than can be counted are more than a grid has.
     pub(crate) tiles: u32,
-    /// Heads of a section.
-    section: u32,
+    /// Heads of a section, as a power of two: a divisor of all, so that the kernel need not divide by it.
+    section_bits: u32,
 }
 
 /// Bytes of keys and values that are in use at a time: what an L2 cache of 50 MB keeps beside all else.
@@ -39,7 +39,7 @@ impl Order {
         let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize) as u32;
         let heads = problem.query_heads as u32;
         let matrices = (problem.batch as u32).saturating_mul(heads);
-        Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section: 1 }
+        Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section_bits: 0 }
     }
 
     /// The same with the sections that give so many CTAs the most even loads.
@@ -52,17 +52,16 @@ impl Order {
         let lengths: Vec<_> = (0..self.query_tiles).map(|tile| length(problem, config, tile)).collect();
         let one_head = problem.key_length * (problem.head_dim + problem.value_dim) * problem.dtype.size_bytes();
         let sharing = problem.query_heads / problem.key_heads;
-        let sections = (0..u32::BITS).map(|bits| 1 << bits).take_while(|&section: &u32| {
-            section == 1 || section <= self.matrices && (section as usize).div_ceil(sharing) * one_head <= CACHED_BYTES
-        });
-        let orders = sections.map(|section| Self { section, ..self });
+        let sections = (0..=self.matrices.trailing_zeros())
+            .take_while(|&bits| bits == 0 || (1usize << bits).div_ceil(sharing) * one_head <= CACHED_BYTES);
+        let orders = sections.map(|section_bits| Self { section_bits, ..self });
         orders.min_by_key(|order| order.longest_load(&lengths, ctas)).unwrap_or(self)
     }
 
     /// In the order of [`Schedule::load`](super::schedule::Schedule::load).
     pub(crate) fn arguments(self) -> [Argument; 5] {
-        let Self { query_tiles, heads, matrices, tiles, section } = self;
-        [query_tiles, heads, matrices, tiles, section].map(Argument::U32)
+        let Self { query_tiles, heads, matrices, tiles, section_bits } = self;
+        [query_tiles, heads, matrices, tiles, section_bits].map(Argument::U32)
     }
 
     /// The most that one of so many CTAs has to do, if tiles are as long as said.
@@ -80,11 +79,10 @@ impl Order {
 
     /// Where in its head the tile of a number is: what [`Schedule`](super::schedule::Schedule) computes on the GPU.
     fn row_tile(self, index: u32) -> u32 {
-        let number = index / (self.section * self.query_tiles);
-        let first = number * self.section;
-        let width = self.section.min(self.matrices - first);
-        let from_one_end = (index - first * self.query_tiles) / width;
-        let last_section = (self.matrices - 1) / self.section;
+        let number = index / (self.query_tiles << self.section_bits);
+        let first = number << self.section_bits;
+        let from_one_end = (index - first * self.query_tiles) >> self.section_bits;
+        let last_section = (self.matrices - 1) >> self.section_bits;
         if (last_section - number).is_multiple_of(2) { self.query_tiles - 1 - from_one_end } else { from_one_end }
     }
 }
@@ -119,8 +117,8 @@ mod tests {
 
     #[test]
     fn every_tile_comes_once() {
-        for (heads, section) in [(1, 1), (7, 1), (7, 2), (8, 3), (8, 8)] {
-            let order = Order { query_tiles: 5, heads, matrices: heads, tiles: 5 * heads, section };
+        for (heads, section_bits) in [(1, 0), (7, 0), (6, 1), (8, 2), (8, 3)] {
+            let order = Order { query_tiles: 5, heads, matrices: heads, tiles: 5 * heads, section_bits };
             let mut times = [0; 5];
             (0..order.tiles).for_each(|index| times[order.row_tile(index) as usize] += 1);
             assert_eq!(times, [heads; 5], "{order:?}");
@@ -138,6 +136,6 @@ mod tests {
     #[test]
     fn what_is_not_dealt_out_has_sections_of_one_head() {
         let (order, _) = order(4, 512, 132);
-        assert_eq!((order.tiles, order.section), (16, 1));
+        assert_eq!((order.tiles, order.section_bits), (16, 0));
     }
 }

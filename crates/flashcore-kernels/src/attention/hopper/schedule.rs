@@ -18,7 +18,7 @@ pub(super) struct Schedule {
     heads: Reg<U32>,
     matrices: Reg<U32>,
     tiles: Reg<U32>,
-    section: Reg<U32>,
+    section_bits: Reg<U32>,
     config: HopperConfig,
     parameters: Parameters,
     specialisation: Specialisation,
@@ -31,9 +31,9 @@ impl Schedule {
         parameters: Parameters,
         specialisation: Specialisation,
     ) -> Self {
-        let [query_tiles, heads, matrices, tiles, section] =
-            ["query_tiles", "heads", "matrices", "tiles", "section"].map(|name| k.parameter::<U32>(name));
-        Self { query_tiles, heads, matrices, tiles, section, config, parameters, specialisation }
+        let [query_tiles, heads, matrices, tiles, section_bits] =
+            ["query_tiles", "heads", "matrices", "tiles", "section_bits"].map(|name| k.parameter::<U32>(name));
+        Self { query_tiles, heads, matrices, tiles, section_bits, config, parameters, specialisation }
     }
 
     /// Does `body` with each tile of this CTA.
@@ -113,19 +113,18 @@ impl Schedule {
     /// The head and the place in it of the tile of a number: in the last section and every other one before it, the last
     /// tiles of all heads come first.
     fn in_section(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let size = k.mul(self.section, self.query_tiles);
+        let size = k.shl(self.query_tiles, self.section_bits);
         let number = k.div(index, size);
         let skipped = k.mul(number, size);
         let rest = k.sub(index, skipped);
-        let first = k.mul(number, self.section);
-        let left = k.sub(self.matrices, first);
-        let width = k.min(self.section, left);
-        let from_one_end = k.div(rest, width);
-        let skipped = k.mul(from_one_end, width);
+        let first = k.shl(number, self.section_bits);
+        let from_one_end = k.shr(rest, self.section_bits);
+        let skipped = k.shl(from_one_end, self.section_bits);
         let matrix = k.sub(rest, skipped);
         let matrix = k.add(matrix, first);
-        let behind = k.sub(left, 1u32);
-        let behind = k.div(behind, self.section);
+        let last_section = k.sub(self.matrices, 1u32);
+        let last_section = k.shr(last_section, self.section_bits);
+        let behind = k.sub(last_section, number);
         let behind = k.and(behind, 1u32);
         let from_last = k.compare(Compare::Eq, behind, 0u32);
         let last = k.sub(self.query_tiles, 1u32);
