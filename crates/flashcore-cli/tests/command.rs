@@ -75,6 +75,24 @@ fn a_reader_who_leaves_early_is_no_error() {
 }
 
 #[test]
+fn the_kernels_of_any_problem_can_be_printed() {
+    let entries = |arguments: &[&str]| {
+        let output = flashcore(&[&["ptx"], arguments].concat());
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let names = text.lines().filter_map(|line| line.strip_prefix(".visible .entry "));
+        names.map(|name| name.trim_end_matches('(').to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(entries(&["--kernel", "ampere"]), ["flashcore_ampere_64x64_2stage_swizzled_f16_d64"]);
+    // The kernel that finds the tiles of a formula, and the one behind it; by default that of the architecture.
+    let formula = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
+    assert_eq!(formula.len(), 2);
+    assert!(formula[0].starts_with("flashcore_ranges_") && formula[1].starts_with("flashcore_hopper_"), "{formula:?}");
+    let refused = flashcore(&["ptx", "--kernel", "hopper", "--arch", "sm_80"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn every_level_has_its_line() {
     let output = flashcore(&["verify", "--backend", "cpu", "--cpu-level", "all", "--shape", "1x2/1x5,390x24", "--lse"]);
     let text = String::from_utf8_lossy(&output.stdout);

@@ -220,12 +220,14 @@ impl Evidence {
     }
 }
 
-/// What became of a prediction.
+/// What became of a prediction. What holds on one problem and is the other way round on another holds in part.
 fn outcome(predicted_percent: f64, rows: &[MeasuredRow]) -> Outcome {
-    let wanted = if predicted_percent < 0.0 { Finding::Faster } else { Finding::Slower };
+    let both = (Finding::Faster, Finding::Slower);
+    let (wanted, opposite) = if predicted_percent < 0.0 { both } else { (both.1, both.0) };
+    let is_even = !rows.iter().any(|row| row.verdict == opposite);
     let effects = rows.iter().filter(|row| row.verdict == wanted).map(|row| row.percent.abs());
     match effects.reduce(f64::max) {
-        Some(effect) if effect >= predicted_percent.abs() / 2.0 => Outcome::Confirmed,
+        Some(effect) if is_even && effect >= predicted_percent.abs() / 2.0 => Outcome::Confirmed,
         Some(_) => Outcome::Partly,
         None if rows.iter().any(|row| matches!(row.verdict, Finding::Ambiguous | Finding::Rejected)) => {
             Outcome::Undecided
@@ -318,6 +320,7 @@ did you mean `hypothesis`?";
         let check = |rows: &[MeasuredRow], expected| assert_eq!(outcome(-5.0, rows), expected);
         check(&[row(Finding::Faster, -4.0), row(Finding::Same, 0.0)], Outcome::Confirmed);
         check(&[row(Finding::Faster, -2.0)], Outcome::Partly);
+        check(&[row(Finding::Faster, -4.0), row(Finding::Slower, 1.0)], Outcome::Partly);
         check(&[row(Finding::Same, -1.0), row(Finding::Slower, 9.0)], Outcome::Negative);
         check(&[row(Finding::Ambiguous, -4.0)], Outcome::Undecided);
     }

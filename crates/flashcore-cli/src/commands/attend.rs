@@ -51,7 +51,7 @@ pub(crate) struct Attend {
     /// With the log-sum-exp as a second output
     #[arg(long)]
     lse: bool,
-    /// The GPU kernel, by family (scalar, ampere) or by config; needs a GPU
+    /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config; needs a GPU
     #[arg(long)]
     kernel: Option<String>,
     /// How results are written

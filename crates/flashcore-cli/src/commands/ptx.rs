@@ -1,33 +1,39 @@
-//! `flashcore ptx`: the generated kernel as text.
+//! `flashcore ptx`: the generated kernels as text.
 
 use clap::Args;
 use flashcore_ir::Arch;
-use flashcore_kernels::Specialisation;
-use flashcore_problem::DType;
+use flashcore_kernels::{Buffers, Config, Plan};
+use flashcore_problem::{DType, Problem};
 use flashcore_ptx::{PrintOptions, print_with};
 
 use crate::output::Output;
 use crate::{Ending, Failure};
 
-/// Print the PTX of a kernel
+/// Print the PTX of a problem's kernels
+///
+/// In the order in which they are launched: where a formula takes keys out, the kernel that finds its tiles comes first;
+/// where CTAs take parts of the keys, the one that adds them up comes last.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  flashcore ptx --kernel ampere --head-dim 64 --arch sm_89 --source-lines")]
+#[command(
+    after_help = "Examples:\n  flashcore ptx --kernel ampere --source-lines\n  flashcore ptx --shape 2x16x8192x128+documents --mask causal --arch sm_90a"
+)]
 pub(crate) struct Ptx {
-    /// The kernel, by family (scalar, ampere) or by config
-    #[arg(long, default_value = "ampere")]
-    kernel: String,
-    /// The element type: f16 or bf16
+    /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+formula]
+    #[arg(long, default_value = "1x8x512x64")]
+    shape: String,
+    /// The element type
     #[arg(long, default_value_t = DType::F16)]
     dtype: DType,
-    /// Columns of query, key and value: 32, 64, 96, 128, 192 or 256
-    #[arg(long, default_value_t = 64)]
-    head_dim: u32,
-    /// With a causal mask
-    #[arg(long)]
-    causal: bool,
+    /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
+    #[arg(long, default_value = "full")]
+    mask: String,
     /// With the log-sum-exp as a second output
     #[arg(long)]
     lse: bool,
+    /// The kernel, by family (scalar, steps, ampere, hopper) or by config; the default of the problem on a large GPU
+    /// unless said
+    #[arg(long)]
+    kernel: Option<String>,
     /// The architecture: sm_80, sm_86, sm_89, sm_90, sm_90a or sm_120
     #[arg(long, default_value_t = Arch::Sm89)]
     arch: Arch,
@@ -36,26 +42,23 @@ pub(crate) struct Ptx {
     source_lines: bool,
 }
 
+/// What defaults are chosen for.
+const MULTIPROCESSORS: u32 = 132;
+
 impl Ptx {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let config = super::config(&self.kernel)?;
-        let (dtype, head_dim) = (self.dtype, self.head_dim);
-        if !Specialisation::DTYPES.contains(&dtype) {
-            return Err(Failure::Usage(format!("kernels have no {dtype}; they have f16 and bf16")));
+        let problem = Problem { log_sum_exp: self.lse, ..super::problem(&self.shape, self.dtype, &self.mask)? };
+        let config = match &self.kernel {
+            Some(name) => super::config(name)?,
+            None => Config::tuned(&problem, self.arch, MULTIPROCESSORS),
+        };
+        let plan = Plan::new(&problem, config, self.arch).map_err(|reasons| {
+            Failure::Usage(reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        })?;
+        for (kernel, _, _) in plan.launches(Buffers::new(0, 0, 0, 0)) {
+            let text = print_with(kernel, PrintOptions { source_lines: self.source_lines });
+            output.line(text.trim_end())?;
         }
-        if !Specialisation::HEAD_DIMS.contains(&head_dim) {
-            return Err(Failure::Usage(format!(
-                "kernels have no head dim {head_dim}; they have 32, 64, 96, 128, 192 and 256"
-            )));
-        }
-        let specialisation =
-            Specialisation { right: self.causal, log_sum_exp: self.lse, ..Specialisation::new(dtype, head_dim) };
-        let kernel = config
-            .generate(specialisation)
-            .verify(self.arch)
-            .map_err(|errors| Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
-        let text = print_with(&kernel, PrintOptions { source_lines: self.source_lines });
-        output.line(text.trim_end())?;
         Ok(Ending::Well)
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Verify {
     /// Random cases instead of a list; each follows from its number alone, counted from --seed
     #[arg(long, value_name = "N", conflicts_with_all = ["suite", "shape"])]
     fuzz: Option<usize>,
-    /// Only this kernel, by family (scalar, ampere) or by config
+    /// Only this kernel, by family (scalar, steps, ampere, hopper) or by config
     #[arg(long)]
     kernel: Option<String>,
     /// Only this case of the suite, counted from 0

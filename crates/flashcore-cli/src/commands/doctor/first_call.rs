@@ -30,6 +30,10 @@ pub(super) fn section() -> Section {
             let (first, mut findings) = judge("never seen", &never_seen, "compiled", NEVER_SEEN_LIMIT);
             let (second, more) = judge("from disk", &from_disk, "disk", FROM_DISK_LIMIT);
             findings.extend(more);
+            if std::env::var_os("CUDA_CACHE_DISABLE").is_some_and(|value| value == "1") {
+                let text = "CUDA_CACHE_DISABLE switches the driver's own cache off, which keeps the machine code of `hopper` kernels; unset it";
+                findings.push(Finding::new("from disk", State::Note, text));
+            }
             section(json!({ "never_seen": first, "from_disk": second }), findings)
         }
         Err(reason) => {
