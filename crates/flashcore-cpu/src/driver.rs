@@ -8,7 +8,7 @@ use crate::real::Real;
 use crate::scratch::{Purpose, arena_bytes, with_scratch};
 use crate::softmax::{correction, finish};
 use crate::split::{Item, Split};
-use crate::{stream, tiles};
+use crate::{linger, stream, tiles};
 use flashcore_problem::{InputViews, OutputViews, Problem};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -204,5 +204,6 @@ pub(crate) fn for_each(count: usize, multiply_adds: usize, work: impl Fn(usize) 
             }
             take();
         });
+        linger::keep_awake(threads - 1);
     }
 }

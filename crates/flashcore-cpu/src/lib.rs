@@ -68,6 +68,7 @@ mod group;
 #[cfg(test)]
 mod kernel_tests;
 mod level;
+mod linger;
 mod masking;
 #[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
 mod microkernel;
