@@ -132,10 +132,4 @@ mod tests {
             assert!(load < 1.01, "{order:?}: the longest load is {load} of an even one");
         }
     }
-
-    #[test]
-    fn what_is_not_dealt_out_has_sections_of_one_head() {
-        let (order, _) = order(4, 512, 132);
-        assert_eq!((order.tiles, order.section_bits), (16, 0));
-    }
 }
