@@ -5,7 +5,7 @@ use flashcore_bench::verify::verify;
 use flashcore_bench::{Backend, Case, formulas, parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
-use flashcore_problem::{DType, Inputs, Problem};
+use flashcore_problem::{DType, Inputs, MaskMod, Problem};
 use flashcore_sim::Counters;
 
 fn check(kernel: &str, shape: &str, mask: &str) {
@@ -36,6 +36,30 @@ fn tiles_far_from_the_diagonal_and_tiles_of_other_documents() {
     }
     check("hopper", "2x1x500x128+relative", "full");
     check("ampere", "1x2x300,700x64+documents", "window:200,100");
+}
+
+/// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and behind it, spans too wide to be
+/// one, entries beyond the ends of a table, truths of which only one side is known.
+#[test]
+fn masks_are_right_for_whole_tiles() {
+    let masks = [
+        MaskMod::new("wraps", |at| (at.key * 3_000_000 + 1_900_000_000).less(at.query)),
+        MaskMod::new("wide", |at| (at.key * (1 << 25)).less(at.query * (1 << 24))),
+        MaskMod::new("beyond", |at| at.integer(at.query + 600).equals(at.integer(at.key - 60))),
+        MaskMod::new("of batch", |at| at.integer(at.batch * 300 + at.query).less(at.integer(at.batch * 300 + at.key))),
+        MaskMod::new("negated", |at| !at.integer(at.query).equals(at.integer(at.key)) & at.key.less(300)),
+        MaskMod::new("by numbers", |at| at.number(at.key).less(0.5) & at.integer(at.query).equals(at.integer(at.key))),
+        MaskMod::new("far", |at| at.integer(at.key * 7 - at.query * 5).less(3) | at.query.equals(at.key)),
+    ];
+    for mask in masks {
+        let mut problem = parse_shape("2x1x150,700x64", DType::F16).expect("a shape");
+        (problem.mask_mod, problem.number_table, problem.integer_table) = (Some(mask), 700, 700);
+        for kernel in ["ampere", "hopper"] {
+            let case = Case::new(problem.clone(), 5, Backend::Sim(kernel.parse().expect("a config")));
+            let outcome = verify(&case, None);
+            assert!(outcome.passed(), "{mask:?} {case}: {:#?}", outcome.complaints());
+        }
+    }
 }
 
 fn counted(problem: &Problem, inputs: &Inputs, kernel: &str) -> Counters {

@@ -331,7 +331,10 @@ impl Work {
 
     /// The scores of the tile of this CTA's rows that begins at `first_key`.
     fn tile_span(&self, k: &mut Builder, rows: u32, first_key: Reg<S32>, keys: u32) -> TileSpan {
-        TileSpan { first_row: k.reinterpret(self.first_row), rows, first_key, keys }
+        let first_row = k.reinterpret::<U32, S32>(self.first_row);
+        let rows_span = [first_row, k.add(first_row, rows as i32 - 1)];
+        let keys_span = [first_key, k.add(first_key, keys as i32 - 1)];
+        TileSpan { rows: rows_span, most_rows: rows, keys: keys_span, most_keys: keys }
     }
 
     /// Which keys take part, besides those that the mask takes out.

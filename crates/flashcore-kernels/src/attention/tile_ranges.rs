@@ -14,7 +14,7 @@ use super::{Place, Rows, Work};
 use crate::config::Config;
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
-use crate::tile::LANES;
+use crate::tile::{FormulaCode, LANES, TileSpan};
 
 /// Warps of a CTA.
 const WARPS: u32 = 16;
@@ -119,7 +119,9 @@ pub(crate) fn kernel(name: String, specialisation: Specialisation, query_rows: u
     let rows_behind = k.add(work.first_row, query_rows);
     let end_row = k.min(rows_behind, parameters.query_length);
     k.for_uniform(warp, told_apart, WARPS, |k, tile| {
-        let (some, whole) = tile_of_keys(k, &work, formula, (work.first_row, end_row), tile, lane, key_rows);
+        let first_key = k.mul(tile, key_rows);
+        let asked = AskedTile { rows: [work.first_row, end_row], query_rows, first_key, key_rows };
+        let (some, whole) = tile_of_keys(k, &work, formula, asked, lane);
         let first = k.compare(Compare::Eq, lane, 0u32);
         let some = k.select(some, SOME, 0u32);
         let whole = k.select(whole, WHOLE, 0u32);
@@ -133,52 +135,114 @@ pub(crate) fn kernel(name: String, specialisation: Specialisation, query_rows: u
     Some(builder.finish())
 }
 
+/// A tile of query rows and keys.
+#[derive(Debug, Clone, Copy)]
+struct AskedTile {
+    /// From the first row to behind the last.
+    rows: [Reg<U32>; 2],
+    query_rows: u32,
+    first_key: Reg<U32>,
+    key_rows: u32,
+}
+
+/// Rows that are asked about before it is looked whether more need be.
+const ROWS_AT_ONCE: u32 = 8;
+
 /// Whether some row attends some key of a tile, and whether all rows attend all keys there are.
 fn tile_of_keys(
     k: &mut Builder,
     work: &Work,
     formula: &'static Formula,
-    (first_row, end_row): (Reg<U32>, Reg<U32>),
-    tile: Reg<U32>,
+    tile: AskedTile,
     lane: Reg<U32>,
-    key_rows: u32,
 ) -> (Reg<Pred>, Reg<Pred>) {
-    let columns: Vec<u32> = (0..key_rows).step_by(LANES as usize).collect();
-    let key = k.mad(tile, key_rows, lane);
-    let key = k.reinterpret::<U32, S32>(key);
-    let length = k.reinterpret::<U32, S32>(work.parameters.key_length);
-    let left = k.sub(length, key);
-    let exists: Vec<_> = columns
-        .iter()
-        .map(|column| {
-            let exists = k.compare(Compare::Gt, left, *column as i32);
-            // Of tiles that are no multiple of 32 keys, the last lanes have fewer.
-            let last = k.compare(Compare::Lt, lane, (key_rows - column).min(LANES));
-            k.and(exists, last)
-        })
-        .collect();
-    let mut of_keys = work.formula(k, formula, first_row, 0);
-    of_keys.read_keys(k, key, &columns);
-    // Two predicates that the rows change, not two words: four instructions less for each row and key.
+    let AskedTile { rows: [first_row, end_row], query_rows, key_rows, .. } = tile;
+    let [first_row, end_row, first_key, length] = [first_row, end_row, tile.first_key, work.parameters.key_length]
+        .map(|number| k.reinterpret::<U32, S32>(number));
+    let last_that_exists = k.sub(length, 1i32);
+    let last_row = k.sub(end_row, 1i32);
+    let last_key = k.add(first_key, key_rows as i32 - 1);
+    let last_key = k.min(last_key, last_that_exists);
+    let code = work.formula(k, formula, work.first_row, 0);
+    let span = TileSpan {
+        rows: [first_row, last_row],
+        most_rows: query_rows,
+        keys: [first_key, last_key],
+        most_keys: key_rows,
+    };
     let one = k.copy(1u32);
     let some = k.compare(Compare::Eq, one, 0u32);
     let whole = k.not(some);
-    k.for_uniform(first_row, end_row, 1u32, |k, row| {
-        let row = k.reinterpret::<U32, S32>(row);
-        let of_row = of_keys.for_row(k, row);
-        let mut of_tile = of_row.of_tile(key);
-        for (column, exists) in columns.iter().zip(&exists) {
-            let attended = of_tile.attended(k, 0, *column);
-            let is_there = k.and(attended, *exists);
-            let some_yet = k.or(some, is_there);
-            k.set(some, some_yet);
-            let is_behind = k.not(*exists);
-            let not_missing = k.or(attended, is_behind);
-            let whole_yet = k.and(whole, not_missing);
-            k.set(whole, whole_yet);
-        }
-    });
-    (k.vote(VoteMode::Any, some), k.vote(VoteMode::All, whole))
+    let Some([may_hold, may_fail]) = code.of_whole_tile(k, span, lane) else {
+        ask_each(k, code, span, lane, (some, whole));
+        return (some, whole);
+    };
+    let unknown = k.and(may_hold, may_fail);
+    k.if_else_uniform(
+        unknown,
+        |k| ask_each(k, code, span, lane, (some, whole)),
+        |k| {
+            k.set(some, may_hold);
+            k.set(whole, may_hold);
+        },
+    );
+    (some, whole)
+}
+
+/// The same by asking about every row and key, until both is known. `some` does not hold yet, and `whole` does.
+fn ask_each(
+    k: &mut Builder,
+    mut code: FormulaCode,
+    tile: TileSpan,
+    lane: Reg<U32>,
+    (some, whole): (Reg<Pred>, Reg<Pred>),
+) {
+    let lane = k.reinterpret::<U32, S32>(lane);
+    let ([first_row, last_row], [first_key, last_key]) = (tile.rows, tile.keys);
+    // A lane that has fewer keys than others asks about the last ones again.
+    let keys: Vec<_> = (0..tile.most_keys.div_ceil(LANES))
+        .map(|index| {
+            let key = k.add(first_key, (index * LANES) as i32);
+            let key = k.add(key, lane);
+            k.min(key, last_key)
+        })
+        .collect();
+    code.read_keys(k, &keys);
+    let row = k.copy(first_row);
+    let is_known = k.copy(0u32);
+    k.while_uniform(
+        |k| {
+            let left = k.compare(Compare::Le, row, last_row);
+            let unknown = k.compare(Compare::Eq, is_known, 0u32);
+            k.and(left, unknown)
+        },
+        |k| {
+            for index in 0..ROWS_AT_ONCE {
+                let row = k.add(row, index as i32);
+                let row = k.min(row, last_row);
+                let of_row = code.for_row(k, row);
+                let mut of_tile = of_row.of_tile(first_key);
+                for column in 0..keys.len() {
+                    let attended = of_tile.attended(k, 0, column as u32);
+                    let some_yet = k.or(some, attended);
+                    k.set(some, some_yet);
+                    let whole_yet = k.and(whole, attended);
+                    k.set(whole, whole_yet);
+                }
+            }
+            let any = k.vote(VoteMode::Any, some);
+            let all = k.vote(VoteMode::All, whole);
+            let missing = k.not(all);
+            let both = k.and(any, missing);
+            let both = k.select(both, 1u32, 0u32);
+            k.set(is_known, both);
+            k.add_to(row, ROWS_AT_ONCE as i32);
+        },
+    );
+    let any = k.vote(VoteMode::Any, some);
+    let all = k.vote(VoteMode::All, whole);
+    k.set(some, any);
+    k.set(whole, all);
 }
 
 /// What is done with a tile, of which something is known.

@@ -8,11 +8,13 @@
 use core::f32::consts::{LN_2, LOG2_E};
 use std::collections::HashMap;
 
+use flashcore_ir::types::Storable;
 use flashcore_ir::types::{F32, Pred, S32, U32, U64};
-use flashcore_ir::{Builder, Compare, Operand, Reg, Value};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Operand, Reg, Value, VoteMode};
 use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary, Uses};
 
-use super::formula_span::{TileSpan, is_constant};
+use super::formula_span::{SearchedTable, TileSpan, is_constant};
+use super::formula_verdict::Verdict;
 use super::scores::{exact_tanh_of_half, tanh_of_half};
 use super::{Accumulator, ROW_STEP};
 use crate::plan::LONGEST;
@@ -147,11 +149,15 @@ impl FormulaCode {
         code
     }
 
-    /// Reads what each key needs of the tables, where it does not depend on the row: for keys that stand at these columns
-    /// from `key` on.
-    pub fn read_keys(&mut self, k: &mut Builder, key: Reg<S32>, columns: &[u32]) {
-        for column in columns {
-            self.read(k, key, 0, *column, |uses| !uses.query);
+    /// Says which keys the columns 0, 1 and so on have, which need not be neighbours, and reads what each needs of the tables
+    /// where that does not depend on the row.
+    pub fn read_keys(&mut self, k: &mut Builder, keys: &[Reg<S32>]) {
+        for (column, key) in (0..).zip(keys) {
+            for term in self.formula.terms().filter(|term| self.formula.step(*term) == Step::Key) {
+                let key = Lowered::Integer(Offset::within(*key, LONGEST as i64));
+                self.known.insert((term, None, Some(column)), key);
+            }
+            self.read(k, *key, 0, column, |uses| !uses.query);
         }
     }
 
@@ -182,9 +188,28 @@ impl FormulaCode {
         FormulaOfTile { code: self, key, known: self.known.clone(), written: HashMap::new() }
     }
 
+    /// Whether some row may attend some key of a tile, and whether some may not: as far as is known without asking about
+    /// each. `None` where that says nothing. The lanes of a warp look through tables together.
+    pub fn of_whole_tile(&self, k: &mut Builder, tile: TileSpan, lane: Reg<U32>) -> Option<[Reg<Pred>; 2]> {
+        let table = SearchedTable { entries: self.tables.integers, lane };
+        let Verdict { may_hold, may_fail } = Verdict::new(k, self.formula, self.place, tile, table);
+        if may_hold.is_none() && may_fail.is_none() {
+            return None;
+        }
+        Some([may_hold, may_fail].map(|may| {
+            may.unwrap_or_else(|| {
+                let anything = k.copy(0u32);
+                k.compare(Compare::Eq, anything, 0u32)
+            })
+        }))
+    }
+
     /// Takes out the keys of a tile that a row does not attend.
     pub fn mask(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) {
         let mut tile = self.of_tile(key);
+        let mut columns = Vec::new();
+        scores.each(|row, column, _| columns.extend((row == 0).then_some(column)));
+        tile.read_runs(k, &columns);
         scores.each(|row, column, score| {
             let attended = tile.attended(k, row, column);
             let masked = k.not(attended);
@@ -220,8 +245,8 @@ impl AddedTerm {
             Some(constant) => k.if_else_uniform(
                 constant,
                 |k| {
-                    let first = self.code.for_row(k, tile.first_row);
-                    let term = first.of_tile(tile.first_key).term(k, added, 0, 0, None).number();
+                    let first = self.code.for_row(k, tile.rows[0]);
+                    let term = first.of_tile(tile.keys[0]).term(k, added, 0, 0, None).number();
                     let term = k.mul(term, factor);
                     products.each(|_, _, product| k.add_to(product, term));
                 },
@@ -257,6 +282,30 @@ impl FormulaOfTile<'_> {
     /// Whether a row attends a key.
     pub fn attended(&mut self, k: &mut Builder, row: usize, column: u32) -> Reg<Pred> {
         self.term(k, self.code.formula.result(), row, column, None).truth()
+    }
+
+    /// Reads entries of tables that stand side by side for keys that do: where none of them is beyond an end of the table,
+    /// which is asked once, they cost nothing but the reading.
+    fn read_runs(&mut self, k: &mut Builder, columns: &[u32]) {
+        let FormulaCode { formula, tables, .. } = *self.code;
+        for term in formula.terms() {
+            let (Step::NumberAt(index) | Step::IntegerAt(index)) = formula.step(term) else { continue };
+            let uses = formula.uses(term);
+            if uses.query || uses.score || !goes_with_key(formula, index) {
+                continue;
+            }
+            let places: Vec<_> = columns.iter().map(|&column| self.term(k, index, 0, column, None).integer()).collect();
+            let entries: Vec<_> = if formula.kind(term) == Kind::Number {
+                let entries = read_run::<F32>(k, tables.numbers, &places);
+                entries.into_iter().map(|entry| Lowered::Number(entry.into())).collect()
+            } else {
+                let entries = read_run::<S32>(k, tables.integers, &places);
+                entries.into_iter().map(|entry| Lowered::Integer(Offset::within(entry, ANYTHING))).collect()
+            };
+            for (column, entry) in columns.iter().zip(entries) {
+                self.known.insert((term, None, Some(*column)), entry);
+            }
+        }
     }
 
     fn term(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
@@ -470,6 +519,48 @@ fn binary_of_numbers(k: &mut Builder, op: Binary, a: Value<F32>, b: Value<F32>) 
         Binary::And | Binary::Or => unreachable!("{op:?} of numbers"),
     };
     Lowered::Number(number.into())
+}
+
+/// Whether an integer is the key plus something that is the same for all keys.
+fn goes_with_key(formula: &Formula, term: Term) -> bool {
+    let is_same = |term| !formula.uses(term).key;
+    match formula.step(term) {
+        Step::Key => true,
+        Step::Binary(Binary::Add, a, b) if is_same(a) => goes_with_key(formula, b),
+        Step::Binary(Binary::Add | Binary::Subtract, a, b) if is_same(b) => goes_with_key(formula, a),
+        _ => false,
+    }
+}
+
+/// The entries of a table at places that differ by numbers alone.
+fn read_run<T: Storable>(k: &mut Builder, table: (Reg<U64>, Reg<S32>), places: &[Offset]) -> Vec<Reg<T>> {
+    let entries: Vec<Reg<T>> = places.iter().map(|_| k.register()).collect();
+    let by_number = |place: &&Offset| place.plus;
+    let (Some(first), Some(last)) = (places.iter().min_by_key(by_number), places.iter().max_by_key(by_number)) else {
+        return entries;
+    };
+    let (first_index, last_index) = (first.register(k), last.register(k));
+    let begins = k.compare(Compare::Ge, first_index, 0i32);
+    let ends = k.compare(Compare::Le, last_index, table.1);
+    let inside = k.and(begins, ends);
+    let inside = k.vote(VoteMode::All, inside);
+    k.if_else_uniform(
+        inside,
+        |k| {
+            let index = k.reinterpret::<S32, U32>(first_index);
+            let address = GlobalAddress::from(k.mad_wide(index, 4u32, table.0));
+            for (entry, place) in entries.iter().zip(places) {
+                k.load_into(*entry, address.plus(4 * (place.plus - first.plus)));
+            }
+        },
+        |k| {
+            for (read, place) in entries.iter().zip(places) {
+                let address = entry(k, table, *place);
+                k.load_into(*read, address);
+            }
+        },
+    );
+    entries
 }
 
 /// The address of an entry of a table, or of that at the nearest end.

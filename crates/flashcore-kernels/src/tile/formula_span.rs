@@ -4,27 +4,28 @@
 //! need be computed once. Whether it is follows from how large and how small the integers of a formula can be in a tile,
 //! which costs a few instructions for all of its scores.
 
-use flashcore_ir::types::{Pred, S32};
-use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_ir::types::{Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Compare, ReduceOp, Reg};
 use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary};
 
+use super::LANES;
 use super::formula::FormulaPlace;
 
 /// The scores of a tile: all rows and keys in it, the same for all lanes of a warp.
 #[derive(Debug, Clone, Copy)]
 pub struct TileSpan {
-    /// The first query row.
-    pub first_row: Reg<S32>,
-    /// How many rows there are.
-    pub rows: u32,
-    /// The first key.
-    pub first_key: Reg<S32>,
-    /// How many keys there are.
-    pub keys: u32,
+    /// The first and the last query row.
+    pub rows: Span,
+    /// No tile has more rows.
+    pub most_rows: u32,
+    /// The first and the last key.
+    pub keys: Span,
+    /// No tile has more keys.
+    pub most_keys: u32,
 }
 
 /// The smallest and the largest that an integer can be.
-type Span = [Reg<S32>; 2];
+pub type Span = [Reg<S32>; 2];
 
 /// Whether a term is the same for all scores of a tile; `None` where it hardly ever is, or that cannot be told.
 pub(super) fn is_constant(
@@ -34,90 +35,179 @@ pub(super) fn is_constant(
     place: FormulaPlace,
     tile: TileSpan,
 ) -> Option<Reg<Pred>> {
+    let mut spans = Spans { formula, place, tile, table: None, checks: Vec::new() };
     let mut integers = Vec::new();
-    decisive(formula, term, &mut integers)?;
+    spans.decisive(term, &mut integers)?;
     let mut constant = None;
     for integer in integers {
-        let [low, high] = span(k, formula, integer, place, tile);
+        let [low, high] = spans.of(k, integer);
         let same = k.compare(Compare::Eq, low, high);
         constant = Some(constant.map_or(same, |others| k.and(others, same)));
     }
     constant
 }
 
-/// The integers that a term depends on and that depend on rows or keys. `None` where one of them has no span, or none of
-/// its steps makes many values one.
-fn decisive(formula: &Formula, term: Term, integers: &mut Vec<Term>) -> Option<()> {
-    let uses = formula.uses(term);
-    if uses.score {
-        return None;
-    }
-    if !(uses.query || uses.key) {
-        return Some(());
-    }
-    if formula.kind(term) == Kind::Integer && !matches!(formula.step(term), Step::IntegerAt(_)) {
-        if !(has_span(formula, term) && can_be_constant(formula, term)) {
-            return None;
-        }
-        if !integers.contains(&term) {
-            integers.push(term);
-        }
-        return Some(());
-    }
-    formula.step(term).operands().try_for_each(|operand| decisive(formula, operand, integers))
+/// A table of integers that a warp looks through: its address, the index of its last entry, and the lane.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SearchedTable {
+    pub(super) entries: (Reg<U64>, Reg<S32>),
+    pub(super) lane: Reg<U32>,
 }
 
-/// Whether the smallest and the largest follow from those of its operands.
-fn has_span(formula: &Formula, term: Term) -> bool {
-    let step = formula.step(term);
-    let is_monotone = match step {
-        Step::Binary(Binary::Multiply, a, b) => {
-            let is_number = |term| matches!(formula.step(term), Step::Integer(0..));
-            is_number(a) || is_number(b)
+/// Entries of a table that are looked through for a span; of more, any integer is expected.
+const MOST_ENTRIES: i32 = 1024;
+/// Integers that are further apart than this need not have their sums between the sums of their ends.
+const WIDEST: i64 = 1 << 31;
+
+/// The spans of the integers of a formula in a tile.
+pub(super) struct Spans {
+    pub(super) formula: &'static Formula,
+    pub(super) place: FormulaPlace,
+    pub(super) tile: TileSpan,
+    /// Without it, entries of tables have no spans.
+    pub(super) table: Option<SearchedTable>,
+    /// What must hold if spans are to be right: no sum of theirs wraps between its ends.
+    pub(super) checks: Vec<Reg<Pred>>,
+}
+
+impl Spans {
+    /// The integers that a term depends on and that depend on rows or keys. `None` where one of them has no span, or
+    /// none of its steps makes many values one.
+    fn decisive(&self, term: Term, integers: &mut Vec<Term>) -> Option<()> {
+        let formula = self.formula;
+        let uses = formula.uses(term);
+        if uses.score {
+            return None;
         }
-        Step::Batch
-        | Step::Head
-        | Step::Query
-        | Step::Key
-        | Step::Integer(_)
-        | Step::ShiftRight(..)
-        | Step::Unary(Unary::Negate, _)
-        | Step::Binary(Binary::Add | Binary::Subtract | Binary::Minimum | Binary::Maximum, ..) => true,
-        _ => false,
-    };
-    is_monotone && step.operands().all(|operand| has_span(formula, operand))
+        if !(uses.query || uses.key) {
+            return Some(());
+        }
+        if formula.kind(term) == Kind::Integer && !matches!(formula.step(term), Step::IntegerAt(_)) {
+            if !(self.width(term).is_some() && can_be_constant(formula, term)) {
+                return None;
+            }
+            if !integers.contains(&term) {
+                integers.push(term);
+            }
+            return Some(());
+        }
+        formula.step(term).operands().try_for_each(|operand| self.decisive(operand, integers))
+    }
+
+    /// How far apart the smallest and the largest can be; `None` where they do not follow from those of the operands.
+    pub(super) fn width(&self, term: Term) -> Option<i64> {
+        let step = self.formula.step(term);
+        let width = match step {
+            Step::Batch | Step::Head | Step::Integer(_) => 0,
+            Step::Query => i64::from(self.tile.most_rows) - 1,
+            Step::Key => i64::from(self.tile.most_keys) - 1,
+            Step::IntegerAt(index) => {
+                self.table?;
+                self.width(index)?;
+                WIDEST - 1
+            }
+            Step::ShiftRight(a, bits) => (self.width(a)? >> bits) + 1,
+            Step::Unary(Unary::Negate, a) => self.width(a)?,
+            Step::Binary(op, a, b) => {
+                let widths = [self.width(a)?, self.width(b)?];
+                match op {
+                    Binary::Add | Binary::Subtract => widths[0] + widths[1],
+                    Binary::Minimum | Binary::Maximum => widths[0].max(widths[1]),
+                    Binary::Multiply => match [a, b].map(|operand| self.formula.step(operand)) {
+                        [Step::Integer(times @ 0..), _] => widths[1].checked_mul(i64::from(times))?,
+                        [_, Step::Integer(times @ 0..)] => widths[0].checked_mul(i64::from(times))?,
+                        _ => return None,
+                    },
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        };
+        (width < WIDEST).then_some(width)
+    }
+
+    /// The span of an integer that has a width.
+    pub(super) fn of(&mut self, k: &mut Builder, term: Term) -> Span {
+        match self.formula.step(term) {
+            Step::Batch => [self.place.batch; 2],
+            Step::Head => [self.place.head; 2],
+            Step::Query => self.tile.rows,
+            Step::Key => self.tile.keys,
+            Step::Integer(value) => [k.copy(value); 2],
+            Step::ShiftRight(a, bits) => self.of(k, a).map(|end| k.shr(end, bits)),
+            Step::IntegerAt(index) => {
+                let indices = self.of(k, index);
+                self.of_entries(k, indices)
+            }
+            Step::Unary(_, a) => {
+                let [low, high] = self.of(k, a);
+                let span = [high, low].map(|end| k.sub(0i32, end));
+                self.checked(k, span)
+            }
+            Step::Binary(op, a, b) => {
+                let ([low, high], [other_low, other_high]) = (self.of(k, a), self.of(k, b));
+                match op {
+                    Binary::Minimum => [k.min(low, other_low), k.min(high, other_high)],
+                    Binary::Maximum => [k.max(low, other_low), k.max(high, other_high)],
+                    _ => {
+                        let span = match op {
+                            Binary::Subtract => [k.sub(low, other_high), k.sub(high, other_low)],
+                            Binary::Multiply => [k.mul(low, other_low), k.mul(high, other_high)],
+                            _ => [k.add(low, other_low), k.add(high, other_high)],
+                        };
+                        self.checked(k, span)
+                    }
+                }
+            }
+            // `width` is asked before.
+            step => unreachable!("{step:?} has no span"),
+        }
+    }
+
+    /// Sums wrap, all between the ends of a span by as much, unless one end does and the other does not. That shows, as
+    /// long as a span is not wider than half of all integers.
+    fn checked(&mut self, k: &mut Builder, span: Span) -> Span {
+        if self.table.is_some() {
+            self.checks.push(k.compare(Compare::Le, span[0], span[1]));
+        }
+        span
+    }
+
+    /// The smallest and the largest of some entries of the table.
+    fn of_entries(&self, k: &mut Builder, indices: Span) -> Span {
+        let Some(SearchedTable { entries: (table, last), lane }) = self.table else { return indices };
+        let [first, end] = indices.map(|index| {
+            let index = k.max(index, 0i32);
+            k.min(index, last)
+        });
+        let found = [k.copy(i32::MIN), k.copy(i32::MAX)];
+        let width = k.sub(end, first);
+        let few = k.compare(Compare::Lt, width, MOST_ENTRIES);
+        k.if_uniform(few, |k| {
+            let lane = k.reinterpret::<U32, S32>(lane);
+            let (low, high) = (k.copy(i32::MAX), k.copy(i32::MIN));
+            let behind = k.add(end, 1i32);
+            k.for_uniform(first, behind, LANES as i32, |k, index| {
+                let own = k.add(index, lane);
+                let own = k.min(own, end);
+                let own = k.reinterpret::<S32, U32>(own);
+                let address = k.mad_wide(own, 4u32, table);
+                let entry = k.load_one::<S32>(address);
+                let (lower, higher) = (k.min(low, entry), k.max(high, entry));
+                k.set(low, lower);
+                k.set(high, higher);
+            });
+            let low = k.reduce_warp(ReduceOp::Min, low);
+            let high = k.reduce_warp(ReduceOp::Max, high);
+            k.set(found[0], low);
+            k.set(found[1], high);
+        });
+        found
+    }
 }
 
 fn can_be_constant(formula: &Formula, term: Term) -> bool {
     let step = formula.step(term);
     let is_limit = matches!(step, Step::Binary(Binary::Minimum | Binary::Maximum, ..) | Step::ShiftRight(..));
     is_limit || step.operands().any(|operand| can_be_constant(formula, operand))
-}
-
-fn span(k: &mut Builder, formula: &Formula, term: Term, place: FormulaPlace, tile: TileSpan) -> Span {
-    let of = |k: &mut Builder, operand| span(k, formula, operand, place, tile);
-    match formula.step(term) {
-        Step::Batch => [place.batch; 2],
-        Step::Head => [place.head; 2],
-        Step::Query => [tile.first_row, k.add(tile.first_row, tile.rows as i32 - 1)],
-        Step::Key => [tile.first_key, k.add(tile.first_key, tile.keys as i32 - 1)],
-        Step::Integer(value) => [k.copy(value); 2],
-        Step::ShiftRight(a, bits) => of(k, a).map(|end| k.shr(end, bits)),
-        Step::Unary(_, a) => {
-            let [low, high] = of(k, a);
-            [high, low].map(|end| k.sub(0i32, end))
-        }
-        Step::Binary(op, a, b) => {
-            let ([low, high], [other_low, other_high]) = (of(k, a), of(k, b));
-            match op {
-                Binary::Subtract => [k.sub(low, other_high), k.sub(high, other_low)],
-                Binary::Minimum => [k.min(low, other_low), k.min(high, other_high)],
-                Binary::Maximum => [k.max(low, other_low), k.max(high, other_high)],
-                Binary::Multiply => [k.mul(low, other_low), k.mul(high, other_high)],
-                _ => [k.add(low, other_low), k.add(high, other_high)],
-            }
-        }
-        // `has_span` is asked before.
-        step => unreachable!("{step:?} has no span"),
-    }
 }

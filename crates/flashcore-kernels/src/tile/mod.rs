@@ -12,6 +12,7 @@
 mod copy;
 mod formula;
 mod formula_span;
+mod formula_verdict;
 mod fragment;
 mod logarithm;
 mod mask;
@@ -25,7 +26,7 @@ mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
 pub use formula::{AddedTerm, FormulaCode, FormulaOfTile, FormulaPlace, FormulaTables};
-pub use formula_span::TileSpan;
+pub use formula_span::{Span, TileSpan};
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;

@@ -4,7 +4,8 @@
 //! sections; in one the tiles come from the longest to the shortest, in the next the other way round, in the last from
 //! the longest to the shortest again. They are dealt out round by round, and every other round begins with the CTA that
 //! the one before ended with. How many heads make a section decides how even the loads are, and how many keys and values
-//! are in use at a time, which should be no more than the L2 cache holds.
+//! are in use at a time, which should be no more than the L2 cache holds. Where it is as even, two tiles of a head come
+//! one behind the other, for neighbouring CTAs.
 
 use flashcore_problem::Problem;
 
@@ -24,12 +25,16 @@ pub(crate) struct Order {
     pub(crate) tiles: u32,
     /// Heads of a section, as a power of two: a divisor of all, so that the kernel need not divide by it.
     section_bits: u32,
+    /// Tiles of a head that come one behind the other, as a power of two: one or two.
+    run_bits: u32,
 }
 
 /// Bytes of keys and values that are in use at a time: what an L2 cache of 50 MB keeps beside all else.
 const CACHED_BYTES: usize = 40 << 20;
 /// Tiles up to which sections are chosen by their loads; with more, all are even enough.
 const MOST_PLANNED: u32 = 1 << 15;
+/// Runs of two before those of one, where loads are as even.
+const RUN_BITS: [u32; 2] = [1, 0];
 /// What a tile costs besides its keys, in tiles of keys.
 const ENDS: u32 = 2;
 
@@ -39,7 +44,7 @@ impl Order {
         let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize) as u32;
         let heads = problem.query_heads as u32;
         let matrices = (problem.batch as u32).saturating_mul(heads);
-        Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section_bits: 0 }
+        Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section_bits: 0, run_bits: 0 }
     }
 
     /// The same with the sections that give so many CTAs the most even loads.
@@ -54,14 +59,14 @@ impl Order {
         let sharing = problem.query_heads / problem.key_heads;
         let sections = (0..=self.matrices.trailing_zeros())
             .take_while(|&bits| bits == 0 || (1usize << bits).div_ceil(sharing) * one_head <= CACHED_BYTES);
-        let orders = sections.map(|section_bits| Self { section_bits, ..self });
+        let orders = sections.flat_map(|section_bits| RUN_BITS.map(|run_bits| Self { section_bits, run_bits, ..self }));
         orders.min_by_key(|order| order.longest_load(&lengths, ctas)).unwrap_or(self)
     }
 
     /// In the order of [`Schedule::load`](super::schedule::Schedule::load).
-    pub(crate) fn arguments(self) -> [Argument; 5] {
-        let Self { query_tiles, heads, matrices, tiles, section_bits } = self;
-        [query_tiles, heads, matrices, tiles, section_bits].map(Argument::U32)
+    pub(crate) fn arguments(self) -> [Argument; 6] {
+        let Self { query_tiles, heads, matrices, tiles, section_bits, run_bits } = self;
+        [query_tiles, heads, matrices, tiles, section_bits, run_bits].map(Argument::U32)
     }
 
     /// The most that one of so many CTAs has to do, if tiles are as long as said.
@@ -80,8 +85,9 @@ impl Order {
     /// Where in its head the tile of a number is: what [`Schedule`](super::schedule::Schedule) computes on the GPU.
     fn row_tile(self, index: u32) -> u32 {
         let number = index / (self.query_tiles << self.section_bits);
-        let first = number << self.section_bits;
-        let from_one_end = (index - first * self.query_tiles) >> self.section_bits;
+        let rest = index - number * (self.query_tiles << self.section_bits);
+        let run = rest >> (self.section_bits + self.run_bits) << self.run_bits;
+        let from_one_end = if run == self.query_tiles - 1 { run } else { run + (rest & ((1 << self.run_bits) - 1)) };
         let last_section = (self.matrices - 1) >> self.section_bits;
         if (last_section - number).is_multiple_of(2) { self.query_tiles - 1 - from_one_end } else { from_one_end }
     }
@@ -118,10 +124,13 @@ mod tests {
     #[test]
     fn every_tile_comes_once() {
         for (heads, section_bits) in [(1, 0), (7, 0), (6, 1), (8, 2), (8, 3)] {
-            let order = Order { query_tiles: 5, heads, matrices: heads, tiles: 5 * heads, section_bits };
-            let mut times = [0; 5];
-            (0..order.tiles).for_each(|index| times[order.row_tile(index) as usize] += 1);
-            assert_eq!(times, [heads; 5], "{order:?}");
+            for (query_tiles, run_bits) in [(5, 0), (5, 1), (6, 1), (1, 1)] {
+                let tiles = query_tiles * heads;
+                let order = Order { query_tiles, heads, matrices: heads, tiles, section_bits, run_bits };
+                let mut times = vec![0; query_tiles as usize];
+                (0..order.tiles).for_each(|index| times[order.row_tile(index) as usize] += 1);
+                assert!(times.iter().all(|times| *times == heads), "{order:?}: {times:?}");
+            }
         }
     }
 

@@ -19,6 +19,7 @@ pub(super) struct Schedule {
     matrices: Reg<U32>,
     tiles: Reg<U32>,
     section_bits: Reg<U32>,
+    run_bits: Reg<U32>,
     config: HopperConfig,
     parameters: Parameters,
     specialisation: Specialisation,
@@ -31,9 +32,10 @@ impl Schedule {
         parameters: Parameters,
         specialisation: Specialisation,
     ) -> Self {
-        let [query_tiles, heads, matrices, tiles, section_bits] =
-            ["query_tiles", "heads", "matrices", "tiles", "section_bits"].map(|name| k.parameter::<U32>(name));
-        Self { query_tiles, heads, matrices, tiles, section_bits, config, parameters, specialisation }
+        let [query_tiles, heads, matrices, tiles, section_bits, run_bits] =
+            ["query_tiles", "heads", "matrices", "tiles", "section_bits", "run_bits"]
+                .map(|name| k.parameter::<U32>(name));
+        Self { query_tiles, heads, matrices, tiles, section_bits, run_bits, config, parameters, specialisation }
     }
 
     /// Does `body` with each tile of this CTA.
@@ -111,25 +113,34 @@ impl Schedule {
     }
 
     /// The head and the place in it of the tile of a number: in the last section and every other one before it, the last
-    /// tiles of all heads come first.
+    /// tiles of all heads come first, a run of each head at a time.
     fn in_section(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         let size = k.shl(self.query_tiles, self.section_bits);
         let number = k.div(index, size);
         let skipped = k.mul(number, size);
         let rest = k.sub(index, skipped);
         let first = k.shl(number, self.section_bits);
-        let from_one_end = k.shr(rest, self.section_bits);
-        let skipped = k.shl(from_one_end, self.section_bits);
-        let matrix = k.sub(rest, skipped);
-        let matrix = k.add(matrix, first);
+        let last = k.sub(self.query_tiles, 1u32);
+        let runs_bits = k.add(self.section_bits, self.run_bits);
+        let run = k.shr(rest, runs_bits);
+        let skipped = k.shl(run, runs_bits);
+        let within = k.sub(rest, skipped);
+        let run = k.shl(run, self.run_bits);
+        let head = k.shr(within, self.run_bits);
+        let skipped = k.shl(head, self.run_bits);
+        let of_run = k.sub(within, skipped);
+        // The last tile, where it has no run to be in.
+        let is_alone = k.compare(Compare::Eq, run, last);
+        let head = k.select(is_alone, within, head);
+        let of_run = k.select(is_alone, 0u32, of_run);
+        let from_one_end = k.add(run, of_run);
         let last_section = k.sub(self.matrices, 1u32);
         let last_section = k.shr(last_section, self.section_bits);
         let behind = k.sub(last_section, number);
         let behind = k.and(behind, 1u32);
         let from_last = k.compare(Compare::Eq, behind, 0u32);
-        let last = k.sub(self.query_tiles, 1u32);
         let turned = k.sub(last, from_one_end);
-        (matrix, k.select(from_last, turned, from_one_end))
+        (k.add(first, head), k.select(from_last, turned, from_one_end))
     }
 }
 
