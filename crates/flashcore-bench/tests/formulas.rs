@@ -36,6 +36,9 @@ fn tiles_far_from_the_diagonal_and_tiles_of_other_documents() {
     }
     check("hopper", "2x1x500x128+relative", "full");
     check("ampere", "1x2x300,700x64+documents", "window:200,100");
+    // More tiles of query rows than CTAs, which sort them.
+    check("hopper", "1x4x900x64+documents", "full");
+    check("hopper", "2x2x700,900x64+documents", "causal");
 }
 
 /// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and behind it, spans too wide to be

@@ -1,8 +1,9 @@
 //! Every choice in the Hopper kernel.
 
 use flashcore_ir::Arch;
+use flashcore_problem::MaskMod;
 
-use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS};
+use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
 use crate::config::Flaw;
 use crate::specialisation::Specialisation;
 use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
@@ -167,8 +168,22 @@ impl HopperConfig {
     fn tile_bytes(self, specialisation: Specialisation, query_places: u32) -> u32 {
         let [query, key, value] = self.tiles(specialisation);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
-        let exchange = self.exchange_bytes(specialisation);
-        stages.saturating_add(query.bytes().saturating_mul(query_places)).saturating_add(exchange)
+        let others = self.exchange_bytes(specialisation).saturating_add(self.order_bytes(specialisation));
+        stages.saturating_add(query.bytes().saturating_mul(query_places)).saturating_add(others)
+    }
+
+    /// Whether CTAs sort the tiles of query rows by what a formula leaves them, which is then the same for all heads.
+    pub(crate) fn sorts_tiles(self, specialisation: Specialisation) -> bool {
+        let is_same = |mask_mod: MaskMod| {
+            let uses = mask_mod.formula().uses(mask_mod.formula().result());
+            !(uses.head || uses.batch)
+        };
+        self.persistent && !specialisation.key_lengths && specialisation.mask_mod.is_some_and(is_same)
+    }
+
+    /// Bytes of shared memory for that.
+    pub(crate) fn order_bytes(self, specialisation: Specialisation) -> u32 {
+        if self.sorts_tiles(specialisation) { by_length::BYTES } else { 0 }
     }
 
     /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but

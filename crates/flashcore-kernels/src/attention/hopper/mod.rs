@@ -21,6 +21,7 @@
 //!
 //! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
 
+pub(crate) mod by_length;
 mod consumer;
 mod epilogue;
 mod key_group;
@@ -39,6 +40,7 @@ use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
 use crate::tile::{LANES, PanelTile, TransferRing};
+use by_length::ByLength;
 use schedule::Schedule;
 
 /// Threads of a warpgroup.
@@ -56,7 +58,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
     }
     let parameters = Parameters::load(k);
     let maps = Maps::declare(k);
-    let schedule = Schedule::load(k, config, parameters, specialisation);
+    let mut schedule = Schedule::load(k, config, parameters, specialisation);
     let shared = Shared::reserve(k, config, specialisation);
     let thread = k.special(SpecialRegister::ThreadX);
     let base = k.shared_base();
@@ -77,6 +79,11 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
     });
     if config.dependent {
         k.section("kernel behind", Builder::launch_dependents);
+    }
+    if config.sorts_tiles(specialisation) {
+        wait_for_kernel_before(k, config);
+        let memory = k.add(base, shared.order);
+        schedule.by_length = Some(ByLength::new(k, &schedule, config, memory));
     }
     let cta = Cta { config, specialisation, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());
@@ -123,9 +130,13 @@ impl Cta {
     /// Waits for the kernel before this one on the stream, as late as possible: before this thread touches memory of the
     /// device. Every role does it where it first may.
     fn wait_for_kernel_before(&self, k: &mut Builder) {
-        if self.config.dependent {
-            k.section("kernel before", Builder::grid_dependency_wait);
-        }
+        wait_for_kernel_before(k, self.config);
+    }
+}
+
+fn wait_for_kernel_before(k: &mut Builder, config: HopperConfig) {
+    if config.dependent {
+        k.section("kernel before", Builder::grid_dependency_wait);
     }
 }
 
@@ -154,6 +165,8 @@ struct Shared {
     value_ring: TransferRing,
     /// Where warpgroups that share keys add up what they have.
     exchange: u32,
+    /// Where tiles of query rows are sorted.
+    order: u32,
 }
 
 impl Shared {
@@ -166,7 +179,8 @@ impl Shared {
             ring.reserve_barriers(k);
         }
         let exchange = k.reserve_shared(config.exchange_bytes(specialisation), 128);
-        Self { query, key, value, query_ring, key_ring, value_ring, exchange }
+        let order = k.reserve_shared(config.order_bytes(specialisation), 16);
+        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order }
     }
 
     fn initialise(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {

@@ -11,6 +11,7 @@ use flashcore_problem::Problem;
 
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Argument;
+use crate::specialisation::Specialisation;
 
 /// The tiles of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,16 +51,21 @@ impl Order {
     /// The same with the sections that give so many CTAs the most even loads.
     #[must_use]
     pub(crate) fn for_ctas(self, problem: &Problem, config: HopperConfig, ctas: u32) -> Self {
-        let is_even = problem.mask.limits().1.is_none();
+        let is_sorted = config.sorts_tiles(Specialisation::of(problem));
+        let is_even = problem.mask.limits().1.is_none() && !is_sorted;
         if is_even || self.tiles <= ctas || self.tiles > MOST_PLANNED {
             return self;
         }
-        let lengths: Vec<_> = (0..self.query_tiles).map(|tile| length(problem, config, tile)).collect();
         let one_head = problem.key_length * (problem.head_dim + problem.value_dim) * problem.dtype.size_bytes();
         let sharing = problem.query_heads / problem.key_heads;
         let sections = (0..=self.matrices.trailing_zeros())
             .take_while(|&bits| bits == 0 || (1usize << bits).div_ceil(sharing) * one_head <= CACHED_BYTES);
         let orders = sections.flat_map(|section_bits| RUN_BITS.map(|run_bits| Self { section_bits, run_bits, ..self }));
+        if is_sorted {
+            // How long tiles are shows only when the kernel runs: as many as possible are sorted.
+            return orders.filter(|order| order.run_bits == RUN_BITS[0]).last().unwrap_or(self);
+        }
+        let lengths: Vec<_> = (0..self.query_tiles).map(|tile| length(problem, config, tile)).collect();
         orders.min_by_key(|order| order.longest_load(&lengths, ctas)).unwrap_or(self)
     }
 

@@ -1,11 +1,12 @@
 //! Which tiles of query rows a CTA works on, and in which order.
 //!
-//! The tiles of one head come together, so that its keys and values stay in the L2 cache; under a causal mask those of a
-//! section of heads, in the order that [`Order`](super::Order) has planned.
+//! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
+//! others those of a section of heads, in the order that [`Order`](super::Order) has planned.
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
+use super::by_length::ByLength;
 use crate::attention::{QueryTile, Work};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
@@ -14,15 +15,17 @@ use crate::specialisation::Specialisation;
 /// The order of tiles, in a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Schedule {
-    query_tiles: Reg<U32>,
+    pub(super) query_tiles: Reg<U32>,
     heads: Reg<U32>,
     matrices: Reg<U32>,
-    tiles: Reg<U32>,
+    pub(super) tiles: Reg<U32>,
     section_bits: Reg<U32>,
     run_bits: Reg<U32>,
     config: HopperConfig,
     parameters: Parameters,
     specialisation: Specialisation,
+    /// Where tiles are sorted.
+    pub(super) by_length: Option<ByLength>,
 }
 
 impl Schedule {
@@ -35,7 +38,18 @@ impl Schedule {
         let [query_tiles, heads, matrices, tiles, section_bits, run_bits] =
             ["query_tiles", "heads", "matrices", "tiles", "section_bits", "run_bits"]
                 .map(|name| k.parameter::<U32>(name));
-        Self { query_tiles, heads, matrices, tiles, section_bits, run_bits, config, parameters, specialisation }
+        Self {
+            query_tiles,
+            heads,
+            matrices,
+            tiles,
+            section_bits,
+            run_bits,
+            config,
+            parameters,
+            specialisation,
+            by_length: None,
+        }
     }
 
     /// Does `body` with each tile of this CTA.
@@ -48,7 +62,7 @@ impl Schedule {
         let ctas = k.special(SpecialRegister::GridX);
         let index = k.copy(cta);
         // Every other round goes back over the CTAs.
-        let round_trip = self.specialisation.right.then(|| {
+        let round_trip = self.has_sections().then(|| {
             let both = k.shl(ctas, 1u32);
             let before = k.mad(cta, 2u32, 1u32);
             (both, k.sub(both, before))
@@ -71,6 +85,11 @@ impl Schedule {
         );
     }
 
+    /// Whether the tiles of a head differ in length, as far as is known.
+    const fn has_sections(&self) -> bool {
+        self.specialisation.right || self.by_length.is_some()
+    }
+
     /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
     fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
@@ -87,7 +106,7 @@ impl Schedule {
         })
     }
 
-    fn place(&self, k: &mut Builder, row_tile: Reg<U32>, head: Reg<U32>, batch: Reg<U32>) -> Tile {
+    pub(super) fn place(&self, k: &mut Builder, row_tile: Reg<U32>, head: Reg<U32>, batch: Reg<U32>) -> Tile {
         let first_row = k.mul(row_tile, self.config.query_rows());
         let key_head = k.div(head, self.parameters.heads_per_key_head);
         let place = QueryTile { first_row, head, key_head, batch };
@@ -98,8 +117,9 @@ impl Schedule {
     /// The tile of a number.
     fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
-            let (matrix, row_tile) = if self.specialisation.right {
-                self.in_section(k, index)
+            let (matrix, row_tile) = if self.has_sections() {
+                let (matrix, number) = self.in_section(k, index);
+                (matrix, self.by_length.map_or(number, |by_length| by_length.tile(k, number)))
             } else {
                 let matrix = k.div(index, self.query_tiles);
                 let skipped = k.mul(matrix, self.query_tiles);
