@@ -8,25 +8,16 @@
 use core::f32::consts::{LN_2, LOG2_E};
 use std::collections::HashMap;
 
-use flashcore_ir::types::Storable;
-use flashcore_ir::types::{F32, Pred, S32, U32, U64};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Operand, Reg, Value, VoteMode};
+use flashcore_ir::types::{F32, Pred, S32, U32};
+use flashcore_ir::{Builder, Compare, Operand, Reg, Value};
 use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary, Uses};
 
 use super::formula_span::{SearchedTable, TileSpan, is_constant};
+use super::formula_tables::{FormulaTables, Offset, entry, goes_with_key, read_run};
 use super::formula_verdict::Verdict;
 use super::scores::{exact_tanh_of_half, tanh_of_half};
 use super::{Accumulator, ROW_STEP};
 use crate::plan::LONGEST;
-
-/// The tables that formulas read: their addresses, and the indices of their last entries.
-#[derive(Debug, Clone, Copy)]
-pub struct FormulaTables {
-    /// Of numbers.
-    pub numbers: (Reg<U64>, Reg<S32>),
-    /// Of integers.
-    pub integers: (Reg<U64>, Reg<S32>),
-}
 
 /// What the scores of a lane have in common.
 #[derive(Debug, Clone, Copy)]
@@ -96,35 +87,6 @@ impl Lowered {
             }
             Self::Truth(truth) => (Kind::Truth, Value::from(truth).operand(), 0),
         }
-    }
-}
-
-/// A register plus a number; the number alone where there is no register.
-#[derive(Debug, Clone, Copy)]
-struct Offset {
-    base: Option<Reg<S32>>,
-    plus: i32,
-    /// Neither the register nor the sum is further from zero than this.
-    bound: i64,
-}
-
-impl Offset {
-    const fn number(plus: i32) -> Self {
-        Self { base: None, plus, bound: plus.unsigned_abs() as i64 }
-    }
-
-    /// All of it in a register.
-    fn register(self, k: &mut Builder) -> Reg<S32> {
-        match self.base {
-            Some(base) if self.plus == 0 => base,
-            Some(base) => k.add(base, self.plus),
-            None => k.copy(self.plus),
-        }
-    }
-
-    /// A register of one that has a bound.
-    const fn within(register: Reg<S32>, bound: i64) -> Self {
-        Self { base: Some(register), plus: 0, bound }
     }
 }
 
@@ -519,55 +481,4 @@ fn binary_of_numbers(k: &mut Builder, op: Binary, a: Value<F32>, b: Value<F32>) 
         Binary::And | Binary::Or => unreachable!("{op:?} of numbers"),
     };
     Lowered::Number(number.into())
-}
-
-/// Whether an integer is the key plus something that is the same for all keys.
-fn goes_with_key(formula: &Formula, term: Term) -> bool {
-    let is_same = |term| !formula.uses(term).key;
-    match formula.step(term) {
-        Step::Key => true,
-        Step::Binary(Binary::Add, a, b) if is_same(a) => goes_with_key(formula, b),
-        Step::Binary(Binary::Add | Binary::Subtract, a, b) if is_same(b) => goes_with_key(formula, a),
-        _ => false,
-    }
-}
-
-/// The entries of a table at places that differ by numbers alone.
-fn read_run<T: Storable>(k: &mut Builder, table: (Reg<U64>, Reg<S32>), places: &[Offset]) -> Vec<Reg<T>> {
-    let entries: Vec<Reg<T>> = places.iter().map(|_| k.register()).collect();
-    let by_number = |place: &&Offset| place.plus;
-    let (Some(first), Some(last)) = (places.iter().min_by_key(by_number), places.iter().max_by_key(by_number)) else {
-        return entries;
-    };
-    let (first_index, last_index) = (first.register(k), last.register(k));
-    let begins = k.compare(Compare::Ge, first_index, 0i32);
-    let ends = k.compare(Compare::Le, last_index, table.1);
-    let inside = k.and(begins, ends);
-    let inside = k.vote(VoteMode::All, inside);
-    k.if_else_uniform(
-        inside,
-        |k| {
-            let index = k.reinterpret::<S32, U32>(first_index);
-            let address = GlobalAddress::from(k.mad_wide(index, 4u32, table.0));
-            for (entry, place) in entries.iter().zip(places) {
-                k.load_into(*entry, address.plus(4 * (place.plus - first.plus)));
-            }
-        },
-        |k| {
-            for (read, place) in entries.iter().zip(places) {
-                let address = entry(k, table, *place);
-                k.load_into(*read, address);
-            }
-        },
-    );
-    entries
-}
-
-/// The address of an entry of a table, or of that at the nearest end.
-fn entry(k: &mut Builder, (table, last): (Reg<U64>, Reg<S32>), index: Offset) -> Reg<U64> {
-    let index = index.register(k);
-    let index = k.max(index, 0i32);
-    let index = k.min(index, last);
-    let index = k.reinterpret::<S32, U32>(index);
-    k.mad_wide(index, 4u32, table)
 }

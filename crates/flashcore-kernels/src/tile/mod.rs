@@ -12,6 +12,7 @@
 mod copy;
 mod formula;
 mod formula_span;
+mod formula_tables;
 mod formula_verdict;
 mod fragment;
 mod logarithm;
@@ -25,8 +26,9 @@ mod softmax_steps;
 mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
-pub use formula::{AddedTerm, FormulaCode, FormulaOfTile, FormulaPlace, FormulaTables};
+pub use formula::{AddedTerm, FormulaCode, FormulaOfTile, FormulaPlace};
 pub use formula_span::{Span, TileSpan};
+pub use formula_tables::FormulaTables;
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;

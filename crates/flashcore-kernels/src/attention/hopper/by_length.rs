@@ -74,7 +74,7 @@ impl ByLength {
     }
 
     /// The tile that has so many shorter ones; of tiles that are not sorted, that of the number.
-    pub(super) fn tile(&self, k: &mut Builder, number: Reg<U32>) -> Reg<U32> {
+    pub(super) fn tile(self, k: &mut Builder, number: Reg<U32>) -> Reg<U32> {
         let tile = k.copy(number);
         k.if_uniform(self.is_sorted, |k| {
             let address = k.mad(number, WORD_BYTES, self.order);
