@@ -161,11 +161,7 @@ fn attend<T: Element>(
         k.section("mask", |k| {
             let partly = keys.is_partly_masked(k, first_key);
             k.if_uniform(partly, |k| {
-                mask.apply(k, &scores, first_key);
-                if let Some(formula) = &mask_formula {
-                    let key = k.add(first_key, places.column);
-                    formula.mask(k, &scores, key);
-                }
+                mask.apply_with(k, &scores, first_key, config.keys_per_warp(), mask_formula.as_ref());
             });
         });
         k.section("softmax", |k| softmax.update(k, &scores, &output));

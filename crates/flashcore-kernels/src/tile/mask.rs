@@ -4,6 +4,7 @@ use flashcore_ir::types::S32;
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::ROW_STEP;
+use super::formula::FormulaCode;
 use super::fragment::Accumulator;
 
 /// Which keys each of a lane's rows attends: a window around its position, of the keys there are.
@@ -29,6 +30,29 @@ pub struct KeyMask {
 }
 
 impl KeyMask {
+    /// Takes out what is masked of a tile of `keys` keys that begins at `first_key`, by the mask and by a formula. All
+    /// lanes of a warp do it.
+    pub fn apply_with(
+        &self,
+        k: &mut Builder,
+        scores: &Accumulator,
+        first_key: Reg<S32>,
+        keys: u32,
+        formula: Option<&FormulaCode>,
+    ) {
+        let Some(formula) = formula else { return self.apply(k, scores, first_key) };
+        if self.left.is_none() && self.right.is_none() {
+            // Most tiles that a formula cuts have all of their keys.
+            let behind = k.add(first_key, keys as i32);
+            let has_fewer = k.compare(Compare::Gt, behind, self.key_length);
+            k.if_uniform(has_fewer, |k| self.apply(k, scores, first_key));
+        } else {
+            self.apply(k, scores, first_key);
+        }
+        let key = k.add(first_key, self.column);
+        formula.mask(k, scores, key);
+    }
+
     /// Takes out the keys of the tile that begins at key `first_key` that a row does not attend.
     pub fn apply(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
         let first = k.add(first_key, self.column);

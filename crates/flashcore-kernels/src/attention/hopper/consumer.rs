@@ -341,19 +341,8 @@ impl Step<'_> {
 
     fn apply_masks(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
         k.section("mask", |k| {
-            let apply = |k: &mut Builder| self.mask.apply(k, scores, first_key);
-            if self.mask_formula.is_some() && self.mask.left.is_none() && self.mask.right.is_none() {
-                // Most tiles that a formula cuts have all of their keys.
-                let behind = k.add(first_key, self.cta.config.key_rows as i32);
-                let has_fewer = k.compare(Compare::Gt, behind, self.mask.key_length);
-                k.if_uniform(has_fewer, apply);
-            } else {
-                apply(k);
-            }
-            if let Some(formula) = &self.mask_formula {
-                let key = k.add(first_key, self.places.column);
-                formula.mask(k, scores, key);
-            }
+            let keys = self.cta.config.key_rows;
+            self.mask.apply_with(k, scores, first_key, keys, self.mask_formula.as_ref());
         });
     }
 }
