@@ -121,6 +121,20 @@ fn every_choice_of_the_config_is_right() {
     }
 }
 
+/// Causal tiles are dealt out in sections of heads, which need not divide them: 3 to 5 CTAs' worth of tiles, odd and even.
+#[test]
+fn every_tile_of_any_number_of_heads_is_computed() {
+    for (shape, config) in [
+        ("1x3x300x32", "hopper-64x64-2stage-persistent"),
+        ("1x5x260x32", "hopper-64x64-2stage-persistent"),
+        ("1x7x130x32", "hopper-64x64-2stage-persistent"),
+        ("3x2x330x32", "hopper-128x64-2stage-persistent"),
+        ("1x1x700x32", "hopper-64x64-2stage-persistent"),
+    ] {
+        check_simulated(&problem(shape, DType::F16, "causal"), named(config), None);
+    }
+}
+
 #[test]
 fn every_choice_of_the_hopper_config_is_right() {
     let names = [

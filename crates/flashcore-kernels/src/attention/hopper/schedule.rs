@@ -7,6 +7,7 @@ use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::by_length::ByLength;
+use super::order::NO_POWER;
 use crate::attention::{QueryTile, Work};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
@@ -19,6 +20,8 @@ pub(super) struct Schedule {
     heads: Reg<U32>,
     matrices: Reg<U32>,
     pub(super) tiles: Reg<U32>,
+    section: Reg<U32>,
+    last_section: Reg<U32>,
     section_bits: Reg<U32>,
     run_bits: Reg<U32>,
     config: HopperConfig,
@@ -35,14 +38,16 @@ impl Schedule {
         parameters: Parameters,
         specialisation: Specialisation,
     ) -> Self {
-        let [query_tiles, heads, matrices, tiles, section_bits, run_bits] =
-            ["query_tiles", "heads", "matrices", "tiles", "section_bits", "run_bits"]
+        let [query_tiles, heads, matrices, tiles, section, last_section, section_bits, run_bits] =
+            ["query_tiles", "heads", "matrices", "tiles", "section", "last_section", "section_bits", "run_bits"]
                 .map(|name| k.parameter::<U32>(name));
         Self {
             query_tiles,
             heads,
             matrices,
             tiles,
+            section,
+            last_section,
             section_bits,
             run_bits,
             config,
@@ -135,15 +140,31 @@ impl Schedule {
     /// The head and the place in it of the tile of a number: in the last section and every other one before it, the last
     /// tiles of all heads come first, a run of each head at a time.
     fn in_section(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let size = k.shl(self.query_tiles, self.section_bits);
+        let size = k.mul(self.query_tiles, self.section);
         let number = k.div(index, size);
         let skipped = k.mul(number, size);
         let rest = k.sub(index, skipped);
-        let first = k.shl(number, self.section_bits);
+        let first = k.mul(number, self.section);
         let last = k.sub(self.query_tiles, 1u32);
-        let runs_bits = k.add(self.section_bits, self.run_bits);
-        let run = k.shr(rest, runs_bits);
-        let skipped = k.shl(run, runs_bits);
+        // The last section may have fewer heads.
+        let heads = k.sub(self.matrices, first);
+        let heads = k.min(heads, self.section);
+        let tiles_of_runs = k.shl(heads, self.run_bits);
+        let run = k.register();
+        let is_power_of_two = k.compare(Compare::Lt, self.section_bits, NO_POWER);
+        k.if_else_uniform(
+            is_power_of_two,
+            |k| {
+                let bits = k.add(self.section_bits, self.run_bits);
+                let quotient = k.shr(rest, bits);
+                k.set(run, quotient);
+            },
+            |k| {
+                let quotient = k.div(rest, tiles_of_runs);
+                k.set(run, quotient);
+            },
+        );
+        let skipped = k.mul(run, tiles_of_runs);
         let within = k.sub(rest, skipped);
         let run = k.shl(run, self.run_bits);
         let head = k.shr(within, self.run_bits);
@@ -154,9 +175,7 @@ impl Schedule {
         let head = k.select(is_alone, within, head);
         let of_run = k.select(is_alone, 0u32, of_run);
         let from_one_end = k.add(run, of_run);
-        let last_section = k.sub(self.matrices, 1u32);
-        let last_section = k.shr(last_section, self.section_bits);
-        let behind = k.sub(last_section, number);
+        let behind = k.sub(self.last_section, number);
         let behind = k.and(behind, 1u32);
         let from_last = k.compare(Compare::Eq, behind, 0u32);
         let turned = k.sub(last, from_one_end);
