@@ -2,6 +2,8 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
+mod along;
+
 use crate::blocks::vector_kernel;
 use crate::exp2::LEAST;
 use crate::exp2::short::COEFFICIENTS;
@@ -32,7 +34,9 @@ impl Avx512 {
 
 // Twelve rows by two vectors are twenty-four sums; with two vectors of the right factor and one of the left, 27 of 32
 // registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) asks for eight sums.
-vector_kernel!(Avx512, Zmm, rows: 12, features: "avx512f,avx512bw,avx512vl,avx512dq");
+vector_kernel!(
+    Avx512, Zmm, rows: 12, features: "avx512f,avx512bw,avx512vl,avx512dq", score_and_weigh: along::score_and_weigh
+);
 
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm(__m512);

@@ -33,7 +33,7 @@
 //! | `level` | the sets of instructions, and which of them the machine has |
 //! | `microkernel` | what is worth writing by hand for each of them: products of tiles, exponentials, conversions |
 //! | `vector` | the operations on vectors that a level has to offer |
-//! | `blocks`, `packing`, `stream_blocks` | the microkernel made of them |
+//! | `blocks`, `weighing`, `packing`, `stream_blocks` | the microkernel made of them |
 //! | `portable`, `neon`, `avx2`, `avx512` | the levels whose arithmetic is `f32` |
 //! | `bf16`, `avx512_bf16`, `amx` | the levels whose products are `bf16`: what they share, and the instructions of each |
 //! | `exp2`, `tanh` | the functions of the vector kernels, and how far they are from the exact ones |
@@ -102,6 +102,8 @@ mod tanh;
 mod tiles;
 #[expect(unsafe_code, reason = "vector instructions may not be called everywhere")]
 mod vector;
+#[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
+mod weighing;
 
 pub use level::{Level, LevelError};
 pub use peak::{measured_peak, measured_peak_of};

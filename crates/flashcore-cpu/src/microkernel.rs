@@ -88,7 +88,7 @@ pub(crate) trait Microkernel: Sync {
 
     /// [`score`](Self::score) and [`weigh`](Self::weigh) at once, for scores to which nothing is done between them. Whether
     /// it was done: a kernel may not have it, or not for this strip, and then nothing is changed but the room for scores and
-    /// weights.
+    /// weights, and [`follows_maximum`](Strip::follows_maximum), which is set where scores were too large without it.
     fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
         let _ = (factors, strip);
         false

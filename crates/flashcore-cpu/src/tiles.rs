@@ -174,6 +174,9 @@ fn meet<K: Microkernel>(
         (factor, K::Real::ONE)
     };
     let lane_keys = LaneKeys::new(|block| {
+        if all.end == any.end {
+            return keys.len();
+        }
         let rows = strip.rows.start..strip.rows.end.min(strip.rows.start + (block + 1) * K::LANE_BLOCK);
         group.attended_by(&rows, &tile.keys).0.end.saturating_sub(first_key).min(keys.len())
     });

@@ -184,6 +184,23 @@ fn stress() {
     }
 }
 
+/// Scores that a maximum of the keys before does not fit, from the middle of a tile on, in some rows.
+#[test]
+fn scores_that_rise() {
+    for dtype in [DType::F16, DType::F32] {
+        for (first_key, factor) in [(8, 4.0), (70, 16.0), (200, 30.0)] {
+            let mut problem = Problem::new(1, 1, 256, 64, dtype);
+            problem.log_sum_exp = true;
+            let mut inputs = Inputs::random(&problem, 4);
+            let keys = inputs.key.dense(problem.key_shape(), problem.strides().key);
+            for (index, key) in keys.into_iter().enumerate().skip(first_key * 64) {
+                inputs.key.set(index, key * factor);
+            }
+            check_inputs(&problem, &inputs);
+        }
+    }
+}
+
 /// The factor of the scores is above zero almost always, but need not be.
 #[test]
 fn every_sign_of_the_scale() {
