@@ -26,7 +26,7 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
         problem,
         inputs,
         outputs: OutputRows::new(problem, outputs),
-        split: Split::new(problem, K::STRIP, rayon::current_num_threads()),
+        split: Split::new(problem, K::STRIP, K::MOST_ITEM_ROWS, rayon::current_num_threads()),
     };
     let chunks = call.split.chunks();
     if chunks == 1 {

@@ -41,6 +41,13 @@ pub(crate) trait Microkernel: Sync {
     /// [`MOST_KEY_TILE`](crate::tiles::MOST_KEY_TILE).
     const KEY_TILE: usize = crate::tiles::KEY_TILE;
 
+    /// Tiles that are packed before the first strip meets them. A strip then meets one after the other, and is not
+    /// forgotten by the first-level cache between them.
+    const TILES_AT_ONCE: usize = 1;
+
+    /// Query rows that share packed keys and values, at most.
+    const MOST_ITEM_ROWS: usize = crate::split::MOST_ITEM_ROWS;
+
     /// Whether [`weigh`](Self::weigh) can multiply scores by a factor above zero on its way, so that
     /// [`score`](Self::score) need not.
     const MULTIPLIES_IN_WEIGH: bool = false;
@@ -86,11 +93,10 @@ pub(crate) trait Microkernel: Sync {
     /// One step of the softmax: scores to weights, running maximum and sum brought up to date.
     fn weigh(&self, strip: &mut Strip<'_, Self>) -> Weighed;
 
-    /// [`score`](Self::score) and [`weigh`](Self::weigh) at once, for scores to which nothing is done between them. Whether
-    /// it was done: a kernel may not have it, or not for this strip, and then nothing is changed but the room for scores and
-    /// weights.
-    fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
-        let _ = (factors, strip);
+    /// [`score`](Self::score), [`weigh`](Self::weigh) and [`accumulate`](Self::accumulate) for many keys at once. Whether
+    /// it was done: a kernel may not have it, or not for these, and then nothing is changed but the room.
+    fn attend_at_once(&self, meeting: WholeMeeting<'_, Self>) -> bool {
+        let _ = meeting;
         false
     }
 
@@ -126,19 +132,31 @@ pub(crate) trait Microkernel: Sync {
     }
 }
 
-/// What scores are products of.
-pub(crate) struct Factors<'a, K: Microkernel + ?Sized> {
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+/// A strip of query rows, and keys that all of them attend, with scores to which nothing is done before they are weighed.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 attend at once"))]
+pub(crate) struct WholeMeeting<'a, K: Microkernel + ?Sized> {
     pub(crate) head_dim: usize,
-    /// Which keys of the tile; the first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`].
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    pub(crate) value_dim: usize,
+    /// Lanes of the strip; a multiple of [`Microkernel::LANE_BLOCK`].
+    pub(crate) lanes: usize,
+    /// Which keys of the tiles. The first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`], and so is their number.
     pub(crate) keys: Range<usize>,
-    /// A tile that [`Microkernel::pack_keys`] has packed.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
+    /// Tiles that [`Microkernel::pack_keys`] has packed, one behind the other.
     pub(crate) key: &'a [K::Packed],
+    /// Tiles that [`Microkernel::pack_values`] has packed, one behind the other.
+    pub(crate) value: &'a [K::Packed],
     /// A strip that [`Microkernel::pack_query`] has packed.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
     pub(crate) query: &'a [K::Packed],
+    /// What scores are multiplied by; above zero.
+    pub(crate) factor: K::Real,
+    /// Room for the scores and weights of one tile.
+    pub(crate) scores: &'a mut [K::Real],
+    pub(crate) weights: &'a mut [K::Packed],
+    /// As in [`Strip`].
+    pub(crate) maximum: &'a mut [K::Real],
+    pub(crate) sum: &'a mut [K::Real],
+    /// As in [`OutputProduct`].
+    pub(crate) output: &'a mut [K::Real],
 }
 
 /// What became of a strip of scores.
