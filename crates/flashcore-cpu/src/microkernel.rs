@@ -8,13 +8,14 @@
 //! hands the packed tiles back when they meet.
 
 use crate::masking::{self, LaneRanges};
-use crate::pack::Head;
+use crate::pack::{self, Head};
 use crate::packing;
 use crate::portable::Array;
 use crate::real::Real;
 use crate::shaping::{self, Shaping};
 use crate::stream::StreamTile;
 use crate::stream_blocks;
+use flashcore_problem::DType;
 use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -123,6 +124,11 @@ pub(crate) trait Microkernel: Sync {
     /// Whether rows have neither a NaN nor an infinity.
     fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
         head.are_finite(rows)
+    }
+
+    /// Writes `values`, each times `factor`, rounded to `dtype`.
+    fn store(&self, dtype: DType, values: &[Self::Real], factor: Self::Real, bytes: &mut [u8]) {
+        pack::store(dtype, values, factor, bytes);
     }
 
     /// A few query rows attend some keys that are read where they lie.

@@ -25,7 +25,7 @@ use core::arch::x86_64::{
     _CMP_NEQ_UQ, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
     _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
 };
-use flashcore_problem::{InputViews, Problem};
+use flashcore_problem::{DType, InputViews, Problem};
 use pack::{DEPTH, LANES, PAIRS, VALUE_HEADER};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
@@ -352,6 +352,10 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
 
     fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
         self.vectors.are_finite(head, rows)
+    }
+
+    fn store(&self, dtype: DType, values: &[f32], factor: f32, bytes: &mut [u8]) {
+        self.vectors.store(dtype, values, factor, bytes);
     }
 
     /// A few rows are bound by reading the keys, which products in pairs do not make faster.

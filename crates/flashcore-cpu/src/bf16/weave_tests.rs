@@ -206,12 +206,12 @@ fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_expected: bo
 
 #[test]
 fn a_woven_meeting_is_one_step_after_the_other() {
+    const NONE: f32 = f32::NEG_INFINITY;
     if !is_x86_feature_detected!("avx512vbmi") {
         return;
     }
     let case =
         |lanes, head_dim, value_dim, keys, maximum, factor| Case { lanes, head_dim, value_dim, keys, maximum, factor };
-    const NONE: f32 = f32::NEG_INFINITY;
     let cases = [
         (case(64, 64, 64, 0..128, 20.0, 0.3), true),
         (case(64, 40, 64, 32..128, 20.0, 0.3), true),
