@@ -2,7 +2,7 @@
 //!
 //! Tile units multiply on their own while vectors weigh, but a processor that looks a few hundred instructions ahead sees
 //! only one of the two where they follow each other. So a product of tiles comes behind every pair or two of keys that are
-//! weighed. A strip has *parts* of 32 lanes, a part of the meeting has *units* of a few blocks, and a block is 32 keys:
+//! weighed. A *part* of a strip is 32 lanes, a *block* 32 keys, and a *unit* two blocks in one part:
 //!
 //! ```text
 //! weights    block 0    block 1    of a unit   | block 0    block 1    of the next    |
@@ -10,9 +10,9 @@
 //! output     of the unit before                | of the unit                          | ..
 //! ```
 //!
-//! The scores of a block live in a ring of two, and weights of two units are kept. With query, output, keys and values
-//! that is what must stay in a first-level cache of 48 KiB: larger units were slower, and keys and values that were asked for
-//! early too. Nothing that is stored is loaded before it can have left the store buffer, since stores are not forwarded to
+//! The scores of a block live in a ring of two, and the weights of two units are kept. With query, output, keys and values
+//! of 64 columns these are the 44 KiB that a part touches from one unit to the next, and a first-level cache has 48: wider
+//! strips were slower, and asking for keys and values early was too (`docs/experiments.md`). Nothing that is stored is loaded before it can have left the store buffer, since stores are not forwarded to
 //! tile registers or from them.
 
 use super::narrow::{Column, LIFT, MOST, Scale, added, raised};
