@@ -4,7 +4,7 @@ mod detect;
 mod tiles;
 
 use crate::bf16::pack::{LANES, PAIRS};
-use crate::bf16::{Bf16Kernel, PairMultiplier, PairProduct};
+use crate::bf16::{Bf16Kernel, PairMultiplier, PairProduct, weave};
 use crate::level::Level;
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::sync::OnceLock;
@@ -29,10 +29,11 @@ pub(crate) fn multiply_adds() -> usize {
 }
 
 impl PairMultiplier for TileProducts {
-    /// Keys and values come from the second-level cache once for each strip: the wider it is, the less often.
-    const STRIP: usize = 4 * LANES;
+    /// Keys and values come from the second-level cache once for each strip, but query and output of a wider one leave too
+    /// little of the first: 64 rows were a sixth slower.
+    const STRIP: usize = 2 * LANES;
     const KEY_TILE: usize = 128;
-    const HAS_OWN_UNITS: bool = true;
+    const WEAVES: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
         let lane_bytes = product.stride * size_of::<f32>();
@@ -68,6 +69,11 @@ impl PairMultiplier for TileProducts {
                 }
             });
         }
+    }
+
+    unsafe fn attend(&self, meeting: &weave::Meeting) {
+        // SAFETY: `self` is a witness that tiles may be used, and the caller vouches for the rest.
+        unsafe { with_tiles(|tiles| weave::attend(tiles, meeting)) }
     }
 
     fn on_thread(&self, work: impl FnOnce()) {

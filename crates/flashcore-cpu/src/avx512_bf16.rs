@@ -24,7 +24,6 @@ const ROWS: usize = 12;
 impl PairMultiplier for DotProducts {
     const STRIP: usize = 2 * LANES;
     const KEY_TILE: usize = crate::tiles::KEY_TILE;
-    const HAS_OWN_UNITS: bool = false;
 
     unsafe fn multiply(&self, product: PairProduct) {
         // SAFETY: `self` is a witness of the processor's features, and the caller vouches for the operands.

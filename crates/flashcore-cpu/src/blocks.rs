@@ -193,6 +193,26 @@ macro_rules! vector_kernel {
                 unsafe { run(head, rows) }
             }
 
+            fn store(
+                &self,
+                dtype: flashcore_problem::DType,
+                values: &[Self::Real],
+                factor: Self::Real,
+                bytes: &mut [u8],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::real::Real>)? (
+                    dtype: flashcore_problem::DType,
+                    values: &[<$vector as crate::vector::Vector>::Real],
+                    factor: <$vector as crate::vector::Vector>::Real,
+                    bytes: &mut [u8],
+                ) {
+                    crate::pack::store(dtype, values, factor, bytes);
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(dtype, values, factor, bytes) }
+            }
+
             fn stream(&self, mut tile: crate::stream::StreamTile<'_, Self::Real>) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::real::Real>)? (

@@ -3,7 +3,6 @@
 use crate::group::Group;
 use crate::microkernel::Microkernel;
 use crate::output::{Disjoint, OutputRows};
-use crate::pack::store;
 use crate::real::Real;
 use crate::scratch::{Purpose, arena_bytes, with_scratch};
 use crate::softmax::{correction, finish};
@@ -26,7 +25,7 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
         problem,
         inputs,
         outputs: OutputRows::new(problem, outputs),
-        split: Split::new(problem, K::STRIP, rayon::current_num_threads()),
+        split: Split::new(problem, K::STRIP, K::MOST_ITEM_ROWS, rayon::current_num_threads()),
     };
     let chunks = call.split.chunks();
     if chunks == 1 {
@@ -109,7 +108,7 @@ impl<K: Microkernel> Call<'_, K> {
         // SAFETY: each row is finished once.
         let (bytes, log_sum_exp) = unsafe { self.outputs.row(group.batch, head, row) };
         if let Some(finished) = &finished {
-            store(self.problem.dtype, values, finished.factor, bytes);
+            self.kernel.store(self.problem.dtype, values, finished.factor, bytes);
         } else {
             bytes.fill(0);
         }

@@ -8,13 +8,14 @@
 //! hands the packed tiles back when they meet.
 
 use crate::masking::{self, LaneRanges};
-use crate::pack::Head;
+use crate::pack::{self, Head};
 use crate::packing;
 use crate::portable::Array;
 use crate::real::Real;
 use crate::shaping::{self, Shaping};
 use crate::stream::StreamTile;
 use crate::stream_blocks;
+use flashcore_problem::DType;
 use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -40,6 +41,13 @@ pub(crate) trait Microkernel: Sync {
     /// Keys of one tile, a multiple of [`FIRST_KEY_BLOCK`](Self::FIRST_KEY_BLOCK) and at most
     /// [`MOST_KEY_TILE`](crate::tiles::MOST_KEY_TILE).
     const KEY_TILE: usize = crate::tiles::KEY_TILE;
+
+    /// Tiles that are packed before the first strip meets them. A strip then meets one after the other, and is not
+    /// forgotten by the first-level cache between them.
+    const TILES_AT_ONCE: usize = 1;
+
+    /// Query rows that share packed keys and values, at most.
+    const MOST_ITEM_ROWS: usize = crate::split::MOST_ITEM_ROWS;
 
     /// Whether [`weigh`](Self::weigh) can multiply scores by a factor above zero on its way, so that
     /// [`score`](Self::score) need not.
@@ -94,6 +102,13 @@ pub(crate) trait Microkernel: Sync {
         false
     }
 
+    /// [`score`](Self::score), [`weigh`](Self::weigh) and [`accumulate`](Self::accumulate) for many keys at once. Whether
+    /// it was done: a kernel may not have it, or not for these, and then nothing is changed but the room.
+    fn attend_at_once(&self, meeting: WholeMeeting<'_, Self>) -> bool {
+        let _ = meeting;
+        false
+    }
+
     /// Adds the products of values and weights to the output.
     fn accumulate(&self, product: OutputProduct<'_, Self>);
 
@@ -119,6 +134,11 @@ pub(crate) trait Microkernel: Sync {
         head.are_finite(rows)
     }
 
+    /// Writes `values`, each times `factor`, rounded to `dtype`.
+    fn store(&self, dtype: DType, values: &[Self::Real], factor: Self::Real, bytes: &mut [u8]) {
+        pack::store(dtype, values, factor, bytes);
+    }
+
     /// A few query rows attend some keys that are read where they lie.
     fn stream(&self, mut tile: StreamTile<'_, Self::Real>) {
         // SAFETY: any processor can do this.
@@ -139,6 +159,33 @@ pub(crate) struct Factors<'a, K: Microkernel + ?Sized> {
     /// A strip that [`Microkernel::pack_query`] has packed.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 score and weigh at once"))]
     pub(crate) query: &'a [K::Packed],
+}
+
+/// A strip of query rows, and keys that all of them attend, with scores to which nothing is done before they are weighed.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 attend at once"))]
+pub(crate) struct WholeMeeting<'a, K: Microkernel + ?Sized> {
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    /// Lanes of the strip; a multiple of [`Microkernel::LANE_BLOCK`].
+    pub(crate) lanes: usize,
+    /// Which keys of the tiles. The first is a multiple of [`Microkernel::FIRST_KEY_BLOCK`], and so is their number.
+    pub(crate) keys: Range<usize>,
+    /// Tiles that [`Microkernel::pack_keys`] has packed, one behind the other.
+    pub(crate) key: &'a [K::Packed],
+    /// Tiles that [`Microkernel::pack_values`] has packed, one behind the other.
+    pub(crate) value: &'a [K::Packed],
+    /// A strip that [`Microkernel::pack_query`] has packed.
+    pub(crate) query: &'a [K::Packed],
+    /// What scores are multiplied by; above zero.
+    pub(crate) factor: K::Real,
+    /// Room for the scores and weights of one tile.
+    pub(crate) scores: &'a mut [K::Real],
+    pub(crate) weights: &'a mut [K::Packed],
+    /// As in [`Strip`].
+    pub(crate) maximum: &'a mut [K::Real],
+    pub(crate) sum: &'a mut [K::Real],
+    /// As in [`OutputProduct`].
+    pub(crate) output: &'a mut [K::Real],
 }
 
 /// What became of a strip of scores.

@@ -1,5 +1,7 @@
 //! Bytes of the problem's type to numbers of the accumulator's, and back.
 
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
 use crate::prefetch::prefetch;
 use crate::real::Real;
 use flashcore_problem::{DType, Shape, Strides, TensorView};
@@ -175,6 +177,7 @@ pub(crate) fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
 }
 
 /// Writes `values`, each times `factor`, rounded to `dtype`.
+#[inline(always)]
 pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut [u8]) {
     let rounded = |value: R| (value * factor).to_f64() as f32;
     match dtype {
@@ -211,6 +214,7 @@ pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut 
 }
 
 /// Rounded to nearest even; a NaN stays one. Without a branch, so that a loop over it becomes vector instructions.
+#[inline(always)]
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let to_even = bits >> 16 & 1;

@@ -15,8 +15,9 @@ use crate::tiles::KEY_TILE;
 use flashcore_problem::{Mask, Problem};
 use std::ops::Range;
 
-/// Query rows that share packed keys and values, at most: enough that packing costs one or two hundredths of using.
-const MOST_ITEM_ROWS: usize = 256;
+/// Query rows that share packed keys and values, at most, unless a kernel wants more: enough that packing costs one or two
+/// hundredths of using.
+pub(crate) const MOST_ITEM_ROWS: usize = 256;
 
 /// Items for each thread, at least, where there are enough query rows: so many that threads rarely wait for the last.
 const ITEMS_PER_THREAD: usize = 8;
@@ -53,8 +54,8 @@ pub(crate) struct Item {
 }
 
 impl Split {
-    /// For a kernel whose strips have `strip` rows, on `threads` threads.
-    pub(crate) fn new(problem: &Problem, strip: usize, threads: usize) -> Self {
+    /// For a kernel whose strips have `strip` rows, on `threads` threads, with up to `most_item_rows` in an item.
+    pub(crate) fn new(problem: &Problem, strip: usize, most_item_rows: usize, threads: usize) -> Self {
         let (groups, rows) = (problem.batch * problem.key_heads, Group::row_count(problem));
         let is_streamed = rows <= stream::MOST_ROWS && problem.formulas().next().is_none();
         let strips = groups * if is_streamed { 1 } else { rows.div_ceil(strip) };
@@ -64,7 +65,7 @@ impl Split {
 
         let mut split = Self { groups, rows, item_rows: rows, keys: problem.key_length, chunk_keys, is_streamed };
         if !is_streamed {
-            split.item_rows = MOST_ITEM_ROWS.max(strip);
+            split.item_rows = most_item_rows.max(strip);
             let are_equal = problem.mask == Mask::None && !problem.key_lengths;
             let is_enough = |split: &Self| {
                 let items = split.items();
@@ -143,7 +144,7 @@ mod tests {
             shape(3, (3, 3), (33, 100_000), true),
         ] {
             for threads in [1, 2, 7, 64] {
-                let split = Split::new(&problem, STRIP, threads);
+                let split = Split::new(&problem, STRIP, MOST_ITEM_ROWS, threads);
                 let mut seen = vec![vec![0; split.rows]; split.groups];
                 for item in (0..split.items()).map(|index| split.item(index)) {
                     assert!(item.rows.len() <= split.largest_rows() && item.rows.start.is_multiple_of(split.item_rows));
@@ -165,9 +166,9 @@ mod tests {
         for keys in [1, 511, 1024, 5000, 100_000] {
             for rows in [1, 8, 9, 32, 500, 4000] {
                 let problem = shape(1, (2, 2), (rows, keys), false);
-                let split = Split::new(&problem, STRIP, 1);
+                let split = Split::new(&problem, STRIP, MOST_ITEM_ROWS, 1);
                 for threads in [2, 16, 128] {
-                    let other = Split::new(&problem, STRIP, threads);
+                    let other = Split::new(&problem, STRIP, MOST_ITEM_ROWS, threads);
                     assert_eq!((other.chunk_keys, other.is_streamed), (split.chunk_keys, split.is_streamed));
                 }
             }
@@ -177,7 +178,7 @@ mod tests {
     /// How busy threads are that each take the next item as soon as they are done with one: the work of all over that
     /// of the busiest times their number.
     fn efficiency(problem: &Problem, threads: usize) -> (usize, f64, f64) {
-        let split = Split::new(problem, STRIP, threads);
+        let split = Split::new(problem, STRIP, MOST_ITEM_ROWS, threads);
         let mut busy = vec![0; threads];
         let (mut total, mut largest) = (0, 0);
         for item in (0..split.items()).map(|index| split.item(index)) {

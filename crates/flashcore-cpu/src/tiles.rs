@@ -3,7 +3,9 @@
 use crate::formulas;
 use crate::group::Group;
 use crate::masking::LaneRanges;
-use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
+use crate::microkernel::{
+    Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded,
+};
 use crate::pack;
 use crate::real::Real;
 use crate::scratch::{Arena, arena_bytes};
@@ -23,11 +25,12 @@ pub(crate) const MOST_LANES: usize = 64;
 
 /// The bytes that [`attend_rows`] takes of an arena for so many rows.
 pub(crate) fn scratch_bytes<K: Microkernel>(problem: &Problem, rows: usize) -> usize {
-    let (head_dim, value_dim, strips) = (problem.head_dim, problem.value_dim, rows.div_ceil(K::STRIP));
+    let (head_dim, value_dim) = (problem.head_dim, problem.value_dim);
+    let strips = strips_kept::<K>(problem, rows);
     let packed = [
         strips * K::query_size(head_dim),
-        K::key_size(head_dim, K::KEY_TILE),
-        K::value_size(value_dim, K::KEY_TILE),
+        tiles_at_once::<K>(problem) * K::key_size(head_dim, K::KEY_TILE),
+        tiles_at_once::<K>(problem) * K::value_size(value_dim, K::KEY_TILE),
         K::weight_size(K::KEY_TILE),
     ];
     let real = [
@@ -40,6 +43,16 @@ pub(crate) fn scratch_bytes<K: Microkernel>(problem: &Problem, rows: usize) -> u
     ];
     packed.iter().map(|&count| arena_bytes::<K::Packed>(count)).sum::<usize>()
         + real.iter().map(|&count| arena_bytes::<K::Real>(count)).sum::<usize>()
+}
+
+/// Tiles that are packed before the first strip meets them.
+fn tiles_at_once<K: Microkernel>(problem: &Problem) -> usize {
+    problem.key_length.div_ceil(K::KEY_TILE).clamp(1, K::TILES_AT_ONCE)
+}
+
+/// Strips that are kept: where all keys are packed at once, a strip is done before the next begins.
+fn strips_kept<K: Microkernel>(problem: &Problem, rows: usize) -> usize {
+    if problem.key_length <= tiles_at_once::<K>(problem) * K::KEY_TILE { 1 } else { rows.div_ceil(K::STRIP) }
 }
 
 /// The attention of `rows`, which begin with a strip, to `keys`, which begin with a tile. Hands each row with its
@@ -56,13 +69,17 @@ pub(crate) fn attend_rows<K: Microkernel>(
     const { assert!(MOST_KEY_TILE.is_multiple_of(K::KEY_TILE)) };
     let (head_dim, value_dim) = (group.problem.head_dim, group.problem.value_dim);
     let strips = rows.len().div_ceil(K::STRIP);
+    let kept = strips_kept::<K>(group.problem, rows.len());
     let (query_size, output_size) = (K::query_size(head_dim), padded(value_dim, K::VALUE_BLOCK) * K::STRIP);
-    let query = arena.take::<K::Packed>(strips * query_size);
-    let output = arena.take::<K::Real>(strips * output_size);
-    let maximum = arena.take::<K::Real>(strips * K::STRIP);
-    let sum = arena.take::<K::Real>(strips * K::STRIP);
-    let room_for_key = arena.take::<K::Packed>(K::key_size(head_dim, K::KEY_TILE));
-    let room_for_value = arena.take::<K::Packed>(K::value_size(value_dim, K::KEY_TILE));
+    let query = arena.take::<K::Packed>(kept * query_size);
+    let output = arena.take::<K::Real>(kept * output_size);
+    let maximum = arena.take::<K::Real>(kept * K::STRIP);
+    let sum = arena.take::<K::Real>(kept * K::STRIP);
+    let (key_size, value_size) = (K::key_size(head_dim, K::KEY_TILE), K::value_size(value_dim, K::KEY_TILE));
+    let at_once = tiles_at_once::<K>(group.problem);
+    let room_for_key = arena.take::<K::Packed>(at_once * key_size);
+    let room_for_value = arena.take::<K::Packed>(at_once * value_size);
+    let in_rows = arena.take::<K::Real>(value_dim * K::STRIP);
     let mut room = Room {
         scores: arena.take(padded(K::KEY_TILE, K::KEY_BLOCK) * K::STRIP),
         weights: arena.take(K::weight_size(K::KEY_TILE)),
@@ -72,51 +89,63 @@ pub(crate) fn attend_rows<K: Microkernel>(
         let first = rows.start + index * K::STRIP;
         first..rows.end.min(first + K::STRIP)
     };
-    for (index, query) in query.chunks_exact_mut(query_size).enumerate() {
-        let rows = strip_rows(index);
-        group.query.prefetch(rows.end..strip_rows(index + 1).end);
-        kernel.pack_query(group.query, rows.clone(), padded(rows.len(), K::LANE_BLOCK), query);
-    }
-    output.fill(K::Real::ZERO);
-    maximum.fill(K::Real::NEGATIVE_INFINITY);
-    sum.fill(K::Real::ZERO);
 
     let (attended, _) = group.attended_by(&rows, &keys);
     let first = attended.start - (attended.start - keys.start) % K::KEY_TILE;
-    for start in (first..attended.end).step_by(K::KEY_TILE) {
-        let keys = start..attended.end.min(start + K::KEY_TILE);
-        let tile = KeyTile::<K> {
-            key: K::in_place(group.key, keys.clone()).unwrap_or_else(|| {
-                kernel.pack_keys(group.key, keys.clone(), room_for_key);
-                room_for_key
-            }),
-            value: K::in_place(group.value, keys.clone()).unwrap_or_else(|| {
-                kernel.pack_values(group.value, keys.clone(), room_for_value);
-                room_for_value
-            }),
-            keys,
-        };
+    let span = at_once * K::KEY_TILE;
+    // Rows that attend nothing have an output too.
+    for start in (first..attended.end.max(first + 1)).step_by(span) {
+        let keys = start..attended.end.min(start + span);
+        let tile_keys = |start: usize| start..keys.end.min(start + K::KEY_TILE);
+        let starts = || keys.clone().step_by(K::KEY_TILE);
+        let rooms = room_for_key.chunks_exact_mut(key_size).zip(room_for_value.chunks_exact_mut(value_size));
+        for (keys, (key, value)) in starts().map(tile_keys).zip(rooms) {
+            if K::in_place(group.key, keys.clone()).is_none() {
+                kernel.pack_keys(group.key, keys.clone(), key);
+            }
+            if K::in_place(group.value, keys.clone()).is_none() {
+                kernel.pack_values(group.value, keys, value);
+            }
+        }
         for index in 0..strips {
-            let lanes = index * K::STRIP..(index + 1) * K::STRIP;
+            let place = index % kept;
+            let query = &mut query[place * query_size..][..query_size];
             let mut strip = QueryStrip::<K> {
                 rows: strip_rows(index),
-                query: &query[index * query_size..(index + 1) * query_size],
-                output: &mut output[index * output_size..(index + 1) * output_size],
-                maximum: &mut maximum[lanes.clone()],
-                sum: &mut sum[lanes],
+                query,
+                output: &mut output[place * output_size..][..output_size],
+                maximum: &mut maximum[place * K::STRIP..][..K::STRIP],
+                sum: &mut sum[place * K::STRIP..][..K::STRIP],
             };
-            meet(kernel, group, &tile, &mut strip, &mut room);
-        }
-    }
-
-    let in_rows = arena.take::<K::Real>(value_dim * K::STRIP);
-    for (index, output) in output.chunks_exact(output_size).enumerate() {
-        let rows = strip_rows(index);
-        let lanes = padded(rows.len(), K::LANE_BLOCK);
-        kernel.transpose(&output[..value_dim * lanes], lanes, &mut in_rows[..value_dim * lanes]);
-        for (lane, (row, output)) in rows.zip(in_rows.chunks_exact(value_dim)).enumerate() {
-            let lane = index * K::STRIP + lane;
-            deliver(row, maximum[lane], sum[lane], output);
+            let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
+            if start == first {
+                group.query.prefetch(strip_rows(index + 1));
+                kernel.pack_query(group.query, strip.rows.clone(), lanes, strip.query);
+                strip.output.fill(K::Real::ZERO);
+                strip.maximum.fill(K::Real::NEGATIVE_INFINITY);
+                strip.sum.fill(K::Real::ZERO);
+            }
+            let packed = PackedKeys::<K> { keys: keys.clone(), key: room_for_key, value: room_for_value };
+            let done = meet_at_once(kernel, group, &packed, &mut strip, &mut room);
+            let rooms = room_for_key.chunks_exact(key_size).zip(room_for_value.chunks_exact(value_size));
+            for (keys, (key, value)) in starts().map(tile_keys).zip(rooms) {
+                let tile = PackedKeys::<K> {
+                    key: K::in_place(group.key, keys.clone()).unwrap_or(key),
+                    value: K::in_place(group.value, keys.clone()).unwrap_or(value),
+                    keys: keys.clone(),
+                };
+                for keys in [keys.start..keys.end.min(done.start), keys.start.max(done.end)..keys.end] {
+                    if !keys.is_empty() {
+                        meet(kernel, group, &tile, keys, &mut strip, &mut room);
+                    }
+                }
+            }
+            if start + span >= attended.end {
+                kernel.transpose(&strip.output[..value_dim * lanes], lanes, &mut in_rows[..value_dim * lanes]);
+                for (lane, (row, output)) in strip.rows.clone().zip(in_rows.chunks_exact(value_dim)).enumerate() {
+                    deliver(row, strip.maximum[lane], strip.sum[lane], output);
+                }
+            }
         }
     }
 }
@@ -124,7 +153,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
 /// Query rows side by side in vector lanes, and what has become of them so far.
 struct QueryStrip<'a, K: Microkernel> {
     rows: Range<usize>,
-    query: &'a [K::Packed],
+    query: &'a mut [K::Packed],
     /// A row of lanes for each column of the value, padded.
     output: &'a mut [K::Real],
     maximum: &'a mut [K::Real],
@@ -132,7 +161,7 @@ struct QueryStrip<'a, K: Microkernel> {
 }
 
 /// Keys and values, packed or in place.
-struct KeyTile<'a, K: Microkernel> {
+struct PackedKeys<'a, K: Microkernel> {
     keys: Range<usize>,
     key: &'a [K::Packed],
     value: &'a [K::Packed],
@@ -148,15 +177,61 @@ struct Room<'a, K: Microkernel> {
     correction: &'a mut [K::Real],
 }
 
-/// The strip attends what it attends of the keys of a tile.
+/// The strip attends keys that all of its rows attend, where the kernel can do many of them at once. Returns which; where it
+/// cannot, none.
+fn meet_at_once<K: Microkernel>(
+    kernel: &K,
+    group: &Group<'_>,
+    tiles: &PackedKeys<'_, K>,
+    strip: &mut QueryStrip<'_, K>,
+    room: &mut Room<'_, K>,
+) -> Range<usize> {
+    let first = tiles.keys.start;
+    let none = first..first;
+    let factor = K::Real::from_f64(group.scoring.factor());
+    if K::TILES_AT_ONCE == 1
+        || !group.scoring.is_plain()
+        || group.problem.mask_mod.is_some()
+        || factor <= K::Real::ZERO
+        || K::in_place(group.key, tiles.keys.clone()).is_some()
+    {
+        return none;
+    }
+    let (_, all) = group.attended_by(&strip.rows, &tiles.keys);
+    let start = padded(all.start - first, K::FIRST_KEY_BLOCK);
+    let end = all.end.saturating_sub(first) / K::FIRST_KEY_BLOCK * K::FIRST_KEY_BLOCK;
+    if start >= end {
+        return none;
+    }
+    let is_done = kernel.attend_at_once(WholeMeeting {
+        head_dim: group.problem.head_dim,
+        value_dim: group.problem.value_dim,
+        lanes: padded(strip.rows.len(), K::LANE_BLOCK),
+        keys: start..end,
+        key: tiles.key,
+        value: tiles.value,
+        query: strip.query,
+        factor,
+        scores: room.scores,
+        weights: room.weights,
+        maximum: strip.maximum,
+        sum: strip.sum,
+        output: strip.output,
+    });
+    if is_done { first + start..first + end } else { none }
+}
+
+/// The strip attends what it attends of some keys of a tile.
 fn meet<K: Microkernel>(
     kernel: &K,
     group: &Group<'_>,
-    tile: &KeyTile<'_, K>,
+    tile: &PackedKeys<'_, K>,
+    keys: Range<usize>,
     strip: &mut QueryStrip<'_, K>,
     room: &mut Room<'_, K>,
 ) {
-    let (any, all) = group.attended_by(&strip.rows, &tile.keys);
+    let those = keys;
+    let (any, all) = group.attended_by(&strip.rows, &those);
     if any.is_empty() {
         return;
     }
@@ -178,7 +253,7 @@ fn meet<K: Microkernel>(
             return keys.len();
         }
         let rows = strip.rows.start..strip.rows.end.min(strip.rows.start + (block + 1) * K::LANE_BLOCK);
-        group.attended_by(&rows, &tile.keys).0.end.saturating_sub(first_key).min(keys.len())
+        group.attended_by(&rows, &those).0.end.saturating_sub(first_key).min(keys.len())
     });
     // Any key may be one that a formula takes out.
     let takes_out = group.problem.mask_mod.is_some();

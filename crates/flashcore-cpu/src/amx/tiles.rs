@@ -1,5 +1,6 @@
 //! Products of tiles by the tile registers: eight registers of sixteen rows of 64 bytes.
 
+use crate::bf16::weave::TileUnit;
 use core::arch::asm;
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -221,6 +222,61 @@ impl Tiles {
                 steps = inout(reg) block.steps => _,
                 out("tmm0") _, out("tmm4") _, out("tmm6") _,
                 options(nostack),
+            );
+        }
+    }
+}
+
+/// One instruction each. No compiler puts anything into tile registers, so what one leaves there the next finds; that all of
+/// them are said to change tells it to leave them alone.
+macro_rules! tile_instruction {
+    ($template:literal, [$($options:ident),*], $($operands:tt)*) => {
+        asm!(
+            $template,
+            $($operands)*
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, preserves_flags, $($options),*),
+        )
+    };
+}
+
+impl TileUnit for Tiles {
+    #[inline]
+    fn zero<const TILE: usize>(&self) {
+        // SAFETY: `self` is a witness of the configuration.
+        unsafe { tile_instruction!("tilezero tmm{tile}", [nomem], tile = const TILE,) }
+    }
+
+    #[inline]
+    unsafe fn load<const TILE: usize>(&self, place: *const u8, stride: usize) {
+        // SAFETY: `self` is a witness of the configuration; the caller vouches for the place.
+        unsafe {
+            tile_instruction!(
+                "tileloadd tmm{tile}, [{place} + {stride}*1]", [readonly],
+                tile = const TILE, place = in(reg) place, stride = in(reg) stride,
+            );
+        }
+    }
+
+    #[inline]
+    unsafe fn store<const TILE: usize>(&self, place: *mut u8, stride: usize) {
+        // SAFETY: `self` is a witness of the configuration; the caller vouches for the place.
+        unsafe {
+            tile_instruction!(
+                "tilestored [{place} + {stride}*1], tmm{tile}", [],
+                tile = const TILE, place = in(reg) place, stride = in(reg) stride,
+            );
+        }
+    }
+
+    #[inline]
+    fn multiply<const SUM: usize, const LEFT: usize, const RIGHT: usize>(&self) {
+        // SAFETY: `self` is a witness of the configuration.
+        unsafe {
+            tile_instruction!(
+                "tdpbf16ps tmm{sum}, tmm{left}, tmm{right}", [nomem],
+                sum = const SUM, left = const LEFT, right = const RIGHT,
             );
         }
     }

@@ -7,13 +7,16 @@ pub(crate) mod narrow;
 pub(crate) mod pack;
 #[cfg(test)]
 mod tests;
+pub(crate) mod weave;
+#[cfg(test)]
+mod weave_tests;
 pub(crate) mod weigh;
 
 use crate::avx512::Avx512;
 use crate::driver;
 use crate::group::Group;
 use crate::masking::LaneRanges;
-use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded};
 use crate::pack::Head;
 use crate::scores::is_plain;
 use crate::shaping::Shaping;
@@ -22,7 +25,7 @@ use core::arch::x86_64::{
     _CMP_NEQ_UQ, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
     _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
 };
-use flashcore_problem::{InputViews, Problem};
+use flashcore_problem::{DType, InputViews, Problem};
 use pack::{DEPTH, LANES, PAIRS, VALUE_HEADER};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
@@ -54,13 +57,22 @@ pub(crate) trait PairMultiplier: Sync {
     const STRIP: usize;
     /// Keys of one tile.
     const KEY_TILE: usize;
-    /// Whether units of their own do it, which work while those of vectors do.
-    const HAS_OWN_UNITS: bool;
-
+    /// Whether units of their own multiply while vectors weigh, so that [`attend`](Self::attend) is there.
+    const WEAVES: bool = false;
     /// # Safety
     ///
     /// Everything that [`PairProduct`] speaks of is there.
     unsafe fn multiply(&self, product: PairProduct);
+
+    /// A whole meeting.
+    ///
+    /// # Safety
+    ///
+    /// As [`weave::attend`].
+    unsafe fn attend(&self, meeting: &weave::Meeting) {
+        let _ = meeting;
+        unreachable!("only a multiplier that weaves is asked to");
+    }
 
     /// Runs `work`, which multiplies, on this thread.
     fn on_thread(&self, work: impl FnOnce()) {
@@ -105,9 +117,6 @@ impl<M: PairMultiplier> Bf16Kernel<M> {
 /// No strip has more lanes.
 const MOST_STRIP: usize = 4 * LANES;
 
-/// Keys and lanes that are multiplied at once while others are weighed: as many as tile registers hold sums of.
-const BLOCK: usize = 2 * LANES;
-
 impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     type Real = f32;
     type Packed = u32;
@@ -118,6 +127,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     const KEY_BLOCK: usize = LANES;
     const VALUE_BLOCK: usize = LANES;
     const KEY_TILE: usize = M::KEY_TILE;
+    const TILES_AT_ONCE: usize = if M::WEAVES { 16 } else { 1 };
+    const MOST_ITEM_ROWS: usize = if M::WEAVES { 1024 } else { crate::split::MOST_ITEM_ROWS };
     const MULTIPLIES_IN_WEIGH: bool = true;
 
     fn query_size(head_dim: usize) -> usize {
@@ -215,56 +226,57 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         Weighed::Done
     }
 
-    /// Products of some keys and lanes, and while the units for them are at work, the weights of those before.
-    fn score_and_weigh(&self, factors: Factors<'_, Self>, strip: &mut Strip<'_, Self>) -> bool {
-        let (lanes, keys) = (strip.lanes, factors.keys.len());
-        if !(M::HAS_OWN_UNITS
+    fn attend_at_once(&self, meeting: WholeMeeting<'_, Self>) -> bool {
+        let (lanes, keys) = (meeting.lanes, meeting.keys);
+        let columns = padded(meeting.value_dim, LANES);
+        let [key_tile, value_tile] =
+            [Self::key_size(meeting.head_dim, M::KEY_TILE), Self::value_size(meeting.value_dim, M::KEY_TILE)];
+        let tiles = keys.end.div_ceil(M::KEY_TILE);
+        assert!(
+            keys.start < keys.end
+                && meeting.key.len() >= tiles * key_tile
+                && meeting.value.len() >= tiles * value_tile
+                && meeting.query.len() >= pack::query_size(meeting.head_dim, lanes)
+                && [meeting.maximum.len(), meeting.sum.len()].iter().all(|&length| length >= lanes)
+                && meeting.output.len() >= columns * lanes,
+            "a meeting of tiles that are too small"
+        );
+        let is_first = meeting.maximum[0] == f32::NEG_INFINITY;
+        if !(M::WEAVES
             && self.has_narrow_weights
-            && !strip.keeps_weights
-            && keys.is_multiple_of(BLOCK)
-            && lanes.is_multiple_of(BLOCK)
-            && strip.maximum[..lanes].iter().all(|maximum| maximum.is_finite()))
+            && [keys.start, keys.end, lanes].iter().all(|size| size.is_multiple_of(weave::BLOCK))
+            && meeting.maximum[..lanes].iter().all(|&maximum| (maximum == f32::NEG_INFINITY) == is_first)
+            && meeting.value.chunks_exact(value_tile).take(tiles).all(|tile| pack::divisor(tile).is_none()))
         {
             return false;
         }
-        let panels = pack::panels(factors.head_dim);
-        let panel_size = factors.key.len() / panels;
+        const { assert!(!M::WEAVES || M::KEY_TILE == weave::TILE_BLOCKS * weave::BLOCK) };
         assert!(
-            strip.fits()
-                && strip.keys == keys
-                && factors.keys.end * PAIRS <= panel_size
-                && factors.query.len() >= pack::query_size(factors.head_dim, lanes),
-            "a product of tiles that are too small"
+            meeting.scores.len() >= weave::SCORE_ROOM && meeting.weights.len() >= weave::WEIGHT_ROOM,
+            "a meeting in a room that is too small"
         );
-        let mut weighing = weighing(strip);
-        let mut added = [0.0; MOST_STRIP];
-        let blocks = (0..keys).step_by(BLOCK).flat_map(|key| (0..lanes).step_by(BLOCK).map(move |lane| (key, lane)));
-        let mut before = None;
-        // SAFETY: the keys have so many rows in each panel, the query a row for each pair of a panel, and the scores a
-        // row for each key, as asserted; for the rest as in `weigh`.
+        // SAFETY: keys and values have so many tiles, the query a row for each pair of a panel, and there is room for scores,
+        // weights and output, as asserted. The processor was asked for what narrow weights need.
         unsafe {
-            for (key, lane) in blocks {
-                self.multiplier.multiply(PairProduct {
-                    rows: BLOCK,
-                    lanes: BLOCK,
-                    stride: lanes,
-                    panels,
-                    left: factors.key.as_ptr().add((factors.keys.start + key) * PAIRS),
-                    panel_size,
-                    right: factors.query.as_ptr().add(lane),
-                    product: weighing.scores.as_mut_ptr().add(key * lanes + lane),
-                    adds: false,
-                });
-                if let Some((key, lane)) = before.replace((key, lane)) {
-                    narrow::weigh_block(&mut weighing, key..key + BLOCK, lane..lane + BLOCK, &mut added);
-                }
-            }
-            if let Some((key, lane)) = before {
-                narrow::weigh_block(&mut weighing, key..key + BLOCK, lane..lane + BLOCK, &mut added);
-            }
-            if !narrow::settle(&mut weighing, &added) {
-                narrow::weigh(&mut weighing);
-            }
+            self.multiplier.attend(&weave::Meeting {
+                lanes,
+                columns,
+                first_block: keys.start / weave::BLOCK,
+                blocks: keys.len() / weave::BLOCK,
+                panels: pack::panels(meeting.head_dim),
+                key: meeting.key.as_ptr(),
+                key_panel: key_tile / pack::panels(meeting.head_dim),
+                key_tile,
+                value: meeting.value.as_ptr().add(VALUE_HEADER),
+                value_tile,
+                query: meeting.query.as_ptr(),
+                factor: meeting.factor,
+                scores: meeting.scores.as_mut_ptr(),
+                weights: meeting.weights.as_mut_ptr(),
+                maximum: meeting.maximum.as_mut_ptr(),
+                sum: meeting.sum.as_mut_ptr(),
+                output: meeting.output.as_mut_ptr(),
+            });
         }
         true
     }
@@ -340,6 +352,10 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
 
     fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
         self.vectors.are_finite(head, rows)
+    }
+
+    fn store(&self, dtype: DType, values: &[f32], factor: f32, bytes: &mut [u8]) {
+        self.vectors.store(dtype, values, factor, bytes);
     }
 
     /// A few rows are bound by reading the keys, which products in pairs do not make faster.

@@ -19,7 +19,6 @@ use core::arch::x86_64::{
     _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
     _mm512_shuffle_epi8, _mm512_srli_epi16, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
-use std::ops::Range;
 
 /// The largest error of a weight, relative to the exact one, from 2^-111 of the reference on.
 #[cfg(test)]
@@ -33,7 +32,7 @@ const STEPS: f32 = 512.0;
 const REFERENCE: f32 = 112.0;
 
 /// How far the weight of the reference is below 1: `bf16` has 127 for that exponent.
-const LIFT: f32 = 127.0 - REFERENCE;
+pub(super) const LIFT: f32 = 127.0 - REFERENCE;
 
 /// What [`TO_POWER`] is too large by, and the steps too small.
 const OFFSET: f32 = 48.0;
@@ -43,7 +42,7 @@ const HALF: f32 = 0.5;
 
 /// What the weights of a lane may add up to before the reference must follow: some score is 2^3 or more above it then,
 /// whereas 256 weights up to that of the reference are 2^-7.
-const MOST: f32 = 1.0 / 16.0;
+pub(super) const MOST: f32 = 1.0 / 16.0;
 
 /// No product may be larger for steps to be numbers of 32 bits.
 pub(crate) const LARGEST_SCORE: f64 = (1 << 20) as f64;
@@ -92,8 +91,7 @@ pub(crate) fn weigh(strip: &mut Weighing<'_>) {
                 added = column.weigh(old);
             }
             if is_new || _mm512_cmp_ps_mask::<_CMP_GT_OQ>(added, _mm512_set1_ps(MOST)) != 0 {
-                let highest = _mm512_mul_ps(largest(column.scores, keys, lanes), _mm512_set1_ps(strip.factor));
-                new = _mm512_max_ps(old, _mm512_roundscale_ps::<_MM_FROUND_TO_POS_INF>(highest));
+                new = raised(old, &column);
                 let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, nothing);
                 added = column.weigh(_mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps()));
                 correction = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(old, new));
@@ -106,55 +104,70 @@ pub(crate) fn weigh(strip: &mut Weighing<'_>) {
     }
 }
 
-/// The weights of some keys, which begin with an even one, in some lanes, all of which have seen a score. What they add up
-/// to is added to `added`, and all else left to [`settle`].
+/// From scores to the steps of their exponents, in one vector of lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    factor: __m512,
+    origin: __m512,
+}
+
+impl Scale {
+    /// For weights `2^(score * factor - reference - LIFT)`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+    #[inline]
+    pub(super) fn new(factor: f32, reference: __m512) -> Self {
+        let origin =
+            _mm512_fnmadd_ps(reference, _mm512_set1_ps(STEPS), _mm512_set1_ps(REFERENCE * STEPS - OFFSET - HALF));
+        Self { factor: _mm512_set1_ps(factor * STEPS), origin }
+    }
+
+    /// # Safety
+    ///
+    /// There is a vector of scores at the place.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+    #[inline]
+    unsafe fn steps(&self, scores: *const f32) -> __m512i {
+        // SAFETY: the caller vouches for the scores.
+        _mm512_cvtps_epi32(_mm512_fmadd_ps(unsafe { _mm512_loadu_ps(scores) }, self.factor, self.origin))
+    }
+
+    /// The weights of an even and an odd key, side by side.
+    ///
+    /// # Safety
+    ///
+    /// There are vectors of scores at both places.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+    #[inline]
+    pub(super) unsafe fn pair(&self, even: *const f32, odd: *const f32) -> __m512i {
+        // SAFETY: the caller vouches for the scores.
+        unsafe { weights(self.steps(even), self.steps(odd)) }
+    }
+}
+
+/// The reference that the scores of a column call for, where `old` was subtracted so far.
 ///
 /// # Safety
 ///
-/// The strip has scores and weights of these keys and lanes.
+/// The scores have a vector at each of their places.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-pub(crate) unsafe fn weigh_block(strip: &mut Weighing<'_>, keys: Range<usize>, lanes: Range<usize>, added: &mut [f32]) {
-    for (lane, added) in lanes.clone().step_by(LANES).zip(added[lanes].chunks_exact_mut(LANES)) {
-        // SAFETY: the caller vouches for scores and weights, and there is a maximum for each lane.
-        unsafe {
-            let column = Column {
-                scores: strip.scores.as_ptr().add(keys.start * strip.lanes + lane),
-                weights: strip.weights.as_mut_ptr().add(keys.start / 2 * strip.lanes + lane),
-                lanes: strip.lanes,
-                keys: keys.len(),
-                pairs: keys.len() / 2,
-                factor: strip.factor,
-            };
-            let maximum = _mm512_loadu_ps(strip.maximum[lane..][..LANES].as_ptr());
-            let sum = column.weigh(_mm512_sub_ps(maximum, _mm512_set1_ps(LIFT)));
-            _mm512_storeu_ps(added.as_mut_ptr(), _mm512_add_ps(_mm512_loadu_ps(added.as_ptr()), sum));
-        }
-    }
-}
-
-/// Ends what [`weigh_block`] began for all keys and lanes, unless some score was too far above its reference: then nothing
-/// is changed.
-pub(crate) fn settle(strip: &mut Weighing<'_>, added: &[f32]) -> bool {
-    let added = &added[..strip.lanes];
-    if added.iter().any(|&added| added > MOST) {
-        return false;
-    }
-    for (sum, &added) in strip.sum.iter_mut().zip(added) {
-        *sum += added;
-    }
-    strip.correction[..strip.lanes].fill(1.0);
-    true
+#[inline]
+pub(super) unsafe fn raised(old: __m512, column: &Column) -> __m512 {
+    // SAFETY: the caller vouches for the scores.
+    let highest = unsafe { largest(column.scores, column.keys, column.lanes) };
+    let highest = _mm512_mul_ps(highest, _mm512_set1_ps(column.factor));
+    _mm512_max_ps(old, _mm512_roundscale_ps::<_MM_FROUND_TO_POS_INF>(highest))
 }
 
 /// The scores of one vector of lanes, and where their weights go.
-struct Column {
-    scores: *const f32,
-    weights: *mut u32,
-    lanes: usize,
-    keys: usize,
+pub(super) struct Column {
+    pub(super) scores: *const f32,
+    pub(super) weights: *mut u32,
+    /// Elements from one row of both to the next.
+    pub(super) lanes: usize,
+    pub(super) keys: usize,
     /// Pairs of keys that there is room for weights of; those behind the last key get none.
-    pairs: usize,
-    factor: f32,
+    pub(super) pairs: usize,
+    pub(super) factor: f32,
 }
 
 impl Column {
@@ -165,34 +178,30 @@ impl Column {
     /// Scores and weights of all keys have a vector at their places.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
-    unsafe fn weigh(&self, reference: __m512) -> __m512 {
-        let factor = _mm512_set1_ps(self.factor * STEPS);
-        let origin =
-            _mm512_fnmadd_ps(reference, _mm512_set1_ps(STEPS), _mm512_set1_ps(REFERENCE * STEPS - OFFSET - HALF));
+    pub(super) unsafe fn weigh(&self, reference: __m512) -> __m512 {
+        let scale = Scale::new(self.factor, reference);
         let (keys, lanes) = (self.keys, self.lanes);
         // SAFETY: the caller vouches for the places.
         unsafe {
-            let steps = |key: usize| {
-                _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_loadu_ps(self.scores.add(key * lanes)), factor, origin))
-            };
+            let row = |key: usize| self.scores.add(key * lanes);
             let store = |pair: usize, bits: __m512i| _mm512_storeu_si512(self.weights.add(pair * lanes).cast(), bits);
             let mut sums = [_mm512_setzero_ps(); CHAINS];
             let pairs = keys / 2;
             let whole = pairs - pairs % CHAINS;
             for first in (0..whole).step_by(CHAINS) {
                 for (pair, sum) in (first..).zip(&mut sums) {
-                    let bits = weights(steps(2 * pair), steps(2 * pair + 1));
+                    let bits = scale.pair(row(2 * pair), row(2 * pair + 1));
                     store(pair, bits);
                     *sum = added(*sum, bits);
                 }
             }
             for pair in whole..pairs {
-                let bits = weights(steps(2 * pair), steps(2 * pair + 1));
+                let bits = scale.pair(row(2 * pair), row(2 * pair + 1));
                 store(pair, bits);
                 sums[0] = added(sums[0], bits);
             }
             if !keys.is_multiple_of(2) {
-                let bits = weights(steps(keys - 1), _mm512_setzero_si512());
+                let bits = weights(scale.steps(row(keys - 1)), _mm512_setzero_si512());
                 let bits = _mm512_and_si512(bits, _mm512_set1_epi32(0xFFFF));
                 store(pairs, bits);
                 sums[0] = added(sums[0], bits);
@@ -231,7 +240,7 @@ fn weights(even: __m512i, odd: __m512i) -> __m512i {
 /// Both weights of each lane added to its sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 #[inline]
-fn added(sum: __m512, weights: __m512i) -> __m512 {
+pub(super) fn added(sum: __m512, weights: __m512i) -> __m512 {
     const ONE: i16 = 0x3F80;
     let as_pairs = |bits: __m512i| -> __m512bh {
         // SAFETY: both are 64 bytes of which every pattern is a value.

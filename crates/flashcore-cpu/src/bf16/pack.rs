@@ -14,11 +14,12 @@
 use crate::microkernel::padded;
 use crate::pack::Head;
 use core::arch::x86_64::{
-    __m512i, _mm256_maskz_loadu_epi16, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cmplt_epu16_mask, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_mul_ps,
-    _mm512_or_si512, _mm512_reduce_max_epu32, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512,
-    _mm512_sub_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m512i, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmpge_epu16_mask,
+    _mm512_cmplt_epu16_mask, _mm512_mask_blend_epi16, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_min_epu16,
+    _mm512_mul_ps, _mm512_reduce_max_epu32, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512,
+    _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi16,
+    _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
 
@@ -34,7 +35,7 @@ pub(crate) const VALUE_HEADER: usize = PAIRS;
 
 /// The bits of 2^-62. The products treat subnormal elements, products and sums as zero; values none of which reaches
 /// this are packed times [`TINY_FACTOR`], and what comes of them is divided by it.
-const TINY: u32 = (127 - 62) << 7;
+const TINY: u16 = (127 - 62) << 7;
 /// 2^64: the least subnormal, 2^-133, becomes 2^-69.
 const TINY_FACTOR: f32 = 18_446_744_073_709_551_616.0;
 
@@ -87,7 +88,8 @@ pub(crate) fn magnitudes(head: Head<'_>, rows: Range<usize>) -> Magnitudes {
     const LARGEST_SUBNORMAL: i16 = 0x7F;
     let columns = head.columns();
     let (magnitude, one) = (_mm512_set1_epi16(0x7FFF), _mm512_set1_epi16(1));
-    let (mut largest, mut has_subnormal) = (_mm512_setzero_si512(), 0);
+    // Of every element less one: zero becomes the largest number.
+    let (mut largest, mut smallest) = (_mm512_setzero_si512(), _mm512_set1_epi16(-1));
     for row in rows {
         let row = head.row(row);
         for first in (0..columns).step_by(DEPTH) {
@@ -95,11 +97,10 @@ pub(crate) fn magnitudes(head: Head<'_>, rows: Range<usize>) -> Magnitudes {
             let vector = unsafe { _mm512_maskz_loadu_epi16(elements::<DEPTH>(first, columns), address(row, first)) };
             let vector = _mm512_and_si512(vector, magnitude);
             largest = _mm512_max_epu16(largest, vector);
-            // Zero becomes the largest number.
-            let less_one = _mm512_sub_epi16(vector, one);
-            has_subnormal |= _mm512_cmplt_epu16_mask(less_one, _mm512_set1_epi16(LARGEST_SUBNORMAL));
+            smallest = _mm512_min_epu16(smallest, _mm512_sub_epi16(vector, one));
         }
     }
+    let has_subnormal = _mm512_cmplt_epu16_mask(smallest, _mm512_set1_epi16(LARGEST_SUBNORMAL));
     let lower = _mm512_and_si512(largest, _mm512_set1_epi32(0xFFFF));
     let largest = _mm512_reduce_max_epu32(lower).max(_mm512_reduce_max_epu32(_mm512_srli_epi32::<16>(largest)));
     Magnitudes { has_subnormal: has_subnormal != 0, largest }
@@ -129,13 +130,12 @@ pub(crate) fn pack_query(query: Head<'_>, rows: Range<usize>, lanes: usize, pack
 pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
     let columns = key.columns();
     let panel_size = packed.len() / panels(columns);
-    for (index, key_index) in keys.enumerate() {
-        let row = key.row(key_index);
-        for panel in 0..panels(columns) {
-            let mask = elements::<DEPTH>(panel * DEPTH, columns);
+    for (panel, rows) in packed.chunks_exact_mut(panel_size).enumerate() {
+        let mask = elements::<DEPTH>(panel * DEPTH, columns);
+        for (place, key_index) in rows.chunks_exact_mut(PAIRS).zip(keys.clone()) {
             // SAFETY: only elements that the row has are read.
-            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(row, panel * DEPTH)) };
-            store(vector, &mut packed[panel * panel_size + index * PAIRS..][..PAIRS]);
+            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(key.row(key_index), panel * DEPTH)) };
+            store(vector, place);
         }
     }
 }
@@ -144,40 +144,81 @@ pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn pack_values(value: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
     let columns = value.columns();
-    let is_tiny = magnitudes(value, keys.clone()).largest < TINY;
+    let is_tiny = are_tiny(value, keys.clone());
     let (header, panels) = packed.split_at_mut(VALUE_HEADER);
     header.fill(u32::from(is_tiny));
-    let factor = is_tiny.then_some(TINY_FACTOR);
     let panel_size = padded(columns, LANES) * PAIRS;
     for (panel, first_key) in panels.chunks_exact_mut(panel_size).zip(keys.clone().step_by(DEPTH)) {
-        for (rows, first_column) in panel.chunks_exact_mut(LANES * PAIRS).zip((0..columns).step_by(LANES)) {
-            let mask = elements::<LANES>(first_column, columns) as u16;
-            let mut block = [_mm512_setzero_si512(); LANES];
-            for (pair, vector) in block.iter_mut().enumerate() {
-                let key = first_key + 2 * pair;
-                let of_key = |key: usize| {
-                    if key >= keys.end {
-                        return _mm512_setzero_si512();
-                    }
-                    // SAFETY: only elements that the row has are read.
-                    let narrow = unsafe { _mm256_maskz_loadu_epi16(mask, address(value.row(key), first_column)) };
-                    let wide = _mm512_cvtepu16_epi32(narrow);
-                    factor.map_or(wide, |factor| times(wide, factor))
-                };
-                *vector = _mm512_or_si512(of_key(key), _mm512_slli_epi32::<16>(of_key(key + 1)));
+        let keys = first_key..keys.end.min(first_key + DEPTH);
+        for (rows, first_column) in panel.chunks_mut(DEPTH * PAIRS).zip((0..columns).step_by(DEPTH)) {
+            if is_tiny {
+                pack_columns(value, keys.clone(), first_column, rows, |row| times(row, TINY_FACTOR));
+            } else {
+                pack_columns(value, keys.clone(), first_column, rows, |row| row);
             }
-            for (place, vector) in rows.chunks_exact_mut(PAIRS).zip(transposed(&block)) {
+        }
+    }
+}
+
+/// Packs up to 32 columns of up to 32 values, each row as `change` makes it.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
+fn pack_columns(
+    value: Head<'_>,
+    keys: Range<usize>,
+    first_column: usize,
+    rows: &mut [u32],
+    change: impl Fn(__m512i) -> __m512i,
+) {
+    let mask = elements::<DEPTH>(first_column, value.columns());
+    let row = |key: usize| {
+        if key >= keys.end {
+            return _mm512_setzero_si512();
+        }
+        // SAFETY: only elements that the row has are read.
+        change(unsafe { _mm512_maskz_loadu_epi16(mask, address(value.row(key), first_column)) })
+    };
+    let mut low = [_mm512_setzero_si512(); LANES];
+    let mut high = low;
+    for (pair, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
+        let (even, odd) = (row(keys.start + 2 * pair), row(keys.start + 2 * pair + 1));
+        *low = _mm512_unpacklo_epi16(even, odd);
+        *high = _mm512_unpackhi_epi16(even, odd);
+    }
+    // Of eight columns in a row, the first four are in `low`, the others in `high`.
+    for (half, pairs) in [low, high].iter().enumerate() {
+        for (index, vector) in transposed(pairs).into_iter().enumerate() {
+            let column = index / 4 * 8 + half * 4 + index % 4;
+            if let Some(place) = rows.get_mut(column * PAIRS..(column + 1) * PAIRS) {
                 store(vector, place);
             }
         }
     }
 }
 
-/// Elements in the lower halves times a power of two that leaves them numbers of 16 bits.
+/// Whether no element of some rows reaches [`TINY`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn are_tiny(head: Head<'_>, mut rows: Range<usize>) -> bool {
+    let columns = head.columns();
+    rows.all(|row| {
+        (0..columns).step_by(DEPTH).all(|first| {
+            let mask = elements::<DEPTH>(first, columns);
+            // SAFETY: only elements that the row has are read.
+            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(head.row(row), first)) };
+            let magnitude = _mm512_and_si512(vector, _mm512_set1_epi16(0x7FFF));
+            _mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(TINY.cast_signed())) == 0
+        })
+    })
+}
+
+/// Elements times a power of two that leaves them numbers of 16 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn times(elements: __m512i, factor: f32) -> __m512i {
-    let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(elements));
-    _mm512_srli_epi32::<16>(_mm512_castps_si512(_mm512_mul_ps(wide, _mm512_set1_ps(factor))))
+    const ODD_ELEMENTS: u32 = 0xAAAA_AAAA;
+    let product = |wide: __m512i| _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(wide), _mm512_set1_ps(factor)));
+    let even = _mm512_srli_epi32::<16>(product(_mm512_slli_epi32::<16>(elements)));
+    let odd = product(_mm512_and_si512(elements, _mm512_set1_epi32(0xFFFF_0000_u32.cast_signed())));
+    _mm512_mask_blend_epi16(ODD_ELEMENTS, even, odd)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]

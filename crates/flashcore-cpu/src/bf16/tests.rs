@@ -1,7 +1,7 @@
 //! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `kernel_tests`.
 
-use super::{Bf16Kernel, DEPTH, LANES, MOST_STRIP, PAIRS, PairMultiplier, PairProduct, VALUE_HEADER, pack, weigh};
-use crate::microkernel::{Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
+use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, weigh};
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, padded};
 use crate::pack::Head;
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
@@ -18,23 +18,23 @@ macro_rules! with_every_bf16_kernel {
 }
 
 /// Rows of numbers in `bf16`.
-struct Rows(Tensor, Shape);
+pub(super) struct Rows(Tensor, Shape);
 
 impl Rows {
-    fn new(rows: usize, columns: usize, at: impl Fn(usize, usize) -> f64) -> Self {
+    pub(super) fn new(rows: usize, columns: usize, at: impl Fn(usize, usize) -> f64) -> Self {
         let values: Vec<f64> = (0..rows * columns).map(|index| at(index / columns, index % columns)).collect();
         Self(Tensor::from_values(DType::Bf16, &values), Shape { batch: 1, heads: 1, rows, columns })
     }
 
     /// Between -1 and 1, in no order.
-    fn scattered(rows: usize, columns: usize, seed: usize) -> Self {
+    pub(super) fn scattered(rows: usize, columns: usize, seed: usize) -> Self {
         Self::new(rows, columns, |row, column| {
             let mixed = (row * 8191 + column * 131 + seed * 37 + 1) as u32;
             f64::from(mixed.wrapping_mul(2_654_435_761) >> 8) / f64::from(1 << 23) - 1.0
         })
     }
 
-    fn head(&self) -> Head<'_> {
+    pub(super) fn head(&self) -> Head<'_> {
         Head::new((&self.0).into(), self.1, Strides::bhsd(self.1), 0, 0)
     }
 
@@ -316,90 +316,4 @@ fn the_maximum_follows_late() {
         }
     }
     with_every_bf16_kernel!(check);
-}
-
-/// Products as if units of their own did them, with strips as wide as any.
-struct Beside(crate::avx512_bf16::DotProducts);
-
-impl PairMultiplier for Beside {
-    const STRIP: usize = MOST_STRIP;
-    const KEY_TILE: usize = 128;
-    const HAS_OWN_UNITS: bool = true;
-
-    unsafe fn multiply(&self, product: PairProduct) {
-        // SAFETY: the caller vouches for the operands.
-        unsafe { self.0.multiply(product) }
-    }
-}
-
-/// Scores and weights at once are those one after the other, also where the reference must follow, and nothing is done for
-/// lanes that have seen nothing or for keys that are no whole blocks.
-#[test]
-fn scores_and_weights_at_once() {
-    let Some(level) = crate::avx512_bf16::detect() else { return };
-    if !is_x86_feature_detected!("avx512vbmi") {
-        return;
-    }
-    let kernel = Bf16Kernel { multiplier: Beside(level.multiplier), vectors: level.vectors, has_narrow_weights: true };
-    let (lanes, head_dim) = (MOST_STRIP, 40);
-    let query = Rows::scattered(lanes, head_dim, 1);
-    let mut packed_query = vec![0; Bf16Kernel::<Beside>::query_size(head_dim)];
-    kernel.pack_query(query.head(), 0..lanes, lanes, &mut packed_query);
-    for (keys, maximum, factor, is_done) in [
-        (32..160, 20.0, 0.3, true),
-        (0..64, -900.0, 0.3, true),
-        (0..32, 15.0, 9.0, true),
-        (0..40, 20.0, 0.3, false),
-        (0..32, f32::NEG_INFINITY, 0.3, false),
-    ] {
-        let key = Rows::scattered(keys.end, head_dim, 2);
-        let mut packed_key = vec![u32::MAX; Bf16Kernel::<Beside>::key_size(head_dim, keys.end)];
-        kernel.pack_keys(key.head(), 0..keys.end, &mut packed_key);
-        let run = |at_once: bool| {
-            let (mut scores, mut weights) = (vec![9.0; 128 * lanes], vec![7; Bf16Kernel::<Beside>::weight_size(128)]);
-            let (mut maximum, mut sum, mut correction) = (vec![maximum; lanes], vec![0.5; lanes], vec![9.0; lanes]);
-            let lane_keys = LaneKeys::new(|_| keys.len());
-            if !at_once {
-                kernel.score(ScoreProduct {
-                    head_dim,
-                    lanes,
-                    keys: keys.clone(),
-                    lane_keys,
-                    key: &packed_key,
-                    query: &packed_query,
-                    factor: 1.0,
-                    scores: &mut scores,
-                });
-            }
-            let mut strip = Strip {
-                lanes,
-                keys: keys.len(),
-                lane_keys,
-                follows_maximum: false,
-                factor,
-                scores: &mut scores,
-                weights: &mut weights,
-                keeps_weights: false,
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
-            };
-            let was_done = if at_once {
-                let factors = Factors { head_dim, keys: keys.clone(), key: &packed_key, query: &packed_query };
-                kernel.score_and_weigh(factors, &mut strip)
-            } else {
-                kernel.weigh(&mut strip) == Weighed::Done
-            };
-            (was_done, weights, maximum, correction, sum)
-        };
-        let (was_done, weights, maximum, correction, sum) = run(true);
-        assert_eq!(was_done, is_done, "{keys:?} {factor}");
-        if is_done {
-            let (_, expected_weights, expected_maximum, expected_correction, expected_sum) = run(false);
-            assert_eq!((weights, maximum, correction), (expected_weights, expected_maximum, expected_correction));
-            for (sum, expected) in sum.into_iter().zip(expected_sum) {
-                assert!((sum - expected).abs() <= 1e-6 * expected, "{keys:?}: {sum} instead of {expected}");
-            }
-        }
-    }
 }
