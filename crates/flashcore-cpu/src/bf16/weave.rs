@@ -12,8 +12,8 @@
 //!
 //! The scores of a block live in a ring of two, and the weights of two units are kept. With query, output, keys and values
 //! of 64 columns these are the 44 KiB that a part touches from one unit to the next, and a first-level cache has 48: wider
-//! strips were slower, and asking for keys and values early was too (`docs/experiments.md`). Nothing that is stored is loaded before it can have left the store buffer, since stores are not forwarded to
-//! tile registers or from them.
+//! strips were slower, and asking for keys and values early was too (`docs/experiments.md`). Nothing that is stored is
+//! loaded before it can have left the store buffer, since stores are not forwarded to tile registers or from them.
 
 use super::narrow::{Column, LIFT, MOST, Scale, added, raised};
 use super::pack::{LANES, PAIRS};
