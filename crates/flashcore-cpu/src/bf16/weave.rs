@@ -5,15 +5,18 @@
 //! weighed. A *part* of a strip is 32 lanes, a *block* 32 keys, and a *unit* two blocks in one part:
 //!
 //! ```text
-//! weights    block 0    block 1    of a unit   | block 0    block 1    of the next    |
-//! scores     block 1    block 0    of the next | block 1    ..                        |
-//! output     of the unit before                | of the unit                          | ..
+//! products   scores of unit 1    | output of unit 0    | scores of unit 2    | output of unit 1    | ..
+//! weights    block 1 of unit 0   | block 0 of unit 1   | block 1 of unit 1   | block 0 of unit 2   | ..
 //! ```
 //!
-//! The scores of a block live in a ring of two, and the weights of two units are kept. With query, output, keys and values
-//! of 64 columns these are the 44 KiB that a part touches from one unit to the next, and a first-level cache has 48: wider
-//! strips were slower, and asking for keys and values early was too (`docs/experiments.md`). Nothing that is stored is
-//! loaded before it can have left the store buffer, since stores are not forwarded to tile registers or from them.
+//! Loads are what tile units wait for, so that registers keep what they can: a query of up to 64 columns while its products
+//! with the keys of a unit are made, and the weights of a unit while those with its values are.
+//!
+//! The scores of a unit go where those of the unit before have just been weighed, and weights where they have just been
+//! loaded. With query, output, keys and values of 64 columns these are the 40 KiB that a part touches from one unit to the
+//! next, and a first-level cache has 48: wider strips were slower, and asking for keys and values early was too
+//! (`docs/experiments.md`). Little that is stored is loaded before it can have left the store buffer, since stores are not
+//! forwarded to tile registers or from them.
 
 use super::narrow::{Column, LIFT, MOST, Scale, added, raised};
 use super::pack::{LANES, PAIRS};
@@ -21,7 +24,6 @@ use core::arch::x86_64::{
     __m512, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
     _mm512_scalef_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
-use core::ops::Range;
 
 /// Eight registers of sixteen rows of 64 bytes. What one call leaves in them, the next finds.
 pub(crate) trait TileUnit {
@@ -47,8 +49,11 @@ pub(crate) const BLOCK: usize = 2 * LANES;
 /// Blocks of a tile of keys.
 pub(crate) const TILE_BLOCKS: usize = 4;
 
-/// Blocks of a unit, but for the last: the output is loaded and stored once for each.
+/// Blocks of a unit, but for the last: the output is loaded and stored once for each, and four registers hold its weights.
 const UNIT_BLOCKS: usize = 2;
+
+/// Panels of a query that four registers hold.
+const PANELS_HELD: usize = 2;
 
 /// Elements of a tile register of sums or pairs.
 const TILE: usize = LANES * LANES;
@@ -65,11 +70,11 @@ const BLOCK_PAIRS: usize = BLOCK / 2;
 /// Weights of a unit, in pairs.
 const UNIT_WEIGHTS: usize = UNIT_BLOCKS * BLOCK_SCORES / 2;
 
-/// Room for scores: the ring, and those of a unit whose reference must follow.
-pub(crate) const SCORE_ROOM: usize = (2 + UNIT_BLOCKS) * BLOCK_SCORES;
+/// Room for scores: those of a unit, and of one whose reference must follow.
+pub(crate) const SCORE_ROOM: usize = 2 * UNIT_BLOCKS * BLOCK_SCORES;
 
-/// Room for the weights of two units.
-pub(crate) const WEIGHT_ROOM: usize = 2 * UNIT_WEIGHTS;
+/// Room for the weights of a unit.
+pub(crate) const WEIGHT_ROOM: usize = UNIT_WEIGHTS;
 
 /// What meets: operands as [`pack`](super::pack) has packed them, and the softmax of the strip so far.
 #[derive(Clone, Copy)]
@@ -113,18 +118,25 @@ struct Unit {
     blocks: usize,
 }
 
-/// A block of a part.
-#[derive(Clone, Copy)]
-struct Place {
-    part: usize,
-    block: usize,
-}
-
-/// Where the scores of the first sixteen lanes of a block go, and how far behind them those of the others.
+/// Where the scores of a unit go: of the first sixteen lanes and keys, and how far behind them those of the other lanes and
+/// of the next block are.
 #[derive(Clone, Copy)]
 struct ScorePlace {
     first: *mut f32,
     column_size: usize,
+    block_size: usize,
+}
+
+impl ScorePlace {
+    /// The scores of a block in sixteen lanes.
+    fn column(self, block: usize, half: usize) -> *mut f32 {
+        self.first.wrapping_add(block * self.block_size + half * self.column_size)
+    }
+
+    /// Those of sixteen keys, counted from the first of the unit.
+    fn tile(self, sixteen: usize, half: usize) -> *mut u8 {
+        self.column(sixteen / 2, half).wrapping_add(sixteen % 2 * TILE).cast()
+    }
 }
 
 impl Meeting {
@@ -142,48 +154,32 @@ impl Meeting {
         Unit { index, part: index % self.parts(), first_block, blocks: UNIT_BLOCKS.min(self.blocks - first_block) }
     }
 
-    /// The block that is weighed behind a block of a unit.
-    fn next(&self, unit: Unit, block: usize) -> Option<Place> {
-        if block + 1 < unit.blocks {
-            return Some(Place { part: unit.part, block: unit.first_block + block + 1 });
-        }
-        let next = (unit.index + 1 < self.units()).then(|| self.unit(unit.index + 1));
-        next.map(|unit| Place { part: unit.part, block: unit.first_block })
-    }
-
-    /// What of the output of the unit before is added up while a block of a unit is weighed.
-    fn output_due(&self, unit: Unit, block: usize) -> Option<(Unit, Range<usize>)> {
-        let before = unit.index.checked_sub(1).map(|index| self.unit(index))?;
-        let columns = self.columns / LANES;
-        Some((before, columns * block / unit.blocks..columns * (block + 1) / unit.blocks))
-    }
-
     fn lane_bytes(&self) -> usize {
         self.lanes * size_of::<f32>()
     }
 
     /// Sixteen lanes of the query.
-    fn query(&self, place: Place, half: usize, panel: usize) -> *const u8 {
-        self.query.wrapping_add(panel * PAIRS * self.lanes + place.part * BLOCK + half * LANES).cast()
+    fn query(&self, part: usize, half: usize, panel: usize) -> *const u8 {
+        self.query.wrapping_add(panel * PAIRS * self.lanes + part * BLOCK + half * LANES).cast()
     }
 
-    /// Sixteen keys.
-    fn key(&self, place: Place, half: usize, panel: usize) -> *const u8 {
-        let block = self.first_block + place.block;
-        let row = block % TILE_BLOCKS * BLOCK + half * LANES;
+    /// Sixteen keys, counted from the first of a unit.
+    fn key(&self, unit: Unit, sixteen: usize, panel: usize) -> *const u8 {
+        let block = self.first_block + unit.first_block + sixteen / 2;
+        let row = block % TILE_BLOCKS * BLOCK + sixteen % 2 * LANES;
         self.key.wrapping_add(block / TILE_BLOCKS * self.key_tile + panel * self.key_panel + row * PAIRS).cast()
     }
 
-    /// Sixteen columns of the values of a block of keys.
-    fn value(&self, column: usize, block: usize) -> *const u8 {
-        let block = self.first_block + block;
+    /// Sixteen columns of the values of a block of a unit.
+    fn value(&self, unit: Unit, column: usize, block: usize) -> *const u8 {
+        let block = self.first_block + unit.first_block + block;
         let panel = block % TILE_BLOCKS * self.columns;
         self.value.wrapping_add(block / TILE_BLOCKS * self.value_tile + (panel + column * LANES) * PAIRS).cast()
     }
 
     /// The weights of a block of a unit, in sixteen lanes.
-    fn weights(&self, unit: Unit, block: usize, half: usize) -> *mut u32 {
-        self.weights.wrapping_add(unit.index % 2 * UNIT_WEIGHTS + (half * UNIT_BLOCKS + block) * TILE)
+    fn weights(&self, block: usize, half: usize) -> *mut u32 {
+        self.weights.wrapping_add((half * UNIT_BLOCKS + block) * TILE)
     }
 
     /// Sixteen columns of the output, in sixteen lanes.
@@ -191,9 +187,15 @@ impl Meeting {
         self.output.wrapping_add(column * LANES * self.lanes + part * BLOCK + half * LANES).cast()
     }
 
-    /// One of the two places of the ring.
-    fn ring(&self, turn: usize) -> ScorePlace {
-        ScorePlace { first: self.scores.wrapping_add(turn % 2 * BLOCK_SCORES), column_size: BLOCK * LANES }
+    /// The scores of a unit.
+    fn unit_scores(&self) -> ScorePlace {
+        ScorePlace { first: self.scores, column_size: BLOCK * LANES, block_size: BLOCK_SCORES }
+    }
+
+    /// Where all keys of a unit lie one behind the other, beside [`unit_scores`](Self::unit_scores).
+    fn spare_scores(&self) -> ScorePlace {
+        let first = self.scores.wrapping_add(UNIT_BLOCKS * BLOCK_SCORES);
+        ScorePlace { first, column_size: UNIT_BLOCKS * BLOCK * LANES, block_size: BLOCK * LANES }
     }
 
     /// What is subtracted from the scores of sixteen lanes.
@@ -222,100 +224,152 @@ impl Meeting {
 /// Everything that [`Meeting`] speaks of is there, and the processor has what is named here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 pub(crate) unsafe fn attend(tiles: &impl TileUnit, meeting: &Meeting) {
-    let (parts, units) = (meeting.parts(), meeting.units());
-    let mut turn = 0;
+    let units = meeting.units();
+    let place = meeting.unit_scores();
     // SAFETY: the caller vouches for everything; blocks and parts are those of the meeting.
     unsafe {
         let is_first = *meeting.maximum == f32::NEG_INFINITY;
-        let scores = Some((Place { part: 0, block: 0 }, meeting.ring(turn)));
-        weave(tiles, meeting, &mut Weigher::idle(), Products { scores, output: None });
-        for unit in (0..units).map(|index| meeting.unit(index)) {
-            if is_first && unit.index < parts {
-                begin(meeting, unit.part, meeting.ring(turn));
+        let begin_unit = |unit: Unit| {
+            if is_first && unit.index < meeting.parts() {
+                begin(meeting, unit.part);
             }
-            let mut sums = [_mm512_setzero_ps(); 2];
-            for block in 0..unit.blocks {
-                let mut weigher = Weigher::new(meeting, unit, block, meeting.ring(turn), sums);
-                turn += 1;
-                let scores = meeting.next(unit, block).map(|next| (next, meeting.ring(turn)));
-                let output = meeting.output_due(unit, block);
-                weave(tiles, meeting, &mut weigher, Products { scores, output });
+            Weigher::new(meeting, unit, 0)
+        };
+        let mut unit = meeting.unit(0);
+        score(tiles, meeting, unit, place, &mut Weigher::idle());
+        let mut weigher = begin_unit(unit);
+        weigher.weigh_to(BLOCK_PAIRS);
+        loop {
+            let mut sums = weigher.sums;
+            weigher = Weigher::idle();
+            if unit.blocks > 1 {
+                weigher = Weigher { sums, ..Weigher::new(meeting, unit, 1) };
+            }
+            let next = (unit.index + 1 < units).then(|| meeting.unit(unit.index + 1));
+            if let Some(next) = next {
+                score(tiles, meeting, next, place, &mut weigher);
+            }
+            weigher.weigh_to(weigher.pairs);
+            if unit.blocks > 1 {
                 sums = weigher.sums;
             }
             settle(tiles, meeting, unit, sums);
+            weigher = next.map_or(Weigher::idle(), begin_unit);
+            accumulate(tiles, meeting, unit, &mut weigher);
+            let Some(next) = next else { return };
+            unit = next;
         }
-        let output = Some((meeting.unit(units - 1), 0..meeting.columns / LANES));
-        weave(tiles, meeting, &mut Weigher::idle(), Products { scores: None, output });
     }
 }
 
-/// Products that are done while a block is weighed.
-struct Products {
-    /// A block whose scores are wanted, and where they go.
-    scores: Option<(Place, ScorePlace)>,
-    /// A unit whose weights are there, and the columns of its output that are due, in sixteens.
-    output: Option<(Unit, Range<usize>)>,
-}
-
-/// Does products, those of scores and those of the output in turn, so that neither waits for its last sums: an instruction
-/// takes 16 cycles, but 52 until they are there. Weighs some pairs behind each.
+/// The scores of a unit. Weighs some pairs of the unit before behind each product; its first block has been weighed.
+///
+/// An instruction takes 16 cycles, but 52 until its sums are there; those of other sums stand between.
 ///
 /// # Safety
 ///
-/// Everything that the meeting and the weigher speak of is there.
+/// Everything that the meeting and the weigher speak of is there, and room for the scores.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn weave(tiles: &impl TileUnit, meeting: &Meeting, weigher: &mut Weigher, products: Products) {
-    let stride = meeting.lane_bytes();
-    let score_turns = if products.scores.is_some() { 2 * meeting.panels } else { 0 };
-    let output_turns = products.output.as_ref().map_or(0, |(unit, columns)| unit.blocks * columns.len());
-    let (place, scores) = products.scores.unwrap_or((Place { part: 0, block: 0 }, meeting.ring(0)));
-    let (unit, columns) = products.output.unwrap_or((meeting.unit(0), 0..0));
-    let (mut half, mut panel) = (0, 0);
-    let (mut column, mut block) = (columns.start, 0);
+unsafe fn score(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, place: ScorePlace, weigher: &mut Weigher) {
+    let (stride, panels) = (meeting.lane_bytes(), meeting.panels);
     // A copy, so that its sums stay in registers.
     let mut local = *weigher;
-    local.pace(2 * (score_turns + output_turns));
-    // SAFETY: the caller vouches for the operands.
+    local.pace(4 * unit.blocks * panels);
+    // SAFETY: the caller vouches for the operands. Scores of a second block replace those that have been weighed.
     unsafe {
-        for turn in 0..score_turns.max(output_turns) {
-            if turn < score_turns {
-                if panel == 0 {
-                    tiles.zero::<0>();
-                    tiles.zero::<1>();
+        if panels <= PANELS_HELD {
+            tiles.load::<4>(meeting.query(unit.part, 0, 0), stride);
+            tiles.load::<5>(meeting.query(unit.part, 1, 0), stride);
+            if panels == PANELS_HELD {
+                tiles.load::<6>(meeting.query(unit.part, 0, 1), stride);
+                tiles.load::<7>(meeting.query(unit.part, 1, 1), stride);
+            }
+            for sixteen in 0..2 * unit.blocks {
+                tiles.zero::<0>();
+                tiles.zero::<1>();
+                tiles.load::<2>(meeting.key(unit, sixteen, 0), ROW_BYTES);
+                tiles.multiply::<0, 2, 4>();
+                local.step();
+                tiles.multiply::<1, 2, 5>();
+                local.step();
+                if panels == PANELS_HELD {
+                    tiles.load::<3>(meeting.key(unit, sixteen, 1), ROW_BYTES);
+                    tiles.multiply::<0, 3, 6>();
+                    local.step();
+                    tiles.multiply::<1, 3, 7>();
+                    local.step();
                 }
-                tiles.load::<4>(meeting.key(place, half, panel), ROW_BYTES);
-                tiles.load::<5>(meeting.query(place, 0, panel), stride);
-                tiles.multiply::<0, 4, 5>();
-                local.step();
-                tiles.load::<5>(meeting.query(place, 1, panel), stride);
-                tiles.multiply::<1, 4, 5>();
-                local.step();
-                panel += 1;
+                debug_assert!(local.has_weighed_before(sixteen), "scores that are still to be weighed");
+                tiles.store::<0>(place.tile(sixteen, 0), ROW_BYTES);
+                tiles.store::<1>(place.tile(sixteen, 1), ROW_BYTES);
             }
-            if turn < output_turns {
-                if block == 0 {
-                    tiles.load::<2>(meeting.output(column, unit.part, 0), stride);
-                    tiles.load::<3>(meeting.output(column, unit.part, 1), stride);
+        } else {
+            for sixteen in (0..2 * unit.blocks).step_by(2) {
+                tiles.zero::<0>();
+                tiles.zero::<1>();
+                tiles.zero::<2>();
+                tiles.zero::<3>();
+                for panel in 0..panels {
+                    tiles.load::<4>(meeting.key(unit, sixteen, panel), ROW_BYTES);
+                    tiles.load::<6>(meeting.query(unit.part, 0, panel), stride);
+                    tiles.multiply::<0, 4, 6>();
+                    local.step();
+                    tiles.load::<7>(meeting.query(unit.part, 1, panel), stride);
+                    tiles.multiply::<1, 4, 7>();
+                    local.step();
+                    tiles.load::<5>(meeting.key(unit, sixteen + 1, panel), ROW_BYTES);
+                    tiles.multiply::<2, 5, 6>();
+                    local.step();
+                    tiles.multiply::<3, 5, 7>();
+                    local.step();
                 }
-                tiles.load::<6>(meeting.value(column, unit.first_block + block), ROW_BYTES);
-                tiles.load::<7>(meeting.weights(unit, block, 0).cast(), ROW_BYTES);
-                tiles.multiply::<2, 6, 7>();
+                debug_assert!(local.has_weighed_before(sixteen + 1), "scores that are still to be weighed");
+                tiles.store::<0>(place.tile(sixteen, 0), ROW_BYTES);
+                tiles.store::<1>(place.tile(sixteen, 1), ROW_BYTES);
+                tiles.store::<2>(place.tile(sixteen + 1, 0), ROW_BYTES);
+                tiles.store::<3>(place.tile(sixteen + 1, 1), ROW_BYTES);
+            }
+        }
+    }
+    *weigher = local;
+}
+
+/// Adds the products of the weights of a unit and its values to the output. Weighs some pairs of the next unit behind each.
+///
+/// # Safety
+///
+/// As [`score`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+unsafe fn accumulate(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, weigher: &mut Weigher) {
+    let (stride, columns) = (meeting.lane_bytes(), meeting.columns / LANES);
+    let mut local = *weigher;
+    local.pace(2 * unit.blocks * columns);
+    // SAFETY: the caller vouches for the operands. Weights of the next unit replace those that have been loaded.
+    unsafe {
+        tiles.load::<4>(meeting.weights(0, 0).cast(), ROW_BYTES);
+        tiles.load::<5>(meeting.weights(0, 1).cast(), ROW_BYTES);
+        if unit.blocks > 1 {
+            tiles.load::<6>(meeting.weights(1, 0).cast(), ROW_BYTES);
+            tiles.load::<7>(meeting.weights(1, 1).cast(), ROW_BYTES);
+        }
+        for column in 0..columns {
+            let output = [meeting.output(column, unit.part, 0), meeting.output(column, unit.part, 1)];
+            tiles.load::<0>(output[0], stride);
+            tiles.load::<2>(meeting.value(unit, column, 0), ROW_BYTES);
+            tiles.multiply::<0, 2, 4>();
+            local.step();
+            tiles.load::<1>(output[1], stride);
+            tiles.multiply::<1, 2, 5>();
+            local.step();
+            if unit.blocks > 1 {
+                tiles.load::<3>(meeting.value(unit, column, 1), ROW_BYTES);
+                tiles.multiply::<0, 3, 6>();
                 local.step();
-                tiles.load::<7>(meeting.weights(unit, block, 1).cast(), ROW_BYTES);
-                tiles.multiply::<3, 6, 7>();
+                tiles.multiply::<1, 3, 7>();
                 local.step();
-                block += 1;
             }
-            if turn < score_turns && panel == meeting.panels {
-                tiles.store::<0>(scores.first.wrapping_add(half * TILE).cast(), ROW_BYTES);
-                tiles.store::<1>(scores.first.wrapping_add(scores.column_size + half * TILE).cast(), ROW_BYTES);
-                (half, panel) = (half + 1, 0);
-            }
-            if turn < output_turns && block == unit.blocks {
-                tiles.store::<2>(meeting.output(column, unit.part, 0), stride);
-                tiles.store::<3>(meeting.output(column, unit.part, 1), stride);
-                (column, block) = (column + 1, 0);
-            }
+            tiles.store::<0>(output[0], stride);
+            tiles.store::<1>(output[1], stride);
         }
         local.weigh_to(local.pairs);
     }
@@ -338,22 +392,21 @@ struct Weigher {
 }
 
 impl Weigher {
-    /// For a block of a unit, whose scores are there.
+    /// For a block of a unit, whose scores are there. Its sums begin with zero.
     ///
     /// # Safety
     ///
     /// The meeting has such a unit.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
-    unsafe fn new(meeting: &Meeting, unit: Unit, block: usize, scores: ScorePlace, sums: [__m512; 2]) -> Self {
+    unsafe fn new(meeting: &Meeting, unit: Unit, block: usize) -> Self {
         let lane = unit.part * BLOCK;
         // SAFETY: the caller vouches for the lanes.
         let references = unsafe { [meeting.reference(lane), meeting.reference(lane + LANES)] };
         Self {
             scales: [Scale::new(meeting.factor, references[0]), Scale::new(meeting.factor, references[1])],
-            sums,
-            scores: [scores.first, scores.first.wrapping_add(scores.column_size)],
-            weights: [meeting.weights(unit, block, 0), meeting.weights(unit, block, 1)],
+            scores: [0, 1].map(|half| meeting.unit_scores().column(block, half).cast_const()),
+            weights: [0, 1].map(|half| meeting.weights(block, half)),
             pairs: BLOCK_PAIRS,
             ..Self::idle()
         }
@@ -377,7 +430,13 @@ impl Weigher {
 
     /// Spreads the block over so many steps.
     fn pace(&mut self, steps: usize) {
-        self.pace = (self.pairs << 16).div_ceil(steps.max(1));
+        self.pace = (self.pairs << 16).div_ceil(steps);
+    }
+
+    /// Whether the scores of sixteen keys of the next unit, counted from its first, may take their place: this is the
+    /// second block of the unit before.
+    fn has_weighed_before(&self, sixteen: usize) -> bool {
+        self.pair >= ((sixteen + 1) * LANES / 2).saturating_sub(BLOCK_PAIRS).min(self.pairs)
     }
 
     /// Weighs what is due.
@@ -420,14 +479,14 @@ impl Weigher {
 ///
 /// # Safety
 ///
-/// There is such a part, and the scores of a block.
+/// There is such a part, and the scores of a unit of it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn begin(meeting: &Meeting, part: usize, scores: ScorePlace) {
+unsafe fn begin(meeting: &Meeting, part: usize) {
     for half in 0..2 {
         let lane = part * BLOCK + half * LANES;
         // SAFETY: the caller vouches for the block.
         unsafe {
-            let column = meeting.column(scores.first.add(half * scores.column_size), core::ptr::null_mut(), 1);
+            let column = meeting.column(meeting.unit_scores().column(0, half), core::ptr::null_mut(), 1);
             let new = raised(meeting.reference(lane), &column);
             _mm512_storeu_ps(meeting.maximum.add(lane), _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
         }
@@ -464,19 +523,14 @@ unsafe fn settle(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, sums: [__
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 unsafe fn weigh_again(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit) {
-    // Behind the ring, where scores of the next unit are already.
-    let room = meeting.scores.wrapping_add(2 * BLOCK_SCORES);
-    let column_size = UNIT_BLOCKS * BLOCK * LANES;
+    // Where the scores of the unit were, those of the next are already.
+    let place = meeting.spare_scores();
     // SAFETY: the caller vouches for the meeting.
     unsafe {
-        for block in 0..unit.blocks {
-            let place = Place { part: unit.part, block: unit.first_block + block };
-            let scores = ScorePlace { first: room.add(block * BLOCK * LANES), column_size };
-            weave(tiles, meeting, &mut Weigher::idle(), Products { scores: Some((place, scores)), output: None });
-        }
+        score(tiles, meeting, unit, place, &mut Weigher::idle());
         for half in 0..2 {
             let lane = unit.part * BLOCK + half * LANES;
-            let column = meeting.column(room.add(half * column_size), meeting.weights(unit, 0, half), unit.blocks);
+            let column = meeting.column(place.column(0, half), meeting.weights(0, half), unit.blocks);
             let old = meeting.reference(lane);
             let new = raised(old, &column);
             let added = column.weigh(new);
