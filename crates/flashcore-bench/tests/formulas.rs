@@ -41,6 +41,26 @@ fn tiles_far_from_the_diagonal_and_tiles_of_other_documents() {
     check("hopper", "2x2x700,900x64+documents", "causal");
 }
 
+/// Warpgroups that do not wait for each other, and go through tiles of their own.
+const ALONE: [&str; 2] = ["hopper-128x128-2stage-hidden-persistent", "hopper-192x64-3stage"];
+
+/// Documents end within the rows of a CTA, so that its warpgroups have different keys; some have none at all.
+#[test]
+fn warpgroups_have_tiles_of_their_own() {
+    let none =
+        MaskMod::new("none", |at| at.integer(at.query).equals(at.integer(at.key)) & !at.integer(at.query).equals(1));
+    for kernel in ALONE {
+        check(kernel, "1x2x300,700x64+documents", "full");
+        check(kernel, "1x2x300,700x64+relative+documents", "causal");
+        check(kernel, "2x2x500x32+documents", "window:200,100");
+        let mut problem = parse_shape("1x2x500,700x64", DType::F16).expect("a shape");
+        (problem.mask_mod, problem.integer_table) = (Some(none), 700);
+        let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
+        let outcome = verify(&case, None);
+        assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+    }
+}
+
 /// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and behind it, spans too wide to be
 /// one, entries beyond the ends of a table, truths of which only one side is known.
 #[test]
@@ -57,7 +77,7 @@ fn masks_are_right_for_whole_tiles() {
     for mask in masks {
         let mut problem = parse_shape("2x1x150,700x64", DType::F16).expect("a shape");
         (problem.mask_mod, problem.number_table, problem.integer_table) = (Some(mask), 700, 700);
-        for kernel in ["ampere", "hopper"] {
+        for kernel in ["ampere", "hopper", ALONE[0]] {
             let case = Case::new(problem.clone(), 5, Backend::Sim(kernel.parse().expect("a config")));
             let outcome = verify(&case, None);
             assert!(outcome.passed(), "{mask:?} {case}: {:#?}", outcome.complaints());
@@ -84,6 +104,19 @@ fn tiles_without_attended_keys_are_left_out() {
         let without = counted(&plain, &inputs, kernel).tensor_flops;
         assert_eq!(2 * with, without, "{kernel}");
     }
+}
+
+/// Documents of 192 and 320 positions: of 64 rows each, three have the first two of four tiles of keys, five the last three.
+#[test]
+fn tiles_without_attended_keys_are_left_out_by_each_warpgroup() {
+    let plain = parse_shape("1x1x512x64", DType::F16).expect("a shape");
+    let masked = parse_shape("1x1x512x64+documents", DType::F16).expect("a shape");
+    let mut inputs = Inputs::random(&masked, 3);
+    inputs.integer_table = Some((0..512).map(|position| i32::from(position >= 192)).collect());
+    let with = counted(&masked, &inputs, ALONE[0]).tensor_flops;
+    inputs.integer_table = None;
+    let without = counted(&plain, &inputs, ALONE[0]).tensor_flops;
+    assert_eq!(32 * with, (3 * 2 + 5 * 3) * without);
 }
 
 /// Where a term is the same for a whole tile, it is read once: of 64 tiles of keys, all but a few are further than 128 away.

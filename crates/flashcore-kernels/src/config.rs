@@ -4,6 +4,7 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
+use crate::attention::hopper::WARPGROUP_ROWS;
 use crate::attention::{ampere, combine, hopper, scalar, steps, tile_ranges};
 use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
@@ -292,6 +293,14 @@ impl Config {
         }
     }
 
+    /// Query rows for which it is found out which tiles of keys a formula leaves them.
+    pub(crate) fn range_rows(self, specialisation: Specialisation) -> u32 {
+        match self {
+            Self::Hopper(config) if config.has_own_ranges(specialisation) => WARPGROUP_ROWS,
+            other => other.query_rows(),
+        }
+    }
+
     /// Keys of a tile, where keys come in tiles.
     pub const fn key_rows(self) -> Option<u32> {
         match self {
@@ -391,7 +400,7 @@ impl Config {
     /// Writes the kernel that finds out which tiles of keys a formula leaves to each tile of query rows, where there is one
     /// and this kernel makes use of it.
     pub(crate) fn generate_ranges(self, specialisation: Specialisation) -> Option<Kernel> {
-        let (query_rows, key_rows) = (self.query_rows(), self.key_rows()?);
+        let (query_rows, key_rows) = (self.range_rows(specialisation), self.key_rows()?);
         let name = format!("flashcore_ranges_{query_rows}x{key_rows}");
         tile_ranges::kernel(name, specialisation, query_rows, key_rows)
     }

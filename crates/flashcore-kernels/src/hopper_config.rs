@@ -181,7 +181,17 @@ impl HopperConfig {
         self.persistent && !specialisation.key_lengths && specialisation.mask_mod.is_some_and(is_same)
     }
 
-    /// Bytes of shared memory for that.
+    /// Whether warpgroups go through those tiles of keys alone that a formula leaves to their own rows. They must not wait
+    /// for each other then.
+    pub(crate) fn has_own_ranges(self, specialisation: Specialisation) -> bool {
+        specialisation.mask_mod.is_some()
+            && !specialisation.key_lengths
+            && self.row_groups() > 1
+            && self.key_sharers() == 1
+            && self.in_turn == InTurn::Nothing
+    }
+
+    /// Bytes of shared memory for sorting.
     pub(crate) fn order_bytes(self, specialisation: Specialisation) -> u32 {
         if self.sorts_tiles(specialisation) { by_length::BYTES } else { 0 }
     }

@@ -161,7 +161,11 @@ fn attend<T: Element>(
         k.section("mask", |k| {
             let partly = keys.is_partly_masked(k, first_key);
             k.if_uniform(partly, |k| {
-                mask.apply_with(k, &scores, first_key, config.keys_per_warp(), mask_formula.as_ref());
+                let formula = mask_formula.as_ref().map(|formula| {
+                    let key = k.add(first_key, places.column);
+                    formula.read_tile(k, &scores, key)
+                });
+                mask.apply_with(k, &scores, first_key, config.keys_per_warp(), formula);
             });
         });
         k.section("softmax", |k| softmax.update(k, &scores, &output));

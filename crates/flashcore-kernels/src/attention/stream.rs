@@ -276,7 +276,7 @@ impl KeyRange {
                 attended_by_all: work.end_key(k, work.first_row),
                 key_rows,
             };
-            match TileRanges::load(k, work, query_rows) {
+            match TileRanges::load(k, work, work.first_row, query_rows) {
                 Some(ranges) => range.within(k, ranges),
                 None => range,
             }

@@ -44,7 +44,8 @@ impl RangeShape {
         let uses = formula.uses(formula.result());
         let counted = |is_used: bool, size: usize| if is_used { size as u32 } else { 1 };
         Some(Self {
-            tiles: problem.query_length.div_ceil(config.query_rows().max(1) as usize) as u32,
+            tiles: problem.query_length.div_ceil(config.range_rows(config.specialisation(problem)).max(1) as usize)
+                as u32,
             heads: counted(uses.head, problem.query_heads),
             batches: counted(uses.batch, problem.batch),
         })
@@ -78,11 +79,11 @@ pub(super) struct TileRanges {
 }
 
 impl TileRanges {
-    /// Those of the rows of a CTA, where there is a formula.
-    pub(super) fn load(k: &mut Builder, work: &Work, query_rows: u32) -> Option<Self> {
+    /// Those of `query_rows` rows from `first_row` on, where there is a formula.
+    pub(super) fn load(k: &mut Builder, work: &Work, first_row: Reg<U32>, query_rows: u32) -> Option<Self> {
         work.specialisation.mask_mod?;
         k.section("tile ranges", |k| {
-            let address = address(k, work, query_rows);
+            let address = address(k, work, first_row, query_rows);
             match k.load::<S32>(address, 4)[..] {
                 [first, last, whole_first, whole_end] => Some(Self { first, last, whole_first, whole_end }),
                 _ => None,
@@ -91,9 +92,9 @@ impl TileRanges {
     }
 }
 
-fn address(k: &mut Builder, work: &Work, query_rows: u32) -> GlobalAddress {
+fn address(k: &mut Builder, work: &Work, first_row: Reg<U32>, query_rows: u32) -> GlobalAddress {
     let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = work.parameters;
-    let tile = k.div(work.first_row, query_rows);
+    let tile = k.div(first_row, query_rows);
     let of_matrix = work.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, work.head);
     k.mad_wide(tile, BYTES as u32, of_matrix).into()
 }
@@ -308,6 +309,6 @@ fn gather(
     let lower = k.min(first, apart_signed);
     let first = k.select(has_more, lower, first);
     let is_first = k.compare(Compare::Eq, lane, 0u32);
-    let address = address(k, work, query_rows);
+    let address = address(k, work, work.first_row, query_rows);
     k.when(is_first, |k| k.store(address, &[first, last, whole_first, whole_end]));
 }

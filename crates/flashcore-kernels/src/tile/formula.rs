@@ -166,17 +166,14 @@ impl FormulaCode {
         }))
     }
 
-    /// Takes out the keys of a tile that a row does not attend.
-    pub fn mask(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) {
+    /// For the tile whose first key, in this lane, is `key`, with what its keys need of the tables read; of `scores` only
+    /// the columns count, they need not be there yet.
+    pub fn read_tile(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) -> FormulaOfTile<'_> {
         let mut tile = self.of_tile(key);
         let mut columns = Vec::new();
         scores.each(|row, column, _| columns.extend((row == 0).then_some(column)));
         tile.read_runs(k, &columns);
-        scores.each(|row, column, score| {
-            let attended = tile.attended(k, row, column);
-            let masked = k.not(attended);
-            k.set_where(score, masked, f32::NEG_INFINITY);
-        });
+        tile
     }
 }
 
@@ -239,6 +236,15 @@ impl FormulaOfTile<'_> {
         let natural = k.mul(score, LN_2);
         let result = self.term(k, formula.result(), row, column, Some(natural)).number();
         k.mul(result, LOG2_E)
+    }
+
+    /// Takes out the keys that a row does not attend.
+    pub fn mask(&mut self, k: &mut Builder, scores: &Accumulator) {
+        scores.each(|row, column, score| {
+            let attended = self.attended(k, row, column);
+            let masked = k.not(attended);
+            k.set_where(score, masked, f32::NEG_INFINITY);
+        });
     }
 
     /// Whether a row attends a key.

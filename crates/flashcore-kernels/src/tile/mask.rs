@@ -4,7 +4,7 @@ use flashcore_ir::types::S32;
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::ROW_STEP;
-use super::formula::FormulaCode;
+use super::formula::FormulaOfTile;
 use super::fragment::Accumulator;
 
 /// Which keys each of a lane's rows attends: a window around its position, of the keys there are.
@@ -38,9 +38,9 @@ impl KeyMask {
         scores: &Accumulator,
         first_key: Reg<S32>,
         keys: u32,
-        formula: Option<&FormulaCode>,
+        formula: Option<FormulaOfTile<'_>>,
     ) {
-        let Some(formula) = formula else { return self.apply(k, scores, first_key) };
+        let Some(mut formula) = formula else { return self.apply(k, scores, first_key) };
         if self.left.is_none() && self.right.is_none() {
             // Most tiles that a formula cuts have all of their keys.
             let behind = k.add(first_key, keys as i32);
@@ -49,8 +49,7 @@ impl KeyMask {
         } else {
             self.apply(k, scores, first_key);
         }
-        let key = k.add(first_key, self.column);
-        formula.mask(k, scores, key);
+        formula.mask(k, scores);
     }
 
     /// Takes out the keys of the tile that begins at key `first_key` that a row does not attend.

@@ -11,9 +11,9 @@ use crate::attention::Work;
 use crate::element::Element;
 use crate::hopper_config::InTurn;
 use crate::tile::{
-    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
-    PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces,
-    ScoreTerms, TransferCursor,
+    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FormulaOfTile, FragmentPosition, KeyMask, LANES,
+    OnlineSoftmax, PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised,
+    Rounded, ScorePlaces, ScoreTerms, TransferCursor,
 };
 
 /// Rows of a lane.
@@ -46,6 +46,7 @@ pub(super) struct Consumer<T: Element> {
     values: TransferCursor,
     /// Bytes from the query tile to the rows of the warpgroup.
     query_offset: Reg<U32>,
+    row_group: Reg<U32>,
     /// Which of the tiles of keys are its own.
     key_group: Option<KeyGroup>,
     turns: Turns,
@@ -80,6 +81,7 @@ impl<T: Element> Consumer<T> {
             keys,
             values,
             query_offset: k.mul(row_group, WARPGROUP_ROWS * 128),
+            row_group,
             key_group,
             turns: Turns::new(k, config.in_turn, warpgroup, config.warpgroups),
             scores: k.section("scores", |k| Accumulator::unset(k, config.key_rows)),
@@ -91,7 +93,9 @@ impl<T: Element> Consumer<T> {
     fn compute(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let work = &tile.work;
         let specialisation = cta.specialisation;
-        let key_tiles = KeyTiles::new(k, work, cta.config);
+        let all_key_tiles = KeyTiles::new(k, work, cta.config);
+        let has_own = cta.config.has_own_ranges(specialisation);
+        let key_tiles = if has_own { all_key_tiles.of_group(k, work, self.row_group) } else { all_key_tiles };
         cta.wait_for_kernel_before(k);
         let places = k.section("rows", |k| self.score_places(k, work));
         let (row, rows) = (places.rows[0], places.rows.len());
@@ -117,9 +121,46 @@ impl<T: Element> Consumer<T> {
             let is_first = group.is_first(k);
             k.if_uniform(is_first, store);
         } else {
-            k.if_uniform(key_tiles.any, |k| self.attend(k, &step));
+            k.if_uniform(all_key_tiles.any, |k| {
+                if has_own {
+                    self.attend_own(k, &step, &all_key_tiles);
+                } else {
+                    self.attend(k, &step);
+                }
+            });
             store(k);
         }
+    }
+
+    /// Goes through those of all tiles that a formula leaves to the rows of this warpgroup, past those of others.
+    fn attend_own(&self, k: &mut Builder, step: &Step<'_>, all: &KeyTiles) {
+        let own = step.key_tiles;
+        k.if_else_uniform(
+            own.any,
+            |k| {
+                self.pass_by(k, own.last, all.last);
+                self.attend(k, step);
+                self.pass_by(k, all.first, own.first);
+            },
+            |k| {
+                self.query.wait_until_full(k);
+                self.query.release(k, self.leader);
+                let before_first = k.sub(all.first, 1i32);
+                self.pass_by(k, before_first, all.last);
+            },
+        );
+    }
+
+    /// Lets go of as many tiles of keys as lie from one number to another.
+    fn pass_by(&self, k: &mut Builder, from: Reg<S32>, to: Reg<S32>) {
+        k.section("tiles of others", |k| {
+            k.for_uniform(from, to, 1i32, |k, _| {
+                for ring in [&self.keys, &self.values] {
+                    ring.wait_until_full(k);
+                    ring.release(k, self.leader);
+                }
+            });
+        });
     }
 
     /// Goes through the tiles of keys, of which there is at least one.
@@ -136,6 +177,8 @@ impl<T: Element> Consumer<T> {
             Some(group) => group.last_tile(k, &key_tiles),
             None => k.copy(key_tiles.last),
         };
+        let first_key = key_tiles.first_key(k, key_tile);
+        let formula = step.read_formula(k, &self.scores, first_key);
         k.section("first scores", |k| {
             self.keys.wait_until_full(k);
             k.wgmma_fence();
@@ -144,10 +187,9 @@ impl<T: Element> Consumer<T> {
             self.keys.release(k, self.leader);
         });
         k.section("first weights", |k| {
-            let first_key = key_tiles.first_key(k, key_tile);
             step.apply_terms(k, &self.scores, first_key);
             let cut = key_tiles.is_cut(k, key_tile);
-            k.if_uniform(cut, |k| step.apply_masks(k, &self.scores, first_key));
+            k.if_uniform(cut, |k| step.apply_masks(k, &self.scores, first_key, formula));
             step.softmax.raise(k, &self.scores, &step.raised);
             step.softmax.weigh(k, &self.scores, &step.raised);
             self.weights.round(k, &self.scores);
@@ -218,12 +260,14 @@ impl<T: Element> Consumer<T> {
             self.start_output(k, cta);
         });
         self.turns.pass(k, InTurn::Products);
+        let first_key = step.key_tiles.first_key(k, key_tile);
+        // While the products run.
+        let formula = if is_cut { step.read_formula(k, &self.scores, first_key) } else { None };
         k.wgmma_wait(1);
         self.keys.release(k, self.leader);
-        let first_key = step.key_tiles.first_key(k, key_tile);
         step.apply_terms(k, &self.scores, first_key);
         if is_cut {
-            step.apply_masks(k, &self.scores, first_key);
+            step.apply_masks(k, &self.scores, first_key, formula);
         }
         step.softmax.raise(k, &self.scores, &step.raised);
         self.turns.wait(k, InTurn::Exponentials);
@@ -339,10 +383,25 @@ impl Step<'_> {
         }
     }
 
-    fn apply_masks(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
+    /// Reads what the formula needs for the keys of a tile, for which scores need not be there.
+    fn read_formula(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) -> Option<FormulaOfTile<'_>> {
+        self.mask_formula.as_ref().map(|formula| {
+            k.section("mask", |k| {
+                let key = k.add(first_key, self.places.column);
+                formula.read_tile(k, scores, key)
+            })
+        })
+    }
+
+    fn apply_masks(
+        &self,
+        k: &mut Builder,
+        scores: &Accumulator,
+        first_key: Reg<S32>,
+        formula: Option<FormulaOfTile<'_>>,
+    ) {
         k.section("mask", |k| {
-            let keys = self.cta.config.key_rows;
-            self.mask.apply_with(k, scores, first_key, keys, self.mask_formula.as_ref());
+            self.mask.apply_with(k, scores, first_key, self.cta.config.key_rows, formula);
         });
     }
 }

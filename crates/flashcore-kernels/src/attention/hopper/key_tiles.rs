@@ -3,8 +3,10 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
+use super::WARPGROUP_ROWS;
 use crate::attention::Work;
 use crate::attention::tile_ranges::TileRanges;
+use crate::config::Config;
 use crate::hopper_config::HopperConfig;
 
 /// Tiles of keys by number.
@@ -48,19 +50,50 @@ impl KeyTiles {
             } else {
                 first
             };
-            let Some(ranges) = TileRanges::load(k, work, config.query_rows()) else {
-                return Self { any, first, last, whole_first, whole_end, key_rows };
-            };
-            let first = k.max(first, ranges.first);
-            let last = k.min(last, ranges.last);
-            let some = k.compare(Compare::Ge, last, first);
-            let any = k.and(any, some);
-            let whole_end = k.min(whole_end, ranges.whole_end);
-            let whole_end = k.max(whole_end, first);
-            let whole_first = k.max(whole_first, ranges.whole_first);
-            let whole_first = k.max(whole_first, first);
-            Self { any, first, last, whole_first, whole_end, key_rows }
+            let tiles = Self { any, first, last, whole_first, whole_end, key_rows };
+            let rows = Config::Hopper(config).range_rows(work.specialisation);
+            let Some(ranges) = TileRanges::load(k, work, work.first_row, rows) else { return tiles };
+            if rows == config.query_rows() {
+                return tiles.within(k, ranges);
+            }
+            // All that some warpgroup attends; which of them are whole, each of them asks for itself.
+            let ranges = (1..config.row_groups()).fold(ranges, |all, group| {
+                let group = k.copy(group);
+                let first_row = first_row_of(k, work, group);
+                match TileRanges::load(k, work, first_row, rows) {
+                    Some(other) => {
+                        let (first, last) = (k.min(all.first, other.first), k.max(all.last, other.last));
+                        TileRanges { first, last, whole_first: tiles.whole_first, whole_end: tiles.whole_end }
+                    }
+                    None => all,
+                }
+            });
+            tiles.within(k, ranges)
         })
+    }
+
+    /// Those of one of the warpgroups that share these, where each has its own.
+    pub(super) fn of_group(&self, k: &mut Builder, work: &Work, group: Reg<U32>) -> Self {
+        k.section("key tiles", |k| {
+            let first_row = first_row_of(k, work, group);
+            match TileRanges::load(k, work, first_row, WARPGROUP_ROWS) {
+                Some(ranges) => self.within(k, ranges),
+                None => *self,
+            }
+        })
+    }
+
+    /// What a formula leaves of them.
+    fn within(self, k: &mut Builder, ranges: TileRanges) -> Self {
+        let first = k.max(self.first, ranges.first);
+        let last = k.min(self.last, ranges.last);
+        let some = k.compare(Compare::Ge, last, first);
+        let any = k.and(self.any, some);
+        let whole_end = k.min(self.whole_end, ranges.whole_end);
+        let whole_end = k.max(whole_end, first);
+        let whole_first = k.max(self.whole_first, ranges.whole_first);
+        let whole_first = k.max(whole_first, first);
+        Self { any, first, last, whole_first, whole_end, ..self }
     }
 
     /// The first key of a tile.
@@ -74,6 +107,13 @@ impl KeyTiles {
         let before = k.compare(Compare::Lt, tile, self.whole_first);
         k.or(behind, before)
     }
+}
+
+/// The first row of a warpgroup, or one that exists.
+fn first_row_of(k: &mut Builder, work: &Work, group: Reg<U32>) -> Reg<U32> {
+    let row = k.mad(group, WARPGROUP_ROWS, work.first_row);
+    let last_that_exists = k.sub(work.parameters.query_length, 1u32);
+    k.min(row, last_that_exists)
 }
 
 /// The tile that a key is in.
