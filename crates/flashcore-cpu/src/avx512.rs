@@ -19,6 +19,7 @@ use core::arch::x86_64::{
     _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use flashcore_problem::DType;
+use std::array::from_fn;
 use std::sync::OnceLock;
 
 /// A witness that the processor has what the kernel needs.
@@ -170,41 +171,59 @@ impl Vector for Zmm {
     }
 
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
     unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // The even and the odd quarters of two vectors.
-        const EVEN: i32 = 0b10_00_10_00;
-        const ODD: i32 = 0b11_01_11_01;
+        // SAFETY: the caller vouches for the instructions and the pointers.
+        unsafe { transpose(|row| _mm512_loadu_ps(from.add(row * from_stride)), to, to_stride) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_times(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         // SAFETY: the caller vouches for the instructions and the pointers.
         unsafe {
-            // Quarter `q` of `fours[g][c]` is column `4 q + c` of rows `4 g` to `4 g + 3`.
-            let mut fours = [[_mm512_setzero_ps(); 4]; 4];
-            for group in 0..4 {
-                let row = |index: usize| _mm512_loadu_ps(from.add((4 * group + index) * from_stride));
-                let (first, second, third, fourth) = (row(0), row(1), row(2), row(3));
-                let pairs = |low: __m512, high: __m512| {
-                    let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
-                    [_mm512_unpacklo_pd(low, high), _mm512_unpackhi_pd(low, high)].map(|pair| _mm512_castpd_ps(pair))
-                };
-                let [zeroth_column, first_column] =
-                    pairs(_mm512_unpacklo_ps(first, second), _mm512_unpacklo_ps(third, fourth));
-                let [second_column, third_column] =
-                    pairs(_mm512_unpackhi_ps(first, second), _mm512_unpackhi_ps(third, fourth));
-                fours[group] = [zeroth_column, first_column, second_column, third_column];
-            }
-            for column in 0..4 {
-                let [first, second, third, fourth] = fours.map(|columns| columns[column]);
-                let even = [_mm512_shuffle_f32x4::<EVEN>(first, second), _mm512_shuffle_f32x4::<EVEN>(third, fourth)];
-                let odd = [_mm512_shuffle_f32x4::<ODD>(first, second), _mm512_shuffle_f32x4::<ODD>(third, fourth)];
-                let quarters = [
-                    _mm512_shuffle_f32x4::<EVEN>(even[0], even[1]),
-                    _mm512_shuffle_f32x4::<EVEN>(odd[0], odd[1]),
-                    _mm512_shuffle_f32x4::<ODD>(even[0], even[1]),
-                    _mm512_shuffle_f32x4::<ODD>(odd[0], odd[1]),
-                ];
-                for quarter in 0..4 {
-                    _mm512_storeu_ps(to.add((4 * quarter + column) * to_stride), quarters[quarter]);
-                }
+            transpose(|row| _mm512_mul_ps(_mm512_loadu_ps(from.add(row * from_stride)), self.0), to, to_stride);
+        }
+    }
+}
+
+/// `to[column][row]` is the element of `row` in its `column`, of 16 by 16.
+///
+/// # Safety
+///
+/// The processor has the instructions, and each of 16 rows of `to` is valid for 16 elements.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
+unsafe fn transpose(row: impl Fn(usize) -> __m512, to: *mut f32, to_stride: usize) {
+    // The even and the odd quarters of two vectors.
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    // SAFETY: the caller vouches for the instructions and the pointer.
+    unsafe {
+        // Quarter `q` of `fours[g][c]` is column `4 q + c` of rows `4 g` to `4 g + 3`.
+        let mut fours = [[_mm512_setzero_ps(); 4]; 4];
+        for group in 0..4 {
+            let [first, second, third, fourth] = from_fn(|index| row(4 * group + index));
+            let pairs = |low: __m512, high: __m512| {
+                let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                [_mm512_unpacklo_pd(low, high), _mm512_unpackhi_pd(low, high)].map(|pair| _mm512_castpd_ps(pair))
+            };
+            let [zeroth_column, first_column] =
+                pairs(_mm512_unpacklo_ps(first, second), _mm512_unpacklo_ps(third, fourth));
+            let [second_column, third_column] =
+                pairs(_mm512_unpackhi_ps(first, second), _mm512_unpackhi_ps(third, fourth));
+            fours[group] = [zeroth_column, first_column, second_column, third_column];
+        }
+        for column in 0..4 {
+            let [first, second, third, fourth] = fours.map(|columns| columns[column]);
+            let even = [_mm512_shuffle_f32x4::<EVEN>(first, second), _mm512_shuffle_f32x4::<EVEN>(third, fourth)];
+            let odd = [_mm512_shuffle_f32x4::<ODD>(first, second), _mm512_shuffle_f32x4::<ODD>(third, fourth)];
+            let quarters = [
+                _mm512_shuffle_f32x4::<EVEN>(even[0], even[1]),
+                _mm512_shuffle_f32x4::<EVEN>(odd[0], odd[1]),
+                _mm512_shuffle_f32x4::<ODD>(even[0], even[1]),
+                _mm512_shuffle_f32x4::<ODD>(odd[0], odd[1]),
+            ];
+            for quarter in 0..4 {
+                _mm512_storeu_ps(to.add((4 * quarter + column) * to_stride), quarters[quarter]);
             }
         }
     }

@@ -170,18 +170,18 @@ macro_rules! vector_kernel {
                 unsafe { run $(::<$real>)? (scores, lanes, ranges) }
             }
 
-            fn transpose(&self, columns: &[Self::Real], lanes: usize, rows: &mut [Self::Real]) {
+            fn transpose(&self, columns: &[Self::Real], factors: &[Self::Real], rows: &mut [Self::Real]) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::real::Real>)? (
                     columns: &[<$vector as crate::vector::Vector>::Real],
-                    lanes: usize,
+                    factors: &[<$vector as crate::vector::Vector>::Real],
                     rows: &mut [<$vector as crate::vector::Vector>::Real],
                 ) {
                     // SAFETY: the caller vouches for the features.
-                    unsafe { crate::packing::transpose::<$vector>(columns, lanes, rows) }
+                    unsafe { crate::packing::transpose::<$vector>(columns, factors, rows) }
                 }
                 // SAFETY: `self` is a witness of the features.
-                unsafe { run(columns, lanes, rows) }
+                unsafe { run(columns, factors, rows) }
             }
 
             fn are_finite(&self, head: crate::pack::Head<'_>, rows: std::ops::Range<usize>) -> bool {
@@ -276,14 +276,18 @@ where
 {
     assert!(product.fits(), "tiles of an output that are too small");
     let value = &product.value[product.keys.start * product.value_dim..product.keys.end * product.value_dim];
-    let is_corrected = product.correction[..product.lanes].iter().any(|&factor| factor != V::Real::ONE);
+    let is_corrected = || product.correction[..product.lanes].iter().any(|&factor| factor != V::Real::ONE);
     let tiles = Tiles {
         depth: product.keys.len(),
         lanes: product.lanes,
         left: value.as_ptr(),
         left_stride: product.value_dim,
         right: product.scores.as_ptr(),
-        target: if is_corrected { Target::Corrected(product.correction.as_ptr()) } else { Target::Added },
+        target: match product.is_first {
+            true => Target::Scaled(V::Real::ONE),
+            false if is_corrected() => Target::Corrected(product.correction.as_ptr()),
+            false => Target::Added,
+        },
         product: product.output.as_mut_ptr(),
     };
     for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {

@@ -5,12 +5,14 @@ use crate::microkernel::Microkernel;
 use crate::output::{Disjoint, OutputRows};
 use crate::real::Real;
 use crate::scratch::{Purpose, arena_bytes, with_scratch};
-use crate::softmax::{correction, finish};
+use crate::softmax::{Finished, correction, finish};
 use crate::split::{Item, Split};
+use crate::tiles::{AttendedStrip, MOST_LANES};
 use crate::{linger, stream, tiles};
 use flashcore_problem::{InputViews, OutputViews, Problem};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use zerocopy::FromBytes;
 
 /// Multiply-adds, at least, that another thread is woken for: a few microseconds of work.
 const SMALLEST_SHARE: usize = 1 << 18;
@@ -29,7 +31,10 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
     };
     let chunks = call.split.chunks();
     if chunks == 1 {
-        call.each_item(|group, _, row, maximum, sum, values| call.finish_row(group, row, maximum, sum, values));
+        call.each_item(
+            |group, _, row, maximum, sum, values| call.finish_row(group, row, maximum, sum, values),
+            |group, _, strip| call.finish_strip(group, strip),
+        );
         return;
     }
     let (groups, rows) = (call.split.groups, Group::row_count(problem));
@@ -43,12 +48,22 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
             values: Disjoint::new(arena.take::<K::Real>(parts * size)),
             size,
         };
-        call.each_item(|_, item, row, maximum, sum, values| {
+        let keep = |item: &Item, row: usize, maximum: K::Real, sum: K::Real, values: &[K::Real]| {
             // SAFETY: each chunk of a row is of one item, and each item is computed once.
             let part = unsafe { partials.get((item.group * rows + row) * chunks + item.chunk, 1) };
             (part.maximum[0], part.sum[0]) = (maximum, sum);
             part.values.copy_from_slice(values);
-        });
+        };
+        call.each_item(
+            |_, item, row, maximum, sum, values| keep(item, row, maximum, sum, values),
+            |_, item, strip| {
+                let factors = [K::Real::ONE; MOST_LANES];
+                kernel.transpose(strip.columns, &factors[..strip.sum.len()], strip.room);
+                for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(size)).enumerate() {
+                    keep(item, row, strip.maximum[lane], strip.sum[lane], values);
+                }
+            },
+        );
         for_each(groups * rows, chunks * size, |index| {
             // SAFETY: each row is put together once, and the items are done.
             let mut parts = unsafe { partials.get(index * chunks, chunks) };
@@ -68,8 +83,13 @@ struct Call<'a, K> {
 }
 
 impl<K: Microkernel> Call<'_, K> {
-    /// Computes all items. Hands each of their rows with its maximum, sum and weighted sum to `deliver`.
-    fn each_item(&self, deliver: impl Fn(&Group<'_>, &Item, usize, K::Real, K::Real, &[K::Real]) + Sync) {
+    /// Computes all items. Hands each of their rows with its maximum, sum and weighted sum to `deliver_row`, or each strip
+    /// of rows to `deliver_strip`.
+    fn each_item(
+        &self,
+        deliver_row: impl Fn(&Group<'_>, &Item, usize, K::Real, K::Real, &[K::Real]) + Sync,
+        deliver_strip: impl Fn(&Group<'_>, &Item, AttendedStrip<'_, K::Real>) + Sync,
+    ) {
         let (problem, split) = (self.problem, &self.split);
         let (rows, keys) = (Group::row_count(problem), problem.key_length);
         let work = split.groups * rows * keys * (problem.head_dim + problem.value_dim) / split.items();
@@ -81,16 +101,17 @@ impl<K: Microkernel> Call<'_, K> {
         for_each(split.items(), work, |index| {
             let item = split.item(index);
             let group = self.group(item.group);
-            let deliver = |row: usize, maximum: K::Real, sum: K::Real, values: &[K::Real]| {
-                deliver(&group, &item, row, maximum, sum, values);
-            };
             with_scratch(Purpose::Item, bytes, |mut arena| {
                 let (rows, keys) = (item.rows.clone(), item.keys.clone());
                 self.kernel.on_thread(|| {
                     if split.is_streamed {
-                        stream::attend_rows(self.kernel, &group, keys, &mut arena, deliver);
+                        stream::attend_rows(self.kernel, &group, keys, &mut arena, |row, maximum, sum, values| {
+                            deliver_row(&group, &item, row, maximum, sum, values);
+                        });
                     } else {
-                        tiles::attend_rows(self.kernel, &group, rows, keys, &mut arena, deliver);
+                        tiles::attend_rows(self.kernel, &group, rows, keys, &mut arena, |strip| {
+                            deliver_strip(&group, &item, strip);
+                        });
                     }
                 });
             });
@@ -99,6 +120,53 @@ impl<K: Microkernel> Call<'_, K> {
 
     fn group(&self, index: usize) -> Group<'_> {
         Group::new(self.problem, self.inputs, index / self.problem.key_heads, index % self.problem.key_heads)
+    }
+
+    /// Writes the output of a strip of rows whose keys have all been attended: at once where they lie one behind the other
+    /// in the type of the sums.
+    fn finish_strip(&self, group: &Group<'_>, strip: AttendedStrip<'_, K::Real>) {
+        let (lanes, value_dim) = (strip.sum.len(), self.problem.value_dim);
+        let mut factors = [K::Real::ONE; MOST_LANES];
+        let Some((head, values, mut log_sum_exp)) = self.neighbours(group, &strip) else {
+            self.kernel.transpose(strip.columns, &factors[..lanes], strip.room);
+            for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(value_dim)).enumerate() {
+                self.finish_row(group, row, strip.maximum[lane], strip.sum[lane], values);
+            }
+            return;
+        };
+        let sink = group.scoring.sink(head);
+        let mut attend_nothing = [false; MOST_LANES];
+        for (lane, (&maximum, &sum)) in strip.maximum.iter().zip(strip.sum).enumerate() {
+            let finished = finish(maximum, sum, sink);
+            if let Some(places) = &mut log_sum_exp {
+                places[lane] = log_sum_exp_of(finished.as_ref());
+            }
+            attend_nothing[lane] = finished.is_none();
+            factors[lane] = finished.map_or(K::Real::ZERO, |finished| finished.factor);
+        }
+        self.kernel.transpose(strip.columns, &factors[..lanes], values);
+        for (values, &attends_nothing) in values.chunks_exact_mut(value_dim).zip(&attend_nothing) {
+            if attends_nothing {
+                values.fill(K::Real::ZERO);
+            }
+        }
+    }
+
+    /// The head of a strip and where its rows are written, with their log-sum-exps where those are wanted, if every lane is
+    /// a row, and they lie one behind the other, in the type of the sums and aligned for it.
+    #[expect(clippy::type_complexity, reason = "two places are written")]
+    fn neighbours(
+        &self,
+        group: &Group<'_>,
+        strip: &AttendedStrip<'_, K::Real>,
+    ) -> Option<(usize, &mut [K::Real], Option<&mut [f32]>)> {
+        let (head, rows) = group.rows_of_one_head(&strip.rows)?;
+        if self.problem.dtype != K::Real::DTYPE || rows.len() != strip.sum.len() {
+            return None;
+        }
+        // SAFETY: each row is finished once.
+        let (bytes, log_sum_exp) = unsafe { self.outputs.neighbours(group.batch, head, rows)? };
+        Some((head, <[K::Real]>::mut_from_bytes(bytes).ok()?, log_sum_exp))
     }
 
     /// Writes the output of a row whose keys have all been attended.
@@ -113,9 +181,14 @@ impl<K: Microkernel> Call<'_, K> {
             bytes.fill(0);
         }
         if let Some(place) = log_sum_exp {
-            *place = finished.map_or(f32::NEG_INFINITY, |finished| finished.log_sum_exp().to_f64() as f32);
+            *place = log_sum_exp_of(finished.as_ref());
         }
     }
+}
+
+/// What is written for a row; minus infinity where nothing was attended.
+fn log_sum_exp_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
+    finished.map_or(f32::NEG_INFINITY, |finished| finished.log_sum_exp().to_f64() as f32)
 }
 
 /// What the chunks of all rows have given: those of a row lie one beside the other, in order.

@@ -48,9 +48,16 @@ impl<'a> Group<'a> {
         (self.key_head * self.heads + row % self.heads, row / self.heads)
     }
 
+    /// The head of rows and these in it, where the group has one head.
+    pub(crate) fn rows_of_one_head(&self, rows: &Range<usize>) -> Option<(usize, Range<usize>)> {
+        (self.heads == 1).then(|| (self.key_head, rows.clone()))
+    }
+
     /// The keys that a row attends. Neither end ever goes back from one row to the next.
     pub(crate) fn attended(&self, row: usize) -> Range<usize> {
-        self.problem.attended_keys(self.key_length, row / self.heads)
+        // A division takes as long as all else here.
+        let row = if self.heads == 1 { row } else { row / self.heads };
+        self.problem.attended_keys(self.key_length, row)
     }
 
     /// The keys of `keys` that any of the rows attends, and those that all of them do.

@@ -132,32 +132,54 @@ fn outputs() {
                         correction: &mut correction,
                     });
                     let correction: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 0.25][lane % 3]).collect();
-                    let before = integers(padded(value_dim, K::VALUE_BLOCK) * lanes, 4);
-                    let mut output = before.clone();
-                    kernel.accumulate(OutputProduct {
-                        value_dim,
-                        lanes,
-                        keys: keys.clone(),
-                        lane_keys: LaneKeys::new(|_| keys.len()),
-                        value: &packed,
-                        scores: &scores,
-                        weights: &weights,
-                        correction: &correction,
-                        output: &mut output,
-                    });
                     let value = dense(&value);
-                    for column in 0..value_dim {
-                        for lane in 0..lanes {
+                    for is_first in [false, true] {
+                        let before = integers(padded(value_dim, K::VALUE_BLOCK) * lanes, 4);
+                        let mut output = if is_first { vec![f32::NAN; before.len()] } else { before.clone() };
+                        kernel.accumulate(OutputProduct {
+                            value_dim,
+                            lanes,
+                            keys: keys.clone(),
+                            lane_keys: LaneKeys::new(|_| keys.len()),
+                            value: &packed,
+                            scores: &scores,
+                            weights: &weights,
+                            correction: &correction,
+                            output: &mut output,
+                            is_first,
+                        });
+                        for (place, &actual) in output[..value_dim * lanes].iter().enumerate() {
+                            let (column, lane) = (place / lanes, place % lanes);
                             let product = |(row, key): (usize, usize)| {
                                 f64::from(scores[row * lanes + lane]) * value[(key + 2) * value_dim + column]
                             };
-                            let place = column * lanes + lane;
                             let sum: f64 = keys.clone().enumerate().map(product).sum();
-                            let expected = f64::from(before[place]) * f64::from(correction[lane]) + sum;
-                            let actual = f64::from(output[place]);
-                            assert!(actual == expected, "{name} {value_dim} {keys:?} ({column}, {lane}): {actual}");
+                            let before = if is_first { 0.0 } else { before[place] * correction[lane] };
+                            let is_same = f64::from(actual) == f64::from(before) + sum;
+                            assert!(is_same, "{name} {value_dim} {keys:?} ({column}, {lane}) {is_first}: {actual}");
                         }
                     }
+                }
+            }
+        }
+    }
+    with_every_kernel!(check);
+}
+
+/// Outputs become rows, each times its factor.
+#[test]
+fn outputs_as_rows() {
+    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+        for count in [1, 3, 8, 16, 17, 64, 70] {
+            for lanes in [K::LANE_BLOCK, K::STRIP] {
+                let columns = integers(count * lanes, 5);
+                let factors: Vec<f32> = (0..lanes).map(|lane| lane as f32 * 0.5 - 3.0).collect();
+                let mut rows = vec![9.0; count * lanes];
+                kernel.transpose(&columns, &factors, &mut rows);
+                for (place, &actual) in rows.iter().enumerate() {
+                    let (lane, column) = (place / count, place % count);
+                    let expected = columns[column * lanes + lane] * factors[lane];
+                    assert!(actual == expected, "{name} {count} ({lane}, {column}): {actual} for {expected}");
                 }
             }
         }
@@ -307,6 +329,7 @@ fn keys_of_the_first_lanes() {
                 weights: &[],
                 correction: &vec![1.0; lanes],
                 output: &mut output,
+                is_first: false,
             });
             for lane in 0..lanes {
                 let of_lane = if lane < K::LANE_BLOCK { first } else { keys };

@@ -118,10 +118,10 @@ pub(crate) trait Microkernel: Sync {
         unsafe { shaping::shape::<Array<Self::Real>>(shaping) }
     }
 
-    /// `rows[lane][column] = columns[column][lane]`: the output of a strip as rows.
-    fn transpose(&self, columns: &[Self::Real], lanes: usize, rows: &mut [Self::Real]) {
+    /// `rows[lane][column] = columns[column][lane] * factors[lane]`: the output of a strip as rows.
+    fn transpose(&self, columns: &[Self::Real], factors: &[Self::Real], rows: &mut [Self::Real]) {
         // SAFETY: any processor can do this.
-        unsafe { packing::transpose::<Array<Self::Real>>(columns, lanes, rows) }
+        unsafe { packing::transpose::<Array<Self::Real>>(columns, factors, rows) }
     }
 
     /// Takes what rows do not attend out of their scores.
@@ -308,6 +308,8 @@ pub(crate) struct OutputProduct<'a, K: Microkernel + ?Sized> {
     pub(crate) correction: &'a [K::Real],
     /// A row of `lanes` for each column of the value, padded to a multiple of [`Microkernel::VALUE_BLOCK`] rows.
     pub(crate) output: &'a mut [K::Real],
+    /// Whether the output is taken as zero, whatever lies there.
+    pub(crate) is_first: bool,
 }
 
 impl<K: Microkernel + ?Sized> OutputProduct<'_, K> {

@@ -2,6 +2,7 @@
 
 use flashcore_problem::{OutputViews, Problem, Strides};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A slice whose parts are lent to threads that agree on who has which.
 pub(crate) struct Disjoint<'a, T> {
@@ -75,6 +76,31 @@ impl<'a> OutputRows<'a> {
             (self.output.part(start, self.row_bytes), log_sum_exp)
         }
     }
+
+    /// Where the outputs of rows of one head are written, and their log-sum-exps where those are wanted, if rows lie one
+    /// behind the other.
+    ///
+    /// # Safety
+    ///
+    /// That of [`row`](Self::row).
+    #[expect(clippy::mut_from_ref, reason = "callers vouch that no row is in use twice")]
+    pub(crate) unsafe fn neighbours(
+        &self,
+        batch: usize,
+        head: usize,
+        rows: Range<usize>,
+    ) -> Option<(&mut [u8], Option<&mut [f32]>)> {
+        if self.strides.row * self.element_bytes != self.row_bytes {
+            return None;
+        }
+        let start = self.strides.row_start(batch, head, rows.start) * self.element_bytes;
+        let index = (batch * self.heads + head) * self.rows + rows.start;
+        // SAFETY: as of one row; between them is nothing.
+        unsafe {
+            let log_sum_exp = self.log_sum_exp.as_ref().map(|all| all.part(index, rows.len()));
+            Some((self.output.part(start, rows.len() * self.row_bytes), log_sum_exp))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -105,6 +131,33 @@ mod tests {
                 let number = f64::from(number(batch, head, row));
                 assert_eq!(dense[index * 4..][..4], [number; 4], "{layout:?}");
                 assert_eq!(outputs.log_sum_exp.as_ref().map(|rows| f64::from(rows[index])), Some(number));
+            }
+        }
+    }
+
+    /// Neighbours are the places of their rows, one behind the other, where these lie so.
+    #[test]
+    fn neighbours_are_rows() {
+        for layout in [Layout::Bhsd, Layout::Bshd] {
+            let mut problem = Problem::new(2, 3, 7, 4, DType::F32);
+            problem.log_sum_exp = true;
+            problem.layout = layout;
+            let mut outputs = Outputs::poisoned(&problem);
+            let rows = OutputRows::new(&problem, outputs.views_mut());
+            for (batch, head) in [(0, 0), (0, 2), (1, 1)] {
+                // SAFETY: nothing is written.
+                let neighbours = unsafe { rows.neighbours(batch, head, 2..6) };
+                assert_eq!(neighbours.is_some(), layout == Layout::Bhsd);
+                let Some((bytes, log_sum_exp)) = neighbours else { continue };
+                let (bytes, log_sum_exp) = (bytes.as_ptr_range(), log_sum_exp.unwrap().as_ptr_range());
+                for (index, row) in (2..6).enumerate() {
+                    // SAFETY: nothing is written.
+                    let (of_row, log_sum_exp_of_row) = unsafe { rows.row(batch, head, row) };
+                    assert_eq!(of_row.as_ptr(), bytes.start.wrapping_add(index * 16), "{batch} {head} {row}");
+                    assert_eq!(&raw const *log_sum_exp_of_row.unwrap(), log_sum_exp.start.wrapping_add(index));
+                }
+                assert_eq!(bytes.end, bytes.start.wrapping_add(4 * 16));
+                assert_eq!(log_sum_exp.end, log_sum_exp.start.wrapping_add(4));
             }
         }
     }

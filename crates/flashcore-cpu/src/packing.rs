@@ -4,7 +4,7 @@
 
 use crate::pack::{self, Head};
 use crate::real::Real;
-use crate::vector::{MOST_LANES, Vector};
+use crate::vector::{SQUARE, Vector};
 use std::ops::Range;
 
 /// Rows side by side in lanes: transposed, a square of vectors at a time.
@@ -57,28 +57,29 @@ pub(crate) unsafe fn pack_query<V: Vector>(query: Head<'_>, rows: Range<usize>, 
     }
 }
 
-const SQUARE: usize = MOST_LANES * MOST_LANES;
-
-/// `rows[lane][column] = columns[column][lane]`.
+/// `rows[lane][column] = columns[column][lane] * factors[lane]`, with a factor for each lane.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn transpose<V: Vector>(columns: &[V::Real], lanes: usize, rows: &mut [V::Real]) {
+pub(crate) unsafe fn transpose<V: Vector>(columns: &[V::Real], factors: &[V::Real], rows: &mut [V::Real]) {
     assert_eq!(columns.len(), rows.len(), "transposed into another size");
+    let lanes = factors.len();
     let count = columns.len() / lanes;
     let whole = if lanes.is_multiple_of(V::LANES) { count - count % V::LANES } else { 0 };
-    for column in (0..whole).step_by(V::LANES) {
-        for lane in (0..lanes).step_by(V::LANES) {
+    for lane in (0..lanes - lanes % V::LANES).step_by(V::LANES) {
+        // SAFETY: there is a factor for each lane.
+        let factor = unsafe { V::load(factors[lane..].as_ptr()) };
+        for column in (0..whole).step_by(V::LANES) {
             let (from, to) = (&columns[column * lanes + lane..], &mut rows[lane * count + column..]);
             // SAFETY: as many columns and lanes as a vector has are left.
-            unsafe { V::transpose(from.as_ptr(), lanes, to.as_mut_ptr(), count) };
+            unsafe { factor.transpose_times(from.as_ptr(), lanes, to.as_mut_ptr(), count) };
         }
     }
     for column in whole..count {
         for lane in 0..lanes {
-            rows[lane * count + column] = columns[column * lanes + lane];
+            rows[lane * count + column] = columns[column * lanes + lane] * factors[lane];
         }
     }
 }

@@ -55,15 +55,26 @@ fn strips_kept<K: Microkernel>(problem: &Problem, rows: usize) -> usize {
     if problem.key_length <= tiles_at_once::<K>(problem) * K::KEY_TILE { 1 } else { rows.div_ceil(K::STRIP) }
 }
 
-/// The attention of `rows`, which begin with a strip, to `keys`, which begin with a tile. Hands each row with its
-/// maximum, sum and weighted sum to `deliver`.
+/// Query rows that have attended their keys, still side by side in lanes.
+pub(crate) struct AttendedStrip<'a, R> {
+    pub(crate) rows: Range<usize>,
+    /// The maximum of each lane; those behind the rows mean nothing.
+    pub(crate) maximum: &'a [R],
+    pub(crate) sum: &'a [R],
+    /// The weighted sums, a row of lanes for each column.
+    pub(crate) columns: &'a [R],
+    /// Room for them as rows.
+    pub(crate) room: &'a mut [R],
+}
+
+/// The attention of `rows`, which begin with a strip, to `keys`, which begin with a tile. Hands each strip to `deliver`.
 pub(crate) fn attend_rows<K: Microkernel>(
     kernel: &K,
     group: &Group<'_>,
     rows: Range<usize>,
     keys: Range<usize>,
     arena: &mut Arena<'_>,
-    mut deliver: impl FnMut(usize, K::Real, K::Real, &[K::Real]),
+    mut deliver: impl FnMut(AttendedStrip<'_, K::Real>),
 ) {
     const { assert!(K::STRIP <= MOST_LANES && K::KEY_TILE.is_multiple_of(K::FIRST_KEY_BLOCK)) };
     const { assert!(MOST_KEY_TILE.is_multiple_of(K::KEY_TILE)) };
@@ -116,12 +127,12 @@ pub(crate) fn attend_rows<K: Microkernel>(
                 output: &mut output[place * output_size..][..output_size],
                 maximum: &mut maximum[place * K::STRIP..][..K::STRIP],
                 sum: &mut sum[place * K::STRIP..][..K::STRIP],
+                is_first: start == first,
             };
             let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
             if start == first {
                 group.query.prefetch(strip_rows(index + 1));
                 kernel.pack_query(group.query, strip.rows.clone(), lanes, strip.query);
-                strip.output.fill(K::Real::ZERO);
                 strip.maximum.fill(K::Real::NEGATIVE_INFINITY);
                 strip.sum.fill(K::Real::ZERO);
             }
@@ -140,11 +151,16 @@ pub(crate) fn attend_rows<K: Microkernel>(
                     }
                 }
             }
+            // No key of theirs has been met yet.
+            strip.fill_first();
             if start + span >= attended.end {
-                kernel.transpose(&strip.output[..value_dim * lanes], lanes, &mut in_rows[..value_dim * lanes]);
-                for (lane, (row, output)) in strip.rows.clone().zip(in_rows.chunks_exact(value_dim)).enumerate() {
-                    deliver(row, strip.maximum[lane], strip.sum[lane], output);
-                }
+                deliver(AttendedStrip {
+                    rows: strip.rows,
+                    maximum: &strip.maximum[..lanes],
+                    sum: &strip.sum[..lanes],
+                    columns: &strip.output[..value_dim * lanes],
+                    room: &mut in_rows[..value_dim * lanes],
+                });
             }
         }
     }
@@ -158,6 +174,18 @@ struct QueryStrip<'a, K: Microkernel> {
     output: &'a mut [K::Real],
     maximum: &'a mut [K::Real],
     sum: &'a mut [K::Real],
+    /// Whether nothing has been written to the output, which is taken as zero.
+    is_first: bool,
+}
+
+impl<K: Microkernel> QueryStrip<'_, K> {
+    /// Writes an output of zero where nothing has been written.
+    fn fill_first(&mut self) {
+        if self.is_first {
+            self.output.fill(K::Real::ZERO);
+            self.is_first = false;
+        }
+    }
 }
 
 /// Keys and values, packed or in place.
@@ -203,6 +231,7 @@ fn meet_at_once<K: Microkernel>(
     if start >= end {
         return none;
     }
+    strip.fill_first();
     let is_done = kernel.attend_at_once(WholeMeeting {
         head_dim: group.problem.head_dim,
         value_dim: group.problem.value_dim,
@@ -324,6 +353,7 @@ fn meet<K: Microkernel>(
         weights: room.weights,
         correction: room.correction,
         output: strip.output,
+        is_first: std::mem::take(&mut strip.is_first),
     });
 }
 
@@ -335,6 +365,7 @@ fn accumulate_attended<K: Microkernel>(
     room: &Room<'_, K>,
     lanes: usize,
 ) {
+    strip.fill_first();
     let output = &mut strip.output[..group.problem.value_dim * lanes];
     for column in output.chunks_exact_mut(lanes) {
         for (element, &factor) in column.iter_mut().zip(&*room.correction) {

@@ -8,6 +8,9 @@ use flashcore_problem::DType;
 /// No vector has more lanes than this.
 pub(crate) const MOST_LANES: usize = 16;
 
+/// Elements of the largest square of vectors.
+pub(crate) const SQUARE: usize = MOST_LANES * MOST_LANES;
+
 /// Some numbers side by side in a register.
 ///
 /// Every method is to be marked `#[inline(always)]`, because it becomes the instructions it stands for only inside of a
@@ -116,6 +119,29 @@ pub(crate) trait Vector: Copy {
                 // SAFETY: the caller vouches for the rows.
                 unsafe { *to.add(column * to_stride + row) = from.add(row * from_stride + column).read_unaligned() };
             }
+        }
+    }
+
+    /// `to[column][row] = from[row][column] * self[column]`, as [`transpose`](Self::transpose).
+    ///
+    /// # Safety
+    ///
+    /// That of [`transpose`](Self::transpose).
+    #[inline(always)]
+    unsafe fn transpose_times(
+        self,
+        from: *const Self::Real,
+        from_stride: usize,
+        to: *mut Self::Real,
+        to_stride: usize,
+    ) {
+        let mut square = [Self::Real::ZERO; SQUARE];
+        // SAFETY: the caller vouches for instructions and rows, and a square of vectors has room for them.
+        unsafe {
+            for row in 0..Self::LANES {
+                Self::load(from.add(row * from_stride)).mul(self).store(square.as_mut_ptr().add(row * Self::LANES));
+            }
+            Self::transpose(square.as_ptr(), Self::LANES, to, to_stride);
         }
     }
 }

@@ -289,8 +289,12 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         );
         let lanes = product.lanes;
         let output = &mut product.output[..columns * lanes];
-        // SAFETY: `self.vectors` is a witness of AVX-512, and there is a correction for each lane.
-        unsafe { correct(output, &product.correction[..lanes]) };
+        if product.is_first {
+            output.fill(0.0);
+        } else {
+            // SAFETY: `self.vectors` is a witness of AVX-512, and there is a correction for each lane.
+            unsafe { correct(output, &product.correction[..lanes]) };
+        }
         let panel_size = columns * PAIRS;
         let first_panel = &product.value[VALUE_HEADER + product.keys.start / DEPTH * panel_size..];
         let whole_panels = product.keys.len() / DEPTH;
@@ -346,8 +350,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         self.vectors.mask(scores, lanes, ranges);
     }
 
-    fn transpose(&self, columns: &[f32], lanes: usize, rows: &mut [f32]) {
-        self.vectors.transpose(columns, lanes, rows);
+    fn transpose(&self, columns: &[f32], factors: &[f32], rows: &mut [f32]) {
+        self.vectors.transpose(columns, factors, rows);
     }
 
     fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {

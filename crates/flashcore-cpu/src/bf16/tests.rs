@@ -194,6 +194,7 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
             weights: &weights,
             correction: &vec![0.5; M::STRIP],
             output: &mut output,
+            is_first: false,
         });
         let value = value.dense();
         for (index, &actual) in output[..value_dim * M::STRIP].iter().enumerate() {

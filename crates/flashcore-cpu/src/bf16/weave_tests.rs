@@ -171,6 +171,7 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
             weights: &weights,
             correction: &correction,
             output: &mut state.output,
+            is_first: false,
         });
     }
     (state, true)
