@@ -10,6 +10,7 @@ use crate::exp2::short::COEFFICIENTS;
 use crate::level::Level;
 use crate::tanh::{TanhVector, tanh};
 use crate::vector::Vector;
+use core::arch::asm;
 use core::arch::x86_64::{
     __m256i, __m512, _CMP_EQ_OQ, _CMP_GT_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
     _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_ps, _mm512_castpd_ps,
@@ -35,8 +36,10 @@ impl Avx512 {
 
 // Twelve rows by two vectors are twenty-four sums; with two vectors of the right factor and one of the left, 27 of 32
 // registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) asks for eight sums.
+// Sixteen columns of a value are a cache line, which both vectors of weights find in the first-level cache when the first
+// has brought it there; of twelve by two vectors, every second block would bring half of its lines once more.
 vector_kernel!(
-    Avx512, Zmm, rows: 12, features: "avx512f,avx512bw,avx512vl,avx512dq", score_and_weigh: along::score_and_weigh
+    Avx512, Zmm, rows: 12, columns: 16, features: "avx512f,avx512bw,avx512vl,avx512dq", score_and_weigh: along::score_and_weigh
 );
 
 #[derive(Clone, Copy)]
@@ -162,6 +165,12 @@ impl Vector for Zmm {
     unsafe fn prefetch_near(address: *const u8) {
         // SAFETY: it has no effect but on caches.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(address: *const u8) {
+        // SAFETY: it has no effect but on caches, and where a processor lacks it, none at all.
+        unsafe { asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) }
     }
 
     #[inline(always)]

@@ -5,8 +5,7 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::Microkernel;
-use crate::microkernel::{OutputProduct, ScoreProduct};
+use crate::microkernel::{Lines, Microkernel, OutputProduct, ScoreProduct, Soon};
 use crate::real::Real;
 use crate::vector::Vector;
 use std::array::from_fn;
@@ -15,11 +14,11 @@ use std::ops::Range;
 
 /// Implements [`Microkernel`] for a level that is a witness of the features it names.
 ///
-/// `$rows` by two vectors are the sums that stay in registers. A level may have its own
-/// [`score_and_weigh`](Microkernel::score_and_weigh), a function that needs the features.
+/// `$rows` by two vectors are the sums that stay in registers, or for the output `$columns` by one where they are given. A
+/// level may have its own [`score_and_weigh`](Microkernel::score_and_weigh), a function that needs the features.
 macro_rules! vector_kernel {
     (
-        $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal
+        $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal $(, columns: $columns:literal)?
         $(, features: $features:literal)? $(, score_and_weigh: $score_and_weigh:path)?
     ) => {
         impl $(<$real: crate::real::Real>)? crate::microkernel::Microkernel for $level $(<$real>)? {
@@ -32,6 +31,7 @@ macro_rules! vector_kernel {
             const KEY_BLOCK: usize = 1;
             const VALUE_BLOCK: usize = 1;
             const MULTIPLIES_IN_WEIGH: bool = true;
+            const ASKS_ALONG: bool = true;
 
             fn query_size(head_dim: usize) -> usize {
                 head_dim * Self::STRIP
@@ -139,7 +139,7 @@ macro_rules! vector_kernel {
                     product: &mut crate::microkernel::OutputProduct<'_, $level $(<$real>)?>,
                 ) {
                     // SAFETY: the caller vouches for the features.
-                    unsafe { crate::blocks::accumulate::<$vector, _, $rows>(product) }
+                    unsafe { crate::blocks::accumulate::<$vector, _, $rows, { 0 $(+ $columns)? }>(product) }
                 }
                 // SAFETY: `self` is a witness of the features.
                 unsafe { run(&mut product) }
@@ -249,6 +249,7 @@ where
         right: product.query.as_ptr(),
         target: Target::Scaled(product.factor),
         product: product.scores.as_mut_ptr(),
+        soon: Soon { read: Lines::NONE, written: Lines::NONE },
     };
     for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
         let near = product.lane_keys.of_block(block);
@@ -265,11 +266,13 @@ where
     }
 }
 
+/// In blocks of `COLUMNS` by one vector, or where that is 0, of `ROWS` columns by two.
+///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<V, K, const ROWS: usize>(product: &mut OutputProduct<'_, K>)
+pub(crate) unsafe fn accumulate<V, K, const ROWS: usize, const COLUMNS: usize>(product: &mut OutputProduct<'_, K>)
 where
     V: Vector,
     K: Microkernel<Real = V::Real, Packed = V::Real>,
@@ -289,7 +292,19 @@ where
             false => Target::Added,
         },
         product: product.output.as_mut_ptr(),
+        soon: product.soon,
     };
+    if COLUMNS > 0 {
+        for column in (0..product.value_dim).step_by(COLUMNS) {
+            let columns = column..product.value_dim.min(column + COLUMNS);
+            for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate() {
+                let tiles = Tiles { depth: product.lane_keys.of_block(block), ..tiles };
+                // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+                unsafe { multiply_lanes::<V, COLUMNS, 1, false>(&tiles, columns.clone(), lane) };
+            }
+        }
+        return;
+    }
     for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
         let near = product.lane_keys.of_block(block);
         let first = Tiles { depth: near, ..tiles };
@@ -339,6 +354,8 @@ struct Tiles<R> {
     right: *const R,
     target: Target<R>,
     product: *mut R,
+    /// What a product that does not lie row by row asks for, a line in each step.
+    soon: Soon,
 }
 
 /// Some rows of some lanes: in large blocks, and what remains in smaller ones.
@@ -407,10 +424,16 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
             // Opaque, or they would be computed again in each step, by units that some processors multiply with.
             let row_offsets: [usize; ROWS] =
                 if ROW_BY_ROW { black_box(from_fn(|index| index * stride)) } else { [0; ROWS] };
+            // The blocks of other rows ask for other lines, and when there are no more, for what they have.
+            let soon = |lines: Lines| lines.get(row / ROWS * tiles.depth).unwrap_or(right.cast());
+            let (read, written) = (soon(tiles.soon.read), soon(tiles.soon.written));
             for step in 0..tiles.depth {
                 if ROW_BY_ROW {
                     // The next rows, which lie behind these, a line in each step.
-                    V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(64 * step));
+                    V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(Lines::SIZE * step));
+                } else {
+                    V::prefetch(read.wrapping_add(Lines::SIZE * step));
+                    V::prefetch_for_writing(written.wrapping_add(Lines::SIZE * step));
                 }
                 let mut factors = [zero; VECTORS];
                 for vector in 0..VECTORS {

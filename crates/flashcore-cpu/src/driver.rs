@@ -1,7 +1,7 @@
 //! From a problem to work items, and from what they give to the output.
 
 use crate::group::Group;
-use crate::microkernel::Microkernel;
+use crate::microkernel::{Lines, Microkernel};
 use crate::output::{Disjoint, OutputRows};
 use crate::real::Real;
 use crate::scratch::{Purpose, arena_bytes, with_scratch};
@@ -11,6 +11,7 @@ use crate::tiles::{AttendedStrip, MOST_LANES};
 use crate::{linger, stream, tiles};
 use flashcore_problem::{InputViews, OutputViews, Problem};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::FromBytes;
 
@@ -109,7 +110,8 @@ impl<K: Microkernel> Call<'_, K> {
                             deliver_row(&group, &item, row, maximum, sum, values);
                         });
                     } else {
-                        tiles::attend_rows(self.kernel, &group, rows, keys, &mut arena, |strip| {
+                        let place_of = |rows: &Range<usize>| self.place_of(&group, rows);
+                        tiles::attend_rows(self.kernel, &group, rows, keys, &mut arena, place_of, |strip| {
                             deliver_strip(&group, &item, strip);
                         });
                     }
@@ -122,12 +124,19 @@ impl<K: Microkernel> Call<'_, K> {
         Group::new(self.problem, self.inputs, index / self.problem.key_heads, index % self.problem.key_heads)
     }
 
+    /// Where rows will be written when they have met their last keys, if that is one place.
+    fn place_of(&self, group: &Group<'_>, rows: &Range<usize>) -> Lines {
+        let rows = group.rows_of_one_head(rows).filter(|_| self.split.chunks() == 1);
+        rows.and_then(|(head, rows)| self.outputs.addresses(group.batch, head, &rows)).map_or(Lines::NONE, Lines::new)
+    }
+
     /// Writes the output of a strip of rows whose keys have all been attended: at once where they lie one behind the other
     /// in the type of the sums.
     fn finish_strip(&self, group: &Group<'_>, strip: AttendedStrip<'_, K::Real>) {
         let (lanes, value_dim) = (strip.sum.len(), self.problem.value_dim);
         let mut factors = [K::Real::ONE; MOST_LANES];
-        let Some((head, values, mut log_sum_exp)) = self.neighbours(group, &strip) else {
+        // SAFETY: each row is finished once.
+        let Some((head, values, mut log_sum_exp)) = (unsafe { self.neighbours(group, &strip) }) else {
             self.kernel.transpose(strip.columns, &factors[..lanes], strip.room);
             for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(value_dim)).enumerate() {
                 self.finish_row(group, row, strip.maximum[lane], strip.sum[lane], values);
@@ -154,8 +163,13 @@ impl<K: Microkernel> Call<'_, K> {
 
     /// The head of a strip and where its rows are written, with their log-sum-exps where those are wanted, if every lane is
     /// a row, and they lie one behind the other, in the type of the sums and aligned for it.
+    ///
+    /// # Safety
+    ///
+    /// No row of the strip is in use.
     #[expect(clippy::type_complexity, reason = "two places are written")]
-    fn neighbours(
+    #[expect(clippy::mut_from_ref, reason = "callers vouch that no row is in use")]
+    unsafe fn neighbours(
         &self,
         group: &Group<'_>,
         strip: &AttendedStrip<'_, K::Real>,
@@ -164,7 +178,7 @@ impl<K: Microkernel> Call<'_, K> {
         if self.problem.dtype != K::Real::DTYPE || rows.len() != strip.sum.len() {
             return None;
         }
-        // SAFETY: each row is finished once.
+        // SAFETY: the caller vouches for the rows.
         let (bytes, log_sum_exp) = unsafe { self.outputs.neighbours(group.batch, head, rows)? };
         Some((head, <[K::Real]>::mut_from_bytes(bytes).ok()?, log_sum_exp))
     }

@@ -53,6 +53,9 @@ pub(crate) trait Microkernel: Sync {
     /// [`score`](Self::score) need not.
     const MULTIPLIES_IN_WEIGH: bool = false;
 
+    /// Whether [`accumulate`](Self::accumulate) asks for what its product says is needed [soon](OutputProduct::soon).
+    const ASKS_ALONG: bool = false;
+
     /// Runs `work`, which calls the other methods, on this thread: for what a thread must have before it can.
     fn on_thread(&self, work: impl FnOnce()) {
         work();
@@ -310,6 +313,38 @@ pub(crate) struct OutputProduct<'a, K: Microkernel + ?Sized> {
     pub(crate) output: &'a mut [K::Real],
     /// Whether the output is taken as zero, whatever lies there.
     pub(crate) is_first: bool,
+    pub(crate) soon: Soon,
+}
+
+/// Memory that is needed soon, which a kernel may [ask for](Microkernel::ASKS_ALONG) along with a product. Nothing is read
+/// or written through these addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Soon {
+    pub(crate) read: Lines,
+    pub(crate) written: Lines,
+}
+
+/// Bytes that lie one behind the other, in lines that come to a cache together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lines {
+    first: *const u8,
+    count: usize,
+}
+
+impl Lines {
+    /// Bytes of a line.
+    pub(crate) const SIZE: usize = 64;
+
+    pub(crate) const NONE: Self = Self { first: std::ptr::null(), count: 0 };
+
+    pub(crate) fn new(bytes: *const [u8]) -> Self {
+        Self { first: bytes.cast(), count: bytes.len().div_ceil(Self::SIZE) }
+    }
+
+    /// The address of a line, if it is one of them.
+    pub(crate) fn get(self, index: usize) -> Option<*const u8> {
+        (index < self.count).then(|| self.first.wrapping_add(index * Self::SIZE))
+    }
 }
 
 impl<K: Microkernel + ?Sized> OutputProduct<'_, K> {
@@ -336,5 +371,17 @@ mod tests {
     #[test]
     fn sizes_are_padded() {
         assert_eq!([0, 1, 8, 9].map(|size| padded(size, 8)), [0, 8, 8, 16]);
+    }
+
+    #[test]
+    fn lines_end_with_their_bytes() {
+        for (bytes, count) in [(0, 0), (1, 1), (64, 1), (65, 2), (8192, 128)] {
+            let bytes = vec![0_u8; bytes];
+            let lines = Lines::new(&raw const *bytes);
+            let addresses: Vec<*const u8> = (0..200).map_while(|index| lines.get(index)).collect();
+            let expected: Vec<*const u8> = bytes.chunks(64).map(<[u8]>::as_ptr).collect();
+            assert_eq!((addresses.len(), addresses), (count, expected));
+        }
+        assert_eq!(Lines::NONE.get(0), None);
     }
 }

@@ -77,6 +77,14 @@ impl<'a> OutputRows<'a> {
         }
     }
 
+    /// The addresses of rows of one head, if these lie one behind the other.
+    pub(crate) fn addresses(&self, batch: usize, head: usize, rows: &Range<usize>) -> Option<*const [u8]> {
+        let first = self.strides.row_start(batch, head, rows.start) * self.element_bytes;
+        let start = self.output.first.wrapping_add(first).cast_const();
+        let are_neighbours = self.strides.row * self.element_bytes == self.row_bytes;
+        are_neighbours.then(|| std::ptr::slice_from_raw_parts(start, rows.len() * self.row_bytes))
+    }
+
     /// Where the outputs of rows of one head are written, and their log-sum-exps where those are wanted, if rows lie one
     /// behind the other.
     ///
@@ -90,10 +98,7 @@ impl<'a> OutputRows<'a> {
         head: usize,
         rows: Range<usize>,
     ) -> Option<(&mut [u8], Option<&mut [f32]>)> {
-        if self.strides.row * self.element_bytes != self.row_bytes {
-            return None;
-        }
-        let start = self.strides.row_start(batch, head, rows.start) * self.element_bytes;
+        let start = self.addresses(batch, head, &rows)?.addr() - self.output.first.addr();
         let index = (batch * self.heads + head) * self.rows + rows.start;
         // SAFETY: as of one row; between them is nothing.
         unsafe {
@@ -149,6 +154,7 @@ mod tests {
                 let neighbours = unsafe { rows.neighbours(batch, head, 2..6) };
                 assert_eq!(neighbours.is_some(), layout == Layout::Bhsd);
                 let Some((bytes, log_sum_exp)) = neighbours else { continue };
+                assert_eq!(rows.addresses(batch, head, &(2..6)), Some(&raw const *bytes));
                 let (bytes, log_sum_exp) = (bytes.as_ptr_range(), log_sum_exp.unwrap().as_ptr_range());
                 for (index, row) in (2..6).enumerate() {
                     // SAFETY: nothing is written.

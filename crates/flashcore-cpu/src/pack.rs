@@ -81,6 +81,18 @@ impl<'a> Head<'a> {
         <[R]>::ref_from_bytes(&self.tensor.data[start..start + rows.len() * self.columns * size]).ok()
     }
 
+    /// Rows of a single head as they lie, where they lie without gaps.
+    pub(crate) fn bytes(self, rows: &Range<usize>) -> Option<&'a [u8]> {
+        if self.row_stride != self.columns || self.heads != 1 {
+            return None;
+        }
+        let row_bytes = self.row_bytes();
+        self.tensor
+            .data
+            .get(self.start * self.tensor.dtype.size_bytes() + rows.start * row_bytes..)?
+            .get(..rows.len() * row_bytes)
+    }
+
     /// Asks for rows that will be read soon, so that they are nearer then.
     pub(crate) fn prefetch(self, rows: Range<usize>) {
         for row in rows {

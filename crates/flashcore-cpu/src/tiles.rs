@@ -4,7 +4,7 @@ use crate::formulas;
 use crate::group::Group;
 use crate::masking::LaneRanges;
 use crate::microkernel::{
-    Factors, LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded,
+    Factors, LaneKeys, Lines, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, Weighed, WholeMeeting, padded,
 };
 use crate::pack;
 use crate::real::Real;
@@ -67,13 +67,15 @@ pub(crate) struct AttendedStrip<'a, R> {
     pub(crate) room: &'a mut [R],
 }
 
-/// The attention of `rows`, which begin with a strip, to `keys`, which begin with a tile. Hands each strip to `deliver`.
+/// The attention of `rows`, which begin with a strip, to `keys`, which begin with a tile. Hands each strip to `deliver`,
+/// which will write to `place_of` its rows.
 pub(crate) fn attend_rows<K: Microkernel>(
     kernel: &K,
     group: &Group<'_>,
     rows: Range<usize>,
     keys: Range<usize>,
     arena: &mut Arena<'_>,
+    place_of: impl Fn(&Range<usize>) -> Lines,
     mut deliver: impl FnMut(AttendedStrip<'_, K::Real>),
 ) {
     const { assert!(K::STRIP <= MOST_LANES && K::KEY_TILE.is_multiple_of(K::FIRST_KEY_BLOCK)) };
@@ -128,10 +130,18 @@ pub(crate) fn attend_rows<K: Microkernel>(
                 maximum: &mut maximum[place * K::STRIP..][..K::STRIP],
                 sum: &mut sum[place * K::STRIP..][..K::STRIP],
                 is_first: start == first,
+                soon: Soon { read: Lines::NONE, written: Lines::NONE },
             };
             let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
+            if start + span >= attended.end {
+                strip.soon.written = place_of(&strip.rows);
+            }
             if start == first {
-                group.query.prefetch(strip_rows(index + 1));
+                let next = strip_rows(index + 1);
+                match group.query.bytes(&next).filter(|_| K::ASKS_ALONG) {
+                    Some(bytes) => strip.soon.read = Lines::new(bytes),
+                    None => group.query.prefetch(next),
+                }
                 kernel.pack_query(group.query, strip.rows.clone(), lanes, strip.query);
                 strip.maximum.fill(K::Real::NEGATIVE_INFINITY);
                 strip.sum.fill(K::Real::ZERO);
@@ -176,6 +186,8 @@ struct QueryStrip<'a, K: Microkernel> {
     sum: &'a mut [K::Real],
     /// Whether nothing has been written to the output, which is taken as zero.
     is_first: bool,
+    /// What is needed after the strip and a tile have met.
+    soon: Soon,
 }
 
 impl<K: Microkernel> QueryStrip<'_, K> {
@@ -354,6 +366,7 @@ fn meet<K: Microkernel>(
         correction: room.correction,
         output: strip.output,
         is_first: std::mem::take(&mut strip.is_first),
+        soon: strip.soon,
     });
 }
 

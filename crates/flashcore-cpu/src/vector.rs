@@ -67,6 +67,10 @@ pub(crate) trait Vector: Copy {
     #[inline(always)]
     unsafe fn prefetch_near(_address: *const u8) {}
 
+    /// Asks for a cache line that will be written soon. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(_address: *const u8) {}
+
     /// The numbers of all lanes; `R::ZERO` behind them.
     #[inline(always)]
     unsafe fn to_array(self) -> [Self::Real; MOST_LANES] {

@@ -4,7 +4,9 @@ use super::tests::Rows;
 use super::weave::{self, Meeting, TileUnit};
 use super::{Bf16Kernel, LANES, MOST_STRIP, PairMultiplier, PairProduct};
 use crate::driver;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded};
+use crate::microkernel::{
+    LaneKeys, Lines, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, Weighed, WholeMeeting, padded,
+};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
 use std::cell::RefCell;
 
@@ -172,6 +174,7 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
             correction: &correction,
             output: &mut state.output,
             is_first: false,
+            soon: Soon { read: Lines::NONE, written: Lines::NONE },
         });
     }
     (state, true)
