@@ -153,6 +153,22 @@ fn every_choice_of_the_hopper_config_is_right() {
     }
 }
 
+/// What was summed before stays as it is while the maximum does, tile after tile of 16 keys: any factor but 1 would show in
+/// the log-sum-exp of scores near 30,000.
+#[test]
+fn a_maximum_that_stays_leaves_sums_alone() {
+    for name in [
+        "ampere-64x16-2stage-swizzled",
+        "ampere-32x32-2stage-swizzled-2keys",
+        "hopper-64x16-2stage",
+        "hopper-64x16-4stage-2keys",
+    ] {
+        let mut problem = problem("1x1x20,2000x16", DType::Bf16, "full");
+        problem.scale = 1.06;
+        check_simulated(&problem, named(name), Some(Stress::LargeScores));
+    }
+}
+
 #[test]
 fn swizzled_tiles_have_no_bank_conflicts_and_plain_ones_do() {
     let per_request = |layout, dim: usize| {

@@ -180,8 +180,12 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
     (state, true)
 }
 
-/// Both ways give the same means of values. Sums and outputs may be relative to different maxima.
+/// Both ways give the same means of values, where a strip has so many lanes. Sums and outputs may be relative to different
+/// maxima.
 fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_expected: bool) {
+    if case.lanes > M::STRIP {
+        return;
+    }
     let name = format!("{:?} {} {}", case.keys, case.head_dim, case.maximum);
     let (actual, is_woven) = meet(kernel, case, true);
     assert_eq!(is_woven, is_expected, "{name}");
@@ -220,6 +224,8 @@ fn a_woven_meeting_is_one_step_after_the_other() {
         (case(64, 64, 64, 0..128, 20.0, 0.3), true),
         (case(64, 40, 64, 32..128, 20.0, 0.3), true),
         (case(32, 128, 128, 0..64, 18.0, 0.3), true),
+        (case(32, 128, 128, 32..480, -90.0, 9.0), true),
+        (case(32, 40, 48, 0..224, NONE, 0.3), true),
         (case(64, 7, 32, 64..96, 18.0, 0.3), true),
         (case(64, 100, 96, 0..96, 18.0, 0.3), true),
         (case(64, 64, 64, 96..480, 20.0, 0.3), true),
@@ -236,6 +242,7 @@ fn a_woven_meeting_is_one_step_after_the_other() {
         // No whole blocks.
         (case(64, 64, 64, 0..40, 20.0, 0.3), false),
         (case(48, 64, 64, 0..64, 20.0, 0.3), false),
+        (case(16, 64, 64, 0..64, 20.0, 0.3), false),
     ];
     for (case, is_woven) in &cases {
         if let Some(level) = crate::avx512_bf16::detect() {

@@ -159,12 +159,11 @@ impl OnlineSoftmax {
         k.neg(scaled)
     }
 
-    /// A raw score or maximum, scaled and shifted.
-    pub(super) fn relative(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
-        match self.scale {
-            Some(scale) => k.fma(score, scale, shift),
-            None => k.add(score, shift),
-        }
+    /// A maximum of before, scaled and shifted: exactly 0 if it is still that of the shift, so that its factor is 1. In one
+    /// step, what rounding took from the shift would be left, and again with every tile of keys.
+    pub(super) fn relative(&self, k: &mut Builder, maximum: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
+        let scaled = self.scaled(k, maximum);
+        k.add(scaled, shift)
     }
 
     /// A raw score or maximum in base 2.
