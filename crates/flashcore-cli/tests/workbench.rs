@@ -49,6 +49,21 @@ fn targets_are_judged() {
     check("4x16x2048x128", 2);
 }
 
+/// Who asks for the L4 of the history reads floors and which of its targets nothing can meet.
+#[test]
+fn the_history_of_an_l4_is_judged() {
+    let judged = |arguments: &[&str]| {
+        let output = flashcore(&[&["roofline"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        (said.contains("DRAM cold us"), said.matches("IMPOSSIBLE").count())
+    };
+    assert_eq!(judged(&["--device", "l4"]), (true, 3));
+    assert_eq!(judged(&["--device", "l4", "--shape", "1x8x512x64"]), (true, 0));
+    assert_eq!(judged(&["--device", "h200"]), (true, 0));
+    assert_eq!(judged(&["--device", "h200", "--historic"]), (true, 1));
+}
+
 #[test]
 fn an_unknown_device_is_told_with_the_nearest() {
     let output = flashcore(&["roofline", "--device", "h20"]);

@@ -23,7 +23,7 @@ use crate::{Ending, Failure};
 /// impossible, whoever writes the kernel. Exit code 1 when a --target is impossible.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore roofline --device l4 --historic\n  flashcore roofline --device h200 --shape 1x8x512x64 --target 1x8x512x64@5us\n  flashcore roofline --device this-gpu --suite prefill --record prefill.json --svg roofline.svg\n  flashcore roofline --device all --shape 4x16x2048x128"
+    after_help = "Examples:\n  flashcore roofline --device l4\n  flashcore roofline --device h200 --shape 1x8x512x64 --target 1x8x512x64@5us\n  flashcore roofline --device this-gpu --suite prefill --record prefill.json --svg roofline.svg\n  flashcore roofline --device all --shape 4x16x2048x128"
 )]
 pub(crate) struct Roofline {
     /// The device: l4, l40s, a100, h100, h200, b200, rtx-4090, rtx-5090, this-cpu or this-gpu (both measured), or all of
@@ -45,7 +45,8 @@ pub(crate) struct Roofline {
     /// A target to judge, or several: SHAPE@TIME or SHAPE@RATE, such as 1x8x512x64@5us or 1x8x512x64@80tflops
     #[arg(long, value_name = "TARGET")]
     target: Vec<String>,
-    /// Judge the targets of the project's history too
+    /// Judge the targets of the project's history too: on any device; on the L4 that they were for, they are judged unless
+    /// shapes or a format for programs are asked for
     #[arg(long)]
     historic: bool,
     /// A record of `flashcore bench` whose times are drawn as points, or several
@@ -77,13 +78,14 @@ impl Roofline {
         for text in &self.target {
             targets.push((Target::parse(text, self.dtype).map_err(|error| Failure::Usage(error.to_string()))?, ""));
         }
-        if self.historic {
+        let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
+        let is_of_history = self.device == "l4" && self.suite == SuiteName::Seeds && self.shape.is_empty();
+        if self.historic || is_of_history && is_for_people {
             for historic in HISTORIC_TARGETS {
                 let target = Target::parse(historic.target, self.dtype);
                 targets.push((target.map_err(|error| Failure::Usage(error.to_string()))?, historic.wish));
             }
         }
-        let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
         if is_for_people {
             for device in &devices {
                 output.line(words(device))?;
