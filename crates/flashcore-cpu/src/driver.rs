@@ -130,13 +130,12 @@ impl<K: Microkernel> Call<'_, K> {
         rows.and_then(|(head, rows)| self.outputs.addresses(group.batch, head, &rows)).map_or(Lines::NONE, Lines::new)
     }
 
-    /// Writes the output of a strip of rows whose keys have all been attended: at once where they lie one behind the other
-    /// in the type of the sums.
+    /// Writes the output of a strip of rows whose keys have all been attended: at once where they lie one behind the other.
     fn finish_strip(&self, group: &Group<'_>, strip: AttendedStrip<'_, K::Real>) {
         let (lanes, value_dim) = (strip.sum.len(), self.problem.value_dim);
         let mut factors = [K::Real::ONE; MOST_LANES];
         // SAFETY: each row is finished once.
-        let Some((head, values, mut log_sum_exp)) = (unsafe { self.neighbours(group, &strip) }) else {
+        let Some((head, bytes, mut log_sum_exp)) = (unsafe { self.neighbours(group, &strip) }) else {
             self.kernel.transpose(strip.columns, &factors[..lanes], strip.room);
             for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(value_dim)).enumerate() {
                 self.finish_row(group, row, strip.maximum[lane], strip.sum[lane], values);
@@ -153,16 +152,27 @@ impl<K: Microkernel> Call<'_, K> {
             attend_nothing[lane] = finished.is_none();
             factors[lane] = finished.map_or(K::Real::ZERO, |finished| finished.factor);
         }
-        self.kernel.transpose(strip.columns, &factors[..lanes], values);
-        for (values, &attends_nothing) in values.chunks_exact_mut(value_dim).zip(&attend_nothing) {
-            if attends_nothing {
-                values.fill(K::Real::ZERO);
+        let write = |rows: &mut [K::Real]| {
+            self.kernel.transpose(strip.columns, &factors[..lanes], rows);
+            for (row, &attends_nothing) in rows.chunks_exact_mut(value_dim).zip(&attend_nothing) {
+                if attends_nothing {
+                    row.fill(K::Real::ZERO);
+                }
             }
+        };
+        let dtype = self.problem.dtype;
+        if dtype == K::Real::DTYPE
+            && let Ok(rows) = <[K::Real]>::mut_from_bytes(bytes)
+        {
+            write(rows);
+        } else {
+            write(strip.room);
+            self.kernel.store(dtype, strip.room, K::Real::ONE, bytes);
         }
     }
 
     /// The head of a strip and where its rows are written, with their log-sum-exps where those are wanted, if every lane is
-    /// a row, and they lie one behind the other, in the type of the sums and aligned for it.
+    /// a row, and they lie one behind the other.
     ///
     /// # Safety
     ///
@@ -173,14 +183,14 @@ impl<K: Microkernel> Call<'_, K> {
         &self,
         group: &Group<'_>,
         strip: &AttendedStrip<'_, K::Real>,
-    ) -> Option<(usize, &mut [K::Real], Option<&mut [f32]>)> {
+    ) -> Option<(usize, &mut [u8], Option<&mut [f32]>)> {
         let (head, rows) = group.rows_of_one_head(&strip.rows)?;
-        if self.problem.dtype != K::Real::DTYPE || rows.len() != strip.sum.len() {
+        if rows.len() != strip.sum.len() {
             return None;
         }
         // SAFETY: the caller vouches for the rows.
         let (bytes, log_sum_exp) = unsafe { self.outputs.neighbours(group.batch, head, rows)? };
-        Some((head, <[K::Real]>::mut_from_bytes(bytes).ok()?, log_sum_exp))
+        Some((head, bytes, log_sum_exp))
     }
 
     /// Writes the output of a row whose keys have all been attended.
