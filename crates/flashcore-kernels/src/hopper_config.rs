@@ -216,6 +216,12 @@ impl HopperConfig {
         if self.persistent && self.tile_bytes(specialisation, 2) <= ROOM { 2 } else { 1 }
     }
 
+    /// Whether the copy engine stores the output: from where the query was, if the next one has another place.
+    pub(crate) fn stores_by_copy(self, specialisation: Specialisation) -> bool {
+        let [query, _, value] = self.tiles(specialisation);
+        self.key_sharers() == 1 && self.query_places(specialisation) > 1 && value.panels() <= query.panels()
+    }
+
     /// What no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Option<Flaw>> {
         let flaw =

@@ -341,7 +341,7 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
     }
     if !problem.output_shape().is_empty() && reasons.is_empty() {
         let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));
-        let invalid = maps.into_iter().filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
+        let invalid = maps.filter_map(|(tensor, map)| Some((tensor, map.validate().err()?)));
         reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
     }
     reasons

@@ -1,4 +1,4 @@
-//! Query, key and value as tensor copies see them.
+//! Query, key, value and output as tensor copies see them.
 
 use flashcore_ir::{Swizzle, TensorElement, TensorMap};
 use flashcore_problem::{DType, Problem, Shape, Strides};
@@ -6,22 +6,31 @@ use flashcore_problem::{DType, Problem, Shape, Strides};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Buffers;
 use crate::specialisation::Specialisation;
-use crate::tile::{PANEL_COLUMNS, PanelTile};
+use crate::tile::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
 
 /// The tensors that the Hopper kernel copies, in the order of its parameters, each with its name.
-pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig, buffers: Buffers) -> [(&'static str, TensorMap); 3] {
+pub(crate) fn tensor_maps(
+    problem: &Problem,
+    config: HopperConfig,
+    buffers: Buffers,
+) -> impl Iterator<Item = (&'static str, TensorMap)> {
+    let specialisation = Specialisation::of(problem);
     let strides = problem.strides();
-    let [query, key, value] = config.tiles(Specialisation::of(problem));
+    let [query, key, value] = config.tiles(specialisation);
     let map = |base, strides, shape: Shape, tile| {
         // Where there are no keys nothing is copied, but a map must be of something.
         let (base, rows) = if shape.rows == 0 { (buffers.query, 1) } else { (base, shape.rows) };
         tensor_map(problem.dtype, base, strides, Shape { rows, ..shape }, tile)
     };
-    [
+    // A warp stores its own rows.
+    let stored = PanelTile { rows: ROWS_PER_BLOCK, ..value };
+    let output = ("output", map(buffers.output, strides.output, problem.output_shape(), stored));
+    let copied = [
         ("query", map(buffers.query, strides.query, problem.query_shape(), query)),
         ("key", map(buffers.key, strides.key, problem.key_shape(), key)),
         ("value", map(buffers.value, strides.value, problem.value_shape(), value)),
-    ]
+    ];
+    copied.into_iter().chain(config.stores_by_copy(specialisation).then_some(output))
 }
 
 /// The stride of a dimension of size 1, which is never used.

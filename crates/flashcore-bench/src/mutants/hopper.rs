@@ -38,7 +38,7 @@ pub const HOPPER: &[Mutation] = mutations! {
     "hopper": "keys-not-let-go", "a tile of keys is never let go of" =>
         |kernel| drop(kernel, Find::nth(&["tile", "release"], is_arrival, 0));
     "hopper": "query-not-let-go", "the query is never let go of" =>
-        |kernel| drop(kernel, Find::every(&["query", "release"], is_arrival));
+        |kernel| drop(kernel, Find::every(&["stored", "release"], is_arrival));
     "hopper": "one-lane-lets-go", "one lane lets go of a stage before the others have read it" =>
         |kernel| drop(kernel, Find::every(&["tile", "release"], |op| matches!(op, Op::WarpSync {})));
     "hopper": "barrier-for-one-warp-less", "a stage is empty when one warp still reads it" =>
@@ -112,6 +112,18 @@ pub const HOPPER: &[Mutation] = mutations! {
     "hopper": "columns-exchanged-wrongly", "lanes exchange their columns with the wrong ones" =>
         |kernel| change(kernel, Find::nth(&["exchange"], |op| matches!(op, Op::Shuffle { .. }), 0), |op| {
             if let Op::Shuffle { index, .. } = op { *index = Operand::Constant(2); }
+        });
+    "hopper": "output-written-over-the-query", "a warp writes its output while others still read the query" =>
+        |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::BarrierSync { .. })));
+    "hopper": "output-not-published", "the copy engine stores output that it need not see yet" =>
+        |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::FenceProxyAsync {})));
+    "hopper": "output-stored-by-one-lane-alone", "the copy of the output starts before all lanes have written theirs" =>
+        |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::WarpSync {})));
+    "hopper": "place-let-go-while-stored", "the next query comes where output is still stored from" =>
+        |kernel| drop(kernel, Find::every(&["stored"], |op| matches!(op, Op::BulkWait { .. })));
+    "hopper": "output-chunks-not-exchanged", "output is written as if the copy engine exchanged no chunks" =>
+        |kernel| change(kernel, Find::every(&["write output"], |op| matches!(op, Op::Xor { .. })), |op| {
+            if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }
         });
     "hopper": "store-behind-the-end", "output rows behind the last are stored too" =>
         |kernel| unguard(kernel, &["store output"]);

@@ -32,13 +32,13 @@ pub use formula_tables::FormulaTables;
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub(crate) use logarithm::log_sum_exp;
 pub use mask::KeyMask;
-pub use panel::{PANEL_COLUMNS, PanelMatrix, PanelTile, Rounded, TensorRows};
+pub use panel::{PANEL_COLUMNS, PANEL_ROW_BYTES, PanelMatrix, PanelTile, Rounded, TensorRows};
 pub use ring::Ring;
 pub use scores::{BiasTerms, ScorePlaces, ScoreTerms};
 pub(crate) use shared::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use shared::{LaneRows, SharedLayout, SharedTile, TileAddresses};
 pub use softmax::{Exponential, OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
-pub use transfer::{LeftStage, TransferCursor, TransferRing};
+pub use transfer::{LeftStage, StoredStage, TransferCursor, TransferRing};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};

@@ -8,16 +8,18 @@ use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix, Tensor
 use flashcore_ir::types::{F32, Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Major, Reg, SharedAddress, Swizzle};
 
-use super::PRODUCT_DEPTH;
 use super::fragment::Accumulator;
+use super::{CHUNK_BYTES, CHUNK_ELEMENTS, PRODUCT_DEPTH};
 use crate::element::{ELEMENT_BYTES, Element};
 
 /// Columns of a panel.
 pub const PANEL_COLUMNS: u32 = 64;
 /// Bytes of a row of a panel.
-const ROW_BYTES: u32 = PANEL_COLUMNS * ELEMENT_BYTES;
+pub const PANEL_ROW_BYTES: u32 = PANEL_COLUMNS * ELEMENT_BYTES;
+/// Chunks of 16 bytes in a row of a panel.
+const CHUNKS_PER_ROW: u32 = PANEL_ROW_BYTES / CHUNK_BYTES;
 /// Bytes from 8 rows to the next 8.
-const EIGHT_ROWS: u32 = 8 * ROW_BYTES;
+const EIGHT_ROWS: u32 = 8 * PANEL_ROW_BYTES;
 
 /// A matrix of 16-bit elements in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +38,7 @@ impl PanelTile {
 
     /// Bytes of a panel.
     pub const fn panel_bytes(self) -> u32 {
-        self.rows.saturating_mul(ROW_BYTES)
+        self.rows.saturating_mul(PANEL_ROW_BYTES)
     }
 
     /// Bytes of the matrix, which is also what copies bring.
@@ -54,6 +56,39 @@ impl PanelTile {
             let options = TensorCopyOptions { policy, ..TensorCopyOptions::default() };
             k.when(leader, |k| k.tensor_load(target, map, &[column, row, head, batch], barrier, options));
         }
+    }
+
+    /// Writes 16 rows of results, those of a warp, rounded, to an address in the matrix.
+    pub fn write_rows<T: Element>(self, k: &mut Builder, results: &Accumulator, address: Reg<U32>, lane: Reg<U32>) {
+        // Lanes point at the rows of 16 x 16 elements: of the left half the first 16 lanes, of the right the others.
+        let (row, half) = (k.and(lane, 15u32), k.shr(lane, 4u32));
+        let row_address = k.mad(row, PANEL_ROW_BYTES, address);
+        let exchange = k.and(lane, CHUNKS_PER_ROW - 1);
+        let steps = (0..PANEL_COLUMNS / PRODUCT_DEPTH).map(|step| {
+            let chunk = k.add(half, step * PRODUCT_DEPTH / CHUNK_ELEMENTS);
+            let chunk = k.xor(chunk, exchange);
+            k.mad(chunk, CHUNK_BYTES, row_address)
+        });
+        let steps: Vec<_> = steps.collect();
+        for (number, tiles) in results.blocks[0].chunks(2).enumerate() {
+            let pairs = tiles.iter().flat_map(|tile| tile.chunks_exact(2));
+            let words: Vec<Reg<T>> = pairs.map(|pair| k.pair(pair[0], pair[1])).collect();
+            let panel = (number / steps.len()) as u32;
+            let target = SharedAddress::from(steps[number % steps.len()]).plus((panel * self.panel_bytes()) as i32);
+            k.store_matrix(target, &words, false);
+        }
+    }
+
+    /// Starts the copies of the rows at an address to those of a tensor from `row` on. Only the lane in which `leader`
+    /// holds does it.
+    pub fn store(self, k: &mut Builder, target: TensorRows, source: Reg<U32>, leader: Reg<Pred>) {
+        let TensorRows { map, row, head, batch, policy } = target;
+        for panel in 0..self.panels() {
+            let column = k.copy((panel * PANEL_COLUMNS) as i32);
+            let source = SharedAddress::from(source).plus((panel * self.panel_bytes()) as i32);
+            k.when(leader, |k| k.tensor_store(map, &[column, row, head, batch], source, policy));
+        }
+        k.when(leader, Builder::bulk_commit);
     }
 
     /// The matrix at an address, its rows being rows of a left operand or columns of a right one.
@@ -103,7 +138,7 @@ impl PanelMatrix {
 
     /// 16 rows of all columns.
     fn row_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
-        let bytes = step * PRODUCT_DEPTH * ROW_BYTES;
+        let bytes = step * PRODUCT_DEPTH * PANEL_ROW_BYTES;
         SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Outer }
     }
 }

@@ -151,6 +151,40 @@ pub struct LeftStage {
     empty: Reg<U32>,
 }
 
+/// In place of the address of a barrier: none.
+const NO_BARRIER: u32 = u32::MAX;
+
+/// A stage out of which copies store, at most one at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredStage {
+    empty: Reg<U32>,
+}
+
+impl StoredStage {
+    /// None yet.
+    pub fn none(k: &mut Builder) -> Self {
+        Self { empty: k.copy(NO_BARRIER) }
+    }
+
+    /// Copies out of a stage have started.
+    pub fn begin(self, k: &mut Builder, stage: LeftStage) {
+        k.set(self.empty, stage.empty);
+    }
+
+    /// Lets go of the stage, if there is one, when the copies that this warp has started have read it. `leader` holds in the
+    /// lane that started them.
+    pub fn end(self, k: &mut Builder, leader: Reg<Pred>) {
+        k.section("stored", |k| {
+            let is_there = k.compare(Compare::Ne, self.empty, NO_BARRIER);
+            k.if_uniform(is_there, |k| {
+                k.when(leader, |k| k.bulk_wait(0, true));
+                LeftStage { empty: self.empty }.release(k, leader);
+                k.set(self.empty, NO_BARRIER);
+            });
+        });
+    }
+}
+
 impl LeftStage {
     /// Lets go of it, once for the warp. `leader` holds in one lane.
     pub fn release(self, k: &mut Builder, leader: Reg<Pred>) {

@@ -12,8 +12,8 @@ use crate::element::Element;
 use crate::hopper_config::InTurn;
 use crate::tile::{
     Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FormulaOfTile, FragmentPosition, KeyMask, LANES,
-    OnlineSoftmax, PANEL_COLUMNS, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised,
-    Rounded, ScorePlaces, ScoreTerms, TransferCursor,
+    OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP,
+    ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms, StoredStage, TransferCursor,
 };
 
 /// Rows of a lane.
@@ -31,6 +31,7 @@ pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
     }
     consumer.turns.begin(k);
     cta.schedule.each_tile(k, |k, tile| consumer.compute(k, cta, tile));
+    consumer.end_stores(k);
     consumer.turns.end(k);
 }
 
@@ -40,19 +41,21 @@ pub(super) struct Consumer<T: Element> {
     pub(super) row: Reg<U32>,
     pub(super) position: FragmentPosition,
     /// Holds in one lane of each warp.
-    leader: Reg<Pred>,
-    query: TransferCursor,
+    pub(super) leader: Reg<Pred>,
+    pub(super) query: TransferCursor,
+    /// The place of a query where the output lies that the copy engine stores, if it does.
+    pub(super) stored: Option<StoredStage>,
     keys: TransferCursor,
     values: TransferCursor,
     /// Bytes from the query tile to the rows of the warpgroup.
     query_offset: Reg<U32>,
-    row_group: Reg<U32>,
+    pub(super) row_group: Reg<U32>,
     /// Which of the tiles of keys are its own.
     key_group: Option<KeyGroup>,
     turns: Turns,
     scores: Accumulator,
     weights: Rounded<T>,
-    output: Accumulator,
+    pub(super) output: Accumulator,
 }
 
 impl<T: Element> Consumer<T> {
@@ -78,9 +81,10 @@ impl<T: Element> Consumer<T> {
             position,
             leader: k.elect(),
             query: shared.query_ring.cursor(k, cta.base),
+            stored: config.stores_by_copy(cta.specialisation).then(|| StoredStage::none(k)),
             keys,
             values,
-            query_offset: k.mul(row_group, WARPGROUP_ROWS * 128),
+            query_offset: k.mul(row_group, WARPGROUP_ROWS * PANEL_ROW_BYTES),
             row_group,
             key_group,
             turns: Turns::new(k, config.in_turn, warpgroup, config.warpgroups),
@@ -111,8 +115,13 @@ impl<T: Element> Consumer<T> {
         let raised = Raised::none(k, LANE_ROWS);
         let step = Step { cta, work, terms, added, places, mask, mask_formula, softmax, raised, key_tiles };
 
-        let store = |k: &mut Builder| {
-            k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax, &self.output));
+        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax));
+        let attend = |k: &mut Builder| {
+            if has_own {
+                self.attend_own(k, &step, &all_key_tiles);
+            } else {
+                self.attend(k, &step);
+            }
         };
         if let Some(group) = &self.key_group {
             let has_some = group.has_some(k, &key_tiles);
@@ -120,14 +129,21 @@ impl<T: Element> Consumer<T> {
             k.section("other keys", |k| group.gather(k, cta.config, &step.softmax, &self.output));
             let is_first = group.is_first(k);
             k.if_uniform(is_first, store);
+        } else if let Some(target) = cta.maps.output {
+            let store_by_copy = |k: &mut Builder| {
+                k.section("epilogue", |k| epilogue::store_by_copy(k, self, cta, tile, target, &step.softmax));
+            };
+            k.if_else_uniform(
+                all_key_tiles.any,
+                |k| {
+                    attend(k);
+                    store_by_copy(k);
+                },
+                // There is no query either, in whose place the output could be written.
+                store,
+            );
         } else {
-            k.if_uniform(all_key_tiles.any, |k| {
-                if has_own {
-                    self.attend_own(k, &step, &all_key_tiles);
-                } else {
-                    self.attend(k, &step);
-                }
-            });
+            k.if_uniform(all_key_tiles.any, attend);
             store(k);
         }
     }
@@ -144,11 +160,32 @@ impl<T: Element> Consumer<T> {
             },
             |k| {
                 self.query.wait_until_full(k);
-                self.query.release(k, self.leader);
+                self.end_stores(k);
+                self.release_query(k);
                 let before_first = k.sub(all.first, 1i32);
                 self.pass_by(k, before_first, all.last);
             },
         );
+    }
+
+    /// The next query may come, unless the output is written to the place of this one.
+    fn release_query(&self, k: &mut Builder) {
+        if self.stored.is_none() {
+            k.section("query", |k| self.query.release(k, self.leader));
+        }
+    }
+
+    /// The place from which the rows before were stored may have a query again.
+    fn end_stores(&self, k: &mut Builder) {
+        if let Some(stored) = self.stored {
+            stored.end(k, self.leader);
+        }
+    }
+
+    /// The address of the rows of the warpgroup in the place of the query.
+    pub(super) fn query_rows(&self, k: &mut Builder) -> Reg<U32> {
+        let address = self.query.tile(k);
+        k.add(address, self.query_offset)
     }
 
     /// Lets go of as many tiles of keys as lie from one number to another.
@@ -169,8 +206,7 @@ impl<T: Element> Consumer<T> {
         let specialisation = cta.specialisation;
         let query = k.section("query", |k| {
             self.query.wait_until_full(k);
-            let address = self.query.tile(k);
-            let address = k.add(address, self.query_offset);
+            let address = self.query_rows(k);
             cta.shared.query.by_rows(k, address)
         });
         let key_tile = match &self.key_group {
@@ -183,6 +219,7 @@ impl<T: Element> Consumer<T> {
             self.keys.wait_until_full(k);
             k.wgmma_fence();
             self.start_scores(k, step, &query);
+            self.end_stores(k);
             k.wgmma_wait(0);
             self.keys.release(k, self.leader);
         });
@@ -206,8 +243,7 @@ impl<T: Element> Consumer<T> {
         if specialisation.left || specialisation.mask_mod.is_some() {
             self.each_before(k, step, &query, key_tile, key_tiles.first, true);
         }
-        // The next query may come.
-        k.section("query", |k| self.query.release(k, self.leader));
+        self.release_query(k);
         k.section("last output", |k| {
             if cta.config.hidden_rescale {
                 step.softmax.rescale(k, &self.output, &step.raised);

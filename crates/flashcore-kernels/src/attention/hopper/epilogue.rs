@@ -1,29 +1,32 @@
 //! From the accumulators to the output.
 //!
-//! A lane has two columns of each 8 of a row. Four lanes exchange what they have so that each gets 8 adjacent columns,
-//! 16 bytes, and store them: no shared memory takes part, which the copies for the next tile can fill meanwhile.
+//! Where there are two places for the query, a warp writes its rows to that of the one it is done with, in the panels of the
+//! copy engine, which stores them while the next tile is worked on, and leaves out rows and columns that do not exist.
+//!
+//! Elsewhere a lane, which has two columns of each 8 of a row, exchanges them with three others so that each gets 8 adjacent
+//! columns, 16 bytes, and stores these itself.
 
-use flashcore_ir::types::{Pred, U32};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode};
+use flashcore_ir::types::{Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode, SpecialRegister};
 
 use super::consumer::Consumer;
+use super::schedule::Tile;
+use super::{Cta, WARPGROUP};
 use crate::attention::Work;
 use crate::element::{ELEMENT_BYTES, Element};
-use crate::tile::{Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, OnlineSoftmax, ROW_STEP};
+use crate::tile::{
+    CHUNK_BYTES, CHUNK_ELEMENTS, LANES, OnlineSoftmax, PANEL_ROW_BYTES, PanelTile, ROW_STEP, ROWS_PER_BLOCK, TensorRows,
+};
 
 /// Lanes that have the columns of a row between them.
 const MEMBERS: usize = 4;
+/// The barrier at which the first warpgroup waits before it writes to the place of its query; the others have the next ones.
+const FIRST_WRITE: u32 = 12;
 
-/// Finishes the softmax and stores the rows of a warpgroup.
-pub(super) fn store<T: Element>(
-    k: &mut Builder,
-    consumer: &Consumer<T>,
-    work: &Work,
-    softmax: &OnlineSoftmax,
-    output: &Accumulator,
-) {
+/// Finishes the softmax and stores what it was; returns which of a lane's two rows exist.
+fn finish<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, softmax: &OnlineSoftmax) -> [Reg<Pred>; 2] {
     let sink = work.sink(k);
-    let sums = softmax.finish(k, output, sink);
+    let sums = softmax.finish(k, &consumer.output, sink);
     let first_row = k.add(work.first_row, consumer.row);
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
     let exists = rows.map(|row| k.compare(Compare::Lt, row, work.parameters.query_length));
@@ -36,6 +39,47 @@ pub(super) fn store<T: Element>(
             k.when(stores, |k| k.store_one(address, value));
         }
     }
+    exists
+}
+
+/// Finishes the rows of a warpgroup and has the copy engine store them, from the place of their query.
+pub(super) fn store_by_copy<T: Element>(
+    k: &mut Builder,
+    consumer: &Consumer<T>,
+    cta: &Cta,
+    tile: &Tile,
+    target: Reg<U64>,
+    softmax: &OnlineSoftmax,
+) {
+    finish(k, consumer, &tile.work, softmax);
+    let output = PanelTile { rows: cta.shared.query.rows, columns: cta.shared.value.columns };
+    k.section("write output", |k| {
+        let thread = k.special(SpecialRegister::ThreadX);
+        let (lane, warp) = (k.and(thread, LANES - 1), k.shr(thread, LANES.ilog2()));
+        let warp = k.and(warp, WARPGROUP / LANES - 1);
+        let rows = consumer.query_rows(k);
+        let source = k.mad(warp, ROWS_PER_BLOCK * PANEL_ROW_BYTES, rows);
+        // No warp of the warpgroup reads the query any more.
+        let barrier = k.add(consumer.row_group, FIRST_WRITE);
+        k.barrier_sync(barrier, WARPGROUP);
+        output.write_rows::<T>(k, &consumer.output, source, lane);
+        k.fence_proxy_async();
+        k.warp_sync();
+        let first = k.sub(consumer.row, consumer.position.group);
+        let first = k.add(tile.place.first_row, first);
+        let [row, head, batch] =
+            [first, tile.place.head, tile.place.batch].map(|index| k.reinterpret::<U32, S32>(index));
+        output.store(k, TensorRows { map: target, row, head, batch, policy: None }, source, consumer.leader);
+    });
+    if let Some(stored) = consumer.stored {
+        let place = consumer.query.leave(k);
+        stored.begin(k, place);
+    }
+}
+
+/// Finishes the rows of a warpgroup and stores them.
+pub(super) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, softmax: &OnlineSoftmax) {
+    let exists = finish(k, consumer, work, softmax);
     k.section("store output", |k| {
         let bits = [1u32, 2].map(|bit| {
             let bit = k.and(consumer.position.member, bit);
@@ -47,7 +91,7 @@ pub(super) fn store<T: Element>(
             let within = k.widen(within);
             let row = k.mad(within, target.stride, target.first);
             let lane = k.mad_wide(consumer.position.member, CHUNK_BYTES, row);
-            let tiles = &output.blocks[0];
+            let tiles = &consumer.output.blocks[0];
             for (group, tiles) in tiles.chunks(MEMBERS).enumerate() {
                 let words: Vec<_> = tiles
                     .iter()

@@ -19,6 +19,8 @@
 //! same rows, and the first adds up what they have, in `gather`. So can the CTAs of a cluster, through the shared memory of
 //! the first.
 //!
+//! The output goes back to the place of its query, from which the copy engine stores it while the next rows are worked on.
+//!
 //! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
 
 pub(crate) mod by_length;
@@ -57,7 +59,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
         k.set_cluster([config.cluster, 1, 1]);
     }
     let parameters = Parameters::load(k);
-    let maps = Maps::declare(k);
+    let maps = Maps::declare(k, config, specialisation);
     let mut schedule = Schedule::load(k, config, parameters, specialisation);
     let shared = Shared::reserve(k, config, specialisation);
     let thread = k.special(SpecialRegister::ThreadX);
@@ -65,7 +67,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
     k.section("barriers", |k| {
         let first = k.compare(Compare::Eq, thread, 0u32);
         k.if_then(first, |k| {
-            for map in [maps.query, maps.key, maps.value] {
+            for map in [maps.query, maps.key, maps.value].into_iter().chain(maps.output) {
                 k.prefetch_tensor_map(map);
             }
             shared.initialise(k, base, config);
@@ -146,12 +148,15 @@ struct Maps {
     query: Reg<U64>,
     key: Reg<U64>,
     value: Reg<U64>,
+    /// Where the copy engine stores it.
+    output: Option<Reg<U64>>,
 }
 
 impl Maps {
-    fn declare(k: &mut Builder) -> Self {
+    fn declare(k: &mut Builder, config: HopperConfig, specialisation: Specialisation) -> Self {
         let [query, key, value] = ["query_map", "key_map", "value_map"].map(|name| k.tensor_map(name));
-        Self { query, key, value }
+        let output = config.stores_by_copy(specialisation).then(|| k.tensor_map("output_map"));
+        Self { query, key, value, output }
     }
 }
 
