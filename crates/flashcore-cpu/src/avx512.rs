@@ -38,8 +38,11 @@ impl Avx512 {
 // registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) asks for eight sums.
 // Sixteen columns of a value are a cache line, which both vectors of weights find in the first-level cache when the first
 // has brought it there; of twelve by two vectors, every second block would bring half of its lines once more.
+// Tiles of 256 keys read and write the output half as often as those of 128, which is worth more than weights that fit into
+// a first-level cache.
 vector_kernel!(
-    Avx512, Zmm, rows: 12, columns: 16, features: "avx512f,avx512bw,avx512vl,avx512dq", score_and_weigh: along::score_and_weigh
+    Avx512, Zmm, rows: 12, columns: 16, key_tile: 256, features: "avx512f,avx512bw,avx512vl,avx512dq",
+    score_and_weigh: along::score_and_weigh
 );
 
 #[derive(Clone, Copy)]

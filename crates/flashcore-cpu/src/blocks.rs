@@ -5,9 +5,9 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::{Lines, Microkernel, OutputProduct, ScoreProduct, Soon};
+use crate::microkernel::{Ask, Lines, Microkernel, OutputProduct, ScoreProduct, Soon};
 use crate::real::Real;
-use crate::vector::Vector;
+use crate::vector::{Vector, stay_behind};
 use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
@@ -19,6 +19,7 @@ use std::ops::Range;
 macro_rules! vector_kernel {
     (
         $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal $(, columns: $columns:literal)?
+        $(, key_tile: $key_tile:literal)?
         $(, features: $features:literal)? $(, score_and_weigh: $score_and_weigh:path)?
     ) => {
         impl $(<$real: crate::real::Real>)? crate::microkernel::Microkernel for $level $(<$real>)? {
@@ -32,6 +33,7 @@ macro_rules! vector_kernel {
             const VALUE_BLOCK: usize = 1;
             const MULTIPLIES_IN_WEIGH: bool = true;
             const ASKS_ALONG: bool = true;
+            $(const KEY_TILE: usize = $key_tile;)?
 
             fn query_size(head_dim: usize) -> usize {
                 head_dim * Self::STRIP
@@ -249,7 +251,7 @@ where
         right: product.query.as_ptr(),
         target: Target::Scaled(product.factor),
         product: product.scores.as_mut_ptr(),
-        soon: Soon { read: Lines::NONE, written: Lines::NONE },
+        soon: Soon::NOTHING,
     };
     for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
         let near = product.lane_keys.of_block(block);
@@ -358,6 +360,9 @@ struct Tiles<R> {
     soon: Soon,
 }
 
+/// Steps of a product in which it asks for one line: faster, what is asked for gets in the way of what is needed.
+const STEPS_PER_LINE: usize = 4;
+
 /// Some rows of some lanes: in large blocks, and what remains in smaller ones.
 ///
 /// # Safety
@@ -424,31 +429,39 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
             // Opaque, or they would be computed again in each step, by units that some processors multiply with.
             let row_offsets: [usize; ROWS] =
                 if ROW_BY_ROW { black_box(from_fn(|index| index * stride)) } else { [0; ROWS] };
-            // The blocks of other rows ask for other lines, and when there are no more, for what they have.
-            let soon = |lines: Lines| lines.get(row / ROWS * tiles.depth).unwrap_or(right.cast());
-            let (read, written) = (soon(tiles.soon.read), soon(tiles.soon.written));
-            for step in 0..tiles.depth {
-                if ROW_BY_ROW {
+            if ROW_BY_ROW {
+                for step in 0..tiles.depth {
                     // The next rows, which lie behind these, a line in each step.
                     V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(Lines::SIZE * step));
-                } else {
-                    V::prefetch(read.wrapping_add(Lines::SIZE * step));
-                    V::prefetch_for_writing(written.wrapping_add(Lines::SIZE * step));
-                }
-                let mut factors = [zero; VECTORS];
-                for vector in 0..VECTORS {
-                    factors[vector] = V::load(right.add(step * lanes + vector * V::LANES));
-                }
-                for index in 0..ROWS {
-                    let element = if ROW_BY_ROW {
-                        *left.add(row_offsets[index] + step)
-                    } else {
-                        *left.add(step * stride + index)
-                    };
-                    let element = V::splat(element);
+                    let mut factors = [zero; VECTORS];
                     for vector in 0..VECTORS {
-                        sums[index][vector] = element.mul_add(factors[vector], sums[index][vector]);
+                        factors[vector] = V::load(right.add(step * lanes + vector * V::LANES));
                     }
+                    for index in 0..ROWS {
+                        let element = V::splat(*left.add(row_offsets[index] + step));
+                        for vector in 0..VECTORS {
+                            sums[index][vector] = element.mul_add(factors[vector], sums[index][vector]);
+                        }
+                    }
+                }
+            } else {
+                let lines = tiles.depth / STEPS_PER_LINE;
+                let blocks = row / ROWS * (lanes / (VECTORS * V::LANES)) + lane / (VECTORS * V::LANES);
+                let ask = tiles.soon.after_blocks(blocks, lines.max(1));
+                for line in 0..lines {
+                    match ask {
+                        Ask::Nothing => (),
+                        Ask::Read(first) => V::prefetch_near(first.wrapping_add(Lines::SIZE * line)),
+                        Ask::Written(first) => V::prefetch_for_writing(first.wrapping_add(Lines::SIZE * line)),
+                    }
+                    for step in 0..STEPS_PER_LINE {
+                        let step = line * STEPS_PER_LINE + step;
+                        add_step(left.add(step * stride), right.add(step * lanes), &mut sums);
+                        stay_behind();
+                    }
+                }
+                for step in lines * STEPS_PER_LINE..tiles.depth {
+                    add_step(left.add(step * stride), right.add(step * lanes), &mut sums);
                 }
             }
         }
@@ -466,4 +479,31 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
         }
     }
     ROWS
+}
+
+/// One step of a product: neighbouring elements of `left` times vectors of `right`.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`, and there are `ROWS` elements and `VECTORS` vectors.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
+unsafe fn add_step<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    left: *const V::Real,
+    right: *const V::Real,
+    sums: &mut [[V; VECTORS]; ROWS],
+) {
+    // SAFETY: the caller vouches for all that is read.
+    unsafe {
+        let mut factors = [V::splat(V::Real::ZERO); VECTORS];
+        for vector in 0..VECTORS {
+            factors[vector] = V::load(right.add(vector * V::LANES));
+        }
+        for index in 0..ROWS {
+            let element = V::splat(*left.add(index));
+            for vector in 0..VECTORS {
+                sums[index][vector] = element.mul_add(factors[vector], sums[index][vector]);
+            }
+        }
+    }
 }

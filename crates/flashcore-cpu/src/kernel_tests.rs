@@ -1,6 +1,6 @@
 //! Every microkernel that this machine can run, against plain loops.
 
-use crate::microkernel::{LaneKeys, Lines, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, Weighed, padded};
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, Weighed, padded};
 use crate::pack::Head;
 use crate::portable::Portable;
 use crate::shaping::Shaping;
@@ -147,7 +147,7 @@ fn outputs() {
                             correction: &correction,
                             output: &mut output,
                             is_first,
-                            soon: Soon { read: Lines::NONE, written: Lines::NONE },
+                            soon: Soon::NOTHING,
                         });
                         for (place, &actual) in output[..value_dim * lanes].iter().enumerate() {
                             let (column, lane) = (place / lanes, place % lanes);
@@ -331,7 +331,7 @@ fn keys_of_the_first_lanes() {
                 correction: &vec![1.0; lanes],
                 output: &mut output,
                 is_first: false,
-                soon: Soon { read: Lines::NONE, written: Lines::NONE },
+                soon: Soon::NOTHING,
             });
             for lane in 0..lanes {
                 let of_lane = if lane < K::LANE_BLOCK { first } else { keys };

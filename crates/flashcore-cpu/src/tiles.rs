@@ -130,16 +130,19 @@ pub(crate) fn attend_rows<K: Microkernel>(
                 maximum: &mut maximum[place * K::STRIP..][..K::STRIP],
                 sum: &mut sum[place * K::STRIP..][..K::STRIP],
                 is_first: start == first,
-                soon: Soon { read: Lines::NONE, written: Lines::NONE },
+                soon: Soon::NOTHING,
             };
             let lanes = padded(strip.rows.len(), K::LANE_BLOCK);
             if start + span >= attended.end {
-                strip.soon.written = place_of(&strip.rows);
+                strip.soon.output = place_of(&strip.rows);
+            }
+            if K::ASKS_ALONG {
+                strip.soon.tile = share_of_tile(group, keys.end..attended.end.min(keys.end + span), index, strips);
             }
             if start == first {
                 let next = strip_rows(index + 1);
                 match group.query.bytes(&next).filter(|_| K::ASKS_ALONG) {
-                    Some(bytes) => strip.soon.read = Lines::new(bytes),
+                    Some(bytes) => strip.soon.query = Lines::new(bytes),
                     None => group.query.prefetch(next),
                 }
                 kernel.pack_query(group.query, strip.rows.clone(), lanes, strip.query);
@@ -174,6 +177,14 @@ pub(crate) fn attend_rows<K: Microkernel>(
             }
         }
     }
+}
+
+/// What one of so many strips asks for of the keys and values that come next, so that all of them ask for all.
+fn share_of_tile(group: &Group<'_>, keys: Range<usize>, strip: usize, strips: usize) -> [Lines; 2] {
+    let share = keys.len().div_ceil(strips);
+    let start = keys.end.min(keys.start + strip * share);
+    let those = start..keys.end.min(start + share);
+    [group.key, group.value].map(|head| Lines::of_rows(head, &those))
 }
 
 /// Query rows side by side in vector lanes, and what has become of them so far.

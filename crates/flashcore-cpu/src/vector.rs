@@ -149,3 +149,14 @@ pub(crate) trait Vector: Copy {
         }
     }
 }
+
+/// Keeps a compiler from moving loads that come after this before it: those of several steps at once would take more
+/// registers than there are.
+#[inline(always)]
+pub(crate) fn stay_behind() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: it does nothing.
+    unsafe {
+        core::arch::asm!("", options(nostack, preserves_flags));
+    }
+}

@@ -1,7 +1,7 @@
 //! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `kernel_tests`.
 
 use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, weigh};
-use crate::microkernel::{LaneKeys, Lines, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, padded};
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, padded};
 use crate::pack::Head;
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
@@ -195,7 +195,7 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
             correction: &vec![0.5; M::STRIP],
             output: &mut output,
             is_first: false,
-            soon: Soon { read: Lines::NONE, written: Lines::NONE },
+            soon: Soon::NOTHING,
         });
         let value = value.dense();
         for (index, &actual) in output[..value_dim * M::STRIP].iter().enumerate() {

@@ -5,7 +5,7 @@ use super::weave::{self, Meeting, TileUnit};
 use super::{Bf16Kernel, LANES, MOST_STRIP, PairMultiplier, PairProduct};
 use crate::driver;
 use crate::microkernel::{
-    LaneKeys, Lines, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, Weighed, WholeMeeting, padded,
+    LaneKeys, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, Weighed, WholeMeeting, padded,
 };
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
 use std::cell::RefCell;
@@ -174,7 +174,7 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
             correction: &correction,
             output: &mut state.output,
             is_first: false,
-            soon: Soon { read: Lines::NONE, written: Lines::NONE },
+            soon: Soon::NOTHING,
         });
     }
     (state, true)
