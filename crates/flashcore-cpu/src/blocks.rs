@@ -444,6 +444,16 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
                         }
                     }
                 }
+            } else if tiles.depth > V::Real::TERMS_AT_ONCE {
+                for first in (0..tiles.depth).step_by(V::Real::TERMS_AT_ONCE) {
+                    let mut part = [[zero; VECTORS]; ROWS];
+                    for step in first..tiles.depth.min(first + V::Real::TERMS_AT_ONCE) {
+                        add_step(left.add(step * stride), right.add(step * lanes), &mut part);
+                    }
+                    for (sum, part) in sums.as_flattened_mut().iter_mut().zip(part.as_flattened()) {
+                        *sum = sum.add(*part);
+                    }
+                }
             } else {
                 let lines = tiles.depth / STEPS_PER_LINE;
                 let blocks = row / ROWS * (lanes / (VECTORS * V::LANES)) + lane / (VECTORS * V::LANES);

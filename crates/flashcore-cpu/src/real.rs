@@ -29,6 +29,9 @@ pub(crate) trait Real:
     const ZERO: Self;
     const ONE: Self;
     const NEGATIVE_INFINITY: Self;
+    /// Terms of a long sum that are added up by themselves, before they are added to the others. Sums of many terms round
+    /// less often that way; where it would cost speed, all are added one by one.
+    const TERMS_AT_ONCE: usize;
 
     /// Rounded to this type.
     fn from_f64(value: f64) -> Self;
@@ -53,6 +56,7 @@ impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEGATIVE_INFINITY: Self = Self::NEG_INFINITY;
+    const TERMS_AT_ONCE: usize = usize::MAX;
 
     fn from_f64(value: f64) -> Self {
         value as Self
@@ -114,6 +118,7 @@ impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEGATIVE_INFINITY: Self = Self::NEG_INFINITY;
+    const TERMS_AT_ONCE: usize = 16;
 
     fn from_f64(value: f64) -> Self {
         value

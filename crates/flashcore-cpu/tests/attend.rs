@@ -214,6 +214,23 @@ fn every_sign_of_the_scale() {
     }
 }
 
+/// Long sums in `f64` round less often than those of the reference, which adds term by term: outputs that are small beside
+/// the values they are sums of are judged by luck otherwise.
+#[test]
+fn long_sums_in_f64() {
+    let mut problem = Problem::new(1, 1, 128, 64, DType::F64);
+    (problem.key_length, problem.scale) = (1000, 0.0);
+    let inputs = Inputs::random(&problem, 5);
+    let expected = oracle(&problem, &inputs).unwrap();
+    let yardstick = ReferenceError::measure(&problem, &inputs, &expected).unwrap();
+    let mut outputs = Outputs::poisoned(&problem);
+    attend(&problem, &inputs, &mut outputs).unwrap();
+    let verdict = judge(&problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
+    assert!(verdict.passed(), "{verdict}");
+    let (own, plain) = (verdict.relative_l2, yardstick.relative_l2);
+    assert!(own < 0.5 * plain, "a relative error of {own:e}, where plain sums have {plain:e}");
+}
+
 /// Values down to subnormal ones, all of them or those of the first keys only: instructions that take subnormals as zero
 /// must not show.
 #[test]
