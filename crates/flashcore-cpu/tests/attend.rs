@@ -295,6 +295,20 @@ fn not_a_number_goes_where_it_is_attended() {
     }
 }
 
+/// A tile with a NaN that some rows attend is worked on in another way than those behind it.
+#[test]
+fn tiles_behind_one_with_a_nan() {
+    for dtype in DType::ALL {
+        for nan in [3, 70, 130] {
+            let mut problem = Problem::new(1, 1, 400, 32, dtype);
+            problem.mask = Mask::Window { left: Some(90), right: Some(63), alignment: TOP_LEFT };
+            let mut inputs = Inputs::random(&problem, 6);
+            inputs.value.set(nan * 32 + 5, f64::NAN);
+            check_inputs(&problem, &inputs);
+        }
+    }
+}
+
 #[test]
 fn keys_past_the_key_length_are_not_read() {
     for dtype in DType::ALL {

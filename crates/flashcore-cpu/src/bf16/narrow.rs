@@ -9,15 +9,15 @@
 //! rounding alone makes that 3.9e-3, 1.6e-3 and 0.
 
 use super::pack::{DEPTH, LANES};
-use super::weigh::{Weighing, largest};
+use super::weigh::{Weighing, exp2, largest};
 use crate::microkernel::padded;
 use core::arch::x86_64::{
     __m512, __m512bh, __m512i, _CMP_EQ_OQ, _CMP_GT_OQ, _MM_FROUND_TO_POS_INF, _mm_setr_epi8, _mm512_add_ps,
     _mm512_adds_epu16, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_cmp_ps_mask, _mm512_cvtps_epi32,
     _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps,
     _mm512_maskz_permutexvar_epi8, _mm512_max_ps, _mm512_mul_ps, _mm512_packus_epi32, _mm512_roundscale_ps,
-    _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_srli_epi16, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
+    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8,
+    _mm512_srli_epi16, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
 /// The largest error of a weight, relative to the exact one, from 2^-111 of the reference on.
@@ -94,7 +94,8 @@ pub(crate) fn weigh(strip: &mut Weighing<'_>) {
                 new = raised(old, &column);
                 let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, nothing);
                 added = column.weigh(_mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps()));
-                correction = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(old, new));
+                // The reference is an integer, unless it is what other weights of the lane are relative to.
+                correction = exp2(_mm512_sub_ps(old, new));
                 correction = _mm512_mask_mov_ps(correction, is_empty, _mm512_set1_ps(1.0));
             }
             _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), correction, added));

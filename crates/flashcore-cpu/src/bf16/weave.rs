@@ -20,9 +20,10 @@
 
 use super::narrow::{Column, LIFT, MOST, Scale, added, raised};
 use super::pack::{LANES, PAIRS};
+use super::weigh::exp2;
 use core::arch::x86_64::{
     __m512, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
-    _mm512_scalef_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
 /// Eight registers of sixteen rows of 64 bytes. What one call leaves in them, the next finds.
@@ -534,7 +535,7 @@ unsafe fn weigh_again(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit) {
             let old = meeting.reference(lane);
             let new = raised(old, &column);
             let added = column.weigh(new);
-            let correction = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(old, new));
+            let correction = exp2(_mm512_sub_ps(old, new));
             let sum = meeting.sum.add(lane);
             _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), correction, added));
             _mm512_storeu_ps(meeting.maximum.add(lane), _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
