@@ -103,9 +103,10 @@ impl<R: Real> Column<R> {
     }
 }
 
-/// What the weights of one tile may add up to, in a lane whose maximum stays although scores rise above it. They are as
-/// exact then as below 1, and leave the values most of their range.
-pub(crate) const MOST_ADDED: f64 = 1_048_576.0;
+/// What the weights of one tile may add up to, in a lane whose maximum stays although scores rise above it: eight times
+/// what they can where it follows them. They are as exact then as below 1, and leave the values their range but for three
+/// bits.
+pub(crate) const MOST_ADDED: f64 = 2048.0;
 
 /// Vectors of a strip.
 const VECTORS: usize = 2;

@@ -201,6 +201,21 @@ fn scores_that_rise() {
     }
 }
 
+/// The same with values so large that sums of weights far above 1 would leave their range.
+#[test]
+fn scores_that_rise_with_large_values() {
+    for dtype in [DType::Bf16, DType::F32] {
+        let mut problem = Problem::new(1, 1, 545, 16, dtype);
+        problem.scale = 0.8;
+        let mut inputs = Inputs::random(&problem, 7);
+        let values = inputs.value.dense(problem.value_shape(), problem.strides().value);
+        for (index, value) in values.into_iter().enumerate() {
+            inputs.value.set(index, value * 2.0_f64.powi(112));
+        }
+        check_inputs(&problem, &inputs);
+    }
+}
+
 /// The factor of the scores is above zero almost always, but need not be.
 #[test]
 fn every_sign_of_the_scale() {

@@ -460,11 +460,11 @@ mod tests {
             for lane in [0, LANES - 1, LANES, STRIP - 1] {
                 for key in [KEYS, 40, 119, 127] {
                     let mut case = Case::new(64, 128, maximum);
-                    case.set_score(key, lane, 14.0);
+                    case.set_score(key, lane, 9.0);
                     let Some(outcome) = case.run(true) else { return };
                     assert!(!outcome.is_done && outcome.follows_maximum, "{key} {lane}");
                     assert!(outcome.maximum == case.maximum && outcome.sum == case.sum(), "{key} {lane}");
-                    case.set_score(key, lane, 13.0);
+                    case.set_score(key, lane, 6.0);
                     check(&case, &format!("a score that does not rise too far: {key} {lane}"));
                 }
             }
