@@ -119,6 +119,22 @@ fn tiles_without_attended_keys_are_left_out_by_each_warpgroup() {
     assert_eq!(32 * with, (3 * 2 + 5 * 3) * without);
 }
 
+/// A document from 192 to 448: rows whose first key that is 192 have two tiles of keys from there on, and not three.
+#[test]
+fn tiles_begin_where_something_is_attended() {
+    let plain = parse_shape("1x1x512x64", DType::F16).expect("a shape");
+    let masked = parse_shape("1x1x512x64+documents", DType::F16).expect("a shape");
+    let mut inputs = Inputs::random(&masked, 3);
+    let document = |position: i32| i32::from(position >= 192) + i32::from(position >= 448);
+    inputs.integer_table = Some((0..512).map(document).collect());
+    let with = counted(&masked, &inputs, ALONE[0]).tensor_flops;
+    inputs.integer_table = None;
+    let without = counted(&plain, &inputs, ALONE[0]).tensor_flops;
+    // Of 64 rows each: three of the first document, of two tiles; one whose CTA begins at key 0, of three; three of two,
+    // one of one.
+    assert_eq!(32 * with, (3 * 2 + 3 + 3 * 2 + 1) * without);
+}
+
 /// Where a term is the same for a whole tile, it is read once: of 64 tiles of keys, all but a few are further than 128 away.
 #[test]
 fn terms_that_are_the_same_for_a_tile_are_read_once() {

@@ -5,6 +5,7 @@ use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
 use crate::attention::hopper::WARPGROUP_ROWS;
+use crate::attention::tile_ranges::RangeTiles;
 use crate::attention::{ampere, combine, hopper, scalar, steps, tile_ranges};
 use crate::hopper_config::HopperConfig;
 use crate::specialisation::{MOST_WIDTH, Specialisation};
@@ -293,12 +294,15 @@ impl Config {
         }
     }
 
-    /// Query rows for which it is found out which tiles of keys a formula leaves them.
-    pub(crate) fn range_rows(self, specialisation: Specialisation) -> u32 {
-        match self {
+    /// The tiles for which it is found out what a formula leaves, where keys come in tiles.
+    pub(crate) fn range_tiles(self, specialisation: Specialisation) -> Option<RangeTiles> {
+        let (query_rows, key_rows) = (self.query_rows(), self.key_rows()?);
+        let range_rows = match self {
             Self::Hopper(config) if config.has_own_ranges(specialisation) => WARPGROUP_ROWS,
-            other => other.query_rows(),
-        }
+            _ => query_rows,
+        };
+        let begin_anywhere = matches!(self, Self::Hopper(_));
+        Some(RangeTiles { query_rows, range_rows, key_rows, begin_anywhere })
     }
 
     /// Keys of a tile, where keys come in tiles.
@@ -400,9 +404,9 @@ impl Config {
     /// Writes the kernel that finds out which tiles of keys a formula leaves to each tile of query rows, where there is one
     /// and this kernel makes use of it.
     pub(crate) fn generate_ranges(self, specialisation: Specialisation) -> Option<Kernel> {
-        let (query_rows, key_rows) = (self.range_rows(specialisation), self.key_rows()?);
-        let name = format!("flashcore_ranges_{query_rows}x{key_rows}");
-        tile_ranges::kernel(name, specialisation, query_rows, key_rows)
+        let tiles = self.range_tiles(specialisation)?;
+        let name = format!("flashcore_ranges_{}x{}", tiles.range_rows, tiles.key_rows);
+        tile_ranges::kernel(name, specialisation, tiles)
     }
 
     fn kernel_name(self, specialisation: Specialisation) -> String {

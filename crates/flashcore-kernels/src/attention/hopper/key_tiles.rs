@@ -22,6 +22,8 @@ pub(super) struct KeyTiles {
     pub(super) whole_first: Reg<S32>,
     /// Behind the last that every row attends.
     pub(super) whole_end: Reg<S32>,
+    /// The key that tile 0 begins with, where that is not the first.
+    origin: Option<Reg<S32>>,
     key_rows: u32,
 }
 
@@ -30,40 +32,44 @@ impl KeyTiles {
     pub(super) fn new(k: &mut Builder, work: &Work, config: HopperConfig) -> Self {
         k.section("key tiles", |k| {
             let key_rows = config.key_rows;
+            let tiles = Config::Hopper(config).range_tiles(work.specialisation);
+            let range_rows = tiles.map_or(config.query_rows(), |tiles| tiles.range_rows);
+            let ranges = TileRanges::load(k, work, work.first_row, range_rows);
+            let origin = ranges.map(|ranges| ranges.origin);
             let last_row = k.add(work.first_row, config.query_rows() - 1);
             let last_that_exists = k.sub(work.parameters.query_length, 1u32);
             let last_row = k.min(last_row, last_that_exists);
             let first_key = work.first_key(k, work.first_row);
-            let first = below(k, first_key, key_rows);
+            let first_key = origin.map_or(first_key, |origin| k.max(first_key, origin));
+            let first = below(k, first_key, origin, key_rows);
             let end_key = work.end_key(k, last_row);
             let any = k.compare(Compare::Gt, end_key, first_key);
             let last_key = k.sub(end_key, 1i32);
             let last_key = k.max(last_key, first_key);
-            let last = below(k, last_key, key_rows);
+            let last = below(k, last_key, origin, key_rows);
             let all_end = work.end_key(k, work.first_row);
-            let whole_end = below(k, all_end, key_rows);
+            let whole_end = below(k, all_end, origin, key_rows);
             let whole_end = k.max(whole_end, first);
             let whole_first = if work.specialisation.left {
                 let all_from = work.first_key(k, last_row);
                 let all_from = k.add(all_from, key_rows as i32 - 1);
-                below(k, all_from, key_rows)
+                below(k, all_from, origin, key_rows)
             } else {
                 first
             };
-            let tiles = Self { any, first, last, whole_first, whole_end, key_rows };
-            let rows = Config::Hopper(config).range_rows(work.specialisation);
-            let Some(ranges) = TileRanges::load(k, work, work.first_row, rows) else { return tiles };
-            if rows == config.query_rows() {
+            let tiles = Self { any, first, last, whole_first, whole_end, origin, key_rows };
+            let Some(ranges) = ranges else { return tiles };
+            if range_rows == config.query_rows() {
                 return tiles.within(k, ranges);
             }
             // All that some warpgroup attends; which of them are whole, each of them asks for itself.
             let ranges = (1..config.row_groups()).fold(ranges, |all, group| {
                 let group = k.copy(group);
                 let first_row = first_row_of(k, work, group);
-                match TileRanges::load(k, work, first_row, rows) {
+                match TileRanges::load(k, work, first_row, range_rows) {
                     Some(other) => {
                         let (first, last) = (k.min(all.first, other.first), k.max(all.last, other.last));
-                        TileRanges { first, last, whole_first: tiles.whole_first, whole_end: tiles.whole_end }
+                        TileRanges { first, last, whole_first: tiles.whole_first, whole_end: tiles.whole_end, ..all }
                     }
                     None => all,
                 }
@@ -98,7 +104,11 @@ impl KeyTiles {
 
     /// The first key of a tile.
     pub(super) fn first_key(&self, k: &mut Builder, tile: Reg<S32>) -> Reg<S32> {
-        k.mul(tile, self.key_rows as i32)
+        let keys = self.key_rows as i32;
+        match self.origin {
+            Some(origin) => k.mad(tile, keys, origin),
+            None => k.mul(tile, keys),
+        }
     }
 
     /// Whether some row does not attend some key of the tile.
@@ -116,8 +126,15 @@ fn first_row_of(k: &mut Builder, work: &Work, group: Reg<U32>) -> Reg<U32> {
     k.min(row, last_that_exists)
 }
 
-/// The tile that a key is in.
-fn below(k: &mut Builder, key: Reg<S32>, key_rows: u32) -> Reg<S32> {
+/// The tile that a key is in, of those that begin at a key; the first, if it is before that.
+fn below(k: &mut Builder, key: Reg<S32>, origin: Option<Reg<S32>>, key_rows: u32) -> Reg<S32> {
+    let key = match origin {
+        Some(origin) => {
+            let key = k.sub(key, origin);
+            k.max(key, 0i32)
+        }
+        None => key,
+    };
     let key = k.reinterpret::<S32, U32>(key);
     let tile = k.div(key, key_rows);
     k.reinterpret(tile)
