@@ -1,13 +1,17 @@
 //! Which tiles of query rows a CTA works on, and in which order.
 //!
+//! CTAs that stay have each so many-th tile. Where nobody knows before how long tiles are, because a formula says that, the
+//! warp that copies takes the next tile that no CTA has when it is done with one, and tells the others.
+//!
 //! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
 //! others those of a section of heads, in the order that [`Order`](super::Order) has planned.
 
-use flashcore_ir::types::U32;
+use flashcore_ir::types::{Pred, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::by_length::ByLength;
 use super::order::NO_POWER;
+use crate::attention::tile_ranges::take;
 use crate::attention::{QueryTile, Work};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
@@ -65,15 +69,15 @@ impl Schedule {
             return body(k, &tile);
         }
         let ctas = k.special(SpecialRegister::GridX);
-        let index = k.copy(cta);
+        let index = self.first(k);
         // Every other round goes back over the CTAs.
-        let round_trip = self.has_sections().then(|| {
+        let round_trip = self.specialisation.right.then(|| {
             let both = k.shl(ctas, 1u32);
             let before = k.mad(cta, 2u32, 1u32);
             (both, k.sub(both, before))
         });
         k.while_uniform(
-            |k| k.compare(Compare::Lt, index, self.tiles),
+            |k| self.has(k, index),
             |k| {
                 let tile = self.tile(k, index);
                 body(k, &tile);
@@ -88,6 +92,24 @@ impl Schedule {
                 }
             },
         );
+    }
+
+    /// The number of the first tile of a CTA that stays.
+    pub(super) fn first(&self, k: &mut Builder) -> Reg<U32> {
+        let cta = k.special(SpecialRegister::CtaX);
+        k.copy(cta)
+    }
+
+    /// Takes the next tile that no CTA has: its number, which may be behind the last.
+    pub(super) fn take(&self, k: &mut Builder, lane: Reg<U32>) -> Reg<U32> {
+        let ctas = k.special(SpecialRegister::GridX);
+        let before = take(k, self.parameters, lane);
+        k.add(before, ctas)
+    }
+
+    /// Whether a number is that of a tile.
+    pub(super) fn has(&self, k: &mut Builder, number: Reg<U32>) -> Reg<Pred> {
+        k.compare(Compare::Lt, number, self.tiles)
     }
 
     /// Whether the tiles of a head differ in length, as far as is known.
@@ -120,7 +142,7 @@ impl Schedule {
     }
 
     /// The tile of a number.
-    fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
+    pub(super) fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
             let (matrix, row_tile) = if self.has_sections() {
                 let (matrix, number) = self.in_section(k, index);
