@@ -9,7 +9,7 @@
 //! them, and fewer that are attended in part.
 
 use flashcore_ir::types::{Pred, S32, U32};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, ReduceOp, Reg, ShuffleMode, SpecialRegister, VoteMode};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
 use flashcore_problem::Problem;
 use flashcore_problem::formula::Formula;
 
@@ -129,7 +129,7 @@ fn address(k: &mut Builder, work: &Work, first_row: Reg<U32>, query_rows: u32) -
     GlobalAddress::from(k.mad_wide(tile, BYTES as u32, of_matrix)).plus(TAKEN_BYTES as i32)
 }
 
-/// Takes the next of the tiles that CTAs share, for the warp, of whose lanes one does: says how many were taken before.
+/// Takes the next of the tiles that CTAs share: in the first lane of a warp, how many were taken before.
 pub(super) fn take(k: &mut Builder, parameters: Parameters, lane: Reg<U32>) -> Reg<U32> {
     k.section("take", |k| {
         let before = k.copy(0u32);
@@ -139,7 +139,7 @@ pub(super) fn take(k: &mut Builder, parameters: Parameters, lane: Reg<U32>) -> R
             let taken = k.atomic::<U32, GlobalAddress>(ReduceOp::Add, parameters.tile_ranges, one);
             k.set(before, taken);
         });
-        k.shuffle(ShuffleMode::Index, before, 0u32)
+        before
     })
 }
 

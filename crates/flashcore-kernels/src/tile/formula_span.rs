@@ -54,6 +54,8 @@ pub(super) struct SearchedTable {
     pub(super) lane: Reg<U32>,
 }
 
+/// Indices this far apart, at most, have their entries read at once.
+const MOST_AT_ONCE: i64 = 255;
 /// Entries of a table that are looked through for a span; of more, any integer is expected.
 const MOST_ENTRIES: i32 = 1024;
 /// Integers that are further apart than this need not have their sums between the sums of their ends.
@@ -137,7 +139,7 @@ impl Spans {
             Step::ShiftRight(a, bits) => self.of(k, a).map(|end| k.shr(end, bits)),
             Step::IntegerAt(index) => {
                 let indices = self.of(k, index);
-                self.of_entries(k, indices)
+                self.of_entries(k, indices, self.width(index))
             }
             Step::Unary(_, a) => {
                 let [low, high] = self.of(k, a);
@@ -173,13 +175,35 @@ impl Spans {
         span
     }
 
-    /// The smallest and the largest of some entries of the table.
-    fn of_entries(&self, k: &mut Builder, indices: Span) -> Span {
+    /// The smallest and the largest of some entries of the table, whose indices are no further apart than `width`.
+    fn of_entries(&self, k: &mut Builder, indices: Span, width: Option<i64>) -> Span {
         let Some(SearchedTable { entries: (table, last), lane }) = self.table else { return indices };
         let [first, end] = indices.map(|index| {
             let index = k.max(index, 0i32);
             k.min(index, last)
         });
+        if let Some(width @ ..=MOST_AT_ONCE) = width {
+            // All are read at once, those of lanes behind the last again.
+            let lane = k.reinterpret::<U32, S32>(lane);
+            let own = k.add(first, lane);
+            let entries: Vec<_> = (0..=width as i32)
+                .step_by(LANES as usize)
+                .map(|further| {
+                    let index = k.add(own, further);
+                    let index = k.min(index, end);
+                    let index = k.reinterpret::<S32, U32>(index);
+                    let address = k.mad_wide(index, 4u32, table);
+                    k.load_one::<S32>(address)
+                })
+                .collect();
+            return [ReduceOp::Min, ReduceOp::Max].map(|op| {
+                let of_lane = entries[1..].iter().fold(entries[0], |one, other| match op {
+                    ReduceOp::Min => k.min(one, *other),
+                    _ => k.max(one, *other),
+                });
+                k.reduce_warp(op, of_lane)
+            });
+        }
         let found = [k.copy(i32::MIN), k.copy(i32::MAX)];
         let width = k.sub(end, first);
         let few = k.compare(Compare::Lt, width, MOST_ENTRIES);

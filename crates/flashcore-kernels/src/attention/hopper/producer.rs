@@ -56,8 +56,9 @@ impl Producer {
                 self.query.wait_until_empty(k);
                 self.tell(k, cta, number);
                 self.copy_query(k, cta, &tile);
-                self.copy(k, cta, &tile);
                 let next = schedule.take(k, lane);
+                self.copy(k, cta, &tile);
+                let next = schedule.taken(k, next);
                 k.set(number, next);
             },
         );

@@ -7,7 +7,7 @@
 //! others those of a section of heads, in the order that [`Order`](super::Order) has planned.
 
 use flashcore_ir::types::{Pred, U32};
-use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
 
 use super::by_length::ByLength;
 use super::order::NO_POWER;
@@ -71,7 +71,7 @@ impl Schedule {
         let ctas = k.special(SpecialRegister::GridX);
         let index = self.first(k);
         // Every other round goes back over the CTAs.
-        let round_trip = self.specialisation.right.then(|| {
+        let round_trip = self.has_sections().then(|| {
             let both = k.shl(ctas, 1u32);
             let before = k.mad(cta, 2u32, 1u32);
             (both, k.sub(both, before))
@@ -100,10 +100,16 @@ impl Schedule {
         k.copy(cta)
     }
 
-    /// Takes the next tile that no CTA has: its number, which may be behind the last.
+    /// Takes the next tile that no CTA has. That takes a while: its number, which may be behind the last, is what
+    /// [`taken`](Self::taken) makes of it later.
     pub(super) fn take(&self, k: &mut Builder, lane: Reg<U32>) -> Reg<U32> {
+        take(k, self.parameters, lane)
+    }
+
+    /// The number of a tile that was taken, for all lanes.
+    pub(super) fn taken(&self, k: &mut Builder, before: Reg<U32>) -> Reg<U32> {
         let ctas = k.special(SpecialRegister::GridX);
-        let before = take(k, self.parameters, lane);
+        let before = k.shuffle(ShuffleMode::Index, before, 0u32);
         k.add(before, ctas)
     }
 
