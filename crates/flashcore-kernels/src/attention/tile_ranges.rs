@@ -26,8 +26,6 @@ const MOST_TILES: u32 = 4096;
 /// Bytes of the numbers of one tile of query rows: where tiles are counted from comes behind the others.
 const BYTES: u64 = 32;
 const ORIGIN_BYTES: i32 = 16;
-/// Bytes before the numbers: how many tiles CTAs have taken, which is none before attention begins.
-const TAKEN_BYTES: u64 = 32;
 const WORD_BYTES: u32 = 4;
 /// What is known of a tile: that something of it is attended, and that all of it is.
 const SOME: u32 = 1;
@@ -79,7 +77,7 @@ impl RangeShape {
     }
 
     pub(crate) const fn bytes(self) -> u64 {
-        TAKEN_BYTES + BYTES * self.tiles as u64 * self.heads as u64 * self.batches as u64
+        BYTES * self.tiles as u64 * self.heads as u64 * self.batches as u64
     }
 
     pub(crate) const fn grid(self) -> [u32; 3] {
@@ -126,21 +124,7 @@ fn address(k: &mut Builder, work: &Work, first_row: Reg<U32>, query_rows: u32) -
     let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = work.parameters;
     let tile = k.div(first_row, query_rows);
     let of_matrix = work.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, work.head);
-    GlobalAddress::from(k.mad_wide(tile, BYTES as u32, of_matrix)).plus(TAKEN_BYTES as i32)
-}
-
-/// Takes the next of the tiles that CTAs share: in the first lane of a warp, how many were taken before.
-pub(super) fn take(k: &mut Builder, parameters: Parameters, lane: Reg<U32>) -> Reg<U32> {
-    k.section("take", |k| {
-        let before = k.copy(0u32);
-        let is_first = k.compare(Compare::Eq, lane, 0u32);
-        k.if_then(is_first, |k| {
-            let one = k.copy(1u32);
-            let taken = k.atomic::<U32, GlobalAddress>(ReduceOp::Add, parameters.tile_ranges, one);
-            k.set(before, taken);
-        });
-        before
-    })
+    k.mad_wide(tile, BYTES as u32, of_matrix).into()
 }
 
 /// Writes the kernel that finds them.
@@ -195,18 +179,6 @@ impl Search {
         // A warp for each part of the rows.
         let gathers = k.compare(Compare::Lt, self.warp, self.parts());
         k.if_uniform(gathers, |k| self.gather(k, counted));
-        self.take_none(k);
-    }
-
-    /// Writes that no tile has been taken, in one thread of all.
-    fn take_none(&self, k: &mut Builder) {
-        let places =
-            [SpecialRegister::CtaX, SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|place| k.special(place));
-        let number = places.into_iter().fold(self.warp, |number, place| k.or(number, place));
-        let number = k.or(number, self.lane);
-        let is_first = k.compare(Compare::Eq, number, 0u32);
-        let none = k.copy(0u32);
-        k.when(is_first, |k| k.store_one(self.work.parameters.tile_ranges, none));
     }
 
     /// Parts of the rows of a CTA that have tiles of keys of their own.

@@ -81,11 +81,6 @@ impl TransferCursor {
         self.at(k, self.ring.full, BARRIER_BYTES)
     }
 
-    /// The address of what the stage has besides, of `bytes` bytes for each from `first` on.
-    pub fn beside(&self, k: &mut Builder, first: u32, bytes: u32) -> Reg<U32> {
-        self.at(k, first, bytes)
-    }
-
     fn at(&self, k: &mut Builder, first: u32, step: u32) -> Reg<U32> {
         match self.stage {
             Some(stage) => {

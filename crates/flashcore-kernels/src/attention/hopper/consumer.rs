@@ -6,7 +6,7 @@ use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
 use super::key_group::KeyGroup;
 use super::key_tiles::KeyTiles;
 use super::schedule::Tile;
-use super::{Cta, TAKEN_BYTES, WARPGROUP, WARPGROUP_ROWS, epilogue};
+use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
 use crate::hopper_config::InTurn;
@@ -30,10 +30,7 @@ pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
         cta.wait_for_kernel_before(k);
     }
     consumer.turns.begin(k);
-    match cta.shared.taken {
-        Some(taken) => consumer.each_taken(k, cta, taken),
-        None => cta.schedule.each_tile(k, |k, tile| consumer.compute(k, cta, tile)),
-    }
+    cta.schedule.each_tile(k, |k, tile| consumer.compute(k, cta, tile));
     consumer.end_stores(k);
     consumer.turns.end(k);
 }
@@ -97,24 +94,6 @@ impl<T: Element> Consumer<T> {
         }
     }
 
-    /// Computes every tile whose number stands beside its query.
-    fn each_taken(&self, k: &mut Builder, cta: &Cta, taken: u32) {
-        let number = k.copy(0u32);
-        k.while_uniform(
-            |k| {
-                self.query.wait_until_full(k);
-                let place = self.query.beside(k, taken, TAKEN_BYTES);
-                let told = k.load_shared::<U32>(place, 1)[0];
-                k.set(number, told);
-                cta.schedule.has(k, number)
-            },
-            |k| {
-                let tile = cta.schedule.tile(k, number);
-                self.compute(k, cta, &tile);
-            },
-        );
-    }
-
     fn compute(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let work = &tile.work;
         let specialisation = cta.specialisation;
@@ -160,22 +139,12 @@ impl<T: Element> Consumer<T> {
                     attend(k);
                     store_by_copy(k);
                 },
-                |k| {
-                    self.pass_by_query(k, cta);
-                    store(k);
-                },
+                // There is no query either, in whose place the output could be written.
+                store,
             );
         } else {
-            k.if_else_uniform(all_key_tiles.any, attend, |k| self.pass_by_query(k, cta));
+            k.if_uniform(all_key_tiles.any, attend);
             store(k);
-        }
-    }
-
-    /// Lets go of a query without keys. Only where it tells which tile it is of is there one.
-    fn pass_by_query(&self, k: &mut Builder, cta: &Cta) {
-        if cta.shared.taken.is_some() {
-            self.end_stores(k);
-            self.query.release(k, self.leader);
         }
     }
 

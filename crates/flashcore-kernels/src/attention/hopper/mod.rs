@@ -47,8 +47,6 @@ use schedule::Schedule;
 
 /// Threads of a warpgroup.
 pub(crate) const WARPGROUP: u32 = 4 * LANES;
-/// Bytes of the number of a tile of query rows.
-const TAKEN_BYTES: u32 = 4;
 /// Query rows of a warpgroup.
 pub(crate) const WARPGROUP_ROWS: u32 = 64;
 
@@ -174,8 +172,6 @@ struct Shared {
     exchange: u32,
     /// Where tiles of query rows are sorted.
     order: u32,
-    /// Where the warp that copies says beside each query which tile it is of, where CTAs take tiles as they come.
-    taken: Option<u32>,
 }
 
 impl Shared {
@@ -189,9 +185,7 @@ impl Shared {
         }
         let exchange = k.reserve_shared(config.exchange_bytes(specialisation), 128);
         let order = k.reserve_shared(config.order_bytes(specialisation), 16);
-        let places = config.query_places(specialisation);
-        let taken = config.sorts_tiles(specialisation).then(|| k.reserve_shared(places * TAKEN_BYTES, TAKEN_BYTES));
-        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order, taken }
+        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order }
     }
 
     fn initialise(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {

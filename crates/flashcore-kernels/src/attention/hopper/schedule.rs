@@ -1,17 +1,13 @@
 //! Which tiles of query rows a CTA works on, and in which order.
 //!
-//! CTAs that stay have each so many-th tile. Where nobody knows before how long tiles are, because a formula says that, the
-//! warp that copies takes the next tile that no CTA has when it is done with one, and tells the others.
-//!
 //! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
 //! others those of a section of heads, in the order that [`Order`](super::Order) has planned.
 
-use flashcore_ir::types::{Pred, U32};
-use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
+use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::by_length::ByLength;
 use super::order::NO_POWER;
-use crate::attention::tile_ranges::take;
 use crate::attention::{QueryTile, Work};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
@@ -69,7 +65,7 @@ impl Schedule {
             return body(k, &tile);
         }
         let ctas = k.special(SpecialRegister::GridX);
-        let index = self.first(k);
+        let index = k.copy(cta);
         // Every other round goes back over the CTAs.
         let round_trip = self.has_sections().then(|| {
             let both = k.shl(ctas, 1u32);
@@ -77,7 +73,7 @@ impl Schedule {
             (both, k.sub(both, before))
         });
         k.while_uniform(
-            |k| self.has(k, index),
+            |k| k.compare(Compare::Lt, index, self.tiles),
             |k| {
                 let tile = self.tile(k, index);
                 body(k, &tile);
@@ -92,30 +88,6 @@ impl Schedule {
                 }
             },
         );
-    }
-
-    /// The number of the first tile of a CTA that stays.
-    pub(super) fn first(&self, k: &mut Builder) -> Reg<U32> {
-        let cta = k.special(SpecialRegister::CtaX);
-        k.copy(cta)
-    }
-
-    /// Takes the next tile that no CTA has. That takes a while: its number, which may be behind the last, is what
-    /// [`taken`](Self::taken) makes of it later.
-    pub(super) fn take(&self, k: &mut Builder, lane: Reg<U32>) -> Reg<U32> {
-        take(k, self.parameters, lane)
-    }
-
-    /// The number of a tile that was taken, for all lanes.
-    pub(super) fn taken(&self, k: &mut Builder, before: Reg<U32>) -> Reg<U32> {
-        let ctas = k.special(SpecialRegister::GridX);
-        let before = k.shuffle(ShuffleMode::Index, before, 0u32);
-        k.add(before, ctas)
-    }
-
-    /// Whether a number is that of a tile.
-    pub(super) fn has(&self, k: &mut Builder, number: Reg<U32>) -> Reg<Pred> {
-        k.compare(Compare::Lt, number, self.tiles)
     }
 
     /// Whether the tiles of a head differ in length, as far as is known.
@@ -148,7 +120,7 @@ impl Schedule {
     }
 
     /// The tile of a number.
-    pub(super) fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
+    fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
             let (matrix, row_tile) = if self.has_sections() {
                 let (matrix, number) = self.in_section(k, index);
