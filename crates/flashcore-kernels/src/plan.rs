@@ -80,6 +80,8 @@ pub enum Reason {
         "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
     )]
     Width { kernel: &'static str, width: u32 },
+    #[error("the {kernel} kernel is for {needs}, and this is {arch}: take an ampere config, or name that architecture")]
+    Arch { kernel: &'static str, needs: Arch, arch: Arch },
     #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
     Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the kernel breaks a rule: {0}")]
@@ -291,10 +293,13 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
             reasons.push(Reason::Registers { config, registers, limit });
         }
     }
-    if let Config::Hopper(hopper) = config
-        && reasons.is_empty()
-    {
-        reasons.extend(hopper_reasons(problem, config, hopper));
+    if let Config::Hopper(hopper) = config {
+        if arch != Arch::Sm90a {
+            reasons.push(Reason::Arch { kernel, needs: Arch::Sm90a, arch });
+        }
+        if reasons.is_empty() {
+            reasons.extend(hopper_reasons(problem, config, hopper));
+        }
     }
     let is_packed = matches!(config, Config::Ampere(AmpereConfig { packing: Packing::KeyHead, .. }));
     if is_packed {

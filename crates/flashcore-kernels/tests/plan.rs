@@ -244,7 +244,10 @@ fn the_hopper_kernel_is_for_sm_90a_alone() {
     let problem = Problem::new(1, 8, 512, 64, DType::F16);
     assert!(Plan::new(&problem, Config::hopper(), Arch::Sm90a).is_ok());
     let reasons = Plan::new(&problem, Config::hopper(), Arch::Sm90).expect_err("it has no wgmma");
-    assert!(reasons.iter().all(|reason| matches!(reason, Reason::Kernel(_))), "{reasons:?}");
+    assert_eq!(reasons, [Reason::Arch { kernel: "hopper", needs: Arch::Sm90a, arch: Arch::Sm90 }]);
+    let message =
+        "the hopper kernel is for sm_90a, and this is sm_90: take an ampere config, or name that architecture";
+    assert_eq!(reasons[0].to_string(), message);
 }
 
 #[test]
