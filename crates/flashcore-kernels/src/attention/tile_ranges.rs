@@ -173,7 +173,7 @@ impl Search {
         let zero = k.copy(0i32);
         let mut counted = self.count(k, zero, self.work.parameters.key_length);
         if self.tiles.begin_anywhere {
-            k.section("first key", |k| counted = self.from_first_key(k, counted));
+            k.section("first key", |k| counted = self.beginning_anywhere(k, counted));
         }
         k.section("tiles", |k| self.find(k, counted));
         // A warp for each part of the rows.
@@ -232,7 +232,7 @@ impl Search {
     }
 
     /// From the first key that some row of the CTA attends on, up to the last tile that some row may, of the tiles there are.
-    fn from_first_key(&self, k: &mut Builder, counted: Counted) -> Counted {
+    fn beginning_anywhere(&self, k: &mut Builder, counted: Counted) -> Counted {
         let key_rows = self.tiles.key_rows as i32;
         let (first, last) = self.may_attend(k, counted);
         let length = k.reinterpret::<U32, S32>(self.work.parameters.key_length);
@@ -265,15 +265,12 @@ impl Search {
                 let span = AskedTile { rows, query_rows, first_key, key_rows }.span(k, work);
                 let attended = code.of_whole_tile(k, span, self.lane).map(|[may_hold, _]| may_hold);
                 let (lower, higher) = (k.min(first, tile), k.max(last, tile));
-                match attended {
-                    Some(attended) => {
-                        k.set_where(first, attended, lower);
-                        k.set_where(last, attended, higher);
-                    }
-                    None => {
-                        k.set(first, lower);
-                        k.set(last, higher);
-                    }
+                if let Some(attended) = attended {
+                    k.set_where(first, attended, lower);
+                    k.set_where(last, attended, higher);
+                } else {
+                    k.set(first, lower);
+                    k.set(last, higher);
                 }
             }
         });
