@@ -7,10 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder of the built library. This test is not linked with it, so cargo has not built it yet.
+/// The folder of the built library: that which `FLASHCORE_LIBRARY_FOLDER` names, or else that of this build. This test is
+/// not linked with it, so cargo has not built it yet.
 fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
+        if let Some(folder) = env::var_os("FLASHCORE_LIBRARY_FOLDER") {
+            return folder.into();
+        }
         // target/PROFILE/deps/THIS
         let test = env::current_exe().unwrap();
         let profile = test.parent().and_then(Path::parent).unwrap().to_owned();
