@@ -195,6 +195,13 @@ impl Plan {
     pub fn with_kernel(&self, kernel: VerifiedKernel) -> Self {
         Self { kernel, ..self.clone() }
     }
+
+    /// The same plan with another kernel before it, where there is one, which takes the same parameters.
+    #[must_use]
+    pub fn with_ranges(&self, kernel: VerifiedKernel) -> Self {
+        let ranges = self.ranges.as_ref().map(|side| SideKernel { kernel, grid: side.grid });
+        Self { ranges, ..self.clone() }
+    }
 }
 
 /// The grid of the first kernel, and what it receives because of it.

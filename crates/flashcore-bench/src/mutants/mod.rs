@@ -7,23 +7,26 @@
 mod catalogue;
 mod edit;
 mod hopper;
+mod ranges;
 
 use core::fmt;
 
-use flashcore_ir::{Arch, Kernel};
+use flashcore_ir::{Arch, Kernel, VerifiedKernel};
 use flashcore_kernels::{Config, HopperConfig, InTurn, Plan, Reason};
-use flashcore_problem::{Alignment, DType, Inputs, Invalid, Mask, Problem};
+use flashcore_problem::{Alignment, DType, Inputs, Invalid, Mask, MaskMod, Problem};
 use flashcore_sim::SimError;
 
 pub use catalogue::{CATALOGUE, Mutation};
 pub use hopper::HOPPER;
+pub use ranges::RANGES;
 
+use crate::formulas;
 use crate::shape::shape_text;
 use crate::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, verify_plan};
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    CATALOGUE.iter().chain(HOPPER)
+    CATALOGUE.iter().chain(HOPPER).chain(RANGES)
 }
 
 /// The architecture that mutants of a kernel are verified for.
@@ -51,6 +54,14 @@ fn sharing_hopper() -> Config {
         ..HopperConfig::default()
     })
 }
+
+/// The Hopper kernel whose warpgroups go through tiles of keys of their own, where a formula leaves them some.
+fn alone_hopper() -> Config {
+    Config::Hopper(HopperConfig { key_rows: 48, in_turn: InTurn::Nothing, ..HopperConfig::default() })
+}
+
+/// The kernel before another that finds out what a formula leaves it, as the catalogues call it.
+const RANGES_FAMILY: &str = "ranges";
 
 /// Orders of warps that the kernels as they are must pass under.
 pub const BASELINE_SEEDS: u64 = 8;
@@ -150,19 +161,17 @@ struct Trial {
 impl Trials {
     /// How many there are.
     pub fn count() -> usize {
-        problems().len() * configs().len()
+        trials().len()
     }
 
     /// Prepares the trials: the kernels as they are must pass all of them, under [`BASELINE_SEEDS`] orders of warps.
     pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self, MutantsError> {
-        let mut trials = Vec::new();
-        for problem in problems() {
-            for config in configs() {
-                progress(&format!("{config} {}", shape_text(&problem)));
-                trials.push(Trial::prepare(&problem, config)?);
-            }
+        let mut prepared = Vec::new();
+        for (problem, config) in trials() {
+            progress(&format!("{config} {}", shape_text(&problem)));
+            prepared.push(Trial::prepare(&problem, config)?);
         }
-        Ok(Self { trials })
+        Ok(Self { trials: prepared })
     }
 
     /// How many problems, kernels and orders of warps the kernels as they are have passed.
@@ -173,13 +182,14 @@ impl Trials {
     /// Plants one bug and finds what kills it.
     pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
         let mut planted = false;
-        for trial in self.trials.iter().filter(|trial| trial.config.family() == mutation.family) {
-            let mut kernel = trial.plan.kernel.clone().into_kernel();
+        for trial in &self.trials {
+            let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
+            let mut kernel = kernel.clone().into_kernel();
             if (mutation.plant)(&mut kernel) == 0 {
                 continue;
             }
             planted = true;
-            if let Some(kill) = trial.try_to_kill(kernel)? {
+            if let Some(kill) = trial.try_to_kill(kernel, mutation.family)? {
                 return Ok(Fate { mutation, killed: Some(kill) });
             }
         }
@@ -191,8 +201,22 @@ impl Trials {
     }
 }
 
-fn configs() -> [Config; 4] {
-    [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()]
+/// Every problem with every kernel, and a formula with those that have a kernel before them.
+fn trials() -> Vec<(Problem, Config)> {
+    let configs = [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()];
+    let plain = problems().into_iter().flat_map(|problem| configs.map(|config| (problem.clone(), config)));
+    // Documents that end within tiles of rows and of keys; and rows of which each attends one key less than the one before.
+    let documents = masked(formulas::mask_mod("documents"));
+    let later = masked(Some(MaskMod::new("later", |at| at.key.at_least(at.query))));
+    let masked = [(documents.clone(), alone_hopper()), (documents, Config::ampere()), (later, alone_hopper())];
+    plain.chain(masked).collect()
+}
+
+fn masked(mask_mod: Option<MaskMod>) -> Problem {
+    let mut problem = Problem::new(1, 2, 300, 64, DType::F16);
+    problem.log_sum_exp = true;
+    formulas::give(&mut problem, None, mask_mod);
+    problem
 }
 
 /// Independent inputs, more than three tiles of keys with a ragged tail, groups of heads, rows that attend nothing.
@@ -230,7 +254,15 @@ impl Trial {
         Ok(Self { config, plan, problem: problem.clone(), yardstick, transactions_per_request })
     }
 
-    fn try_to_kill(&self, kernel: Kernel) -> Result<Option<Kill>, MutantsError> {
+    /// The kernel that bugs of a family are planted in, if there is one.
+    fn kernel_of(&self, family: &str) -> Option<&VerifiedKernel> {
+        if family == RANGES_FAMILY {
+            return self.plan.ranges.as_ref().map(|side| &side.kernel);
+        }
+        (self.config.family() == family).then_some(&self.plan.kernel)
+    }
+
+    fn try_to_kill(&self, kernel: Kernel, family: &str) -> Result<Option<Kill>, MutantsError> {
         let kill =
             |by, report: String| Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) });
         let kernel = match kernel.verify(arch(self.config)) {
@@ -238,7 +270,7 @@ impl Trial {
             Ok(kernel) => kernel,
         };
         let mut counters = None;
-        let plan = self.plan.with_kernel(kernel);
+        let plan = if family == RANGES_FAMILY { self.plan.with_ranges(kernel) } else { self.plan.with_kernel(kernel) };
         let verdict = match verify_plan(&plan, &self.problem, &self.yardstick, 0, 1, &mut counters) {
             Ok(verdict) => verdict,
             Err(NoVerdict::Simulator(SimError::Fault(fault))) => return Ok(kill(Killer::Fault, fault.to_string())),

@@ -173,12 +173,12 @@ impl Search {
         let zero = k.copy(0i32);
         let mut counted = self.count(k, zero, self.work.parameters.key_length);
         if self.tiles.begin_anywhere {
-            k.section("first key", |k| counted = self.beginning_anywhere(k, counted));
+            counted = self.beginning_anywhere(k, counted);
         }
         k.section("tiles", |k| self.find(k, counted));
         // A warp for each part of the rows.
         let gathers = k.compare(Compare::Lt, self.warp, self.parts());
-        k.if_uniform(gathers, |k| self.gather(k, counted));
+        k.if_uniform(gathers, |k| k.section("gather", |k| self.gather(k, counted)));
     }
 
     /// Parts of the rows of a CTA that have tiles of keys of their own.
@@ -234,12 +234,12 @@ impl Search {
     /// From the first key that some row of the CTA attends on, up to the last tile that some row may, of the tiles there are.
     fn beginning_anywhere(&self, k: &mut Builder, counted: Counted) -> Counted {
         let key_rows = self.tiles.key_rows as i32;
-        let (first, last) = self.may_attend(k, counted);
+        let (first, last) = k.section("may attend", |k| self.may_attend(k, counted));
         let length = k.reinterpret::<U32, S32>(self.work.parameters.key_length);
         // Where nothing is attended, behind all keys.
         let begin = k.mul(first, key_rows);
         let begin = k.min(begin, length);
-        let origin = self.first_key(k, begin);
+        let origin = k.section("first key", |k| self.first_key(k, begin));
         let behind = k.add(last, 1i32);
         let end = k.mul(behind, key_rows);
         let end = k.min(end, length);
@@ -279,15 +279,17 @@ impl Search {
 
     /// What all warps have together, each of which has one number.
     fn of_all_warps(&self, k: &mut Builder, op: ReduceOp, number: Reg<S32>) -> Reg<S32> {
-        let is_first = k.compare(Compare::Eq, self.lane, 0u32);
-        let place = k.mad(self.warp, WORD_BYTES, self.exchange);
-        k.when(is_first, |k| k.store_shared(place, &[number]));
-        k.cta_sync();
-        let of_warp = k.min(self.lane, WARPS - 1);
-        let place = k.mad(of_warp, WORD_BYTES, self.exchange);
-        let number = k.load_shared::<S32>(place, 1)[0];
-        k.cta_sync();
-        k.reduce_warp(op, number)
+        k.section("all warps", |k| {
+            let is_first = k.compare(Compare::Eq, self.lane, 0u32);
+            let place = k.mad(self.warp, WORD_BYTES, self.exchange);
+            k.when(is_first, |k| k.store_shared(place, &[number]));
+            k.cta_sync();
+            let of_warp = k.min(self.lane, WARPS - 1);
+            let place = k.mad(of_warp, WORD_BYTES, self.exchange);
+            let number = k.load_shared::<S32>(place, 1)[0];
+            k.cta_sync();
+            k.reduce_warp(op, number)
+        })
     }
 
     /// The first key from `begin` on, among as many as a tile has, that some row attends; `begin`, where there is none.
