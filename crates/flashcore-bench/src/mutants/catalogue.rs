@@ -205,7 +205,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         });
 };
 
-fn is_barrier(op: &Op) -> bool {
+pub(super) fn is_barrier(op: &Op) -> bool {
     matches!(op, Op::BarrierSync { .. })
 }
 fn is_wait(op: &Op) -> bool {

@@ -133,11 +133,11 @@ const fn is_announcement(op: &Op) -> bool {
     matches!(op, Op::MbarrierArriveExpect { .. })
 }
 
-const fn is_mbarrier_wait(op: &Op) -> bool {
+pub(super) const fn is_mbarrier_wait(op: &Op) -> bool {
     matches!(op, Op::MbarrierWait { .. })
 }
 
-const fn is_arrival(op: &Op) -> bool {
+pub(super) const fn is_arrival(op: &Op) -> bool {
     matches!(op, Op::MbarrierArrive { .. })
 }
 

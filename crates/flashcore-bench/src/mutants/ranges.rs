@@ -2,8 +2,9 @@
 
 use flashcore_ir::{Op, Operand, ReduceOp, Space, Type};
 
-use super::catalogue::{Mutation, mutations};
+use super::catalogue::{Mutation, is_barrier, mutations};
 use super::edit::{Find, change, drop};
+use super::hopper::{is_arrival, is_mbarrier_wait};
 
 /// All of them.
 pub const RANGES: &[Mutation] = mutations! {
@@ -38,14 +39,11 @@ pub const RANGES: &[Mutation] = mutations! {
             if let Op::Load { ty, d, .. } = op { *op = Op::Mov { ty: *ty, d: d[0], a: Operand::Constant(0) }; }
         });
     "hopper": "tiles-of-others-kept", "a warpgroup does not let go of the tiles of another" =>
-        |kernel| drop(kernel, Find::nth(&["tiles of others", "release"], |op| matches!(op, Op::MbarrierArrive { .. }), 0));
+        |kernel| drop(kernel, Find::nth(&["tiles of others", "release"], is_arrival, 0));
     "hopper": "tiles-of-others-let-go-early", "a warpgroup lets go of the tiles of another before they are there" =>
-        |kernel| drop(kernel, Find::every(&["tiles of others", "wait for full"], |op| matches!(op, Op::MbarrierWait { .. })));
+        |kernel| drop(kernel, Find::every(&["tiles of others", "wait for full"], is_mbarrier_wait));
 };
 
-fn is_barrier(op: &Op) -> bool {
-    matches!(op, Op::BarrierSync { .. })
-}
 fn is_reduction(op: &Op) -> bool {
     matches!(op, Op::ReduceWarp { .. })
 }
