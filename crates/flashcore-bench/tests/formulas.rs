@@ -61,6 +61,28 @@ fn warpgroups_have_tiles_of_their_own() {
     }
 }
 
+/// Tiles of rows begin anew where documents do, and where rows only seem to attend other keys than those before them; with
+/// more of them than half of the tiles, nowhere.
+#[test]
+fn tiles_of_rows_begin_where_documents_do() {
+    for kernel in ["hopper-64x32-2stage-hidden-persistent", "hopper-64x32-2stage-hidden-pingpong-persistent"] {
+        check(kernel, "1x2x1100x64+documents", "full");
+        check(kernel, "1x4/2x1100x64+relative+documents", "causal");
+        check(kernel, "2x1x1100,900x32+documents", "window:200,100");
+    }
+    check(ALONE[0], "1x1x2100x32+documents", "full");
+    // Rows of which none attends its own document, and one that is alone among all others.
+    let shifted = MaskMod::new("shifted", |at| at.integer(at.query).equals(at.integer(at.key) + 1));
+    let alone = MaskMod::new("alone", |at| at.key.equals(at.query) | !(at.query.equals(301) | at.key.equals(301)));
+    for mask in [shifted, alone] {
+        let mut problem = parse_shape("1x2x700x64", DType::F16).expect("a shape");
+        (problem.mask_mod, problem.integer_table, problem.log_sum_exp) = (Some(mask), 700, true);
+        let case = Case::new(problem, 5, Backend::Sim("hopper-64x32-2stage-hidden-persistent".parse().expect("a config")));
+        let outcome = verify(&case, None);
+        assert!(outcome.passed(), "{mask:?} {case}: {:#?}", outcome.complaints());
+    }
+}
+
 /// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and behind it, spans too wide to be
 /// one, entries beyond the ends of a table, truths of which only one side is known.
 #[test]
@@ -119,7 +141,7 @@ fn tiles_without_attended_keys_are_left_out_by_each_warpgroup() {
     assert_eq!(32 * with, (3 * 2 + 5 * 3) * without);
 }
 
-/// A document from 192 to 448: rows whose first key that is 192 have two tiles of keys from there on, and not three.
+/// A document from 192 to 448: its rows have two tiles of keys from 192 on, and not three, and begin a tile of rows.
 #[test]
 fn tiles_begin_where_something_is_attended() {
     let plain = parse_shape("1x1x512x64", DType::F16).expect("a shape");
@@ -130,9 +152,8 @@ fn tiles_begin_where_something_is_attended() {
     let with = counted(&masked, &inputs, ALONE[0]).tensor_flops;
     inputs.integer_table = None;
     let without = counted(&plain, &inputs, ALONE[0]).tensor_flops;
-    // Of 64 rows each: three of the first document, of two tiles; one whose CTA begins at key 0, of three; three of two,
-    // one of one.
-    assert_eq!(32 * with, (3 * 2 + 3 + 3 * 2 + 1) * without);
+    // Of 64 rows each, none of which has two documents: three of the first, of two tiles; four of two, one of one.
+    assert_eq!(32 * with, (3 * 2 + 4 * 2 + 1) * without);
 }
 
 /// Where a term is the same for a whole tile, it is read once: of 64 tiles of keys, all but a few are further than 128 away.

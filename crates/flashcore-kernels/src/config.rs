@@ -297,12 +297,15 @@ impl Config {
     /// The tiles for which it is found out what a formula leaves, where keys come in tiles.
     pub(crate) fn range_tiles(self, specialisation: Specialisation) -> Option<RangeTiles> {
         let (query_rows, key_rows) = (self.query_rows(), self.key_rows()?);
-        let range_rows = match self {
-            Self::Hopper(config) if config.has_own_ranges(specialisation) => WARPGROUP_ROWS,
-            _ => query_rows,
-        };
-        let begin_anywhere = matches!(self, Self::Hopper(_));
-        Some(RangeTiles { query_rows, range_rows, key_rows, begin_anywhere })
+        let Self::Hopper(config) = self else { return Some(RangeTiles::at_multiples(query_rows, key_rows)) };
+        Some(RangeTiles {
+            query_rows,
+            range_rows: if config.has_own_ranges(specialisation) { WARPGROUP_ROWS } else { query_rows },
+            key_rows,
+            keys_anywhere: true,
+            rows_anywhere: config.sorts_tiles(specialisation),
+            is_awaited: config.dependent,
+        })
     }
 
     /// Keys of a tile, where keys come in tiles.

@@ -8,7 +8,7 @@ use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::Work;
-use super::tile_ranges::TileRanges;
+use super::tile_ranges::{RangeTiles, TileRanges};
 use crate::parameters::PartParameters;
 use crate::specialisation::Specialisation;
 use crate::tile::{GlobalRows, LANES, Ring, SharedLayout, SharedTile, TileCopy};
@@ -276,7 +276,12 @@ impl KeyRange {
                 attended_by_all: work.end_key(k, work.first_row),
                 key_rows,
             };
-            match TileRanges::load(k, work, work.first_row, query_rows) {
+            if work.specialisation.mask_mod.is_none() {
+                return range;
+            }
+            let tiles = RangeTiles::at_multiples(query_rows, key_rows);
+            let (tile, part) = (k.div(work.first_row, query_rows), k.copy(0u32));
+            match TileRanges::load(k, work, tiles, tile, part) {
                 Some(ranges) => range.within(k, ranges),
                 None => range,
             }

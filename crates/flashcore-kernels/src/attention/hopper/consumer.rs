@@ -97,9 +97,9 @@ impl<T: Element> Consumer<T> {
     fn compute(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let work = &tile.work;
         let specialisation = cta.specialisation;
-        let all_key_tiles = KeyTiles::new(k, work, cta.config);
+        let all_key_tiles = KeyTiles::new(k, tile, cta.config);
         let has_own = cta.config.has_own_ranges(specialisation);
-        let key_tiles = if has_own { all_key_tiles.of_group(k, work, self.row_group) } else { all_key_tiles };
+        let key_tiles = if has_own { all_key_tiles.of_group(k, tile, self.row_group) } else { all_key_tiles };
         cta.wait_for_kernel_before(k);
         let places = k.section("rows", |k| self.score_places(k, work));
         let (row, rows) = (places.rows[0], places.rows.len());
@@ -214,7 +214,6 @@ impl<T: Element> Consumer<T> {
             None => k.copy(key_tiles.last),
         };
         let first_key = key_tiles.first_key(k, key_tile);
-        let formula = step.read_formula(k, &self.scores, first_key);
         k.section("first scores", |k| {
             self.keys.wait_until_full(k);
             k.wgmma_fence();
@@ -226,7 +225,7 @@ impl<T: Element> Consumer<T> {
         k.section("first weights", |k| {
             step.apply_terms(k, &self.scores, first_key);
             let cut = key_tiles.is_cut(k, key_tile);
-            k.if_uniform(cut, |k| step.apply_masks(k, &self.scores, first_key, formula));
+            k.if_uniform(cut, |k| step.apply_first_masks(k, &self.scores, key_tile, first_key));
             step.softmax.raise(k, &self.scores, &step.raised);
             step.softmax.weigh(k, &self.scores, &step.raised);
             self.weights.round(k, &self.scores);
@@ -376,7 +375,7 @@ impl<T: Element> Consumer<T> {
     fn score_places(&self, k: &mut Builder, work: &Work) -> ScorePlaces {
         let column = k.shl(self.position.member, 1u32);
         let column = k.reinterpret::<U32, S32>(column);
-        let last_row = k.sub(work.parameters.query_length, 1u32);
+        let last_row = k.sub(work.row_count, 1u32);
         let first = k.add(work.first_row, self.row);
         let position = work.position(k, first);
         let rows = (0..LANE_ROWS).map(|row| {
@@ -427,6 +426,22 @@ impl Step<'_> {
                 formula.read_tile(k, scores, key)
             })
         })
+    }
+
+    /// The masks of the tile that comes first. Most often no row attends any of its keys from one on, and all attend the
+    /// others, of which the formula need not be asked.
+    fn apply_first_masks(&self, k: &mut Builder, scores: &Accumulator, tile: Reg<S32>, first_key: Reg<S32>) {
+        match self.key_tiles.is_cut_by_formula(k, tile) {
+            Some(is_cut) => k.if_else_uniform(
+                is_cut,
+                |k| {
+                    let formula = self.read_formula(k, scores, first_key);
+                    self.apply_masks(k, scores, first_key, formula);
+                },
+                |k| self.apply_masks(k, scores, first_key, None),
+            ),
+            None => self.apply_masks(k, scores, first_key, None),
+        }
     }
 
     fn apply_masks(

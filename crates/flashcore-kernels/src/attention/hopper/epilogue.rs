@@ -29,7 +29,7 @@ fn finish<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, soft
     let sums = softmax.finish(k, &consumer.output, sink);
     let first_row = k.add(work.first_row, consumer.row);
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
-    let exists = rows.map(|row| k.compare(Compare::Lt, row, work.parameters.query_length));
+    let exists = rows.map(|row| k.compare(Compare::Lt, row, work.row_count));
     if work.specialisation.log_sum_exp {
         for ((row, exists), value) in rows.into_iter().zip(exists).zip(sums.log_sum_exp(k)) {
             // The four lanes of a row have the same value; one stores it.
@@ -51,7 +51,7 @@ pub(super) fn store_by_copy<T: Element>(
     target: Reg<U64>,
     softmax: &OnlineSoftmax,
 ) {
-    finish(k, consumer, &tile.work, softmax);
+    let exists = finish(k, consumer, &tile.work, softmax);
     let output = PanelTile { rows: cta.shared.query.rows, columns: cta.shared.value.columns };
     k.section("write output", |k| {
         let thread = k.special(SpecialRegister::ThreadX);
@@ -62,14 +62,22 @@ pub(super) fn store_by_copy<T: Element>(
         // No warp of the warpgroup reads the query any more.
         let barrier = k.add(consumer.row_group, FIRST_WRITE);
         k.barrier_sync(barrier, WARPGROUP);
-        output.write_rows::<T>(k, &consumer.output, source, lane);
-        k.fence_proxy_async();
-        k.warp_sync();
         let first = k.sub(consumer.row, consumer.position.group);
         let first = k.add(tile.place.first_row, first);
-        let [row, head, batch] =
-            [first, tile.place.head, tile.place.batch].map(|index| k.reinterpret::<U32, S32>(index));
-        output.store(k, TensorRows { map: target, row, head, batch, policy: None }, source, consumer.leader);
+        let copy = |k: &mut Builder| {
+            output.write_rows::<T>(k, &consumer.output, source, lane);
+            k.fence_proxy_async();
+            k.warp_sync();
+            let [row, head, batch] =
+                [first, tile.place.head, tile.place.batch].map(|index| k.reinterpret::<U32, S32>(index));
+            output.store(k, TensorRows { map: target, row, head, batch, policy: None }, source, consumer.leader);
+        };
+        if tile.ranges.is_some_and(|ranges| ranges.rows_anywhere) {
+            let is_cut = is_cut_short(k, &tile.work, first);
+            k.if_else_uniform(is_cut, |k| store_rows(k, consumer, &tile.work, exists), copy);
+        } else {
+            copy(k);
+        }
     });
     if let Some(stored) = consumer.stored {
         let place = consumer.query.leave(k);
@@ -77,9 +85,22 @@ pub(super) fn store_by_copy<T: Element>(
     }
 }
 
+/// Whether the rows of a warp, from its first on, are followed by some of another tile, which a copy would overwrite.
+fn is_cut_short(k: &mut Builder, work: &Work, first: Reg<U32>) -> Reg<Pred> {
+    let behind = k.add(first, ROWS_PER_BLOCK);
+    let has_others = k.compare(Compare::Gt, behind, work.row_count);
+    let have_rows = k.compare(Compare::Lt, work.row_count, work.parameters.query_length);
+    k.and(has_others, have_rows)
+}
+
 /// Finishes the rows of a warpgroup and stores them.
 pub(super) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, softmax: &OnlineSoftmax) {
     let exists = finish(k, consumer, work, softmax);
+    store_rows(k, consumer, work, exists);
+}
+
+/// Stores those of the lanes' rows that exist.
+fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, exists: [Reg<Pred>; 2]) {
     k.section("store output", |k| {
         let bits = [1u32, 2].map(|bit| {
             let bit = k.and(consumer.position.member, bit);

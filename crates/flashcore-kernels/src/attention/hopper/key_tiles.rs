@@ -3,10 +3,8 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
-use super::WARPGROUP_ROWS;
-use crate::attention::Work;
+use super::schedule::Tile;
 use crate::attention::tile_ranges::TileRanges;
-use crate::config::Config;
 use crate::hopper_config::HopperConfig;
 
 /// Tiles of keys by number.
@@ -22,6 +20,8 @@ pub(super) struct KeyTiles {
     pub(super) whole_first: Reg<S32>,
     /// Behind the last that every row attends.
     pub(super) whole_end: Reg<S32>,
+    /// The same as far as a formula alone goes, if there is one.
+    whole_by_formula: Option<[Reg<S32>; 2]>,
     /// The key that tile 0 begins with, where that is not the first.
     origin: Option<Reg<S32>>,
     key_rows: u32,
@@ -29,15 +29,11 @@ pub(super) struct KeyTiles {
 
 impl KeyTiles {
     /// Those of a tile of query rows.
-    pub(super) fn new(k: &mut Builder, work: &Work, config: HopperConfig) -> Self {
+    pub(super) fn new(k: &mut Builder, tile: &Tile, config: HopperConfig) -> Self {
         k.section("key tiles", |k| {
-            let key_rows = config.key_rows;
-            let tiles = Config::Hopper(config).range_tiles(work.specialisation);
-            let range_rows = tiles.map_or(config.query_rows(), |tiles| tiles.range_rows);
-            let ranges = TileRanges::load(k, work, work.first_row, range_rows);
-            let origin = ranges.map(|ranges| ranges.origin);
+            let (work, origin, key_rows) = (&tile.work, tile.origin, config.key_rows);
             let last_row = k.add(work.first_row, config.query_rows() - 1);
-            let last_that_exists = k.sub(work.parameters.query_length, 1u32);
+            let last_that_exists = k.sub(work.row_count, 1u32);
             let last_row = k.min(last_row, last_that_exists);
             let first_key = work.first_key(k, work.first_row);
             let first_key = origin.map_or(first_key, |origin| k.max(first_key, origin));
@@ -57,35 +53,28 @@ impl KeyTiles {
             } else {
                 first
             };
-            let tiles = Self { any, first, last, whole_first, whole_end, origin, key_rows };
-            let Some(ranges) = ranges else { return tiles };
-            if range_rows == config.query_rows() {
-                return tiles.within(k, ranges);
-            }
-            // All that some warpgroup attends; which of them are whole, each of them asks for itself.
-            let ranges = (1..config.row_groups()).fold(ranges, |all, group| {
-                let group = k.copy(group);
-                let first_row = first_row_of(k, work, group);
-                match TileRanges::load(k, work, first_row, range_rows) {
-                    Some(other) => {
-                        let (first, last) = (k.min(all.first, other.first), k.max(all.last, other.last));
-                        TileRanges { first, last, whole_first: tiles.whole_first, whole_end: tiles.whole_end, ..all }
-                    }
-                    None => all,
-                }
+            let tiles = Self { any, first, last, whole_first, whole_end, whole_by_formula: None, origin, key_rows };
+            let Some(asked) = tile.ranges else { return tiles };
+            // All that some part of the rows attends; which tiles are whole, each of several parts asks for itself.
+            let mut parts = (0..asked.parts()).filter_map(|part| {
+                let part = k.copy(part);
+                TileRanges::load(k, work, asked, tile.number, part)
             });
-            tiles.within(k, ranges)
+            let Some(first) = parts.next() else { return tiles };
+            let others: Vec<_> = parts.collect();
+            let all = others.into_iter().fold(first, |all, other| {
+                let (first, last) = (k.min(all.first, other.first), k.max(all.last, other.last));
+                TileRanges { first, last, whole_first: tiles.whole_first, whole_end: tiles.whole_end }
+            });
+            tiles.within(k, all)
         })
     }
 
     /// Those of one of the warpgroups that share these, where each has its own.
-    pub(super) fn of_group(&self, k: &mut Builder, work: &Work, group: Reg<U32>) -> Self {
+    pub(super) fn of_group(&self, k: &mut Builder, tile: &Tile, group: Reg<U32>) -> Self {
         k.section("key tiles", |k| {
-            let first_row = first_row_of(k, work, group);
-            match TileRanges::load(k, work, first_row, WARPGROUP_ROWS) {
-                Some(ranges) => self.within(k, ranges),
-                None => *self,
-            }
+            let ranges = tile.ranges.and_then(|asked| TileRanges::load(k, &tile.work, asked, tile.number, group));
+            ranges.map_or(*self, |ranges| self.within(k, ranges))
         })
     }
 
@@ -99,7 +88,8 @@ impl KeyTiles {
         let whole_end = k.max(whole_end, first);
         let whole_first = k.max(self.whole_first, ranges.whole_first);
         let whole_first = k.max(whole_first, first);
-        Self { any, first, last, whole_first, whole_end, ..self }
+        let whole_by_formula = Some([ranges.whole_first, ranges.whole_end]);
+        Self { any, first, last, whole_first, whole_end, whole_by_formula, ..self }
     }
 
     /// The first key of a tile.
@@ -113,17 +103,20 @@ impl KeyTiles {
 
     /// Whether some row does not attend some key of the tile.
     pub(super) fn is_cut(&self, k: &mut Builder, tile: Reg<S32>) -> Reg<Pred> {
-        let behind = k.compare(Compare::Ge, tile, self.whole_end);
-        let before = k.compare(Compare::Lt, tile, self.whole_first);
-        k.or(behind, before)
+        is_outside(k, tile, [self.whole_first, self.whole_end])
+    }
+
+    /// Whether a formula takes some key of the tile from some row, of the keys there are.
+    pub(super) fn is_cut_by_formula(&self, k: &mut Builder, tile: Reg<S32>) -> Option<Reg<Pred>> {
+        self.whole_by_formula.map(|whole| is_outside(k, tile, whole))
     }
 }
 
-/// The first row of a warpgroup, or one that exists.
-fn first_row_of(k: &mut Builder, work: &Work, group: Reg<U32>) -> Reg<U32> {
-    let row = k.mad(group, WARPGROUP_ROWS, work.first_row);
-    let last_that_exists = k.sub(work.parameters.query_length, 1u32);
-    k.min(row, last_that_exists)
+/// Whether a tile is not among those from one on to before another.
+fn is_outside(k: &mut Builder, tile: Reg<S32>, [first, end]: [Reg<S32>; 2]) -> Reg<Pred> {
+    let behind = k.compare(Compare::Ge, tile, end);
+    let before = k.compare(Compare::Lt, tile, first);
+    k.or(behind, before)
 }
 
 /// The tile that a key is in, of those that begin at a key; the first, if it is before that.

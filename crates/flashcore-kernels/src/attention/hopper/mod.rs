@@ -85,7 +85,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
     if config.sorts_tiles(specialisation) {
         wait_for_kernel_before(k, config);
         let memory = k.add(base, shared.order);
-        schedule.by_length = Some(ByLength::new(k, &schedule, config, memory));
+        ByLength::sort(k, &mut schedule, config, memory);
     }
     let cta = Cta { config, specialisation, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());

@@ -9,6 +9,7 @@
 
 use flashcore_problem::Problem;
 
+use crate::config::Config;
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Argument;
 use crate::specialisation::Specialisation;
@@ -16,7 +17,7 @@ use crate::specialisation::Specialisation;
 /// The tiles of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
-    /// Tiles of one head of one batch.
+    /// Tiles of one head of one batch, or the most there can be.
     query_tiles: u32,
     /// Query heads.
     heads: u32,
@@ -46,7 +47,10 @@ const ENDS: u32 = 2;
 impl Order {
     /// Those of a problem, where every tile may have a CTA of its own.
     pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
-        let query_tiles = problem.query_length.div_ceil(config.query_rows() as usize) as u32;
+        let length = problem.query_length as u32;
+        let ranges = problem.mask_mod.and(Config::Hopper(config).range_tiles(Specialisation::of(problem)));
+        let query_tiles =
+            ranges.map_or_else(|| length.div_ceil(config.query_rows()), |ranges| ranges.most_tiles(length));
         let heads = problem.query_heads as u32;
         let matrices = (problem.batch as u32).saturating_mul(heads);
         Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section: 1, run_bits: 0 }

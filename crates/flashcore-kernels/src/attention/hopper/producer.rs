@@ -42,7 +42,7 @@ impl Producer {
     }
 
     fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
-        let tiles = KeyTiles::new(k, &tile.work, cta.config);
+        let tiles = KeyTiles::new(k, tile, cta.config);
         cta.wait_for_kernel_before(k);
         let (last, any) = if cta.config.cluster > 1 {
             let rank = k.cluster_rank();

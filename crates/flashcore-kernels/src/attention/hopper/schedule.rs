@@ -3,12 +3,14 @@
 //! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
 //! others those of a section of heads, in the order that [`Order`](super::Order) has planned.
 
-use flashcore_ir::types::U32;
+use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::by_length::ByLength;
 use super::order::NO_POWER;
+use crate::attention::tile_ranges::{RangeTiles, TileExtent};
 use crate::attention::{QueryTile, Work};
+use crate::config::Config;
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
@@ -16,9 +18,10 @@ use crate::specialisation::Specialisation;
 /// The order of tiles, in a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Schedule {
+    /// Tiles of a head.
     pub(super) query_tiles: Reg<U32>,
     heads: Reg<U32>,
-    matrices: Reg<U32>,
+    pub(super) matrices: Reg<U32>,
     pub(super) tiles: Reg<U32>,
     section: Reg<U32>,
     last_section: Reg<U32>,
@@ -111,20 +114,30 @@ impl Schedule {
         })
     }
 
-    pub(super) fn place(&self, k: &mut Builder, row_tile: Reg<U32>, head: Reg<U32>, batch: Reg<U32>) -> Tile {
-        let first_row = k.mul(row_tile, self.config.query_rows());
+    pub(super) fn place(&self, k: &mut Builder, number: Reg<U32>, head: Reg<U32>, batch: Reg<U32>) -> Tile {
+        let first_row = k.mul(number, self.config.query_rows());
         let key_head = k.div(head, self.parameters.heads_per_key_head);
         let place = QueryTile { first_row, head, key_head, batch };
         let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
-        Tile { place, work }
+        let ranges = self.specialisation.mask_mod.and(Config::Hopper(self.config).range_tiles(self.specialisation));
+        match ranges.and_then(|ranges| TileExtent::load(k, &work, ranges, number)) {
+            // As if there were no other rows, and no keys behind.
+            Some(TileExtent { first_row, end_row, origin, end_key }) => {
+                let key_length = k.min(work.key_length, end_key);
+                let work = Work { first_row, row_count: end_row, key_length, ..work };
+                Tile { number, place: QueryTile { first_row, ..place }, work, ranges, origin: Some(origin) }
+            }
+            None => Tile { number, place, work, ranges: None, origin: None },
+        }
     }
 
     /// The tile of a number.
     fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
         k.section("schedule", |k| {
-            let (matrix, row_tile) = if self.has_sections() {
-                let (matrix, number) = self.in_section(k, index);
-                (matrix, self.by_length.map_or(number, |by_length| by_length.tile(k, number)))
+            let (matrix, row_tile) = if let Some(by_length) = self.by_length {
+                self.in_order(k, by_length, index)
+            } else if self.has_sections() {
+                self.in_section(k, index)
             } else {
                 let matrix = k.div(index, self.query_tiles);
                 let skipped = k.mul(matrix, self.query_tiles);
@@ -135,6 +148,27 @@ impl Schedule {
             let head = k.sub(matrix, skipped);
             self.place(k, row_tile, head, batch)
         })
+    }
+
+    /// The head and the tile in it of a number, where tiles are sorted: group by group where several have the same keys,
+    /// and section by section elsewhere.
+    fn in_order(&self, k: &mut Builder, by_length: ByLength, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let (matrix, tile) = (k.register(), k.register());
+        k.if_else_uniform(
+            by_length.is_grouped,
+            |k| {
+                let (of_group, number) = by_length.in_group(k, self.matrices, index);
+                k.set(matrix, of_group);
+                k.set(tile, number);
+            },
+            |k| {
+                let (of_section, place) = self.in_section(k, index);
+                let number = by_length.tile(k, place);
+                k.set(matrix, of_section);
+                k.set(tile, number);
+            },
+        );
+        (matrix, tile)
     }
 
     /// The head and the place in it of the tile of a number: in the last section and every other one before it, the last
@@ -185,6 +219,12 @@ impl Schedule {
 
 /// A tile of query rows, and the work on it.
 pub(super) struct Tile {
+    /// Its number in its head.
+    pub(super) number: Reg<U32>,
     pub(super) place: QueryTile,
     pub(super) work: Work,
+    /// The tiles of which something is known, where a formula leaves some of them.
+    pub(super) ranges: Option<RangeTiles>,
+    /// The key that tile 0 of its keys begins with, where that is not the first.
+    pub(super) origin: Option<Reg<S32>>,
 }

@@ -1,168 +1,76 @@
-//! Which tiles of keys a formula leaves to each tile of query rows, found out before attention begins.
-//!
-//! A formula that takes keys out says for each query row and key whether they meet, and nothing about tiles. So a small
-//! kernel asks it about all of them, and keeps numbers for each tile of query rows: the first and the last tile of keys of
-//! which anything is attended, and the range of those that all rows attend whole. The kernel behind it leaves out what is
-//! outside of the first, and asks the formula only about what is outside of the second.
-//!
-//! Where tiles of keys may begin at any key, they begin at the first that some row of the CTA attends: that takes fewer of
-//! them, and fewer that are attended in part.
+//! The small kernel that asks a formula about tiles.
 
 use flashcore_ir::types::{Pred, S32, U32};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
-use flashcore_problem::Problem;
+use flashcore_ir::{Builder, Compare, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
 use flashcore_problem::formula::Formula;
 
-use super::{Place, Rows, Work};
-use crate::config::Config;
+use super::{QUAD, RangeTiles, address, cuts, part_address};
+use crate::attention::{Place, Rows, Work};
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
 use crate::tile::{FormulaCode, LANES, TileSpan};
 
 /// Warps of a CTA.
-const WARPS: u32 = 16;
+pub(super) const WARPS: u32 = 16;
 /// Tiles of keys that are told apart for all parts of the rows of a CTA; those behind are attended in part by all rows.
 const MOST_TILES: u32 = 4096;
-/// Bytes of the numbers of one tile of query rows: where tiles are counted from comes behind the others.
-const BYTES: u64 = 32;
-const ORIGIN_BYTES: i32 = 16;
-const WORD_BYTES: u32 = 4;
+pub(super) const WORD_BYTES: u32 = 4;
 /// What is known of a tile: that something of it is attended, and that all of it is.
 const SOME: u32 = 1;
 const WHOLE: u32 = 2;
 /// Tiles of keys that a warp looks at together, so that they wait for memory together.
 const TILES_AT_ONCE: u32 = 4;
 
-/// The tiles of a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RangeTiles {
-    /// Query rows of a CTA.
-    pub(crate) query_rows: u32,
-    /// Query rows with tiles of keys of their own; they divide those of a CTA.
-    pub(crate) range_rows: u32,
-    /// Keys of a tile.
-    pub(crate) key_rows: u32,
-    /// Whether tiles of keys may begin at any key, and not at multiples of their keys alone.
-    pub(crate) begin_anywhere: bool,
-}
-
-/// How many tiles of query rows there are: in one head, of how many heads, of how many batches. What a formula does not
-/// look at counts once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RangeShape {
-    /// Those of CTAs.
-    ctas: u32,
-    /// Those that have numbers.
-    tiles: u32,
-    heads: u32,
-    batches: u32,
-}
-
-impl RangeShape {
-    /// That of a problem with a formula, for a kernel that makes use of it.
-    pub(crate) fn of(problem: &Problem, config: Config) -> Option<Self> {
-        let mask_mod = problem.mask_mod?;
-        let tiles = config.range_tiles(config.specialisation(problem))?;
-        let formula: &Formula = mask_mod.formula();
-        let uses = formula.uses(formula.result());
-        let counted = |is_used: bool, size: usize| if is_used { size as u32 } else { 1 };
-        let [ctas, tiles] =
-            [tiles.query_rows, tiles.range_rows].map(|rows| problem.query_length.div_ceil(rows.max(1) as usize) as u32);
-        Some(Self {
-            ctas,
-            tiles,
-            heads: counted(uses.head, problem.query_heads),
-            batches: counted(uses.batch, problem.batch),
-        })
-    }
-
-    pub(crate) const fn bytes(self) -> u64 {
-        BYTES * self.tiles as u64 * self.heads as u64 * self.batches as u64
-    }
-
-    pub(crate) const fn grid(self) -> [u32; 3] {
-        [self.ctas, self.heads, self.batches]
-    }
-
-    /// Bytes from one batch to the next, and from one head to the next.
-    pub(crate) const fn strides(self) -> [u64; 2] {
-        let head = BYTES * self.tiles as u64;
-        [if self.batches > 1 { head * self.heads as u64 } else { 0 }, if self.heads > 1 { head } else { 0 }]
-    }
-}
-
-/// Tiles of keys by number, as the formula alone leaves them.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TileRanges {
-    /// The key with which tile 0 begins; the same for all rows of a CTA.
-    pub(super) origin: Reg<S32>,
-    /// The first of which anything is attended.
-    pub(super) first: Reg<S32>,
-    /// The last of which anything is attended; before the first, where there is none.
-    pub(super) last: Reg<S32>,
-    /// From here on up to `whole_end` they are attended whole.
-    pub(super) whole_first: Reg<S32>,
-    pub(super) whole_end: Reg<S32>,
-}
-
-impl TileRanges {
-    /// Those of `query_rows` rows from `first_row` on, where there is a formula.
-    pub(super) fn load(k: &mut Builder, work: &Work, first_row: Reg<U32>, query_rows: u32) -> Option<Self> {
-        work.specialisation.mask_mod?;
-        k.section("tile ranges", |k| {
-            let address = address(k, work, first_row, query_rows);
-            let origin = k.load_one::<S32>(address.plus(ORIGIN_BYTES));
-            match k.load::<S32>(address, 4)[..] {
-                [first, last, whole_first, whole_end] => Some(Self { origin, first, last, whole_first, whole_end }),
-                _ => None,
-            }
-        })
-    }
-}
-
-fn address(k: &mut Builder, work: &Work, first_row: Reg<U32>, query_rows: u32) -> GlobalAddress {
-    let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = work.parameters;
-    let tile = k.div(first_row, query_rows);
-    let of_matrix = work.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, work.head);
-    k.mad_wide(tile, BYTES as u32, of_matrix).into()
-}
-
-/// Writes the kernel that finds them.
+/// Writes the kernel.
 pub(crate) fn kernel(name: String, specialisation: Specialisation, tiles: RangeTiles) -> Option<Kernel> {
     let formula = specialisation.mask_mod?.formula();
     let mut builder = Builder::new(name, WARPS * LANES);
     let k = &mut builder;
+    if tiles.is_awaited {
+        k.section("kernel behind", Builder::launch_dependents);
+    }
     let parameters = Parameters::load(k);
     // How rows are limited besides is not looked at.
     let plain = Specialisation { left: false, right: false, key_lengths: false, ..specialisation };
     let work = Work::at(k, parameters, plain, tiles.query_rows, Place::Grid, Rows::OfHead);
-    let [known, exchange] = [MOST_TILES, WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
+    let [known, exchange] = [MOST_TILES, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();
     let [known, exchange] = [known, exchange].map(|offset| k.add(base, offset));
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
-    let search = Search { work, formula, tiles, known, exchange, warp, lane };
+    let tile = k.special(SpecialRegister::CtaX);
+    let mut search = Search { work, formula, tiles, tile, known, exchange, warp, lane };
+    let [first_row, end_row] = if tiles.rows_anywhere {
+        k.section("rows", |k| cuts::rows_of_tile(k, &search))
+    } else {
+        let behind = k.add(work.first_row, tiles.query_rows);
+        [work.first_row, k.min(behind, parameters.query_length)]
+    };
+    search.work = Work { first_row, row_count: end_row, ..work };
     search.run(k);
     Some(builder.finish())
 }
 
 /// What the warps of a CTA, which has a tile of query rows, look for together.
-struct Search {
-    work: Work,
-    formula: &'static Formula,
-    tiles: RangeTiles,
+pub(super) struct Search {
+    pub(super) work: Work,
+    pub(super) formula: &'static Formula,
+    pub(super) tiles: RangeTiles,
+    /// The number of the tile.
+    pub(super) tile: Reg<U32>,
     /// The address of what is known of tiles.
-    known: Reg<U32>,
+    pub(super) known: Reg<U32>,
     /// The address through which warps exchange numbers.
     exchange: Reg<U32>,
-    warp: Reg<U32>,
-    lane: Reg<U32>,
+    pub(super) warp: Reg<U32>,
+    pub(super) lane: Reg<U32>,
 }
 
-/// Tiles of keys from a key on.
+/// Tiles of keys from one key to another.
 #[derive(Clone, Copy)]
 struct Counted {
     origin: Reg<S32>,
+    end: Reg<S32>,
     tiles: Reg<U32>,
     /// How many of them are told apart.
     told_apart: Reg<U32>,
@@ -171,40 +79,36 @@ struct Counted {
 impl Search {
     fn run(&self, k: &mut Builder) {
         let zero = k.copy(0i32);
-        let mut counted = self.count(k, zero, self.work.parameters.key_length);
-        if self.tiles.begin_anywhere {
-            counted = self.beginning_anywhere(k, counted);
+        let length = k.reinterpret::<U32, S32>(self.work.parameters.key_length);
+        let mut counted = self.count(k, zero, length);
+        if self.tiles.keys_anywhere {
+            counted = self.between_attended(k, counted);
         }
         k.section("tiles", |k| self.find(k, counted));
         // A warp for each part of the rows.
-        let gathers = k.compare(Compare::Lt, self.warp, self.parts());
+        let gathers = k.compare(Compare::Lt, self.warp, self.tiles.parts());
         k.if_uniform(gathers, |k| k.section("gather", |k| self.gather(k, counted)));
     }
 
-    /// Parts of the rows of a CTA that have tiles of keys of their own.
-    const fn parts(&self) -> u32 {
-        self.tiles.query_rows / self.tiles.range_rows
-    }
-
     /// The tiles of keys from one key to another.
-    fn count(&self, k: &mut Builder, origin: Reg<S32>, end: Reg<U32>) -> Counted {
-        let first = k.reinterpret::<S32, U32>(origin);
-        let first = k.min(first, end);
+    fn count(&self, k: &mut Builder, origin: Reg<S32>, end: Reg<S32>) -> Counted {
+        let first = k.min(origin, end);
         let keys = k.sub(end, first);
+        let keys = k.reinterpret::<S32, U32>(keys);
         let behind = k.add(keys, self.tiles.key_rows - 1);
         let tiles = k.div(behind, self.tiles.key_rows);
-        Counted { origin, tiles, told_apart: k.min(tiles, MOST_TILES / self.parts()) }
+        Counted { origin, end, tiles, told_apart: k.min(tiles, MOST_TILES / self.tiles.parts()) }
     }
 
     /// Rows of a part, or of the CTA: from the first to behind the last, of those there are.
     fn rows(&self, k: &mut Builder, first: Reg<U32>, count: u32) -> [Reg<U32>; 2] {
         let behind = k.add(first, count);
-        [first, behind].map(|row| k.min(row, self.work.parameters.query_length))
+        [first, behind].map(|row| k.min(row, self.work.row_count))
     }
 
     /// Finds out what is attended of each tile of keys by each part of the rows, and meets the other warps.
     fn find(&self, k: &mut Builder, counted: Counted) {
-        let (parts, query_rows, key_rows) = (self.parts(), self.tiles.range_rows, self.tiles.key_rows);
+        let (parts, query_rows, key_rows) = (self.tiles.parts(), self.tiles.range_rows, self.tiles.key_rows);
         let count = k.mul(counted.told_apart, parts);
         k.for_uniform(self.warp, count, WARPS, |k, number| {
             let tile = k.div(number, parts);
@@ -217,7 +121,7 @@ impl Search {
             let flags = k.copy(0u32);
             let exists = k.compare(Compare::Lt, rows[0], rows[1]);
             k.if_uniform(exists, |k| {
-                let asked = AskedTile { rows, query_rows, first_key, key_rows };
+                let asked = AskedTile { rows, query_rows, first_key, end_key: counted.end, key_rows };
                 let (some, whole) = tile_of_keys(k, &self.work, self.formula, asked, self.lane);
                 let some = k.select(some, SOME, 0u32);
                 let whole = k.select(whole, WHOLE, 0u32);
@@ -231,19 +135,16 @@ impl Search {
         k.cta_sync();
     }
 
-    /// From the first key that some row of the CTA attends on, up to the last tile that some row may, of the tiles there are.
-    fn beginning_anywhere(&self, k: &mut Builder, counted: Counted) -> Counted {
+    /// From the first key that some row of the CTA attends to behind the last, of the tiles that some row may attend.
+    fn between_attended(&self, k: &mut Builder, counted: Counted) -> Counted {
         let key_rows = self.tiles.key_rows as i32;
         let (first, last) = k.section("may attend", |k| self.may_attend(k, counted));
-        let length = k.reinterpret::<U32, S32>(self.work.parameters.key_length);
         // Where nothing is attended, behind all keys.
         let begin = k.mul(first, key_rows);
-        let begin = k.min(begin, length);
-        let origin = k.section("first key", |k| self.first_key(k, begin));
-        let behind = k.add(last, 1i32);
-        let end = k.mul(behind, key_rows);
-        let end = k.min(end, length);
-        let end = k.reinterpret::<S32, U32>(end);
+        let begin = k.min(begin, counted.end);
+        let last_begin = k.mul(last, key_rows);
+        let last_begin = k.max(last_begin, 0i32);
+        let (origin, end) = k.section("attended keys", |k| self.attended_keys(k, counted, [begin, last_begin]));
         self.count(k, origin, end)
     }
 
@@ -262,7 +163,8 @@ impl Search {
                 // A warp that has fewer tiles than others looks at the last one again.
                 let tile = k.min(tile, last_of_all);
                 let first_key = k.mul(tile, key_rows as i32);
-                let span = AskedTile { rows, query_rows, first_key, key_rows }.span(k, work);
+                let asked = AskedTile { rows, query_rows, first_key, end_key: counted.end, key_rows };
+                let span = asked.span(k);
                 let attended = code.of_whole_tile(k, span, self.lane).map(|[may_hold, _]| may_hold);
                 let (lower, higher) = (k.min(first, tile), k.max(last, tile));
                 if let Some(attended) = attended {
@@ -274,36 +176,41 @@ impl Search {
                 }
             }
         });
-        (self.of_all_warps(k, ReduceOp::Min, first), self.of_all_warps(k, ReduceOp::Max, last))
+        self.of_all_warps(k, first, last)
     }
 
-    /// What all warps have together, each of which has one number.
-    fn of_all_warps(&self, k: &mut Builder, op: ReduceOp, number: Reg<S32>) -> Reg<S32> {
+    /// The lowest and the highest that all warps have together, each of which has one of either.
+    fn of_all_warps(&self, k: &mut Builder, lowest: Reg<S32>, highest: Reg<S32>) -> (Reg<S32>, Reg<S32>) {
         k.section("all warps", |k| {
             let is_first = k.compare(Compare::Eq, self.lane, 0u32);
-            let place = k.mad(self.warp, WORD_BYTES, self.exchange);
-            k.when(is_first, |k| k.store_shared(place, &[number]));
+            let place = k.mad(self.warp, 2 * WORD_BYTES, self.exchange);
+            k.when(is_first, |k| k.store_shared(place, &[lowest, highest]));
             k.cta_sync();
             let of_warp = k.min(self.lane, WARPS - 1);
-            let place = k.mad(of_warp, WORD_BYTES, self.exchange);
-            let number = k.load_shared::<S32>(place, 1)[0];
+            let place = k.mad(of_warp, 2 * WORD_BYTES, self.exchange);
+            let numbers = k.load_shared::<S32>(place, 2);
             k.cta_sync();
-            k.reduce_warp(op, number)
+            (k.reduce_warp(ReduceOp::Min, numbers[0]), k.reduce_warp(ReduceOp::Max, numbers[1]))
         })
     }
 
-    /// The first key from `begin` on, among as many as a tile has, that some row attends; `begin`, where there is none.
-    fn first_key(&self, k: &mut Builder, begin: Reg<S32>) -> Reg<S32> {
-        let (work, rows) = (&self.work, self.tiles.query_rows);
-        let [first_row, length, query_length, warp, lane] =
-            [work.first_row, work.parameters.key_length, work.parameters.query_length, self.warp, self.lane]
-                .map(|number| k.reinterpret::<U32, S32>(number));
-        let (last_key, last_row) = (k.sub(length, 1i32), k.sub(query_length, 1i32));
-        let found = k.copy(length);
-        let exists = k.compare(Compare::Lt, begin, length);
+    /// The first key that some row attends, of the tile that begins at one key, and behind the last of the tile that begins
+    /// at another; where there is none, the whole tile.
+    fn attended_keys(&self, k: &mut Builder, counted: Counted, begins: [Reg<S32>; 2]) -> (Reg<S32>, Reg<S32>) {
+        let (work, rows, key_rows) = (&self.work, self.tiles.query_rows, self.tiles.key_rows);
+        let [first_row, end_row, warp, lane] =
+            [work.first_row, work.row_count, self.warp, self.lane].map(|number| k.reinterpret::<U32, S32>(number));
+        let (last_key, last_row) = (k.sub(counted.end, 1i32), k.sub(end_row, 1i32));
+        let [begin, last_begin] = begins;
+        let (found, last_found) = (k.copy(counted.end), k.copy(-1i32));
+        let some_rows = k.compare(Compare::Lt, first_row, end_row);
+        let some_keys = k.compare(Compare::Lt, begin, counted.end);
+        let exists = k.and(some_rows, some_keys);
         k.if_uniform(exists, |k| {
             let mut code = work.formula(k, self.formula, work.first_row, 0);
-            let keys = keys_of_lane(k, lane, begin, last_key, self.tiles.key_rows);
+            let mut keys = keys_of_lane(k, lane, begin, last_key, key_rows);
+            let firsts = keys.len();
+            keys.extend(keys_of_lane(k, lane, last_begin, last_key, key_rows));
             code.read_keys(k, &keys);
             for row in (0..rows).step_by(WARPS as usize) {
                 let row = k.add(warp, row as i32);
@@ -313,15 +220,26 @@ impl Search {
                 let mut of_tile = of_row.of_tile(begin);
                 for (column, key) in keys.iter().enumerate() {
                     let attended = of_tile.attended(k, 0, column as u32);
-                    let lower = k.min(found, *key);
-                    k.set_where(found, attended, lower);
+                    if column < firsts {
+                        let lower = k.min(found, *key);
+                        k.set_where(found, attended, lower);
+                    } else {
+                        let higher = k.max(last_found, *key);
+                        k.set_where(last_found, attended, higher);
+                    }
                 }
             }
         });
         let found = k.reduce_warp(ReduceOp::Min, found);
-        let found = self.of_all_warps(k, ReduceOp::Min, found);
-        let is_there = k.compare(Compare::Lt, found, length);
-        k.select(is_there, found, begin)
+        let last_found = k.reduce_warp(ReduceOp::Max, last_found);
+        let (found, last_found) = self.of_all_warps(k, found, last_found);
+        let is_there = k.compare(Compare::Lt, found, counted.end);
+        let first = k.select(is_there, found, begin);
+        let is_there = k.compare(Compare::Ge, last_found, 0i32);
+        let behind_tile = k.add(last_begin, key_rows as i32);
+        let behind_tile = k.min(behind_tile, counted.end);
+        let behind = k.add(last_found, 1i32);
+        (first, k.select(is_there, behind, behind_tile))
     }
 
     /// Does something with every tile of which something is known for a part of the rows; every lane has each 32nd.
@@ -332,7 +250,7 @@ impl Search {
             let tile = k.mad(round, LANES, self.lane);
             let is_there = k.compare(Compare::Lt, tile, counted.told_apart);
             k.if_then(is_there, |k| {
-                let number = k.mad(tile, self.parts(), part);
+                let number = k.mad(tile, self.tiles.parts(), part);
                 let place = k.mad(number, WORD_BYTES, self.known);
                 let flags = k.load_shared::<U32>(place, 1)[0];
                 let tile = k.reinterpret::<U32, S32>(tile);
@@ -376,15 +294,16 @@ impl Search {
         let last = k.select(has_more, last_of_all, last);
         let lower = k.min(first, told_apart);
         let first = k.select(has_more, lower, first);
-        let first_row = k.mad(part, self.tiles.range_rows, self.work.first_row);
-        let exists = k.compare(Compare::Lt, first_row, self.work.parameters.query_length);
         let is_first = k.compare(Compare::Eq, self.lane, 0u32);
-        let stores = k.and(exists, is_first);
-        let address = address(k, &self.work, first_row, self.tiles.range_rows);
-        k.when(stores, |k| {
-            k.store(address, &[first, last, whole_first, whole_end]);
-            k.store_one(address.plus(ORIGIN_BYTES), counted.origin);
-        });
+        let tile = address(k, &self.work, self.tiles, self.tile);
+        let of_part = part_address(k, tile, part);
+        k.when(is_first, |k| k.store(of_part, &[first, last, whole_first, whole_end]));
+        let is_first_part = k.compare(Compare::Eq, part, 0u32);
+        let stores = k.and(is_first, is_first_part);
+        let [first_row, end_row] =
+            [self.work.first_row, self.work.row_count].map(|row| k.reinterpret::<U32, S32>(row));
+        let extent: [_; QUAD as usize] = [first_row, end_row, counted.origin, counted.end];
+        k.when(stores, |k| k.store(tile, &extent));
     }
 }
 
@@ -398,16 +317,17 @@ struct AskedTile {
     rows: [Reg<U32>; 2],
     query_rows: u32,
     first_key: Reg<S32>,
+    /// Behind the last key there is, in this tile or behind it.
+    end_key: Reg<S32>,
     key_rows: u32,
 }
 
 impl AskedTile {
     /// Its rows and keys, of those there are.
-    fn span(self, k: &mut Builder, work: &Work) -> TileSpan {
-        let Self { rows: [first_row, end_row], query_rows, first_key, key_rows } = self;
-        let [first_row, end_row, length] =
-            [first_row, end_row, work.parameters.key_length].map(|number| k.reinterpret::<U32, S32>(number));
-        let (last_row, last_that_exists) = (k.sub(end_row, 1i32), k.sub(length, 1i32));
+    fn span(self, k: &mut Builder) -> TileSpan {
+        let Self { rows: [first_row, end_row], query_rows, first_key, end_key, key_rows } = self;
+        let [first_row, end_row] = [first_row, end_row].map(|number| k.reinterpret::<U32, S32>(number));
+        let (last_row, last_that_exists) = (k.sub(end_row, 1i32), k.sub(end_key, 1i32));
         let last_key = k.add(first_key, key_rows as i32 - 1);
         let last_key = k.min(last_key, last_that_exists);
         TileSpan {
@@ -431,7 +351,7 @@ fn tile_of_keys(
     lane: Reg<U32>,
 ) -> (Reg<Pred>, Reg<Pred>) {
     let code = work.formula(k, formula, work.first_row, 0);
-    let span = tile.span(k, work);
+    let span = tile.span(k);
     let one = k.copy(1u32);
     let some = k.compare(Compare::Eq, one, 0u32);
     let whole = k.not(some);
