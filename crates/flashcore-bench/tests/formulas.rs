@@ -77,7 +77,8 @@ fn tiles_of_rows_begin_where_documents_do() {
     for mask in [shifted, alone] {
         let mut problem = parse_shape("1x2x700x64", DType::F16).expect("a shape");
         (problem.mask_mod, problem.integer_table, problem.log_sum_exp) = (Some(mask), 700, true);
-        let case = Case::new(problem, 5, Backend::Sim("hopper-64x32-2stage-hidden-persistent".parse().expect("a config")));
+        let case =
+            Case::new(problem, 5, Backend::Sim("hopper-64x32-2stage-hidden-persistent".parse().expect("a config")));
         let outcome = verify(&case, None);
         assert!(outcome.passed(), "{mask:?} {case}: {:#?}", outcome.complaints());
     }

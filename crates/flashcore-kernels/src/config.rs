@@ -4,7 +4,6 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::hopper::WARPGROUP_ROWS;
 use crate::attention::tile_ranges::RangeTiles;
 use crate::attention::{ampere, combine, hopper, scalar, steps, tile_ranges};
 use crate::hopper_config::HopperConfig;
@@ -297,15 +296,10 @@ impl Config {
     /// The tiles for which it is found out what a formula leaves, where keys come in tiles.
     pub(crate) fn range_tiles(self, specialisation: Specialisation) -> Option<RangeTiles> {
         let (query_rows, key_rows) = (self.query_rows(), self.key_rows()?);
-        let Self::Hopper(config) = self else { return Some(RangeTiles::at_multiples(query_rows, key_rows)) };
-        Some(RangeTiles {
-            query_rows,
-            range_rows: if config.has_own_ranges(specialisation) { WARPGROUP_ROWS } else { query_rows },
-            key_rows,
-            keys_anywhere: true,
-            rows_anywhere: config.sorts_tiles(specialisation),
-            is_awaited: config.dependent,
-        })
+        match self {
+            Self::Hopper(config) => config.range_tiles(specialisation),
+            _ => specialisation.mask_mod.map(|_| RangeTiles::at_multiples(query_rows, key_rows)),
+        }
     }
 
     /// Keys of a tile, where keys come in tiles.

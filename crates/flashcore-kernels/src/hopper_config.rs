@@ -4,6 +4,7 @@ use flashcore_ir::Arch;
 use flashcore_problem::MaskMod;
 
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
+use crate::attention::tile_ranges::RangeTiles;
 use crate::config::Flaw;
 use crate::specialisation::Specialisation;
 use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
@@ -189,6 +190,23 @@ impl HopperConfig {
             && self.row_groups() > 1
             && self.key_sharers() == 1
             && self.in_turn == InTurn::Nothing
+    }
+
+    /// Whether all rows of a CTA have the same tiles of keys of those that a formula leaves.
+    pub(crate) fn has_common_ranges(self, specialisation: Specialisation) -> bool {
+        specialisation.mask_mod.is_some() && !self.has_own_ranges(specialisation)
+    }
+
+    /// The tiles of which something is known before the kernel runs, where a formula leaves some.
+    pub(crate) fn range_tiles(self, specialisation: Specialisation) -> Option<RangeTiles> {
+        specialisation.mask_mod.map(|_| RangeTiles {
+            query_rows: self.query_rows(),
+            range_rows: if self.has_own_ranges(specialisation) { WARPGROUP_ROWS } else { self.query_rows() },
+            key_rows: self.key_rows,
+            keys_anywhere: true,
+            rows_anywhere: self.sorts_tiles(specialisation),
+            is_awaited: self.dependent,
+        })
     }
 
     /// Bytes of shared memory for sorting.

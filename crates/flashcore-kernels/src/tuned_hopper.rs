@@ -30,6 +30,8 @@ const BASE: HopperConfig = HopperConfig {
     dependent: false,
     persistent: true,
 };
+/// Where a formula leaves some of the keys, and a kernel before this one finds out which.
+const MASKED: HopperConfig = HopperConfig { rescale: Rescale::WhenFar, dependent: true, ..BASE };
 /// Many rows of heads of up to 64 columns.
 const NARROW: HopperConfig = HopperConfig { warpgroups: 3, in_turn: InTurn::Products, ..BASE };
 /// Many keys for heads of up to 128 columns.
@@ -56,8 +58,8 @@ const SPLIT_LONG: HopperConfig = HopperConfig { cluster: 2, ..SHORT };
 const SPLIT_IN_FOUR: HopperConfig = HopperConfig { cluster: 4, ..SHORT_WIDE };
 
 /// Every config that some problem gets.
-pub(crate) const ALL: [HopperConfig; 12] =
-    [BASE, NARROW, LONG, WIDE, WIDEST, FEW_KEYS, SHORT, SHORT_WIDE, TINY, SPLIT, SPLIT_LONG, SPLIT_IN_FOUR];
+pub(crate) const ALL: [HopperConfig; 13] =
+    [BASE, MASKED, NARROW, LONG, WIDE, WIDEST, FEW_KEYS, SHORT, SHORT_WIDE, TINY, SPLIT, SPLIT_LONG, SPLIT_IN_FOUR];
 
 /// Fewer query rows than this are for kernels with smaller tiles.
 const LEAST_ROWS: usize = 17;
@@ -95,11 +97,13 @@ pub(crate) fn best(problem: &Problem, arch: Arch, multiprocessors: usize) -> Opt
         65..=128 if is_short => SHORT_WIDE,
         ..=64 if fills_three => NARROW,
         65..=128 if keys >= many => LONG,
+        ..=128 if problem.mask_mod.is_some() => MASKED,
         ..=128 => BASE,
         129..=192 => WIDE,
         _ if keys < SEVERAL => FEW_KEYS,
         _ => WIDEST,
     };
     let alone = HopperConfig { cluster: 1, ..choice };
-    [choice, alone, BASE, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+    let base = if problem.mask_mod.is_some() { MASKED } else { BASE };
+    [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
 }

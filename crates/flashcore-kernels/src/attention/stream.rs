@@ -8,7 +8,7 @@ use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::Work;
-use super::tile_ranges::{RangeTiles, TileRanges};
+use super::tile_ranges::{self, RangeTiles, TileRanges};
 use crate::parameters::PartParameters;
 use crate::specialisation::Specialisation;
 use crate::tile::{GlobalRows, LANES, Ring, SharedLayout, SharedTile, TileCopy};
@@ -281,7 +281,8 @@ impl KeyRange {
             }
             let tiles = RangeTiles::at_multiples(query_rows, key_rows);
             let (tile, part) = (k.div(work.first_row, query_rows), k.copy(0u32));
-            match TileRanges::load(k, work, tiles, tile, part) {
+            let tile = tile_ranges::address(k, work, tiles, tile);
+            match TileRanges::load(k, tile, part) {
                 Some(ranges) => range.within(k, ranges),
                 None => range,
             }

@@ -41,6 +41,12 @@ impl KeyMask {
         formula: Option<FormulaOfTile<'_>>,
     ) {
         let Some(mut formula) = formula else { return self.apply(k, scores, first_key) };
+        self.apply_where_cut(k, scores, first_key, keys);
+        formula.mask(k, scores);
+    }
+
+    /// The same without the formula, for a tile that may be cut by that alone.
+    pub fn apply_where_cut(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>, keys: u32) {
         if self.left.is_none() && self.right.is_none() {
             // Most tiles that a formula cuts have all of their keys.
             let behind = k.add(first_key, keys as i32);
@@ -49,7 +55,6 @@ impl KeyMask {
         } else {
             self.apply(k, scores, first_key);
         }
-        formula.mask(k, scores);
     }
 
     /// Takes out the keys of the tile that begins at key `first_key` that a row does not attend.

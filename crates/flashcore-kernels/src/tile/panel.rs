@@ -9,7 +9,7 @@ use flashcore_ir::types::{F32, Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Major, Reg, SharedAddress, Swizzle};
 
 use super::fragment::Accumulator;
-use super::{CHUNK_BYTES, CHUNK_ELEMENTS, PRODUCT_DEPTH};
+use super::{CHUNK_BYTES, CHUNK_ELEMENTS, PRODUCT_DEPTH, RESULT_COLUMNS};
 use crate::element::{ELEMENT_BYTES, Element};
 
 /// Columns of a panel.
@@ -156,6 +156,18 @@ impl Accumulator {
         Self { blocks: vec![tiles.collect()] }
     }
 
+    /// The registers of its first columns, a multiple of 8.
+    #[must_use]
+    pub fn first_columns(&self, columns: u32) -> Self {
+        self.parts(columns).swap_remove(0)
+    }
+
+    /// The registers of so many columns at a time, a multiple of 8; of the last, fewer.
+    pub fn parts(&self, columns: u32) -> Vec<Self> {
+        let tiles = (columns / RESULT_COLUMNS) as usize;
+        self.blocks[0].chunks(tiles).map(|tiles| Self { blocks: vec![tiles.to_vec()] }).collect()
+    }
+
     /// Starts the product of the rows of `left` by the rows of `right`, `depth` columns of both, in its place. One group.
     pub fn start_product_of_rows<T: Element>(
         &self,
@@ -198,8 +210,12 @@ impl<T: Element> Rounded<T> {
         Self { fragments: steps.map(|_| core::array::from_fn(|_| k.register())).collect() }
     }
 
-    /// Rounds the results.
+    /// Rounds the results; columns behind those there are become zero.
     pub fn round(&self, k: &mut Builder, results: &Accumulator) {
+        let rounded = results.blocks[0].len() / 2;
+        for target in self.fragments.iter().skip(rounded).flatten() {
+            k.pair_to(*target, 0.0f32, 0.0f32);
+        }
         for (fragment, tiles) in self.fragments.iter().zip(results.blocks[0].chunks_exact(2)) {
             let pairs = tiles.iter().flat_map(|tile| tile.chunks_exact(2));
             for (target, pair) in fragment.iter().zip(pairs) {

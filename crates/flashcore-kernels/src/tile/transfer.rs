@@ -5,7 +5,7 @@
 //! has gone through in a [`TransferCursor`] of its own: nobody ever waits for both.
 
 use flashcore_ir::types::{Pred, U32};
-use flashcore_ir::{Builder, Compare, Reg, SharedAddress};
+use flashcore_ir::{Builder, Compare, Reg, SharedAddress, Value};
 
 /// Bytes of an `mbarrier`.
 const BARRIER_BYTES: u32 = 8;
@@ -81,6 +81,11 @@ impl TransferCursor {
         self.at(k, self.ring.full, BARRIER_BYTES)
     }
 
+    /// The address of what the stage has besides, of which that of the first begins at `first`, and each takes `step` bytes.
+    pub fn beside(&self, k: &mut Builder, first: u32, step: u32) -> Reg<U32> {
+        self.at(k, first, step)
+    }
+
     fn at(&self, k: &mut Builder, first: u32, step: u32) -> Reg<U32> {
         match self.stage {
             Some(stage) => {
@@ -109,8 +114,8 @@ impl TransferCursor {
     }
 
     /// Announces the bytes that copies will bring into the stage.
-    pub fn announce(&self, k: &mut Builder, leader: Reg<Pred>, bytes: u32) {
-        let barrier = self.full(k);
+    pub fn announce(&self, k: &mut Builder, leader: Reg<Pred>, bytes: impl Into<Value<U32>>) {
+        let (barrier, bytes) = (self.full(k), bytes.into());
         k.when(leader, |k| k.mbarrier_arrive_expect(barrier, bytes));
     }
 

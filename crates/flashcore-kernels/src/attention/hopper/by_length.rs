@@ -1,14 +1,14 @@
 //! Tiles of query rows in the order of how many keys a formula leaves them.
 //!
-//! Nobody knows that before the kernel runs, so every CTA that stays sorts them for itself, once for all heads: each
-//! thread has a tile and counts those that come before it.
+//! Nobody knows that before the kernel runs, so every CTA that stays sorts them for itself, once for all heads: four
+//! threads have a tile and count those that come before it.
 //!
 //! Tiles with the same keys make a group, those of one document for example. Where that is common, a group of one head comes
 //! behind that of another, and then the next group, from the longest to the shortest: every CTA gets as much of each, and
 //! keys and values are in use at one time only.
 
 use flashcore_ir::types::{Pred, S32, U32};
-use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
 
 use super::key_tiles::KeyTiles;
 use super::schedule::Schedule;
@@ -106,11 +106,17 @@ impl ByLength {
     }
 }
 
-/// Stores what each tile is sorted by.
+/// Stores what each tile is sorted by; nothing, for those there could be.
 fn place_tiles(k: &mut Builder, schedule: &Schedule, config: HopperConfig, memory: Reg<U32>) {
-    each_tile(k, schedule.query_tiles, config, |k, tile, exists| {
+    let thread = k.special(SpecialRegister::ThreadX);
+    let last = k.sub(schedule.query_tiles, 1u32);
+    for first in (0..MOST_TILES).step_by(config.threads() as usize) {
+        let number = k.add(thread, first);
+        let tile = k.min(number, last);
         let zero = k.copy(0u32);
-        let tile_of_head = schedule.place(k, tile, zero, zero);
+        let part = config.has_common_ranges(schedule.specialisation).then_some(zero);
+        let found = schedule.find(k, [tile, zero, zero], part);
+        let tile_of_head = schedule.tile(k, found);
         let keys = KeyTiles::new(k, &tile_of_head, config);
         let count = k.sub(keys.last, keys.first);
         let count = k.add(count, 1i32);
@@ -126,13 +132,20 @@ fn place_tiles(k: &mut Builder, schedule: &Schedule, config: HopperConfig, memor
         let place = k.mad(place, MOST_TILES, tile);
         let work = &tile_of_head.work;
         let has_rows = k.compare(Compare::Lt, work.first_row, work.row_count);
-        let place = k.select(has_rows, place, NOTHING);
-        let address = k.mad(tile, WORD_BYTES, memory);
-        k.when(exists, |k| k.store_shared(address, &[place]));
-    });
+        let is_counted = k.compare(Compare::Le, number, last);
+        let exists = k.and(has_rows, is_counted);
+        let place = k.select(exists, place, NOTHING);
+        let address = k.mad(number, WORD_BYTES, memory);
+        let fits = k.compare(Compare::Lt, number, MOST_TILES);
+        k.when(fits, |k| k.store_shared(address, &[place]));
+    }
 }
 
-/// Stores which tile comes where, and counts those that exist.
+/// Threads that count together what comes before a tile, and words that each of them reads at a time.
+const COUNTING: u32 = 4;
+const WORDS: u32 = 4;
+
+/// Stores which tile comes where, and how many there are.
 fn order_tiles(
     k: &mut Builder,
     tiles: Reg<U32>,
@@ -140,49 +153,47 @@ fn order_tiles(
     [memory, order]: [Reg<U32>; 2],
     count: Reg<U32>,
 ) {
-    each_tile(k, tiles, config, |k, tile, exists| {
+    let thread = k.special(SpecialRegister::ThreadX);
+    let (counted, member) = (k.shr(thread, COUNTING.ilog2()), k.and(thread, COUNTING - 1));
+    let first_word = k.mul(member, WORDS);
+    k.set(count, 0u32);
+    k.for_uniform(0u32, tiles, config.threads() / COUNTING, |k, first| {
+        let tile = k.add(first, counted);
+        let tile = k.min(tile, MOST_TILES - 1);
         let address = k.mad(tile, WORD_BYTES, memory);
         let own = k.load_shared::<U32>(address, 1)[0];
-        let own_group = k.shr(own, TILE_BITS);
-        let [there, before, shorter, same] = [(); 4].map(|()| k.copy(0u32));
-        k.for_uniform(0u32, tiles, 1u32, |k, other| {
-            let address = k.mad(other, WORD_BYTES, memory);
-            let other = k.load_shared::<U32>(address, 1)[0];
-            let group = k.shr(other, TILE_BITS);
-            let conditions = [
-                (there, k.compare(Compare::Ne, other, NOTHING)),
-                (before, k.compare(Compare::Lt, other, own)),
-                (shorter, k.compare(Compare::Lt, group, own_group)),
-                (same, k.compare(Compare::Eq, group, own_group)),
-            ];
-            for (count, holds) in conditions {
-                let more = k.add(count, 1u32);
-                k.set_where(count, holds, more);
+        let group = k.shr(own, TILE_BITS);
+        let of_group = k.shl(group, TILE_BITS);
+        let behind_group = k.add(of_group, MOST_TILES);
+        // How many are below each of these.
+        let limits = [own, of_group, behind_group, k.copy(NOTHING)].map(|limit| (limit, k.copy(0u32)));
+        k.for_uniform(0u32, tiles, COUNTING * WORDS, |k, others| {
+            let word = k.add(others, first_word);
+            let address = k.mad(word, WORD_BYTES, memory);
+            for other in k.load_shared::<U32>(address, WORDS) {
+                for (limit, below) in limits {
+                    let is_below = k.compare(Compare::Lt, other, limit);
+                    let more = k.add(below, 1u32);
+                    k.set_where(below, is_below, more);
+                }
             }
         });
+        let [before, shorter, not_longer, there] = limits.map(|(_, below)| {
+            (0..COUNTING.ilog2()).fold(below, |sum, bit| {
+                let other = k.shuffle(ShuffleMode::Butterfly, sum, 1u32 << bit);
+                k.add(sum, other)
+            })
+        });
+        // All lanes agree, which compilers cannot see.
+        let there = k.shuffle(ShuffleMode::Index, there, 0u32);
         k.set(count, there);
+        let same = k.sub(not_longer, shorter);
         let address = k.mad(before, WORD_BYTES, order);
         let group = k.mad(same, MOST_TILES, shorter);
         let word = k.mad(group, MOST_TILES, tile);
         let is_there = k.compare(Compare::Ne, own, NOTHING);
-        let stores = k.and(exists, is_there);
+        let is_first = k.compare(Compare::Eq, member, 0u32);
+        let stores = k.and(is_there, is_first);
         k.when(stores, |k| k.store_shared(address, &[word]));
-    });
-}
-
-/// Does `body` with the tile of each thread, or the last, and whether there is one.
-fn each_tile(
-    k: &mut Builder,
-    tiles: Reg<U32>,
-    config: HopperConfig,
-    body: impl FnOnce(&mut Builder, Reg<U32>, Reg<Pred>),
-) {
-    let thread = k.special(SpecialRegister::ThreadX);
-    let last = k.sub(tiles, 1u32);
-    k.for_uniform(0u32, tiles, config.threads(), |k, first| {
-        let tile = k.add(first, thread);
-        let exists = k.compare(Compare::Le, tile, last);
-        let tile = k.min(tile, last);
-        body(k, tile, exists);
     });
 }

@@ -11,11 +11,13 @@ use crate::attention::Work;
 use crate::element::Element;
 use crate::hopper_config::InTurn;
 use crate::tile::{
-    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FormulaOfTile, FragmentPosition, KeyMask, LANES,
-    OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP,
-    ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms, StoredStage, TransferCursor,
+    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
+    PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised,
+    Rounded, ScorePlaces, ScoreTerms, StoredStage, TransferCursor,
 };
 
+/// Keys that a formula is asked about at a time.
+const KEYS_AT_ONCE: u32 = 32;
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
 /// The barrier at which the first warpgroup waits for its turn; 0 is that of the CTA.
@@ -30,7 +32,11 @@ pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
         cta.wait_for_kernel_before(k);
     }
     consumer.turns.begin(k);
-    cta.schedule.each_tile(k, |k, tile| consumer.compute(k, cta, tile));
+    let own = cta.config.has_own_ranges(cta.specialisation).then_some(consumer.row_group);
+    let part = own.or_else(|| cta.common_part(k));
+    let tickets = cta.shared.tickets.zip(part);
+    let read = |k: &mut Builder| tickets.map(|(tickets, part)| tickets.read(k, &consumer.query, part));
+    cta.schedule.each_tile(k, part, read, |k, tile| consumer.compute(k, cta, tile));
     consumer.end_stores(k);
     consumer.turns.end(k);
 }
@@ -99,7 +105,7 @@ impl<T: Element> Consumer<T> {
         let specialisation = cta.specialisation;
         let all_key_tiles = KeyTiles::new(k, tile, cta.config);
         let has_own = cta.config.has_own_ranges(specialisation);
-        let key_tiles = if has_own { all_key_tiles.of_group(k, tile, self.row_group) } else { all_key_tiles };
+        let key_tiles = if has_own { all_key_tiles.of_group(k, tile) } else { all_key_tiles };
         cta.wait_for_kernel_before(k);
         let places = k.section("rows", |k| self.score_places(k, work));
         let (row, rows) = (places.rows[0], places.rows.len());
@@ -123,6 +129,13 @@ impl<T: Element> Consumer<T> {
                 self.attend(k, &step);
             }
         };
+        // Without keys there is no query, but where it would be stands what the tile is.
+        let pass = |k: &mut Builder| {
+            if cta.shared.tickets.is_some() {
+                self.end_stores(k);
+                self.query.release(k, self.leader);
+            }
+        };
         if let Some(group) = &self.key_group {
             let has_some = group.has_some(k, &key_tiles);
             k.if_uniform(has_some, |k| self.attend(k, &step));
@@ -140,10 +153,17 @@ impl<T: Element> Consumer<T> {
                     store_by_copy(k);
                 },
                 // There is no query either, in whose place the output could be written.
-                store,
+                |k| {
+                    pass(k);
+                    store(k);
+                },
             );
         } else {
-            k.if_uniform(all_key_tiles.any, attend);
+            if cta.shared.tickets.is_some() {
+                k.if_else_uniform(all_key_tiles.any, attend, pass);
+            } else {
+                k.if_uniform(all_key_tiles.any, attend);
+            }
             store(k);
         }
     }
@@ -159,13 +179,20 @@ impl<T: Element> Consumer<T> {
                 self.pass_by(k, all.first, own.first);
             },
             |k| {
-                self.query.wait_until_full(k);
+                self.wait_for_query(k, step.cta);
                 self.end_stores(k);
                 self.release_query(k);
                 let before_first = k.sub(all.first, 1i32);
                 self.pass_by(k, before_first, all.last);
             },
         );
+    }
+
+    /// Waits for the query, unless what stands beside it has been read.
+    fn wait_for_query(&self, k: &mut Builder, cta: &Cta) {
+        if cta.shared.tickets.is_none() {
+            self.query.wait_until_full(k);
+        }
     }
 
     /// The next query may come, unless the output is written to the place of this one.
@@ -205,7 +232,7 @@ impl<T: Element> Consumer<T> {
         let (cta, key_tiles) = (step.cta, step.key_tiles);
         let specialisation = cta.specialisation;
         let query = k.section("query", |k| {
-            self.query.wait_until_full(k);
+            self.wait_for_query(k, cta);
             let address = self.query_rows(k);
             cta.shared.query.by_rows(k, address)
         });
@@ -222,13 +249,18 @@ impl<T: Element> Consumer<T> {
             k.wgmma_wait(0);
             self.keys.release(k, self.leader);
         });
-        k.section("first weights", |k| {
-            step.apply_terms(k, &self.scores, first_key);
-            let cut = key_tiles.is_cut(k, key_tile);
-            k.if_uniform(cut, |k| step.apply_first_masks(k, &self.scores, key_tile, first_key));
-            step.softmax.raise(k, &self.scores, &step.raised);
-            step.softmax.weigh(k, &self.scores, &step.raised);
-            self.weights.round(k, &self.scores);
+        k.section("first weights", |k| match step.few_keys(k, first_key) {
+            Some((has_few, few)) => {
+                let few = self.scores.first_columns(few);
+                k.if_else_uniform(
+                    has_few,
+                    |k| self.first_weights(k, step, &few, key_tile, first_key),
+                    |k| self.first_weights(k, step, &self.scores, key_tile, first_key),
+                );
+            }
+            None => self.first_weights(k, step, &self.scores, key_tile, first_key),
+        });
+        k.section("first values", |k| {
             self.values.wait_until_full(k);
             if specialisation.key_lengths {
                 self.clear_values(k, step, first_key);
@@ -252,6 +284,22 @@ impl<T: Element> Consumer<T> {
             k.wgmma_wait(0);
             self.values.release(k, self.leader);
         });
+    }
+
+    /// The weights of the tile that comes first, of as many keys as there are scores.
+    fn first_weights(
+        &self,
+        k: &mut Builder,
+        step: &Step<'_>,
+        scores: &Accumulator,
+        key_tile: Reg<S32>,
+        first_key: Reg<S32>,
+    ) {
+        step.apply_terms(k, scores, first_key);
+        step.apply_masks_where_cut(k, scores, key_tile, first_key);
+        step.softmax.raise(k, scores, &step.raised);
+        step.softmax.weigh(k, scores, &step.raised);
+        self.weights.round(k, scores);
     }
 
     /// Works on the tiles of keys before `key_tile`, down to `bound`.
@@ -296,13 +344,11 @@ impl<T: Element> Consumer<T> {
         });
         self.turns.pass(k, InTurn::Products);
         let first_key = step.key_tiles.first_key(k, key_tile);
-        // While the products run.
-        let formula = if is_cut { step.read_formula(k, &self.scores, first_key) } else { None };
         k.wgmma_wait(1);
         self.keys.release(k, self.leader);
         step.apply_terms(k, &self.scores, first_key);
         if is_cut {
-            step.apply_masks(k, &self.scores, first_key, formula);
+            step.apply_masks(k, &self.scores, first_key);
         }
         step.softmax.raise(k, &self.scores, &step.raised);
         self.turns.wait(k, InTurn::Exponentials);
@@ -418,42 +464,51 @@ impl Step<'_> {
         }
     }
 
-    /// Reads what the formula needs for the keys of a tile, for which scores need not be there.
-    fn read_formula(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) -> Option<FormulaOfTile<'_>> {
-        self.mask_formula.as_ref().map(|formula| {
-            k.section("mask", |k| {
-                let key = k.add(first_key, self.places.column);
-                formula.read_tile(k, scores, key)
-            })
+    /// Whether a tile that begins at a key has few keys, and how many these are at most: of those that a formula leaves the
+    /// last may have but some.
+    fn few_keys(&self, k: &mut Builder, first_key: Reg<S32>) -> Option<(Reg<Pred>, u32)> {
+        let few = (self.cta.config.key_rows / 2).next_multiple_of(PRODUCT_DEPTH);
+        self.work.specialisation.mask_mod.map(|_| {
+            let left = k.sub(self.work.key_length, first_key);
+            (k.compare(Compare::Le, left, few as i32), few)
         })
     }
 
-    /// The masks of the tile that comes first. Most often no row attends any of its keys from one on, and all attend the
-    /// others, of which the formula need not be asked.
-    fn apply_first_masks(&self, k: &mut Builder, scores: &Accumulator, tile: Reg<S32>, first_key: Reg<S32>) {
-        match self.key_tiles.is_cut_by_formula(k, tile) {
-            Some(is_cut) => k.if_else_uniform(
-                is_cut,
-                |k| {
-                    let formula = self.read_formula(k, scores, first_key);
-                    self.apply_masks(k, scores, first_key, formula);
-                },
-                |k| self.apply_masks(k, scores, first_key, None),
-            ),
-            None => self.apply_masks(k, scores, first_key, None),
-        }
+    /// The masks of a tile that may be cut. Most often no row attends any of its keys from one on, and all attend the others,
+    /// of which the formula need not be asked.
+    fn apply_masks_where_cut(&self, k: &mut Builder, scores: &Accumulator, tile: Reg<S32>, first_key: Reg<S32>) {
+        let cut = self.key_tiles.is_cut(k, tile);
+        k.if_uniform(cut, |k| {
+            k.section("mask", |k| match self.key_tiles.is_cut_by_formula(k, tile) {
+                Some(is_cut) => {
+                    self.mask.apply_where_cut(k, scores, first_key, self.cta.config.key_rows);
+                    k.if_uniform(is_cut, |k| self.apply_formula(k, scores, first_key));
+                }
+                None => self.mask.apply(k, scores, first_key),
+            });
+        });
     }
 
-    fn apply_masks(
-        &self,
-        k: &mut Builder,
-        scores: &Accumulator,
-        first_key: Reg<S32>,
-        formula: Option<FormulaOfTile<'_>>,
-    ) {
+    /// The masks of a tile that is cut.
+    fn apply_masks(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
         k.section("mask", |k| {
-            self.mask.apply_with(k, scores, first_key, self.cta.config.key_rows, formula);
+            if self.mask_formula.is_some() {
+                self.mask.apply_where_cut(k, scores, first_key, self.cta.config.key_rows);
+                self.apply_formula(k, scores, first_key);
+            } else {
+                self.mask.apply(k, scores, first_key);
+            }
         });
+    }
+
+    /// Takes out what a formula says, of a few keys at a time, since registers are few.
+    fn apply_formula(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
+        let Some(formula) = &self.mask_formula else { return };
+        let key = k.add(first_key, self.places.column);
+        for (part, scores) in (0..).zip(scores.parts(KEYS_AT_ONCE)) {
+            let key = k.add(key, part * KEYS_AT_ONCE as i32);
+            formula.read_tile(k, &scores, key).mask(k, &scores);
+        }
     }
 }
 

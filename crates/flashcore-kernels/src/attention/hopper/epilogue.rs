@@ -72,7 +72,7 @@ pub(super) fn store_by_copy<T: Element>(
                 [first, tile.place.head, tile.place.batch].map(|index| k.reinterpret::<U32, S32>(index));
             output.store(k, TensorRows { map: target, row, head, batch, policy: None }, source, consumer.leader);
         };
-        if tile.ranges.is_some_and(|ranges| ranges.rows_anywhere) {
+        if cta.config.sorts_tiles(cta.specialisation) {
             let is_cut = is_cut_short(k, &tile.work, first);
             k.if_else_uniform(is_cut, |k| store_rows(k, consumer, &tile.work, exists), copy);
         } else {

@@ -54,28 +54,17 @@ impl KeyTiles {
                 first
             };
             let tiles = Self { any, first, last, whole_first, whole_end, whole_by_formula: None, origin, key_rows };
-            let Some(asked) = tile.ranges else { return tiles };
-            // All that some part of the rows attends; which tiles are whole, each of several parts asks for itself.
-            let mut parts = (0..asked.parts()).filter_map(|part| {
-                let part = k.copy(part);
-                TileRanges::load(k, work, asked, tile.number, part)
-            });
-            let Some(first) = parts.next() else { return tiles };
-            let others: Vec<_> = parts.collect();
-            let all = others.into_iter().fold(first, |all, other| {
-                let (first, last) = (k.min(all.first, other.first), k.max(all.last, other.last));
-                TileRanges { first, last, whole_first: tiles.whole_first, whole_end: tiles.whole_end }
-            });
-            tiles.within(k, all)
+            match tile.ranges {
+                Some(ranges) if !config.has_own_ranges(work.specialisation) => tiles.within(k, ranges),
+                // What lies between the first and the last key that some warpgroup attends.
+                _ => tiles,
+            }
         })
     }
 
     /// Those of one of the warpgroups that share these, where each has its own.
-    pub(super) fn of_group(&self, k: &mut Builder, tile: &Tile, group: Reg<U32>) -> Self {
-        k.section("key tiles", |k| {
-            let ranges = tile.ranges.and_then(|asked| TileRanges::load(k, &tile.work, asked, tile.number, group));
-            ranges.map_or(*self, |ranges| self.within(k, ranges))
-        })
+    pub(super) fn of_group(&self, k: &mut Builder, tile: &Tile) -> Self {
+        k.section("key tiles", |k| tile.ranges.map_or(*self, |ranges| self.within(k, ranges)))
     }
 
     /// What a formula leaves of them.

@@ -31,6 +31,7 @@ mod key_tiles;
 mod order;
 mod producer;
 mod schedule;
+mod ticket;
 
 pub(crate) use order::Order;
 
@@ -44,6 +45,7 @@ use crate::specialisation::Specialisation;
 use crate::tile::{LANES, PanelTile, TransferRing};
 use by_length::ByLength;
 use schedule::Schedule;
+use ticket::Tickets;
 
 /// Threads of a warpgroup.
 pub(crate) const WARPGROUP: u32 = 4 * LANES;
@@ -129,6 +131,11 @@ impl Cta {
         self.specialisation.key_lengths || self.specialisation.mask_mod.is_some()
     }
 
+    /// The part of the rows that has tiles of keys of those that a formula leaves, where it is all of them.
+    fn common_part(&self, k: &mut Builder) -> Option<Reg<U32>> {
+        self.config.has_common_ranges(self.specialisation).then(|| k.copy(0u32))
+    }
+
     /// Waits for the kernel before this one on the stream, as late as possible: before this thread touches memory of the
     /// device. Every role does it where it first may.
     fn wait_for_kernel_before(&self, k: &mut Builder) {
@@ -172,6 +179,8 @@ struct Shared {
     exchange: u32,
     /// Where tiles of query rows are sorted.
     order: u32,
+    /// What is handed over beside queries, where tiles are sorted.
+    tickets: Option<Tickets>,
 }
 
 impl Shared {
@@ -185,7 +194,9 @@ impl Shared {
         }
         let exchange = k.reserve_shared(config.exchange_bytes(specialisation), 128);
         let order = k.reserve_shared(config.order_bytes(specialisation), 16);
-        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order }
+        let ranges = config.range_tiles(specialisation).filter(|ranges| ranges.rows_anywhere);
+        let tickets = ranges.map(|ranges| Tickets::reserve(k, config.query_places(specialisation), ranges));
+        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order, tickets }
     }
 
     fn initialise(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {

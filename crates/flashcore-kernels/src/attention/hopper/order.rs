@@ -9,7 +9,6 @@
 
 use flashcore_problem::Problem;
 
-use crate::config::Config;
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Argument;
 use crate::specialisation::Specialisation;
@@ -48,7 +47,7 @@ impl Order {
     /// Those of a problem, where every tile may have a CTA of its own.
     pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
         let length = problem.query_length as u32;
-        let ranges = problem.mask_mod.and(Config::Hopper(config).range_tiles(Specialisation::of(problem)));
+        let ranges = config.range_tiles(Specialisation::of(problem));
         let query_tiles =
             ranges.map_or_else(|| length.div_ceil(config.query_rows()), |ranges| ranges.most_tiles(length));
         let heads = problem.query_heads as u32;

@@ -1,12 +1,13 @@
 //! The warp that copies.
 
 use flashcore_ir::builder::CachePolicy;
-use flashcore_ir::types::{Pred, S32, U32};
+use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::Cta;
 use super::key_tiles::KeyTiles;
 use super::schedule::Tile;
+use super::ticket::Tickets;
 use crate::tile::{LANES, PanelTile, TensorRows, TransferCursor};
 
 /// One warp of the warpgroup copies; the others are done.
@@ -18,7 +19,8 @@ pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
         if cta.reads_early() {
             cta.wait_for_kernel_before(k);
         }
-        cta.schedule.each_tile(k, |k, tile| producer.copy(k, cta, tile));
+        let part = cta.common_part(k);
+        cta.schedule.each_tile(k, part, |_| None, |k, tile| producer.copy(k, cta, tile));
     });
 }
 
@@ -53,12 +55,47 @@ impl Producer {
         } else {
             (tiles.last, tiles.any)
         };
-        k.if_uniform(any, |k| self.copy_tiles(k, cta, tile, tiles, last));
+        let announced = cta.shared.tickets.zip(tile.record).map(|(tickets, record)| {
+            let query_bytes = k.select(any, cta.shared.query.bytes(), 0u32);
+            self.hand_over(k, tickets, record, tile, query_bytes)
+        });
+        k.if_uniform(any, |k| self.copy_tiles(k, cta, tile, tiles, last, announced));
+    }
+
+    /// Hands over what a tile is, and announces its query, of so many bytes: for a place and its barrier.
+    fn hand_over(
+        &self,
+        k: &mut Builder,
+        tickets: Tickets,
+        record: Reg<U64>,
+        tile: &Tile,
+        query_bytes: Reg<U32>,
+    ) -> [Reg<U32>; 2] {
+        k.section("ticket", |k| {
+            self.query.wait_until_empty(k);
+            tickets.write(k, &self.query, tile, self.leader);
+            k.warp_sync();
+            let bytes = k.add(query_bytes, tickets.announced());
+            self.query.announce(k, self.leader, bytes);
+            tickets.copy(k, &self.query, record, self.leader);
+            let place = [self.query.tile(k), self.query.full(k)];
+            self.query.advance(k);
+            place
+        })
     }
 
     /// Copies what a tile of query rows needs, in the order in which it is needed: the values of a tile of keys after
-    /// the keys of the next. Of a cluster, each CTA has the tiles that are a multiple of its CTAs below its `last`.
-    fn copy_tiles(&self, k: &mut Builder, cta: &Cta, tile: &Tile, tiles: KeyTiles, last: Reg<S32>) {
+    /// the keys of the next. Of a cluster, each CTA has the tiles that are a multiple of its CTAs below its `last`. The query
+    /// may have been announced already, for a place and its barrier.
+    fn copy_tiles(
+        &self,
+        k: &mut Builder,
+        cta: &Cta,
+        tile: &Tile,
+        tiles: KeyTiles,
+        last: Reg<S32>,
+        announced: Option<[Reg<U32>; 2]>,
+    ) {
         let step = cta.config.cluster as i32;
         let maps = cta.maps;
         let [head, key_head, batch, row] =
@@ -67,7 +104,12 @@ impl Producer {
         // Every tile of query rows of a head reads its keys and values again; its own query nobody does.
         let (kept, passing) = (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
         let query = TensorRows { map: maps.query, row, head, batch, policy: Some(passing) };
-        k.section("query", |k| self.next(k, &self.query, cta.shared.query, query));
+        k.section("query", |k| match announced {
+            Some([target, barrier]) => {
+                k.section("copy", |k| cta.shared.query.load(k, query, target, barrier, self.leader));
+            }
+            None => self.next(k, &self.query, cta.shared.query, query),
+        });
         let key_tile = k.copy(last);
         let rows_of = |k: &mut Builder, map, tile| {
             let row = tiles.first_key(k, tile);

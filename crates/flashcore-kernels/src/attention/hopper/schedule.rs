@@ -3,14 +3,13 @@
 //! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
 //! others those of a section of heads, in the order that [`Order`](super::Order) has planned.
 
-use flashcore_ir::types::{S32, U32};
+use flashcore_ir::types::{S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::by_length::ByLength;
 use super::order::NO_POWER;
-use crate::attention::tile_ranges::{RangeTiles, TileExtent};
+use crate::attention::tile_ranges::{self, TileExtent, TileRanges};
 use crate::attention::{QueryTile, Work};
-use crate::config::Config;
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
@@ -29,7 +28,7 @@ pub(super) struct Schedule {
     run_bits: Reg<U32>,
     config: HopperConfig,
     parameters: Parameters,
-    specialisation: Specialisation,
+    pub(super) specialisation: Specialisation,
     /// Where tiles are sorted.
     pub(super) by_length: Option<ByLength>,
 }
@@ -60,11 +59,19 @@ impl Schedule {
         }
     }
 
-    /// Does `body` with each tile of this CTA.
-    pub(super) fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, &Tile)) {
+    /// Does `body` with each tile of this CTA. Where `read` does not say what is known of it and of a part of its rows, it is
+    /// looked up.
+    pub(super) fn each_tile(
+        &self,
+        k: &mut Builder,
+        part: Option<Reg<U32>>,
+        read: impl FnOnce(&mut Builder) -> Option<Found>,
+        body: impl FnOnce(&mut Builder, &Tile),
+    ) {
         let cta = k.special(SpecialRegister::CtaX);
         if !self.config.persistent {
-            let tile = self.tile_of_cta(k, cta);
+            let found = self.tile_of_cta(k, cta, part);
+            let tile = self.tile(k, found);
             return body(k, &tile);
         }
         let ctas = k.special(SpecialRegister::GridX);
@@ -78,7 +85,8 @@ impl Schedule {
         k.while_uniform(
             |k| k.compare(Compare::Lt, index, self.tiles),
             |k| {
-                let tile = self.tile(k, index);
+                let found = read(k).unwrap_or_else(|| self.look_up(k, index, part));
+                let tile = self.tile(k, found);
                 body(k, &tile);
                 if let Some((both, step)) = round_trip {
                     k.section("round trip", |k| {
@@ -99,7 +107,7 @@ impl Schedule {
     }
 
     /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
-    fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>) -> Tile {
+    fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>, part: Option<Reg<U32>>) -> Found {
         k.section("schedule", |k| {
             // All CTAs of a cluster have the same tile.
             let cluster = if self.config.cluster > 1 { k.shr(cta, self.config.cluster.ilog2()) } else { cta };
@@ -110,29 +118,41 @@ impl Schedule {
                 cluster
             };
             let [head, batch] = [SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|index| k.special(index));
-            self.place(k, row_tile, head, batch)
+            self.find(k, [row_tile, head, batch], part)
         })
     }
 
-    pub(super) fn place(&self, k: &mut Builder, number: Reg<U32>, head: Reg<U32>, batch: Reg<U32>) -> Tile {
+    /// What is known of the tile with a number in its head, and of a part of its rows.
+    pub(super) fn find(&self, k: &mut Builder, [number, head, batch]: [Reg<U32>; 3], part: Option<Reg<U32>>) -> Found {
         let first_row = k.mul(number, self.config.query_rows());
+        let place = QueryTile { first_row, head, key_head: head, batch };
+        let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
+        let tiles = self.config.range_tiles(self.specialisation);
+        let record = tiles.map(|tiles| tile_ranges::address(k, &work, tiles, number));
+        let extent = record.and_then(|record| TileExtent::load(k, record));
+        let ranges = record.zip(part).and_then(|(record, part)| TileRanges::load(k, record, part));
+        Found { first_row, head, batch, record, extent, ranges }
+    }
+
+    /// The tile of which that is known.
+    pub(super) fn tile(&self, k: &mut Builder, found: Found) -> Tile {
+        let Found { first_row, head, batch, record, extent, ranges } = found;
         let key_head = k.div(head, self.parameters.heads_per_key_head);
         let place = QueryTile { first_row, head, key_head, batch };
         let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
-        let ranges = self.specialisation.mask_mod.and(Config::Hopper(self.config).range_tiles(self.specialisation));
-        match ranges.and_then(|ranges| TileExtent::load(k, &work, ranges, number)) {
+        match extent {
             // As if there were no other rows, and no keys behind.
             Some(TileExtent { first_row, end_row, origin, end_key }) => {
                 let key_length = k.min(work.key_length, end_key);
                 let work = Work { first_row, row_count: end_row, key_length, ..work };
-                Tile { number, place: QueryTile { first_row, ..place }, work, ranges, origin: Some(origin) }
+                Tile { place: QueryTile { first_row, ..place }, work, record, ranges, origin: Some(origin) }
             }
-            None => Tile { number, place, work, ranges: None, origin: None },
+            None => Tile { place, work, record, ranges: None, origin: None },
         }
     }
 
-    /// The tile of a number.
-    fn tile(&self, k: &mut Builder, index: Reg<U32>) -> Tile {
+    /// What is known of the tile of an index, or of the last.
+    fn look_up(&self, k: &mut Builder, index: Reg<U32>, part: Option<Reg<U32>>) -> Found {
         k.section("schedule", |k| {
             let (matrix, row_tile) = if let Some(by_length) = self.by_length {
                 self.in_order(k, by_length, index)
@@ -146,7 +166,7 @@ impl Schedule {
             let batch = k.div(matrix, self.heads);
             let skipped = k.mul(batch, self.heads);
             let head = k.sub(matrix, skipped);
-            self.place(k, row_tile, head, batch)
+            self.find(k, [row_tile, head, batch], part)
         })
     }
 
@@ -217,14 +237,27 @@ impl Schedule {
     }
 }
 
+/// What has to be looked up for a tile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    /// Its first row, where nothing else says.
+    pub(super) first_row: Reg<U32>,
+    pub(super) head: Reg<U32>,
+    pub(super) batch: Reg<U32>,
+    /// Where it stands which rows and keys it has, and tiles of keys for a part of its rows, where a formula leaves some.
+    pub(super) record: Option<Reg<U64>>,
+    pub(super) extent: Option<TileExtent>,
+    pub(super) ranges: Option<TileRanges>,
+}
+
 /// A tile of query rows, and the work on it.
 pub(super) struct Tile {
-    /// Its number in its head.
-    pub(super) number: Reg<U32>,
     pub(super) place: QueryTile,
     pub(super) work: Work,
-    /// The tiles of which something is known, where a formula leaves some of them.
-    pub(super) ranges: Option<RangeTiles>,
+    /// Where it stands what a formula leaves.
+    pub(super) record: Option<Reg<U64>>,
+    /// What a formula leaves to a part of the rows.
+    pub(super) ranges: Option<TileRanges>,
     /// The key that tile 0 of its keys begins with, where that is not the first.
     pub(super) origin: Option<Reg<S32>>,
 }

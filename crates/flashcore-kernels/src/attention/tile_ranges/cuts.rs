@@ -13,7 +13,7 @@ use super::search::{Search, WARPS, WORD_BYTES};
 use crate::tile::LANES;
 
 /// Rows that a thread looks at together.
-const ROWS_AT_ONCE: u32 = 8;
+const ROWS_AT_ONCE: u32 = 16;
 const THREADS: u32 = WARPS * LANES;
 /// Where, in the memory for tiles of keys, of which nothing is known yet: the beginnings, how many there are, and what one
 /// warp makes of them for all.
@@ -69,7 +69,8 @@ fn find(k: &mut Builder, search: &Search) {
         for (row, cut) in rows.into_iter().zip(cuts) {
             k.if_then(cut, |k| {
                 let one = k.copy(1u32);
-                let place = k.atomic::<U32, SharedAddress>(ReduceOp::Add, SharedAddress::from(search.known).plus(COUNT), one);
+                let place =
+                    k.atomic::<U32, SharedAddress>(ReduceOp::Add, SharedAddress::from(search.known).plus(COUNT), one);
                 let fits = k.compare(Compare::Lt, place, LANES);
                 let place = k.mad(place, WORD_BYTES, search.known);
                 k.when(fits, |k| k.store_shared(place, &[row]));

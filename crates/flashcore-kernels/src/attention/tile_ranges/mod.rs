@@ -46,9 +46,19 @@ pub(crate) struct RangeTiles {
 }
 
 impl RangeTiles {
+    /// Bytes of the numbers of a part, which come behind as many of the tile.
+    pub(crate) const PART_BYTES: u32 = QUAD_BYTES;
+
     /// Those that begin at multiples of their rows and keys, for all rows of a CTA.
     pub(crate) const fn at_multiples(query_rows: u32, key_rows: u32) -> Self {
-        Self { query_rows, range_rows: query_rows, key_rows, keys_anywhere: false, rows_anywhere: false, is_awaited: false }
+        Self {
+            query_rows,
+            range_rows: query_rows,
+            key_rows,
+            keys_anywhere: false,
+            rows_anywhere: false,
+            is_awaited: false,
+        }
     }
 
     /// Parts of the rows of a CTA that have tiles of keys of their own.
@@ -63,7 +73,7 @@ impl RangeTiles {
     }
 
     /// Bytes of the numbers of one tile of query rows: four of it, and four of each part.
-    const fn bytes(self) -> u32 {
+    pub(crate) const fn bytes(self) -> u32 {
         (1 + self.parts()) * QUAD_BYTES
     }
 }
@@ -126,17 +136,14 @@ pub(super) struct TileExtent {
 }
 
 impl TileExtent {
-    /// That of the tile of a number.
-    pub(super) fn load(k: &mut Builder, work: &Work, tiles: RangeTiles, tile: Reg<U32>) -> Option<Self> {
-        k.section("tile extent", |k| {
-            let address = address(k, work, tiles, tile);
-            match k.load::<S32>(address, QUAD)[..] {
-                [first_row, end_row, origin, end_key] => {
-                    let [first_row, end_row] = [first_row, end_row].map(|row| k.reinterpret::<S32, U32>(row));
-                    Some(Self { first_row, end_row, origin, end_key })
-                }
-                _ => None,
+    /// That of the tile whose numbers stand at an address.
+    pub(super) fn load(k: &mut Builder, address: Reg<U64>) -> Option<Self> {
+        k.section("tile extent", |k| match k.load::<S32>(address, QUAD)[..] {
+            [first_row, end_row, origin, end_key] => {
+                let [first_row, end_row] = [first_row, end_row].map(|row| k.reinterpret::<S32, U32>(row));
+                Some(Self { first_row, end_row, origin, end_key })
             }
+            _ => None,
         })
     }
 }
@@ -154,16 +161,9 @@ pub(super) struct TileRanges {
 }
 
 impl TileRanges {
-    /// Those of a part of the tile of a number.
-    pub(super) fn load(
-        k: &mut Builder,
-        work: &Work,
-        tiles: RangeTiles,
-        tile: Reg<U32>,
-        part: Reg<U32>,
-    ) -> Option<Self> {
+    /// Those of a part of the tile whose numbers stand at an address.
+    pub(super) fn load(k: &mut Builder, tile: Reg<U64>, part: Reg<U32>) -> Option<Self> {
         k.section("tile ranges", |k| {
-            let tile = address(k, work, tiles, tile);
             let address = part_address(k, tile, part);
             match k.load::<S32>(address, QUAD)[..] {
                 [first, last, whole_first, whole_end] => Some(Self { first, last, whole_first, whole_end }),
@@ -173,7 +173,8 @@ impl TileRanges {
     }
 }
 
-fn address(k: &mut Builder, work: &Work, tiles: RangeTiles, tile: Reg<U32>) -> Reg<U64> {
+/// Where the numbers of a tile stand.
+pub(super) fn address(k: &mut Builder, work: &Work, tiles: RangeTiles, tile: Reg<U32>) -> Reg<U64> {
     let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = work.parameters;
     let of_matrix = work.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, work.head);
     k.mad_wide(tile, tiles.bytes(), of_matrix)

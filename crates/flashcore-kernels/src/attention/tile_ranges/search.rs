@@ -300,8 +300,7 @@ impl Search {
         k.when(is_first, |k| k.store(of_part, &[first, last, whole_first, whole_end]));
         let is_first_part = k.compare(Compare::Eq, part, 0u32);
         let stores = k.and(is_first, is_first_part);
-        let [first_row, end_row] =
-            [self.work.first_row, self.work.row_count].map(|row| k.reinterpret::<U32, S32>(row));
+        let [first_row, end_row] = [self.work.first_row, self.work.row_count].map(|row| k.reinterpret::<U32, S32>(row));
         let extent: [_; QUAD as usize] = [first_row, end_row, counted.origin, counted.end];
         k.when(stores, |k| k.store(tile, &extent));
     }
