@@ -205,11 +205,19 @@ impl Trials {
 fn trials() -> Vec<(Problem, Config)> {
     let configs = [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()];
     let plain = problems().into_iter().flat_map(|problem| configs.map(|config| (problem.clone(), config)));
-    // Documents that end within tiles of rows and of keys; and rows of which each attends one key less than the one before.
+    // Documents that end within tiles of rows and of keys; rows of which each attends one key less than the one before, or
+    // one more; two documents, the second of which begins within a tile of rows.
     let documents = masked(formulas::mask_mod("documents"));
     let later = masked(Some(MaskMod::new("later", |at| at.key.at_least(at.query))));
-    let masked = [(documents.clone(), alone_hopper()), (documents, Config::ampere()), (later, alone_hopper())];
-    plain.chain(masked).collect()
+    let earlier = masked(Some(MaskMod::new("earlier", |at| at.query.at_least(at.key))));
+    let halves = masked(Some(MaskMod::new("halves", |at| {
+        let [row, key] = [at.query, at.key].map(|position| position.less(150));
+        (row & key) | (!row & !key)
+    })));
+    // Several tiles of rows for each CTA, with one of keys each.
+    let short = Problem { query_heads: 12, key_heads: 12, query_length: 33, key_length: 40, ..earlier.clone() };
+    let on_hopper = [documents.clone(), later, earlier, halves, short].map(|problem| (problem, alone_hopper()));
+    plain.chain(on_hopper).chain([(documents, Config::ampere())]).collect()
 }
 
 fn masked(mask_mod: Option<MaskMod>) -> Problem {

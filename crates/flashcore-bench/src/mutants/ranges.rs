@@ -1,19 +1,22 @@
 //! The bugs planted where a formula leaves tiles of keys: in the small kernel that finds them, and in what is made of it.
 
-use flashcore_ir::{Op, Operand, ReduceOp, Space, Type};
+use flashcore_ir::{Compare, Op, Operand, ReduceOp, ShuffleMode, Space, Type};
 
-use super::catalogue::{Mutation, is_barrier, mutations};
+use super::catalogue::{Mutation, is_barrier, is_compare, mutations, set_compare};
 use super::edit::{Find, change, drop};
 use super::hopper::{is_arrival, is_mbarrier_wait};
+
+/// Of the lower of two rows, the first as many are for the row behind that of each lane.
+const LANES: usize = 32;
 
 /// All of them.
 pub const RANGES: &[Mutation] = mutations! {
     "ranges": "warps-do-not-meet", "warps read what others have found before it is there" =>
         |kernel| drop(kernel, Find::every(&["all warps"], is_barrier));
     "ranges": "first-key-too-late", "tiles begin at the last key that some row attends" =>
-        |kernel| change(kernel, Find::every(&["first key"], is_lower), higher);
+        |kernel| change(kernel, Find::every(&["attended keys"], is_lower), higher);
     "ranges": "first-key-of-one-warp", "tiles begin at the first key that the rows of one warp attend, not those of all" =>
-        |kernel| change(kernel, Find::every(&["first key", "all warps"], is_reduction), |op| reduce_by(op, ReduceOp::Max));
+        |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 0), |op| reduce_by(op, ReduceOp::Max));
     "ranges": "tiles-behind-the-first-forgotten", "no tile of keys behind the first is looked at" =>
         |kernel| change(kernel, Find::every(&["may attend", "all warps"], is_reduction), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "tiles-known-too-early", "what is known of the tiles is gathered before all of it is" =>
@@ -32,11 +35,49 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["gather"], |op| matches!(op, Op::Mad { c: Operand::Register(_), b: Operand::Constant(2), .. })), |op| {
             if let Op::Mad { c, .. } = op { *c = Operand::Constant(0); }
         });
-    "ranges": "origin-not-stored", "where tiles begin is not stored" =>
-        |kernel| drop(kernel, Find::every(&["gather"], |op| matches!(op, Op::Store { space: Space::Global, count: 1, .. })));
-    "hopper": "tiles-begin-at-key-0", "tiles are counted from the first key, not from where they begin" =>
-        |kernel| change(kernel, Find::every(&["tile ranges"], |op| matches!(op, Op::Load { count: 1, .. })), |op| {
-            if let Op::Load { ty, d, .. } = op { *op = Op::Mov { ty: *ty, d: d[0], a: Operand::Constant(0) }; }
+    "ranges": "last-key-of-one-warp", "keys end behind the last that the rows of one warp attend, not those of all" =>
+        |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
+    "ranges": "extent-not-stored", "which rows and keys a tile has is not stored" =>
+        |kernel| drop(kernel, Find::nth(&["gather"], is_global_store, 1));
+    "ranges": "cuts-read-too-early", "a warp makes tiles of rows before all cuts are found" =>
+        |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 1));
+    "ranges": "rows-read-too-early", "warps go on before it is known which rows they have" =>
+        |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 2));
+    "ranges": "rows-behind-a-cut", "a tile of rows does not end where the next one begins" =>
+        |kernel| change(kernel, Find::nth(&["tile of rows"], is_lower_row, LANES), |op| {
+            if let Op::Min { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
+        });
+    "ranges": "tiles-before-not-counted", "tiles of rows before a cut are not counted" =>
+        |kernel| change(kernel, Find::every(&["tile of rows"], is_below), |op| {
+            set_compare(op, Compare::Ne);
+        });
+    "hopper": "tiles-begin-at-key-0", "keys are copied from the first on, not from where tiles begin" =>
+        |kernel| change(kernel, Find::every(&["producer", "keys"], is_key_of_tile), |op| {
+            if let Op::Mad { c, .. } = op { *c = Operand::Constant(0); }
+        });
+    "hopper": "rows-of-the-next-tile-overwritten", "a copy stores rows that a tile does not have" =>
+        |kernel| change(kernel, Find::every(&["epilogue", "write output"], is_above), |op| {
+            set_compare(op, Compare::Lt);
+        });
+    "hopper": "tiles-sorted-too-early", "tiles are sorted before all of them are there to be sorted" =>
+        |kernel| drop(kernel, Find::nth(&["tiles by length"], is_barrier, 0));
+    "hopper": "order-read-too-early", "tiles are taken before all of them are sorted" =>
+        |kernel| drop(kernel, Find::nth(&["tiles by length"], is_barrier, 1));
+    "hopper": "tiles-counted-twice", "a thread adds what it has counted to itself, and not what another has" =>
+        |kernel| change(kernel, Find::nth(&["tiles by length"], is_butterfly, 0), |op| {
+            if let Op::Shuffle { index, .. } = op { *index = Operand::Constant(0); }
+        });
+    "hopper": "ticket-read-too-early", "what a tile is is read before it has arrived" =>
+        |kernel| drop(kernel, Find::every(&["ticket", "wait for full"], is_mbarrier_wait));
+    "hopper": "ticket-overwritten", "what a tile is is written before the one before has been read" =>
+        |kernel| drop(kernel, Find::every(&["ticket", "wait for empty"], is_mbarrier_wait));
+    "hopper": "ticket-not-announced", "the bytes of what a tile is are not announced" =>
+        |kernel| change(kernel, Find::every(&["producer", "ticket"], |op| matches!(op, Op::Add { b: Operand::Constant(_), .. })), |op| {
+            if let Op::Add { b, .. } = op { *b = Operand::Constant(0); }
+        });
+    "hopper": "ticket-of-another-part", "a warpgroup reads which tiles of keys another has" =>
+        |kernel| change(kernel, Find::every(&["ticket"], |op| matches!(op, Op::Mad { b: Operand::Constant(16), .. })), |op| {
+            if let Op::Mad { b, .. } = op { *b = Operand::Constant(0); }
         });
     "hopper": "tiles-of-others-kept", "a warpgroup does not let go of the tiles of another" =>
         |kernel| drop(kernel, Find::nth(&["tiles of others", "release"], is_arrival, 0));
@@ -50,6 +91,27 @@ fn is_reduction(op: &Op) -> bool {
 /// The lower of two keys in registers.
 fn is_lower(op: &Op) -> bool {
     matches!(op, Op::Min { ty: Type::S32, a: Operand::Register(_), b: Operand::Register(_), .. })
+}
+/// The lower of two rows in registers.
+fn is_lower_row(op: &Op) -> bool {
+    matches!(op, Op::Min { ty: Type::U32, a: Operand::Register(_), b: Operand::Register(_), .. })
+}
+/// Whether one number is below another, or above it.
+fn is_below(op: &Op) -> bool {
+    is_compare(op, Compare::Lt)
+}
+fn is_above(op: &Op) -> bool {
+    is_compare(op, Compare::Gt)
+}
+fn is_butterfly(op: &Op) -> bool {
+    matches!(op, Op::Shuffle { mode: ShuffleMode::Butterfly, .. })
+}
+fn is_global_store(op: &Op) -> bool {
+    matches!(op, Op::Store { space: Space::Global, .. })
+}
+/// The first key of a tile, from where tiles begin on.
+fn is_key_of_tile(op: &Op) -> bool {
+    matches!(op, Op::Mad { ty: Type::S32, c: Operand::Register(_), .. })
 }
 /// A flag, or none.
 fn is_choice(op: &Op, flag: u64) -> bool {
