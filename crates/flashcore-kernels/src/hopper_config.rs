@@ -51,7 +51,7 @@ impl InTurn {
     pub(crate) const ALL: [Self; 3] = [Self::Nothing, Self::Products, Self::Exponentials];
 }
 
-/// Bytes of shared memory for tiles; the rest is for barriers.
+/// Bytes of shared memory for tiles; the rest is for barriers, and what is handed over beside queries.
 const ROOM: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
 
 impl Default for HopperConfig {

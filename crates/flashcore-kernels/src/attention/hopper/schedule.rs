@@ -151,7 +151,7 @@ impl Schedule {
         }
     }
 
-    /// What is known of the tile of an index, or of the last.
+    /// What is known of the tile of an index.
     fn look_up(&self, k: &mut Builder, index: Reg<U32>, part: Option<Reg<U32>>) -> Found {
         k.section("schedule", |k| {
             let (matrix, row_tile) = if let Some(by_length) = self.by_length {
@@ -240,7 +240,7 @@ impl Schedule {
 /// What has to be looked up for a tile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
-    /// Its first row, where nothing else says.
+    /// Its first row, unless `extent` says.
     pub(super) first_row: Reg<U32>,
     pub(super) head: Reg<U32>,
     pub(super) batch: Reg<U32>,

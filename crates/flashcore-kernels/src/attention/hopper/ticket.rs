@@ -11,9 +11,9 @@ use super::schedule::{Found, Tile};
 use crate::attention::tile_ranges::{RangeTiles, TileExtent, TileRanges};
 use crate::tile::TransferCursor;
 
-/// Bytes for the head and the batch, of which copies begin behind.
+/// Bytes for the head and the batch, behind which copies begin.
 const PLACE_BYTES: u32 = 16;
-/// The barriers of all places come behind, at a multiple of this.
+/// Copies begin at a multiple of this.
 const ALIGNMENT: u32 = 16;
 
 /// The memory beside each place for a query.
@@ -71,8 +71,8 @@ impl Tickets {
             let tiles = k.load_shared::<S32>(of_part, 4);
             let ranges = TileRanges { first: tiles[0], last: tiles[1], whole_first: tiles[2], whole_end: tiles[3] };
             let (head, batch) = (place[0], place[1]);
-            let (extent, ranges) = (Some(extent), Some(ranges));
-            Found { first_row: place[0], head, batch, record: None, extent, ranges }
+            let (first_row, extent, ranges) = (extent.first_row, Some(extent), Some(ranges));
+            Found { first_row, head, batch, record: None, extent, ranges }
         })
     }
 }
