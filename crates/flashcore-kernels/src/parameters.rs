@@ -75,7 +75,7 @@ parameters! {
     output_row_stride: U64,
     /// Rows of the query.
     query_length: U32,
-    /// Rows of key and value.
+    /// Rows of key and value, up to the last that any query row attends.
     key_length: U32,
     /// Query heads that share one key head.
     heads_per_key_head: U32,
@@ -308,7 +308,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         output_head_stride,
         output_row_stride,
         query_length: problem.query_length as u32,
-        key_length: problem.key_length as u32,
+        key_length: problem.attended_range(problem.key_length).end as u32,
         heads_per_key_head: (problem.query_heads / problem.key_heads) as u32,
         position_offset,
         position_per_key,

@@ -104,6 +104,15 @@ impl Problem {
         self.attended_keys(batch_key_length, row).contains(&key)
     }
 
+    /// The keys that any query row attends when its batch has `batch_key_length` keys: from the first to past the last.
+    ///
+    /// Keys outside this range are never read, or never reach an output, whatever they hold: see [step 6](crate).
+    pub fn attended_range(&self, batch_key_length: usize) -> Range<usize> {
+        let Some(last_row) = self.query_length.checked_sub(1) else { return 0..0 };
+        // Windows move on with the rows: the first row has the first key, and the last row the last.
+        self.attended_keys(batch_key_length, 0).start..self.attended_keys(batch_key_length, last_row).end
+    }
+
     /// What is added to a query row to give its position among `batch_key_length` keys.
     pub fn position_offset(&self, batch_key_length: usize) -> isize {
         self.mask.alignment().offset(self.query_length, batch_key_length)

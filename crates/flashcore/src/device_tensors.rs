@@ -41,7 +41,7 @@ pub struct DeviceTensors {
     /// Of the table of integers that formulas read, `i32`.
     pub integer_table: u64,
     /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
-    /// finished; 0 for those of the plan, which are for one stream at a time.
+    /// finished; 0 for the workspace that the plan has for the stream.
     pub workspace: u64,
 }
 

@@ -115,8 +115,8 @@ impl Plan {
         &self.report
     }
 
-    /// Bytes of device memory that kernels use among themselves, where the keys are divided among several: the plan has
-    /// them, and so do the [`DeviceTensors`] that bring their own.
+    /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for split-KV partial results
+    /// and block masks. The plan has a workspace for each stream that launches it; [`DeviceTensors`] can bring another.
     pub fn workspace_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cuda(launchable) => launchable.workspace_bytes(),
@@ -148,8 +148,11 @@ impl Plan {
 
     /// Puts the kernel on the caller's stream, on tensors that lie on the GPU, and returns before it has finished.
     ///
-    /// No device memory is allocated and nothing is waited for, so a launch can be captured into a CUDA graph. The
-    /// addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
+    /// A plan can be launched from any threads, on any streams, at the same time. Nothing is waited for, and a launch can
+    /// be captured into a CUDA graph. Device memory is allocated only where [`workspace_bytes`](Self::workspace_bytes) is
+    /// not 0, the tensors bring no workspace, and the stream is the second or a later one that launches the plan, or a
+    /// captured one: each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for
+    /// the device and takes over the workspace of another. The addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
     /// GPU surface at a later call, usually a wait for the stream.
     ///
     /// # Safety
@@ -160,9 +163,8 @@ impl Plan {
     ///   problem's strides reach;
     /// * nobody writes query, key or value, and nobody reads or writes output or log-sum-exp;
     /// * no element of output or log-sum-exp lies where another tensor has one;
-    /// * where [`workspace_bytes`](Self::workspace_bytes) is not 0 and the tensors bring no workspace, launches of this
-    ///   plan or its clones on other streams have finished; a workspace that they bring has so many bytes, and nobody
-    ///   else uses it;
+    /// * a workspace that the tensors bring has [`workspace_bytes`](Self::workspace_bytes) bytes, and nobody else uses it;
+    /// * of the executable graphs made from one captured launch, one is executed at a time: they share its workspace;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.
