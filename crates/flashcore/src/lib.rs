@@ -50,8 +50,8 @@
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`, where `offset` follows the mask's [`Alignment`];
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
 //! 5. with a [`ScoreMod`], `score` becomes what its closure says;
-//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: not even a NaN
-//!    there is seen;
+//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
+//!    [`flashcore_problem`](flashcore_problem#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
 //! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
 //!
