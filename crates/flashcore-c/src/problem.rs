@@ -69,14 +69,16 @@ pub struct Problem {
     pub head_dim: u64,
     /// Columns of value and output.
     pub value_dim: u64,
+    /// What the product of query and key is multiplied by; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
+    pub scale: f64,
     /// FLASHCORE_DTYPE_*: the elements of query, key, value and output.
     pub dtype: i32,
-    /// What the product of query and key is multiplied by.
-    pub scale: f32,
     /// FLASHCORE_MASK_*.
     pub mask: i32,
     /// FLASHCORE_ALIGNMENT_*: where a row stands among the keys, for masks.
     pub alignment: i32,
+    /// FLASHCORE_LAYOUT_*.
+    pub layout: i32,
     /// Keys attended before the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit. A "sliding window of w"
     /// that counts the row itself is w - 1 here.
     pub window_left: i64,
@@ -94,10 +96,8 @@ pub struct Problem {
     pub key_lengths: i32,
     /// 1 if the log-sum-exp of each row is wanted; else 0.
     pub log_sum_exp: i32,
-    /// FLASHCORE_LAYOUT_*.
-    pub layout: i32,
     /// Must be 0.
-    pub reserved: i32,
+    pub reserved: i64,
     /// For FLASHCORE_LAYOUT_STRIDED.
     pub query_strides: Strides,
     /// For FLASHCORE_LAYOUT_STRIDED.
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn flashcore_problem_init(
             head_dim,
             value_dim: head_dim,
             dtype,
-            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            scale: 1.0 / (head_dim as f64).sqrt(),
             mask: FLASHCORE_MASK_NONE,
             alignment: FLASHCORE_ALIGNMENT_BOTTOM_RIGHT,
             window_left: -1,

@@ -286,7 +286,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
     } else {
         (problem.position_offset(problem.key_length) as i32, 0)
     };
-    let scale = f64::from(problem.scale) * core::f64::consts::LOG2_E;
+    let scale = problem.scale * core::f64::consts::LOG2_E;
     let scale = problem.softcap.map_or(scale, |softcap| 2.0 * scale / f64::from(softcap));
     let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
     Values {
@@ -316,7 +316,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         window_right: window(right),
         scale_log2: scale as f32,
         scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
-        inverse_scale: (1.0 / f64::from(problem.scale)) as f32,
+        inverse_scale: (1.0 / problem.scale) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
         key_lengths: buffers.key_lengths,
         alibi_slopes: buffers.alibi_slopes,

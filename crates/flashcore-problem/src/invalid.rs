@@ -33,7 +33,20 @@ pub enum ProblemError {
     #[error("scale is {scale}; it must be finite, usually 1 / sqrt(head_dim)")]
     ScaleNotFinite {
         /// The scale.
-        scale: f32,
+        scale: f64,
+    },
+    /// The scale is infinite or zero in the type that the problem is computed in.
+    #[error(
+        "scale is {scale:e}; {dtype} is computed in f32, where it must be 0 or have a magnitude between {:e} and {:e}, \
+         usually 1 / sqrt(head_dim)",
+        f32::from_bits(1),
+        f32::MAX
+    )]
+    ScaleOutOfRange {
+        /// The scale.
+        scale: f64,
+        /// The element type of the problem.
+        dtype: DType,
     },
     /// The softcap is zero, negative, infinite or NaN.
     #[error("softcap is {softcap}; it must be finite and above 0, or None for no softcap")]

@@ -53,7 +53,7 @@ pub struct PlanOptions {
 /// assert!(supports(&problem, &Device::cpu()).is_ok());
 ///
 /// problem.key_heads = 3;
-/// problem.scale = f32::NAN;
+/// problem.scale = f64::NAN;
 /// let reasons = supports(&problem, &Device::cpu()).unwrap_err();
 /// assert_eq!(reasons.len(), 2);
 /// assert_eq!(reasons[0], Reason::Problem(ProblemError::HeadsNotMultiple { query_heads: 8, key_heads: 3 }));

@@ -61,7 +61,7 @@ impl Absurd {
             (problem.key_length, problem.value_dim) = (self.size(), self.size());
         }
         if self.one_in(3) {
-            problem.scale = self.number();
+            problem.scale = f64::from(self.number());
         }
         if self.one_in(5) {
             problem.softcap = Some(self.number());

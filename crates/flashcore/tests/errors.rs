@@ -22,13 +22,13 @@ fn impossible_problems_say_everything_at_once() {
         |problem| {
             problem.query_heads = 0;
             problem.value_dim = 0;
-            problem.scale = f32::INFINITY;
+            problem.scale = f64::INFINITY;
             problem.softcap = Some(-1.0);
         },
         &[
             ProblemError::Zero { argument: "query_heads" },
             ProblemError::Zero { argument: "value_dim" },
-            ProblemError::ScaleNotFinite { scale: f32::INFINITY },
+            ProblemError::ScaleNotFinite { scale: f64::INFINITY },
             ProblemError::SoftcapNotPositive { softcap: -1.0 },
         ],
     );

@@ -41,7 +41,7 @@ pub(crate) struct Attend {
     mask: String,
     /// What products of query and key are multiplied by; 1 / sqrt(dim) unless given
     #[arg(long, allow_negative_numbers = true)]
-    scale: Option<f32>,
+    scale: Option<f64>,
     /// Scores become SOFTCAP * tanh(score / SOFTCAP)
     #[arg(long, allow_negative_numbers = true)]
     softcap: Option<f32>,
