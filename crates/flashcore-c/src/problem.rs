@@ -148,29 +148,25 @@ impl Problem {
             }),
             other => return Err(unknown("layout", other, "FLASHCORE_LAYOUT_*")),
         };
-        Ok(ApiProblem {
-            batch: size("batch", self.batch)?,
-            query_heads: size("query_heads", self.query_heads)?,
-            key_heads: size("key_heads", self.key_heads)?,
-            query_length: size("query_length", self.query_length)?,
-            key_length: size("key_length", self.key_length)?,
-            head_dim: size("head_dim", self.head_dim)?,
-            value_dim: size("value_dim", self.value_dim)?,
-            dtype: dtype(self.dtype)?,
-            scale: self.scale,
-            mask,
-            softcap: (self.softcap != 0.0).then_some(self.softcap),
-            alibi: switch("alibi", self.alibi)?,
-            sinks: switch("sinks", self.sinks)?,
-            bias: switch("bias", self.bias)?,
-            key_lengths: switch("key_lengths", self.key_lengths)?,
-            score_mod: None,
-            mask_mod: None,
-            number_table: 0,
-            integer_table: 0,
-            log_sum_exp: switch("log_sum_exp", self.log_sum_exp)?,
-            layout,
-        })
+        let (batch, query_heads) = (size("batch", self.batch)?, size("query_heads", self.query_heads)?);
+        let key_heads = size("key_heads", self.key_heads)?;
+        let query_length = size("query_length", self.query_length)?;
+        let key_length = size("key_length", self.key_length)?;
+        let (head_dim, value_dim) = (size("head_dim", self.head_dim)?, size("value_dim", self.value_dim)?);
+        let mut problem = ApiProblem::new(batch, query_heads, query_length, head_dim, dtype(self.dtype)?);
+        problem.key_heads = key_heads;
+        problem.key_length = key_length;
+        problem.value_dim = value_dim;
+        problem.scale = self.scale;
+        problem.mask = mask;
+        problem.softcap = (self.softcap != 0.0).then_some(self.softcap);
+        problem.alibi = switch("alibi", self.alibi)?;
+        problem.sinks = switch("sinks", self.sinks)?;
+        problem.bias = switch("bias", self.bias)?;
+        problem.key_lengths = switch("key_lengths", self.key_lengths)?;
+        problem.log_sum_exp = switch("log_sum_exp", self.log_sum_exp)?;
+        problem.layout = layout;
+        Ok(problem)
     }
 }
 

@@ -6,7 +6,14 @@ use std::fmt;
 
 /// One thing that is wrong with a [`Problem`](crate::Problem).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProblemError {
+    /// A size that [`Problem::builder`](crate::Problem::builder) needs was not given.
+    #[error("{argument} was not given; call .{argument}(...) before .build()")]
+    NotGiven {
+        /// The size.
+        argument: &'static str,
+    },
     /// A size that must be at least one is zero.
     #[error("{argument} is 0; it must be at least 1")]
     Zero {
@@ -133,6 +140,7 @@ pub enum ProblemError {
 
 /// One thing that is wrong with the tensors given for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TensorError {
     /// The tensor has another element type than the problem.
     #[error("{tensor} is {actual}; the problem's dtype is {expected}")]
@@ -190,6 +198,7 @@ pub enum TensorError {
 
 /// Why a problem cannot be computed: everything that is wrong with it, or with its tensors.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Invalid {
     /// The problem itself.
     #[error("{}", listed(.0))]

@@ -63,6 +63,7 @@
 //!   out.
 //! * The gate is never loosened to let something pass.
 
+mod builder;
 mod dtype;
 pub mod formula;
 mod gate;
@@ -79,6 +80,7 @@ mod tensors;
 mod verdict;
 mod views;
 
+pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use formula::{MaskMod, ScoreMod};
 pub use gate::{Evidence, judge};

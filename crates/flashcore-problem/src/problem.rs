@@ -7,7 +7,8 @@ use std::ops::Range;
 
 /// One attention problem: everything about it except the numbers in its tensors.
 ///
-/// Begin with [`Problem::new`] and change fields:
+/// Begin with [`Problem::new`], or with [`Problem::builder`] for sizes by name; then change fields, or call the method
+/// `with_...` of each:
 ///
 /// ```
 /// use flashcore_problem::{Alignment, DType, Mask, Problem};
@@ -19,6 +20,7 @@ use std::ops::Range;
 /// assert_eq!(problem.validate(), Ok(()));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
 pub struct Problem {
     /// Batches; 0 is legal and gives an empty output.
@@ -69,6 +71,9 @@ pub struct Problem {
 impl Problem {
     /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
     /// contiguous `[batch, head, row, column]`, nothing masked.
+    ///
+    /// The sizes are in the order of that shape: batches, heads, rows, columns. [`builder`](Self::builder) takes them by
+    /// name.
     pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
         Self {
             batch,

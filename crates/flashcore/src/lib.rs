@@ -12,7 +12,7 @@
 //! use flashcore::half::f16;
 //! use flashcore::{Alignment, DType, Device, InputViews, Mask, OutputViews, Problem, supports};
 //!
-//! # fn main() -> Result<(), flashcore::Error> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Two batches, eight heads, 128 rows of 64 columns, each row attending itself and what is before it.
 //! let mut problem = Problem::new(2, 8, 128, 64, DType::F16);
 //! problem.mask = Mask::Causal(Alignment::BottomRight);
@@ -71,7 +71,7 @@
 //!
 //! # What a device takes
 //!
-//! [`supports`] answers with a [`Plan`] or with every [`Reason`] against it, never with a slow path in disguise. The CPU
+//! [`supports`] answers with a [`Plan`] or, as an [`Unsupported`] error, with every [`Reason`] against it, never with a slow path in disguise. The CPU
 //! takes everything that makes sense. GPU kernels take `f16` and `bf16` with head
 //! dimensions that are multiples of 8 up to 256, and `f32` on the slower `scalar` kernel, each with every mask, term and
 //! stride of a problem.
@@ -141,7 +141,7 @@ pub use flashcore_problem::{
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
-pub use reason::Reason;
+pub use reason::{Reason, Unsupported};
 pub use report::{KernelReport, Report, SelfCheckReport};
 pub use self_check::SelfCheckPolicy;
 pub use stream::StreamRef;

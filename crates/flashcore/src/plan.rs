@@ -9,7 +9,7 @@ use flashcore_problem::{InputViews, OutputViews, Problem};
 use crate::cuda_backend::Launchable;
 use crate::device::{Device, Kind};
 use crate::self_check::SelfCheckPolicy;
-use crate::{DeviceTensors, Error, Reason, Report, StreamRef};
+use crate::{DeviceTensors, Error, Reason, Report, StreamRef, Unsupported};
 
 /// The widest rows for which the CPU backend sets tiles aside: 64 rows of these are 16 MiB.
 const MOST_CPU_COLUMNS: usize = 1 << 16;
@@ -34,12 +34,36 @@ enum Backend {
 }
 
 /// How a plan is made.
+///
+/// ```
+/// use flashcore::{Config, PlanOptions, SelfCheckPolicy};
+///
+/// let options = PlanOptions::default().with_config(Config::ampere()).with_self_check(SelfCheckPolicy::On);
+/// assert!(options.config.is_some());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PlanOptions {
     /// The GPU kernel to use; `None` for the default of the device. By name: `"ampere".parse()`.
     pub config: Option<Config>,
     /// Whether a kernel that is new to this driver is run once before it is trusted.
     pub self_check: SelfCheckPolicy,
+}
+
+impl PlanOptions {
+    /// Chooses the GPU kernel; `None` for the default of the device.
+    #[must_use]
+    pub fn with_config(mut self, config: impl Into<Option<Config>>) -> Self {
+        self.config = config.into();
+        self
+    }
+
+    /// Says whether a kernel that is new to this driver is run once before it is trusted.
+    #[must_use]
+    pub const fn with_self_check(mut self, self_check: SelfCheckPolicy) -> Self {
+        self.self_check = self_check;
+        self
+    }
 }
 
 /// A plan for `problem` on `device`, or every reason against it.
@@ -59,7 +83,7 @@ pub struct PlanOptions {
 /// assert_eq!(reasons[0], Reason::Problem(ProblemError::HeadsNotMultiple { query_heads: 8, key_heads: 3 }));
 /// assert_eq!(reasons[1].to_string(), "scale is NaN; it must be finite, usually 1 / sqrt(head_dim)");
 /// ```
-pub fn supports(problem: &Problem, device: &Device) -> Result<Plan, Vec<Reason>> {
+pub fn supports(problem: &Problem, device: &Device) -> Result<Plan, Unsupported> {
     Plan::new(problem, device, PlanOptions::default())
 }
 
@@ -69,7 +93,7 @@ impl Plan {
     /// On a GPU this generates the kernel, and compiles it if neither this process nor the cache on disk has it. A kernel
     /// depends on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch
     /// or heads: plans for those compile at most another config for another size.
-    pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Vec<Reason>> {
+    pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Unsupported> {
         let (mut reasons, mut kernel) = (Vec::new(), None);
         let backend = match &device.0 {
             Kind::Cpu => {
@@ -89,15 +113,15 @@ impl Plan {
             },
         };
         if !reasons.is_empty() {
-            return Err(reasons);
+            return Err(Unsupported::new(reasons));
         }
         let report = Report { problem: problem.to_string(), device: device.to_string(), kernel };
         Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
     }
 
     /// A plan with the GPU kernel of this config, or every reason against it.
-    pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Vec<Reason>> {
-        Self::new(problem, device, PlanOptions { config: Some(config), ..PlanOptions::default() })
+    pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Unsupported> {
+        Self::new(problem, device, PlanOptions::default().with_config(config))
     }
 
     /// The problem.

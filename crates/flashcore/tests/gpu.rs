@@ -49,10 +49,8 @@ impl OnDevice {
     }
 
     fn tensors(&self) -> DeviceTensors {
-        DeviceTensors {
-            log_sum_exp: self.log_sum_exp.address(),
-            ..DeviceTensors::new(self.query.address(), self.key.address(), self.value.address(), self.output.address())
-        }
+        DeviceTensors::new(self.query.address(), self.key.address(), self.value.address(), self.output.address())
+            .with_log_sum_exp(self.log_sum_exp.address())
     }
 
     fn outputs(&self, problem: &Problem) -> Outputs {
@@ -151,7 +149,7 @@ fn another_length_compiles_nothing() {
     let kernel = second.report().kernel.as_ref().unwrap();
     assert_eq!((kernel.source, kernel.self_check), (Source::Memory, SelfCheckReport::PassedBefore));
     // Turned off, a verdict that is there is still told.
-    let off = PlanOptions { self_check: SelfCheckPolicy::Off, ..PlanOptions::default() };
+    let off = PlanOptions::default().with_self_check(SelfCheckPolicy::Off);
     assert!(Plan::new(&problem, &device, off).is_ok());
 }
 
@@ -268,14 +266,19 @@ fn wrong_addresses_launch_nothing() {
     let tensors = OnDevice::new(&device, &problem, &inputs);
     let good = tensors.tensors();
     let (address, argument) = (good.value + 8, "value");
+    let wrong = |change: fn(&mut DeviceTensors)| {
+        let mut tensors = good;
+        change(&mut tensors);
+        tensors
+    };
     let cases = [
-        (DeviceTensors { key: 0, ..good }, Error::Null { argument: "key" }),
-        (DeviceTensors { value: address, ..good }, Error::Misaligned { argument, address, multiple: 16 }),
+        (wrong(|tensors| tensors.key = 0), Error::Null { argument: "key" }),
+        (wrong(|tensors| tensors.value += 8), Error::Misaligned { argument, address, multiple: 16 }),
         (
-            DeviceTensors { output: good.query, ..good },
+            wrong(|tensors| tensors.output = tensors.query),
             Error::Aliased { written: "output", other: "query", address: good.query },
         ),
-        (DeviceTensors { log_sum_exp: 16, ..good }, Error::Unexpected { argument: "log_sum_exp", address: 16 }),
+        (wrong(|tensors| tensors.log_sum_exp = 16), Error::Unexpected { argument: "log_sum_exp", address: 16 }),
     ];
     for (wrong, expected) in cases {
         // SAFETY: nothing is launched, which is what this test is about.
@@ -297,5 +300,5 @@ fn every_reason_at_once() {
         KernelReason::DType { kernel, dtype: DType::F64, has: &[DType::F16, DType::Bf16, DType::F32] },
         KernelReason::Dim { kernel, argument: "head_dim", dim: 2000, multiple: 1, most: 1024 },
     ];
-    assert_eq!(supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
+    assert_eq!(*supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
 }
