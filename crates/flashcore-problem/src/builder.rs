@@ -156,7 +156,7 @@ setters! {
     /// Sets [`value_dim`](Self::value_dim).
     with_value_dim(value_dim: usize);
     /// Sets [`scale`](Self::scale).
-    with_scale(scale: f32);
+    with_scale(scale: f64);
     /// Sets [`mask`](Self::mask).
     with_mask(mask: Mask);
     /// Sets [`softcap`](Self::softcap).
