@@ -1,15 +1,15 @@
 //! The primary context of a device: what every call here needs, and what an error on the GPU ends.
 
+use core::ffi::c_void;
 use core::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use cudarc::driver::sys::{CUcontext, CUlimit};
-
 use crate::api::{Api, Code};
 use crate::device::Device;
 use crate::error::{CudaError, Failure, code};
+use crate::sys::{CUcontext, CUlimit};
 
 /// Calls a function of the driver in a context: `cuda!(context, cuMemFree_v2(address))`, in an `unsafe` block. Gives
 /// `Result<(), CudaError>`.
@@ -78,9 +78,9 @@ impl Context {
         &self.inner.device
     }
 
-    /// The driver's handle, for use with other libraries. Valid as long as this context.
-    pub fn raw(&self) -> CUcontext {
-        self.inner.raw
+    /// The driver's handle, a `CUcontext`, for use with other libraries. Valid as long as this context.
+    pub fn raw(&self) -> *mut c_void {
+        self.inner.raw.cast()
     }
 
     /// Waits until everything launched on the device in this context has finished.
