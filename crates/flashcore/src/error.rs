@@ -1,6 +1,8 @@
 //! What can go wrong when a plan is run.
 
+#[cfg(feature = "cuda")]
 use flashcore_cuda::CudaError;
+#[cfg(feature = "cuda")]
 use flashcore_kernels::UnknownConfig;
 use flashcore_problem::Invalid;
 
@@ -78,13 +80,22 @@ pub enum Error {
         /// The device of the plan.
         device: String,
     },
+    /// A backend that was left out when this program was built.
+    #[error("this program was built without the {backend} backend of flashcore; turn on its cargo feature `{backend}`")]
+    NotBuilt {
+        /// The backend, and the name of its feature.
+        backend: &'static str,
+    },
     /// A name that is no kernel config.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     UnknownConfig(#[from] UnknownConfig),
     /// `FLASHCORE_CPU_LEVEL` names a level that is unknown, or that this machine lacks.
+    #[cfg(feature = "cpu")]
     #[error(transparent)]
     CpuLevel(#[from] flashcore_cpu::LevelError),
     /// The driver or the GPU failed.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }

@@ -111,39 +111,56 @@
 //! products of dimensions are errors; a missing driver, a GPU that is too old, full memory are errors. After an illegal
 //! address on the GPU, which ends all work there, the call that meets it says so, and so does every later one.
 
+#[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "launches on memory that it owns")]
 mod bound;
+#[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "kernels are launched on addresses")]
 mod cuda_backend;
 mod device;
+#[cfg(feature = "cuda")]
 mod device_tensors;
 mod error;
-#[expect(unsafe_code, reason = "addresses and streams are the caller's word")]
+#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
 mod reason;
 mod report;
+#[cfg(feature = "cuda")]
 mod self_check;
+#[cfg(feature = "cuda")]
 mod stream;
+#[cfg(feature = "cuda")]
 pub mod tuning;
 
+#[cfg(feature = "cuda")]
 pub use bound::{Bound, BoundBytes, BoundContents, BoundGraph};
 pub use device::{Best, Device, DeviceInfo, Devices};
+#[cfg(feature = "cuda")]
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub use error::Error;
+#[cfg(feature = "cpu")]
+pub use flashcore_cpu::LevelError as CpuLevelError;
+#[cfg(feature = "cuda")]
 pub use flashcore_cuda as cuda;
+#[cfg(feature = "cuda")]
 pub use flashcore_kernels::tile::SharedLayout;
+#[cfg(feature = "cuda")]
 pub use flashcore_kernels::{AmpereConfig, Config, Reason as KernelReason, ScalarConfig, UnknownConfig};
 pub use flashcore_problem::formula;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
-    OutputViews, Outputs, ParseDTypeError, Problem, ProblemError, ScoreMod, Shape, Strides, Tensor, TensorError,
-    TensorStrides, TensorView, TensorViewMut,
+    OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor,
+    TensorError, TensorStrides, TensorView, TensorViewMut,
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
 pub use reason::{Reason, Unsupported};
-pub use report::{KernelReport, Report, SelfCheckReport};
+pub use report::Report;
+#[cfg(feature = "cuda")]
+pub use report::{KernelReport, SelfCheckReport};
+#[cfg(feature = "cuda")]
 pub use self_check::SelfCheckPolicy;
+#[cfg(feature = "cuda")]
 pub use stream::StreamRef;
 
 /// What is right, and who decides whether a result is.
