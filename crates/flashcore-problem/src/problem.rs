@@ -11,7 +11,8 @@ use std::ops::Range;
 /// `with_...` of each:
 ///
 /// ```
-/// use flashcore_problem::{Alignment, DType, Mask, Problem};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{Alignment, DType, Mask, Problem};
 ///
 /// let mut problem = Problem::new(1, 32, 4096, 128, DType::Bf16);
 /// problem.key_heads = 8;
@@ -114,9 +115,11 @@ impl Problem {
         self.mask.alignment().offset(self.query_length, batch_key_length)
     }
 
-    /// The key head that a query head reads: neighbouring query heads share one.
+    /// The key head that a query head reads: neighbouring query heads share one. That of a problem that does not
+    /// validate is meaningless.
     pub fn key_head(&self, query_head: usize) -> usize {
-        query_head / (self.query_heads / self.key_heads)
+        let group = self.query_heads.checked_div(self.key_heads).unwrap_or(1);
+        query_head / group.max(1)
     }
 
     /// The shape of the query.
@@ -317,6 +320,17 @@ mod tests {
         check(|problem| problem.key_heads = 2, &[]);
         check(|problem| problem.layout = Layout::PackedQkv, &[]);
         check(|problem| problem.scale = -1.0, &[]);
+    }
+
+    #[test]
+    fn key_heads_of_any_problem() {
+        let key_head = |query_heads, key_heads, query_head| {
+            let problem = Problem::new(1, query_heads, 5, 8, DType::F16).with_key_heads(key_heads);
+            problem.key_head(query_head)
+        };
+        assert_eq!([0, 3, 4, 7].map(|head| key_head(8, 2, head)), [0, 0, 1, 1]);
+        // None of these validates, and none panics.
+        assert_eq!([key_head(2, 4, 1), key_head(2, 0, 1), key_head(0, 0, 5)], [1, 1, 5]);
     }
 
     #[test]
