@@ -333,6 +333,43 @@ mod tests {
         assert_eq!([key_head(2, 4, 1), key_head(2, 0, 1), key_head(0, 0, 5)], [1, 1, 5]);
     }
 
+    /// Sizes as callers mistake them: an answer, or an error, and no panic.
+    #[test]
+    fn helpers_answer_for_any_problem() {
+        const SIZES: [usize; 4] = [0, 1, isize::MAX as usize + 1, usize::MAX];
+        let masks = [
+            Mask::None,
+            Mask::Causal(Alignment::BottomRight),
+            Mask::Window { left: Some(usize::MAX), right: Some(1), alignment: Alignment::TopLeft },
+        ];
+        let mut valid = 0;
+        for number in 0..SIZES.len().pow(5) * masks.len() {
+            let mut rest = number;
+            let mut size = || {
+                let size = SIZES[rest % SIZES.len()];
+                rest /= SIZES.len();
+                size
+            };
+            let mut problem = Problem::new(size(), size(), size(), size(), DType::F64);
+            problem.key_heads = size();
+            problem.mask = masks[rest];
+            valid += usize::from(problem.validate().is_ok());
+            for layout in [Layout::Bhsd, Layout::Bshd, Layout::PackedQkv] {
+                problem.layout = layout;
+                let (strides, shape) = (problem.strides().query, problem.query_shape());
+                let _ = (strides.extent(shape), strides.is_disjoint(shape), shape.elements(), shape.each_row().next());
+            }
+            for at in SIZES {
+                let keys = problem.attended_keys(at, at);
+                assert!(keys.start <= keys.end && keys.end <= at.min(isize::MAX as usize), "{problem} {keys:?}");
+                assert_eq!(problem.attends(at, at, 0), keys.contains(&0));
+                let _ = (problem.key_head(at), problem.position_offset(at));
+            }
+            assert!(!problem.to_string().is_empty());
+        }
+        assert!(valid > 0);
+    }
+
     #[test]
     fn all_errors_are_returned() {
         check(

@@ -105,6 +105,17 @@
 //!
 //! [`verify`] has that oracle and that judge, for anyone's kernels.
 //!
+//! # Cargo features
+//!
+//! | feature | brings |
+//! |---|---|
+//! | `cpu` (default) | the CPU backend |
+//! | `cuda` (default) | NVIDIA GPUs: the kernel generator, and the driver, which is found at run time |
+//!
+//! Any combination builds, none included. A backend that was left out is an ordinary error ([`Error::NotBuilt`],
+//! [`Reason::NotBuilt`]) that names its feature; what needs `cuda` to make sense is there with it alone. No crate here
+//! depends on `cudarc`, so a program may choose any CUDA version of it.
+//!
 //! # When something is wrong
 //!
 //! Nothing panics for what a caller passes, but helpers of tests that say so ([`Inputs::random`] of an impossible problem,
@@ -192,3 +203,8 @@ pub mod verify {
         Worst, judge, oracle, reference,
     };
 }
+
+/// What the README shows compiles and runs.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
