@@ -57,13 +57,15 @@ macro_rules! functions {
 
         // Each signature above is the generated one; that one returns the enum where ours returns its number.
         #[cfg(test)]
-        const _: () = {
+        mod declared {
+            use super::*;
             use cudarc::driver::sys::{self, CUresult};
+
             $(const _: unsafe fn($(<$checked_type as Declared>::Type),*) -> CUresult = sys::$checked;)*
-            assert!(size_of::<CUresult>() == size_of::<Code>());
             const _: [unsafe fn(CUresult, *mut *const c_char) -> CUresult; 2] =
                 [sys::cuGetErrorName, sys::cuGetErrorString];
-        };
+            const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
+        }
     };
 }
 

@@ -93,7 +93,8 @@ impl Problem {
     /// `value_dim` those of the query count.
     ///
     /// ```
-    /// use flashcore_problem::{Alignment, DType, Mask, Problem};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Alignment, DType, Mask, Problem};
     ///
     /// let problem = Problem::builder(DType::Bf16)
     ///     .batch(1)

@@ -51,6 +51,13 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
         verdict.failures.push(Failure::WrongOutputs(invalid));
         return verdict;
     }
+    let needed = problem.output_shape().elements().unwrap_or(usize::MAX);
+    let rows = needed.checked_div(problem.value_dim).unwrap_or(0);
+    let [actual, needed] = [[expected.output.len(), expected.log_sum_exp.len()], [needed, rows]];
+    if actual != needed {
+        verdict.failures.push(Failure::WrongExpected { actual, needed });
+        return verdict;
+    }
     let limits = Limits::new(problem, expected, reference);
     let (shape, strides) = (problem.output_shape(), problem.strides().output);
     let output = &evidence.outputs.output;

@@ -62,6 +62,17 @@ pub enum Failure {
     /// The outputs do not have the size or type of the problem.
     #[error("the outputs do not belong to the problem: {0}")]
     WrongOutputs(Invalid),
+    /// The expected values are those of another problem.
+    #[error(
+        "what is expected has {} elements and {} rows; the output of the problem has {} and {}: ask the oracle about it",
+        actual[0], actual[1], needed[0], needed[1]
+    )]
+    WrongExpected {
+        /// Elements and rows that are expected.
+        actual: [usize; 2],
+        /// Those of the problem.
+        needed: [usize; 2],
+    },
     /// Output elements still hold the poison.
     #[error("{count} output elements were never written, the first at {first}")]
     Unwritten {

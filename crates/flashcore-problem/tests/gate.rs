@@ -69,6 +69,19 @@ fn correct_answers_pass() {
 }
 
 #[test]
+fn expected_values_of_another_problem_are_a_failure() {
+    let problem = Problem::new(1, 2, 5, 8, DType::F32).with_log_sum_exp(true);
+    let mut trial = Trial::new(&problem, Inputs::random(&problem, 1));
+    let outputs = reference(&problem, &trial.inputs).unwrap();
+    assert_eq!(trial.judge(&outputs).failures, []);
+    trial.expected.output.truncate(79);
+    assert_eq!(trial.judge(&outputs).failures, [Failure::WrongExpected { actual: [79, 10], needed: [80, 10] }]);
+    trial.expected.output.push(0.0);
+    trial.expected.log_sum_exp.clear();
+    assert_eq!(trial.judge(&outputs).failures, [Failure::WrongExpected { actual: [80, 0], needed: [80, 10] }]);
+}
+
+#[test]
 fn correct_answers_to_stress_pass() {
     for problem in problems(16) {
         for stress in Stress::ALL {

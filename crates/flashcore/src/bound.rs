@@ -139,7 +139,11 @@ impl BoundBytes<'_> {
         }
         self.numbers.validate_numbers(problem)?;
         for (argument, bytes, tensor) in needed {
-            let expected = if tensor == 0 && argument == "log_sum_exp" { 0 } else { tensor + 2 * self.margin };
+            let expected = if tensor == 0 && argument == "log_sum_exp" {
+                0
+            } else {
+                tensor.saturating_add(self.margin.saturating_mul(2))
+            };
             if bytes.len() != expected {
                 return Err(Error::BoundLength { argument, actual: bytes.len(), expected });
             }

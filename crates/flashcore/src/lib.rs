@@ -105,11 +105,25 @@
 //!
 //! [`verify`] has that oracle and that judge, for anyone's kernels.
 //!
+//! # Cargo features
+//!
+//! | feature | brings |
+//! |---|---|
+//! | `cpu` (default) | the CPU backend |
+//! | `cuda` (default) | NVIDIA GPUs: the kernel generator, and the driver, which is found at run time |
+//!
+//! Any combination builds, none included. A backend that was left out is an ordinary error ([`Error::NotBuilt`],
+//! [`Reason::NotBuilt`]) that names its feature; what needs `cuda` to make sense is there with it alone. No crate here
+//! depends on `cudarc`, so a program may choose any CUDA version of it.
+//!
 //! # When something is wrong
 //!
-//! Nothing panics for what a caller passes. Every error names the argument, its value and what is allowed; overflowing
+//! Nothing panics for what a caller passes, but helpers of tests that say so ([`Inputs::random`] of an impossible problem,
+//! [`Tensor::get`] past the end). Every error names the argument, its value and what is allowed; overflowing
 //! products of dimensions are errors; a missing driver, a GPU that is too old, full memory are errors. After an illegal
 //! address on the GPU, which ends all work there, the call that meets it says so, and so does every later one.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "launches on memory that it owns")]
@@ -143,9 +157,10 @@ pub use flashcore_cpu::LevelError as CpuLevelError;
 #[cfg(feature = "cuda")]
 pub use flashcore_cuda as cuda;
 #[cfg(feature = "cuda")]
-pub use flashcore_kernels::tile::SharedLayout;
-#[cfg(feature = "cuda")]
-pub use flashcore_kernels::{AmpereConfig, Config, Reason as KernelReason, ScalarConfig, UnknownConfig};
+pub use flashcore_kernels::{
+    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, InTurn, L2Window, Packing, Product, QueryPlace,
+    Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, StepsConfig, UnknownConfig,
+};
 pub use flashcore_problem::formula;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
@@ -188,3 +203,8 @@ pub mod verify {
         Worst, judge, oracle, reference,
     };
 }
+
+/// What the README shows compiles and runs.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,10 +1,10 @@
 //! What a program gets that was built with some of the backends, or with none.
 
-use flashcore::{DType, Device, Problem, supports};
 #[cfg(not(all(feature = "cpu", feature = "cuda")))]
 use flashcore::Error;
 #[cfg(not(feature = "cpu"))]
 use flashcore::Reason;
+use flashcore::{DType, Device, Problem, supports};
 
 #[cfg(not(feature = "cpu"))]
 #[test]

@@ -5,6 +5,7 @@
 //! are hypervisors that show instructions which the guest cannot execute. The last is tried in a child process, where
 //! an illegal instruction ends nothing of ours.
 
+#[cfg(target_os = "linux")]
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
@@ -175,6 +176,7 @@ mod tests {
     use super::*;
 
     /// An instruction that every processor refuses.
+    #[cfg(target_os = "linux")]
     fn dies() -> bool {
         // SAFETY: it raises an exception, which ends the process; this is called in a child only.
         unsafe { asm!("ud2") };
