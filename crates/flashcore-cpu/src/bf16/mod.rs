@@ -378,7 +378,7 @@ impl<M> Bf16Kernel<M> {
         }
         let groups = problem.batch * problem.key_heads;
         let rows = Group::row_count(problem);
-        driver::for_each(groups, (rows + problem.key_length) * problem.head_dim, |index| {
+        driver::for_each(groups, (rows + problem.key_length) * problem.head_dim, driver::Order::OneByOne, |index| {
             let group = Group::new(problem, inputs, index / problem.key_heads, index % problem.key_heads);
             // SAFETY: `self.vectors` is a witness of AVX-512.
             let [query, key] =
