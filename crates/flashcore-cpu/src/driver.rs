@@ -30,7 +30,7 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
         problem,
         inputs,
         outputs: OutputRows::new(problem, outputs),
-        split: Split::new(problem, K::STRIP, K::MOST_ITEM_ROWS, Workers::find().count()),
+        split: Split::new(problem, inputs, K::STRIP, K::MOST_ITEM_ROWS, Workers::find().count()),
     };
     let chunks = call.split.chunks();
     if chunks == 1 {
@@ -94,8 +94,9 @@ impl<K: Microkernel> Call<'_, K> {
         deliver_strip: impl Fn(&Group<'_>, &Item, AttendedStrip<'_, K::Real>) + Sync,
     ) {
         let (problem, split) = (self.problem, &self.split);
-        let (rows, keys) = (Group::row_count(problem), problem.key_length);
-        let work = split.groups * rows * keys * (problem.head_dim + problem.value_dim) / split.items();
+        let (rows, keys) = (Group::row_count(problem), split.keys.len());
+        let columns = problem.head_dim + problem.value_dim;
+        let work = split.groups.saturating_mul(rows).saturating_mul(keys).saturating_mul(columns) / split.items();
         let bytes = if split.is_streamed {
             stream::scratch_bytes::<K::Real>(problem)
         } else {
