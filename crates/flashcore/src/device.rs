@@ -7,6 +7,7 @@ use flashcore_cuda::{CudaError, Driver};
 
 use crate::Error;
 use crate::cuda_backend::Gpu;
+use crate::process::CUDA;
 
 /// Where attention is computed: the CPU, or one GPU. Clones are the same device.
 ///
@@ -37,9 +38,10 @@ impl Device {
     ///
     /// The first call for a GPU makes its primary context, which everything else in the process shares and which takes
     /// the driver some hundred milliseconds. No driver, no GPU, a wrong number or a GPU that is too old are ordinary
-    /// errors.
+    /// errors, and so is a process that was forked from one that uses CUDA.
     pub fn cuda(ordinal: usize) -> Result<Self, Error> {
-        Ok(Self(Kind::Cuda(Gpu::open(ordinal)?)))
+        let driver = driver()?;
+        Ok(Self(Kind::Cuda(Gpu::open(driver, ordinal)?)))
     }
 
     /// The first GPU that can be used, else the CPU; with the reason.
@@ -47,7 +49,7 @@ impl Device {
     /// This is the only place where one device stands in for another, and it says so. A plan never changes its device.
     pub fn best() -> Best {
         let mut refused = None;
-        for ordinal in 0..Driver::load().map_or(1, Driver::device_count) {
+        for ordinal in 0..driver().map_or(1, Driver::device_count) {
             match Self::cuda(ordinal) {
                 Ok(device) => return Best { device, no_gpu: None },
                 Err(error) => refused = refused.or(Some(error)),
@@ -96,7 +98,13 @@ impl fmt::Display for Device {
 }
 
 fn cpu_name() -> String {
-    format!("cpu ({} threads)", rayon::current_num_threads())
+    format!("cpu ({} threads)", flashcore_cpu::thread_count())
+}
+
+/// The driver, which belongs to this process from now on.
+fn driver() -> Result<&'static Driver, Error> {
+    CUDA.claim()?;
+    Ok(Driver::load().inspect_err(|_| CUDA.release())?)
 }
 
 /// The device that [`Device::best`] chose.

@@ -4,7 +4,7 @@ use flashcore_cuda::CudaError;
 use flashcore_kernels::UnknownConfig;
 use flashcore_problem::Invalid;
 
-use crate::Reason;
+use crate::{Forked, Reason};
 
 /// Why something was not computed. The message names the argument, its value and what is allowed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -84,6 +84,9 @@ pub enum Error {
     /// `FLASHCORE_CPU_LEVEL` names a level that is unknown, or that this machine lacks.
     #[error(transparent)]
     CpuLevel(#[from] flashcore_cpu::LevelError),
+    /// The process that this one was forked from uses CUDA.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The driver or the GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),

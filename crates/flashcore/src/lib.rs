@@ -105,6 +105,11 @@
 //!
 //! [`verify`] has that oracle and that judge, for anyone's kernels.
 //!
+//! # Forks
+//!
+//! The CPU works in forked children, on threads of their own. CUDA does not survive a fork: where the process before it has
+//! used CUDA, devices and plans of a GPU are an error in the child ([`Forked`]).
+//!
 //! # When something is wrong
 //!
 //! Nothing panics for what a caller passes. Every error names the argument, its value and what is allowed; overflowing
@@ -120,6 +125,7 @@ mod device_tensors;
 mod error;
 #[expect(unsafe_code, reason = "addresses and streams are the caller's word")]
 mod plan;
+mod process;
 mod reason;
 mod report;
 mod self_check;
@@ -141,6 +147,7 @@ pub use flashcore_problem::{
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
+pub use process::Forked;
 pub use reason::Reason;
 pub use report::{KernelReport, Report, SelfCheckReport};
 pub use self_check::SelfCheckPolicy;

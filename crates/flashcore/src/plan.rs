@@ -8,6 +8,7 @@ use flashcore_problem::{InputViews, OutputViews, Problem};
 
 use crate::cuda_backend::Launchable;
 use crate::device::{Device, Kind};
+use crate::process::CUDA;
 use crate::self_check::SelfCheckPolicy;
 use crate::{DeviceTensors, Error, Reason, Report, StreamRef};
 
@@ -76,7 +77,11 @@ impl Plan {
                 reasons.extend(cpu_reasons(problem, options));
                 Backend::Cpu
             }
-            Kind::Cuda(gpu) => match gpu.prepare(problem, options) {
+            Kind::Cuda(gpu) => match CUDA
+                .check()
+                .map_err(|forked| vec![Reason::Forked(forked)])
+                .and_then(|()| gpu.prepare(problem, options))
+            {
                 Ok(Some((launchable, report))) => {
                     kernel = Some(report);
                     Backend::Cuda(Box::new(launchable))
@@ -141,7 +146,10 @@ impl Plan {
                 flashcore_cpu::CpuError::Invalid(invalid) => Error::Invalid(invalid),
                 flashcore_cpu::CpuError::Level(level) => Error::CpuLevel(level),
             }),
-            Backend::Cuda(launchable) => Ok(launchable.run(&self.problem, &inputs, outputs)?),
+            Backend::Cuda(launchable) => {
+                CUDA.check()?;
+                Ok(launchable.run(&self.problem, &inputs, outputs)?)
+            }
             Backend::Nothing => Ok(()),
         }
     }
@@ -173,6 +181,7 @@ impl Plan {
         };
         tensors.check(&self.problem)?;
         let Backend::Cuda(launchable) = &self.backend else { return Ok(()) };
+        CUDA.check()?;
         match stream {
             // SAFETY: the caller promises what the kernel needs of addresses and stream.
             StreamRef::Owned(stream) => unsafe { launchable.launch(stream, tensors) }?,
