@@ -15,6 +15,9 @@
  *
  * Every function may be called from any thread. Functions that return a flashcore_status_t return FLASHCORE_OK, which
  * is 0, or the kind of failure; flashcore_last_error() has the words, with the argument, its value and what is allowed.
+ *
+ * A forked process can use the CPU, with plans of its parent or its own. CUDA does not survive a fork: where the parent has
+ * used it, what asks for a GPU returns FLASHCORE_NO_DEVICE in the child.
  */
 
 #ifndef FLASHCORE_H
@@ -213,7 +216,8 @@ typedef struct flashcore_outputs_t {
 // The arguments are right, and the device does not take the problem. Nothing was done.
 #define FLASHCORE_UNSUPPORTED 2
 
-// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old.
+// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old, or one that was opened before
+// a fork: CUDA does not survive it. The CPU works in forked processes.
 #define FLASHCORE_NO_DEVICE 3
 
 // The driver or the GPU failed.

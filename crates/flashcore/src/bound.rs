@@ -5,6 +5,7 @@ use flashcore_problem::{InputViews, Problem, Shape, Strides};
 use zerocopy::IntoBytes;
 
 use crate::device_tensors::TENSOR_ALIGNMENT;
+use crate::process::CUDA;
 use crate::{DeviceTensors, Error, Plan};
 
 /// The bytes of the tensors that a [`Bound`] begins with, each with `margin` bytes before and behind the tensor.
@@ -75,6 +76,7 @@ impl Plan {
         let Some(context) = self.device().context() else {
             return Err(Error::NotOnCuda { call: "bind", device: self.device().to_string() });
         };
+        CUDA.check()?;
         let problem = self.problem();
         bytes.check(problem)?;
         let stream = Stream::new(context)?;

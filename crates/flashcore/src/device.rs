@@ -10,6 +10,8 @@ use flashcore_cuda::Driver;
 use crate::Error;
 #[cfg(feature = "cuda")]
 use crate::cuda_backend::Gpu;
+#[cfg(feature = "cuda")]
+use crate::process::CUDA;
 
 /// Where attention is computed: the CPU, or one GPU. Clones are the same device.
 ///
@@ -41,11 +43,12 @@ impl Device {
     ///
     /// The first call for a GPU makes its primary context, which everything else in the process shares and which takes
     /// the driver some hundred milliseconds. No driver, no GPU, a wrong number or a GPU that is too old are ordinary
-    /// errors, and so is a program that was built without the cargo feature `cuda`.
+    /// errors, and so are a process that was forked from one that uses CUDA, and a program that was built without the
+    /// cargo feature `cuda`.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, clippy::missing_const_for_fn, reason = "no GPUs"))]
     pub fn cuda(ordinal: usize) -> Result<Self, Error> {
         #[cfg(feature = "cuda")]
-        return Ok(Self(Kind::Cuda(Gpu::open(ordinal)?)));
+        return Ok(Self(Kind::Cuda(Gpu::open(driver()?, ordinal)?)));
         #[cfg(not(feature = "cuda"))]
         Err(Error::NotBuilt { backend: "cuda" })
     }
@@ -106,7 +109,7 @@ impl fmt::Display for Device {
 /// GPUs to try; 1 where there is no telling, for the reason why that one cannot be had.
 fn gpu_count() -> usize {
     #[cfg(feature = "cuda")]
-    return Driver::load().map_or(1, Driver::device_count);
+    return driver().map_or(1, Driver::device_count);
     #[cfg(not(feature = "cuda"))]
     1
 }
@@ -114,7 +117,7 @@ fn gpu_count() -> usize {
 /// Every GPU that the driver sees.
 fn gpus() -> Result<Vec<DeviceInfo>, Error> {
     #[cfg(feature = "cuda")]
-    return Ok(Driver::load()?
+    return Ok(driver()?
         .devices()?
         .into_iter()
         .map(|gpu| DeviceInfo {
@@ -129,7 +132,17 @@ fn gpus() -> Result<Vec<DeviceInfo>, Error> {
 }
 
 fn cpu_name() -> String {
-    format!("cpu ({} threads)", rayon::current_num_threads())
+    #[cfg(feature = "cpu")]
+    return format!("cpu ({} threads)", flashcore_cpu::thread_count());
+    #[cfg(not(feature = "cpu"))]
+    "cpu".to_owned()
+}
+
+/// The driver, which belongs to this process from now on.
+#[cfg(feature = "cuda")]
+fn driver() -> Result<&'static Driver, Error> {
+    CUDA.claim()?;
+    Ok(Driver::load().inspect_err(|_| CUDA.release())?)
 }
 
 /// The device that [`Device::best`] chose.

@@ -6,6 +6,8 @@ use flashcore_cuda::CudaError;
 use flashcore_kernels::UnknownConfig;
 use flashcore_problem::Invalid;
 
+#[cfg(feature = "cuda")]
+use crate::Forked;
 use crate::Unsupported;
 
 /// Why something was not computed. The message names the argument, its value and what is allowed.
@@ -94,6 +96,10 @@ pub enum Error {
     #[cfg(feature = "cpu")]
     #[error(transparent)]
     CpuLevel(#[from] flashcore_cpu::LevelError),
+    /// The process that this one was forked from uses CUDA.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The driver or the GPU failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -116,6 +116,11 @@
 //! [`Reason::NotBuilt`]) that names its feature; what needs `cuda` to make sense is there with it alone. No crate here
 //! depends on `cudarc`, so a program may choose any CUDA version of it.
 //!
+//! # Forks
+//!
+//! The CPU works in forked children, on threads of their own. CUDA does not survive a fork: where the process before it has
+//! used CUDA, devices and plans of a GPU are an error in the child (`Forked`).
+//!
 //! # When something is wrong
 //!
 //! Nothing panics for what a caller passes, but helpers of tests that say so ([`Inputs::random`] of an impossible problem,
@@ -137,6 +142,8 @@ mod device_tensors;
 mod error;
 #[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
+#[cfg(feature = "cuda")]
+mod process;
 mod reason;
 mod report;
 #[cfg(feature = "cuda")]
@@ -169,6 +176,8 @@ pub use flashcore_problem::{
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
+#[cfg(feature = "cuda")]
+pub use process::Forked;
 pub use reason::{Reason, Unsupported};
 pub use report::Report;
 #[cfg(feature = "cuda")]

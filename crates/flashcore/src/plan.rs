@@ -12,6 +12,8 @@ use flashcore_problem::{InputViews, OutputViews, Problem};
 use crate::cuda_backend::Launchable;
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
+use crate::process::CUDA;
+#[cfg(feature = "cuda")]
 use crate::self_check::SelfCheckPolicy;
 #[cfg(feature = "cuda")]
 use crate::{DeviceTensors, StreamRef};
@@ -115,6 +117,7 @@ impl Plan {
             }
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => {
+                CUDA.check().map_err(|forked| Unsupported::new(vec![Reason::Forked(forked)]))?;
                 let (backend, kernel) = match gpu.prepare(problem, options).map_err(Unsupported::new)? {
                     Some((launchable, kernel)) => (Backend::Cuda(Box::new(launchable)), Some(kernel)),
                     None => (Backend::Nothing, None),
@@ -177,7 +180,10 @@ impl Plan {
                 flashcore_cpu::CpuError::Level(level) => Error::CpuLevel(level),
             }),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(launchable) => Ok(launchable.run(&self.problem, &inputs, outputs)?),
+            Backend::Cuda(launchable) => {
+                CUDA.check()?;
+                Ok(launchable.run(&self.problem, &inputs, outputs)?)
+            }
             Backend::Nothing => Ok(()),
         }
     }
@@ -212,6 +218,7 @@ impl Plan {
         };
         tensors.check(&self.problem)?;
         let Backend::Cuda(launchable) = &self.backend else { return Ok(()) };
+        CUDA.check()?;
         match stream {
             // SAFETY: the caller promises what the kernel needs of addresses and stream.
             StreamRef::Owned(stream) => unsafe { launchable.launch(stream, tensors) }?,

@@ -11,6 +11,9 @@ use flashcore_cuda::CudaError;
 use flashcore_kernels::Config;
 use flashcore_problem::ProblemError;
 
+#[cfg(feature = "cuda")]
+use crate::Forked;
+
 /// One reason why a device does not take a problem. [`supports`](crate::supports()) gives all of them at once.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -45,6 +48,10 @@ pub enum Reason {
         /// The config.
         config: Config,
     },
+    /// The process that this one was forked from uses CUDA.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Forked(Forked),
     /// The driver or the GPU refused: the kernel does not compile, the GPU is too old, there is no memory.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
