@@ -1,7 +1,7 @@
 """The C library of flashcore through ctypes: just enough to plan a problem and run it on PyTorch's tensors."""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3}
 MASK_NONE, MASK_CAUSAL = 0, 1
@@ -25,10 +25,11 @@ class Problem(ctypes.Structure):
         ("key_length", c_uint64),
         ("head_dim", c_uint64),
         ("value_dim", c_uint64),
+        ("scale", c_double),
         ("dtype", c_int32),
-        ("scale", c_float),
         ("mask", c_int32),
         ("alignment", c_int32),
+        ("layout", c_int32),
         ("window_left", c_int64),
         ("window_right", c_int64),
         ("softcap", c_float),
@@ -37,8 +38,7 @@ class Problem(ctypes.Structure):
         ("bias", c_int32),
         ("key_lengths", c_int32),
         ("log_sum_exp", c_int32),
-        ("layout", c_int32),
-        ("reserved", c_int32),
+        ("reserved", c_int64),
         ("query_strides", Strides),
         ("key_strides", Strides),
         ("value_strides", Strides),

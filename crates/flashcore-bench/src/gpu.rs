@@ -1,6 +1,6 @@
 //! The GPU: what is launched there is verified like everything else, and timed by the device's own clock.
 
-use flashcore::{Bound, BoundBytes, Device, Plan, PlanOptions, Reason};
+use flashcore::{Bound, BoundBytes, Device, Plan, PlanOptions, Unsupported};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, L2Flush, Stream};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
@@ -30,8 +30,8 @@ impl Gpu {
     }
 
     /// The kernel of a config for a problem; without a config, the one that the device takes by default.
-    pub fn plan(&self, problem: &Problem, config: Option<Config>) -> Result<Plan, Vec<Reason>> {
-        Plan::new(problem, &self.device, PlanOptions { config, ..PlanOptions::default() })
+    pub fn plan(&self, problem: &Problem, config: Option<Config>) -> Result<Plan, Unsupported> {
+        Plan::new(problem, &self.device, PlanOptions::default().with_config(config))
     }
 
     /// Runs a problem and judges it: guard bands around every tensor, poisoned outputs, and `repeats` further runs that

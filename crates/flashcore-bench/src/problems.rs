@@ -60,7 +60,7 @@ impl BenchSuite {
         problems
             .into_iter()
             .flat_map(|problem| {
-                [Mask::None, Mask::Causal(Alignment::BottomRight)].map(|mask| Problem { mask, ..problem.clone() })
+                [Mask::None, Mask::Causal(Alignment::BottomRight)].map(|mask| problem.clone().with_mask(mask))
             })
             .collect()
     }

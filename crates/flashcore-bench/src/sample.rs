@@ -15,7 +15,7 @@ const ROWS: usize = 64;
 /// The last rows attend the most keys, all tiles of them. Samples are of tensors that lie contiguously.
 pub fn judge_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<Vec<Verdict>, NoVerdict> {
     // What a formula takes out, the oracle still asks about.
-    let asked = Work::of(&Problem { mask_mod: None, ..problem.clone() });
+    let asked = Work::of(&problem.clone().with_mask_mod(None));
     if asked.flops <= WHOLE_FLOPS || !can_be_sampled(problem) {
         let yardstick = Yardstick::new(problem, inputs.clone())?;
         return Ok(vec![yardstick.judge(problem, &Evidence::new(inputs, outputs))]);

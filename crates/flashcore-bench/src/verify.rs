@@ -64,7 +64,7 @@ pub enum NoVerdict {
     Simulator(#[from] SimError),
     /// There is no such plan on the GPU.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
-    RefusedByGpu(Vec<flashcore::Reason>),
+    RefusedByGpu(flashcore::Unsupported),
     /// The GPU, or the way there, failed.
     #[error("{0}")]
     Gpu(#[from] flashcore::Error),

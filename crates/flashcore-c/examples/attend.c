@@ -21,7 +21,7 @@ static float output[BATCH][QUERIES][HEADS][DIM];
 static float log_sum_exp[BATCH][HEADS][QUERIES];
 
 /* The largest error of the output and of the log-sum-exp. */
-static double largest_error(float scale)
+static double largest_error(double scale)
 {
     double largest = 0;
     for (int b = 0; b < BATCH; b++)

@@ -7,7 +7,7 @@
 import array
 import ctypes
 import sys
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
 
 DTYPE_F32, MASK_CAUSAL, LAYOUT_STRIDED = 2, 1, 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -21,10 +21,12 @@ class Problem(Structure):
     _fields_ = (
         [("struct_size", c_uint64)]
         + [(name, c_uint64) for name in ("batch", "query_heads", "key_heads", "query_length", "key_length")]
-        + [("head_dim", c_uint64), ("value_dim", c_uint64), ("dtype", c_int32), ("scale", c_float)]
-        + [("mask", c_int32), ("alignment", c_int32), ("window_left", c_int64), ("window_right", c_int64)]
+        + [("head_dim", c_uint64), ("value_dim", c_uint64), ("scale", c_double), ("dtype", c_int32)]
+        + [(name, c_int32) for name in ("mask", "alignment", "layout")]
+        + [("window_left", c_int64), ("window_right", c_int64)]
         + [("softcap", c_float)]
-        + [(name, c_int32) for name in ("alibi", "sinks", "bias", "key_lengths", "log_sum_exp", "layout", "reserved")]
+        + [(name, c_int32) for name in ("alibi", "sinks", "bias", "key_lengths", "log_sum_exp")]
+        + [("reserved", c_int64)]
         + [(f"{name}_strides", Strides) for name in ("query", "key", "value", "output")]
     )
 

@@ -121,14 +121,16 @@ typedef struct flashcore_problem_t {
   uint64_t head_dim;
   // Columns of value and output.
   uint64_t value_dim;
+  // What the product of query and key is multiplied by; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
+  double scale;
   // FLASHCORE_DTYPE_*: the elements of query, key, value and output.
   int32_t dtype;
-  // What the product of query and key is multiplied by.
-  float scale;
   // FLASHCORE_MASK_*.
   int32_t mask;
   // FLASHCORE_ALIGNMENT_*: where a row stands among the keys, for masks.
   int32_t alignment;
+  // FLASHCORE_LAYOUT_*.
+  int32_t layout;
   // Keys attended before the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit. A "sliding window of w"
   // that counts the row itself is w - 1 here.
   int64_t window_left;
@@ -146,10 +148,8 @@ typedef struct flashcore_problem_t {
   int32_t key_lengths;
   // 1 if the log-sum-exp of each row is wanted; else 0.
   int32_t log_sum_exp;
-  // FLASHCORE_LAYOUT_*.
-  int32_t layout;
   // Must be 0.
-  int32_t reserved;
+  int64_t reserved;
   // For FLASHCORE_LAYOUT_STRIDED.
   struct flashcore_strides_t query_strides;
   // For FLASHCORE_LAYOUT_STRIDED.

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
             Some(name.to_string_lossy().parse::<Config>().map_err(Error::from)?)
         };
         let device = crate::device::open(device_kind, ordinal)?;
-        let options = PlanOptions { config, ..PlanOptions::default() };
+        let options = PlanOptions::default().with_config(config);
         let made = Plan::new(&problem, &device, options)?;
         let description = c_text(&made.report().to_string());
         let handle = registry::insert(Entry { plan: made, description });

@@ -70,14 +70,16 @@ pub struct Problem {
     pub head_dim: u64,
     /// Columns of value and output.
     pub value_dim: u64,
+    /// What the product of query and key is multiplied by; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
+    pub scale: f64,
     /// FLASHCORE_DTYPE_*: the elements of query, key, value and output.
     pub dtype: i32,
-    /// What the product of query and key is multiplied by.
-    pub scale: f32,
     /// FLASHCORE_MASK_*.
     pub mask: i32,
     /// FLASHCORE_ALIGNMENT_*: where a row stands among the keys, for masks.
     pub alignment: i32,
+    /// FLASHCORE_LAYOUT_*.
+    pub layout: i32,
     /// Keys attended before the row's own position, for FLASHCORE_MASK_WINDOW; -1 for no limit. A "sliding window of w"
     /// that counts the row itself is w - 1 here.
     pub window_left: i64,
@@ -95,10 +97,8 @@ pub struct Problem {
     pub key_lengths: i32,
     /// 1 if the log-sum-exp of each row is wanted; else 0.
     pub log_sum_exp: i32,
-    /// FLASHCORE_LAYOUT_*.
-    pub layout: i32,
     /// Must be 0.
-    pub reserved: i32,
+    pub reserved: i64,
     /// For FLASHCORE_LAYOUT_STRIDED.
     pub query_strides: Strides,
     /// For FLASHCORE_LAYOUT_STRIDED.
@@ -148,29 +148,25 @@ impl Problem {
             }),
             other => return Err(unknown("layout", other, "FLASHCORE_LAYOUT_*")),
         };
-        Ok(ApiProblem {
-            batch: size("batch", self.batch)?,
-            query_heads: size("query_heads", self.query_heads)?,
-            key_heads: size("key_heads", self.key_heads)?,
-            query_length: size("query_length", self.query_length)?,
-            key_length: size("key_length", self.key_length)?,
-            head_dim: size("head_dim", self.head_dim)?,
-            value_dim: size("value_dim", self.value_dim)?,
-            dtype: dtype(self.dtype)?,
-            scale: self.scale,
-            mask,
-            softcap: (self.softcap != 0.0).then_some(self.softcap),
-            alibi: switch("alibi", self.alibi)?,
-            sinks: switch("sinks", self.sinks)?,
-            bias: switch("bias", self.bias)?,
-            key_lengths: switch("key_lengths", self.key_lengths)?,
-            score_mod: None,
-            mask_mod: None,
-            number_table: 0,
-            integer_table: 0,
-            log_sum_exp: switch("log_sum_exp", self.log_sum_exp)?,
-            layout,
-        })
+        let (batch, query_heads) = (size("batch", self.batch)?, size("query_heads", self.query_heads)?);
+        let key_heads = size("key_heads", self.key_heads)?;
+        let query_length = size("query_length", self.query_length)?;
+        let key_length = size("key_length", self.key_length)?;
+        let (head_dim, value_dim) = (size("head_dim", self.head_dim)?, size("value_dim", self.value_dim)?);
+        let mut problem = ApiProblem::new(batch, query_heads, query_length, head_dim, dtype(self.dtype)?);
+        problem.key_heads = key_heads;
+        problem.key_length = key_length;
+        problem.value_dim = value_dim;
+        problem.scale = self.scale;
+        problem.mask = mask;
+        problem.softcap = (self.softcap != 0.0).then_some(self.softcap);
+        problem.alibi = switch("alibi", self.alibi)?;
+        problem.sinks = switch("sinks", self.sinks)?;
+        problem.bias = switch("bias", self.bias)?;
+        problem.key_lengths = switch("key_lengths", self.key_lengths)?;
+        problem.log_sum_exp = switch("log_sum_exp", self.log_sum_exp)?;
+        problem.layout = layout;
+        Ok(problem)
     }
 }
 
@@ -249,7 +245,7 @@ pub unsafe extern "C" fn flashcore_problem_init(
             head_dim,
             value_dim: head_dim,
             dtype,
-            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            scale: 1.0 / (head_dim as f64).sqrt(),
             mask: FLASHCORE_MASK_NONE,
             alignment: FLASHCORE_ALIGNMENT_BOTTOM_RIGHT,
             window_left: -1,

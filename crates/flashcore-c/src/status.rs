@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use api::cuda::CudaError;
-use api::{Error, KernelReason, Reason};
+use api::{Error, KernelReason, Reason, Unsupported};
 
 /// Success, or the kind of failure; flashcore_last_error() has the words.
 pub type Status = i32;
@@ -54,9 +54,9 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<Vec<Reason>> for Failure {
-    fn from(reasons: Vec<Reason>) -> Self {
-        Error::Unsupported(reasons).into()
+impl From<Unsupported> for Failure {
+    fn from(unsupported: Unsupported) -> Self {
+        Error::Unsupported(unsupported).into()
     }
 }
 

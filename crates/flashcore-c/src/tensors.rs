@@ -172,26 +172,25 @@ pub(crate) unsafe fn views<'a>(
     let [query, key, value, alibi_slopes, sinks, bias, key_lengths] = read;
     // SAFETY: the ranges were checked, do not overlap what is written, and can be read as the caller promises.
     let inputs = unsafe {
-        InputViews {
-            query: TensorView { dtype, data: slice_of(query, inputs.query.data).unwrap_or_default() },
-            key: TensorView { dtype, data: slice_of(key, inputs.key.data).unwrap_or_default() },
-            value: TensorView { dtype, data: slice_of(value, inputs.value.data).unwrap_or_default() },
-            alibi_slopes: slice_of(alibi_slopes, inputs.alibi_slopes.data),
-            sinks: slice_of(sinks, inputs.sinks.data),
-            bias: slice_of(bias, inputs.bias.data)
-                .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
-                .transpose()?,
-            key_lengths: slice_of(key_lengths, inputs.key_lengths.data),
-            number_table: None,
-            integer_table: None,
-        }
+        let mut views = InputViews::new(
+            TensorView { dtype, data: slice_of(query, inputs.query.data).unwrap_or_default() },
+            TensorView { dtype, data: slice_of(key, inputs.key.data).unwrap_or_default() },
+            TensorView { dtype, data: slice_of(value, inputs.value.data).unwrap_or_default() },
+        );
+        views.alibi_slopes = slice_of(alibi_slopes, inputs.alibi_slopes.data);
+        views.sinks = slice_of(sinks, inputs.sinks.data);
+        views.bias = slice_of(bias, inputs.bias.data)
+            .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
+            .transpose()?;
+        views.key_lengths = slice_of(key_lengths, inputs.key_lengths.data);
+        views
     };
     // SAFETY: the ranges were checked, overlap nothing else, and can be written as the caller promises.
     let outputs = unsafe {
-        OutputViews {
-            output: TensorViewMut { dtype, data: slice_of_mut(output, outputs.output.data).unwrap_or_default() },
-            log_sum_exp: slice_of_mut(log_sum_exp, outputs.log_sum_exp.data),
-        }
+        let data = slice_of_mut(output, outputs.output.data).unwrap_or_default();
+        let mut views = OutputViews::new(TensorViewMut { dtype, data });
+        views.log_sum_exp = slice_of_mut(log_sum_exp, outputs.log_sum_exp.data);
+        views
     };
     Ok((inputs, outputs))
 }

@@ -158,7 +158,7 @@ fn wrong_fields_are_named() {
         "problem.window_left is -2; it must be 0 or more, or -1 for no limit",
     );
     check(
-        |problem| (problem.key_heads, problem.scale) = (0, f32::NAN),
+        |problem| (problem.key_heads, problem.scale) = (0, f64::NAN),
         invalid,
         "key_heads is 0; it must be at least 1; scale is NaN; it must be finite, usually 1 / sqrt(head_dim)",
     );
@@ -286,7 +286,7 @@ fn random_problem(random: &mut SplitMix64) -> Problem {
     problem.bias = choice(random, 0, 2);
     problem.key_lengths = choice(random, 0, 2);
     problem.log_sum_exp = choice(random, 0, 2);
-    problem.scale = [1.0, 1.0, 1.0, 0.0, f32::NAN, f32::MAX][random.below(6)];
+    problem.scale = [1.0, 1.0, 1.0, 0.0, f64::NAN, f64::from(f32::MAX)][random.below(6)];
     problem.softcap = [0.0, 0.0, 0.0, 1.0, -1.0, f32::INFINITY][random.below(6)];
     problem.window_left = [-1, 0, 1, 3, i64::MIN, i64::MAX][random.below(6)];
     problem.window_right = [-1, 0, 1, 3, i64::MIN, i64::MAX][random.below(6)];

@@ -50,7 +50,7 @@ impl<'a> Scoring<'a> {
 
     /// What products are multiplied by before everything else.
     pub(crate) fn factor(&self) -> f64 {
-        let scale = f64::from(self.problem.scale);
+        let scale = self.problem.scale;
         match self.problem.softcap {
             Some(softcap) => scale / f64::from(softcap),
             None if self.is_plain() => scale * LOG2_E,

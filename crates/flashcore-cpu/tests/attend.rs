@@ -79,7 +79,7 @@ fn head_dimensions() {
         check(70, |problem| {
             problem.head_dim = head_dim;
             problem.value_dim = value_dim;
-            problem.scale = 1.0 / (head_dim as f32).sqrt();
+            problem.scale = 1.0 / (head_dim as f64).sqrt();
         });
     }
 }
@@ -226,6 +226,25 @@ fn every_sign_of_the_scale() {
                 problem.mask = mask;
             });
         }
+    }
+}
+
+/// The scale of problems in `f64` is not rounded to `f32`: 1 / sqrt(8) would lose 29 bits.
+#[test]
+fn the_scale_of_f64_is_f64() {
+    let mut problem = Problem::new(1, 1, 1, 8, DType::F64);
+    (problem.key_length, problem.value_dim) = (2, 1);
+    let mut inputs = Inputs::random(&problem, 1);
+    inputs.query = Tensor::from_values(DType::F64, &[1.0; 8]);
+    inputs.key = Tensor::from_values(DType::F64, &[[0.5; 8], [0.25; 8]].concat());
+    inputs.value = Tensor::from_values(DType::F64, &[1.0, 0.0]);
+    // Scores of 4 and 2 times the scale.
+    let expected = 1.0 / (1.0 + (-2.0 / 8.0_f64.sqrt()).exp());
+    for level in Level::available() {
+        let mut outputs = Outputs::poisoned(&problem);
+        attend_with(level, &problem, &inputs, &mut outputs).unwrap();
+        let error = (outputs.output.get(0) - expected).abs();
+        assert!(error < 4.0 * f64::EPSILON, "{error:e} at level {level}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use cudarc::driver::sys::{CUcontext, CUlimit};
+use cudarc::driver::sys::{CUcontext, CUlimit, CUstreamCaptureMode};
 
 use crate::api::{Api, Code};
 use crate::device::Device;
@@ -88,6 +88,18 @@ impl Context {
         let _current = self.enter()?;
         // SAFETY: the function takes nothing.
         unsafe { cuda!(self, cuCtxSynchronize()) }
+    }
+
+    /// Calls what would spoil a graph that is being recorded, and is no part of it: an allocation, a wait.
+    pub(crate) fn relax_capture<T>(&self, call: impl FnOnce(&Self) -> Result<T, CudaError>) -> Result<T, CudaError> {
+        let _current = self.enter()?;
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the function exchanges one enum of those it has had since it exists.
+        unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        let result = call(self);
+        // SAFETY: as above; this is what was there before.
+        unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        result
     }
 
     /// Bytes of memory that are free, and that there are.

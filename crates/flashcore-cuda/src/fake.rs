@@ -47,6 +47,10 @@ pub(crate) struct State {
     pub(crate) argument_count: usize,
     pub(crate) launches: Vec<SeenLaunch>,
     pub(crate) capturing: bool,
+    /// The number of the graph that is recorded.
+    pub(crate) capture_id: u64,
+    /// Whether calls are allowed that would spoil a graph.
+    pub(crate) relaxed: bool,
     /// What is current on this thread, innermost last.
     pub(crate) current: Vec<usize>,
     pub(crate) compute: (i32, i32),
@@ -79,6 +83,8 @@ impl State {
             argument_count: 0,
             launches: Vec::new(),
             capturing: false,
+            capture_id: 0,
+            relaxed: false,
             current: Vec::new(),
             compute: (9, 0),
             attributes: HashMap::new(),
@@ -220,6 +226,22 @@ functions! {
     fn cuStreamWaitEvent(_state, _stream: CUstream, _event: CUevent, _flags: c_uint) { code::SUCCESS }
     fn cuStreamIsCapturing(state, _stream: CUstream, status: *mut CUstreamCaptureStatus) {
         *status.cast::<u32>() = u32::from(state.capturing);
+        code::SUCCESS
+    }
+    fn cuStreamGetId(_state, stream: CUstream, id: *mut c_ulonglong) { *id = stream.addr() as u64; code::SUCCESS }
+    fn cuStreamGetCaptureInfo_v2(
+        state, _stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, _graph: *mut CUgraph,
+        _nodes: *mut *const CUgraphNode, _count: *mut usize,
+    ) {
+        *status.cast::<u32>() = u32::from(state.capturing);
+        *id = state.capture_id;
+        code::SUCCESS
+    }
+    fn cuThreadExchangeStreamCaptureMode(state, mode: *mut CUstreamCaptureMode) {
+        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let before = if state.relaxed { relaxed } else { CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL };
+        state.relaxed = *mode == relaxed;
+        *mode = before;
         code::SUCCESS
     }
     fn cuStreamBeginCapture_v2(state, _stream: CUstream, _mode: CUstreamCaptureMode) {

@@ -47,6 +47,7 @@
 //! | `driver`, `device`, [`arch`] | what is there: version, GPUs, which kernels they run |
 //! | `context` | the device's primary context, shared with every other library; who is current; what poisons it |
 //! | `stream`, `event`, `graph` | order, time, and replay |
+//! | `workspace` | scratch memory between the kernels of a launch, one for each stream |
 //! | `memory`, `l2` | bytes on the device, and a cold cache for measurements |
 //! | `jit`, `jit_log` | PTX to machine code, and what the compiler said |
 //! | `module`, `arguments`, `launch` | loaded code, and the call of it |
@@ -96,6 +97,7 @@ mod run_owned;
 mod stream;
 mod tensor_map;
 pub mod tuning;
+mod workspace;
 
 pub use arguments::MOST_ARGUMENTS;
 pub use context::Context;
@@ -115,3 +117,4 @@ pub use module::{Function, Module, Usage};
 pub use run_owned::run_owned;
 pub use stream::Stream;
 pub use tensor_map::EncodedTensorMap;
+pub use workspace::Workspaces;

@@ -88,6 +88,35 @@ impl Stream {
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint)
     }
 
+    /// A number that no other stream of the process has or will have. The default stream of each thread has its own.
+    pub(crate) fn id(&self) -> Result<u64, CudaError> {
+        let _current = self.context().enter()?;
+        let mut id = 0;
+        // SAFETY: the function writes one number.
+        unsafe { cuda!(self.context(), cuStreamGetId(self.raw(), &raw mut id)) }?;
+        Ok(id)
+    }
+
+    /// The number of the graph that it records, if it does: unique in the process.
+    pub(crate) fn capture(&self) -> Result<Option<u64>, CudaError> {
+        // The default stream cannot be captured, and does not like to be asked while another is.
+        if self.raw().is_null() {
+            return Ok(None);
+        }
+        let _current = self.context().enter()?;
+        let (mut status, mut id): (c_uint, _) = (0, 0);
+        let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let status_place = (&raw mut status).cast();
+        // SAFETY: the function writes an enum with the size of the integer, and a number; the others may be null.
+        unsafe {
+            cuda!(
+                self.context(),
+                cuStreamGetCaptureInfo_v2(self.raw(), status_place, &raw mut id, graph, nodes, count)
+            )
+        }?;
+        Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint).then_some(id))
+    }
+
     /// An error while it records a graph, for calls that would otherwise touch the host's memory when the graph is
     /// launched, or spoil the capture.
     pub(crate) fn not_capturing(&self, call: &'static str) -> Result<(), CudaError> {

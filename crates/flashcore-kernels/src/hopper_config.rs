@@ -186,7 +186,9 @@ impl HopperConfig {
     /// for each other then.
     pub(crate) fn has_own_ranges(self, specialisation: Specialisation) -> bool {
         specialisation.mask_mod.is_some()
+            // Unattended V rows are zeroed by all warpgroups of the CTA together.
             && !specialisation.key_lengths
+            && !specialisation.left
             && self.row_groups() > 1
             && self.key_sharers() == 1
             && self.in_turn == InTurn::Nothing

@@ -75,7 +75,7 @@ parameters! {
     output_row_stride: U64,
     /// Rows of the query.
     query_length: U32,
-    /// Rows of key and value.
+    /// Rows of key and value, up to the last that any query row attends.
     key_length: U32,
     /// Query heads that share one key head.
     heads_per_key_head: U32,
@@ -286,7 +286,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
     } else {
         (problem.position_offset(problem.key_length) as i32, 0)
     };
-    let scale = f64::from(problem.scale) * core::f64::consts::LOG2_E;
+    let scale = problem.scale * core::f64::consts::LOG2_E;
     let scale = problem.softcap.map_or(scale, |softcap| 2.0 * scale / f64::from(softcap));
     let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
     Values {
@@ -308,7 +308,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         output_head_stride,
         output_row_stride,
         query_length: problem.query_length as u32,
-        key_length: problem.key_length as u32,
+        key_length: problem.attended_range(problem.key_length).end as u32,
         heads_per_key_head: (problem.query_heads / problem.key_heads) as u32,
         position_offset,
         position_per_key,
@@ -316,7 +316,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         window_right: window(right),
         scale_log2: scale as f32,
         scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
-        inverse_scale: (1.0 / f64::from(problem.scale)) as f32,
+        inverse_scale: (1.0 / problem.scale) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
         key_lengths: buffers.key_lengths,
         alibi_slopes: buffers.alibi_slopes,

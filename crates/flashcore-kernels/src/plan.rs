@@ -55,6 +55,7 @@ pub struct SideKernel {
 /// Why a kernel cannot run a problem.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant says what its fields are")]
+#[non_exhaustive]
 pub enum Reason {
     #[error(transparent)]
     Problem(#[from] ProblemError),

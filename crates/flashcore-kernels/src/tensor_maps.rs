@@ -22,13 +22,15 @@ pub(crate) fn tensor_maps(
         let (base, rows) = if shape.rows == 0 { (buffers.query, 1) } else { (base, shape.rows) };
         tensor_map(problem.dtype, base, strides, Shape { rows, ..shape }, tile)
     };
+    // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
+    let keys = problem.attended_range(problem.key_length).end;
     // A warp stores its own rows.
     let stored = PanelTile { rows: ROWS_PER_BLOCK, ..value };
     let output = ("output", map(buffers.output, strides.output, problem.output_shape(), stored));
     let copied = [
         ("query", map(buffers.query, strides.query, problem.query_shape(), query)),
-        ("key", map(buffers.key, strides.key, problem.key_shape(), key)),
-        ("value", map(buffers.value, strides.value, problem.value_shape(), value)),
+        ("key", map(buffers.key, strides.key, Shape { rows: keys, ..problem.key_shape() }, key)),
+        ("value", map(buffers.value, strides.value, Shape { rows: keys, ..problem.value_shape() }, value)),
     ];
     copied.into_iter().chain(config.stores_by_copy(specialisation).then_some(output))
 }

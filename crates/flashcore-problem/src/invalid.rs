@@ -6,7 +6,14 @@ use std::fmt;
 
 /// One thing that is wrong with a [`Problem`](crate::Problem).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProblemError {
+    /// A size that [`Problem::builder`](crate::Problem::builder) needs was not given.
+    #[error("{argument} was not given; call .{argument}(...) before .build()")]
+    NotGiven {
+        /// The size.
+        argument: &'static str,
+    },
     /// A size that must be at least one is zero.
     #[error("{argument} is 0; it must be at least 1")]
     Zero {
@@ -33,7 +40,20 @@ pub enum ProblemError {
     #[error("scale is {scale}; it must be finite, usually 1 / sqrt(head_dim)")]
     ScaleNotFinite {
         /// The scale.
-        scale: f32,
+        scale: f64,
+    },
+    /// The scale is infinite or zero in the type that the problem is computed in.
+    #[error(
+        "scale is {scale:e}; {dtype} is computed in f32, where it must be 0 or have a magnitude between {:e} and {:e}, \
+         usually 1 / sqrt(head_dim)",
+        f32::from_bits(1),
+        f32::MAX
+    )]
+    ScaleOutOfRange {
+        /// The scale.
+        scale: f64,
+        /// The element type of the problem.
+        dtype: DType,
     },
     /// The softcap is zero, negative, infinite or NaN.
     #[error("softcap is {softcap}; it must be finite and above 0, or None for no softcap")]
@@ -120,6 +140,7 @@ pub enum ProblemError {
 
 /// One thing that is wrong with the tensors given for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TensorError {
     /// The tensor has another element type than the problem.
     #[error("{tensor} is {actual}; the problem's dtype is {expected}")]
@@ -177,6 +198,7 @@ pub enum TensorError {
 
 /// Why a problem cannot be computed: everything that is wrong with it, or with its tensors.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Invalid {
     /// The problem itself.
     #[error("{}", listed(.0))]

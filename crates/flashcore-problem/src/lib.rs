@@ -34,12 +34,27 @@
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`;
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
 //! 5. with a [`ScoreMod`], `score` becomes what it says;
-//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: not even a NaN
-//!    there is seen;
+//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
+//!    [below](#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
 //! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
 //!
 //! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
+//!
+//! # NaN in keys that take no part
+//!
+//! A key/value cache has rows that nobody has written yet. Whether a NaN or an infinity there can reach an output:
+//!
+//! | it stands in | oracle, CPU | GPU kernels |
+//! |---|---|---|
+//! | K or V of a key that no row of the batch attends, by the mask and the batch's key length: see [`Problem::attended_range`] | never | never |
+//! | K of a key that this row does not attend, or its bias | never | never |
+//! | V of a key that this row does not attend and another row of the head does | never | possibly |
+//! | V of a key that only a [`MaskMod`] takes out | never | possibly |
+//!
+//! *Possibly* is because tensor cores multiply a whole tile of V by weights of which some are zero, as in `FlashAttention`
+//! and cuDNN: a row in the same tile as one that attends the key gets `0 * NaN`. So memory past a length, past the causal
+//! end or before every window may be uninitialised; V rows that some query attends must be finite.
 //!
 //! # Invariants
 //!
@@ -48,6 +63,7 @@
 //!   out.
 //! * The gate is never loosened to let something pass.
 
+mod builder;
 mod dtype;
 pub mod formula;
 mod gate;
@@ -64,6 +80,7 @@ mod tensors;
 mod verdict;
 mod views;
 
+pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use formula::{MaskMod, ScoreMod};
 pub use gate::{Evidence, judge};

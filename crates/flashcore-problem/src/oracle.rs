@@ -93,7 +93,7 @@ impl<'a> Operands<'a> {
             for column in 0..head_dim {
                 product.add(query[column] * key[column]);
             }
-            let mut score = product.value() * f64::from(problem.scale);
+            let mut score = product.value() * problem.scale;
             largest_score = largest_score.max(finite_magnitude(score));
             if let Some(softcap) = problem.softcap.map(f64::from) {
                 score = softcap * (score / softcap).tanh();

@@ -7,7 +7,8 @@ use std::ops::Range;
 
 /// One attention problem: everything about it except the numbers in its tensors.
 ///
-/// Begin with [`Problem::new`] and change fields:
+/// Begin with [`Problem::new`], or with [`Problem::builder`] for sizes by name; then change fields, or call the method
+/// `with_...` of each:
 ///
 /// ```
 /// use flashcore_problem::{Alignment, DType, Mask, Problem};
@@ -19,6 +20,7 @@ use std::ops::Range;
 /// assert_eq!(problem.validate(), Ok(()));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
 pub struct Problem {
     /// Batches; 0 is legal and gives an empty output.
@@ -37,8 +39,9 @@ pub struct Problem {
     pub value_dim: usize,
     /// Element type of query, key, value and output.
     pub dtype: DType,
-    /// What the product of query and key is multiplied by.
-    pub scale: f32,
+    /// What the product of query and key is multiplied by. Used in `f64` for `f64`, else in `f32`, which must have it.
+    /// Slopes, sinks, bias and log-sum-exp are `f32` whatever the element type.
+    pub scale: f64,
     /// Which keys a row attends.
     pub mask: Mask,
     /// `score = softcap * tanh(score / softcap)`; `None` leaves scores as they are.
@@ -68,6 +71,9 @@ pub struct Problem {
 impl Problem {
     /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
     /// contiguous `[batch, head, row, column]`, nothing masked.
+    ///
+    /// The sizes are in the order of that shape: batches, heads, rows, columns. [`builder`](Self::builder) takes them by
+    /// name.
     pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
         Self {
             batch,
@@ -78,7 +84,7 @@ impl Problem {
             head_dim,
             value_dim: head_dim,
             dtype,
-            scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+            scale: 1.0 / (head_dim as f64).sqrt(),
             mask: Mask::None,
             softcap: None,
             alibi: false,
@@ -102,6 +108,15 @@ impl Problem {
     /// Whether query row `row` attends key `key` when its batch has `batch_key_length` keys.
     pub fn attends(&self, batch_key_length: usize, row: usize, key: usize) -> bool {
         self.attended_keys(batch_key_length, row).contains(&key)
+    }
+
+    /// The keys that any query row attends when its batch has `batch_key_length` keys: from the first to past the last.
+    ///
+    /// Keys outside this range are never read, or never reach an output, whatever they hold: see [step 6](crate).
+    pub fn attended_range(&self, batch_key_length: usize) -> Range<usize> {
+        let Some(last_row) = self.query_length.checked_sub(1) else { return 0..0 };
+        // Windows move on with the rows: the first row has the first key, and the last row the last.
+        self.attended_keys(batch_key_length, 0).start..self.attended_keys(batch_key_length, last_row).end
     }
 
     /// What is added to a query row to give its position among `batch_key_length` keys.
@@ -172,6 +187,8 @@ impl Problem {
     fn validate_numbers(&self, errors: &mut Vec<ProblemError>) {
         if !self.scale.is_finite() {
             errors.push(ProblemError::ScaleNotFinite { scale: self.scale });
+        } else if self.dtype.accumulator() == DType::F32 && is_lost_in_f32(self.scale) {
+            errors.push(ProblemError::ScaleOutOfRange { scale: self.scale, dtype: self.dtype });
         }
         if let Some(softcap) = self.softcap.filter(|softcap| !(softcap.is_finite() && *softcap > 0.0)) {
             errors.push(ProblemError::SoftcapNotPositive { softcap });
@@ -249,6 +266,12 @@ impl Problem {
     }
 }
 
+/// Whether a finite number becomes infinite or zero in `f32`.
+fn is_lost_in_f32(number: f64) -> bool {
+    let narrow = number as f32;
+    narrow.is_infinite() || (narrow == 0.0 && number != 0.0)
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -314,18 +337,38 @@ mod tests {
         check(|problem| problem.scale = -1.0, &[]);
     }
 
+    /// A scale is used in `f32` unless the problem is in `f64`: what would become infinite or zero there is refused.
+    #[test]
+    fn a_scale_that_f32_does_not_have() {
+        for (scale, is_lost) in
+            [(1e39, true), (-1e39, true), (1e-46, true), (1e-45, false), (3.4e38, false), (0.0, false)]
+        {
+            for dtype in [DType::F16, DType::Bf16, DType::F32] {
+                let expected = if is_lost { vec![ProblemError::ScaleOutOfRange { scale, dtype }] } else { vec![] };
+                check(|problem| (problem.scale, problem.dtype) = (scale, dtype), &expected);
+            }
+            check(|problem| (problem.scale, problem.dtype) = (scale, DType::F64), &[]);
+        }
+        let error = ProblemError::ScaleOutOfRange { scale: 1e39, dtype: DType::F16 };
+        assert_eq!(
+            error.to_string(),
+            "scale is 1e39; f16 is computed in f32, where it must be 0 or have a magnitude between 1e-45 and \
+             3.4028235e38, usually 1 / sqrt(head_dim)"
+        );
+    }
+
     #[test]
     fn all_errors_are_returned() {
         check(
             |problem| {
                 problem.key_heads = 3;
-                problem.scale = f32::INFINITY;
+                problem.scale = f64::INFINITY;
                 problem.softcap = Some(0.0);
                 problem.mask = Mask::Window { left: None, right: None, alignment: Alignment::TopLeft };
             },
             &[
                 ProblemError::HeadsNotMultiple { query_heads: 4, key_heads: 3 },
-                ProblemError::ScaleNotFinite { scale: f32::INFINITY },
+                ProblemError::ScaleNotFinite { scale: f64::INFINITY },
                 ProblemError::SoftcapNotPositive { softcap: 0.0 },
                 ProblemError::WindowWithoutLimits,
             ],

@@ -189,7 +189,7 @@ impl<R: Real> Operands<'_, R> {
         let key_start = (first_key_row + j) * head_dim;
         let key = &self.key[key_start..key_start + head_dim];
         let product = query.iter().zip(key).fold(R::from_f64(0.0), |sum, (&query, &key)| sum + query * key);
-        let mut score = product * R::from_f64(f64::from(problem.scale));
+        let mut score = product * R::from_f64(problem.scale);
         if let Some(softcap) = problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))) {
             score = softcap * (score / softcap).tanh();
         }

@@ -66,6 +66,7 @@ pub struct BiasView<'a> {
 
 /// Everything a backend reads, borrowed. See [`Inputs`] for owned ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct InputViews<'a> {
     /// The query, `query_heads` by `query_length` by `head_dim`.
     pub query: TensorView<'a>,
@@ -89,6 +90,7 @@ pub struct InputViews<'a> {
 
 /// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
 #[derive(Debug, PartialEq)]
+#[non_exhaustive]
 pub struct OutputViews<'a> {
     /// The output, `query_heads` by `query_length` by `value_dim`.
     pub output: TensorViewMut<'a>,
@@ -119,11 +121,10 @@ impl<'a> InputViews<'a> {
     /// Query, key and value, and nothing optional.
     ///
     /// ```
-    /// use flashcore_problem::{BiasStrides, BiasView, DType, InputViews};
+    /// use flashcore_problem::{DType, InputViews};
     ///
     /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
-    /// let mut inputs = InputViews::new(&query, &key, &value);
-    /// inputs.sinks = Some(&[0.5, 1.5]);
+    /// let inputs = InputViews::new(&query, &key, &value).with_sinks(&[0.5, 1.5]);
     /// assert_eq!(inputs.query.dtype, DType::F32);
     /// ```
     pub fn new(
@@ -142,6 +143,48 @@ impl<'a> InputViews<'a> {
             number_table: None,
             integer_table: None,
         }
+    }
+
+    /// Adds one slope per query head.
+    #[must_use]
+    pub const fn with_alibi_slopes(mut self, alibi_slopes: &'a [f32]) -> Self {
+        self.alibi_slopes = Some(alibi_slopes);
+        self
+    }
+
+    /// Adds one sink per query head.
+    #[must_use]
+    pub const fn with_sinks(mut self, sinks: &'a [f32]) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// Adds the bias.
+    #[must_use]
+    pub const fn with_bias(mut self, bias: BiasView<'a>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// Adds one key length per batch.
+    #[must_use]
+    pub const fn with_key_lengths(mut self, key_lengths: &'a [u32]) -> Self {
+        self.key_lengths = Some(key_lengths);
+        self
+    }
+
+    /// Adds the numbers that formulas read.
+    #[must_use]
+    pub const fn with_number_table(mut self, number_table: &'a [f32]) -> Self {
+        self.number_table = Some(number_table);
+        self
+    }
+
+    /// Adds the integers that formulas read.
+    #[must_use]
+    pub const fn with_integer_table(mut self, integer_table: &'a [i32]) -> Self {
+        self.integer_table = Some(integer_table);
+        self
     }
 
     /// Everything that is wrong with `problem`, or else with these inputs for it.

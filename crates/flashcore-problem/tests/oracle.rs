@@ -21,7 +21,7 @@ impl Case {
     fn new(batch: usize, query_length: usize, keys: &[f64], values: &[f64]) -> Self {
         let mut problem = Problem::new(batch, 1, query_length, 1, DType::F64);
         problem.key_length = keys.len() / batch;
-        problem.scale = LN_2;
+        problem.scale = f64::from(LN_2);
         problem.log_sum_exp = true;
         Self {
             problem,
@@ -100,7 +100,7 @@ fn window(left: impl Into<Option<usize>>, right: impl Into<Option<usize>>, align
 #[test]
 fn two_by_two_by_hand() {
     let mut problem = Problem::new(1, 1, 2, 2, DType::F32);
-    problem.scale = LN_2;
+    problem.scale = f64::from(LN_2);
     let identity = Tensor::from_values(DType::F32, &[1.0, 0.0, 0.0, 1.0]);
     let inputs = Inputs {
         query: identity.clone(),

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut problem = Problem::new(2, 8, 1000, 64, DType::F16);
     problem.mask = Mask::Causal(Alignment::BottomRight);
     problem.log_sum_exp = true;
-    let plan = supports(&problem, &device).map_err(flashcore::Error::from)?;
+    let plan = supports(&problem, &device)?;
     println!("{}", plan.report());
 
     let context = CudaContext::new(0)?;
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (value, _value) = value.device_ptr(&stream);
         let (output, _output) = output.device_ptr_mut(&stream);
         let (log_sum_exp, _log_sum_exp) = log_sum_exp.device_ptr_mut(&stream);
-        let tensors = DeviceTensors { log_sum_exp, ..DeviceTensors::new(query, key, value, output) };
+        let tensors = DeviceTensors::new(query, key, value, output).with_log_sum_exp(log_sum_exp);
         // SAFETY: the buffers have the sizes of the problem's tensors, nobody else uses them, and the stream is one of
         // the primary context, which cudarc uses.
         unsafe { plan.launch(stream.cu_stream(), tensors) }?;

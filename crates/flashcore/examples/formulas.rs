@@ -36,9 +36,7 @@ fn main() -> Result<(), Error> {
     let (query, key, value) = (tensor(0.37), tensor(0.11), tensor(0.73));
     let mut output = vec![f16::ZERO; elements];
 
-    let mut inputs = InputViews::new(&query, &key, &value);
-    inputs.number_table = Some(&numbers);
-    inputs.integer_table = Some(&document_of);
+    let inputs = InputViews::new(&query, &key, &value).with_number_table(&numbers).with_integer_table(&document_of);
     let plan = supports(&problem, &Device::best().device)?;
     plan.run(inputs, OutputViews::new(&mut output))?;
     println!("{problem} on {}: {:?} ...", plan.device(), &output[..4]);
@@ -51,8 +49,7 @@ fn main() -> Result<(), Error> {
     };
     let (query, key, value) = (first(&query), first(&key), first(&value));
     let mut of_first = vec![f16::ZERO; HEADS * 120 * HEAD_DIM];
-    let mut inputs = InputViews::new(&query, &key, &value);
-    inputs.number_table = Some(&numbers);
+    let inputs = InputViews::new(&query, &key, &value).with_number_table(&numbers);
     supports(&alone, &Device::best().device)?.run(inputs, OutputViews::new(&mut of_first))?;
     let difference = |(one, other): (&f16, &f16)| (one.to_f32() - other.to_f32()).abs();
     let largest = first(&output).iter().zip(&of_first).map(difference).fold(0.0, f32::max);

@@ -48,6 +48,7 @@ pub struct Bound {
 
 /// The tensors of a [`Bound`] as they are on the GPU, each with its margins.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BoundContents {
     /// Of the query.
     pub query: Vec<u8>,

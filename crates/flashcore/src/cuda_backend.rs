@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, L2Range, Launch, Stream};
+use flashcore_cuda::{
+    Context, CudaError, DeviceBuffer, Driver, JitOptions, Kernel, Kernels, L2Range, Launch, Stream, Workspaces,
+};
 use flashcore_ir::{Arch, TensorMap, VerifiedKernel};
 use flashcore_kernels::{Argument, Buffers, Config, SideKernel};
 use flashcore_problem::{
@@ -221,8 +223,8 @@ pub(crate) struct Launchable {
     first: Step,
     combine: Option<Step>,
     stream: Stream,
-    /// What the kernels use among themselves, unless a launch brings it.
-    workspace: Arc<DeviceBuffer>,
+    /// Memory that the kernels of a launch use among themselves, for each stream, unless a launch brings it.
+    workspaces: Arc<Workspaces>,
     /// Bytes of it before what is known of the tiles that a formula leaves.
     ranges_offset: u64,
     /// Where L2 is asked to keep the key: bytes of the key, and of the part of L2.
@@ -287,7 +289,7 @@ impl Launchable {
             ranges_offset: plan.ranges_offset(),
             first: Step::new(&kernels.first, plan.grid, arguments)?,
             combine,
-            workspace: Arc::new(DeviceBuffer::uninitialised(context, plan.workspace_bytes() as usize)?),
+            workspaces: Arc::new(Workspaces::new(context, plan.workspace_bytes() as usize)?),
             kept_key: if plan.keeps_keys_in_l2() { Some((plan.key_bytes(), context.keep_in_l2()?)) } else { None },
             stream,
         })
@@ -295,21 +297,30 @@ impl Launchable {
 
     /// Bytes that the kernels use among themselves.
     pub(crate) fn workspace_bytes(&self) -> usize {
-        self.workspace.len()
+        self.workspaces.bytes()
     }
 
-    /// Puts the kernels on a stream. Allocates nothing.
+    /// Puts the kernels on a stream. Allocates nothing but a workspace for a stream that launches for the first time.
     ///
     /// # Safety
     ///
     /// The addresses are those of device memory that holds the tensors of the problem, which nobody else uses in a way
-    /// that conflicts until the launch has finished; the stream belongs to the kernel's context. Launches on other streams
-    /// that do not bring a workspace have finished, where there is one.
+    /// that conflicts until the launch has finished, a workspace that the launch brings included; the stream belongs to
+    /// the kernel's context.
     pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: DeviceTensors) -> Result<(), CudaError> {
-        let mut buffers = buffers(tensors);
-        if buffers.workspace == 0 {
-            buffers.workspace = self.workspace.address();
+        let buffers = buffers(tensors);
+        if buffers.workspace != 0 {
+            // SAFETY: the contract of this function.
+            return unsafe { self.launch_in(stream, buffers) };
         }
+        // SAFETY: the contract of this function; nobody else uses the workspace of the stream meanwhile.
+        self.workspaces.with(stream, |workspace| unsafe { self.launch_in(stream, Buffers { workspace, ..buffers }) })
+    }
+
+    /// # Safety
+    ///
+    /// That of [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
+    unsafe fn launch_in(&self, stream: &Stream, mut buffers: Buffers) -> Result<(), CudaError> {
         buffers.tile_ranges = buffers.workspace + self.ranges_offset;
         if let Some(ranges) = &self.ranges {
             // SAFETY: the contract of this function; the stream keeps the order of the two.

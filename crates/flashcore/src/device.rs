@@ -101,6 +101,7 @@ fn cpu_name() -> String {
 
 /// The device that [`Device::best`] chose.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Best {
     /// The device.
     pub device: Device,
@@ -119,6 +120,7 @@ impl fmt::Display for Best {
 
 /// What [`Device::list`] found.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Devices {
     /// The GPUs by number, then the CPU.
     pub devices: Vec<DeviceInfo>,
@@ -128,6 +130,7 @@ pub struct Devices {
 
 /// What is known of a device without opening it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// The number for [`Device::cuda`]; `None` for the CPU.
     pub ordinal: Option<usize>,

@@ -13,7 +13,15 @@ const NUMBER_ALIGNMENT: u64 = 4;
 /// of `PyTorch`.
 ///
 /// Each address is that of the first element; the others lie where the problem's [strides](Problem::strides) say.
+///
+/// ```
+/// # use flashcore::DeviceTensors;
+/// # let (query, key, value, output, rows) = (0x1000, 0x2000, 0x3000, 0x4000, 0x5000);
+/// let tensors = DeviceTensors::new(query, key, value, output).with_log_sum_exp(rows);
+/// # assert_eq!(tensors.log_sum_exp, rows);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceTensors {
     /// Of the query.
     pub query: u64,
@@ -41,7 +49,7 @@ pub struct DeviceTensors {
     /// Of the table of integers that formulas read, `i32`.
     pub integer_table: u64,
     /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
-    /// finished; 0 for those of the plan, which are for one stream at a time.
+    /// finished; 0 for the workspace that the plan has for the stream.
     pub workspace: u64,
 }
 
@@ -64,6 +72,62 @@ impl DeviceTensors {
             integer_table: 0,
             workspace: 0,
         }
+    }
+
+    /// Adds the log-sum-exp.
+    #[must_use]
+    pub const fn with_log_sum_exp(mut self, address: u64) -> Self {
+        self.log_sum_exp = address;
+        self
+    }
+
+    /// Adds the key lengths.
+    #[must_use]
+    pub const fn with_key_lengths(mut self, address: u64) -> Self {
+        self.key_lengths = address;
+        self
+    }
+
+    /// Adds the slopes.
+    #[must_use]
+    pub const fn with_alibi_slopes(mut self, address: u64) -> Self {
+        self.alibi_slopes = address;
+        self
+    }
+
+    /// Adds the sinks.
+    #[must_use]
+    pub const fn with_sinks(mut self, address: u64) -> Self {
+        self.sinks = address;
+        self
+    }
+
+    /// Adds the bias, and where its terms lie.
+    #[must_use]
+    pub const fn with_bias(mut self, address: u64, strides: BiasStrides) -> Self {
+        (self.bias, self.bias_strides) = (address, strides);
+        self
+    }
+
+    /// Adds the table of numbers that formulas read.
+    #[must_use]
+    pub const fn with_number_table(mut self, address: u64) -> Self {
+        self.number_table = address;
+        self
+    }
+
+    /// Adds the table of integers that formulas read.
+    #[must_use]
+    pub const fn with_integer_table(mut self, address: u64) -> Self {
+        self.integer_table = address;
+        self
+    }
+
+    /// Brings a workspace for this launch.
+    #[must_use]
+    pub const fn with_workspace(mut self, address: u64) -> Self {
+        self.workspace = address;
+        self
     }
 
     /// Checks what can be known without the GPU: nothing is null that is needed, everything is aligned and ends within
@@ -177,6 +241,36 @@ mod tests {
         let mut tensors = GOOD;
         change(&mut problem, &mut tensors);
         assert_eq!(&tensors.validate(&problem), expected, "{tensors:x?}");
+    }
+
+    #[test]
+    fn every_setter_sets_its_field() {
+        let strides = BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
+        let expected = DeviceTensors {
+            query: 1,
+            key: 2,
+            value: 3,
+            output: 4,
+            log_sum_exp: 5,
+            key_lengths: 6,
+            alibi_slopes: 7,
+            sinks: 8,
+            bias: 9,
+            bias_strides: strides,
+            number_table: 10,
+            integer_table: 11,
+            workspace: 12,
+        };
+        let set = DeviceTensors::new(1, 2, 3, 4)
+            .with_log_sum_exp(5)
+            .with_key_lengths(6)
+            .with_alibi_slopes(7)
+            .with_sinks(8)
+            .with_bias(9, strides)
+            .with_number_table(10)
+            .with_integer_table(11)
+            .with_workspace(12);
+        assert_eq!(set, expected);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use flashcore_cuda::CudaError;
 use flashcore_kernels::UnknownConfig;
 use flashcore_problem::Invalid;
 
-use crate::Reason;
+use crate::Unsupported;
 
 /// Why something was not computed. The message names the argument, its value and what is allowed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -14,8 +14,8 @@ pub enum Error {
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The device does not take the problem.
-    #[error("{}", listed(.0))]
-    Unsupported(Vec<Reason>),
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
     /// An address that is needed is missing.
     #[error("{argument} is null; it must be the address of device memory")]
     Null {
@@ -87,14 +87,4 @@ pub enum Error {
     /// The driver or the GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-}
-
-impl From<Vec<Reason>> for Error {
-    fn from(reasons: Vec<Reason>) -> Self {
-        Self::Unsupported(reasons)
-    }
-}
-
-fn listed(reasons: &[Reason]) -> String {
-    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

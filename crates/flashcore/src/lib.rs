@@ -12,7 +12,7 @@
 //! use flashcore::half::f16;
 //! use flashcore::{Alignment, DType, Device, InputViews, Mask, OutputViews, Problem, supports};
 //!
-//! # fn main() -> Result<(), flashcore::Error> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Two batches, eight heads, 128 rows of 64 columns, each row attending itself and what is before it.
 //! let mut problem = Problem::new(2, 8, 128, 64, DType::F16);
 //! problem.mask = Mask::Causal(Alignment::BottomRight);
@@ -50,8 +50,8 @@
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`, where `offset` follows the mask's [`Alignment`];
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
 //! 5. with a [`ScoreMod`], `score` becomes what its closure says;
-//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: not even a NaN
-//!    there is seen;
+//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
+//!    [`flashcore_problem`](flashcore_problem#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
 //! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
 //!
@@ -71,7 +71,7 @@
 //!
 //! # What a device takes
 //!
-//! [`supports`] answers with a [`Plan`] or with every [`Reason`] against it, never with a slow path in disguise. The CPU
+//! [`supports`] answers with a [`Plan`] or, as an [`Unsupported`] error, with every [`Reason`] against it, never with a slow path in disguise. The CPU
 //! takes everything that makes sense. GPU kernels take `f16` and `bf16` with head
 //! dimensions that are multiples of 8 up to 256, and `f32` on the slower `scalar` kernel, each with every mask, term and
 //! stride of a problem.
@@ -141,7 +141,7 @@ pub use flashcore_problem::{
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
-pub use reason::Reason;
+pub use reason::{Reason, Unsupported};
 pub use report::{KernelReport, Report, SelfCheckReport};
 pub use self_check::SelfCheckPolicy;
 pub use stream::StreamRef;

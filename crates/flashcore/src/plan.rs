@@ -9,7 +9,7 @@ use flashcore_problem::{InputViews, OutputViews, Problem};
 use crate::cuda_backend::Launchable;
 use crate::device::{Device, Kind};
 use crate::self_check::SelfCheckPolicy;
-use crate::{DeviceTensors, Error, Reason, Report, StreamRef};
+use crate::{DeviceTensors, Error, Reason, Report, StreamRef, Unsupported};
 
 /// The widest rows for which the CPU backend sets tiles aside: 64 rows of these are 16 MiB.
 const MOST_CPU_COLUMNS: usize = 1 << 16;
@@ -34,12 +34,36 @@ enum Backend {
 }
 
 /// How a plan is made.
+///
+/// ```
+/// use flashcore::{Config, PlanOptions, SelfCheckPolicy};
+///
+/// let options = PlanOptions::default().with_config(Config::ampere()).with_self_check(SelfCheckPolicy::On);
+/// assert!(options.config.is_some());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PlanOptions {
     /// The GPU kernel to use; `None` for the default of the device. By name: `"ampere".parse()`.
     pub config: Option<Config>,
     /// Whether a kernel that is new to this driver is run once before it is trusted.
     pub self_check: SelfCheckPolicy,
+}
+
+impl PlanOptions {
+    /// Chooses the GPU kernel; `None` for the default of the device.
+    #[must_use]
+    pub fn with_config(mut self, config: impl Into<Option<Config>>) -> Self {
+        self.config = config.into();
+        self
+    }
+
+    /// Says whether a kernel that is new to this driver is run once before it is trusted.
+    #[must_use]
+    pub const fn with_self_check(mut self, self_check: SelfCheckPolicy) -> Self {
+        self.self_check = self_check;
+        self
+    }
 }
 
 /// A plan for `problem` on `device`, or every reason against it.
@@ -53,13 +77,13 @@ pub struct PlanOptions {
 /// assert!(supports(&problem, &Device::cpu()).is_ok());
 ///
 /// problem.key_heads = 3;
-/// problem.scale = f32::NAN;
+/// problem.scale = f64::NAN;
 /// let reasons = supports(&problem, &Device::cpu()).unwrap_err();
 /// assert_eq!(reasons.len(), 2);
 /// assert_eq!(reasons[0], Reason::Problem(ProblemError::HeadsNotMultiple { query_heads: 8, key_heads: 3 }));
 /// assert_eq!(reasons[1].to_string(), "scale is NaN; it must be finite, usually 1 / sqrt(head_dim)");
 /// ```
-pub fn supports(problem: &Problem, device: &Device) -> Result<Plan, Vec<Reason>> {
+pub fn supports(problem: &Problem, device: &Device) -> Result<Plan, Unsupported> {
     Plan::new(problem, device, PlanOptions::default())
 }
 
@@ -69,7 +93,7 @@ impl Plan {
     /// On a GPU this generates the kernel, and compiles it if neither this process nor the cache on disk has it. A kernel
     /// depends on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch
     /// or heads: plans for those compile at most another config for another size.
-    pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Vec<Reason>> {
+    pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Unsupported> {
         let (mut reasons, mut kernel) = (Vec::new(), None);
         let backend = match &device.0 {
             Kind::Cpu => {
@@ -89,15 +113,15 @@ impl Plan {
             },
         };
         if !reasons.is_empty() {
-            return Err(reasons);
+            return Err(Unsupported::new(reasons));
         }
         let report = Report { problem: problem.to_string(), device: device.to_string(), kernel };
         Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
     }
 
     /// A plan with the GPU kernel of this config, or every reason against it.
-    pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Vec<Reason>> {
-        Self::new(problem, device, PlanOptions { config: Some(config), ..PlanOptions::default() })
+    pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Unsupported> {
+        Self::new(problem, device, PlanOptions::default().with_config(config))
     }
 
     /// The problem.
@@ -115,8 +139,8 @@ impl Plan {
         &self.report
     }
 
-    /// Bytes of device memory that kernels use among themselves, where the keys are divided among several: the plan has
-    /// them, and so do the [`DeviceTensors`] that bring their own.
+    /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for split-KV partial results
+    /// and block masks. The plan has a workspace for each stream that launches it; [`DeviceTensors`] can bring another.
     pub fn workspace_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cuda(launchable) => launchable.workspace_bytes(),
@@ -148,8 +172,11 @@ impl Plan {
 
     /// Puts the kernel on the caller's stream, on tensors that lie on the GPU, and returns before it has finished.
     ///
-    /// No device memory is allocated and nothing is waited for, so a launch can be captured into a CUDA graph. The
-    /// addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
+    /// A plan can be launched from any threads, on any streams, at the same time. Nothing is waited for, and a launch can
+    /// be captured into a CUDA graph. Device memory is allocated only where [`workspace_bytes`](Self::workspace_bytes) is
+    /// not 0, the tensors bring no workspace, and the stream is the second or a later one that launches the plan, or a
+    /// captured one: each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for
+    /// the device and takes over the workspace of another. The addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
     /// GPU surface at a later call, usually a wait for the stream.
     ///
     /// # Safety
@@ -160,9 +187,8 @@ impl Plan {
     ///   problem's strides reach;
     /// * nobody writes query, key or value, and nobody reads or writes output or log-sum-exp;
     /// * no element of output or log-sum-exp lies where another tensor has one;
-    /// * where [`workspace_bytes`](Self::workspace_bytes) is not 0 and the tensors bring no workspace, launches of this
-    ///   plan or its clones on other streams have finished; a workspace that they bring has so many bytes, and nobody
-    ///   else uses it;
+    /// * a workspace that the tensors bring has [`workspace_bytes`](Self::workspace_bytes) bytes, and nobody else uses it;
+    /// * of the executable graphs made from one captured launch, one is executed at a time: they share its workspace;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.

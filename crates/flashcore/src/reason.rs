@@ -1,5 +1,10 @@
 //! Why a device does not take a problem.
 
+use std::fmt;
+use std::ops::Deref;
+use std::slice;
+use std::vec;
+
 use flashcore_cuda::CudaError;
 use flashcore_kernels::Config;
 use flashcore_problem::ProblemError;
@@ -44,6 +49,69 @@ pub enum Reason {
         /// What the gate said.
         complaint: String,
     },
+}
+
+/// Every [`Reason`] why a device does not take a problem: the error of [`supports`](crate::supports()) and
+/// [`Plan::new`](crate::Plan::new).
+///
+/// It is a slice of reasons, never empty, and an error like any other: `?` turns it into [`Error`](crate::Error),
+/// `Box<dyn std::error::Error>` or what a program uses for errors.
+///
+/// ```
+/// use flashcore::{DType, Device, Problem, supports};
+///
+/// let problem = Problem::new(2, 8, 1024, 0, DType::F16);
+/// let unsupported = supports(&problem, &Device::cpu()).unwrap_err();
+/// for reason in &unsupported {
+///     println!("{reason}");
+/// }
+/// assert_eq!(unsupported[0].to_string(), "head_dim is 0; it must be at least 1");
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unsupported(Vec<Reason>);
+
+impl Unsupported {
+    /// `reasons`, of which there is at least one.
+    pub(crate) const fn new(reasons: Vec<Reason>) -> Self {
+        Self(reasons)
+    }
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, reason) in self.0.iter().enumerate() {
+            write!(formatter, "{}{reason}", if number == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+impl Deref for Unsupported {
+    type Target = [Reason];
+
+    fn deref(&self) -> &[Reason] {
+        &self.0
+    }
+}
+
+impl IntoIterator for Unsupported {
+    type Item = Reason;
+    type IntoIter = vec::IntoIter<Reason>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Unsupported {
+    type Item = &'a Reason;
+    type IntoIter = slice::Iter<'a, Reason>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
 }
 
 impl From<ProblemError> for Reason {

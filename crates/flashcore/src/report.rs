@@ -9,6 +9,7 @@ use flashcore_kernels::Config;
 
 /// What a plan is made of. Its `Display` is what a user would want to read.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Report {
     /// The problem.
     pub problem: String,
@@ -20,6 +21,7 @@ pub struct Report {
 
 /// A kernel and how it was come by.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct KernelReport {
     /// The name of the entry point.
     pub name: String,
@@ -51,6 +53,7 @@ pub struct KernelReport {
 
 /// What stands behind the trust in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SelfCheckReport {
     /// It was run now, for the first time on this driver, and was right.
     PassedNow,

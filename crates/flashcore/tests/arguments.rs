@@ -61,7 +61,7 @@ impl Absurd {
             (problem.key_length, problem.value_dim) = (self.size(), self.size());
         }
         if self.one_in(3) {
-            problem.scale = self.number();
+            problem.scale = f64::from(self.number());
         }
         if self.one_in(5) {
             problem.softcap = Some(self.number());
@@ -132,12 +132,11 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     let device = Device::cpu();
     let config = random.one_in(30).then(|| random.config());
     let self_check = random.pick(&[SelfCheckPolicy::Environment, SelfCheckPolicy::On, SelfCheckPolicy::Off]);
-    let tensors = DeviceTensors {
-        log_sum_exp: random.address(),
-        ..DeviceTensors::new(random.address(), random.address(), random.address(), random.address())
-    };
+    let log_sum_exp = random.address();
+    let tensors = DeviceTensors::new(random.address(), random.address(), random.address(), random.address())
+        .with_log_sum_exp(log_sum_exp);
     let checked = tensors.validate(problem);
-    let plan = Plan::new(problem, &device, PlanOptions { config, self_check })?;
+    let plan = Plan::new(problem, &device, PlanOptions::default().with_config(config).with_self_check(self_check))?;
     assert_eq!(problem.validate(), Ok(()), "a plan is for a problem that makes sense");
     // SAFETY: a plan on the CPU launches nothing.
     let launched = unsafe { plan.launch(std::ptr::null_mut::<u8>(), tensors) };
@@ -172,7 +171,8 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     let mut log_sum_exp = random.optional(problem.log_sum_exp, rows).map(|count| vec![0.0; count]);
 
     let output = flashcore::TensorViewMut { dtype: problem.dtype, data: &mut output };
-    let outputs = OutputViews { output, log_sum_exp: log_sum_exp.as_deref_mut() };
+    let mut outputs = OutputViews::new(output);
+    outputs.log_sum_exp = log_sum_exp.as_deref_mut();
     if work(problem) > MOST_WORK && inputs.validate(problem).is_ok() && outputs.validate(problem).is_ok() {
         return Ok(Answer::TooMuchWork);
     }

@@ -5,14 +5,15 @@
 use flashcore::cuda::CudaError;
 use flashcore::{
     AmpereConfig, Config, DType, Device, DeviceTensors, Error, InputViews, Invalid, Layout, OutputViews, Plan,
-    PlanOptions, Problem, ProblemError, Reason, Shape, TensorError, UnknownConfig, supports,
+    PlanOptions, Problem, ProblemError, Reason, Shape, TensorError, UnknownConfig, Unsupported, supports,
 };
 
 fn check_problem(change: impl FnOnce(&mut Problem), expected: &[ProblemError]) {
     let mut problem = Problem::new(2, 4, 5, 8, DType::F16);
     change(&mut problem);
     let expected: Vec<Reason> = expected.iter().cloned().map(Reason::Problem).collect();
-    assert_eq!(supports(&problem, &Device::cpu()).err().unwrap_or_default(), expected, "{problem}");
+    let actual = supports(&problem, &Device::cpu()).err().map_or_else(Vec::new, |unsupported| unsupported.to_vec());
+    assert_eq!(actual, expected, "{problem}");
 }
 
 #[test]
@@ -22,13 +23,13 @@ fn impossible_problems_say_everything_at_once() {
         |problem| {
             problem.query_heads = 0;
             problem.value_dim = 0;
-            problem.scale = f32::INFINITY;
+            problem.scale = f64::INFINITY;
             problem.softcap = Some(-1.0);
         },
         &[
             ProblemError::Zero { argument: "query_heads" },
             ProblemError::Zero { argument: "value_dim" },
-            ProblemError::ScaleNotFinite { scale: f32::INFINITY },
+            ProblemError::ScaleNotFinite { scale: f64::INFINITY },
             ProblemError::SoftcapNotPositive { softcap: -1.0 },
         ],
     );
@@ -62,7 +63,7 @@ fn what_the_cpu_does_not_take() {
         Reason::TooWideForCpu { argument: "head_dim", value: 70_000, limit: 65_536 },
         Reason::ConfigOnCpu { config: Config::ampere() },
     ];
-    assert_eq!(reasons, expected);
+    assert_eq!(*reasons, expected);
     assert_eq!(
         Error::from(reasons).to_string(),
         "head_dim is 70000; the cpu backend takes at most 65536; config is one of the ampere kernel, which is for \
@@ -76,9 +77,36 @@ fn configs_that_do_not_exist() {
     let name = "amper".to_owned();
     assert_eq!("amper".parse::<Config>().map_err(Error::from), Err(Error::UnknownConfig(UnknownConfig { name })));
     let config = Config::Ampere(AmpereConfig { stages: u32::MAX, warps: u32::MAX, ..AmpereConfig::default() });
-    let options = PlanOptions { config: Some(config), ..PlanOptions::default() };
+    let options = PlanOptions::default().with_config(config);
     let reasons = Plan::new(&Problem::new(1, 1, 1, 64, DType::F16), &Device::cpu(), options).unwrap_err();
-    assert_eq!(reasons, [Reason::ConfigOnCpu { config }]);
+    assert_eq!(*reasons, [Reason::ConfigOnCpu { config }]);
+}
+
+/// A question mark is all that a caller needs, whatever error type the function has.
+#[test]
+fn question_marks_take_what_a_device_does_not() {
+    fn into_own(problem: &Problem) -> Result<(), Error> {
+        supports(problem, &Device::cpu())?;
+        Ok(())
+    }
+    fn into_boxed(problem: &Problem) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        supports(problem, &Device::cpu())?;
+        Plan::new(problem, &Device::cpu(), PlanOptions::default())?;
+        Plan::with_config(problem, &Device::cpu(), Config::ampere())?;
+        Ok(())
+    }
+    let mut problem = Problem::new(1, 8, 5, 64, DType::F16);
+    (problem.key_heads, problem.softcap) = (3, Some(0.0));
+    let unsupported = supports(&problem, &Device::cpu()).unwrap_err();
+    let words = "query_heads is 8 and key_heads is 3; query_heads must be a multiple of key_heads; softcap is 0; it \
+                 must be finite and above 0, or None for no softcap";
+    assert_eq!(unsupported.to_string(), words);
+    let borrowed: Vec<&Reason> = (&unsupported).into_iter().collect();
+    assert_eq!(borrowed, unsupported.clone().into_iter().collect::<Vec<_>>().iter().collect::<Vec<_>>());
+    assert_eq!(into_own(&problem), Err(Error::Unsupported(unsupported.clone())));
+    let boxed = into_boxed(&problem).unwrap_err();
+    assert_eq!(boxed.downcast_ref::<Unsupported>(), Some(&unsupported));
+    assert_eq!(boxed.to_string(), words);
 }
 
 #[test]

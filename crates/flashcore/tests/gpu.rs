@@ -49,10 +49,8 @@ impl OnDevice {
     }
 
     fn tensors(&self) -> DeviceTensors {
-        DeviceTensors {
-            log_sum_exp: self.log_sum_exp.address(),
-            ..DeviceTensors::new(self.query.address(), self.key.address(), self.value.address(), self.output.address())
-        }
+        DeviceTensors::new(self.query.address(), self.key.address(), self.value.address(), self.output.address())
+            .with_log_sum_exp(self.log_sum_exp.address())
     }
 
     fn outputs(&self, problem: &Problem) -> Outputs {
@@ -151,7 +149,7 @@ fn another_length_compiles_nothing() {
     let kernel = second.report().kernel.as_ref().unwrap();
     assert_eq!((kernel.source, kernel.self_check), (Source::Memory, SelfCheckReport::PassedBefore));
     // Turned off, a verdict that is there is still told.
-    let off = PlanOptions { self_check: SelfCheckPolicy::Off, ..PlanOptions::default() };
+    let off = PlanOptions::default().with_self_check(SelfCheckPolicy::Off);
     assert!(Plan::new(&problem, &device, off).is_ok());
 }
 
@@ -176,6 +174,89 @@ fn a_captured_launch_is_replayed() {
     check_outputs(&problem, &inputs, &tensors.outputs(&problem), "graph");
 }
 
+/// Threads of a round, the streams they share, and how often each launches before it looks.
+const THREADS: usize = 8;
+const STREAMS: usize = 2;
+const LAUNCHES: usize = 3;
+
+/// One split-KV plan, launched at the same time from several threads on several streams, always gives the bits that it
+/// gives alone. `rounds` as in `FLASHCORE_ROUNDS`.
+fn check_concurrent_launches(device: &Device, rounds: usize, change: impl FnOnce(&mut Problem)) {
+    let mut problem = Problem::new(1, 8, 1, 128, DType::F16);
+    (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, 8192, true);
+    change(&mut problem);
+    let plan = supports(&problem, device).unwrap();
+    assert!(plan.workspace_bytes() > 0, "{problem} needs no workspace: {}", plan.report());
+    let streams: Vec<Stream> = (0..STREAMS).map(|_| Stream::new(device.context().unwrap()).unwrap()).collect();
+    let together = std::sync::Barrier::new(THREADS);
+    let wrong = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (plan, problem, together, wrong) = (&plan, &problem, &together, &wrong);
+            let stream = &streams[thread % STREAMS];
+            scope.spawn(move || {
+                let inputs = Inputs::random(problem, 100 + thread as u64);
+                let alone = OnDevice::new(device, problem, &inputs);
+                // SAFETY: the tensors are whole and nobody else's.
+                unsafe { plan.launch(&alone.stream, alone.tensors()) }.unwrap();
+                let expected = alone.outputs(problem);
+                check_outputs(problem, &inputs, &expected, "alone");
+                let mut tensors: Vec<OnDevice> =
+                    (0..LAUNCHES).map(|_| OnDevice::new(device, problem, &inputs)).collect();
+                for _ in 0..rounds {
+                    tensors.iter_mut().for_each(|tensors| tensors.output.fill(stream, 0xFF).unwrap());
+                    together.wait();
+                    for tensors in &tensors {
+                        // SAFETY: as above; this thread waits for the stream below.
+                        unsafe { plan.launch(stream, tensors.tensors()) }.unwrap();
+                    }
+                    stream.synchronize().unwrap();
+                    let right = |tensors: &OnDevice| tensors.outputs(problem).output == expected.output;
+                    let wrong_now = tensors.iter().filter(|tensors| !right(tensors)).count();
+                    wrong.fetch_add(wrong_now, std::sync::atomic::Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let (wrong, launches) = (wrong.into_inner(), rounds * THREADS * LAUNCHES);
+    println!("{problem}: {rounds} rounds, {launches} launches by {THREADS} threads on {STREAMS} streams, {wrong} wrong");
+    assert_eq!(wrong, 0, "of {launches} launches");
+}
+
+#[test]
+fn one_plan_on_several_streams_and_threads() {
+    let Some(device) = gpu() else { return };
+    let rounds = std::env::var("FLASHCORE_ROUNDS").map_or(50, |rounds| rounds.parse().unwrap());
+    check_concurrent_launches(&device, rounds, |_| {});
+    check_concurrent_launches(&device, rounds, |problem| {
+        (problem.query_length, problem.mask) = (16, Mask::Causal(Alignment::BottomRight));
+    });
+}
+
+#[test]
+fn a_split_plan_is_captured_beside_launches() {
+    let Some(device) = gpu() else { return };
+    let mut problem = Problem::new(1, 8, 1, 128, DType::F16);
+    (problem.key_heads, problem.key_length) = (2, 8192);
+    let plan = supports(&problem, &device).unwrap();
+    assert!(plan.workspace_bytes() > 0);
+    let inputs: Vec<Inputs> = (0..2).map(|seed| Inputs::random(&problem, seed)).collect();
+    let [captured, launched] = [0, 1].map(|index| OnDevice::new(&device, &problem, &inputs[index]));
+    let graph = Graph::capture::<Error>(&captured.stream, |stream| {
+        // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
+        unsafe { plan.launch(stream, captured.tensors()) }
+    })
+    .unwrap();
+    for _ in 0..200 {
+        // SAFETY: as above, for both.
+        unsafe { graph.launch(&captured.stream) }.unwrap();
+        // SAFETY: as above.
+        unsafe { plan.launch(&launched.stream, launched.tensors()) }.unwrap();
+    }
+    check_outputs(&problem, &inputs[0], &captured.outputs(&problem), "graph");
+    check_outputs(&problem, &inputs[1], &launched.outputs(&problem), "beside it");
+}
+
 #[test]
 fn wrong_addresses_launch_nothing() {
     let Some(device) = gpu() else { return };
@@ -185,14 +266,19 @@ fn wrong_addresses_launch_nothing() {
     let tensors = OnDevice::new(&device, &problem, &inputs);
     let good = tensors.tensors();
     let (address, argument) = (good.value + 8, "value");
+    let wrong = |change: fn(&mut DeviceTensors)| {
+        let mut tensors = good;
+        change(&mut tensors);
+        tensors
+    };
     let cases = [
-        (DeviceTensors { key: 0, ..good }, Error::Null { argument: "key" }),
-        (DeviceTensors { value: address, ..good }, Error::Misaligned { argument, address, multiple: 16 }),
+        (wrong(|tensors| tensors.key = 0), Error::Null { argument: "key" }),
+        (wrong(|tensors| tensors.value += 8), Error::Misaligned { argument, address, multiple: 16 }),
         (
-            DeviceTensors { output: good.query, ..good },
+            wrong(|tensors| tensors.output = tensors.query),
             Error::Aliased { written: "output", other: "query", address: good.query },
         ),
-        (DeviceTensors { log_sum_exp: 16, ..good }, Error::Unexpected { argument: "log_sum_exp", address: 16 }),
+        (wrong(|tensors| tensors.log_sum_exp = 16), Error::Unexpected { argument: "log_sum_exp", address: 16 }),
     ];
     for (wrong, expected) in cases {
         // SAFETY: nothing is launched, which is what this test is about.
@@ -214,5 +300,5 @@ fn every_reason_at_once() {
         KernelReason::DType { kernel, dtype: DType::F64, has: &[DType::F16, DType::Bf16, DType::F32] },
         KernelReason::Dim { kernel, argument: "head_dim", dim: 2000, multiple: 1, most: 1024 },
     ];
-    assert_eq!(supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
+    assert_eq!(*supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
 }

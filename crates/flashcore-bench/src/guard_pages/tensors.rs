@@ -52,17 +52,14 @@ impl GuardedInputs {
     /// The same, borrowed.
     pub fn views(&self) -> InputViews<'_> {
         let tensor = |buffer| TensorView { dtype: self.dtype, data: ReadOnly::bytes(buffer) };
-        InputViews {
-            query: tensor(&self.query),
-            key: tensor(&self.key),
-            value: tensor(&self.value),
-            alibi_slopes: self.alibi_slopes.as_ref().map(numbers),
-            sinks: self.sinks.as_ref().map(numbers),
-            bias: self.bias.as_ref().map(|(bias, strides)| BiasView { data: numbers(bias), strides: *strides }),
-            key_lengths: self.key_lengths.as_ref().map(numbers),
-            number_table: self.number_table.as_ref().map(numbers),
-            integer_table: self.integer_table.as_ref().map(numbers),
-        }
+        let mut views = InputViews::new(tensor(&self.query), tensor(&self.key), tensor(&self.value));
+        views.alibi_slopes = self.alibi_slopes.as_ref().map(numbers);
+        views.sinks = self.sinks.as_ref().map(numbers);
+        views.bias = self.bias.as_ref().map(|(bias, strides)| BiasView { data: numbers(bias), strides: *strides });
+        views.key_lengths = self.key_lengths.as_ref().map(numbers);
+        views.number_table = self.number_table.as_ref().map(numbers);
+        views.integer_table = self.integer_table.as_ref().map(numbers);
+        views
     }
 }
 
@@ -93,7 +90,9 @@ impl GuardedOutputs {
         let log_sum_exp = self.log_sum_exp.as_mut().map(|buffer| {
             <[f32]>::mut_from_bytes(buffer.bytes_mut()).expect("whole numbers at either end of a page are aligned")
         });
-        OutputViews { output: TensorViewMut { dtype: self.dtype, data: self.output.bytes_mut() }, log_sum_exp }
+        let mut views = OutputViews::new(TensorViewMut { dtype: self.dtype, data: self.output.bytes_mut() });
+        views.log_sum_exp = log_sum_exp;
+        views
     }
 
     /// What was written, in ordinary memory.

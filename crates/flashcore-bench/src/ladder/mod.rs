@@ -244,12 +244,11 @@ fn counted_problem(problem: &Problem) -> Problem {
 
 fn on_gpu(gpu: &Gpu, problem: &Problem, inputs: &Inputs, config: Config, rung: &mut Rung) -> Result<(), NoVerdict> {
     // Whoever times a kernel here has judged it; the check of new kernels would refuse what is to be shown as refused.
-    let options = PlanOptions { config: Some(config), self_check: SelfCheckPolicy::Off };
+    let options = PlanOptions::default().with_config(config).with_self_check(SelfCheckPolicy::Off);
     let plan = match GpuPlan::new(problem, gpu.device(), options) {
         Ok(plan) => plan,
-        Err(reasons) => {
-            let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-            rung.standing = Standing::NotRun(reasons.join("; "));
+        Err(unsupported) => {
+            rung.standing = Standing::NotRun(unsupported.to_string());
             return Ok(());
         }
     };

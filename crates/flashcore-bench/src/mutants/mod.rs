@@ -215,7 +215,7 @@ fn trials() -> Vec<(Problem, Config)> {
         (row & key) | (!row & !key)
     })));
     // Several tiles of rows for each CTA, with one of keys each.
-    let short = Problem { query_heads: 12, key_heads: 12, query_length: 33, key_length: 40, ..earlier.clone() };
+    let short = earlier.clone().with_query_heads(12).with_key_heads(12).with_query_length(33).with_key_length(40);
     let on_hopper = [documents.clone(), later, earlier, halves, short].map(|problem| (problem, alone_hopper()));
     plain.chain(on_hopper).chain([(documents, Config::ampere())]).collect()
 }
@@ -240,9 +240,9 @@ fn problems() -> Vec<Problem> {
         problem(97, 203, Mask::None),
         problem(203, 97, Mask::Causal(Alignment::BottomRight)),
         // Scores that raise the maximum far, and more than once.
-        Problem { scale: 4.0, ..problem(33, 70, Mask::None) },
+        problem(33, 70, Mask::None).with_scale(4.0),
         // Several tiles of rows for each CTA, with one of keys each: copies run furthest ahead.
-        Problem { query_heads: 12, ..problem(33, 40, Mask::None) },
+        problem(33, 40, Mask::None).with_query_heads(12),
     ]
 }
 

@@ -21,7 +21,7 @@ pub struct Simulated {
 /// Executes the kernel of a config on the heads that share a key head, of one batch: all others do the same work.
 pub fn simulate_counters(problem: &Problem, config: Config) -> Result<Simulated, NoVerdict> {
     let group = problem.query_heads / problem.key_heads.max(1);
-    let part = Problem { batch: 1, query_heads: group, key_heads: 1, ..problem.clone() };
+    let part = problem.clone().with_batch(1).with_query_heads(group).with_key_heads(1);
     let factor = (problem.batch * problem.key_heads) as f64;
     let plan = Plan::new(&part, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
     let counters = simulate(&plan, &part, &Inputs::random(&part, 0), 0)?.counters;

@@ -37,7 +37,7 @@ impl ProblemKey {
             part: self.dtype.clone(),
             meaning: "element type",
         })?;
-        Ok(Problem { mask: parse_mask(&self.mask)?, ..parse_shape(&self.shape, dtype)? })
+        Ok(parse_shape(&self.shape, dtype)?.with_mask(parse_mask(&self.mask)?))
     }
 }
 

@@ -174,7 +174,7 @@ impl Features {
     pub(super) fn problem(&self) -> Problem {
         let mut problem = Problem::new(self.batch, self.heads.0, self.lengths.0, self.dims.0, self.dtype);
         (problem.key_heads, problem.key_length, problem.value_dim) = (self.heads.1, self.lengths.1, self.dims.1);
-        problem.scale *= self.scale_factor;
+        problem.scale *= f64::from(self.scale_factor);
         (problem.mask, problem.softcap, problem.alibi, problem.sinks) =
             (self.mask, self.softcap, self.alibi, self.sinks);
         (problem.bias, problem.key_lengths, problem.log_sum_exp) =

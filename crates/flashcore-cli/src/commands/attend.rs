@@ -41,7 +41,7 @@ pub(crate) struct Attend {
     mask: String,
     /// What products of query and key are multiplied by; 1 / sqrt(dim) unless given
     #[arg(long, allow_negative_numbers = true)]
-    scale: Option<f32>,
+    scale: Option<f64>,
     /// Scores become SOFTCAP * tanh(score / SOFTCAP)
     #[arg(long, allow_negative_numbers = true)]
     softcap: Option<f32>,
@@ -152,7 +152,7 @@ impl Attend {
     /// A plan, or that the kernel failed its self-check.
     fn plan(&self, problem: &Problem) -> Result<Result<Planned, String>, Failure> {
         let config = self.kernel.as_deref().map(super::config).transpose()?;
-        let options = PlanOptions { config, ..PlanOptions::default() };
+        let options = PlanOptions::default().with_config(config);
         let on_cpu = |note| match Plan::new(problem, &Device::cpu(), PlanOptions::default()) {
             Ok(plan) => Ok(Ok(Planned { plan, note })),
             Err(reasons) => Err(Failure::Usage(joined(&reasons))),

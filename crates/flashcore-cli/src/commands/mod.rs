@@ -33,7 +33,7 @@ use crate::Failure;
 /// The problem of a shape, a type and a mask, or what is wrong with it.
 fn problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
     let usage = |error: ShapeError| Failure::Usage(error.to_string());
-    let problem = Problem { mask: parse_mask(mask).map_err(usage)?, ..parse_shape(shape, dtype).map_err(usage)? };
+    let problem = parse_shape(shape, dtype).map_err(usage)?.with_mask(parse_mask(mask).map_err(usage)?);
     let lines = |errors: Vec<ProblemError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     problem.validate().map_err(|errors| Failure::Usage(lines(errors)))?;
     Ok(problem)

@@ -137,8 +137,8 @@ impl ProfileCommand {
         if !self.kernel.is_empty() {
             return self.kernel.iter().map(|name| super::config(name)).collect();
         }
-        let reasons = |reasons: Vec<flashcore::Reason>| {
-            Failure::Usage(reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        let reasons = |unsupported: flashcore::Unsupported| {
+            Failure::Usage(unsupported.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         };
         match gpu {
             Some(gpu) => {

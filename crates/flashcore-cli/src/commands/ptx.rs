@@ -47,7 +47,7 @@ const MULTIPROCESSORS: u32 = 132;
 
 impl Ptx {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let problem = Problem { log_sum_exp: self.lse, ..super::problem(&self.shape, self.dtype, &self.mask)? };
+        let problem = super::problem(&self.shape, self.dtype, &self.mask)?.with_log_sum_exp(self.lse);
         let config = match &self.kernel {
             Some(name) => super::config(name)?,
             None => Config::tuned(&problem, self.arch, MULTIPROCESSORS),

@@ -86,7 +86,7 @@ impl ReportCommand {
     fn map(&self, subject: Subject) -> Result<ErrorMap, Failure> {
         let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
         let problem = parse_shape(&self.errors_shape, self.errors_dtype).map_err(usage)?;
-        let problem = Problem { mask: parse_mask(&self.errors_mask).map_err(usage)?, ..problem };
+        let problem = problem.with_mask(parse_mask(&self.errors_mask).map_err(usage)?);
         let attend = |problem: &Problem, inputs: &Inputs| -> Result<Outputs, NoVerdict> {
             match subject {
                 Subject::Cpu(level) => {

@@ -148,7 +148,7 @@ impl Roofline {
             let shapes = self.shape.iter().map(|shape| parse_shape(shape, self.dtype));
             shapes.collect::<Result<_, _>>().map_err(usage)?
         };
-        let problems: Vec<Problem> = problems.into_iter().map(|problem| Problem { mask, ..problem }).collect();
+        let problems: Vec<Problem> = problems.into_iter().map(|problem| problem.with_mask(mask)).collect();
         for problem in &problems {
             if let Err(errors) = problem.validate() {
                 return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));

@@ -434,7 +434,7 @@ impl Survey {
     fn largest_score(&self, problem: &Problem) -> f64 {
         let [query, key] = [&self.largest_query, &self.largest_key]
             .map(|bits| f64::from(f32::from_bits(bits.load(Ordering::Relaxed) << 16)));
-        query * key * problem.head_dim as f64 * f64::from(problem.scale).abs() * LOG2_E
+        query * key * problem.head_dim as f64 * problem.scale.abs() * LOG2_E
     }
 }
 

@@ -222,7 +222,8 @@ impl Stream {
                 self.key_copy.advance(k);
             });
             k.section("load values", |k| {
-                self.value_copy.start(k, Some(self.ring.filling()), left);
+                let skipped = keys.first_of_batch.map(|first| k.sub(first, self.next_key));
+                self.value_copy.start_from(k, Some(self.ring.filling()), skipped, left);
                 self.value_copy.advance(k);
             });
         });
@@ -248,6 +249,8 @@ pub(super) struct KeyRange {
     pub(super) first: Reg<S32>,
     /// Behind the last that any row attends.
     pub(super) end: Reg<S32>,
+    /// The first that any row of the batch attends, where rows do not attend from key 0 on.
+    first_of_batch: Option<Reg<S32>>,
     /// The first that every row attends, where rows do not attend from key 0 on.
     attended_by_all_from: Option<Reg<S32>>,
     /// Behind the last that every row attends.
@@ -272,6 +275,10 @@ impl KeyRange {
                 length: work.key_length,
                 first,
                 end: work.end_key(k, last_row),
+                first_of_batch: left.then(|| {
+                    let first_row = k.copy(0u32);
+                    work.first_key(k, first_row)
+                }),
                 attended_by_all_from: left.then(|| work.first_key(k, last_row)),
                 attended_by_all: work.end_key(k, work.first_row),
                 key_rows,

@@ -1,7 +1,7 @@
 //! Tiles from global to shared memory.
 
 use flashcore_ir::builder::CopyBytes;
-use flashcore_ir::types::{F16x2, Pred, U32, U64};
+use flashcore_ir::types::{F16x2, Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress};
 
 use super::shared::{CHUNK_BYTES, CHUNK_ELEMENTS, PATTERN_ROWS, SharedLayout, SharedTile};
@@ -86,6 +86,17 @@ impl TileCopy {
     /// Starts copying the next tile into the stage `stage` bytes behind the first. Only its first `rows_left` rows
     /// exist, which may be none or more than the tile has; the others become zero, like columns that do not exist.
     pub fn start(&self, k: &mut Builder, stage: Option<Reg<U32>>, rows_left: Reg<U32>) {
+        self.start_from(k, stage, None, rows_left);
+    }
+
+    /// The same, where the first `skipped` rows, which may be fewer than none, become zero too.
+    pub fn start_from(
+        &self,
+        k: &mut Builder,
+        stage: Option<Reg<U32>>,
+        skipped: Option<Reg<S32>>,
+        rows_left: Reg<U32>,
+    ) {
         let target = match stage {
             Some(stage) => k.add(self.target, stage),
             None => self.target,
@@ -100,7 +111,14 @@ impl TileCopy {
                 source = k.mad_wide(self.chunk, CHUNK_BYTES, row_start);
             }
             let target = targets[step as usize % targets.len()];
-            let exists = k.section("tail", |k| k.compare(Compare::Lt, row, rows_left));
+            let exists = k.section("tail", |k| {
+                let exists = k.compare(Compare::Lt, row, rows_left);
+                skipped.map_or(exists, |skipped| {
+                    let row = k.reinterpret::<U32, S32>(row);
+                    let attended = k.compare(Compare::Ge, row, skipped);
+                    k.and(exists, attended)
+                })
+            });
             let inside = self.overhangs(step).then(|| k.compare(Compare::Lt, row, self.tile.rows));
             for panel in 0..self.rows.columns.div_ceil(self.tile.panel_columns()) {
                 let exists = self.columns_exist(k, panel, exists);

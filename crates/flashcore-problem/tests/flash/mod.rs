@@ -118,8 +118,8 @@ fn score(problem: &Problem, row: usize, j: usize, dot: f32, mistake: Mistake) ->
     }
     let scale = match mistake {
         Mistake::ScaleNotRooted => 1.0 / problem.head_dim as f32,
-        Mistake::ExponentBase => problem.scale,
-        _ => problem.scale * std::f32::consts::LOG2_E,
+        Mistake::ExponentBase => problem.scale as f32,
+        _ => problem.scale as f32 * std::f32::consts::LOG2_E,
     };
     dot * scale
 }

@@ -64,17 +64,12 @@ impl<'a> Contents<'a> {
 
     /// The numbers, for a plan.
     pub(super) fn views(&self) -> InputViews<'_> {
-        InputViews {
-            query: self.query,
-            key: self.key,
-            value: self.value,
-            alibi_slopes: self.alibi_slopes.as_deref(),
-            sinks: self.sinks.as_deref(),
-            bias: self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides }),
-            key_lengths: self.key_lengths.as_deref(),
-            number_table: None,
-            integer_table: None,
-        }
+        let mut views = InputViews::new(self.query, self.key, self.value);
+        views.alibi_slopes = self.alibi_slopes.as_deref();
+        views.sinks = self.sinks.as_deref();
+        views.bias = self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides });
+        views.key_lengths = self.key_lengths.as_deref();
+        views
     }
 
     /// The bytes of a file with the outputs.

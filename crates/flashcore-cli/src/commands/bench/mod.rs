@@ -126,7 +126,7 @@ impl Bench {
             return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
         }
         Ok([Mask::None, Mask::Causal(Alignment::BottomRight)]
-            .map(|mask| Problem { mask, ..problem.clone() })
+            .map(|mask| problem.clone().with_mask(mask))
             .into_iter()
             .collect())
     }

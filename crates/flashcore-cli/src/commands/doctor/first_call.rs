@@ -121,9 +121,9 @@ pub(super) fn probe() -> Result<Value, String> {
 fn call(problem: &Problem, device: &Device) -> Result<Value, String> {
     let inputs = Inputs::random(problem, 0);
     let outputs = Outputs::poisoned(problem);
-    let options = PlanOptions { self_check: SelfCheckPolicy::On, ..PlanOptions::default() };
+    let options = PlanOptions::default().with_self_check(SelfCheckPolicy::On);
     let start = Instant::now();
-    let plan = Plan::new(problem, device, options).map_err(|reasons| flashcore::Error::from(reasons).to_string())?;
+    let plan = Plan::new(problem, device, options).map_err(|unsupported| unsupported.to_string())?;
     let planned = start.elapsed();
     let bytes = BoundBytes {
         query: &inputs.query.data,

@@ -263,7 +263,7 @@ impl<T: Element> Consumer<T> {
         k.section("first values", |k| {
             self.values.wait_until_full(k);
             if specialisation.key_lengths {
-                self.clear_values(k, step, first_key);
+                self.clear_values_past_end(k, step, first_key);
             }
         });
         // What masks cut on the right, what every row attends, what masks cut on the left.
@@ -276,6 +276,10 @@ impl<T: Element> Consumer<T> {
         }
         self.release_query(k);
         k.section("last output", |k| {
+            if specialisation.left {
+                let first_key = key_tiles.first_key(k, key_tile);
+                self.clear_values_before_window(k, step, first_key);
+            }
             if cta.config.hidden_rescale {
                 step.softmax.rescale(k, &self.output, &step.raised);
             }
@@ -366,15 +370,29 @@ impl<T: Element> Consumer<T> {
         }
     }
 
-    /// Sets the values behind the last key of the batch to zero. Their weights are zero, but they may be anything, a NaN
-    /// too; what lies behind the tensor is zero already.
-    fn clear_values(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
-        let Cta { config, shared, .. } = step.cta;
+    /// Zeroes the V rows of a tile past the last key of the batch. Their weights are zero, but they may hold anything, a
+    /// NaN too; TMA has zeroed what lies past the end of the tensor.
+    fn clear_values_past_end(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
+        let left = k.sub(step.mask.key_length, first_key);
+        let any = k.compare(Compare::Lt, left, step.cta.config.key_rows as i32);
+        self.clear_values(k, step.cta, any, Compare::Ge, left);
+    }
+
+    /// Zeroes the V rows of a tile before the first key that any row of the batch attends.
+    fn clear_values_before_window(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
+        let first_row = k.copy(0u32);
+        let first_attended = step.work.first_key(k, first_row);
+        let before = k.sub(first_attended, first_key);
+        let any = k.compare(Compare::Gt, before, 0i32);
+        self.clear_values(k, step.cta, any, Compare::Lt, before);
+    }
+
+    /// Zeroes the V rows whose number in the tile compares so with `bound`, if there are any.
+    fn clear_values(&self, k: &mut Builder, cta: &Cta, any: Reg<Pred>, compare: Compare, bound: Reg<S32>) {
+        let Cta { config, shared, .. } = cta;
         let threads = config.row_groups() * WARPGROUP;
         k.section("clear values", |k| {
-            let left = k.sub(step.mask.key_length, first_key);
-            let behind = k.compare(Compare::Lt, left, config.key_rows as i32);
-            k.if_uniform(behind, |k| {
+            k.if_uniform(any, |k| {
                 let thread = k.special(SpecialRegister::ThreadX);
                 let (thread, barrier) = match &self.key_group {
                     Some(group) => (group.thread(k, thread), group.barrier(k)),
@@ -388,7 +406,7 @@ impl<T: Element> Consumer<T> {
                     let number = k.add(thread, chunk);
                     let row = k.shr(number, chunks_per_row.ilog2());
                     let row = k.reinterpret::<U32, S32>(row);
-                    let clears = k.compare(Compare::Ge, row, left);
+                    let clears = k.compare(compare, row, bound);
                     let is_there = k.compare(Compare::Lt, row, config.key_rows as i32);
                     let clears = k.and(clears, is_there);
                     for panel in 0..shared.value.panels() {

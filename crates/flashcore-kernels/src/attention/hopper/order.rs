@@ -152,8 +152,7 @@ mod tests {
 
     fn order(heads: usize, length: usize, ctas: u32) -> (Order, f64) {
         let config = HopperConfig::default();
-        let problem =
-            Problem { mask: Mask::Causal(Alignment::BottomRight), ..Problem::new(1, heads, length, 128, DType::F16) };
+        let problem = Problem::new(1, heads, length, 128, DType::F16).with_mask(Mask::Causal(Alignment::BottomRight));
         let order = Order::of(&problem, config).for_ctas(&problem, config, ctas);
         let lengths: Vec<_> = (0..order.query_tiles).map(|tile| super::length(&problem, config, tile)).collect();
         let even = f64::from(lengths.iter().sum::<u32>()) * f64::from(order.matrices) / f64::from(ctas);
