@@ -350,18 +350,19 @@ flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
 //
 // `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
 //
-// A plan may be launched by any threads on any streams at once. Where flashcore_plan_workspace_bytes() is not 0, launches
-// on one stream share a workspace that the plan keeps for that stream, and a launch that brings a workspace of its own
-// uses that. Nothing is waited for. A plan that needs no workspace, and a launch that brings one, allocate no device
-// memory; else the first launch on a stream may. So a launch can be captured into a CUDA graph, if it brings its
-// workspace or the plan was launched on that stream before.
+// A plan may be launched by any threads on any streams at once, and a launch can be captured into a CUDA graph. Where
+// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, the plan keeps one for each stream, and one
+// for each captured launch: it is allocated at the first launch on the second and every later stream, and in a capture.
+// From the 33rd stream on, a stream that is new to the plan waits for the device and takes over the workspace of another.
+// Nothing else is allocated, and nothing else is waited for.
 //
 // # Safety
 //
 // `tensors` must be null, which is an error, or point to a flashcore_device_tensors_t. Until the launch has finished, and
 // whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
-// strides reach, and nobody may write the inputs or use the outputs or the workspace, except for launches on the same
-// stream; the plan must not be destroyed before a graph with it is.
+// strides reach, and nobody may write the inputs or use the outputs or a workspace that the launch brings. Of the
+// executable graphs made from one captured launch, one may be executed at a time. The plan must not be destroyed before
+// the stream has finished, or before a graph with the launch is.
 flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *plan,
                                                  void *stream,
                                                  const struct flashcore_device_tensors_t *tensors);

@@ -36,7 +36,8 @@ pub(crate) unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> 
     // SAFETY: not null and aligned, and the caller vouches for the first field.
     let given = unsafe { pointer.cast::<u64>().read() };
     let known = size_of::<T>();
-    let is_possible = |size: usize| (T::LEAST_BYTES..=MOST_BYTES).contains(&size) && size.is_multiple_of(align_of::<T>());
+    let is_possible =
+        |size: usize| (T::LEAST_BYTES..=MOST_BYTES).contains(&size) && size.is_multiple_of(align_of::<T>());
     let Some(size) = usize::try_from(given).ok().filter(|&size| is_possible(size)) else {
         let name = T::NAME;
         return Err(Failure::argument(format!(

@@ -23,18 +23,16 @@ fn every_device_tensor_reaches_its_place() {
         integer_table: address(0xB0).cast(),
         workspace: address(0xC0),
     };
-    let expected = api::DeviceTensors {
-        log_sum_exp: 0x50,
-        key_lengths: 0x60,
-        alibi_slopes: 0x70,
-        sinks: 0x80,
-        bias: 0x90,
-        bias_strides: api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 },
-        number_table: 0xA0,
-        integer_table: 0xB0,
-        workspace: 0xC0,
-        ..api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40)
-    };
+    let mut expected = api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40);
+    expected.log_sum_exp = 0x50;
+    expected.key_lengths = 0x60;
+    expected.alibi_slopes = 0x70;
+    expected.sinks = 0x80;
+    expected.bias = 0x90;
+    expected.bias_strides = api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
+    expected.number_table = 0xA0;
+    expected.integer_table = 0xB0;
+    expected.workspace = 0xC0;
     assert_eq!(tensors.to_api(), Ok(expected));
     assert_eq!(DeviceTensors::NONE.to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
 }
@@ -79,7 +77,10 @@ fn launches_on_the_cpu_name_what_to_use() {
     assert_eq!(text(flashcore_last_error()), format!("flashcore_plan_launch_tensors {rest}"));
     // SAFETY: null is looked at.
     let status = unsafe { flashcore_plan_launch_tensors(plan, null, ptr::null()) };
-    assert_eq!((status, text(flashcore_last_error()).as_str()), (FLASHCORE_INVALID_ARGUMENT, "tensors is null; it must not be"));
+    assert_eq!(
+        (status, text(flashcore_last_error()).as_str()),
+        (FLASHCORE_INVALID_ARGUMENT, "tensors is null; it must not be")
+    );
     assert_eq!(flashcore_plan_workspace_bytes(plan), 0);
     assert_eq!(text(flashcore_last_error()), "");
     assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);

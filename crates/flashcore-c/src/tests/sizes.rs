@@ -119,9 +119,8 @@ fn sizes_that_no_header_has() {
         none.struct_size = size;
         // SAFETY: as many words as the struct has.
         let words = unsafe { *ptr::from_ref(&none).cast::<[u64; size_of::<DeviceTensors>() / 8]>() };
-        let expected = format!(
-            "tensors.struct_size is {size}; it must be sizeof(flashcore_device_tensors_t), which is 136"
-        );
+        let expected =
+            format!("tensors.struct_size is {size}; it must be sizeof(flashcore_device_tensors_t), which is 136");
         assert_eq!(no_launch(&words), (FLASHCORE_INVALID_ARGUMENT, expected));
     }
 }
