@@ -2,9 +2,9 @@
  * Attention of [batch, row, head, column] tensors in the host's memory, checked against plain loops, and a few calls
  * that are wrong.
  *
- *     cargo build --release -p flashcore-c
- *     cc -Icrates/flashcore-c/include crates/flashcore-c/examples/attend.c -Ltarget/release -lflashcore -lm
- *     LD_LIBRARY_PATH=target/release ./a.out
+ *     scripts/install-c.sh "$PWD/prefix"
+ *     cc -Iprefix/include crates/flashcore-c/examples/attend.c -Lprefix/lib -lflashcore -lm
+ *     LD_LIBRARY_PATH=prefix/lib ./a.out
  */
 #include <math.h>
 #include <stdio.h>

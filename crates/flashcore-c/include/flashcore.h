@@ -13,8 +13,16 @@
  *     else
  *         flashcore_plan_launch(plan, stream, query, key, value, output, NULL);
  *
- * Every function may be called from any thread. Functions that return a flashcore_status_t return FLASHCORE_OK, which
- * is 0, or the kind of failure; flashcore_last_error() has the words, with the argument, its value and what is allowed.
+ * Every function may be called from any thread, and one plan by many at once: plans do not change. A plan may be launched
+ * on any streams at once; see flashcore_plan_launch_tensors() for what it keeps for each. Who destroys a plan must know
+ * that nobody is about to use it: a call with a plan that is gone is an error, and not a crash.
+ *
+ * Functions that return a flashcore_status_t return FLASHCORE_OK, which is 0, or the kind of failure;
+ * flashcore_last_error() has the words, with the argument, its value and what is allowed.
+ *
+ * Structs that begin with struct_size grow at their end, where zeros mean that something is off. A struct of an older
+ * header is taken as if zeros followed. One of a newer header is taken if what this library does not know is zeros, and
+ * refused else.
  *
  * A forked process can use the CPU, with plans of its parent or its own. CUDA does not survive a fork: where the parent has
  * used it, what asks for a GPU returns FLASHCORE_NO_DEVICE in the child.
@@ -24,6 +32,14 @@
 #define FLASHCORE_H
 
 #include <stdint.h>
+
+/* The version of this header; flashcore_version() is that of the library. */
+#define FLASHCORE_VERSION_MAJOR 0
+#define FLASHCORE_VERSION_MINOR 1
+#define FLASHCORE_VERSION_PATCH 0
+/* For comparisons: 0.1.0 is 100, 1.2.3 is 10203. */
+#define FLASHCORE_VERSION_NUMBER (FLASHCORE_VERSION_MAJOR * 10000 + FLASHCORE_VERSION_MINOR * 100 + FLASHCORE_VERSION_PATCH)
+#define FLASHCORE_VERSION "0.1.0"
 
 // IEEE half precision.
 #define FLASHCORE_DTYPE_F16 0
@@ -73,7 +89,7 @@
 // The first GPU that can be used, else the CPU; the ordinal is ignored. flashcore_plan_describe() says which it is.
 #define FLASHCORE_DEVICE_BEST 2
 
-// A problem on a device, ready to be run any number of times, from any thread.
+// A problem on a device, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_plan_t flashcore_plan_t;
 
 // Success, or the kind of failure; flashcore_last_error() has the words.
@@ -147,14 +163,6 @@ typedef struct flashcore_problem_t {
   struct flashcore_strides_t output_strides;
 } flashcore_problem_t;
 
-// Bytes to be read. Null with 0 bytes means that there are none.
-typedef struct flashcore_bytes_t {
-  // The first byte, aligned for its elements.
-  const void *data;
-  // How many bytes there are.
-  uint64_t bytes;
-} flashcore_bytes_t;
-
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
 typedef struct flashcore_bias_strides_t {
   // From one batch to the next.
@@ -166,6 +174,48 @@ typedef struct flashcore_bias_strides_t {
   // From one key to the next.
   uint64_t key;
 } flashcore_bias_strides_t;
+
+// Addresses of device memory: everything that a launch reads and writes. Set all of it to zero first; what the problem
+// has switched off stays null.
+typedef struct flashcore_device_tensors_t {
+  // sizeof(flashcore_device_tensors_t) of the caller.
+  uint64_t struct_size;
+  // The query, of the problem's dtype, 16-byte aligned.
+  const void *query;
+  // The key, of the problem's dtype, 16-byte aligned.
+  const void *key;
+  // The value, of the problem's dtype, 16-byte aligned.
+  const void *value;
+  // The output, of the problem's dtype, 16-byte aligned.
+  void *output;
+  // One float per row, contiguous [batch, query head, query row].
+  float *log_sum_exp;
+  // One uint32_t per batch. One that is larger than the problem's key_length counts as that.
+  const uint32_t *key_lengths;
+  // One float per query head.
+  const float *alibi_slopes;
+  // One float per query head.
+  const float *sinks;
+  // Floats.
+  const float *bias;
+  // Where the floats of the bias lie.
+  struct flashcore_bias_strides_t bias_strides;
+  // Floats that formulas read. Problems in C have no formulas yet: null.
+  const float *number_table;
+  // Integers that formulas read. Problems in C have no formulas yet: null.
+  const int32_t *integer_table;
+  // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
+  // for the workspace that the plan keeps for the stream.
+  void *workspace;
+} flashcore_device_tensors_t;
+
+// Bytes to be read. Null with 0 bytes means that there are none.
+typedef struct flashcore_bytes_t {
+  // The first byte, aligned for its elements.
+  const void *data;
+  // How many bytes there are.
+  uint64_t bytes;
+} flashcore_bytes_t;
 
 // Everything that is read, in the host's memory. Tensors that the problem has switched off stay null.
 typedef struct flashcore_inputs_t {
@@ -249,6 +299,9 @@ const char *flashcore_status_name(flashcore_status_t status);
 // Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
 // 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
 //
+// Writes the fields of version 0.1 and their size, in every later version too: a program that was compiled with an older
+// header has no room for more.
+//
 // # Safety
 //
 // `problem` must be null, which is an error, or point to a flashcore_problem_t that can be written.
@@ -282,16 +335,12 @@ flashcore_status_t flashcore_plan_create_with_config(const struct flashcore_prob
                                                      const char *config,
                                                      struct flashcore_plan_t **plan);
 
-// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished.
-//
-// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream. The others are
-// addresses of device memory: 16-byte aligned, the log-sum-exp 4-byte aligned, null if the problem does not want it.
-// Allocates no device memory and waits for nothing, so it can be captured into a CUDA graph.
+// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors()
+// for problems that have no tensors but these. Others are refused.
 //
 // # Safety
 //
-// Until the launch has finished, and whenever a graph with it is executed, the memory must hold the whole tensors, and
-// nobody may write the inputs or use the outputs; the plan must not be destroyed before a graph with it is.
+// As for flashcore_plan_launch_tensors().
 flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
                                          void *stream,
                                          const void *query,
@@ -299,6 +348,32 @@ flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
                                          const void *value,
                                          void *output,
                                          float *log_sum_exp);
+
+// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished, with every tensor that a
+// problem can have.
+//
+// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
+//
+// A plan may be launched by any threads on any streams at once, and a launch can be captured into a CUDA graph. Where
+// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, the plan keeps one for each stream, and one
+// for each captured launch: it is allocated at the first launch on the second and every later stream, and in a capture.
+// From the 33rd stream on, a stream that is new to the plan waits for the device and takes over the workspace of another.
+// Nothing else is allocated, and nothing else is waited for.
+//
+// # Safety
+//
+// `tensors` must be null, which is an error, or point to a flashcore_device_tensors_t. Until the launch has finished, and
+// whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
+// strides reach, and nobody may write the inputs or use the outputs or a workspace that the launch brings. Of the
+// executable graphs made from one captured launch, one may be executed at a time. The plan must not be destroyed before
+// the stream has finished, or before a graph with the launch is.
+flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *plan,
+                                                 void *stream,
+                                                 const struct flashcore_device_tensors_t *tensors);
+
+// Bytes of device memory that the kernels of a launch use among themselves, where the keys are split among CTAs; 0 where
+// they are not, on the CPU, and where it is no plan, of which flashcore_last_error() then speaks.
+uint64_t flashcore_plan_workspace_bytes(const struct flashcore_plan_t *plan);
 
 // Computes attention of tensors in the host's memory, and returns when the outputs are there. On a GPU this copies
 // everything there and back: convenient, not fast.

@@ -13,14 +13,17 @@
 #![expect(clippy::doc_markdown, reason = "what is public here is documented for C, in the header")]
 
 mod device;
+mod device_tensors;
 mod plan;
 mod problem;
 mod registry;
+mod sized;
 mod status;
 mod tensors;
 mod text;
 
 pub use device::*;
+pub use device_tensors::*;
 pub use plan::*;
 pub use problem::*;
 pub use status::*;

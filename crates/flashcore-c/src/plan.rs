@@ -3,14 +3,16 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-use api::{Config, DeviceTensors, Error, Plan, PlanOptions};
+use api::{Config, Error, Plan, PlanOptions, Problem as ApiProblem};
 
+use crate::device_tensors::DeviceTensors;
 use crate::problem::Problem;
 use crate::registry::{self, Entry};
-use crate::status::{Failure, Status, c_text, guarded};
+use crate::sized;
+use crate::status::{FLASHCORE_UNSUPPORTED, Failure, Status, c_text, guarded};
 use crate::tensors::{self, Inputs, Outputs, check_pointer};
 
-/// A problem on a device, ready to be run any number of times, from any thread.
+/// A problem on a device, ready to be run any number of times, by any number of threads at once.
 pub struct PlanHandle {
     _opaque: (),
 }
@@ -50,9 +52,8 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
         check_pointer("plan", plan)?;
         // SAFETY: not null and aligned, and the caller promises that it can be written.
         unsafe { plan.write(ptr::null_mut()) };
-        check_pointer("problem", problem)?;
-        // SAFETY: not null and aligned, and the caller promises that it is a problem; every bit pattern is one.
-        let problem = unsafe { problem.read() }.to_api()?;
+        // SAFETY: the caller promises that it is null or a problem of its size.
+        let problem = unsafe { sized::read("problem", problem) }?.to_api()?;
         let config = if config.is_null() {
             None
         } else {
@@ -71,16 +72,12 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
     })
 }
 
-/// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished.
-///
-/// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream. The others are
-/// addresses of device memory: 16-byte aligned, the log-sum-exp 4-byte aligned, null if the problem does not want it.
-/// Allocates no device memory and waits for nothing, so it can be captured into a CUDA graph.
+/// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors()
+/// for problems that have no tensors but these. Others are refused.
 ///
 /// # Safety
 ///
-/// Until the launch has finished, and whenever a graph with it is executed, the memory must hold the whole tensors, and
-/// nobody may write the inputs or use the outputs; the plan must not be destroyed before a graph with it is.
+/// As for flashcore_plan_launch_tensors().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_plan_launch(
     plan: *const PlanHandle,
@@ -93,12 +90,88 @@ pub unsafe extern "C" fn flashcore_plan_launch(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        let mut tensors =
-            DeviceTensors::new(query.addr() as u64, key.addr() as u64, value.addr() as u64, output.addr() as u64);
-        tensors.log_sum_exp = log_sum_exp.addr() as u64;
+        check_on_cuda(&entry.plan, "flashcore_plan_launch")?;
+        check_simple(entry.plan.problem())?;
+        let tensors = DeviceTensors { query, key, value, output, log_sum_exp, ..DeviceTensors::NONE };
+        // SAFETY: what the caller promises of stream and memory is what the launch asks for.
+        unsafe { entry.plan.launch(stream, tensors.to_api()?) }.map_err(Failure::from)
+    })
+}
+
+/// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished, with every tensor that a
+/// problem can have.
+///
+/// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
+///
+/// A plan may be launched by any threads on any streams at once, and a launch can be captured into a CUDA graph. Where
+/// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, the plan keeps one for each stream, and one
+/// for each captured launch: it is allocated at the first launch on the second and every later stream, and in a capture.
+/// From the 33rd stream on, a stream that is new to the plan waits for the device and takes over the workspace of another.
+/// Nothing else is allocated, and nothing else is waited for.
+///
+/// # Safety
+///
+/// `tensors` must be null, which is an error, or point to a flashcore_device_tensors_t. Until the launch has finished, and
+/// whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
+/// strides reach, and nobody may write the inputs or use the outputs or a workspace that the launch brings. Of the
+/// executable graphs made from one captured launch, one may be executed at a time. The plan must not be destroyed before
+/// the stream has finished, or before a graph with the launch is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_plan_launch_tensors(
+    plan: *const PlanHandle,
+    stream: *mut c_void,
+    tensors: *const DeviceTensors,
+) -> Status {
+    guarded(|| {
+        let entry = registry::find(plan)?;
+        // SAFETY: the caller promises that it is null or tensors of their size.
+        let tensors = unsafe { sized::read("tensors", tensors) }?.to_api()?;
+        check_on_cuda(&entry.plan, "flashcore_plan_launch_tensors")?;
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
         unsafe { entry.plan.launch(stream, tensors) }.map_err(Failure::from)
     })
+}
+
+/// Bytes of device memory that the kernels of a launch use among themselves, where the keys are split among CTAs; 0 where
+/// they are not, on the CPU, and where it is no plan, of which flashcore_last_error() then speaks.
+#[unsafe(no_mangle)]
+pub extern "C" fn flashcore_plan_workspace_bytes(plan: *const PlanHandle) -> u64 {
+    let mut bytes = 0;
+    guarded(|| {
+        bytes = registry::find(plan)?.plan.workspace_bytes() as u64;
+        Ok(())
+    });
+    bytes
+}
+
+fn check_on_cuda(plan: &Plan, call: &str) -> Result<(), Failure> {
+    if plan.device().is_cuda() {
+        return Ok(());
+    }
+    let device = plan.device();
+    let message = format!(
+        "{call} is for tensors on a GPU, and this plan is on {device}; use flashcore_plan_run_host, or plan for \
+         FLASHCORE_DEVICE_CUDA"
+    );
+    Err(Failure { status: FLASHCORE_UNSUPPORTED, message })
+}
+
+/// The problem has no tensors but those that flashcore_plan_launch() has parameters for.
+pub(crate) fn check_simple(problem: &ApiProblem) -> Result<(), Failure> {
+    let others = [
+        ("alibi", problem.alibi),
+        ("sinks", problem.sinks),
+        ("bias", problem.bias),
+        ("key_lengths", problem.key_lengths),
+    ];
+    let on: Vec<&str> = others.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect();
+    if on.is_empty() {
+        return Ok(());
+    }
+    let on = on.join(" and ");
+    Err(Failure::argument(format!(
+        "the problem has {on} on, and flashcore_plan_launch takes no such tensor; use flashcore_plan_launch_tensors"
+    )))
 }
 
 /// Computes attention of tensors in the host's memory, and returns when the outputs are there. On a GPU this copies
@@ -116,10 +189,8 @@ pub unsafe extern "C" fn flashcore_plan_run_host(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        check_pointer("inputs", inputs)?;
-        check_pointer("outputs", outputs)?;
-        // SAFETY: not null and aligned, and the caller promises that they are these structs; any bits are.
-        let (inputs, outputs) = unsafe { (inputs.read(), outputs.read()) };
+        // SAFETY: the caller promises that they are null or these structs, of their sizes.
+        let (inputs, outputs) = unsafe { (sized::read("inputs", inputs)?, sized::read("outputs", outputs)?) };
         // SAFETY: the caller promises that the memory can be used as the structs say during this call.
         let (inputs, outputs) = unsafe { tensors::views(&inputs, &outputs, entry.plan.problem().dtype) }?;
         entry.plan.run(inputs, outputs).map_err(Failure::from)

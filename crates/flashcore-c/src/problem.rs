@@ -1,9 +1,10 @@
 //! `flashcore_problem_t`.
 
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 
 use api::{Alignment, DType, Layout, Mask, Problem as ApiProblem, Strides as ApiStrides, TensorStrides};
 
+use crate::sized::SizedStruct;
 use crate::status::{Failure, Status, guarded};
 
 /// IEEE half precision.
@@ -108,16 +109,15 @@ pub struct Problem {
     pub output_strides: Strides,
 }
 
+// SAFETY: `repr(C)` of integers and floats, the first of them the size.
+unsafe impl SizedStruct for Problem {
+    const NAME: &'static str = "flashcore_problem_t";
+    const LEAST_BYTES: usize = offset_of!(Self, query_strides);
+}
+
 impl Problem {
     /// The problem in Rust. Whether it makes sense is for the plan to say.
     pub(crate) fn to_api(self) -> Result<ApiProblem, Failure> {
-        if self.struct_size != size_of::<Self>() as u64 {
-            return Err(Failure::argument(format!(
-                "problem.struct_size is {}; it must be sizeof(flashcore_problem_t), which is {}",
-                self.struct_size,
-                size_of::<Self>()
-            )));
-        }
         if self.reserved != 0 {
             return Err(Failure::argument(format!("problem.reserved is {}; it must be 0", self.reserved)));
         }
@@ -216,6 +216,9 @@ fn strides(field: &str, strides: Strides) -> Result<ApiStrides, Failure> {
 
 /// Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
 /// 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
+///
+/// Writes the fields of version 0.1 and their size, in every later version too: a program that was compiled with an older
+/// header has no room for more.
 ///
 /// # Safety
 ///

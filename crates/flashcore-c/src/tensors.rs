@@ -1,11 +1,12 @@
 //! Tensors in the host's memory, as C has them.
 
 use std::ffi::c_void;
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::slice;
 
 use api::{BiasStrides as ApiBiasStrides, BiasView, DType, InputViews, OutputViews, TensorView, TensorViewMut};
 
+use crate::sized::SizedStruct;
 use crate::status::Failure;
 
 /// Bytes to be read. Null with 0 bytes means that there are none.
@@ -90,12 +91,16 @@ pub(crate) fn check_pointer<T>(argument: &str, pointer: *const T) -> Result<(), 
     Ok(())
 }
 
-pub(crate) fn check_size<T>(argument: &str, name: &str, given: u64) -> Result<(), Failure> {
-    if given == size_of::<T>() as u64 {
-        return Ok(());
-    }
-    let size = size_of::<T>();
-    Err(Failure::argument(format!("{argument}.struct_size is {given}; it must be sizeof({name}), which is {size}")))
+// SAFETY: `repr(C)` of addresses and integers, the first of them the size.
+unsafe impl SizedStruct for Inputs {
+    const NAME: &'static str = "flashcore_inputs_t";
+    const LEAST_BYTES: usize = offset_of!(Self, alibi_slopes);
+}
+
+// SAFETY: `repr(C)` of addresses and integers, the first of them the size.
+unsafe impl SizedStruct for Outputs {
+    const NAME: &'static str = "flashcore_outputs_t";
+    const LEAST_BYTES: usize = offset_of!(Self, log_sum_exp);
 }
 
 /// A range of addresses that is one: not null, aligned, whole elements, within the address space.
@@ -149,8 +154,6 @@ pub(crate) unsafe fn views<'a>(
     outputs: &Outputs,
     dtype: DType,
 ) -> Result<(InputViews<'a>, OutputViews<'a>), Failure> {
-    check_size::<Inputs>("inputs", "flashcore_inputs_t", inputs.struct_size)?;
-    check_size::<Outputs>("outputs", "flashcore_outputs_t", outputs.struct_size)?;
     let size = dtype.size_bytes();
     let read = [
         Range::new("inputs.query", inputs.query.data, inputs.query.bytes, size)?,
@@ -204,9 +207,9 @@ fn check_apart(read: &[Option<Range>], output: Option<Range>, log_sum_exp: Optio
     Ok(())
 }
 
-fn bias_strides(strides: BiasStrides) -> Result<ApiBiasStrides, Failure> {
+pub(crate) fn bias_strides(strides: BiasStrides) -> Result<ApiBiasStrides, Failure> {
     let size = |value: u64| {
-        usize::try_from(value).map_err(|_| Failure::argument(format!("a stride of inputs.bias is {value}; too large")))
+        usize::try_from(value).map_err(|_| Failure::argument(format!("a stride of the bias is {value}; too large")))
     };
     Ok(ApiBiasStrides {
         batch: size(strides.batch)?,

@@ -9,6 +9,9 @@ use api::verify::SplitMix64;
 use crate::status::guarded;
 use crate::*;
 
+mod launches;
+mod sizes;
+
 fn text(pointer: *const c_char) -> String {
     assert!(!pointer.is_null());
     // SAFETY: not null, and every text of the ABI ends with a zero.

@@ -7,9 +7,10 @@ use std::{env, fs};
 #[test]
 fn the_header_is_that_of_the_source() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
+    let mut config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
+    config.after_includes = Some(version_macros());
     // File by file, so that no cargo is asked about the workspace.
-    let sources = ["status", "problem", "tensors", "device", "plan", "text"];
+    let sources = ["status", "problem", "tensors", "device_tensors", "device", "plan", "text"];
     let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
         builder.with_src(folder.join(format!("src/{name}.rs")))
     });
@@ -23,4 +24,21 @@ fn the_header_is_that_of_the_source() {
     }
     let header = fs::read_to_string(&path).unwrap_or_default();
     assert!(header == generated, "{} is out of date: FLASHCORE_BLESS=1 cargo test -p flashcore-c", path.display());
+}
+
+/// What the preprocessor can compare, and what a text can hold.
+fn version_macros() -> String {
+    let [major, minor, patch] =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    format!(
+        "
+/* The version of this header; flashcore_version() is that of the library. */
+#define FLASHCORE_VERSION_MAJOR {major}
+#define FLASHCORE_VERSION_MINOR {minor}
+#define FLASHCORE_VERSION_PATCH {patch}
+/* For comparisons: 0.1.0 is 100, 1.2.3 is 10203. */
+#define FLASHCORE_VERSION_NUMBER (FLASHCORE_VERSION_MAJOR * 10000 + FLASHCORE_VERSION_MINOR * 100 + FLASHCORE_VERSION_PATCH)
+#define FLASHCORE_VERSION \"{}\"",
+        env!("CARGO_PKG_VERSION")
+    )
 }

@@ -2,32 +2,13 @@
 
 #![expect(clippy::print_stdout, reason = "a test that did not run says why")]
 
+mod built;
+
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
-/// The folder of the built library: that which `FLASHCORE_LIBRARY_FOLDER` names, or else that of this build. This test is
-/// not linked with it, so cargo has not built it yet.
-fn library_folder() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        if let Some(folder) = env::var_os("FLASHCORE_LIBRARY_FOLDER") {
-            return folder.into();
-        }
-        // target/PROFILE/deps/THIS
-        let test = env::current_exe().unwrap();
-        let profile = test.parent().and_then(Path::parent).unwrap().to_owned();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--package", "flashcore-c", "--target-dir"]).arg(profile.parent().unwrap());
-        if profile.file_name().is_some_and(|name| name == "release") {
-            cargo.arg("--release");
-        }
-        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        profile
-    })
-}
+use built::folder as library_folder;
 
 /// Runs a command; what it said, or `None`, with the reason printed, if there is no such program.
 fn run(command: &mut Command) -> Option<String> {

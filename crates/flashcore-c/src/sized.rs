@@ -1,0 +1,63 @@
+//! Structs that begin with their own size, so that callers and library may have different versions of them.
+//!
+//! A struct grows at its end alone, and a field of zeros is a feature that is off. An older caller's struct is shorter:
+//! the fields it lacks are zeros. A newer caller's is longer: what this library does not know must be zeros, because a
+//! feature that is on and not computed would be silently wrong.
+
+use std::mem::{MaybeUninit, size_of};
+
+use crate::status::Failure;
+use crate::tensors::check_pointer;
+
+/// No struct grows beyond this: a size above it is a field that was never set, and nothing is read by it.
+const MOST_BYTES: usize = 4096;
+
+/// A struct of the ABI that begins with `struct_size`.
+///
+/// # Safety
+///
+/// The struct is `repr(C)`, its first field is the `u64` of its size, it has no padding that matters, and any bytes,
+/// zeros too, are one.
+pub(crate) unsafe trait SizedStruct: Copy {
+    /// Its name in C.
+    const NAME: &'static str;
+    /// The bytes that no caller may leave out: up to the first field whose zeros mean that something is off.
+    const LEAST_BYTES: usize;
+}
+
+/// Reads a struct of whatever size the caller says.
+///
+/// # Safety
+///
+/// `pointer` must be null, which is an error, or point to a struct that can be read for as many bytes as its first field
+/// says.
+pub(crate) unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> Result<T, Failure> {
+    check_pointer(argument, pointer)?;
+    // SAFETY: not null and aligned, and the caller vouches for the first field.
+    let given = unsafe { pointer.cast::<u64>().read() };
+    let known = size_of::<T>();
+    let is_possible =
+        |size: usize| (T::LEAST_BYTES..=MOST_BYTES).contains(&size) && size.is_multiple_of(align_of::<T>());
+    let Some(size) = usize::try_from(given).ok().filter(|&size| is_possible(size)) else {
+        let name = T::NAME;
+        return Err(Failure::argument(format!(
+            "{argument}.struct_size is {given}; it must be sizeof({name}), which is {known}"
+        )));
+    };
+    for index in known..size {
+        // SAFETY: within the bytes that the caller vouches for.
+        let byte = unsafe { pointer.cast::<u8>().add(index).read() };
+        if byte != 0 {
+            return Err(Failure::argument(format!(
+                "{argument}.struct_size is {given}, and byte {index} of it is {byte}; this version of flashcore knows \
+                 {known} bytes of {}: leave the fields after them 0, or use a newer library",
+                T::NAME
+            )));
+        }
+    }
+    let mut whole = MaybeUninit::<T>::zeroed();
+    // SAFETY: both have so many bytes, the one by the caller's word and the other by its type, and they are apart.
+    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), whole.as_mut_ptr().cast::<u8>(), size.min(known)) };
+    // SAFETY: any bytes are such a struct, and every one was written.
+    Ok(unsafe { whole.assume_init() })
+}

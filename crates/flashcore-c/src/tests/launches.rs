@@ -1,0 +1,93 @@
+//! Launches, as far as they go without a GPU: what reaches the launch, and what is refused before it.
+
+use super::*;
+use crate::plan::check_simple;
+
+/// Every field has a place of its own in what is launched.
+#[test]
+fn every_device_tensor_reaches_its_place() {
+    let address = ptr::without_provenance_mut::<c_void>;
+    let tensors = DeviceTensors {
+        struct_size: 0,
+        query: address(0x10),
+        key: address(0x20),
+        value: address(0x30),
+        output: address(0x40),
+        log_sum_exp: address(0x50).cast(),
+        key_lengths: address(0x60).cast(),
+        alibi_slopes: address(0x70).cast(),
+        sinks: address(0x80).cast(),
+        bias: address(0x90).cast(),
+        bias_strides: BiasStrides { batch: 1, head: 2, row: 3, key: 4 },
+        number_table: address(0xA0).cast(),
+        integer_table: address(0xB0).cast(),
+        workspace: address(0xC0),
+    };
+    let mut expected = api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40);
+    expected.log_sum_exp = 0x50;
+    expected.key_lengths = 0x60;
+    expected.alibi_slopes = 0x70;
+    expected.sinks = 0x80;
+    expected.bias = 0x90;
+    expected.bias_strides = api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
+    expected.number_table = 0xA0;
+    expected.integer_table = 0xB0;
+    expected.workspace = 0xC0;
+    assert_eq!(tensors.to_api(), Ok(expected));
+    assert_eq!(DeviceTensors::NONE.to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
+}
+
+/// The launch with few parameters names the one that has all of them.
+#[test]
+fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
+    let words = |change: fn(&mut Problem)| {
+        let mut problem = problem(1, 2, 4, 8, FLASHCORE_DTYPE_F16);
+        change(&mut problem);
+        check_simple(&problem.to_api().unwrap()).map_err(|failure| failure.message)
+    };
+    let refused = |on: &str| {
+        Err(format!(
+            "the problem has {on} on, and flashcore_plan_launch takes no such tensor; use flashcore_plan_launch_tensors"
+        ))
+    };
+    assert_eq!(words(|_| {}), Ok(()));
+    assert_eq!(words(|problem| (problem.log_sum_exp, problem.mask) = (1, FLASHCORE_MASK_CAUSAL)), Ok(()));
+    assert_eq!(words(|problem| problem.sinks = 1), refused("sinks"));
+    assert_eq!(words(|problem| (problem.alibi, problem.key_lengths) = (1, 1)), refused("alibi and key_lengths"));
+    assert_eq!(words(|problem| problem.bias = 1), refused("bias"));
+}
+
+#[test]
+fn launches_on_the_cpu_name_what_to_use() {
+    let none = DeviceTensors::NONE;
+    let plan = create(&problem(1, 1, 1, 8, FLASHCORE_DTYPE_F16)).unwrap();
+    let null = ptr::null_mut::<c_void>();
+    // SAFETY: a plan on the CPU launches nothing.
+    let status = unsafe { flashcore_plan_launch(plan, null, null, null, null, null, ptr::null_mut()) };
+    assert_eq!(status, FLASHCORE_UNSUPPORTED);
+    let device = api::Device::cpu();
+    let rest = format!(
+        "is for tensors on a GPU, and this plan is on {device}; use flashcore_plan_run_host, or plan for \
+         FLASHCORE_DEVICE_CUDA"
+    );
+    assert_eq!(text(flashcore_last_error()), format!("flashcore_plan_launch {rest}"));
+    // SAFETY: a plan on the CPU launches nothing.
+    let status = unsafe { flashcore_plan_launch_tensors(plan, null, &raw const none) };
+    assert_eq!(status, FLASHCORE_UNSUPPORTED);
+    assert_eq!(text(flashcore_last_error()), format!("flashcore_plan_launch_tensors {rest}"));
+    // SAFETY: null is looked at.
+    let status = unsafe { flashcore_plan_launch_tensors(plan, null, ptr::null()) };
+    assert_eq!(
+        (status, text(flashcore_last_error()).as_str()),
+        (FLASHCORE_INVALID_ARGUMENT, "tensors is null; it must not be")
+    );
+    assert_eq!(flashcore_plan_workspace_bytes(plan), 0);
+    assert_eq!(text(flashcore_last_error()), "");
+    assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
+
+    assert_eq!(flashcore_plan_workspace_bytes(plan), 0);
+    assert_ne!(text(flashcore_last_error()), "");
+    // SAFETY: there is no such plan, so nothing is launched.
+    let status = unsafe { flashcore_plan_launch_tensors(plan, null, &raw const none) };
+    assert_eq!(status, FLASHCORE_INVALID_PLAN);
+}

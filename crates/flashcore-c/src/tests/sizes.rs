@@ -1,0 +1,152 @@
+//! Structs of callers that were compiled with an older or a newer header.
+
+use std::mem::offset_of;
+
+use super::*;
+
+/// The bytes of a struct with others after them, its first field saying how many there are.
+fn longer<T: Copy>(value: &T, extra: &[u64]) -> Vec<u64> {
+    let words = size_of::<T>() / 8;
+    let mut bytes = vec![0_u64; words];
+    // SAFETY: as many bytes as the struct has, which is made of integers and addresses.
+    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), bytes.as_mut_ptr(), words) };
+    bytes.extend(extra);
+    bytes[0] = bytes.len() as u64 * 8;
+    bytes
+}
+
+fn create_from(words: &[u64]) -> (Status, String) {
+    let mut plan = ptr::null_mut();
+    // SAFETY: the words are a problem of the size that the first of them says.
+    let status = unsafe { flashcore_plan_create(words.as_ptr().cast(), FLASHCORE_DEVICE_CPU, 0, &raw mut plan) };
+    let said = text(flashcore_last_error());
+    assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
+    (status, said)
+}
+
+fn no_launch(tensors: &[u64]) -> (Status, String) {
+    let plan = create(&problem(1, 1, 1, 8, FLASHCORE_DTYPE_F16)).unwrap();
+    // SAFETY: the words are tensors of the size that the first of them says, and a plan on the CPU launches nothing.
+    let status = unsafe { flashcore_plan_launch_tensors(plan, ptr::null_mut(), tensors.as_ptr().cast()) };
+    let said = text(flashcore_last_error());
+    assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
+    (status, said)
+}
+
+/// Sizes and places are the ABI: what changes one of these breaks every program that is compiled.
+#[test]
+fn sizes_are_those_of_the_header() {
+    let words = |bytes: usize| bytes / 8;
+    assert_eq!(words(size_of::<Inputs>()), 1 + 7 * 2 + 4);
+    assert_eq!(words(size_of::<Outputs>()), 1 + 2 * 2);
+    assert_eq!(words(size_of::<DeviceTensors>()), 1 + 9 + 4 + 3);
+    assert_eq!(words(offset_of!(DeviceTensors, workspace)), 16);
+    assert_eq!(size_of::<Problem>() - offset_of!(Problem, query_strides), 4 * 3 * 8);
+}
+
+#[test]
+fn older_structs_lack_fields_that_are_off() {
+    let mut given = problem(1, 2, 4, 8, FLASHCORE_DTYPE_F32);
+    // What a shorter struct lacks is not read, whatever lies there.
+    given.output_strides = Strides { batch: u64::MAX, head: u64::MAX, row: u64::MAX };
+    let short = |given: &Problem| longer(given, &[])[..offset_of!(Problem, query_strides) / 8].to_vec_with_size();
+    assert_eq!(create_from(&short(&given)), (FLASHCORE_OK, String::new()));
+    let mut words = longer(&given, &[]);
+    words[0] = offset_of!(Problem, query_strides) as u64;
+    assert_eq!(create_from(&words), (FLASHCORE_OK, String::new()));
+    // The strides that are missing are zeros, and a problem that asks for them is told so.
+    given.layout = FLASHCORE_LAYOUT_STRIDED;
+    let (status, said) = create_from(&short(&given));
+    assert_eq!(
+        (status, said.as_str()),
+        (
+            FLASHCORE_INVALID_ARGUMENT,
+            "the output strides (batch 0, head 0, row 0) let elements of 1 batches, 2 heads, 4 rows and 8 columns overlap"
+        )
+    );
+}
+
+/// Words whose first says how many bytes they are.
+trait WithSize {
+    fn to_vec_with_size(&self) -> Vec<u64>;
+}
+
+impl WithSize for [u64] {
+    fn to_vec_with_size(&self) -> Vec<u64> {
+        let mut words = self.to_vec();
+        words[0] = words.len() as u64 * 8;
+        words
+    }
+}
+
+#[test]
+fn newer_structs_are_taken_where_their_new_fields_are_off() {
+    let given = problem(1, 2, 4, 8, FLASHCORE_DTYPE_F32);
+    assert_eq!(create_from(&longer(&given, &[0])), (FLASHCORE_OK, String::new()));
+    assert_eq!(create_from(&longer(&given, &[0; 200])), (FLASHCORE_OK, String::new()));
+    let size = size_of::<Problem>();
+    let expected = format!(
+        "problem.struct_size is {}, and byte {} of it is 1; this version of flashcore knows {size} bytes of \
+         flashcore_problem_t: leave the fields after them 0, or use a newer library",
+        size + 24,
+        size + 18
+    );
+    assert_eq!(create_from(&longer(&given, &[0, 0, 0x1_0000])), (FLASHCORE_INVALID_ARGUMENT, expected));
+
+    assert_eq!(no_launch(&longer(&DeviceTensors::NONE, &[0; 3])).0, FLASHCORE_UNSUPPORTED);
+    let (status, said) = no_launch(&longer(&DeviceTensors::NONE, &[0, 0xFF00]));
+    assert_eq!(status, FLASHCORE_INVALID_ARGUMENT);
+    assert_eq!(
+        said,
+        "tensors.struct_size is 152, and byte 145 of it is 255; this version of flashcore knows 136 bytes of \
+         flashcore_device_tensors_t: leave the fields after them 0, or use a newer library"
+    );
+}
+
+#[test]
+fn sizes_that_no_header_has() {
+    let whole = size_of::<Problem>() as u64;
+    let least = offset_of!(Problem, query_strides) as u64;
+    for size in [0, 8, least - 8, least + 4, whole - 1, whole + 4, 4104, u64::MAX - 7, u64::MAX] {
+        let mut given = problem(1, 2, 4, 8, FLASHCORE_DTYPE_F32);
+        given.struct_size = size;
+        let expected =
+            format!("problem.struct_size is {size}; it must be sizeof(flashcore_problem_t), which is {whole}");
+        assert_eq!(create(&given), Err((FLASHCORE_INVALID_ARGUMENT, expected)));
+    }
+    let mut none = DeviceTensors::NONE;
+    for size in [0, 32, 44, 137, 4104, u64::MAX] {
+        none.struct_size = size;
+        // SAFETY: as many words as the struct has.
+        let words = unsafe { *ptr::from_ref(&none).cast::<[u64; size_of::<DeviceTensors>() / 8]>() };
+        let expected =
+            format!("tensors.struct_size is {size}; it must be sizeof(flashcore_device_tensors_t), which is 136");
+        assert_eq!(no_launch(&words), (FLASHCORE_INVALID_ARGUMENT, expected));
+    }
+}
+
+/// Inputs without anything optional and outputs without a log-sum-exp, as short as they may be; and with more at the end.
+#[test]
+fn structs_of_a_run_may_be_shorter_and_longer() {
+    let plan = create(&problem(1, 1, 2, 1, FLASHCORE_DTYPE_F32)).unwrap();
+    let numbers = [1.0_f32, 2.0];
+    let run_words = |inputs: &[u64], outputs: &[u64]| {
+        // SAFETY: the words are these structs, of the sizes that the first of them say.
+        unsafe { flashcore_plan_run_host(plan, inputs.as_ptr().cast(), outputs.as_ptr().cast()) }
+    };
+    let mut output = [0.0_f32; 2];
+    let whole_inputs = longer(&inputs(&[0.0_f32; 2], &[0.0; 2], &numbers), &[]);
+    let whole_outputs = longer(&outputs(mut_bytes(&mut output), NO_MUT_BYTES), &[]);
+    let short = |words: &[u64], bytes: usize| words[..bytes / 8].to_vec_with_size();
+    let short_inputs = short(&whole_inputs, offset_of!(Inputs, alibi_slopes));
+    let short_outputs = short(&whole_outputs, offset_of!(Outputs, log_sum_exp));
+    assert_eq!(run_words(&short_inputs, &short_outputs), FLASHCORE_OK);
+    assert_eq!(output, [1.5, 1.5]);
+    let padded = |words: &[u64], last: u64| [words, &[0, last]].concat().to_vec_with_size();
+    assert_eq!(run_words(&padded(&whole_inputs, 0), &padded(&whole_outputs, 0)), FLASHCORE_OK);
+    assert_eq!(run_words(&padded(&whole_inputs, 1), &whole_outputs), FLASHCORE_INVALID_ARGUMENT);
+    assert_eq!(run_words(&whole_inputs, &padded(&whole_outputs, 1)), FLASHCORE_INVALID_ARGUMENT);
+    let too_short = short(&whole_inputs, offset_of!(Inputs, alibi_slopes) - 8);
+    assert_eq!(run_words(&too_short, &whole_outputs), FLASHCORE_INVALID_ARGUMENT);
+    assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
+}
