@@ -87,6 +87,7 @@ mod oracle;
 mod problem;
 mod random;
 mod reference;
+mod rounding_bias;
 mod tensors;
 mod verdict;
 mod views;
