@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_kernels::{Config, Specialisation};
-use flashcore_problem::DType;
+use flashcore_problem::{DType, MaskMod, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
 
@@ -92,8 +92,8 @@ impl Kind {
             Self::Unbiased => Specialisation { bias: false, ..Self::Everything.specialisation(head_dim) },
             Self::Formulas => Specialisation {
                 right: true,
-                score_mod: formulas::score_mod("relative"),
-                mask_mod: formulas::mask_mod("documents"),
+                score_mod: formulas::score_mod("relative").map(ScoreMod::formula),
+                mask_mod: formulas::mask_mod("documents").map(MaskMod::formula),
                 log_sum_exp: true,
                 ..bf16
             },

@@ -4,8 +4,8 @@ use flashcore_bench::simulate::simulate;
 use flashcore_bench::verify::verify;
 use flashcore_bench::{Backend, Case, formulas, parse_mask, parse_shape};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan};
-use flashcore_problem::{DType, Inputs, MaskMod, Problem};
+use flashcore_kernels::{Argument, Buffers, Config, Plan};
+use flashcore_problem::{Alignment, DType, Inputs, Mask, MaskMod, Problem, ScoreMod};
 use flashcore_sim::Counters;
 
 fn check(kernel: &str, shape: &str, mask: &str) {
@@ -108,6 +108,81 @@ fn masks_are_right_for_whole_tiles() {
     }
 }
 
+/// Attention at a temperature over keys up to so many before a row and after it, of which the first are a prefix for all.
+fn tempered(temperature: f32, window: i32, prefix: i32) -> Problem {
+    let mut problem = parse_shape("1x2x150,300x64", DType::F16).expect("a shape");
+    let score = ScoreMod::new("tempered", |score, at| {
+        (score / temperature).min(4.0) - (at.query - at.key - window).abs().to_number() * 0.01
+    });
+    let mask = MaskMod::new("window", |at| (at.query - at.key + 7).abs().less(window) | at.key.less(prefix));
+    (problem.score_mod, problem.mask_mod, problem.log_sum_exp) = (Some(score), Some(mask), true);
+    problem
+}
+
+/// A thousand temperatures and windows have one kernel, and the kernel before it, with other arguments.
+#[test]
+fn other_constants_are_other_arguments_of_the_same_kernels() {
+    for kernel in ["ampere-32x32-2stage-swizzled-2parts", "hopper-64x32-2stage"] {
+        let plan = |number: u16| {
+            let problem = tempered(f32::from(number) / 64.0, number.into(), i32::from(number) / 2);
+            Plan::new(&problem, kernel.parse().expect("a config"), Arch::Sm90a).expect("a plan")
+        };
+        let first = plan(0);
+        let launches = first.launches(Buffers::new(0, 0, 0, 0));
+        let ptx: Vec<_> = launches.iter().map(|(kernel, _, _)| flashcore_ptx::print(kernel)).collect();
+        for number in 1..=1000 {
+            let other = plan(number);
+            for ((launch, other), text) in launches.iter().zip(other.launches(Buffers::new(0, 0, 0, 0))).zip(&ptx) {
+                assert_eq!((launch.0, launch.1), (other.0, other.1), "{kernel} {number}");
+                if number % 100 == 0 {
+                    assert_eq!(*text, flashcore_ptx::print(other.0), "{kernel} {number}");
+                }
+                let differences = launch.2.iter().zip(&other.2).filter(|(one, other)| one != other);
+                let expected = [
+                    Argument::F32(f32::from(number) / 64.0),
+                    Argument::S32(number.into()),
+                    Argument::S32(number.into()),
+                    Argument::S32(i32::from(number) / 2),
+                ];
+                // Half of the first number is none.
+                let expected = if number == 1 { &expected[..3] } else { &expected };
+                assert!(differences.map(|(_, other)| other).eq(expected), "{kernel} {number}: {:?}", other.2);
+            }
+        }
+    }
+}
+
+/// The same kernels with other constants, each judged.
+#[test]
+fn every_family_takes_its_constants_at_run_time() {
+    let kernels = ["ampere", "hopper", ALONE[0], "ampere-64x64-2stage-swizzled-2parts", "scalar", "steps"];
+    for (number, kernel) in kernels.into_iter().enumerate() {
+        for (temperature, window, prefix) in [(0.25, 40, 3), (1.5, 120, -1)] {
+            let mut problem = tempered(temperature, window, prefix);
+            if number % 2 == 0 || window == 120 {
+                problem.mask = Mask::Causal(Alignment::BottomRight);
+            }
+            let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
+            let outcome = verify(&case, None);
+            assert!(outcome.passed(), "{temperature} {window} {case}: {:#?}", outcome.complaints());
+        }
+    }
+}
+
+/// Between the ends of a tile a sum wraps, so that its ends are limited to the same integer and what lies between is not.
+#[test]
+fn a_term_whose_index_wraps_within_a_tile_is_not_the_same_for_all_of_it() {
+    let limit = i32::MAX - 20;
+    let wraps = ScoreMod::new("wraps", |score, at| score + at.number((at.key + (i32::MAX - 104)).max(limit) - limit));
+    for kernel in ["ampere-64x64-2stage-swizzled", "hopper-64x128-2stage"] {
+        let mut problem = parse_shape("1x1x64,256x64", DType::F16).expect("a shape");
+        (problem.score_mod, problem.number_table) = (Some(wraps), 21);
+        let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
+        let outcome = verify(&case, None);
+        assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+    }
+}
+
 fn counted(problem: &Problem, inputs: &Inputs, kernel: &str) -> Counters {
     let config: Config = kernel.parse().expect("a config");
     let plan = Plan::new(problem, config, Arch::Sm90a).expect("a plan");
@@ -165,8 +240,7 @@ fn terms_that_are_the_same_for_a_tile_are_read_once() {
     let loads = |problem: &Problem| counted(problem, &inputs, "ampere").global_loads.requests;
     let limited = loads(&problem);
     // The same without a limit that makes distances one.
-    let unlimited =
-        flashcore_problem::ScoreMod::new("unlimited", |score, at| score + at.number(at.query - at.key + 128));
+    let unlimited = ScoreMod::new("unlimited", |score, at| score + at.number(at.query - at.key + 128));
     problem.score_mod = Some(unlimited);
     let unlimited = loads(&problem);
     problem.score_mod = None;

@@ -2,7 +2,7 @@
 
 use crate::group::Group;
 use crate::real::Real;
-use flashcore_problem::formula::{Evaluator, Formula, Places, Tables, WIDTH};
+use flashcore_problem::formula::{Evaluator, Places, WIDTH};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -12,7 +12,8 @@ pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: 
     let (problem, tables) = (group.problem, group.scoring.tables());
     if let Some(score_mod) = problem.score_mod {
         let base = R::from_f64(LOG2_E);
-        each(group, score_mod.formula(), tables, rows, first_key, (scores, lanes), |evaluator, places, scores| {
+        let evaluator = Evaluator::new(score_mod.formula(), score_mod.constants(), tables);
+        each(group, evaluator, rows, first_key, (scores, lanes), |evaluator, places, scores| {
             let inputs = std::array::from_fn(|lane| scores.get(lane).copied().unwrap_or(R::ZERO));
             let changed = evaluator.scores(places, &inputs);
             for (score, changed) in scores.iter_mut().zip(changed) {
@@ -21,7 +22,8 @@ pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: 
         });
     }
     if let Some(mask_mod) = problem.mask_mod {
-        each(group, mask_mod.formula(), tables, rows, first_key, (scores, lanes), |evaluator, places, scores| {
+        let evaluator = Evaluator::new(mask_mod.formula(), mask_mod.constants(), tables);
+        each(group, evaluator, rows, first_key, (scores, lanes), |evaluator, places, scores| {
             for (score, takes_part) in scores.iter_mut().zip(evaluator.attended(places)) {
                 if !takes_part {
                     *score = R::NEGATIVE_INFINITY;
@@ -42,14 +44,12 @@ pub(crate) fn takes_part(group: &Group<'_>, row: usize, key: usize) -> bool {
 /// Calls `change` with the places of the scores of one key and up to [`WIDTH`] rows, and with the scores.
 fn each<R: Real>(
     group: &Group<'_>,
-    formula: &'static Formula,
-    tables: Tables<'_>,
+    mut evaluator: Evaluator<'_, R>,
     rows: &Range<usize>,
     first_key: usize,
     (scores, lanes): (&mut [R], usize),
     change: impl Fn(&mut Evaluator<'_, R>, &Places, &mut [R]),
 ) {
-    let mut evaluator = Evaluator::new(formula, tables);
     for lane in (0..rows.len()).step_by(WIDTH) {
         let count = WIDTH.min(rows.len() - lane);
         // Lanes past the last row are those of the last.

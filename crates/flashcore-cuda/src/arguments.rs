@@ -9,7 +9,7 @@ use crate::error::CudaError;
 use crate::tensor_map::{EncodedTensorMap, TENSOR_MAP_BYTES};
 
 /// Arguments that a launch has room for.
-pub const MOST_ARGUMENTS: usize = 64;
+pub const MOST_ARGUMENTS: usize = 96;
 /// Bytes of each argument's place: the largest argument there is.
 const PLACE_BYTES: usize = 8;
 

@@ -1,7 +1,7 @@
 //! Every choice in the Hopper kernel.
 
 use flashcore_ir::Arch;
-use flashcore_problem::MaskMod;
+use flashcore_problem::formula::Formula;
 
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
 use crate::attention::tile_ranges::RangeTiles;
@@ -175,8 +175,8 @@ impl HopperConfig {
 
     /// Whether CTAs sort the tiles of query rows by what a formula leaves them, which is then the same for all heads.
     pub(crate) fn sorts_tiles(self, specialisation: Specialisation) -> bool {
-        let is_same = |mask_mod: MaskMod| {
-            let uses = mask_mod.formula().uses(mask_mod.formula().result());
+        let is_same = |formula: &Formula| {
+            let uses = formula.uses(formula.result());
             !(uses.head || uses.batch)
         };
         self.persistent && !specialisation.key_lengths && specialisation.mask_mod.is_some_and(is_same)

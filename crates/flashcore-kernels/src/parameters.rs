@@ -4,10 +4,13 @@ use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, TensorMap};
+use flashcore_problem::formula::{Constants, Formula, Kind};
 use flashcore_problem::{BiasStrides, Problem, Strides};
 
 use crate::attention::tile_ranges::RangeShape;
 use crate::plan::LONGEST;
+use crate::specialisation::Specialisation;
+use crate::tile::BoundFormula;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
 macro_rules! parameters {
@@ -16,12 +19,20 @@ macro_rules! parameters {
         #[derive(Debug, Clone, Copy)]
         pub struct Parameters {
             $($(#[$doc])* pub $name: Reg<$ty>,)*
+            /// The formula for scores, with its constants.
+            pub score_mod: Option<BoundFormula>,
+            /// The formula for masks, with its constants.
+            pub mask_mod: Option<BoundFormula>,
         }
 
         impl Parameters {
-            /// Declares and loads them.
-            pub fn load(k: &mut Builder) -> Self {
-                Self { $($name: k.parameter::<$ty>(stringify!($name)),)* }
+            /// Declares and loads them: those that all kernels have, and the constants of formulas.
+            pub fn load(k: &mut Builder, specialisation: Specialisation) -> Self {
+                Self {
+                    $($name: k.parameter::<$ty>(stringify!($name)),)*
+                    score_mod: specialisation.score_mod.map(|formula| BoundFormula::load(k, "score", formula)),
+                    mask_mod: specialisation.mask_mod.map(|formula| BoundFormula::load(k, "mask", formula)),
+                }
             }
         }
 
@@ -289,7 +300,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
     let scale = problem.scale * core::f64::consts::LOG2_E;
     let scale = problem.softcap.map_or(scale, |softcap| 2.0 * scale / f64::from(softcap));
     let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
-    Values {
+    let mut arguments = Values {
         query: buffers.query,
         key: buffers.key,
         value: buffers.value,
@@ -334,7 +345,20 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         bias_row_stride: bias_bytes(buffers.bias_strides.row),
         bias_key_stride: bias_bytes(buffers.bias_strides.key),
     }
-    .arguments()
+    .arguments();
+    let score = problem.score_mod.map(|score_mod| constants(score_mod.formula(), score_mod.constants()));
+    let mask = problem.mask_mod.map(|mask_mod| constants(mask_mod.formula(), mask_mod.constants()));
+    arguments.extend(score.into_iter().flatten());
+    arguments.extend(mask.into_iter().flatten());
+    arguments
+}
+
+/// The arguments for the constants of a formula, in the order in which [`BoundFormula::load`] declares them.
+fn constants(formula: &'static Formula, constants: Constants) -> impl Iterator<Item = Argument> {
+    formula.slots().map(move |(slot, kind)| match kind {
+        Kind::Number => Argument::F32(constants.number(slot)),
+        Kind::Integer | Kind::Truth => Argument::S32(constants.integer(slot)),
+    })
 }
 
 /// The host's side of a parameter type.

@@ -1,5 +1,6 @@
 //! What a problem fixes when its kernel is generated.
 
+use flashcore_problem::formula::Formula;
 use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
 
 /// What a problem fixes when its kernel is generated.
@@ -26,10 +27,10 @@ pub struct Specialisation {
     pub bias: bool,
     /// Whether there are sinks.
     pub sinks: bool,
-    /// What becomes of scores after that.
-    pub score_mod: Option<ScoreMod>,
+    /// What becomes of scores after that: the structure alone, constants are arguments.
+    pub score_mod: Option<&'static Formula>,
     /// Which keys take part, of those that the mask leaves.
-    pub mask_mod: Option<MaskMod>,
+    pub mask_mod: Option<&'static Formula>,
     /// Whether scores are scaled before their maximum is taken, which then need not be that of the products.
     pub scaled_first: bool,
     /// Whether the log-sum-exp is written.
@@ -74,8 +75,8 @@ impl Specialisation {
             alibi: problem.alibi,
             bias: problem.bias,
             sinks: problem.sinks,
-            score_mod: problem.score_mod,
-            mask_mod: problem.mask_mod,
+            score_mod: problem.score_mod.map(ScoreMod::formula),
+            mask_mod: problem.mask_mod.map(MaskMod::formula),
             scaled_first: problem.scale <= 0.0,
             log_sum_exp: problem.log_sum_exp,
             width: width(problem),
@@ -98,7 +99,7 @@ impl Specialisation {
 
     /// Whether all that is done to products, besides multiplying them by a positive number, is that a formula adds a term.
     pub fn only_adds(self) -> bool {
-        let adds = self.score_mod.is_some_and(|score_mod| score_mod.formula().added_term().is_some());
+        let adds = self.score_mod.is_some_and(|formula| formula.added_term().is_some());
         adds && !self.has_more_than_formulas() && !matches!(self.dtype, DType::F32)
     }
 

@@ -535,6 +535,22 @@ mod tests {
         }
     }
 
+    /// With as many constants of formulas as there can be.
+    #[test]
+    fn a_launch_has_room_for_the_arguments_of_every_kernel() {
+        let score = ScoreMod::new("score", |score, _| (0..20).fold(score, |sum, term| sum + term as f32));
+        let mask = MaskMod::new("mask", |at| (0..20).fold(at.key, |sum, term| sum + term).less(9));
+        let mut problem = Problem::new(3, 4, 1000, 64, flashcore_problem::DType::F16);
+        (problem.score_mod, problem.mask_mod) = (Some(score), Some(mask));
+        let parts = "ampere-64x64-2stage-swizzled-2parts".parse().unwrap();
+        for config in Config::all().into_iter().chain([parts]) {
+            let Ok(plan) = flashcore_kernels::Plan::new(&problem, config, Arch::Sm90a) else { continue };
+            let arguments = plan.arguments(PLACEHOLDERS);
+            assert_eq!(arguments.len(), plan.kernel.parameters.len(), "{config}");
+            assert!(arguments.len() <= flashcore_cuda::MOST_ARGUMENTS, "{config} has {}", arguments.len());
+        }
+    }
+
     #[test]
     fn every_address_has_its_place() {
         let mut problem = Problem::new(1, 2, 70, 64, flashcore_problem::DType::F16);

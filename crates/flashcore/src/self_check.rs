@@ -42,6 +42,11 @@ const SEED: u64 = 0x5EED;
 const SOFTCAP: f32 = 2.0;
 /// Entries of the tables that formulas read: how many there are is not compiled in.
 const MOST_ENTRIES: usize = 4096;
+/// How far from zero constants of formulas are: they are not compiled in either, so those of the trial need not be those of
+/// the problem, and its verdict is about all. A NaN or a huge factor must not condemn the kernel, and limits are to lie
+/// among the keys, where they cut tiles.
+const LARGEST_NUMBER: f32 = 64.0;
+const LARGEST_INTEGER: u32 = KEY_LENGTH as u32 / 3;
 
 /// A layout whose rows begin at multiples of `width` bytes and, below 16, of no more than that.
 fn layout_of_width(problem: &Problem, width: u32) -> Layout {
@@ -80,7 +85,8 @@ impl Trial {
         (small.log_sum_exp, small.key_lengths) = (problem.log_sum_exp, problem.key_lengths);
         (small.alibi, small.bias, small.sinks) = (problem.alibi, problem.bias, problem.sinks);
         small.softcap = problem.softcap.map(|_| SOFTCAP);
-        (small.score_mod, small.mask_mod) = (problem.score_mod, problem.mask_mod);
+        small.score_mod = problem.score_mod.map(|score| score.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
+        small.mask_mod = problem.mask_mod.map(|mask| mask.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
         small.number_table = problem.number_table.min(MOST_ENTRIES);
         small.integer_table = problem.integer_table.min(MOST_ENTRIES);
         small.layout = layout_of_width(&small, Specialisation::of(problem).width);
@@ -110,7 +116,7 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::DType;
+    use flashcore_problem::{DType, MaskMod, ScoreMod};
 
     #[test]
     fn the_policy_and_the_environment() {
@@ -123,6 +129,25 @@ mod tests {
         ];
         for (policy, variable, expected) in table {
             assert_eq!(policy.is_on(variable), expected, "{policy:?} {variable:?}");
+        }
+    }
+
+    /// Constants of formulas that would make a trial of nothing do not reach it, and it is of the same kernel.
+    #[test]
+    fn a_trial_has_moderate_constants() {
+        let tempered = |by: f32| ScoreMod::new("tempered", |score, _| score * by);
+        let window = |keys: i32| MaskMod::new("window", |at| (at.query - at.key).abs().less(keys));
+        let limits = [(f32::NAN, 0, 0.0, 0), (-1e30, 1_000_000, -64.0, 67), (0.5, -5, 0.5, -5)];
+        for (number, integer, in_trial, keys_in_trial) in limits {
+            let mut problem = Problem::new(1, 2, 4000, 64, DType::F16);
+            (problem.score_mod, problem.mask_mod) = (Some(tempered(number)), Some(window(integer)));
+            let trial = Trial::new(&problem).unwrap();
+            assert_eq!(trial.problem.score_mod, Some(tempered(in_trial)));
+            assert_eq!(trial.problem.mask_mod, Some(window(keys_in_trial)));
+            assert_eq!(Specialisation::of(&trial.problem), Specialisation::of(&problem));
+            let mut outputs = Outputs::poisoned(&trial.problem);
+            flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
+            assert_eq!(trial.complaint(&outputs), None);
         }
     }
 

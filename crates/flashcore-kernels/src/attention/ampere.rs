@@ -32,12 +32,12 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.register_budget(specialisation));
-    let parameters = Parameters::load(k);
+    let parameters = Parameters::load(k, specialisation);
     let rows = match config.packing {
         Packing::OneHead => Rows::OfHead,
         Packing::KeyHead => Rows::OfKeyHead,
     };
-    let work = |k: &mut Builder, place| Work::at(k, parameters, specialisation, config.query_rows(), place, rows);
+    let work = |k: &mut Builder, place| Work::at(k, &parameters, specialisation, config.query_rows(), place, rows);
     if config.persistent > 0 {
         let parameters = TileParameters::load(k);
         let first = k.special(SpecialRegister::CtaX);

@@ -26,11 +26,11 @@ pub(crate) const ROWS: u32 = 4;
 pub(crate) fn kernel<T: MemoryElement>(name: String, specialisation: Specialisation) -> Kernel {
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
-    let parameters = Parameters::load(k);
+    let parameters = Parameters::load(k, specialisation);
     let parts = PartParameters::load(k);
     // Whether rows have limits matters no more, nor do their scores.
     let plain = Specialisation { left: false, right: false, key_lengths: false, ..specialisation };
-    let work = Work::at(k, parameters, plain, ROWS, Place::Grid, Rows::OfHead);
+    let work = Work::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
     let row = k.add(work.first_row, warp);

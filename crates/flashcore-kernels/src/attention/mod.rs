@@ -14,12 +14,12 @@ use core::f32::consts::LOG2_E;
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 use flashcore_problem::DType;
-use flashcore_problem::formula::Formula;
 
 use crate::parameters::{Parameters, PartParameters, TileParameters};
 use crate::specialisation::Specialisation;
 use crate::tile::{
-    AddedTerm, BiasTerms, FormulaCode, FormulaPlace, FormulaTables, GlobalRows, PackedHeads, ScoreTerms, TileSpan,
+    AddedTerm, BiasTerms, BoundFormula, FormulaCode, FormulaPlace, FormulaTables, GlobalRows, PackedHeads, ScoreTerms,
+    TileSpan,
 };
 
 /// Which rows of which head a CTA works on.
@@ -80,14 +80,14 @@ struct QueryTile {
 impl Work {
     /// That of this CTA, which has `query_rows` rows of one head.
     fn new(k: &mut Builder, specialisation: Specialisation, query_rows: u32) -> Self {
-        let parameters = Parameters::load(k);
-        Self::at(k, parameters, specialisation, query_rows, Place::Grid, Rows::OfHead)
+        let parameters = Parameters::load(k, specialisation);
+        Self::at(k, &parameters, specialisation, query_rows, Place::Grid, Rows::OfHead)
     }
 
     /// That of a place.
     fn at(
         k: &mut Builder,
-        parameters: Parameters,
+        parameters: &Parameters,
         specialisation: Specialisation,
         query_rows: u32,
         place: Place,
@@ -130,7 +130,7 @@ impl Work {
     /// That of a tile of rows of one head. `heads` are the query heads, unless the grid says.
     fn of_tile(
         k: &mut Builder,
-        parameters: Parameters,
+        parameters: &Parameters,
         specialisation: Specialisation,
         tile: QueryTile,
         heads: Option<Reg<U32>>,
@@ -149,7 +149,7 @@ impl Work {
         };
         let row_count = parameters.query_length;
         Self {
-            parameters,
+            parameters: *parameters,
             specialisation,
             first_row,
             row_count,
@@ -308,7 +308,7 @@ impl Work {
     }
 
     /// A formula, for rows of a lane from `row` on, of which there are `rows`.
-    fn formula(&self, k: &mut Builder, formula: &'static Formula, row: Reg<U32>, rows: usize) -> FormulaCode {
+    fn formula(&self, k: &mut Builder, formula: BoundFormula, row: Reg<U32>, rows: usize) -> FormulaCode {
         k.section("formula", |k| {
             let parameters = self.parameters;
             let tables = FormulaTables {
@@ -324,8 +324,8 @@ impl Work {
 
     /// The term that a formula adds to products, where nothing else is done to them but scaling.
     fn added_term(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<AddedTerm> {
-        let score_mod = self.specialisation.score_mod.filter(|_| self.specialisation.only_adds())?;
-        let code = self.formula(k, score_mod.formula(), row, rows);
+        let score_mod = self.parameters.score_mod.filter(|_| self.specialisation.only_adds())?;
+        let code = self.formula(k, score_mod, row, rows);
         Some(AddedTerm { code, inverse_scale: self.parameters.inverse_scale })
     }
 
@@ -339,14 +339,14 @@ impl Work {
 
     /// Which keys take part, besides those that the mask takes out.
     fn mask_formula(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<FormulaCode> {
-        self.specialisation.mask_mod.map(|mask_mod| self.formula(k, mask_mod.formula(), row, rows))
+        self.parameters.mask_mod.map(|mask_mod| self.formula(k, mask_mod, row, rows))
     }
 
     /// What is added to and done with the products to give scores, for rows of a lane from `row` on, of which there are
     /// `rows`.
     fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
         let parameters = self.parameters;
-        let Specialisation { softcap, alibi, bias, score_mod, .. } = self.specialisation;
+        let Specialisation { softcap, alibi, bias, .. } = self.specialisation;
         ScoreTerms {
             scale: parameters.scale_log2,
             softcap: softcap.then_some(parameters.softcap_log2),
@@ -360,7 +360,7 @@ impl Work {
                 let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
                 BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }
             }),
-            formula: score_mod.map(|score_mod| self.formula(k, score_mod.formula(), row, rows)),
+            formula: parameters.score_mod.map(|score_mod| self.formula(k, score_mod, row, rows)),
         }
     }
 }

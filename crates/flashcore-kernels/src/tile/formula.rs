@@ -12,8 +12,9 @@ use flashcore_ir::types::{F32, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Operand, Reg, Value};
 use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary, Uses};
 
+use super::formula_bound::BoundFormula;
 use super::formula_span::{SearchedTable, TileSpan, is_constant};
-use super::formula_tables::{FormulaTables, Offset, entry, goes_with_key, read_run};
+use super::formula_tables::{ANYTHING, FormulaTables, Offset, entry, goes_with_key, largest_magnitude, read_run};
 use super::formula_verdict::Verdict;
 use super::scores::{exact_tanh_of_half, tanh_of_half};
 use super::{Accumulator, ROW_STEP};
@@ -34,16 +35,16 @@ pub struct FormulaPlace {
 #[derive(Debug, Clone)]
 pub struct FormulaCode {
     formula: &'static Formula,
+    bound: BoundFormula,
     tables: FormulaTables,
     place: FormulaPlace,
     /// Whether results are to have all bits of an `f32`.
     exact: bool,
+    /// One over each constant that something is divided by.
+    reciprocals: HashMap<Term, Reg<F32>>,
     /// What was read before the first tile.
     known: HashMap<Spot, Lowered>,
 }
-
-/// The bound of an integer of which nothing is known.
-const ANYTHING: i64 = 1 << 31;
 
 /// A term for a row and a column; `None` for all, where it does not depend on them.
 type Spot = (Term, Option<usize>, Option<u32>);
@@ -97,13 +98,15 @@ impl FormulaCode {
     /// For `rows` rows of a lane. Reads what each row needs of the tables.
     pub fn new(
         k: &mut Builder,
-        formula: &'static Formula,
+        bound: BoundFormula,
         tables: FormulaTables,
         place: FormulaPlace,
         rows: usize,
         exact: bool,
     ) -> Self {
-        let mut code = Self { formula, tables, place, exact, known: HashMap::new() };
+        let formula = bound.formula;
+        let reciprocals = if exact { HashMap::new() } else { reciprocals(k, bound) };
+        let mut code = Self { formula, bound, tables, place, exact, reciprocals, known: HashMap::new() };
         for row in 0..rows {
             // Nothing is read here that depends on a key.
             code.read(k, place.query, row, 0, |uses| !uses.key);
@@ -154,7 +157,7 @@ impl FormulaCode {
     /// each. `None` where that says nothing. The lanes of a warp look through tables together.
     pub fn of_whole_tile(&self, k: &mut Builder, tile: TileSpan, lane: Reg<U32>) -> Option<[Reg<Pred>; 2]> {
         let table = SearchedTable { entries: self.tables.integers, lane };
-        let Verdict { may_hold, may_fail } = Verdict::new(k, self.formula, self.place, tile, table);
+        let Verdict { may_hold, may_fail } = Verdict::new(k, self.bound, self.place, tile, table);
         if may_hold.is_none() && may_fail.is_none() {
             return None;
         }
@@ -189,7 +192,7 @@ pub struct AddedTerm {
 impl AddedTerm {
     /// Adds the term to the products of a tile, in which the first key of this lane is `key`.
     pub fn apply(&self, k: &mut Builder, products: &Accumulator, key: Reg<S32>, tile: TileSpan) {
-        let FormulaCode { formula, place, .. } = self.code;
+        let FormulaCode { formula, bound, place, .. } = self.code;
         let Some((added, sign)) = formula.added_term() else { return };
         let factor = if sign < 0.0 { k.neg(self.inverse_scale) } else { self.inverse_scale };
         let each = |k: &mut Builder| {
@@ -199,7 +202,7 @@ impl AddedTerm {
                 k.fma_to(product, term, factor);
             });
         };
-        match is_constant(k, formula, added, place, tile) {
+        match is_constant(k, bound, added, place, tile) {
             None => each(k),
             Some(constant) => k.if_else_uniform(
                 constant,
@@ -288,7 +291,7 @@ impl FormulaOfTile<'_> {
     }
 
     fn lower(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
-        let FormulaCode { formula, place, .. } = *self.code;
+        let FormulaCode { formula, bound, place, .. } = *self.code;
         let position = |register, plus: u32| {
             Lowered::Integer(Offset { base: Some(register), plus: plus as i32, bound: LONGEST as i64 })
         };
@@ -299,6 +302,10 @@ impl FormulaOfTile<'_> {
             Step::Head => position(place.head, 0),
             Step::Query => position(place.query, row as u32 * ROW_STEP),
             Step::Key => position(self.key, column),
+            Step::NumberSlot(slot) => Lowered::Number(bound.number(slot).into()),
+            Step::IntegerSlot(slot, size) => {
+                Lowered::Integer(Offset::within(bound.integer(slot), largest_magnitude(size)))
+            }
             Step::Number(bits) => Lowered::Number(Value::from(f32::from_bits(bits))),
             Step::Integer(value) => Lowered::Integer(Offset::number(value)),
             Step::Unary(Unary::ToNumber, a) => {
@@ -327,7 +334,12 @@ impl FormulaOfTile<'_> {
         }
         let lowered = match (step, operands) {
             (Step::Unary(op, _), &[a]) => unary(k, op, a, self.code.exact),
-            (Step::Binary(op, _, _), &[Lowered::Number(a), Lowered::Number(b)]) => binary_of_numbers(k, op, a, b),
+            (Step::Binary(op, _, divisor), &[Lowered::Number(a), Lowered::Number(b)]) => {
+                match self.code.reciprocals.get(&divisor) {
+                    Some(reciprocal) if op == Binary::Divide => Lowered::Number(k.mul(a, *reciprocal).into()),
+                    _ => binary_of_numbers(k, op, a, b),
+                }
+            }
             (Step::Binary(op, _, _), &[Lowered::Integer(a), Lowered::Integer(b)]) => {
                 self.binary_of_integers(k, op, a, b)
             }
@@ -447,6 +459,24 @@ impl FormulaOfTile<'_> {
         self.written.insert(operation, Lowered::Integer(written));
         written
     }
+}
+
+/// One over each constant that a formula divides by, which is then multiplied by: that costs one instruction for each score
+/// where a division takes ten, and half a rounding step more than none. What a constant of zero, infinity or NaN gives
+/// stays the same; one below `2^-128` becomes zero.
+fn reciprocals(k: &mut Builder, bound: BoundFormula) -> HashMap<Term, Reg<F32>> {
+    let formula = bound.formula;
+    let mut reciprocals = HashMap::new();
+    for step in formula.steps() {
+        let Step::Binary(Binary::Divide, _, divisor) = *step else { continue };
+        let divisor_value = match formula.step(divisor) {
+            Step::NumberSlot(slot) => Value::from(bound.number(slot)),
+            Step::Number(bits) => Value::from(f32::from_bits(bits)),
+            _ => continue,
+        };
+        reciprocals.entry(divisor).or_insert_with(|| k.div(1.0f32, divisor_value));
+    }
+    reciprocals
 }
 
 fn unary(k: &mut Builder, op: Unary, a: Lowered, exact: bool) -> Lowered {

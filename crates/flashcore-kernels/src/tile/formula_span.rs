@@ -10,6 +10,9 @@ use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary};
 
 use super::LANES;
 use super::formula::FormulaPlace;
+use super::formula_bound::BoundFormula;
+use super::formula_tables::{ANYTHING, largest_magnitude};
+use crate::plan::LONGEST;
 
 /// The scores of a tile: all rows and keys in it, the same for all lanes of a warp.
 #[derive(Debug, Clone, Copy)]
@@ -30,12 +33,12 @@ pub type Span = [Reg<S32>; 2];
 /// Whether a term is the same for all scores of a tile; `None` where it hardly ever is, or that cannot be told.
 pub(super) fn is_constant(
     k: &mut Builder,
-    formula: &'static Formula,
+    bound: BoundFormula,
     term: Term,
     place: FormulaPlace,
     tile: TileSpan,
 ) -> Option<Reg<Pred>> {
-    let mut spans = Spans { formula, place, tile, table: None, checks: Vec::new() };
+    let mut spans = Spans::new(bound, place, tile, None);
     let mut integers = Vec::new();
     spans.decisive(term, &mut integers)?;
     let mut constant = None;
@@ -44,7 +47,8 @@ pub(super) fn is_constant(
         let same = k.compare(Compare::Eq, low, high);
         constant = Some(constant.map_or(same, |others| k.and(others, same)));
     }
-    constant
+    // Ends that are equal say nothing if a sum wraps between them.
+    constant.map(|constant| spans.checks.iter().fold(constant, |constant, check| k.and(constant, *check)))
 }
 
 /// A table of integers that a warp looks through: its address, the index of its last entry, and the lane.
@@ -60,19 +64,50 @@ const MOST_AT_ONCE: i64 = 255;
 const MOST_ENTRIES: i32 = 1024;
 /// Integers that are further apart than this need not have their sums between the sums of their ends.
 const WIDEST: i64 = 1 << 31;
+/// No row or key of a tile is further from zero than this, not even one behind the last there is.
+const FURTHEST: i64 = LONGEST as i64 + 1024;
 
 /// The spans of the integers of a formula in a tile.
 pub(super) struct Spans {
     pub(super) formula: &'static Formula,
-    pub(super) place: FormulaPlace,
-    pub(super) tile: TileSpan,
+    bound: BoundFormula,
+    place: FormulaPlace,
+    tile: TileSpan,
     /// Without it, entries of tables have no spans.
-    pub(super) table: Option<SearchedTable>,
+    table: Option<SearchedTable>,
     /// What must hold if spans are to be right: no sum of theirs wraps between its ends.
     pub(super) checks: Vec<Reg<Pred>>,
 }
 
 impl Spans {
+    pub(super) const fn new(
+        bound: BoundFormula,
+        place: FormulaPlace,
+        tile: TileSpan,
+        table: Option<SearchedTable>,
+    ) -> Self {
+        Self { formula: bound.formula, bound, place, tile, table, checks: Vec::new() }
+    }
+
+    /// No integer of a term is further from zero than this, if it does not wrap.
+    fn magnitude(&self, term: Term) -> i64 {
+        match self.formula.step(term) {
+            Step::Batch | Step::Head | Step::Query | Step::Key => FURTHEST,
+            Step::IntegerSlot(_, size) => largest_magnitude(size),
+            Step::Integer(value) => i64::from(value).abs(),
+            Step::ShiftRight(a, _) | Step::Unary(Unary::Negate, a) => self.magnitude(a),
+            Step::Binary(op, a, b) => {
+                let [a, b] = [a, b].map(|operand| self.magnitude(operand));
+                match op {
+                    Binary::Minimum | Binary::Maximum => a.max(b),
+                    Binary::Multiply => a.saturating_mul(b),
+                    _ => a.saturating_add(b),
+                }
+            }
+            _ => ANYTHING,
+        }
+    }
+
     /// The integers that a term depends on and that depend on rows or keys. `None` where one of them has no span, or
     /// none of its steps makes many values one.
     fn decisive(&self, term: Term, integers: &mut Vec<Term>) -> Option<()> {
@@ -100,7 +135,7 @@ impl Spans {
     pub(super) fn width(&self, term: Term) -> Option<i64> {
         let step = self.formula.step(term);
         let width = match step {
-            Step::Batch | Step::Head | Step::Integer(_) => 0,
+            Step::Batch | Step::Head | Step::IntegerSlot(..) | Step::Integer(_) => 0,
             Step::Query => i64::from(self.tile.most_rows) - 1,
             Step::Key => i64::from(self.tile.most_keys) - 1,
             Step::IntegerAt(index) => {
@@ -135,6 +170,7 @@ impl Spans {
             Step::Head => [self.place.head; 2],
             Step::Query => self.tile.rows,
             Step::Key => self.tile.keys,
+            Step::IntegerSlot(slot, _) => [self.bound.integer(slot); 2],
             Step::Integer(value) => [k.copy(value); 2],
             Step::ShiftRight(a, bits) => self.of(k, a).map(|end| k.shr(end, bits)),
             Step::IntegerAt(index) => {
@@ -144,7 +180,7 @@ impl Spans {
             Step::Unary(_, a) => {
                 let [low, high] = self.of(k, a);
                 let span = [high, low].map(|end| k.sub(0i32, end));
-                self.checked(k, span)
+                self.checked(k, term, span)
             }
             Step::Binary(op, a, b) => {
                 let ([low, high], [other_low, other_high]) = (self.of(k, a), self.of(k, b));
@@ -157,7 +193,7 @@ impl Spans {
                             Binary::Multiply => [k.mul(low, other_low), k.mul(high, other_high)],
                             _ => [k.add(low, other_low), k.add(high, other_high)],
                         };
-                        self.checked(k, span)
+                        self.checked(k, term, span)
                     }
                 }
             }
@@ -168,8 +204,8 @@ impl Spans {
 
     /// Sums wrap, all between the ends of a span by as much, unless one end does and the other does not. That shows, as
     /// long as a span is not wider than half of all integers.
-    fn checked(&mut self, k: &mut Builder, span: Span) -> Span {
-        if self.table.is_some() {
+    fn checked(&mut self, k: &mut Builder, term: Term, span: Span) -> Span {
+        if self.magnitude(term) >= ANYTHING {
             self.checks.push(k.compare(Compare::Le, span[0], span[1]));
         }
         span

@@ -2,7 +2,7 @@
 
 use flashcore_ir::types::{S32, Storable, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, VoteMode};
-use flashcore_problem::formula::{Binary, Formula, Step, Term};
+use flashcore_problem::formula::{Binary, Formula, Size, Step, Term};
 
 /// The tables that formulas read: their addresses, and the indices of their last entries.
 #[derive(Debug, Clone, Copy)]
@@ -11,6 +11,17 @@ pub struct FormulaTables {
     pub numbers: (Reg<U64>, Reg<S32>),
     /// Of integers.
     pub integers: (Reg<U64>, Reg<S32>),
+}
+
+/// The bound of an integer of which nothing is known.
+pub(super) const ANYTHING: i64 = 1 << 31;
+
+/// How far from zero a constant is at most, by its size.
+pub(super) const fn largest_magnitude(size: Size) -> i64 {
+    match size {
+        Size::Small => Size::SMALL as i64,
+        Size::Any => ANYTHING,
+    }
 }
 
 /// A register plus a number; the number alone where there is no register.

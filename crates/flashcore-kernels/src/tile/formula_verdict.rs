@@ -5,9 +5,10 @@
 
 use flashcore_ir::types::Pred;
 use flashcore_ir::{Builder, Compare, Reg};
-use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary};
+use flashcore_problem::formula::{Binary, Kind, Step, Term, Unary};
 
 use super::formula::FormulaPlace;
+use super::formula_bound::BoundFormula;
 use super::formula_span::{SearchedTable, Spans, TileSpan};
 
 /// What is known of a truth; where nothing stands, it may be.
@@ -23,13 +24,13 @@ impl Verdict {
     /// That of the result of a formula.
     pub(super) fn new(
         k: &mut Builder,
-        formula: &'static Formula,
+        bound: BoundFormula,
         place: FormulaPlace,
         tile: TileSpan,
         table: SearchedTable,
     ) -> Self {
-        let mut spans = Spans { formula, place, tile, table: Some(table), checks: Vec::new() };
-        let verdict = Self::of(k, &mut spans, formula.result());
+        let mut spans = Spans::new(bound, place, tile, Some(table));
+        let verdict = Self::of(k, &mut spans, bound.formula.result());
         // What follows from spans that are wrong is nothing.
         let [may_hold, may_fail] = [verdict.may_hold, verdict.may_fail].map(|may| {
             spans.checks.iter().fold(may, |may, check| {

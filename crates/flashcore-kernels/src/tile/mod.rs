@@ -11,6 +11,7 @@
 
 mod copy;
 mod formula;
+mod formula_bound;
 mod formula_span;
 mod formula_tables;
 mod formula_verdict;
@@ -27,6 +28,7 @@ mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
 pub use formula::{AddedTerm, FormulaCode, FormulaOfTile, FormulaPlace};
+pub use formula_bound::BoundFormula;
 pub use formula_span::{Span, TileSpan};
 pub use formula_tables::FormulaTables;
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};

@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use super::{Binary, Formula, Kind, MOST_STEPS, MaskMod, ScoreMod, Step, Term, Unary};
+use super::{Binary, Constants, Formula, Kind, MaskMod, ScoreMod, Step, Term, Unary};
 
 /// Places that are evaluated together.
 pub const WIDTH: usize = 16;
@@ -77,19 +77,22 @@ macro_rules! formula_real {
 }
 formula_real!(f32 f64);
 
-/// A formula, and room for what its steps give.
+/// A formula with its constants, and room for what its steps give.
 pub struct Evaluator<'a, R> {
     formula: &'static Formula,
+    constants: Constants,
     tables: Tables<'a>,
-    numbers: [[R; WIDTH]; MOST_STEPS],
+    numbers: Vec<[R; WIDTH]>,
     /// Integers, and truths as 0 and 1.
-    integers: [[i32; WIDTH]; MOST_STEPS],
+    integers: Vec<[i32; WIDTH]>,
 }
 
 impl<'a, R: FormulaReal> Evaluator<'a, R> {
-    /// That of a formula of a problem that validated, with the tables of its inputs.
-    pub fn new(formula: &'static Formula, tables: Tables<'a>) -> Self {
-        Self { formula, tables, numbers: [[R::from_f32(0.0); WIDTH]; MOST_STEPS], integers: [[0; WIDTH]; MOST_STEPS] }
+    /// That of a formula and its constants, with the tables of the inputs.
+    pub fn new(formula: &'static Formula, constants: Constants, tables: Tables<'a>) -> Self {
+        let steps = formula.steps().len();
+        let (numbers, integers) = (vec![[R::from_f32(0.0); WIDTH]; steps], vec![[0; WIDTH]; steps]);
+        Self { formula, constants, tables, numbers, integers }
     }
 
     /// What scores become.
@@ -112,6 +115,8 @@ impl<'a, R: FormulaReal> Evaluator<'a, R> {
                 Step::Head => self.integers[index] = places.head,
                 Step::Query => self.integers[index] = places.query,
                 Step::Key => self.integers[index] = places.key,
+                Step::NumberSlot(slot) => self.numbers[index] = [R::from_f32(self.constants.number(slot)); WIDTH],
+                Step::IntegerSlot(slot, _) => self.integers[index] = [self.constants.integer(slot); WIDTH],
                 Step::Number(bits) => self.numbers[index] = [R::from_f32(f32::from_bits(bits)); WIDTH],
                 Step::Integer(value) => self.integers[index] = [value; WIDTH],
                 Step::Unary(op, a) => self.unary(index, op, a),
@@ -119,11 +124,11 @@ impl<'a, R: FormulaReal> Evaluator<'a, R> {
                 Step::Select(condition, yes, no) => self.select(index, [condition, yes, no]),
                 Step::NumberAt(at) => {
                     let table = self.tables.numbers;
-                    self.numbers[index] = self.integers[at.index()].map(|at| R::from_f32(*nearest(table, at)));
+                    self.numbers[index] = self.integers[at.index()].map(|at| R::from_f32(nearest(table, at)));
                 }
                 Step::IntegerAt(at) => {
                     let table = self.tables.integers;
-                    self.integers[index] = self.integers[at.index()].map(|at| *nearest(table, at));
+                    self.integers[index] = self.integers[at.index()].map(|at| nearest(table, at));
                 }
                 Step::ShiftRight(a, bits) => self.integers[index] = self.integers[a.index()].map(|a| a >> bits),
             }
@@ -191,9 +196,10 @@ impl<'a, R: FormulaReal> Evaluator<'a, R> {
     }
 }
 
-/// What a table has at an index, or at its nearest end. Problems whose formulas read a table have one.
-fn nearest<T>(table: &[T], index: i32) -> &T {
-    &table[(index.max(0) as usize).min(table.len() - 1)]
+/// What a table has at an index, or at its nearest end; 0 where it is empty, which problems that validate do not have.
+fn nearest<T: Copy + Default>(table: &[T], index: i32) -> T {
+    let nearest = (index.max(0) as usize).min(table.len().saturating_sub(1));
+    table.get(nearest).copied().unwrap_or_default()
 }
 
 /// Keys of one row, so many at a time.
@@ -203,7 +209,7 @@ fn places_of_row(batch: usize, head: usize, row: usize, keys: &[usize]) -> Place
 }
 
 impl ScoreMod {
-    /// Replaces the scores of some keys of a row.
+    /// Replaces the scores of some keys of a row. Entries of a table that is empty are 0.
     pub fn apply_to_row<R: FormulaReal>(
         self,
         tables: Tables<'_>,
@@ -211,7 +217,7 @@ impl ScoreMod {
         keys: &[usize],
         scores: &mut [R],
     ) {
-        let mut evaluator = Evaluator::new(self.formula(), tables);
+        let mut evaluator = Evaluator::new(self.formula(), self.constants(), tables);
         for (keys, scores) in keys.chunks(WIDTH).zip(scores.chunks_mut(WIDTH)) {
             let padded = std::array::from_fn(|lane| scores.get(lane).copied().unwrap_or(R::from_f32(0.0)));
             let changed = evaluator.scores(&places_of_row(batch, head, row, keys), &padded);
@@ -221,14 +227,14 @@ impl ScoreMod {
 }
 
 impl MaskMod {
-    /// Of some keys, those that a row attends.
+    /// Of some keys, those that a row attends. Entries of a table that is empty are 0.
     pub fn attended(
         self,
         tables: Tables<'_>,
         (batch, head, row): (usize, usize, usize),
         keys: impl Iterator<Item = usize>,
     ) -> Vec<usize> {
-        let mut evaluator = Evaluator::<f32>::new(self.formula(), tables);
+        let mut evaluator = Evaluator::<f32>::new(self.formula(), self.constants(), tables);
         let keys: Vec<usize> = keys.collect();
         let mut attended = Vec::with_capacity(keys.len());
         for keys in keys.chunks(WIDTH) {

@@ -1,26 +1,42 @@
 //! What closures are given, and what they give back: numbers, integers and truths that are not there yet.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Shr, Sub};
 
+use super::constants::{Constants, Size};
 use super::{Binary, Formula, Kind, Step, Term, Unary};
 
 /// Writes down what is done with handles.
 #[derive(Default)]
 pub(super) struct Writer {
     steps: RefCell<Vec<(Step, Kind)>>,
+    terms: RefCell<HashMap<Step, Term>>,
+    constants: RefCell<Constants>,
 }
 
 impl Writer {
     /// The term of a step, which is written once.
     pub(super) fn push(&self, step: Step, kind: Kind) -> Term {
-        let mut steps = self.steps.borrow_mut();
-        let known = steps.iter().position(|(known, _)| *known == step);
-        let index = known.unwrap_or_else(|| {
+        *self.terms.borrow_mut().entry(step).or_insert_with(|| {
+            let mut steps = self.steps.borrow_mut();
             steps.push((step, kind));
-            steps.len() - 1
-        });
-        Term(index as u32)
+            Term(steps.len() as u32 - 1)
+        })
+    }
+
+    /// The term of a constant, each in a slot of its own: which of them are equal is no part of the structure. Where no
+    /// slot is left, the constant is.
+    pub(super) fn constant(&self, step: Step, kind: Kind) -> Term {
+        let slot = |bits| self.constants.borrow_mut().push(bits);
+        let step = match step {
+            Step::Number(bits) => slot(bits).map_or(step, Step::NumberSlot),
+            Step::Integer(value) => {
+                slot(value.cast_unsigned()).map_or(step, |slot| Step::IntegerSlot(slot, Size::of(value)))
+            }
+            _ => step,
+        };
+        self.push(step, kind)
     }
 
     pub(super) fn number(&self, step: Step) -> Number<'_> {
@@ -41,9 +57,8 @@ impl Writer {
         Place { batch, head, query, key }
     }
 
-    pub(super) fn formula(self, name: &str, result: Term) -> Formula {
-        let (steps, kinds) = self.steps.into_inner().into_iter().unzip();
-        Formula { name: name.to_owned(), steps, kinds, result }
+    pub(super) fn finish(self, name: &str, result: Term) -> (Formula, Constants) {
+        (Formula::new(name, self.steps.into_inner(), result), self.constants.into_inner())
     }
 }
 
@@ -95,8 +110,13 @@ pub struct Truth<'a> {
 
 /// A handle, or a constant that becomes one.
 pub trait IntoHandle<'a, Handle> {
+    /// The handle; a constant becomes a term of the closure that `beside` belongs to.
     #[doc(hidden)]
     fn handle(self, beside: Handle) -> Handle;
+
+    /// The same where the constant is part of the structure.
+    #[doc(hidden)]
+    fn fixed_handle(self, beside: Handle) -> Handle;
 }
 
 macro_rules! handles {
@@ -164,10 +184,19 @@ macro_rules! handles {
                 fn handle(self, _: $handle<'a>) -> $handle<'a> {
                     self
                 }
+
+                fn fixed_handle(self, _: $handle<'a>) -> $handle<'a> {
+                    self
+                }
             }
 
             impl<'a> IntoHandle<'a, $handle<'a>> for $constant {
                 fn handle(self, beside: $handle<'a>) -> $handle<'a> {
+                    let step: fn($constant) -> Step = $step;
+                    $handle { term: beside.writer.constant(step(self), Kind::$handle), ..beside }
+                }
+
+                fn fixed_handle(self, beside: $handle<'a>) -> $handle<'a> {
                     let step: fn($constant) -> Step = $step;
                     beside.writer.$write(step(self))
                 }
@@ -190,13 +219,13 @@ handles! {
 }
 
 macro_rules! operators {
-    ($($handle:ident, $constant:ty: $($operator:ident $method:ident $op:ident),*;)*) => {
+    ($($handle:ident, $constant:ty: $($operator:ident $method:ident $op:ident $into:ident),*;)*) => {
         $($(
             impl<'a, Other: IntoHandle<'a, $handle<'a>>> $operator<Other> for $handle<'a> {
                 type Output = Self;
 
                 fn $method(self, other: Other) -> Self {
-                    self.binary(Binary::$op, other)
+                    self.binary(Binary::$op, other.$into(self))
                 }
             }
 
@@ -204,16 +233,17 @@ macro_rules! operators {
                 type Output = $handle<'a>;
 
                 fn $method(self, other: $handle<'a>) -> $handle<'a> {
-                    self.handle(other).binary(Binary::$op, other)
+                    self.$into(other).binary(Binary::$op, other)
                 }
             }
         )*)*
     };
 }
 
+// An integer factor is part of the structure: how far apart products in a tile can be follows from it.
 operators! {
-    Number, f32: Add add Add, Sub sub Subtract, Mul mul Multiply, Div div Divide;
-    Integer, i32: Add add Add, Sub sub Subtract, Mul mul Multiply;
+    Number, f32: Add add Add handle, Sub sub Subtract handle, Mul mul Multiply handle, Div div Divide handle;
+    Integer, i32: Add add Add handle, Sub sub Subtract handle, Mul mul Multiply fixed_handle;
 }
 
 impl Number<'_> {
@@ -257,14 +287,14 @@ impl<'a> Truth<'a> {
 
     /// One number where it is true, another where it is false.
     pub fn number(self, yes: impl IntoHandle<'a, Number<'a>>, no: impl IntoHandle<'a, Number<'a>>) -> Number<'a> {
-        let beside = self.writer.number(Step::Number(0));
+        let beside = Number { writer: self.writer, term: self.term };
         let (yes, no) = (yes.handle(beside), no.handle(beside));
         self.writer.number(Step::Select(self.term, yes.term, no.term))
     }
 
     /// One integer where it is true, another where it is false.
     pub fn integer(self, yes: impl IntoHandle<'a, Integer<'a>>, no: impl IntoHandle<'a, Integer<'a>>) -> Integer<'a> {
-        let beside = self.writer.integer(Step::Integer(0));
+        let beside = Integer { writer: self.writer, term: self.term };
         let (yes, no) = (yes.handle(beside), no.handle(beside));
         self.writer.integer(Step::Select(self.term, yes.term, no.term))
     }

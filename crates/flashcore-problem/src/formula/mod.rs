@@ -1,16 +1,20 @@
 //! What is done to scores beyond the features of a problem: formulas, written as Rust closures.
 //!
 //! A closure is called once, with handles instead of numbers. What it does with them is written down as a [`Formula`],
-//! from which every backend follows: kernels are generated from it, the CPU and the oracle evaluate it.
+//! from which every backend follows: kernels are generated from it, the CPU and the oracle evaluate it. Its constants are
+//! no part of that, but come along with it as [`Constants`].
 
+mod constants;
 mod evaluate;
 mod handles;
 
+pub use constants::{Constants, MOST_CONSTANTS, Size, Slot};
 pub use evaluate::{Evaluator, FormulaReal, Places, Tables, WIDTH};
 pub use handles::{Integer, Number, Place, Truth};
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use handles::Writer;
 
@@ -52,9 +56,13 @@ pub enum Step {
     Query,
     /// The number of the key.
     Key,
-    /// A number, by the bits of an `f32`.
+    /// The number in a slot of the constants.
+    NumberSlot(Slot),
+    /// The integer in a slot of the constants.
+    IntegerSlot(Slot, Size),
+    /// A number that is part of the structure, by the bits of an `f32`.
     Number(u32),
-    /// An integer.
+    /// An integer that is part of the structure.
     Integer(i32),
     /// Of one term.
     Unary(Unary, Term),
@@ -79,11 +87,25 @@ impl Step {
             }
             Self::Binary(_, a, b) => [Some(a), Some(b), None],
             Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
-            Self::Score | Self::Batch | Self::Head | Self::Query | Self::Key | Self::Number(_) | Self::Integer(_) => {
-                [None; 3]
-            }
+            Self::Score
+            | Self::Batch
+            | Self::Head
+            | Self::Query
+            | Self::Key
+            | Self::NumberSlot(_)
+            | Self::IntegerSlot(..)
+            | Self::Number(_)
+            | Self::Integer(_) => [None; 3],
         };
         operands.into_iter().flatten()
+    }
+
+    /// The slot that it reads.
+    pub const fn slot(self) -> Option<Slot> {
+        match self {
+            Self::NumberSlot(slot) | Self::IntegerSlot(slot, _) => Some(slot),
+            _ => None,
+        }
     }
 }
 
@@ -157,16 +179,34 @@ impl Uses {
     }
 }
 
-/// Steps that end in a result.
+/// The structure of a closure: steps that end in a result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Formula {
     name: String,
     steps: Vec<Step>,
     kinds: Vec<Kind>,
+    uses: Vec<Uses>,
     result: Term,
 }
 
 impl Formula {
+    fn new(name: &str, steps: Vec<(Step, Kind)>, result: Term) -> Self {
+        let mut uses: Vec<Uses> = Vec::with_capacity(steps.len());
+        for (step, _) in &steps {
+            let own = match step {
+                Step::Score => Uses { score: true, ..Uses::default() },
+                Step::Batch => Uses { batch: true, ..Uses::default() },
+                Step::Head => Uses { head: true, ..Uses::default() },
+                Step::Query => Uses { query: true, ..Uses::default() },
+                Step::Key => Uses { key: true, ..Uses::default() },
+                _ => Uses::default(),
+            };
+            uses.push(step.operands().fold(own, |all, term| all.or(uses[term.index()])));
+        }
+        let (steps, kinds) = steps.into_iter().unzip();
+        Self { name: name.to_owned(), steps, kinds, uses, result }
+    }
+
     /// What it was called.
     pub fn name(&self) -> &str {
         &self.name
@@ -199,19 +239,13 @@ impl Formula {
 
     /// What a term depends on.
     pub fn uses(&self, term: Term) -> Uses {
-        let mut uses = [Uses::default(); MOST_STEPS];
-        for (index, step) in self.steps.iter().enumerate().take(term.index() + 1) {
-            let own = match step {
-                Step::Score => Uses { score: true, ..Uses::default() },
-                Step::Batch => Uses { batch: true, ..Uses::default() },
-                Step::Head => Uses { head: true, ..Uses::default() },
-                Step::Query => Uses { query: true, ..Uses::default() },
-                Step::Key => Uses { key: true, ..Uses::default() },
-                _ => Uses::default(),
-            };
-            uses[index] = step.operands().fold(own, |all, term| all.or(uses[term.index()]));
-        }
-        uses[term.index()]
+        self.uses[term.index()]
+    }
+
+    /// The slots of the constants in order, each with the kind of its constant.
+    pub fn slots(&self) -> impl Iterator<Item = (Slot, Kind)> {
+        // Each slot is read by one step, and slots are counted in the order of their steps.
+        self.steps.iter().zip(&self.kinds).filter_map(|(step, kind)| Some((step.slot()?, *kind)))
     }
 
     /// The other term, where the result is the score plus or minus a term that does not depend on the score; and what it is
@@ -234,17 +268,26 @@ impl Formula {
     }
 
     /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted from 0 there.
-    fn moved(&self, batch: usize, head: usize, row: usize) -> Self {
+    fn moved(&self, constants: &Constants, batch: usize, head: usize, row: usize) -> (Self, Constants) {
         let writer = Writer::default();
         let mut terms: Vec<Term> = Vec::with_capacity(self.steps.len());
         for (step, kind) in self.steps.iter().zip(&self.kinds) {
             let to = |term: Term| terms[term.index()];
+            let constant = match *step {
+                Step::Batch => Some(Step::Integer(batch as i32)),
+                Step::Head => Some(Step::Integer(head as i32)),
+                Step::NumberSlot(slot) => Some(Step::Number(constants.bits(slot))),
+                Step::IntegerSlot(slot, _) => Some(Step::Integer(constants.integer(slot))),
+                _ => None,
+            };
+            if let Some(constant) = constant {
+                terms.push(writer.constant(constant, *kind));
+                continue;
+            }
             let moved = match *step {
-                Step::Batch => Step::Integer(batch as i32),
-                Step::Head => Step::Integer(head as i32),
                 Step::Query => {
-                    let [query, first] = [Step::Query, Step::Integer(row as i32)].map(|step| writer.push(step, *kind));
-                    Step::Binary(Binary::Add, query, first)
+                    let query = writer.push(Step::Query, *kind);
+                    Step::Binary(Binary::Add, query, writer.constant(Step::Integer(row as i32), *kind))
                 }
                 Step::Unary(op, a) => Step::Unary(op, to(a)),
                 Step::Binary(op, a, b) => Step::Binary(op, to(a), to(b)),
@@ -252,27 +295,61 @@ impl Formula {
                 Step::NumberAt(a) => Step::NumberAt(to(a)),
                 Step::IntegerAt(a) => Step::IntegerAt(to(a)),
                 Step::ShiftRight(a, bits) => Step::ShiftRight(to(a), bits),
-                Step::Score | Step::Key | Step::Number(_) | Step::Integer(_) => *step,
+                _ => *step,
             };
             terms.push(writer.push(moved, *kind));
         }
-        writer.formula(&self.name, terms[self.result.index()])
+        writer.finish(&self.name, terms[self.result.index()])
     }
 
-    /// Each formula is kept once, for the life of the process: kernels are generated from it and compared by it.
+    /// Constants no further from zero than these, numbers that are none as 0, and the structure still theirs.
+    fn limited(&self, constants: &Constants, numbers: f32, integers: u32) -> Constants {
+        let mut limited = *constants;
+        let (number, integer) = (numbers.abs(), integers.min(Size::SMALL) as i32);
+        for step in &self.steps {
+            match *step {
+                Step::NumberSlot(slot) => {
+                    let value = constants.number(slot);
+                    let value = if value.is_nan() { 0.0 } else { value.max(-number).min(number) };
+                    limited.set(slot, value.to_bits());
+                }
+                Step::IntegerSlot(slot, Size::Small) => {
+                    let value = constants.integer(slot).clamp(-integer, integer);
+                    limited.set(slot, value.cast_unsigned());
+                }
+                _ => {}
+            }
+        }
+        limited
+    }
+
+    /// Each structure is kept once, for the life of the process: kernels are generated from it and compared by it.
     fn kept(self) -> &'static Self {
-        static KEPT: Mutex<Vec<&'static Formula>> = Mutex::new(Vec::new());
+        static KEPT: LazyLock<Mutex<HashSet<&'static Formula>>> = LazyLock::new(Mutex::default);
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = kept.iter().find(|known| ***known == self) {
+        if let Some(known) = kept.get(&self) {
             return known;
         }
         let formula: &'static Self = Box::leak(Box::new(self));
-        kept.push(formula);
+        kept.insert(formula);
         formula
     }
 }
 
 /// What becomes of a score: of each score, given where it stands.
+///
+/// The closure is called once, and its structure is separated from its constants, the `f32` and `i32` that were written in
+/// it or captured by it:
+///
+/// * The structure (the operations in their order, and the name) is kept for the life of the process, once however often it
+///   is written, and a GPU kernel is compiled for it.
+/// * The constants are in this value, and are arguments of the kernel. `|score, _| score * temperature` keeps and compiles
+///   nothing for another temperature.
+///
+/// Part of the structure are also: integers that something is multiplied by (`at.head * 257`), the bits of `>>`, whether
+/// an integer is more than `2^24` from zero, and constants beyond the first [`MOST_CONSTANTS`].
+/// Where those change from call to call, read them from a table of the problem. Every constant counts, also one that was
+/// written before; an expression with constants that is needed twice is computed once if it is bound to a name.
 ///
 /// ```
 /// # use flashcore_problem as flashcore;
@@ -286,9 +363,14 @@ impl Formula {
 /// assert_eq!(problem.validate(), Ok(()));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ScoreMod(&'static Formula);
+pub struct ScoreMod {
+    formula: &'static Formula,
+    constants: Constants,
+}
 
 /// Which keys take part, besides those that a mask takes out.
+///
+/// What is kept for the life of the process and what is compiled, and what is not, is as for [`ScoreMod`].
 ///
 /// ```
 /// # use flashcore_problem as flashcore;
@@ -302,7 +384,10 @@ pub struct ScoreMod(&'static Formula);
 /// assert_eq!(problem.validate(), Ok(()));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct MaskMod(&'static Formula);
+pub struct MaskMod {
+    formula: &'static Formula,
+    constants: Constants,
+}
 
 impl ScoreMod {
     /// What the closure does, under a name for reports.
@@ -310,18 +395,7 @@ impl ScoreMod {
         let writer = Writer::default();
         let score = writer.number(Step::Score);
         let result = write(score, writer.place()).term();
-        Self(writer.formula(name, result).kept())
-    }
-
-    /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted from 0 there.
-    #[must_use]
-    pub fn moved(self, batch: usize, head: usize, row: usize) -> Self {
-        Self(self.0.moved(batch, head, row).kept())
-    }
-
-    /// Its steps.
-    pub const fn formula(self) -> &'static Formula {
-        self.0
+        Self::of(writer.finish(name, result))
     }
 }
 
@@ -330,32 +404,59 @@ impl MaskMod {
     pub fn new(name: &str, write: impl for<'a> FnOnce(Place<'a>) -> Truth<'a>) -> Self {
         let writer = Writer::default();
         let result = write(writer.place()).term();
-        Self(writer.formula(name, result).kept())
-    }
-
-    /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted from 0 there.
-    #[must_use]
-    pub fn moved(self, batch: usize, head: usize, row: usize) -> Self {
-        Self(self.0.moved(batch, head, row).kept())
-    }
-
-    /// Its steps.
-    pub const fn formula(self) -> &'static Formula {
-        self.0
+        Self::of(writer.finish(name, result))
     }
 }
 
-impl fmt::Debug for ScoreMod {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "ScoreMod({})", self.0.name)
-    }
-}
+macro_rules! of_both {
+    ($($name:ident)*) => {
+        $(
+            impl $name {
+                fn of((formula, constants): (Formula, Constants)) -> Self {
+                    Self { formula: formula.kept(), constants }
+                }
 
-impl fmt::Debug for MaskMod {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "MaskMod({})", self.0.name)
-    }
+                /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted
+                /// from 0 there.
+                #[must_use]
+                pub fn moved(self, batch: usize, head: usize, row: usize) -> Self {
+                    Self::of(self.formula.moved(&self.constants, batch, head, row))
+                }
+
+                /// The same structure with constants no further from zero than these, numbers that are none as 0; integers
+                /// beyond [`Size::SMALL`] stay as they are.
+                #[must_use]
+                pub fn with_constants_within(self, numbers: f32, integers: u32) -> Self {
+                    Self { constants: self.formula.limited(&self.constants, numbers, integers), ..self }
+                }
+
+                /// Its structure.
+                pub const fn formula(self) -> &'static Formula {
+                    self.formula
+                }
+
+                /// The values of its constants.
+                pub const fn constants(self) -> Constants {
+                    self.constants
+                }
+            }
+
+            impl fmt::Debug for $name {
+                fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    write!(formatter, concat!(stringify!($name), "({}"), self.formula.name)?;
+                    for (slot, kind) in self.formula.slots() {
+                        match kind {
+                            Kind::Number => write!(formatter, ", {:?}", self.constants.number(slot))?,
+                            Kind::Integer | Kind::Truth => write!(formatter, ", {}", self.constants.integer(slot))?,
+                        }
+                    }
+                    formatter.write_str(")")
+                }
+            }
+        )*
+    };
 }
+of_both!(ScoreMod MaskMod);
 
 #[cfg(test)]
 mod tests {
@@ -365,8 +466,81 @@ mod tests {
     fn equal_closures_are_one_formula() {
         let write = || ScoreMod::new("twice", |score, _| score * 2.0);
         assert!(std::ptr::eq(write().formula(), write().formula()));
+        assert_eq!(write(), write());
         assert_ne!(write(), ScoreMod::new("twice", |score, _| score * 3.0));
+        assert_ne!(write(), ScoreMod::new("twice", |score, _| score + 2.0));
         assert_ne!(write(), ScoreMod::new("doubled", |score, _| score * 2.0));
+    }
+
+    /// Among them are temperatures that equal the other constant, 0 and NaN.
+    #[test]
+    fn captured_constants_are_no_part_of_the_structure() {
+        let tempered = |temperature: f32| ScoreMod::new("tempered", |score, _| (score * temperature).min(2.0));
+        let windowed = |window: i32| MaskMod::new("windowed", |at| (at.query - at.key).less(window));
+        let (first, window) = (tempered(0.5), windowed(0));
+        for number in 0..1000_i16 {
+            let (other, wider) = (tempered(f32::from(number) / 8.0), windowed(number.into()));
+            assert!(std::ptr::eq(first.formula(), other.formula()), "{other:?}");
+            assert!(std::ptr::eq(window.formula(), wider.formula()), "{wider:?}");
+            let mut scores = [0.25, -1.0];
+            other.apply_to_row(Tables::default(), (0, 0, 0), &[0, 1], &mut scores);
+            assert_eq!(scores, [(f64::from(number) / 32.0).min(2.0), -f64::from(number) / 8.0]);
+            let attended = wider.attended(Tables::default(), (0, 0, 600), 0..601);
+            assert_eq!(attended.len(), 601.min(number as usize), "{wider:?}");
+        }
+        assert!(std::ptr::eq(first.formula(), tempered(f32::NAN).formula()));
+        assert_eq!(format!("{first:?} {window:?}"), "ScoreMod(tempered, 0.5, 2.0) MaskMod(windowed, 0)");
+    }
+
+    /// Factors, bits, orders of magnitude, and constants for which no slot is left.
+    #[test]
+    fn constants_that_are_part_of_the_structure() {
+        let same = |one: MaskMod, other: MaskMod| std::ptr::eq(one.formula(), other.formula());
+        let limit = |limit: i32| MaskMod::new("limit", |at| at.key.less(limit));
+        assert!(same(limit(-(1 << 24)), limit(1 << 24)));
+        assert!(!same(limit(1 << 24), limit((1 << 24) + 1)));
+        assert!(same(limit(i32::MIN), limit(i32::MAX)));
+        let factor = |factor: i32| MaskMod::new("factor", |at| (at.key * factor + factor).less(100));
+        assert!(same(factor(3), factor(3)) && !same(factor(3), factor(4)));
+        assert_eq!(factor(3).attended(Tables::default(), (0, 0, 0), 30..40), [30, 31, 32]);
+        let many = |last: f32| {
+            ScoreMod::new("many", |score, _| (0..MOST_CONSTANTS).fold(score, |sum, term| sum + term as f32) + last)
+        };
+        assert!(!std::ptr::eq(many(1.0).formula(), many(2.0).formula()));
+        let mut scores = [0.0];
+        many(0.5).apply_to_row(Tables::default(), (0, 0, 0), &[0], &mut scores);
+        assert_eq!(scores, [120.5]);
+    }
+
+    #[test]
+    fn constants_within_limits() {
+        let write = |number, least, integer| {
+            ScoreMod::new("limited", |score, at| (score * number).max(least) + (at.key + integer).to_number())
+        };
+        let limited = |number, integer| write(number, f32::NEG_INFINITY, integer).with_constants_within(64.0, 99);
+        assert_eq!(limited(-700.0, 300), write(-64.0, -64.0, 99));
+        assert_eq!(limited(f32::NAN, -300), write(0.0, -64.0, -99));
+        assert_eq!(limited(0.25, 1 << 25), write(0.25, -64.0, 1 << 25));
+    }
+
+    /// Problems refuse it, and nothing that can be asked of it panics.
+    #[test]
+    fn a_formula_of_too_many_steps() {
+        let long = ScoreMod::new("long", |score, at| (0..1000).fold(score, |sum, _| sum + at.number(at.key) * 0.5));
+        let formula = long.formula();
+        assert_eq!(formula.steps().len(), 1040);
+        let uses = Uses { score: true, key: true, ..Uses::default() };
+        assert_eq!(
+            (formula.uses(formula.result()), formula.tables(), formula.added_term()),
+            (uses, (true, false), None)
+        );
+        let tables = Tables { numbers: &[2.0], integers: &[] };
+        let mut scores = [1.0];
+        long.moved(0, 0, 5).apply_to_row(tables, (0, 0, 0), &[0], &mut scores);
+        assert_eq!(scores, [1001.0]);
+        // A table that is not there.
+        long.apply_to_row(Tables::default(), (0, 0, 0), &[0], &mut scores);
+        assert_eq!(scores, [1001.0]);
     }
 
     #[test]
@@ -411,9 +585,10 @@ mod tests {
     fn a_term_that_is_only_added_is_found() {
         let added = |score_mod: ScoreMod| {
             let formula = score_mod.formula();
-            formula.added_term().map(|(term, sign)| (formula.step(term), sign))
+            let constant = |term| formula.step(term).slot().map(|slot| score_mod.constants().number(slot));
+            formula.added_term().map(|(term, sign)| (constant(term), sign))
         };
-        let two = Step::Number(2.0_f32.to_bits());
+        let two = Some(2.0);
         assert_eq!(added(ScoreMod::new("left", |score, _| score + 2.0)), Some((two, 1.0)));
         assert_eq!(added(ScoreMod::new("right", |score, _| 2.0 + score)), Some((two, 1.0)));
         assert_eq!(added(ScoreMod::new("less", |score, _| score - 2.0)), Some((two, -1.0)));

@@ -60,9 +60,9 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
     if config.cluster > 1 {
         k.set_cluster([config.cluster, 1, 1]);
     }
-    let parameters = Parameters::load(k);
+    let parameters = Parameters::load(k, specialisation);
     let maps = Maps::declare(k, config, specialisation);
-    let mut schedule = Schedule::load(k, config, parameters, specialisation);
+    let mut schedule = Schedule::load(k, config, &parameters, specialisation);
     let shared = Shared::reserve(k, config, specialisation);
     let thread = k.special(SpecialRegister::ThreadX);
     let base = k.shared_base();

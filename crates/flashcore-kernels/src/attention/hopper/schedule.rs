@@ -37,7 +37,7 @@ impl Schedule {
     pub(super) fn load(
         k: &mut Builder,
         config: HopperConfig,
-        parameters: Parameters,
+        parameters: &Parameters,
         specialisation: Specialisation,
     ) -> Self {
         let [query_tiles, heads, matrices, tiles, section, last_section, section_bits, run_bits] =
@@ -53,7 +53,7 @@ impl Schedule {
             section_bits,
             run_bits,
             config,
-            parameters,
+            parameters: *parameters,
             specialisation,
             by_length: None,
         }
@@ -126,7 +126,7 @@ impl Schedule {
     pub(super) fn find(&self, k: &mut Builder, [number, head, batch]: [Reg<U32>; 3], part: Option<Reg<U32>>) -> Found {
         let first_row = k.mul(number, self.config.query_rows());
         let place = QueryTile { first_row, head, key_head: head, batch };
-        let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
+        let work = Work::of_tile(k, &self.parameters, self.specialisation, place, Some(self.heads));
         let tiles = self.config.range_tiles(self.specialisation);
         let record = tiles.map(|tiles| tile_ranges::address(k, &work, tiles, number));
         let extent = record.and_then(|record| TileExtent::load(k, record));
@@ -139,7 +139,7 @@ impl Schedule {
         let Found { first_row, head, batch, record, extent, ranges } = found;
         let key_head = k.div(head, self.parameters.heads_per_key_head);
         let place = QueryTile { first_row, head, key_head, batch };
-        let work = Work::of_tile(k, self.parameters, self.specialisation, place, Some(self.heads));
+        let work = Work::of_tile(k, &self.parameters, self.specialisation, place, Some(self.heads));
         match extent {
             // As if there were no other rows, and no keys behind.
             Some(TileExtent { first_row, end_row, origin, end_key }) => {

@@ -2,13 +2,12 @@
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
-use flashcore_problem::formula::Formula;
 
 use super::{QUAD, RangeTiles, address, cuts, part_address};
 use crate::attention::{Place, Rows, Work};
 use crate::parameters::Parameters;
 use crate::specialisation::Specialisation;
-use crate::tile::{FormulaCode, LANES, TileSpan};
+use crate::tile::{BoundFormula, FormulaCode, LANES, TileSpan};
 
 /// Warps of a CTA.
 pub(super) const WARPS: u32 = 16;
@@ -23,16 +22,16 @@ const TILES_AT_ONCE: u32 = 4;
 
 /// Writes the kernel.
 pub(crate) fn kernel(name: String, specialisation: Specialisation, tiles: RangeTiles) -> Option<Kernel> {
-    let formula = specialisation.mask_mod?.formula();
     let mut builder = Builder::new(name, WARPS * LANES);
     let k = &mut builder;
     if tiles.is_awaited {
         k.section("kernel behind", Builder::launch_dependents);
     }
-    let parameters = Parameters::load(k);
+    let parameters = Parameters::load(k, specialisation);
+    let formula = parameters.mask_mod?;
     // How rows are limited besides is not looked at.
     let plain = Specialisation { left: false, right: false, key_lengths: false, ..specialisation };
-    let work = Work::at(k, parameters, plain, tiles.query_rows, Place::Grid, Rows::OfHead);
+    let work = Work::at(k, &parameters, plain, tiles.query_rows, Place::Grid, Rows::OfHead);
     let [known, exchange] = [MOST_TILES, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();
     let [known, exchange] = [known, exchange].map(|offset| k.add(base, offset));
@@ -54,7 +53,7 @@ pub(crate) fn kernel(name: String, specialisation: Specialisation, tiles: RangeT
 /// What the warps of a CTA, which has a tile of query rows, look for together.
 pub(super) struct Search {
     pub(super) work: Work,
-    pub(super) formula: &'static Formula,
+    pub(super) formula: BoundFormula,
     pub(super) tiles: RangeTiles,
     /// The number of the tile.
     pub(super) tile: Reg<U32>,
@@ -345,7 +344,7 @@ const ROWS_AT_ONCE: u32 = 8;
 fn tile_of_keys(
     k: &mut Builder,
     work: &Work,
-    formula: &'static Formula,
+    formula: BoundFormula,
     tile: AskedTile,
     lane: Reg<U32>,
 ) -> (Reg<Pred>, Reg<Pred>) {
