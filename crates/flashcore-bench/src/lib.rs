@@ -14,7 +14,7 @@
 //! * [`repro`] packs everything that a stranger needs to repeat a claim,
 //! * [`status`] says where the project stands by its records,
 //! * [`record`] is the one form of everything that is written down,
-//! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
+//! * [`timing`] measures, [`peak`] knows how fast the processor is, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
 //! * [`svg`] draws.
 
 mod case;
@@ -33,6 +33,7 @@ pub mod moment;
 pub mod mutants;
 pub mod nearest;
 mod numbers;
+pub mod peak;
 pub mod problems;
 pub mod profile;
 pub mod record;

@@ -29,6 +29,9 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// A complaint about an unknown name: what kind of thing it is, what was probably meant, what there is.
 pub fn unknown(kind: &str, name: &str, known: &[&str]) -> String {
+    if known.is_empty() {
+        return format!("there is no {kind} `{name}`; there are none at all");
+    }
     let there_are = known.join(", ");
     match nearest(name, known.iter().copied()) {
         Some(meant) => format!("there is no {kind} `{name}`; did you mean `{meant}`? There are {there_are}"),

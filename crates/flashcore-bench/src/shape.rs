@@ -18,7 +18,7 @@ pub enum ShapeError {
         parts: usize,
     },
     /// A part that is no number.
-    #[error("`{part}` in `{text}` is no number for {meaning}")]
+    #[error("`{part}` in `{text}` is not a valid {meaning}")]
     Number {
         /// What was given.
         text: String,
@@ -29,7 +29,7 @@ pub enum ShapeError {
     },
     /// Not a formula, or the second of its kind.
     #[error(
-        "`{name}` in `{text}` is no formula, or another of its kind is there; there are {} for scores and {} for masks",
+        "`{name}` in `{text}` is not a formula, or a second one of its kind; allowed are one of {} for scores and one of {} for masks",
         formulas::SCORE_MODS.join(", "),
         formulas::MASK_MODS.join(", ")
     )]
@@ -41,7 +41,7 @@ pub enum ShapeError {
     },
     /// Not a mask.
     #[error(
-        "`{text}` is no mask; there are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit"
+        "`{text}` is not a mask; allowed are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit"
     )]
     Mask {
         /// What was given.

@@ -51,17 +51,19 @@ impl Times {
 
 /// Bytes per second, read and written together, of copies in memory by `threads` threads at once, measured now.
 pub fn measured_cpu_bandwidth(threads: usize) -> f64 {
-    // Larger than any cache that a thread has to itself.
-    const BYTES: usize = 1 << 26;
     const TRIES: usize = 5;
+    // Larger than any cache that a thread has to itself; all together larger than any cache that they share, and no more
+    // than a large machine has to spare.
+    const MOST_IN_ALL: usize = 1 << 32;
+    let bytes = (MOST_IN_ALL / (2 * threads.max(1))).min(1 << 26);
     let best_of_one_thread = || {
-        let from = vec![1u8; BYTES];
-        let mut to = vec![2u8; BYTES];
+        let from = vec![1u8; bytes];
+        let mut to = vec![2u8; bytes];
         let mut copy = || {
             let start = Instant::now();
             to.copy_from_slice(std::hint::black_box(&from));
             std::hint::black_box(&mut to);
-            (2 * BYTES) as f64 / start.elapsed().as_secs_f64()
+            (2 * bytes) as f64 / start.elapsed().as_secs_f64()
         };
         (0..TRIES).map(|_| copy()).fold(0.0, f64::max)
     };

@@ -35,14 +35,15 @@ pub struct Found {
     pub trials: Vec<Trial>,
 }
 
-/// Looks for at most `budget`. Every config is verified before it is timed; `progress` hears of each before it begins.
+/// Looks for at most `budget`. Every config is verified before it is timed; `go_on` hears of each before it begins, and
+/// can stop the search.
 pub fn tune(
     gpu: &Gpu,
     problem: &Problem,
     arch: Arch,
     multiprocessors: u32,
     budget: Duration,
-    progress: impl FnMut(usize, Config),
+    go_on: impl FnMut(usize, Config) -> bool,
 ) -> Result<Found, String> {
     let inputs = Inputs::random(problem, 0);
     let points = Config::starting_points(problem, arch, multiprocessors);
@@ -51,7 +52,7 @@ pub fn tune(
         Ok(Err(verdict)) => Err(verdict.to_string()),
         Err(error) => Err(error.to_string()),
     };
-    climb(&points, |config| config.neighbours(problem, arch), time, budget, progress)
+    climb(&points, |config| config.neighbours(problem, arch), time, budget, go_on)
 }
 
 /// Times the points, then the neighbours of the best, until none is better or the time is up.
@@ -60,20 +61,25 @@ fn climb(
     neighbours: impl Fn(Config) -> Vec<Config>,
     mut time: impl FnMut(Config) -> Result<f64, String>,
     budget: Duration,
-    mut progress: impl FnMut(usize, Config),
+    mut go_on: impl FnMut(usize, Config) -> bool,
 ) -> Result<Found, String> {
     let start = Instant::now();
     let default = *points.first().ok_or("no kernel takes the problem")?;
     let mut trials: Vec<Trial> = Vec::new();
     let mut queue: Vec<Config> = points.to_vec();
     let mut best: Option<(Config, f64)> = None;
-    while !queue.is_empty() {
+    let mut is_stopped = false;
+    while !queue.is_empty() && !is_stopped {
         let mut better = None;
         for config in queue.drain(..) {
-            if trials.iter().any(|trial| trial.config == config) || (start.elapsed() > budget && best.is_some()) {
+            let is_over = start.elapsed() > budget && best.is_some();
+            if is_stopped || is_over || trials.iter().any(|trial| trial.config == config) {
                 continue;
             }
-            progress(trials.len(), config);
+            if !go_on(trials.len(), config) {
+                is_stopped = true;
+                continue;
+            }
             let seconds = time(config);
             if let Ok(seconds) = seconds
                 && best.is_none_or(|(_, fastest)| seconds < GAIN * fastest)
@@ -112,9 +118,9 @@ mod tests {
             16 => Err("wrong".to_owned()),
             threads => Ok(f64::from(threads).log2().mul_add(0.1, -0.3).abs() + 1.0),
         };
-        let found = climb(&[scalar(64), scalar(32)], neighbours, time, Duration::MAX, |_, _| {}).expect("found");
+        let found = climb(&[scalar(64), scalar(32)], neighbours, time, Duration::MAX, |_, _| true).expect("found");
         assert_eq!((found.best, found.default), (scalar(32), scalar(64)));
-        let found = climb(&[scalar(64), scalar(2)], neighbours, time, Duration::MAX, |_, _| {}).expect("found");
+        let found = climb(&[scalar(64), scalar(2)], neighbours, time, Duration::MAX, |_, _| true).expect("found");
         assert_eq!(found.best, scalar(8));
         assert_eq!(found.trials.len(), 6, "{:?}", found.trials);
         assert!(found.seconds < found.default_seconds);
@@ -124,15 +130,25 @@ mod tests {
     fn a_little_faster_is_not_faster() {
         let neighbours = |config: Config| vec![scalar(threads(config) + 1)];
         let time = |config: Config| Ok(1.0 - 0.001 * f64::from(threads(config)));
-        let found = climb(&[scalar(64)], neighbours, time, Duration::MAX, |_, _| {}).expect("found");
+        let found = climb(&[scalar(64)], neighbours, time, Duration::MAX, |_, _| true).expect("found");
         assert_eq!(found.best, scalar(64));
         assert_eq!(found.trials.len(), 2);
     }
 
     #[test]
+    fn a_search_that_is_stopped_keeps_what_it_has() {
+        let neighbours = |config: Config| vec![scalar(threads(config) / 2)];
+        let time = |config: Config| Ok(f64::from(threads(config)));
+        let found = climb(&[scalar(64)], neighbours, time, Duration::MAX, |number, _| number < 2).expect("found");
+        assert_eq!((found.best, found.trials.len()), (scalar(32), 2));
+        let nothing = climb(&[scalar(64)], neighbours, time, Duration::MAX, |_, _| false);
+        assert_eq!(nothing, Err("nothing was tried".to_owned()));
+    }
+
+    #[test]
     fn a_wrong_default_is_an_error() {
         let time = |_: Config| Err("wrong".to_owned());
-        let found = climb(&[scalar(64)], |_| Vec::new(), time, Duration::MAX, |_, _| {});
+        let found = climb(&[scalar(64)], |_| Vec::new(), time, Duration::MAX, |_, _| true);
         assert_eq!(found, Err("scalar-64: wrong".to_owned()));
     }
 }

@@ -5,34 +5,37 @@
 
 #![expect(clippy::doc_markdown, reason = "doc comments of arguments are help texts, where backticks would be shown")]
 
+mod colour;
 mod commands;
+mod help;
 mod interrupt;
 mod output;
+mod table;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 
 use crate::output::Output;
 
 const HELP: &str = "\
 Examples:
-  flashcore bench                           on whatever hardware is there
+  flashcore bench                           times on this machine
   flashcore verify --backend sim            GPU kernels in the simulator
-  flashcore compare cpu:avx2 cpu:avx512     which is faster, and is that so?
-  flashcore repro                           everything that a stranger needs
+  flashcore compare cpu:avx2 cpu:avx512     which is faster
+  flashcore repro                           a bundle with which others can repeat a result
 
 Exit codes:
-  0    all is well
-  1    a gate failed, a kernel is at fault, or something disagrees
+  0    success
+  1    a gate failed, a kernel is wrong, or results disagree
   2    wrong usage
-  3    something is missing on the machine
-  4    a comparison stayed ambiguous
-  130  Ctrl-C; records of what was finished are complete
+  3    something is missing on this machine
+  4    a comparison is ambiguous
+  130  interrupted by Ctrl-C; records of what was finished are complete
 
-Every command has --help with examples.";
+`flashcore COMMAND --help` shows options and examples.";
 
-/// FlashAttention for Rust with nothing to compile: kernels that are generated, verified and measured.
+/// FlashAttention for Rust with nothing to compile: generate, verify and measure attention kernels
 #[derive(Debug, Parser)]
 #[command(
     name = "flashcore",
@@ -110,7 +113,7 @@ impl From<std::io::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::from_arg_matches(&help::command().get_matches()).unwrap_or_else(|error| error.exit());
     let mut output = Output::new();
     let result = match arguments.command {
         Command::Bench(command) => command.run(&mut output),

@@ -1,24 +1,13 @@
-//! What people and programs read: tables in four formats, progress, complaints.
+//! Standard output and standard error: tables, lines, progress, complaints.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-use serde_json::{Map, Value};
-
-/// How a table is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Format {
-    /// Aligned columns.
-    #[default]
-    Table,
-    /// A Markdown table.
-    Markdown,
-    /// A JSON array of objects.
-    Json,
-    /// Comma-separated values with a header.
-    Csv,
-}
+use crate::colour;
+use crate::table::Look;
+pub(crate) use crate::table::{
+    Cell, Column, Format, PROBLEM, Table, broken, column, field, problem_cells, recorded_cells,
+};
 
 /// Standard output and standard error.
 pub(crate) struct Output {
@@ -26,19 +15,36 @@ pub(crate) struct Output {
     error: io::Stderr,
     last_progress: Option<Instant>,
     transient: bool,
+    look: Look,
+}
+
+/// Characters of a line: what `COLUMNS` says, or the terminal; no limit where neither does.
+pub(crate) fn terminal_width() -> Option<usize> {
+    let out = io::stdout();
+    let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
+    let terminal = || terminal_size::terminal_size_of(&out).map(|(width, _)| usize::from(width.0));
+    said.or_else(|| out.is_terminal().then(terminal).flatten())
 }
 
 impl Output {
     pub(crate) fn new() -> Self {
         let error = io::stderr();
         let transient = error.is_terminal();
-        Self { out: io::stdout(), error, last_progress: None, transient }
+        let out = io::stdout();
+        let look = Look { width: terminal_width(), is_coloured: colour::is_wanted(&out) };
+        Self { out, error, last_progress: None, transient, look }
     }
 
     /// Writes a line to standard output.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
         self.clear_progress();
         writeln!(self.out, "{}", text.as_ref())
+    }
+
+    /// Writes a line with its verdict in colour, if the terminal has colours.
+    pub(crate) fn verdict(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        let text = text.as_ref();
+        if self.look.is_coloured { self.line(colour::painted(text)) } else { self.line(text) }
     }
 
     /// Says how far a long command is: in place on a terminal, a line now and then elsewhere.
@@ -85,161 +91,8 @@ impl Output {
     /// Writes a table.
     pub(crate) fn table(&mut self, table: &Table, format: Format) -> io::Result<()> {
         self.clear_progress();
-        let text = table.render(format);
+        let text = table.render(format, self.look);
         self.out.write_all(text.as_bytes())?;
         self.out.flush()
-    }
-}
-
-/// Rows of cells under headings.
-#[derive(Debug, Clone)]
-pub(crate) struct Table {
-    headings: Vec<&'static str>,
-    rows: Vec<Vec<Cell>>,
-}
-
-/// A cell: what people read, and what programs read.
-#[derive(Debug, Clone)]
-pub(crate) struct Cell {
-    text: String,
-    value: Value,
-}
-
-impl From<&str> for Cell {
-    fn from(text: &str) -> Self {
-        Self { text: text.to_owned(), value: Value::from(text) }
-    }
-}
-
-impl From<String> for Cell {
-    fn from(text: String) -> Self {
-        Self { value: Value::from(text.clone()), text }
-    }
-}
-
-impl From<u32> for Cell {
-    fn from(number: u32) -> Self {
-        Self { text: number.to_string(), value: Value::from(number) }
-    }
-}
-
-impl Cell {
-    /// A number, shown with some decimals, or in few digits where it is too large for a column.
-    pub(crate) fn number(number: f64, decimals: usize) -> Self {
-        const WIDEST: f64 = 1e12;
-        let is_wide = number.abs() >= WIDEST;
-        let text = if is_wide { format!("{number:.3e}") } else { format!("{number:.decimals$}") };
-        Self { text, value: Value::from(number) }
-    }
-}
-
-impl Cell {
-    /// A number that may be missing.
-    pub(crate) fn figure(number: Option<f64>, decimals: usize) -> Self {
-        number
-            .map_or_else(|| Self { text: "-".to_owned(), value: Value::Null }, |number| Self::number(number, decimals))
-    }
-}
-
-impl Table {
-    pub(crate) fn new(headings: &[&'static str]) -> Self {
-        Self { headings: headings.to_vec(), rows: Vec::new() }
-    }
-
-    pub(crate) fn push(&mut self, row: Vec<Cell>) {
-        self.rows.push(row);
-    }
-
-    fn render(&self, format: Format) -> String {
-        match format {
-            Format::Table => self.aligned(),
-            Format::Markdown => self.markdown(),
-            Format::Json => self.json(),
-            Format::Csv => self.csv(),
-        }
-    }
-
-    fn aligned(&self) -> String {
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.text.chars().count());
-            cells.chain([self.headings[column].chars().count()]).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.headings.len()).map(width).collect();
-        // A column of numbers is read by its last digits.
-        let numeric: Vec<bool> = (0..self.headings.len())
-            .map(|column| {
-                self.rows
-                    .iter()
-                    .filter_map(|row| row.get(column))
-                    .all(|cell| cell.value.is_number() || cell.value.is_null())
-            })
-            .collect();
-        let line = |cells: Vec<&str>| {
-            let padded = cells.iter().enumerate().map(|(column, text)| {
-                let width = widths[column];
-                if numeric[column] { format!("{text:>width$}") } else { format!("{text:<width$}") }
-            });
-            padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-        };
-        let mut text = line(self.headings.clone());
-        for row in &self.rows {
-            text += &line(row.iter().map(|cell| cell.text.as_str()).collect());
-        }
-        text
-    }
-
-    fn markdown(&self) -> String {
-        let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
-        let rule: Vec<&str> = self.headings.iter().map(|_| "---").collect();
-        let mut text = line(self.headings.clone()) + &line(rule);
-        for row in &self.rows {
-            text += &line(row.iter().map(|cell| cell.text.as_str()).collect());
-        }
-        text
-    }
-
-    fn json(&self) -> String {
-        let rows = self.rows.iter().map(|row| {
-            let pairs = self.headings.iter().zip(row).map(|(heading, cell)| {
-                let key: String = heading.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
-                (key, cell.value.clone())
-            });
-            Value::Object(pairs.collect::<Map<_, _>>())
-        });
-        format!("{:#}\n", Value::Array(rows.collect()))
-    }
-
-    fn csv(&self) -> String {
-        let field = |text: &str| {
-            if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
-        };
-        let line = |cells: Vec<&str>| cells.into_iter().map(field).collect::<Vec<_>>().join(",") + "\n";
-        let mut text = line(self.headings.clone());
-        for row in &self.rows {
-            text += &line(row.iter().map(|cell| cell.text.as_str()).collect());
-        }
-        text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn table() -> Table {
-        let mut table = Table::new(&["name", "time us"]);
-        table.push(vec![Cell::from("a, b"), Cell::number(12.345, 1)]);
-        table.push(vec![Cell::from("c"), Cell::number(1.0, 1)]);
-        table
-    }
-
-    #[test]
-    fn a_table_has_four_forms() {
-        let check = |format, expected: &str| assert_eq!(table().render(format), expected);
-        check(Format::Table, "name  time us\na, b     12.3\nc         1.0\n");
-        check(Format::Markdown, "| name | time us |\n| --- | --- |\n| a, b | 12.3 |\n| c | 1.0 |\n");
-        check(Format::Csv, "name,time us\n\"a, b\",12.3\nc,1.0\n");
-        let json: Value = serde_json::from_str(&table().render(Format::Json)).expect("JSON");
-        assert_eq!(json, serde_json::json!([{"name": "a, b", "time_us": 12.345}, {"name": "c", "time_us": 1.0}]));
     }
 }

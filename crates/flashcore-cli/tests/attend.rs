@@ -209,17 +209,20 @@ fn every_bad_tensor_is_named() {
     wrong(f16("key", &[2, 6, 8]), "key has shape [2, 6, 8], 3 axes; it must have 4: [batch, heads, rows, dim]");
     wrong(
         zeros("key", Dtype::BF16, &[2, 2, 6, 8]),
-        "key has shape [2, 2, 6, 8] and dtype bf16; its dtype must be that of query, f16",
+        "key has shape [2, 2, 6, 8] and dtype bf16; its dtype must be f16, like that of query",
     );
-    wrong(f16("key", &[1, 2, 6, 8]), "key has shape [1, 2, 6, 8] and batch 1; its batch must be that of query, 2");
-    wrong(f16("key", &[2, 2, 6, 4]), "key has shape [2, 2, 6, 4] and dim 4; its dim must be that of query, 8");
-    wrong(f16("value", &[2, 4, 6, 8]), "value has shape [2, 4, 6, 8] and heads 4; its heads must be that of key, 2");
-    wrong(f16("value", &[2, 2, 7, 8]), "value has shape [2, 2, 7, 8] and rows 7; its rows must be that of key, 6");
+    wrong(f16("key", &[1, 2, 6, 8]), "key has shape [1, 2, 6, 8] and batch 1; its batch must be 2, like that of query");
+    wrong(f16("key", &[2, 2, 6, 4]), "key has shape [2, 2, 6, 4] and dim 4; its dim must be 8, like that of query");
+    wrong(
+        f16("value", &[2, 4, 6, 8]),
+        "value has shape [2, 4, 6, 8] and heads 4; its heads must be 2, like that of key",
+    );
+    wrong(f16("value", &[2, 2, 7, 8]), "value has shape [2, 2, 7, 8] and rows 7; its rows must be 6, like that of key");
     wrong(zeros("sinks", Dtype::F64, &[4]), "sinks is F64; it must be F16, BF16 or F32");
     wrong(zeros("alibi_slopes", Dtype::F32, &[2]), "alibi_slopes has shape [2]; it must be [4], [query heads]");
     wrong(
         zeros("bias", Dtype::F32, &[2, 2, 5, 6]),
-        "bias has shape [2, 2, 5, 6]; it must be [2, 4, 5, 6], [batch, heads, queries, keys], with 1 where it is repeated",
+        "bias has shape [2, 2, 5, 6]; it must be [2, 4, 5, 6], [batch, heads, queries, keys], or 1 to broadcast an axis",
     );
     wrong(zeros("key_lengths", Dtype::F32, &[2]), "key_lengths is F32; it must be I32, U32 or I64");
     wrong(zeros("key_lengths", Dtype::I32, &[3]), "key_lengths has shape [3]; it must be [2], [batch]");
@@ -240,7 +243,7 @@ fn bad_files_and_options() {
         &scratch,
         &[],
         2,
-        "in.safetensors: there is no tensor `key`; query, key and value are needed, and there is keys, query",
+        "in.safetensors: there is no tensor `key`; query, key and value are needed, and the file has keys, query",
     );
     fs::write(&path, b"no header").unwrap();
     let output = scratch.attend(&[]);
@@ -250,7 +253,12 @@ fn bad_files_and_options() {
 
     let problem = Problem::new(1, 3, 4, 8, DType::F16);
     write(&path, &entries(&problem, &Inputs::random(&problem, 0)));
-    check(&scratch, &["--softcap", "-1"], 2, "softcap is -1; it must be finite and above 0, or None for no softcap");
+    check(
+        &scratch,
+        &["--softcap", "-1"],
+        2,
+        "--softcap is -1; it must be finite and above 0; leave it out for no softcap",
+    );
     check(
         &scratch,
         &["--device", "cpu", "--kernel", "ampere"],

@@ -1,7 +1,7 @@
 //! The build script: the commit and the mark of a dirty build are right, and nothing is compiled without need.
 
 #[path = "../build.rs"]
-#[expect(dead_code, reason = "cargo calls its main")]
+#[expect(dead_code, clippy::print_stdout, reason = "cargo calls its main, which talks to cargo")]
 mod build_script;
 
 use std::fs;
@@ -86,7 +86,8 @@ fn the_index_stays_as_it_is() {
     let checkout = Checkout::new("index");
     let index = checkout.file(".git/index");
     // A time that the index does not know: `git status` would write it down.
-    let source = fs::File::options().write(true).open(checkout.file("crates/flashcore-sim/src/lib.rs")).expect("a file");
+    let source =
+        fs::File::options().write(true).open(checkout.file("crates/flashcore-sim/src/lib.rs")).expect("a file");
     source.set_modified(SystemTime::now() - Duration::from_secs(1000)).expect("a time");
     let before = (fs::read(&index).expect("an index"), fs::metadata(&index).expect("an index").modified().ok());
     assert!(!is_dirty(&checkout.0));

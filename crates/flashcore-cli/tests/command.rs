@@ -58,6 +58,139 @@ fn results_are_machine_readable() {
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(rows[0]["verdict"], "passed");
     assert_eq!(rows[0]["case"], "sim ampere-64x64-2stage-swizzled 1x1x20,70x32 f16 full seed 0");
+    let keys: Vec<&str> = rows[0].as_object().expect("an object").keys().map(String::as_str).collect();
+    let expected = [
+        "case",
+        "verdict",
+        "max_error",
+        "reference_max_error",
+        "relative_l2",
+        "milliseconds",
+        "backend",
+        "kernel",
+        "seed",
+        "shape",
+        "dtype",
+        "mask",
+        "batch",
+        "query_heads",
+        "key_heads",
+        "query_length",
+        "key_length",
+        "head_dim",
+        "value_dim",
+    ];
+    assert_eq!(keys, expected);
+    let count = |key: &str| rows[0][key].as_u64();
+    assert_eq!(["query_length", "key_length", "head_dim"].map(count), [Some(20), Some(70), Some(32)]);
+    // The header of CSV has the same keys.
+    let output = flashcore(&["verify", "--shape", "1x1x20,70x32", "--format", "csv"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().next(), Some(expected.join(",").as_str()));
+}
+
+/// No key occurs twice, and all are written in one way.
+#[test]
+fn keys_are_snake_case_and_unique() {
+    let commands: [&[&str]; 9] = [
+        &["bench", "--backend", "cpu", "--shape", "1x1x32x32", "--seconds", "0.01"],
+        &["bench", "--backend", "sim", "--shape", "1x1x64x32"],
+        &["compare", "cpu", "cpu", "--shape", "1x1x32x32", "--seconds", "0"],
+        &["roofline", "--device", "h200", "--shape", "1x8x512x64"],
+        &["roofline", "--device", "h200", "--target", "1x8x512x64@5us"],
+        &["profile", "--shape", "1x1x64x64", "--kernel", "ampere"],
+        &["ladder", "--backend", "sim", "--shape", "1x1x64x32"],
+        &["leaderboard", "--file", "../../results/leaderboard.json"],
+        &["experiments", "list", "--folder", "../../experiments"],
+    ];
+    for command in commands {
+        let output = flashcore(&[command, &["--format", "csv"]].concat());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let keys: Vec<&str> = text.lines().next().expect("a header").split(',').collect();
+        for (index, key) in keys.iter().enumerate() {
+            let is_plain =
+                key.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_');
+            assert!(
+                is_plain && !key.starts_with('_') && !key.ends_with('_') && !key.contains("__"),
+                "{command:?}: {key}"
+            );
+            assert!(!keys[..index].contains(key), "{command:?}: {key} twice");
+        }
+    }
+}
+
+#[test]
+fn the_threads_that_work_are_those_that_are_said() {
+    let record = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("threads.json");
+    let bench = ["bench", "--backend", "cpu", "--shape", "1x1x32x32", "--seconds", "0.01", "--record"];
+    let check = |arguments: &[&str], variable: Option<&str>, expected: u64| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(bench).arg(&record).args(arguments).env_remove("RAYON_NUM_THREADS");
+        command.envs(variable.map(|threads| ("RAYON_NUM_THREADS", threads)));
+        let output = command.output().expect("the command runs");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let plural = if expected == 1 { "" } else { "s" };
+        let first = said.lines().next().expect("a line");
+        assert_eq!(first.split(", ").nth(2), Some(format!("{expected} thread{plural}").as_str()), "{said}");
+        let text = std::fs::read_to_string(&record).expect("a record");
+        let written: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(written["origin"]["machine"]["threads"], expected);
+    };
+    check(&[], Some("1"), 1);
+    check(&["--threads", "1"], None, 1);
+    // Whoever says it on the command line means it.
+    check(&["--threads", "3"], Some("1"), 3);
+}
+
+#[test]
+fn a_gpu_kernel_is_refused_on_the_cpu() {
+    let message = "flashcore: --kernel chooses a GPU kernel; --backend cpu has none\n";
+    check(&["bench", "--backend", "cpu", "--kernel", "ampere"], 2, message);
+    let output = Command::new(env!("CARGO_BIN_EXE_flashcore"))
+        .args(["bench", "--kernel", "ampere", "--shape", "1x1x32x32"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .expect("the command runs");
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+}
+
+#[test]
+fn a_table_fits_the_terminal_and_has_colours_where_they_are_wanted() {
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(["verify", "--backend", "cpu", "--shape", "1x1x32x32"]).envs(variables.iter().copied());
+        let output = command.output().expect("the command runs");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    let plain = run(&[]);
+    assert!(widest(&plain) > 80 && !plain.contains('\x1b'), "{plain}");
+    let narrow = run(&[("COLUMNS", "72")]);
+    assert!(widest(&narrow) <= 72, "{narrow}");
+    // Every word is whole.
+    let words = |text: &str| text.split_whitespace().filter(|word| word.starts_with("1x1x32x32")).count();
+    assert_eq!((words(&plain), words(&narrow)), (1, 1));
+    assert_eq!(run(&[("CLICOLOR_FORCE", "1")]).matches("\x1b[32mpassed\x1b[0m").count(), 1);
+    assert_eq!(run(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]).matches('\x1b').count(), 0);
+}
+
+#[test]
+fn outside_a_checkout_a_command_says_what_it_needs() {
+    let check = |arguments: &[&str], expected: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        let output = command.args(arguments).current_dir(std::env::temp_dir()).output().expect("the command runs");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+        assert_eq!(output.status.code(), Some(2));
+    };
+    check(
+        &["experiments", "show", "three-stages", "--folder", "no-such-folder"],
+        "flashcore: `no-such-folder` is not a directory; run this in a checkout of flashcore, or use --folder DIR\n",
+    );
+    check(
+        &["status", "--results", "no-such-folder"],
+        "flashcore: `no-such-folder` is not a directory; run this in a checkout of flashcore, or use --results DIR\n",
+    );
 }
 
 #[test]

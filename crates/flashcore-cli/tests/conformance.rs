@@ -37,7 +37,11 @@ fn flashcore(arguments: &[&str]) -> Output {
 }
 
 fn check(output: &Output, code: i32, standard_error: &str) {
-    assert_eq!(String::from_utf8_lossy(&output.stderr), standard_error);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    // A slow machine hears how far it is: `236/951 Min s32`.
+    let is_progress = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
+    let complaints: String = said.split_inclusive('\n').filter(|line| !is_progress(line)).collect();
+    assert_eq!(complaints, standard_error);
     assert_eq!(output.status.code(), Some(code));
 }
 
@@ -52,8 +56,7 @@ fn without_a_gpu_there_is_nothing_to_record() {
 
 #[test]
 fn what_is_no_record_is_refused() {
-    let nowhere =
-        "flashcore: cannot read /nowhere.json: No such file or directory (os error 2); --replay takes a record\n";
+    let nowhere = "flashcore: cannot read /nowhere.json: No such file or directory (os error 2); --replay needs a record of `flashcore conformance --record`\n";
     check(&flashcore(&["conformance", "--replay", "/nowhere.json"]), 2, nowhere);
     let later = Scratch::new("schema", "{\"schema\": 99}");
     let message = format!(
@@ -81,7 +84,7 @@ fn a_record_is_replayed() {
     let output = agreeing.replay(&[]);
     check(&output, 0, "");
     let lines = String::from_utf8(output.stdout).expect("text");
-    let title = "record of the simulator, driver none, sm_90, 2026-01-01; the simulator of today";
+    let title = "record of the simulator, driver none, sm_90, 2026-01-01, compared with this build's simulator";
     assert_eq!(lines.lines().next(), Some(title));
     let last = lines.lines().last().expect("a summary");
     assert!(last.ends_with(&format!(" {} cases: 0 disagree, 0 not run", record.cases.len())), "{last}");

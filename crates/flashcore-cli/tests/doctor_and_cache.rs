@@ -78,7 +78,7 @@ fn an_empty_cache() {
     let folder = scratch.entries();
     let folder = folder.display();
     check(&scratch.flashcore(&["cache", "list"]), 0, &format!("0 entries with 0 bytes of code in {folder}\n"), "");
-    let verified = format!("0 sound, 0 set aside as *.bad, 0 unreadable in {folder}\n");
+    let verified = format!("0 ok, 0 damaged and renamed to *.bad, 0 unreadable in {folder}\n");
     check(&scratch.flashcore(&["cache", "verify"]), 0, &verified, "");
     check(&scratch.flashcore(&["cache", "clear"]), 0, &format!("removed 0 entries from {folder}\n"), "");
     check(&scratch.flashcore(&["cache", "list", "--format", "json"]), 0, "[]\n", "");
@@ -94,12 +94,12 @@ fn a_cache_is_listed_verified_and_cleared() {
     assert_eq!(rows.as_array().map(Vec::len), Some(2));
     let row = rows.as_array().unwrap().iter().find(|row| row["kernel"] == "one").expect("the entry");
     assert_eq!(row["key"], sound.to_string());
-    assert_eq!((row["bytes"].as_f64(), row["self_check"].as_str()), (Some(4.0), Some("passed")));
+    assert_eq!((row["bytes"].as_u64(), row["self_check"].as_str()), (Some(4), Some("passed")));
 
     damage(&file);
     let output = scratch.flashcore(&["cache", "verify", "--format", "csv"]);
     let reason = "the checksum does not match: the file has changed since it was written";
-    check(&output, 1, &format!("key,state,reason\n{sound},sound,\n{damaged},SET ASIDE,{reason}\n"), "");
+    check(&output, 1, &format!("key,state,reason\n{sound},ok,\n{damaged},DAMAGED,{reason}\n"), "");
     assert!(file.with_extension("bad").exists() && !file.exists());
     assert_eq!(scratch.flashcore(&["cache", "verify"]).status.code(), Some(0), "what is set aside is out of the way");
 
@@ -111,7 +111,7 @@ fn a_cache_is_listed_verified_and_cleared() {
 #[test]
 fn a_cache_that_is_off_or_has_no_place() {
     let off = command(&["cache", "list"]).env("FLASHCORE_CACHE", "off").output().expect("the command runs");
-    check(&off, 0, "the disk cache is turned off; there is nothing on disk to look at\n", "");
+    check(&off, 0, "the disk cache is turned off (FLASHCORE_CACHE=off); nothing to show\n", "");
     let scratch = Scratch::new("place");
     fs::write(scratch.entries(), b"a file").unwrap();
     let folder = scratch.entries();
@@ -123,7 +123,9 @@ fn a_cache_that_is_off_or_has_no_place() {
 }
 
 fn examined(scratch: &Scratch, arguments: &[&str], code: i32) -> Value {
-    let output = scratch.flashcore(&[&["doctor", "--format", "json"], arguments].concat());
+    let mut command = command(&[&["doctor", "--format", "json"], arguments].concat());
+    command.env("FLASHCORE_CACHE_DIR", &scratch.0).env("RAYON_NUM_THREADS", "1");
+    let output = command.output().expect("the command runs");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(code));
     serde_json::from_slice(&output.stdout).expect("one JSON object")
@@ -140,6 +142,8 @@ fn the_doctor_without_a_gpu() {
     assert_eq!(found["timings"]["reason"], no_gpu);
     assert_eq!(found["gpus"], serde_json::json!([]));
     assert_eq!(found["flashcore"]["version"], env!("CARGO_PKG_VERSION"));
+    let level = flashcore_cpu::Level::default_level().expect("a level").to_string();
+    assert_eq!((&found["cpu"]["level"], &found["cpu"]["threads"]), (&Value::from(level), &Value::from(1)));
     assert!(found["cpu"]["f32_flops"].as_f64().is_some_and(|flops| flops > 1e8));
     assert_eq!((found["cache"]["sound"].as_u64(), found["cache"]["writable"].as_bool()), (Some(0), Some(true)));
     assert_eq!(fs::read_dir(scratch.entries()).unwrap().count(), 0, "the doctor leaves nothing there");

@@ -26,7 +26,7 @@ fn rows(arguments: &[&str]) -> Vec<Value> {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let mut rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("rows");
     for row in &mut rows {
-        row.as_object_mut().expect("an object").remove("ms");
+        row.as_object_mut().expect("an object").remove("milliseconds");
     }
     rows
 }

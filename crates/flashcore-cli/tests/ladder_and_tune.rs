@@ -57,7 +57,7 @@ fn a_ladder_is_walked_in_the_simulator_recorded_and_drawn() {
     assert_eq!(rows[1]["p50_us"], Value::Null);
     let part = |name: &str| {
         let row = rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no step `{name}`"));
-        row["tensor_part"].as_f64().expect("a number")
+        row["tensor_core_fraction"].as_f64().expect("a number")
     };
     assert!(part("shared tiles") < 0.01 && part("tensor cores for both") > 0.99);
     let recorded: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a file")).expect("JSON");
@@ -73,7 +73,7 @@ fn what_is_no_ladder_is_refused() {
     let file = scratch.file("other.json");
     fs::write(&file, "{}").expect("written");
     let message = format!(
-        "flashcore: {file}: this is no record of flashcore: it has no `schema`; `flashcore ladder --record FILE` writes one\n"
+        "flashcore: {file}: not a record of flashcore, since it has no `schema`; `flashcore ladder --record FILE` writes one\n"
     );
     scratch.check(&["ladder", "--from", &file], 2, "", &message);
 }
@@ -82,9 +82,9 @@ fn what_is_no_ladder_is_refused() {
 fn what_was_tuned_can_be_listed_and_forgotten() {
     let scratch = Scratch::new("tune");
     let file = scratch.0.join("v1").join("tuned.json");
-    let nothing = format!("nothing is remembered in {}\n", file.display());
+    let nothing = format!("nothing is stored in {}\n", file.display());
     scratch.check(&["tune", "--list"], 0, &nothing, "");
-    scratch.check(&["tune", "--forget", "all"], 0, "there was nothing to forget\n", "");
+    scratch.check(&["tune", "--forget", "all"], 0, "there was nothing to remove\n", "");
     let entry = serde_json::json!({
         "device": "a GPU", "driver": "13000 580", "class": "f16 d64x64", "config": "scalar-64", "seconds": 1e-6,
         "default_config": "scalar-32", "default_seconds": 2e-6, "problem": "1x8x512x64 f16 full",
@@ -96,9 +96,9 @@ fn what_was_tuned_can_be_listed_and_forgotten() {
     let output = scratch.flashcore(&["tune", "--list", "--format", "json"]);
     let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&rows[0]["class"], &rows[0]["kernel"]), (&Value::from("f16 d64x64"), &Value::from("scalar-64")));
-    let unknown = "flashcore: nothing is remembered for `f16`; --list shows what is\n";
+    let unknown = "flashcore: nothing is stored for `f16`; --list shows what is\n";
     scratch.check(&["tune", "--forget", "f16"], 2, "", unknown);
-    scratch.check(&["tune", "--forget", "f16 d64x64"], 0, "forgot 1 for `f16 d64x64`\n", "");
+    scratch.check(&["tune", "--forget", "f16 d64x64"], 0, "removed 1 for `f16 d64x64`\n", "");
     scratch.check(&["tune", "--list"], 0, &nothing, "");
     write(7);
     let refused = format!(
@@ -106,7 +106,7 @@ fn what_was_tuned_can_be_listed_and_forgotten() {
         file.display()
     );
     scratch.check(&["tune", "--list"], 3, "", &refused);
-    scratch.check(&["tune", "--forget", "all"], 0, "forgot everything\n", "");
+    scratch.check(&["tune", "--forget", "all"], 0, "removed all stored results\n", "");
 }
 
 #[test]

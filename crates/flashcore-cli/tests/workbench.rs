@@ -49,19 +49,34 @@ fn targets_are_judged() {
     check("4x16x2048x128", 2);
 }
 
-/// Who asks for the L4 of the history reads floors and which of its targets nothing can meet.
+/// The targets of the project's history are judged for whoever asks for them.
 #[test]
-fn the_history_of_an_l4_is_judged() {
+fn the_history_is_judged_when_asked_for() {
     let judged = |arguments: &[&str]| {
         let output = flashcore(&[&["roofline"], arguments].concat());
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        (said.contains("DRAM cold us"), said.matches("IMPOSSIBLE").count())
+        (said.contains("cold floor us"), said.matches("IMPOSSIBLE").count())
     };
-    assert_eq!(judged(&["--device", "l4"]), (true, 3));
-    assert_eq!(judged(&["--device", "l4", "--shape", "1x8x512x64"]), (true, 0));
+    assert_eq!(judged(&["--device", "l4"]), (true, 0));
+    assert_eq!(judged(&["--device", "l4", "--historic"]), (true, 3));
     assert_eq!(judged(&["--device", "h200"]), (true, 0));
     assert_eq!(judged(&["--device", "h200", "--historic"]), (true, 1));
+}
+
+/// Without a device it is the one of this machine, and no floor is shown as nothing.
+#[test]
+fn the_roofline_of_this_machine_is_the_default() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    let output =
+        command.args(["roofline", "--format", "json"]).env("CUDA_VISIBLE_DEVICES", "").output().expect("it runs");
+    let rows = json(&output);
+    assert_eq!((&rows[0]["device"], &rows[0]["dtype"]), (&Value::from("this-cpu"), &Value::from("f32")));
+    let tiny = flashcore(&["roofline", "--device", "b200", "--shape", "1x2x64x64", "--format", "csv"]);
+    let text = String::from_utf8_lossy(&tiny.stdout).into_owned();
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    let floor = lines[0].iter().position(|key| *key == "hot_floor_us").expect("a column");
+    assert_eq!(lines[1][floor], "0.0037");
 }
 
 #[test]
@@ -143,7 +158,7 @@ fn programs_are_compared_in_processes_of_their_own() {
     let output = flashcore(&["compare", "bin:/bin/true", "cpu", "--shape", "1x1x64x32"]);
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
-        "flashcore: /bin/true: it is no worker; builds from before `flashcore compare` cannot be compared. It said: nothing\n"
+        "flashcore: /bin/true: it does not answer as a build of flashcore with `compare` does, so it cannot be compared; it said: nothing\n"
     );
     assert_eq!(output.status.code(), Some(3));
 }
@@ -157,7 +172,7 @@ fn a_record_of_another_schema_is_refused() {
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
         format!(
-            "flashcore: {}: its schema is 1 and this program reads 2; make it anew with `flashcore bench --record FILE`\n",
+            "flashcore: {}: it has schema 1, and this program reads schema 2; write a new one with `flashcore bench --record FILE`\n",
             old.display()
         )
     );
@@ -172,6 +187,7 @@ fn published(record: &std::path::Path) {
     value["origin"]["build"] = serde_json::json!({
         "version": "0.1.0", "commit": "0123456789abcdef0123456789abcdef01234567", "dirty": false, "profile": "release",
     });
+    value["origin"]["machine"]["state"] = serde_json::json!([["load average", "0.50"]]);
     for row in value["content"]["rows"].as_array_mut().expect("rows") {
         let times: Vec<f64> = (0..40).map(|sample| 1e-3 * (1.0 + 0.001 * f64::from(sample % 7))).collect();
         row["samples_sha256"] = sha256_of_numbers(&times).into();
@@ -245,7 +261,7 @@ fn an_experiment_is_written_shown_and_repeated() {
     assert_eq!(experiments(&new).status.code(), Some(2), "the name is taken");
     let again = flashcore(&["experiments", "run", "waiting", "--folder", text(&files)]);
     let said = String::from_utf8_lossy(&again.stdout).into_owned();
-    assert!(said.ends_with("outcome then: negative; now: negative\n"), "{said}");
+    assert!(said.ends_with("recorded outcome: negative; outcome now: negative\n"), "{said}");
     assert_eq!(again.status.code(), Some(0));
     let misspelt = experiments(&["show", "wating"]);
     assert_eq!(
@@ -312,7 +328,7 @@ fn a_page_is_written_of_what_there_is() {
     assert_eq!(
         String::from_utf8_lossy(&report(text(&wrong)).stderr),
         format!(
-            "flashcore: {}: it holds a manifest and not measurements; `flashcore bench --record FILE` writes one\n",
+            "flashcore: {}: it holds a manifest, not measurements; `flashcore bench --record FILE` writes one\n",
             wrong.display()
         )
     );
@@ -374,15 +390,12 @@ fn the_status_follows_from_the_records() {
 #[test]
 fn every_command_has_help_with_examples_and_completions_know_it() {
     let help = String::from_utf8(flashcore(&["--help"]).stdout).expect("text");
-    let commands: Vec<&str> = help
-        .lines()
-        .skip_while(|line| *line != "Commands:")
-        .skip(1)
-        .take_while(|line| !line.is_empty())
-        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty()))
-        .filter(|name| *name != "help")
-        .collect();
-    assert!(commands.len() >= 17, "{commands:?}");
+    let under = |heading: &str| -> Vec<&str> {
+        let lines = help.lines().skip_while(|line| *line != heading).skip(1).take_while(|line| !line.is_empty());
+        lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty())).collect()
+    };
+    let commands = [under("Commands:"), under("Commands for the development of flashcore:")].concat();
+    assert_eq!(commands.len(), 20, "{commands:?}");
     let completions = String::from_utf8(flashcore(&["completions", "bash"]).stdout).expect("text");
     for command in commands {
         let help = String::from_utf8(flashcore(&[command, "--help"]).stdout).expect("text");

@@ -20,15 +20,13 @@ const INSTALLATION: &str = ".venv/ptxas";
 pub enum PtxasError {
     /// No ptxas is installed where [`find`] looks.
     #[error(
-        "ptxas was found neither in {INSTALLATION} here or in a folder above, nor on the PATH; \
-         run scripts/install-ptxas.sh, or name one in {PTXAS_VARIABLE}"
+        "ptxas was found neither in {INSTALLATION} here or in a directory above, nor on PATH; in a checkout run \
+         scripts/install-ptxas.sh, elsewhere `pip install nvidia-cuda-nvcc` (or the CUDA toolkit) and set {PTXAS_VARIABLE} \
+         to its ptxas"
     )]
     NotFound,
     /// The environment names a file that is not there.
-    #[error(
-        "{PTXAS_VARIABLE} is {path:?}, which is no file; \
-         name an existing ptxas, or unset it and run scripts/install-ptxas.sh"
-    )]
+    #[error("{PTXAS_VARIABLE} is {path:?}, which is not a file; set it to an existing ptxas, or unset it")]
     NoSuchFile {
         /// What the variable says.
         path: PathBuf,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// No such revision, or no repository.
-    #[error("{revision}: git knows no such commit here: {said}")]
+    #[error("{revision} is not a commit of the repository here: {said}")]
     Revision {
         /// What was asked for.
         revision: String,
@@ -24,7 +24,7 @@ pub enum BuildError {
         said: String,
     },
     /// The cache folder cannot be used.
-    #[error("the folder for builds, {folder}: {error}")]
+    #[error("the directory for builds, {folder}: {error}")]
     Folder {
         /// The folder.
         folder: String,
@@ -64,7 +64,7 @@ fn commit_of(revision: &str) -> Result<String, BuildError> {
     let unknown = |said: String| BuildError::Revision { revision: revision.to_owned(), said };
     let output = output.map_err(|error| unknown(error.to_string()))?;
     if !output.status.success() {
-        return Err(unknown("try `git log`, and run this in a checkout of flashcore".to_owned()));
+        return Err(unknown("see `git log`, and run this in a checkout of flashcore".to_owned()));
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -86,7 +86,7 @@ fn build(
     if !(unpacked.is_ok_and(|status| status.success()) && archived.is_ok_and(|status| status.success())) {
         return Err(failed("its sources could not be unpacked with git archive and tar".to_owned()));
     }
-    say(&format!("building {revision}, which takes minutes the first time"));
+    say(&format!("building {revision}; the first build takes minutes"));
     let output = Command::new("cargo")
         .args(["build", "--release", "--locked", "--package", "flashcore-cli", "--target-dir"])
         .arg(target)

@@ -65,7 +65,7 @@ impl ComparedRow {
                 let (median, floor) = (side.median() * 1e6, side.floor_seconds * 1e6);
                 self.conclusion.finding = Finding::Rejected;
                 self.conclusion.reason = format!(
-                    "{name} took {median:.2} us, and the machine cannot do it under {floor:.2} us: the measurement is wrong"
+                    "{name} took {median:.2} us, below its floor of {floor:.2} us, the least time that this machine's peak rate allows: the measurement is wrong"
                 );
             }
         }
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(row.conclusion.finding, Finding::Rejected);
         assert_eq!(
             row.conclusion.reason,
-            "B took 400.00 us, and the machine cannot do it under 500.00 us: the measurement is wrong"
+            "B took 400.00 us, below its floor of 500.00 us, the least time that this machine's peak rate allows: the measurement is wrong"
         );
         assert!(row.a.is_intact() && row.b.is_intact());
     }

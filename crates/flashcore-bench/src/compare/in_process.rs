@@ -7,13 +7,16 @@ use flashcore_problem::{Inputs, Outputs, Problem};
 
 use super::comparison::ComparedRow;
 use super::rounds::{Arm, Options, Progress, rounds};
+use super::statistics::Round;
 use super::subject::Subject;
 use super::worker::CompareError;
 use crate::digest::sha256;
 use crate::floor::{Ceilings, Work};
 use crate::gpu::{Gpu, GpuArm};
+use crate::peak::Peak;
 use crate::record::{Measurement, ProblemKey, Verified};
 use crate::sample::judge_worst;
+use crate::timing::Times;
 
 /// A run is repeated until it takes as long as this, so that the clock and waking threads count little.
 const SHORTEST_SLOT: Duration = Duration::from_millis(1);
@@ -33,9 +36,7 @@ pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) 
     match subject {
         Subject::Cpu(level) => {
             let level = level.map_or_else(Level::default_level, Ok)?;
-            let threads = rayon::current_num_threads();
-            let flops = flashcore_cpu::measured_peak_of(level, problem.dtype, threads);
-            Ok(Ceilings { flops, bytes: f64::INFINITY, exponentials: f64::INFINITY })
+            Ok(Peak::of_cpu(level, problem.dtype).ceilings())
         }
         Subject::Cuda(_) => {
             let ceilings = gpu.ok_or(CompareError::NoGpu)?.ceilings()?;
@@ -113,6 +114,16 @@ impl CpuArm {
         Ok(seconds / self.repetitions as f64)
     }
 
+    /// Measures the peak of the processor again if the median of some times lies below the floor: a neighbour's load
+    /// makes a measured peak smaller than it is.
+    pub(super) fn settle_floor(self, measurement: &mut Measurement, ceilings: &Ceilings, seconds: &[f64]) {
+        let median = Times { seconds: seconds.to_vec() }.quantile(0.5);
+        if let Ok(problem) = measurement.problem.problem() {
+            let mut peak = Peak::known_of_cpu(ceilings.flops, self.level, problem.dtype);
+            (measurement.floor_seconds, measurement.bound) = peak.floor_below(measurement.work, median);
+        }
+    }
+
     /// What the gates say of what it writes, and the hash of that.
     pub(super) fn judge(
         self,
@@ -168,7 +179,10 @@ pub fn compare_in_process(
                 Arm::B => second.seconds(&mut tensors),
             };
             let (rounds, conclusion) = rounds(options, run, go_on)?;
-            let [a, b] = judged(&mut tensors)?;
+            let [mut a, mut b] = judged(&mut tensors)?;
+            let times = |time: fn(&Round) -> f64| rounds.iter().map(time).collect::<Vec<f64>>();
+            first.settle_floor(&mut a, &ceilings[0], &times(|round| round.a));
+            second.settle_floor(&mut b, &ceilings[1], &times(|round| round.b));
             Ok(ComparedRow::new(a, b, rounds, conclusion, CPU_SLACK))
         }
         [Subject::Cuda(a), Subject::Cuda(b)] => {

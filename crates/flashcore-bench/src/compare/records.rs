@@ -9,7 +9,7 @@ use crate::record::{Measurement, Measurements, Record};
 #[derive(Debug, thiserror::Error)]
 pub enum CompareRecordsError {
     /// They come from different machines.
-    #[error("A was measured on {a} and B on {b}; times of different machines say nothing of kernels")]
+    #[error("A was measured on {a} and B on {b}; times of different machines cannot be compared")]
     Machines {
         /// That of A.
         a: String,
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(compared(&a, &record("1x1x64x64", 1e-3)), Err(nothing.to_owned()));
         let mut elsewhere = a.clone();
         elsewhere.origin.machine.device = "Other processor".to_owned();
-        let machines = "A was measured on Test processor (avx2), 2 threads and B on Other processor (avx2), 2 threads; times of different machines say nothing of kernels";
+        let machines = "A was measured on Test processor (avx2), 2 threads and B on Other processor (avx2), 2 threads; times of different machines cannot be compared";
         assert_eq!(compared(&a, &elsewhere), Err(machines.to_owned()));
         let mut changed = a.clone();
         changed.content.rows[0].hot_seconds[3] *= 0.9;

@@ -193,30 +193,30 @@ fn judge(difference: Interval, control: Interval, chance: f64, options: &Options
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
     let (finding, reason) = if rounds < options.least_rounds {
         let needed = options.least_rounds;
-        (Finding::Ambiguous, format!("{rounds} rounds are too few; {needed} are the least, which takes more --seconds"))
-    } else if control.low > minimum || control.high < -minimum {
-        let by = percent(control.median);
-        (Finding::Ambiguous, format!("A differs from itself by {by}: the machine tells nothing apart now"))
-    } else if chance > 1.0 - options.confidence && (difference.high < -minimum || difference.low > minimum) {
-        let percent = percent(chance);
-        (Finding::Ambiguous, format!("with lots drawn, A differs from itself as much in {percent} of all cases"))
-    } else if difference.high < -beyond {
-        (Finding::Faster, format!("all of the interval is beyond {} faster", percent(beyond)))
-    } else if difference.low > beyond {
-        (Finding::Slower, format!("all of the interval is beyond {} slower", percent(beyond)))
-    } else if difference.low > -minimum && difference.high < minimum {
-        (Finding::Same, format!("all of the interval is within {}", percent(minimum)))
-    } else if difference.high < -minimum || difference.low > minimum {
-        let twice = percent(noise);
         (
             Finding::Ambiguous,
-            format!("the interval is beyond the minimum, but not beyond twice the A/A difference, {twice}"),
+            format!("{rounds} rounds are too few, at least {needed} are needed; give it more --seconds"),
         )
+    } else if control.low > minimum || control.high < -minimum {
+        let by = percent(control.median);
+        (Finding::Ambiguous, format!("too noisy: two runs of A differ by {by}"))
+    } else if chance > 1.0 - options.confidence && (difference.high < -minimum || difference.low > minimum) {
+        let percent = percent(chance);
+        (Finding::Ambiguous, format!("as large a difference arises by chance in {percent} of random relabellings"))
+    } else if difference.high < -beyond {
+        (Finding::Faster, format!("the whole interval is more than {} faster", percent(beyond)))
+    } else if difference.low > beyond {
+        (Finding::Slower, format!("the whole interval is more than {} slower", percent(beyond)))
+    } else if difference.low > -minimum && difference.high < minimum {
+        (Finding::Same, format!("the whole interval is within {}", percent(minimum)))
+    } else if difference.high < -minimum || difference.low > minimum {
+        let twice = percent(noise);
+        (Finding::Ambiguous, format!("the interval exceeds --minimum but not twice the A/A difference, {twice}"))
     } else {
         let minimum = percent(minimum);
         (
             Finding::Ambiguous,
-            format!("the interval reaches over {minimum}; more --seconds or a quieter machine make it shorter"),
+            format!("the interval contains {minimum}; more --seconds or a quieter machine make it narrower"),
         )
     };
     Conclusion { finding, reason, difference, control, chance, minimum, confidence: options.confidence, rounds }
@@ -321,18 +321,14 @@ mod tests {
         check(
             &noisy(10, 1.5, 1),
             Finding::Ambiguous,
-            "10 rounds are too few; 40 are the least, which takes more --seconds",
+            "10 rounds are too few, at least 40 are needed; give it more --seconds",
         );
         // A machine that makes the second of two equal things 10 % slower.
         let biased: Vec<Round> = (0..100).map(|_| Round { a: 1.0, again: 1.1, b: 2.0 }).collect();
-        check(&biased, Finding::Ambiguous, "A differs from itself by 10.0 %: the machine tells nothing apart now");
+        check(&biased, Finding::Ambiguous, "too noisy: two runs of A differ by 10.0 %");
         // An effect of 3 %, where A differs from itself by 1.9 %.
         let close: Vec<Round> = (0..100).map(|_| Round { a: 1.0, again: 1.019, b: 1.04 }).collect();
-        check(
-            &close,
-            Finding::Ambiguous,
-            "the interval is beyond the minimum, but not beyond twice the A/A difference, 3.8 %",
-        );
+        check(&close, Finding::Ambiguous, "the interval exceeds --minimum but not twice the A/A difference, 3.8 %");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::rounds::{Options, Progress, rounds};
 use super::subject::Subject;
 use crate::case::mask_text;
 use crate::gpu::{Gpu, GpuArm};
+use crate::peak::working_threads;
 use crate::record::{Build, Measurement};
 use crate::shape::shape_text;
 use crate::verify::NoVerdict;
@@ -54,10 +55,10 @@ pub enum CompareError {
     #[error("there is no GPU here; compare CPU levels, or records")]
     NoGpu,
     /// Only a CPU can be made slower.
-    #[error("--slow-b waits within runs of the CPU; a GPU kernel cannot be made to")]
+    #[error("--slow-b works on the CPU only; a GPU kernel cannot be made to wait")]
     SlowOnGpu,
     /// One of them is on the CPU and the other is not.
-    #[error("one of them runs on the CPU and the other on a GPU; their times come from different clocks")]
+    #[error("A and B must run on the same device; one runs on the CPU and the other on a GPU")]
     TwoMachines,
     /// The gates complain: a wrong result is not worth timing.
     #[error("{kernel} is wrong on {problem}, so it is not timed: {complaints}")]
@@ -100,9 +101,20 @@ pub fn serve(
         (Subject::Cpu(level), _) => {
             let mut tensors = CpuTensors::new(problem, seed);
             let arm = CpuArm::new(level, &mut tensors, 0.0)?;
+            let mut times = Vec::new();
             obey(build, orders, answers, |order| match order {
-                Order::Run => arm.seconds(&mut tensors).map(Done::Ran),
-                Order::Judge => arm.judge(&mut tensors, &ceilings, seed).map(|judged| Done::Judged(Box::new(judged))),
+                Order::Run => {
+                    let seconds = arm.seconds(&mut tensors)?;
+                    times.push(seconds);
+                    Ok(Done::Ran(seconds))
+                }
+                Order::Judge => {
+                    let mut judged = arm.judge(&mut tensors, &ceilings, seed)?;
+                    if !times.is_empty() {
+                        arm.settle_floor(&mut judged, &ceilings, &times);
+                    }
+                    Ok(Done::Judged(Box::new(judged)))
+                }
             })
         }
         (Subject::Cuda(config), Some(gpu)) => {
@@ -182,6 +194,8 @@ impl Worker {
             .args(["compare-worker", "--subject", &subject.to_string(), "--shape", &shape_text(problem)])
             .args(["--dtype", &problem.dtype.to_string(), "--mask", &mask_text(problem.mask)])
             .args(["--seed", &seed.to_string()])
+            // As many threads as the record of the comparison says, whatever the other build would take.
+            .env("RAYON_NUM_THREADS", working_threads().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -197,13 +211,13 @@ impl Worker {
             let said = said.unwrap_or_default();
             let line = said.lines().next().unwrap_or("nothing").to_owned();
             return Err(complain(format!(
-                "it is no worker; builds from before `flashcore compare` cannot be compared. It said: {line}"
+                "it does not answer as a build of flashcore with `compare` does, so it cannot be compared; it said: {line}"
             )));
         };
         if greeting.flashcore_worker != PROTOCOL {
             let found = greeting.flashcore_worker;
             return Err(complain(format!(
-                "it speaks version {found} of the protocol of workers, and this program {PROTOCOL}"
+                "it speaks version {found} of the worker protocol, and this program version {PROTOCOL}; compare builds that are closer to each other"
             )));
         }
         Ok(Self { program: name, child, orders, answers, greeting })
@@ -217,7 +231,7 @@ impl Worker {
         let answer = self.answers.next().transpose()?;
         answer.ok_or_else(|| CompareError::Worker {
             program: self.program.clone(),
-            said: "it ended in the middle of the comparison".to_owned(),
+            said: "it ended during the comparison".to_owned(),
         })
     }
 

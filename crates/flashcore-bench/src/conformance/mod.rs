@@ -41,5 +41,5 @@ pub use inputs::Fill;
 pub use products::Products;
 pub use record::{
     CaseOutcome, CaseRecord, Disagreement, Header, OutputRecord, Record, RecordError, Replay, SCHEMA, cases_of, check,
-    conduct, replay,
+    conduct, replay, replay_while,
 };

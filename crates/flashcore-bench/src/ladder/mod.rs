@@ -185,14 +185,16 @@ pub fn walk(
     problem: &Problem,
     steps: &[Step],
     ground: Ground<'_>,
-    mut progress: impl FnMut(usize, &Step),
+    mut go_on: impl FnMut(usize, &Step) -> bool,
 ) -> Result<Ladder, NoVerdict> {
     let counted = counted_problem(problem);
     let yardstick = Yardstick::new(&counted, Inputs::random(&counted, 1))?;
     let inputs = Inputs::random(problem, 0);
     let mut rungs = Vec::new();
     for (number, step) in steps.iter().enumerate() {
-        progress(number, step);
+        if !go_on(number, step) {
+            break;
+        }
         let (config, what) = (step.config.to_string(), step.what.to_owned());
         let mut rung = Rung {
             name: step.name.to_owned(),

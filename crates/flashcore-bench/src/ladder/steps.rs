@@ -36,7 +36,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
     let first =
         list.step("shared tiles", "tiles of query, keys and values in shared memory; the lanes multiply", tiles, 0);
     let padded = StepsConfig { layout: SharedLayout::Padded, ..tiles };
-    list.step("padding", "16 unused bytes behind each row", padded, first);
+    list.step("padding", "16 unused bytes after each row", padded, first);
     let swizzled = StepsConfig { layout: SharedLayout::Swizzled, ..tiles };
     let swizzle = list.step("swizzle", "chunks exchanged by an exclusive or with the row instead", swizzled, first);
     list.step("8-byte loads", "copies of 8 bytes instead of 4", StepsConfig { load_bytes: 8, ..swizzled }, swizzle);

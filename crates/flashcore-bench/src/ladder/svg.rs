@@ -41,7 +41,7 @@ pub fn picture(ladder: &Ladder) -> String {
         "title",
         &format!("{shape} {dtype} {mask}: from one thread a row to the fastest{in_all}"),
     );
-    let note = "median time of one launch, logarithmic; grey brought nothing, dashed was refused by the gate";
+    let note = "median time of one launch, logarithmic; grey has no gain, dashed was refused by the correctness gate";
     text(&mut svg, 12.0, 42.0, "small", note);
     for seconds in scale.marks() {
         let x = scale.x(seconds);
@@ -68,7 +68,7 @@ pub fn picture(ladder: &Ladder) -> String {
         let (class, words) = match ladder.gain(number) {
             Gain::Unknown => ("bar", String::new()),
             Gain::Faster(factor) => ("bar", format!("{factor:.2} times faster")),
-            Gain::Nothing(factor) => ("bar nothing", format!("brought nothing ({factor:.2})")),
+            Gain::Nothing(factor) => ("bar nothing", format!("no gain ({factor:.2})")),
             Gain::Refused(factor) => ("bar refused", format!("refused by the gate ({factor:.2})")),
         };
         let class = if Some(number) == best { "bar best" } else { class };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use check::{Checked, Regression, check};
 pub use plot::plot;
-pub use promote::{Candidate, MINIMUM_GAIN, Refusal, promote};
+pub use promote::{Candidate, MINIMUM_GAIN, MOST_SPREAD, Refusal, promote};
 
 use crate::compare::Interval;
 use crate::record::{Build, Content, Kind, Machine, Measurement, Origin, ProblemKey};

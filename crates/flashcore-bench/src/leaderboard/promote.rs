@@ -10,6 +10,14 @@ use crate::record::{Measurement, Measurements, Origin, ProblemKey, Record};
 /// The part by which a new leader must be faster than the old one: registered here, before anything is measured.
 pub const MINIMUM_GAIN: f64 = 0.03;
 
+/// The spread of the middle half of the samples, as a part of their median, above which a machine was too noisy.
+pub const MOST_SPREAD: f64 = 0.2;
+
+/// The load average that a CPU may have while so many threads measure: their own, and a little for the system.
+fn most_load(threads: usize) -> f64 {
+    threads as f64 + 0.5_f64.max(0.25 * threads as f64)
+}
+
 /// What asks to be admitted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Candidate {
@@ -23,17 +31,19 @@ pub enum Candidate {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum Refusal {
-    #[error("{problem}: the gates did not let {kernel} pass: {complaints}; right comes before fast")]
+    #[error("{problem}: the correctness gate refuses {kernel}: {complaints}")]
     Unverified { problem: String, kernel: String, complaints: String },
     #[error(
-        "{problem}: {kernel} took {median:.3} us, and the machine cannot do it under {floor:.3} us; the measurement is wrong"
+        "{problem}: {kernel} took {median:.3} us, below its floor of {floor:.3} us, the least time that the machine's peak rate allows; the measurement is wrong"
     )]
     BelowFloor { problem: String, kernel: String, median: f64, floor: f64 },
     #[error("{problem}: the samples do not match their hash; the record has been changed")]
     Changed { problem: String },
     #[error("the record comes from a {profile} build; measure with `cargo build --release`")]
     Profile { profile: String },
-    #[error("the record comes from files that differ from commit {commit}; commit them, build, and measure again")]
+    #[error(
+        "the record comes from a build whose sources differ from commit {commit}; commit them, build, and measure again"
+    )]
     Dirty { commit: String },
     #[error("the record does not say which commit it comes from; build in a checkout, and measure again")]
     NoCommit,
@@ -44,19 +54,28 @@ pub enum Refusal {
     #[error("{problem}: the leader is {leader}, and this was compared with {compared}; compare with the leader")]
     NotLeader { problem: String, leader: String, compared: String },
     #[error(
-        "the comparison was made for a minimum of {found:.1} %; {} % is what was registered: compare with --minimum {}",
+        "the comparison was made with --minimum {found:.1}; {} is required: compare with --minimum {}",
         100.0 * MINIMUM_GAIN, 100.0 * MINIMUM_GAIN
     )]
     Minimum { found: f64 },
-    #[error("{problem}: SLOWER, {difference}; a new leader is slower on none of the canonical shapes")]
+    #[error("{problem}: SLOWER, {difference}; a new leader must not be slower on any canonical shape")]
     Regressing { problem: String, difference: String },
     #[error("{problem}: AMBIGUOUS, {reason}")]
     Ambiguous { problem: String, reason: String },
-    #[error("nothing in it is FASTER: {found}")]
+    #[error("no problem in the record is FASTER: {found}")]
     NothingFaster { found: String },
-    #[error("the canonical shapes {missing} are not in it; compare with --suite seeds")]
+    #[error("the record lacks the canonical shapes {missing}; compare with --suite seeds")]
     Missing { missing: String },
-    #[error("it holds no problem")]
+    #[error(
+        "the machine was loaded: its load average was {load:.2} with {threads} of its threads measuring, and {most:.2} is the most; measure again when nothing else runs"
+    )]
+    Loaded { load: f64, threads: usize, most: f64 },
+    #[error(
+        "{problem}: the machine was noisy: half of the samples of {kernel} spread over {:.0} % of the median, and {:.0} % is the most; measure again when nothing else runs",
+        100.0 * spread, 100.0 * MOST_SPREAD
+    )]
+    Noisy { problem: String, kernel: String, spread: f64 },
+    #[error("the record holds no problem")]
     Empty,
 }
 
@@ -68,6 +87,7 @@ pub fn promote(board: &Leaderboard, candidate: &Candidate, slack: f64) -> Result
             origin_refusals(&record.origin, &mut refusals);
             for row in &record.content.rows {
                 measurement_refusals(row, slack, &mut refusals);
+                noise_refusal(row, &mut refusals);
                 let place = Place::of(&record.origin.machine, &row.problem);
                 if let Some(leader) = board.leader(&place) {
                     let leader = leader.kernel.clone();
@@ -79,6 +99,8 @@ pub fn promote(board: &Leaderboard, candidate: &Candidate, slack: f64) -> Result
         Candidate::Comparison(record) => {
             origin_refusals(&record.origin, &mut refusals);
             comparison_refusals(board, record, slack, &mut refusals);
+            let is_faster = |row: &&ComparedRow| row.conclusion.finding == Finding::Faster;
+            record.content.rows.iter().filter(is_faster).for_each(|row| noise_refusal(&row.b, &mut refusals));
             let faster = record.content.rows.iter().filter(|row| row.conclusion.finding == Finding::Faster);
             faster.map(|row| Promotion::new(&record.origin, &row.b, Some(row.conclusion.difference))).collect()
         }
@@ -97,6 +119,18 @@ fn origin_refusals(origin: &Origin, refusals: &mut Vec<Refusal>) {
         None => refusals.push(Refusal::NoCommit),
         Some(commit) if origin.build.dirty => refusals.push(Refusal::Dirty { commit: commit.clone() }),
         Some(_) => {}
+    }
+    if let (Some(load), Some(threads)) = (origin.machine.load_average(), origin.machine.threads)
+        && load > most_load(threads)
+    {
+        refusals.push(Refusal::Loaded { load, threads, most: most_load(threads) });
+    }
+}
+
+fn noise_refusal(row: &Measurement, refusals: &mut Vec<Refusal>) {
+    let spread = row.spread();
+    if spread > MOST_SPREAD {
+        refusals.push(Refusal::Noisy { problem: row.problem.to_string(), kernel: row.kernel.clone(), spread });
     }
 }
 
@@ -201,6 +235,37 @@ mod tests {
     fn refused(candidate: &Candidate) -> Vec<String> {
         let refusals = promote(&board(), candidate, 0.1).expect_err("something is wrong with it");
         refusals.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn times_of_a_loaded_machine_are_refused() {
+        let refused = |record: Record<Measurements>| -> Vec<String> {
+            let refusals = promote(&Leaderboard::default(), &Candidate::Measurements(record), 0.1);
+            refusals.err().unwrap_or_default().iter().map(ToString::to_string).collect()
+        };
+        let with_load = |load: &str| {
+            let mut record = measurements("avx2", 1e-3);
+            record.origin.machine.state = vec![("load average".to_owned(), load.to_owned())];
+            record
+        };
+        assert_eq!(refused(with_load("2.1")), [] as [&str; 0]);
+        assert_eq!(
+            refused(with_load("9.66")),
+            [
+                "the machine was loaded: its load average was 9.66 with 2 of its threads measuring, and 2.50 is the most; measure again when nothing else runs"
+            ]
+        );
+        // Times that a neighbour stretches, though the load average has not risen yet.
+        let mut noisy = measurements("avx2", 1e-3);
+        let row = &mut noisy.content.rows[0];
+        row.hot_seconds = (0..40).map(|sample| 1e-3 * (1.0 + f64::from(sample % 2))).collect();
+        row.samples_sha256 = crate::digest::sha256_of_numbers(&row.hot_seconds);
+        assert_eq!(
+            refused(noisy),
+            [
+                "1x2x64x64 f32 full: the machine was noisy: half of the samples of avx2 spread over 67 % of the median, and 20 % is the most; measure again when nothing else runs"
+            ]
+        );
     }
 
     #[test]

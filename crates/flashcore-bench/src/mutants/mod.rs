@@ -115,13 +115,13 @@ pub struct Kill {
 #[derive(Debug, thiserror::Error)]
 pub enum MutantsError {
     /// A problem of the trials is impossible.
-    #[error("a trial is no problem: {0}")]
+    #[error("a trial is not a valid problem: {0}")]
     Invalid(#[from] Invalid),
     /// A kernel does not take a problem of the trials.
     #[error("a kernel does not take a trial: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Reason>),
     /// The kernel as it is does not pass.
-    #[error("the {config} kernel as it is fails on {problem}: {complaint}")]
+    #[error("the unchanged {config} kernel fails on {problem}: {complaint}")]
     Baseline {
         /// The kernel.
         config: Config,
@@ -131,7 +131,7 @@ pub enum MutantsError {
         complaint: String,
     },
     /// A mutation found nothing to change: the kernel has changed, and the mutation must follow.
-    #[error("the mutation `{name}` of the {family} kernel finds nothing to change")]
+    #[error("the mutation `{name}` of the {family} kernel finds nothing to change; adapt it to the kernel")]
     NothingToChange {
         /// The mutation.
         name: &'static str,
@@ -165,13 +165,16 @@ impl Trials {
     }
 
     /// Prepares the trials: the kernels as they are must pass all of them, under [`BASELINE_SEEDS`] orders of warps.
-    pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self, MutantsError> {
+    /// `go_on` hears of each trial before it begins; there are no trials if it says no.
+    pub fn prepare(mut go_on: impl FnMut(&str) -> bool) -> Result<Option<Self>, MutantsError> {
         let mut prepared = Vec::new();
         for (problem, config) in trials() {
-            progress(&format!("{config} {}", shape_text(&problem)));
+            if !go_on(&format!("{config} {}", shape_text(&problem))) {
+                return Ok(None);
+            }
             prepared.push(Trial::prepare(&problem, config)?);
         }
-        Ok(Self { trials: prepared })
+        Ok(Some(Self { trials: prepared }))
     }
 
     /// How many problems, kernels and orders of warps the kernels as they are have passed.

@@ -66,7 +66,7 @@ pub fn classify(evidence: &Evidence<'_>) -> (Bottleneck, String) {
         && seconds < LAUNCHES * launch
     {
         let (us, least) = (short(seconds * 1e6), short(launch * 1e6));
-        return (Bottleneck::Launch, format!("a launch takes {us} us, and one with nothing to do takes {least} us"));
+        return (Bottleneck::Launch, format!("the kernel takes {us} us, and an empty launch takes {least} us"));
     }
     let pipes = [
         (Bottleneck::Tensor, "tensor pipe", hardware("tensor pipe")),
@@ -109,7 +109,7 @@ fn few_ctas(evidence: &Evidence<'_>) -> String {
     evidence
         .ctas
         .filter(|(ctas, multiprocessors)| ctas < multiprocessors)
-        .map_or(String::new(), |(ctas, multiprocessors)| format!("; {ctas} CTAs on {multiprocessors} multiprocessors"))
+        .map_or(String::new(), |(ctas, multiprocessors)| format!("; {ctas} CTAs on {multiprocessors} SMs"))
 }
 
 /// Without counters: which floor is nearest.
@@ -126,12 +126,10 @@ fn by_floors(evidence: &Evidence<'_>) -> (Bottleneck, String) {
     match evidence.seconds {
         Some(seconds) if 100.0 * largest.2 / seconds < BUSY_PERCENT => {
             let us = short(seconds * 1e6);
-            (Bottleneck::Latency, format!("it takes {us} us, and needs less: {listed}{}", few_ctas(evidence)))
+            (Bottleneck::Latency, format!("it takes {us} us, more than its floors: {listed}{}", few_ctas(evidence)))
         }
-        Some(seconds) => (largest.0, format!("it takes {} us, of which it needs: {listed}", short(seconds * 1e6))),
-        None => {
-            (largest.0, format!("by what it needs on {}, if nothing else held it up: {listed}", evidence.device.name))
-        }
+        Some(seconds) => (largest.0, format!("it takes {} us; floors: {listed}", short(seconds * 1e6))),
+        None => (largest.0, format!("the largest floor on {}: {listed}", evidence.device.name)),
     }
 }
 
@@ -169,14 +167,14 @@ mod tests {
             Some((64, 132)),
             (
                 Bottleneck::Latency,
-                "no pipe is busy: tensor pipe 20 %; 64 CTAs on 132 multiprocessors; warps wait most for: barrier (1.5 warps)",
+                "no pipe is busy: tensor pipe 20 %; 64 CTAs on 132 SMs; warps wait most for: barrier (1.5 warps)",
             ),
         );
         check(
             &pipes,
             Some(3e-6),
             None,
-            (Bottleneck::Launch, "a launch takes 3.00 us, and one with nothing to do takes 2.00 us"),
+            (Bottleneck::Launch, "the kernel takes 3.00 us, and an empty launch takes 2.00 us"),
         );
         check(
             &[],
@@ -184,7 +182,7 @@ mod tests {
             None,
             (
                 Bottleneck::Tensor,
-                "by what it needs on NVIDIA H200, if nothing else held it up: products 139 us, exponentials 69.5 us, bytes from memory 28.0 us",
+                "the largest floor on NVIDIA H200: products 139 us, exponentials 69.5 us, bytes from memory 28.0 us",
             ),
         );
         check(
@@ -193,7 +191,7 @@ mod tests {
             None,
             (
                 Bottleneck::Latency,
-                "it takes 1000 us, and needs less: products 139 us, exponentials 69.5 us, bytes from memory 28.0 us",
+                "it takes 1000 us, more than its floors: products 139 us, exponentials 69.5 us, bytes from memory 28.0 us",
             ),
         );
     }

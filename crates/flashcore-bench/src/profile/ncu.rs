@@ -12,7 +12,7 @@ use super::metrics::{DEFINITIONS, Definition};
 pub enum NcuError {
     /// There is no ncu.
     #[error(
-        "ncu is not here ({error}); it comes with the CUDA toolkit as Nsight Compute: install that, put ncu on PATH or name it with --ncu. What follows is from the simulator and from events"
+        "ncu was not found ({error}); install Nsight Compute, which is part of the CUDA toolkit, and put ncu on PATH or use --ncu PATH. Counters are from the simulator, times from events"
     )]
     Missing {
         /// What the operating system said.
@@ -30,7 +30,7 @@ pub enum NcuError {
         said: String,
     },
     /// It profiled nothing.
-    #[error("ncu saw no launch of a kernel of flashcore")]
+    #[error("ncu recorded no launch of a flashcore kernel")]
     NoLaunch,
 }
 

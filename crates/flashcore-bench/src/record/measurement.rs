@@ -122,6 +122,18 @@ impl Measurement {
         self.median() < self.floor_seconds * (1.0 - slack)
     }
 
+    /// How far the middle half of the warm times spreads, as a part of the median.
+    pub fn spread(&self) -> f64 {
+        let hot = self.hot();
+        (hot.quantile(0.75) - hot.quantile(0.25)) / hot.quantile(0.5)
+    }
+
+    /// The floor in percent of the median; nothing where the median lies below it, since one of the two is then wrong.
+    pub fn efficiency_percent(&self) -> Option<f64> {
+        let percent = 100.0 * self.floor_seconds / self.median();
+        (percent <= 100.0).then_some(percent)
+    }
+
     /// Whether the samples are those that were hashed.
     pub fn is_intact(&self) -> bool {
         sha256_of_numbers(&self.hot_seconds) == self.samples_sha256
@@ -138,6 +150,22 @@ pub struct Measurements {
 
 impl Content for Measurements {
     const KIND: Kind = Kind::Measurements;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_efficiency_is_above_a_hundred() {
+        let measurement = Measurement::for_tests("1x8x512x64", 1e-3);
+        let efficiency = |floor_seconds: f64| {
+            let percent = Measurement { floor_seconds, ..measurement.clone() }.efficiency_percent();
+            percent.map(f64::round)
+        };
+        assert_eq!(efficiency(0.5e-3), Some(50.0));
+        assert_eq!(efficiency(1.1e-3), None);
+    }
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ pub enum RecordError {
         error: serde_json::Error,
     },
     /// No number of a schema.
-    #[error("{file}: this is no record of flashcore: it has no `schema`; `{command}` writes one")]
+    #[error("{file}: not a record of flashcore, since it has no `schema`; `{command}` writes one")]
     NoSchema {
         /// The file.
         file: String,
@@ -130,7 +130,7 @@ pub enum RecordError {
         command: &'static str,
     },
     /// Another schema.
-    #[error("{file}: its schema is {found} and this program reads {SCHEMA}; make it anew with `{command}`")]
+    #[error("{file}: it has schema {found}, and this program reads schema {SCHEMA}; write a new one with `{command}`")]
     Schema {
         /// The file.
         file: String,
@@ -140,7 +140,7 @@ pub enum RecordError {
         command: &'static str,
     },
     /// Another kind.
-    #[error("{file}: it holds a {found} and not {}; `{}` writes one", wanted.name(), wanted.command())]
+    #[error("{file}: it holds a {found}, not {}; `{}` writes one", wanted.name(), wanted.command())]
     Kind {
         /// The file.
         file: String,
@@ -245,15 +245,15 @@ mod tests {
         check("{", "a.json: EOF while parsing an object at line 1 column 1");
         check(
             "{}",
-            "a.json: this is no record of flashcore: it has no `schema`; `flashcore bench --record FILE` writes one",
+            "a.json: not a record of flashcore, since it has no `schema`; `flashcore bench --record FILE` writes one",
         );
         check(
             r#"{"schema": 1, "rows": []}"#,
-            "a.json: its schema is 1 and this program reads 2; make it anew with `flashcore bench --record FILE`",
+            "a.json: it has schema 1, and this program reads schema 2; write a new one with `flashcore bench --record FILE`",
         );
         check(
             r#"{"schema": 2, "kind": "comparison"}"#,
-            "a.json: it holds a comparison and not measurements; `flashcore bench --record FILE` writes one",
+            "a.json: it holds a comparison, not measurements; `flashcore bench --record FILE` writes one",
         );
         let misspelt = record().to_json().replace("\"mask\"", "\"mast\"");
         let line = 1 + misspelt.lines().position(|line| line.contains("\"mast\"")).expect("it is there");

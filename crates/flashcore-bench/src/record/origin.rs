@@ -37,6 +37,9 @@ pub struct Origin {
     pub machine: Machine,
 }
 
+/// The field of the state that holds the load of a CPU.
+const LOAD_AVERAGE: &str = "load average";
+
 /// A machine, as far as times depend on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -88,7 +91,7 @@ impl Machine {
         let model = information.lines().filter_map(|line| line.split_once(':'));
         let model = model.filter(|(key, _)| key.trim() == "model name").map(|(_, value)| value.trim()).next();
         let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let load = load.split_whitespace().next().map(|load| ("load average".to_owned(), load.to_owned()));
+        let load = load.split_whitespace().next().map(|load| (LOAD_AVERAGE.to_owned(), load.to_owned()));
         Self {
             backend: "cpu".to_owned(),
             device: model.unwrap_or(std::env::consts::ARCH).to_owned(),
@@ -115,6 +118,11 @@ impl Machine {
         }
     }
 
+    /// The load average of a CPU when it was measured, if the record has it.
+    pub fn load_average(&self) -> Option<f64> {
+        self.state.iter().find(|(field, _)| field == LOAD_AVERAGE).and_then(|(_, value)| value.parse().ok())
+    }
+
     /// Whether times of the one can be held against times of the other.
     pub fn is_like(&self, other: &Self) -> bool {
         (&self.backend, &self.device, &self.arch, self.threads)
@@ -123,7 +131,8 @@ impl Machine {
 
     /// The machine in one line.
     pub fn words(&self) -> String {
-        let threads = self.threads.map_or(String::new(), |threads| format!(", {threads} threads"));
+        let plural = if self.threads == Some(1) { "" } else { "s" };
+        let threads = self.threads.map_or(String::new(), |threads| format!(", {threads} thread{plural}"));
         let driver = self.driver.as_ref().map_or(String::new(), |driver| format!(", driver {driver}"));
         format!("{} ({}){threads}{driver}", self.device, self.arch)
     }

@@ -13,7 +13,7 @@ const ROW: f64 = 22.0;
 pub(super) fn distributions(rows: &[&Measurement]) -> Svg {
     const MOST_DOTS: usize = 200;
     let height = 90.0 + ROW * rows.len() as f64;
-    let mut svg = Svg::new("Every time, as a part of its median", WIDTH, height);
+    let mut svg = Svg::new("Every time, relative to its median", WIDTH, height);
     let (left, right, top) = (250.0, WIDTH - 24.0, 40.0);
     let bottom = height - 46.0;
     let relative = |row: &Measurement| {
@@ -83,7 +83,7 @@ pub(super) fn intervals(comparison: &Comparison) -> Svg {
     svg
 }
 
-/// The steps of a ladder, each as long as its time; those that brought nothing are struck through.
+/// The steps of a ladder, each as long as its time; those without gain are struck through.
 pub(super) fn waterfall(ladder: &LadderView) -> Svg {
     let timed: Vec<usize> =
         (0..ladder.rungs.len()).filter(|&number| ladder.rungs[number].seconds().is_some()).collect();
@@ -102,7 +102,7 @@ pub(super) fn waterfall(ladder: &LadderView) -> Svg {
         let y = top + ROW * (index as f64 + 0.5);
         let (colour, class, word) = match ladder.worth(number) {
             Worth::Gain => ("var(--series-0)", "", ""),
-            Worth::Nothing => ("var(--series-5)", "faint negative", " brought nothing"),
+            Worth::Nothing => ("var(--series-5)", "faint negative", " no gain"),
             Worth::Refused => ("var(--bad)", "faint negative", " refused: wrong"),
         };
         svg.text(class, Anchor::End, left - 8.0, y + 4.0, &rung.name);
@@ -139,15 +139,15 @@ pub(super) fn heat(map: &ErrorMap) -> Svg {
                 format!("color-mix(in srgb, var(--series-0) {:.0}%, var(--paper))", 10.0 + 90.0 * part)
             };
             let corner = (left + size * column as f64, top + size * row as f64);
-            let tip = format!("queries {row}, keys {column}: {error:.2e}, {:.0} % of what is allowed", 100.0 * part);
+            let tip = format!("queries {row}, keys {column}: {error:.2e}, {:.0} % of the limit", 100.0 * part);
             svg.bar(&colour, corner, (size - 1.0, size - 1.0), &tip);
         }
     }
     let worst = map.cells.iter().flatten().copied().fold(0.0, f64::max);
     let x = left + size * columns as f64 + 24.0;
     svg.text("", Anchor::Start, x, top + 16.0, &format!("worst {worst:.2e}"));
-    svg.text("", Anchor::Start, x, top + 36.0, &format!("allowed {allowed:.2e}"));
-    svg.text("faint", Anchor::Start, x, top + 56.0, "full colour is the limit; beyond it, red");
+    svg.text("", Anchor::Start, x, top + 36.0, &format!("limit {allowed:.2e}"));
+    svg.text("faint", Anchor::Start, x, top + 56.0, "full colour is the limit, red is above it");
     svg
 }
 
@@ -160,7 +160,7 @@ mod tests {
         let picture = waterfall(&super::super::ladder::example()).inline();
         assert_eq!(picture.matches("<rect").count(), 4);
         assert_eq!(picture.matches(r#"class="faint negative""#).count(), 2);
-        assert_eq!(picture.matches("brought nothing").count(), 1);
+        assert_eq!(picture.matches(" no gain").count(), 1);
     }
 
     #[test]

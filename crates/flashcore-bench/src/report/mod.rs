@@ -55,7 +55,7 @@ pub enum ReportError {
     Record(#[from] RecordError),
     /// It is nothing that a page shows.
     #[error(
-        "{file}: a page shows records of bench, compare and profile, ladders, and `flashcore resources --format json`; this is none of them"
+        "{file}: not a record that a page shows; those are records of bench, compare, profile and ladder, and the output of `flashcore resources --format json`"
     )]
     Unknown {
         /// The file.

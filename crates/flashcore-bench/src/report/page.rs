@@ -29,53 +29,43 @@ pub fn html(sources: &Sources) -> String {
     page.section(
         "times",
         "Times",
-        "Each dot is a run; the bar is the median, the line goes from the first to the ninth tenth.",
+        "Each dot is a run; the bar is the median, the line spans the 10th to the 90th percentile.",
         &times(sources),
     );
-    page.section(
-        "roofline",
-        "Roofline",
-        "What the machine can do at most, and what was measured.",
-        &rooflines(sources),
-    );
+    page.section("roofline", "Roofline", "Peak rates of the machine, and what was measured.", &rooflines(sources));
     let ladders: String = sources.ladders.iter().map(|(_, ladder)| figure(&charts::waterfall(ladder))).collect();
     page.section(
         "ladder",
         "Ladder",
-        "What each step brought. Struck through: those that brought nothing, or came out wrong.",
+        "What each step gained. Struck through: steps without gain, or with wrong results.",
         &ladders,
     );
     page.section(
         "leaders",
         "Leaders and experiments",
-        "The best verified times, and what was tried.",
+        "The best verified times, and the experiments.",
         &leaders(sources),
     );
     let errors: String = sources.errors.iter().map(|map| figure(&charts::heat(map))).collect();
-    page.section(
-        "errors",
-        "Where errors lie",
-        "The largest error of a weight, by tile of queries and tile of keys.",
-        &errors,
-    );
+    page.section("errors", "Error map", "The largest error of a weight, by tile of queries and tile of keys.", &errors);
     page.section(
         "profile",
-        "What binds",
-        "Counters of the hardware, those of the simulator, and the gates.",
+        "Profile",
+        "Counters of the hardware and of the simulator, and the gates.",
         &tables::profiles(sources),
     );
     let resources = if sources.resources.is_empty() { String::new() } else { tables::resources(sources) };
-    page.section("resources", "Resources", "What the kernels take, by ptxas.", &resources);
+    page.section("resources", "Resources", "Registers, shared memory and spills of the kernels, by ptxas.", &resources);
     page.section(
         "environment",
         "Environment",
-        "Where, when and by what this was measured.",
+        "The machine, the build and the command of each record.",
         &tables::environment(sources),
     );
     let title = escape(&sources.title);
     let (links, body, raw) = (page.links, page.body, raw(sources));
     format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{title}</title>\n\
          <style>{}{PAGE_STYLE}</style>\n</head>\n<body>\n<header><h1>{title}</h1><button id=\"theme\" type=\"button\">light / dark</button></header>\n\
          <nav>{links}</nav>\n{body}{raw}<script>{SCRIPT}</script>\n</body>\n</html>\n",
@@ -113,7 +103,7 @@ fn summary(sources: &Sources) -> String {
     let wrong = rows.iter().filter(|row| !row.verified.passed).count();
     let compared: usize = sources.comparisons.iter().map(|(_, record)| record.content.rows.len()).sum();
     format!(
-        "{} problems measured, {wrong} of them wrong; {compared} compared. Every output was judged against plain loops in f64 before it was timed.",
+        "{} problems measured, {wrong} of them with wrong results; {compared} compared. Every output was verified against plain loops in f64 before it was timed.",
         rows.len()
     )
 }
@@ -187,7 +177,7 @@ fn roof(machine: &Machine) -> Option<RoofDevice> {
 /// Everything as it was read, for programs.
 fn raw(sources: &Sources) -> String {
     let mut text = String::from(
-        "<section id=\"raw\"><h2>Raw data</h2><p class=\"lead\">Everything above, as it was recorded, is in this file.</p>\n<ul>\n",
+        "<section id=\"raw\"><h2>Raw data</h2><p class=\"lead\">This file contains the records of everything above.</p>\n<ul>\n",
     );
     let mut left = MOST_RAW_BYTES;
     let mut embedded = String::new();

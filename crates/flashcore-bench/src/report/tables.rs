@@ -34,7 +34,7 @@ impl HtmlTable {
                 Some(("~", rest)) => ("faint", rest),
                 _ if cell.parse::<f64>().is_ok() => ("number", cell),
                 _ if cell.chars().count() < LONG_CELL => ("short", cell),
-                _ => ("", cell),
+                _ => ("long", cell),
             };
             let _ = write!(self.text, "<td class=\"{class}\">{}</td>", escape(cell));
         }
@@ -52,11 +52,11 @@ pub(super) fn verdicts(sources: &Sources) -> String {
     let mut table = HtmlTable::new(&[
         "problem",
         "kernel",
-        "right",
+        "verdict",
         "p50 us",
         "p90 us",
         "floor us",
-        "% of floor",
+        "efficiency %",
         "bound by",
         "machine",
     ]);
@@ -75,14 +75,14 @@ pub(super) fn verdicts(sources: &Sources) -> String {
                 short(row.median() * 1e6),
                 short(hot.quantile(0.9) * 1e6),
                 short(row.floor_seconds * 1e6),
-                short(100.0 * row.floor_seconds / row.median()),
+                row.efficiency_percent().map_or_else(|| "!below floor".to_owned(), short),
                 row.bound.to_string(),
                 record.origin.machine.device.clone(),
             ]);
         }
     }
     let measured = table.html();
-    let mut table = HtmlTable::new(&["problem", "A", "B", "verdict", "change", "A/A", "rounds", "because"]);
+    let mut table = HtmlTable::new(&["problem", "A", "B", "verdict", "change", "A/A", "rounds", "reason"]);
     for (_, record) in &sources.comparisons {
         for row in &record.content.rows {
             let conclusion = &row.conclusion;
@@ -120,7 +120,7 @@ pub(super) fn leaders(sources: &Sources) -> String {
     let mut text = String::new();
     if !sources.leaderboard.promotions.is_empty() {
         let mut table =
-            HtmlTable::new(&["device", "problem", "kernel", "p50 us", "% of floor", "gain", "commit", "measured"]);
+            HtmlTable::new(&["device", "problem", "kernel", "p50 us", "efficiency %", "change", "commit", "measured"]);
         for leader in sources.leaderboard.leaders() {
             table.row(&[
                 leader.place.device.clone(),
@@ -136,20 +136,28 @@ pub(super) fn leaders(sources: &Sources) -> String {
         text += &table.html();
     }
     if !sources.experiments.is_empty() {
-        text += "<h3>Tried, whether it helped or not</h3>\n";
+        text += "<h3>Experiments</h3>\n";
         let mut table =
             HtmlTable::new(&["experiment", "hypothesis", "predicted %", "measured %", "outcome", "conclusion"]);
         for (name, experiment) in &sources.experiments {
             let rows = experiment.measured.iter().flat_map(|measured| &measured.rows);
-            let measured: Vec<String> = rows
-                .map(|row| format!("{}: {:+.1} [{:+.1}, {:+.1}]", row.problem, row.percent, row.low, row.high))
-                .collect();
+            let measured: Vec<_> = rows.collect();
+            // One line: the best of them, and how far the others are from it.
+            let best = measured.iter().min_by(|one, other| one.percent.total_cmp(&other.percent));
+            let worst = measured.iter().map(|row| row.percent).fold(f64::NEG_INFINITY, f64::max);
+            let measured = best.map_or_else(String::new, |best| {
+                let others = match measured.len() {
+                    1 => String::new(),
+                    count => format!("; {count} problems from {:+.1} to {worst:+.1}", best.percent),
+                };
+                format!("{}: {:+.1} [{:+.1}, {:+.1}]{others}", best.problem, best.percent, best.low, best.high)
+            });
             let mark = if experiment.outcome() == "confirmed" { "+" } else { "~" };
             table.row(&[
                 name.clone(),
                 experiment.hypothesis.clone(),
                 format!("{:+}", experiment.predicted_percent),
-                measured.join("; "),
+                measured,
                 format!("{mark}{}", experiment.outcome()),
                 experiment.conclusion.clone(),
             ]);
@@ -162,9 +170,12 @@ pub(super) fn leaders(sources: &Sources) -> String {
 /// What the kernels cost.
 pub(super) fn resources(sources: &Sources) -> String {
     const COLUMNS: [&str; 9] =
-        ["arch", "config", "dtype", "dim", "mask", "registers", "shared_bytes", "spills", "gate"];
-    let mut table =
-        HtmlTable::new(&["arch", "config", "dtype", "dim", "mask", "registers", "shared bytes", "spills", "gate"]);
+        ["arch", "config", "dtype", "dim", "mask", "registers", "shared_bytes", "spilled_bytes", "gate"];
+    let mut table = HtmlTable::new(&COLUMNS.map(|column| match column {
+        "shared_bytes" => "shared bytes",
+        "spilled_bytes" => "spilled bytes",
+        column => column,
+    }));
     for row in sources.resources.iter().flat_map(|(_, rows)| rows) {
         let cells = COLUMNS.map(|column| match &row[column] {
             serde_json::Value::String(text) => text.clone(),

@@ -19,7 +19,7 @@ use crate::digest::sha256;
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// Too short, or of another program.
-    #[error("this is no bundle of `flashcore repro`: it has no seal")]
+    #[error("not a bundle of `flashcore repro`: it has no seal")]
     NoSeal,
     /// It was changed.
     #[error("the bundle was changed after it was made: its contents do not match its seal")]

@@ -35,7 +35,7 @@ pub enum Aim {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TargetError {
     /// No `@`.
-    #[error("`{0}` is no target; write SHAPE@TIME or SHAPE@RATE, such as 1x8x512x64@5us or 1x8x512x64@150tflops")]
+    #[error("`{0}` is not a target; write SHAPE@TIME or SHAPE@RATE, such as 1x8x512x64@5us or 1x8x512x64@150tflops")]
     Form(String),
     /// A number or unit that is none.
     #[error("`{0}` is neither a time in ns, us, ms or s nor a rate in gflops or tflops")]

@@ -89,8 +89,11 @@ fn look(file: &Path) -> Option<Said> {
         },
         Some(Kind::Leaderboard) => match Record::<Leaderboard>::read(file) {
             Ok(record) => {
-                let words =
-                    format!("{} places, {} promotions", record.content.places().len(), record.content.promotions.len());
+                let words = format!(
+                    "{} leaders, {} promotions",
+                    record.content.places().len(),
+                    record.content.promotions.len()
+                );
                 ("leaderboard".to_owned(), true, words)
             }
             Err(error) => unreadable("leaderboard", &error),
@@ -155,7 +158,7 @@ fn profile(record: &Record<Profile>) -> Said {
     let failed = rows.iter().filter(|row| !row.passed()).count();
     let verdicts: Vec<String> =
         rows.iter().map(|row: &ProfiledKernel| format!("{} {}", row.problem, row.bottleneck.word())).collect();
-    let gates = if failed == 0 { String::new() } else { format!(", {failed} beyond a gate") };
+    let gates = if failed == 0 { String::new() } else { format!(", {failed} failed a gate") };
     ("profile".to_owned(), failed == 0, format!("{}{gates}", verdicts.join(", ")))
 }
 
@@ -206,7 +209,7 @@ mod tests {
         write("bench.json", Record::new(Origin::for_tests(), Measurements { rows }).to_json());
         assert_eq!(state("measured on a CPU"), Some(State::Done));
         write("bundle.tar.gz", "no bundle".to_owned());
-        assert_eq!(state("can be repeated by a stranger"), Some(State::Failing));
+        assert_eq!(state("bundle for others to replay"), Some(State::Failing));
         fs::remove_dir_all(&folder).expect("it is ours");
     }
 }

@@ -50,19 +50,15 @@ const REQUIREMENTS: [(&str, &str, &str); 12] = [
         "flashcore verify --backend cpu --cpu-level all --suite full --record results/…",
     ),
     ("verified on a GPU", "verify cuda", "flashcore verify --backend cuda --suite full --record results/…"),
-    (
-        "the simulator computes what a GPU computes",
-        "conformance",
-        "flashcore conformance --record results/conformance/…",
-    ),
+    ("the simulator agrees with a GPU", "conformance", "flashcore conformance --record results/conformance/…"),
     ("measured on a CPU", "measured cpu", "flashcore bench --backend cpu --record results/…"),
     ("measured on a GPU", "measured cuda", "flashcore bench --backend cuda --record results/…"),
-    ("measured beside others", "peers", "bench/peers/gpu.py or bench/peers/cpu.py --out results/…"),
-    ("every step of the history measured", "ladder", "flashcore ladder --record results/…"),
-    ("compared, with the machine's own noise", "compared", "flashcore compare A B --record results/…"),
+    ("measured beside other libraries", "peers", "bench/peers/gpu.py or bench/peers/cpu.py --out results/…"),
+    ("every optimization step measured", "ladder", "flashcore ladder --record results/…"),
+    ("compared, with A/A noise", "compared", "flashcore compare A B --record results/…"),
     ("profiled, within the gates", "profile", "flashcore profile --gates bench/gates.toml --record results/…"),
-    ("the best promoted", "leaderboard", "flashcore leaderboard promote FILE"),
-    ("can be repeated by a stranger", "bundle", "flashcore repro --out results/…"),
+    ("leaders promoted", "leaderboard", "flashcore leaderboard promote FILE"),
+    ("bundle for others to replay", "bundle", "flashcore repro --out results/…"),
 ];
 
 /// The table of a project with these folders.
@@ -91,7 +87,7 @@ pub fn status(results: &Path, experiments: &Path) -> Vec<Requirement> {
 
 /// What was tried is written down, and its evidence is what it was.
 fn tried(folder: &Path) -> Requirement {
-    let what = "what was tried is written down";
+    let what = "experiments recorded";
     let experiments = match experiments::list(folder) {
         Ok(experiments) => experiments,
         Err(error) => return Requirement { what, state: State::Failing, evidence: error.to_string() },

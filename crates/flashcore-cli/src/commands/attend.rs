@@ -1,4 +1,4 @@
-//! `flashcore attend`: attention of the tensors in a file.
+//! `flashcore attend`: attention on the tensors of a file.
 
 mod tensors;
 
@@ -12,49 +12,51 @@ use flashcore_problem::{Layout, Outputs, Problem};
 use safetensors::SafeTensors;
 
 use self::tensors::Contents;
+use super::threads::Threads;
 use super::whole_file::write_whole;
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, problem_cells};
 use crate::{Ending, Failure};
 
-/// Compute attention of the tensors in a file
+/// Compute attention on the tensors of a file
 ///
 /// IN is a safetensors file with `query`, `key` and `value` of shape [batch, heads, rows, dim], in F16, BF16, F32 or F64;
-/// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 where it is repeated) and
-/// `key_lengths` [batch] take part when they are there. OUT gets `output`, and with --lse `log_sum_exp`
-/// [batch, heads, rows].
+/// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 to broadcast an axis) and `key_lengths`
+/// [batch] are used if they are present. OUT gets `output`, and with --lse `log_sum_exp` [batch, heads, rows].
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere"
 )]
 pub(crate) struct Attend {
-    /// The file that is read
+    /// The file to read
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// The file that is written, as a whole or not at all
+    /// The file to write, as a whole or not at all
     #[arg(value_name = "OUT")]
     output: PathBuf,
-    /// What the axes of query, key, value and output are
+    /// The order of the axes of query, key, value and output
     #[arg(long, value_enum, default_value_t = LayoutName::Bhsd)]
     layout: LayoutName,
     /// Which keys a row attends: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
-    /// What products of query and key are multiplied by; 1 / sqrt(dim) unless given
+    /// The factor of the products of query and key [default: 1 / sqrt(dim)]
     #[arg(long, allow_negative_numbers = true)]
     scale: Option<f64>,
-    /// Scores become SOFTCAP * tanh(score / SOFTCAP)
+    /// Cap scores: SOFTCAP * tanh(score / SOFTCAP) [default: no cap]
     #[arg(long, allow_negative_numbers = true)]
     softcap: Option<f32>,
-    /// Who computes
+    /// The device that computes
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
-    /// With the log-sum-exp as a second output
+    /// Write the log-sum-exp as well
     #[arg(long)]
     lse: bool,
     /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config; needs a GPU
     #[arg(long)]
     kernel: Option<String>,
-    /// How results are written
+    #[command(flatten)]
+    threads: Threads,
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -69,7 +71,7 @@ enum LayoutName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DeviceName {
-    /// The first GPU if it takes the problem, else the CPU
+    /// The first GPU if it supports the problem, else the CPU
     Auto,
     /// The CPU
     Cpu,
@@ -79,6 +81,7 @@ enum DeviceName {
 
 impl Attend {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        self.threads.apply()?;
         let shown = self.input.display();
         let bytes =
             std::fs::read(&self.input).map_err(|error| Failure::Usage(format!("cannot read {shown}: {error}")))?;
@@ -116,21 +119,30 @@ impl Attend {
 
         let kernel =
             plan.report().kernel.as_ref().map_or_else(|| "native".to_owned(), |kernel| kernel.config.to_string());
-        let mut table = Table::new(&["device", "kernel", "problem", "plan ms", "run ms"]);
-        table.push(vec![
+        let columns = [
+            column("device", "device"),
+            column("kernel", "kernel"),
+            column("problem", "problem"),
+            column("plan ms", "plan_ms"),
+            column("run ms", "run_ms"),
+        ];
+        let mut table = Table::new(&[&columns[..], &PROBLEM.map(Column::for_programs)].concat());
+        let mut cells = vec![
             Cell::from(plan.device().to_string()),
             Cell::from(kernel),
             Cell::from(problem.to_string()),
             Cell::number(plan_seconds * 1e3, 3),
             Cell::number(run_seconds * 1e3, 3),
-        ]);
+        ];
+        cells.extend(problem_cells(problem));
+        table.push(cells);
         output.table(&table, self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
             if let Some(note) = note {
                 output.line(format!("not on a GPU: {note}"))?;
             }
             if plan.device().is_cuda() {
-                output.line("the run includes the copies to the GPU and back")?;
+                output.line("run ms includes the copies to the GPU and back")?;
             }
             if !contents.unused.is_empty() {
                 output.line(format!("not used: {}", contents.unused.join(", ")))?;
@@ -144,6 +156,11 @@ impl Attend {
     fn complete(&self, problem: &mut Problem) -> Result<(), Failure> {
         problem.mask = parse_mask(&self.mask).map_err(|error| Failure::Usage(error.to_string()))?;
         problem.scale = self.scale.unwrap_or(problem.scale);
+        if let Some(softcap) = self.softcap.filter(|softcap| !(softcap.is_finite() && *softcap > 0.0)) {
+            return Err(Failure::Usage(format!(
+                "--softcap is {softcap}; it must be finite and above 0; leave it out for no softcap"
+            )));
+        }
         problem.softcap = self.softcap;
         problem.log_sum_exp = self.lse;
         problem.validate().map_err(|errors| Failure::Usage(joined(&errors)))

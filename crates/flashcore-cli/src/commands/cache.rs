@@ -5,31 +5,55 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 use flashcore_cuda::cache::{CacheOptions, KernelCache, NoDisk, SelfCheck};
 
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Column, Format, Output, Table, column};
 use crate::{Ending, Failure};
 
 /// List, check or remove the compiled kernels on disk
 ///
-/// They lie in `$FLASHCORE_CACHE_DIR`, else in `$XDG_CACHE_HOME/flashcore`, else in `~/.cache/flashcore`;
-/// `FLASHCORE_CACHE=off` turns the cache off. Nothing in it is needed: what is missing is compiled again.
+/// They are in `$FLASHCORE_CACHE_DIR`, else in `$XDG_CACHE_HOME/flashcore`, else in `~/.cache/flashcore`;
+/// `FLASHCORE_CACHE=off` turns the cache off. The cache is safe to remove: missing kernels are compiled again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  flashcore cache list\n  flashcore cache verify --format json")]
 pub(crate) struct Cache {
     #[command(subcommand)]
     action: Action,
-    /// How results are written
+    /// The output format
     #[arg(long, value_enum, default_value_t, global = true)]
     format: Format,
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]
 enum Action {
-    /// List the sound entries
+    /// List the valid entries
     List,
-    /// Read every entry, and set aside as *.bad what is not exactly what was written
+    /// Check every entry against its checksum, and rename damaged ones to *.bad
     Verify,
-    /// Remove every entry, and what was set aside, without asking
+    /// Remove all entries and all *.bad files, without asking
     Clear,
+}
+
+impl Action {
+    /// The columns of its table, which a cache that is off has too.
+    const fn columns(self) -> &'static [Column] {
+        const LIST: [Column; 7] = [
+            column("kernel", "kernel"),
+            column("arch", "arch"),
+            column("driver", "driver"),
+            column("bytes", "bytes"),
+            column("compile ms", "compile_ms"),
+            column("self-check", "self_check").verdict(),
+            column("key", "key").minor(),
+        ];
+        const VERIFY: [Column; 3] =
+            [column("key", "key"), column("state", "state").verdict(), column("reason", "reason")];
+        const CLEAR: [Column; 3] =
+            [column("directory", "directory"), column("removed", "removed"), column("kept", "kept")];
+        match self {
+            Self::List => &LIST,
+            Self::Verify => &VERIFY,
+            Self::Clear => &CLEAR,
+        }
+    }
 }
 
 impl Cache {
@@ -40,9 +64,9 @@ impl Cache {
             Err(NoDisk::Off) => {
                 // Formats for programs get a table without rows.
                 if self.for_people() {
-                    output.line("the disk cache is turned off; there is nothing on disk to look at")?;
+                    output.line("the disk cache is turned off (FLASHCORE_CACHE=off); nothing to show")?;
                 } else {
-                    output.table(&Table::new(&["key"]), self.format)?;
+                    output.table(&Table::new(self.action.columns()), self.format)?;
                 }
                 return Ok(Ending::Well);
             }
@@ -57,7 +81,7 @@ impl Cache {
 
     fn list(&self, output: &mut Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
         let entries = cache.list()?;
-        let mut table = Table::new(&["kernel", "arch", "driver", "bytes", "compile ms", "self-check", "key"]);
+        let mut table = Table::new(self.action.columns());
         for entry in &entries {
             let check = match &entry.metadata.self_check {
                 SelfCheck::NotRun => "not run".to_owned(),
@@ -68,8 +92,8 @@ impl Cache {
                 Cell::from(entry.metadata.kernel.as_str()),
                 Cell::from(entry.metadata.arch.as_str()),
                 Cell::from(entry.metadata.driver.as_str()),
-                Cell::number(entry.payload_bytes as f64, 0),
-                Cell::number(entry.metadata.compile_milliseconds as f64, 0),
+                Cell::from(entry.payload_bytes),
+                Cell::from(entry.metadata.compile_milliseconds),
                 Cell::from(check),
                 Cell::from(entry.key.to_string()),
             ]);
@@ -85,13 +109,13 @@ impl Cache {
 
     fn verify(&self, output: &mut Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
         let verified = cache.verify()?;
-        let mut table = Table::new(&["key", "state", "reason"]);
+        let mut table = Table::new(self.action.columns());
         // What is listed after the check is what passed it.
         for entry in cache.list()? {
-            table.push(vec![Cell::from(entry.key.to_string()), Cell::from("sound"), Cell::from("")]);
+            table.push(vec![Cell::from(entry.key.to_string()), Cell::from("ok"), Cell::from("")]);
         }
         for (key, reason) in &verified.quarantined {
-            table.push(vec![Cell::from(key.to_string()), Cell::from("SET ASIDE"), Cell::from(reason.to_string())]);
+            table.push(vec![Cell::from(key.to_string()), Cell::from("DAMAGED"), Cell::from(reason.to_string())]);
         }
         for (key, reason) in &verified.unreadable {
             table.push(vec![Cell::from(key.to_string()), Cell::from("UNREADABLE"), Cell::from(reason.as_str())]);
@@ -101,7 +125,7 @@ impl Cache {
         if self.for_people() {
             let sound = verified.sound;
             output.line(format!(
-                "{sound} sound, {aside} set aside as *.bad, {unreadable} unreadable in {}",
+                "{sound} ok, {aside} damaged and renamed to *.bad, {unreadable} unreadable in {}",
                 folder.display()
             ))?;
         }
@@ -116,11 +140,11 @@ impl Cache {
                 output.line(format!("could not remove {}", path.display()))?;
             }
         } else {
-            let mut table = Table::new(&["folder", "removed", "kept"]);
+            let mut table = Table::new(self.action.columns());
             table.push(vec![
                 Cell::from(folder.display().to_string()),
-                Cell::number(cleared.removed as f64, 0),
-                Cell::number(cleared.kept.len() as f64, 0),
+                Cell::from(cleared.removed),
+                Cell::from(cleared.kept.len()),
             ]);
             output.table(&table, self.format)?;
         }

@@ -1,4 +1,4 @@
-//! `flashcore compare`: which of two is faster, and is that so?
+//! `flashcore compare`: which of two is faster, beside the noise of the machine.
 
 use std::io::BufReader;
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use flashcore_bench::compare::{
     compare_in_process, compare_records, compare_workers, measure_ceilings, serve, slack,
 };
 use flashcore_bench::gpu::Gpu;
+use flashcore_bench::peak::working_threads;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_bench::record::{Machine, Measurements, Record};
 use flashcore_bench::{mask_text, shape_text};
@@ -17,15 +18,17 @@ use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 
 use super::origin::{build, write_record};
-use crate::output::{Cell, Format, Output, Table};
+use super::threads::Threads;
+use crate::output::{Cell, Format, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure, interrupt};
 
 /// Compare two configs, kernels, CPU levels, builds or records, and say which is faster
 ///
-/// A and B run in turn, in random order, with A a second time in every round: what A differs from itself is what the
-/// machine makes of nothing. Both are verified before and after they are timed. B is FASTER or SLOWER when the whole
-/// bootstrap interval of the median difference lies beyond --minimum and beyond twice the A/A difference, SAME when it
-/// lies within --minimum, and else AMBIGUOUS. A time below the floor of the machine is REJECTED as an error of measuring.
+/// Each round runs A, B and A once more in random order. The difference between the two runs of A (A/A) is the noise of
+/// the machine. Both are verified before and after they are timed. B is FASTER or SLOWER if the whole bootstrap interval
+/// of the median difference lies beyond --minimum and beyond twice the A/A difference, SAME if it lies within --minimum,
+/// and AMBIGUOUS otherwise. A time below the floor, the least time that the machine's peak rate allows, is a measurement
+/// error and REJECTED.
 ///
 /// Exit codes: 0 for FASTER and SAME, 1 for SLOWER and REJECTED, 4 for AMBIGUOUS; with --expect, 0 for what was expected
 /// and 1 for anything else.
@@ -34,44 +37,46 @@ use crate::{Ending, Failure, interrupt};
     after_help = "Examples:\n  flashcore compare cpu:avx2 cpu:avx512\n  flashcore compare cuda:ampere-64x64-2stage-swizzled cuda:ampere-64x64-3stage-swizzled --suite seeds\n  flashcore compare rev:main rev:HEAD --shape 1x8x512x64      builds both, once, into a cache folder\n  flashcore compare before.json after.json                    two records of `flashcore bench`\n  flashcore compare cpu cpu --slow-b 5 --expect slower        does the instrument see 5 %?"
 )]
 pub(crate) struct Compare {
-    /// What B is held against: cpu[:LEVEL], cuda[:CONFIG], rev:REVISION, bin:PATH, or the .json file of a record
+    /// The baseline: cpu[:LEVEL], cuda[:CONFIG], rev:REVISION, bin:PATH, or the .json file of a record
     a: Side,
-    /// What is in question
+    /// The candidate, in the same form
     b: Side,
-    /// What two builds run
+    /// The subject that builds (rev:, bin:) run
     #[arg(long, value_name = "SUBJECT", default_value = "cpu")]
     run: Subject,
-    /// The problems
+    /// The problems to run
     #[arg(long, value_enum, default_value_t = SuiteName::One)]
     suite: SuiteName,
-    /// One problem instead: batch x heads[/key heads] x queries[,keys] x dim
+    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type; f32 on the CPU and f16 on a GPU unless said
+    /// The element type [default: f32 on the CPU, f16 on a GPU]
     #[arg(long)]
     dtype: Option<DType>,
     /// The mask of the problem: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
-    /// The percent by which times must differ to be called different, fixed before anything is measured
+    /// The least difference that counts, in percent; fixed before anything is measured
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     minimum: f64,
-    /// Seconds for each problem, at most
+    /// Time limit for each problem, in seconds
     #[arg(long, default_value_t = 20.0)]
     seconds: f64,
     /// The seed of inputs, orders and resamples
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Make every run of B take this percent longer, by waiting within it: a test of the instrument, on the CPU
+    /// Make every run of B on the CPU this much slower, in percent: a test of the comparison itself
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     slow_b: f64,
-    /// The verdict that is wanted on every problem: exit code 0 for it, 1 for any other
+    /// Exit with 0 if every problem has this verdict, and with 1 otherwise
     #[arg(long, value_enum)]
     expect: Option<Expected>,
-    /// A file for everything: machine, every round, every verdict, as JSON
+    /// Write a JSON record with the machine, every round and every verdict
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// How results are written
+    #[command(flatten)]
+    threads: Threads,
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -80,11 +85,11 @@ pub(crate) struct Compare {
 enum SuiteName {
     /// 1x8x512x64 alone
     One,
-    /// A few, for a first look
+    /// Four shapes, for a first look
     Quick,
-    /// The shapes of the project's history: what promotion asks for
+    /// Eight canonical shapes, which a promotion on the leaderboard needs
     Seeds,
-    /// Long sequences, 16k tokens in all
+    /// Prompts of 512 to 16k tokens, 16k tokens in each batch
     Prefill,
     /// One query row over a long key cache
     Decode,
@@ -96,7 +101,7 @@ enum Expected {
     Faster,
     /// B takes more time
     Slower,
-    /// They take the same
+    /// Both take the same time
     Same,
 }
 
@@ -122,10 +127,11 @@ fn failure(error: CompareError) -> Failure {
 impl Compare {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         interrupt::watch();
+        self.threads.apply()?;
         if !(self.minimum > 0.0 && self.minimum < 100.0) {
             return Err(Failure::Usage(format!("--minimum is {}; it must be above 0 and below 100", self.minimum)));
         }
-        let (comparison, machine) = match (&self.a, &self.b) {
+        let (comparison, machine, left) = match (&self.a, &self.b) {
             (Side::Record(a), Side::Record(b)) => {
                 let read = |file| Record::<Measurements>::read(file).map_err(|error| Failure::Usage(error.to_string()));
                 let (a, b) = (read(a)?, read(b)?);
@@ -134,11 +140,11 @@ impl Compare {
                 let options = Options { least_rounds: 10, ..self.options() };
                 let comparison = compare_records(&a, &b, names, &options, slack)
                     .map_err(|error| Failure::Usage(error.to_string()))?;
-                (comparison, b.origin.machine)
+                (comparison, b.origin.machine, 0)
             }
             (Side::Record(_), other) | (other, Side::Record(_)) => {
                 return Err(Failure::Usage(format!(
-                    "a record can be compared with another record only, not with {other}"
+                    "a record can only be compared with another record, not with {other}"
                 )));
             }
             (Side::Subject(a), Side::Subject(b)) => self.subjects([*a, *b], output)?,
@@ -148,7 +154,8 @@ impl Compare {
             write_record(file, machine, comparison.clone())?;
         }
         output.table(&table(&comparison), self.format)?;
-        self.conclude(&comparison, output)
+        let of = comparison.rows.len() + left;
+        self.conclude(&comparison, of, output)
     }
 
     fn options(&self) -> Options {
@@ -161,13 +168,13 @@ impl Compare {
         }
     }
 
-    /// Two subjects of this program.
-    fn subjects(&self, sides: [Subject; 2], output: &mut Output) -> Result<(Comparison, Machine), Failure> {
+    /// Two subjects of this program; the last number says how many problems were not run.
+    fn subjects(&self, sides: [Subject; 2], output: &mut Output) -> Result<(Comparison, Machine, usize), Failure> {
         let is_gpu = matches!(sides, [Subject::Cuda(_), _]);
         let gpu = if is_gpu { Some(open_gpu()?) } else { None };
         let problems = self.problems(is_gpu)?;
         let Some(first) = problems.first() else {
-            return Err(Failure::Usage("there is nothing to compare".to_owned()));
+            return Err(Failure::Usage("the suite has no problem to compare".to_owned()));
         };
         let ceiling = |side| measure_ceilings(side, first, gpu.as_ref()).map_err(failure);
         let ceilings = [ceiling(sides[0])?, ceiling(sides[1])?];
@@ -181,13 +188,14 @@ impl Compare {
             }
         }
         let machine = machine(sides[1], gpu.as_ref(), Some(ceilings[1]))?;
-        Ok((Comparison { a: self.a.to_string(), b: self.b.to_string(), rows }, machine))
+        let left = problems.len() - rows.len();
+        Ok((Comparison { a: self.a.to_string(), b: self.b.to_string(), rows }, machine, left))
     }
 
     /// Two programs, or this one and another.
-    fn programs(&self, output: &mut Output) -> Result<(Comparison, Machine), Failure> {
+    fn programs(&self, output: &mut Output) -> Result<(Comparison, Machine, usize), Failure> {
         if self.slow_b != 0.0 {
-            return Err(Failure::Usage("--slow-b is for subjects of this program, not for builds".to_owned()));
+            return Err(Failure::Usage("--slow-b works on subjects of this program, not on builds".to_owned()));
         }
         let side = |side: &Side, output: &mut Output| -> Result<(PathBuf, Subject), Failure> {
             Ok(match side {
@@ -197,7 +205,7 @@ impl Compare {
                     let program = binary_of_revision(revision, &builds_folder()?, |said| output.note(said));
                     (program.map_err(|error| Failure::Environment(error.to_string()))?, self.run)
                 }
-                Side::Record(_) => return Err(Failure::Usage("a record is no program".to_owned())),
+                Side::Record(_) => return Err(Failure::Usage("a record cannot be run".to_owned())),
             })
         };
         let (a, b) = (side(&self.a, output)?, side(&self.b, output)?);
@@ -221,7 +229,8 @@ impl Compare {
             }
         }
         let gpu = if matches!(b.1, Subject::Cuda(_)) { Some(open_gpu()?) } else { None };
-        Ok((Comparison { a: name_a, b: name_b, rows }, machine(b.1, gpu.as_ref(), None)?))
+        let left = problems.len() - rows.len();
+        Ok((Comparison { a: name_a, b: name_b, rows }, machine(b.1, gpu.as_ref(), None)?, left))
     }
 
     fn problems(&self, is_gpu: bool) -> Result<Vec<Problem>, Failure> {
@@ -238,10 +247,14 @@ impl Compare {
     }
 
     /// The verdicts in words, and how the command ends.
-    fn conclude(&self, comparison: &Comparison, output: &mut Output) -> Result<Ending, Failure> {
+    fn conclude(&self, comparison: &Comparison, of: usize, output: &mut Output) -> Result<Ending, Failure> {
         if matches!(self.format, Format::Table | Format::Markdown) {
             for ComparedRow { b, conclusion, .. } in &comparison.rows {
-                output.line(format!("{}: {}", b.problem, sentence(comparison, conclusion)))?;
+                output.verdict(format!("{}: {}", b.problem, sentence(comparison, conclusion)))?;
+            }
+            let (done, of) = (comparison.rows.len(), of.max(comparison.rows.len()));
+            if interrupt::requested() {
+                output.line(format!("{done} compared{}", interrupt::left_out(done, of)))?;
             }
         }
         let has = |finding| comparison.rows.iter().any(|row| row.conclusion.finding == finding);
@@ -266,33 +279,36 @@ impl Compare {
 pub(super) fn sentence(comparison: &Comparison, conclusion: &Conclusion) -> String {
     let Conclusion { finding, reason, difference, control, rounds, .. } = conclusion;
     let (a, b) = (&comparison.a, &comparison.b);
-    let (difference, control) = (difference.percent(), control.percent());
-    format!("{finding}: the time of {b} is that of {a} {difference}; A/A {control}; {rounds} rounds; {reason}")
+    let (change, low, high) = (100.0 * difference.median, 100.0 * difference.low, 100.0 * difference.high);
+    let takes = match change {
+        change if change < 0.0 => format!("takes {:.1} % less time than", -change),
+        change => format!("takes {change:.1} % more time than"),
+    };
+    format!(
+        "{finding}: {b} {takes} {a} (interval {low:+.1} to {high:+.1} %, A/A {}, {rounds} rounds): {reason}",
+        control.percent()
+    )
 }
 
 fn table(comparison: &Comparison) -> Table {
-    let mut table = Table::new(&[
-        "shape",
-        "dtype",
-        "mask",
-        "verdict",
-        "A us",
-        "B us",
-        "change %",
-        "low %",
-        "high %",
-        "A/A %",
-        "A/A low %",
-        "A/A high %",
-        "rounds",
-        "% of floor",
-    ]);
+    let columns = [
+        column("verdict", "verdict").verdict(),
+        column("A us", "a_us"),
+        column("B us", "b_us"),
+        column("change %", "change_percent"),
+        column("low %", "change_low_percent"),
+        column("high %", "change_high_percent"),
+        column("A/A %", "a_a_percent"),
+        column("A/A low %", "a_a_low_percent").minor(),
+        column("A/A high %", "a_a_high_percent").minor(),
+        column("rounds", "rounds").minor(),
+        column("B efficiency %", "b_efficiency_percent").minor(),
+    ];
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
     for ComparedRow { a, b, conclusion, .. } in &comparison.rows {
         let percent = |part: f64| Cell::number(100.0 * part, 2);
-        table.push(vec![
-            Cell::from(b.problem.shape.as_str()),
-            Cell::from(b.problem.dtype.as_str()),
-            Cell::from(b.problem.mask.as_str()),
+        let mut cells = recorded_cells(&b.problem);
+        cells.extend([
             Cell::from(conclusion.finding.to_string()),
             Cell::number(a.median() * 1e6, 2),
             Cell::number(b.median() * 1e6, 2),
@@ -302,9 +318,10 @@ fn table(comparison: &Comparison) -> Table {
             percent(conclusion.control.median),
             percent(conclusion.control.low),
             percent(conclusion.control.high),
-            Cell::number(conclusion.rounds as f64, 0),
-            Cell::number(100.0 * b.floor_seconds / b.median(), 1),
+            Cell::from(conclusion.rounds),
+            Cell::figure(b.efficiency_percent(), 1),
         ]);
+        table.push(cells);
     }
     table
 }
@@ -336,7 +353,7 @@ fn machine(
         Subject::Cpu(level) => {
             let level = level.map_or_else(Level::default_level, Ok);
             let level = level.map_err(|error| Failure::Environment(error.to_string()))?;
-            Ok(Machine::cpu(&level.to_string(), rayon::current_num_threads(), ceilings))
+            Ok(Machine::cpu(&level.to_string(), working_threads(), ceilings))
         }
         Subject::Cuda(_) => {
             let context = gpu.and_then(|gpu| gpu.device().context());
@@ -350,9 +367,9 @@ fn machine(
 pub(super) fn builds_folder() -> Result<PathBuf, Failure> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let base = base
-        .or_else(home)
-        .ok_or_else(|| Failure::Environment("there is no folder for builds; set HOME or XDG_CACHE_HOME".to_owned()))?;
+    let base = base.or_else(home).ok_or_else(|| {
+        Failure::Environment("there is no directory for builds; set HOME or XDG_CACHE_HOME".to_owned())
+    })?;
     Ok(base.join("flashcore").join("builds"))
 }
 

@@ -1,4 +1,4 @@
-//! `flashcore conformance`: does the simulator compute what a GPU computes?
+//! `flashcore conformance`: the simulator beside a GPU, operation by operation.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use flashcore_bench::conformance::{
     CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, SCHEMA,
-    Scalar, Tolerance, cases_of, check, replay,
+    Scalar, Tolerance, cases_of, check, replay_while,
 };
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernels};
@@ -16,38 +16,39 @@ use flashcore_ir::{Arch, Type};
 use flashcore_kernels::Argument;
 
 use super::whole_file::write_whole;
-use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::output::{Cell, Format, Output, Table, column};
+use crate::{Ending, Failure, interrupt};
 
 /// Mismatches that people are shown; programs find all of them in the record's replay.
 const SHOWN: usize = 10;
 
 /// Compare the simulator with a GPU, operation by operation
 ///
-/// Every operation of the kernel language is a small kernel that runs on the first GPU and in the simulator, on the same
-/// inputs; results agree bit by bit, or within what PTX promises. --record keeps what the GPU gave; --replay compares
-/// the simulator with such a record and needs no GPU.
+/// Every operation of the kernel language has small kernels that run on the first GPU and in the simulator on the same
+/// inputs; results must agree bit by bit, or within what PTX guarantees. --record keeps the results of the GPU; --replay
+/// compares the simulator with such a record and needs no GPU.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore conformance --record results/conformance/h200.json\n  flashcore conformance --replay results/conformance/h200.json"
 )]
 pub(crate) struct Conformance {
-    /// Where the record of the run is written
+    /// Write the results of the GPU to a JSON record
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     record: Option<PathBuf>,
-    /// A record to compare the simulator with, instead of a GPU
+    /// Compare the simulator with a record instead of a GPU
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// The seed of the inputs; a replay takes that of its record
+    /// The seed of the inputs; a replay uses that of its record
     #[arg(long, default_value_t = 0, conflicts_with = "replay")]
     seed: u64,
-    /// How results are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 impl Conformance {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        interrupt::watch();
         match &self.replay {
             Some(file) => self.replay(output, file),
             None => self.conduct(output),
@@ -69,10 +70,14 @@ impl Conformance {
             target: target.to_string(),
             seed: self.seed,
         };
-        let (mut tally, mut complaints) = (Tally::default(), Vec::new());
+        let (mut tally, mut complaints, mut left_out) = (Tally::default(), Vec::new(), 0);
         let mut record = Record { schema: SCHEMA, header, cases: Vec::<CaseRecord>::new() };
         let cases = cases_of(target);
         for (index, case) in cases.iter().enumerate() {
+            if interrupt::requested() {
+                left_out = cases.len() - index;
+                break;
+            }
             output.progress(index, cases.len(), &format!("{}, {} complaints", case.name, complaints.len()));
             let row = tally.row(case.operation, &allowed(case.tolerance));
             match check(case, &gpu, target, self.seed) {
@@ -105,7 +110,7 @@ impl Conformance {
         }
         let Header { device, driver, .. } = &record.header;
         let title = format!("{device}, driver {driver}, {target}, seed {}", self.seed);
-        let ending = self.report(output, &tally, &complaints, &title)?;
+        let ending = self.report(output, &tally, &complaints, &title, left_out)?;
         if let (Some(file), true) = (&self.record, self.for_people()) {
             output.line(format!("wrote {} cases to {}", record.cases.len(), file.display()))?;
         }
@@ -114,12 +119,19 @@ impl Conformance {
 
     fn replay(&self, output: &mut Output, file: &Path) -> Result<Ending, Failure> {
         let shown = file.display();
-        let json = std::fs::read_to_string(file)
-            .map_err(|error| Failure::Usage(format!("cannot read {shown}: {error}; --replay takes a record")))?;
+        let json = std::fs::read_to_string(file).map_err(|error| {
+            Failure::Usage(format!(
+                "cannot read {shown}: {error}; --replay needs a record of `flashcore conformance --record`"
+            ))
+        })?;
         let usage = |error: RecordError| Failure::Usage(format!("{shown}: {error}"));
         let record = Record::parse(&json).map_err(usage)?;
         let target: Arch = record.header.target.parse().map_err(|error| usage(RecordError::Target(error)))?;
-        let replayed = match replay(&record) {
+        let count = record.cases.len();
+        let replayed = match replay_while(&record, |index, name| {
+            output.progress(index, count, name);
+            !interrupt::requested()
+        }) {
             Ok(replayed) => replayed,
             // The simulator stopped, or a case broke a rule: the suite is at fault, not the file.
             Err(error) => {
@@ -133,17 +145,20 @@ impl Conformance {
             let row = tally.row(case.operation, &allowed(case.tolerance));
             let kept = record.cases.iter().find(|kept| kept.name == case.name);
             row.disagreeing += usize::from(disagreeing.contains(&case.name.as_str()));
-            row.not_run += usize::from(replayed.new.contains(&case.name) || replayed.changed.contains(&case.name));
+            let is_run =
+                ![&replayed.new, &replayed.changed, &replayed.left_out].iter().any(|of| of.contains(&case.name));
+            row.not_run += usize::from(!is_run);
             if let Some(kept) = kept {
                 row.elements += kept.elements;
                 row.ulps = row.ulps.max(kept.worst.ulps);
             }
         }
         let Header { device, driver, date, .. } = &record.header;
-        let title = format!("record of {device}, driver {driver}, {target}, {date}; the simulator of today");
+        let title =
+            format!("record of {device}, driver {driver}, {target}, {date}, compared with this build's simulator");
         // A case that is gone from the suite is in no row, and fails the replay all the same.
         tally.stopped = !replayed.gone.is_empty();
-        self.report(output, &tally, &replayed.complaints(), &title)
+        self.report(output, &tally, &replayed.complaints(), &title, replayed.left_out.len())
     }
 
     fn report(
@@ -152,18 +167,27 @@ impl Conformance {
         tally: &Tally,
         complaints: &[String],
         title: &str,
+        left_out: usize,
     ) -> Result<Ending, Failure> {
-        let mut table =
-            Table::new(&["operation", "cases", "elements", "allowed", "max ULP", "disagree", "not run", "verdict"]);
+        let mut table = Table::new(&[
+            column("operation", "operation"),
+            column("cases", "cases"),
+            column("elements", "elements"),
+            column("allowed", "allowed"),
+            column("max ULP", "max_ulp"),
+            column("disagree", "disagree"),
+            column("not run", "not_run"),
+            column("verdict", "verdict").verdict(),
+        ]);
         for (operation, row) in &tally.rows {
             table.push(vec![
                 Cell::from(*operation),
-                Cell::number(row.cases as f64, 0),
-                Cell::number(row.elements as f64, 0),
+                Cell::from(row.cases),
+                Cell::from(row.elements),
                 Cell::from(row.tolerances.join(" / ")),
-                Cell::number(row.ulps as f64, 0),
-                Cell::number(row.disagreeing as f64, 0),
-                Cell::number(row.not_run as f64, 0),
+                Cell::from(row.ulps),
+                Cell::from(row.disagreeing),
+                Cell::from(row.not_run),
                 Cell::from(row.verdict()),
             ]);
         }
@@ -173,19 +197,23 @@ impl Conformance {
         output.table(&table, self.format)?;
         if self.for_people() {
             for complaint in complaints.iter().take(SHOWN) {
-                output.line(format!("FAILED {complaint}"))?;
+                output.verdict(format!("FAILED {complaint}"))?;
             }
             if complaints.len() > SHOWN {
                 output.line(format!("and {} more", complaints.len() - SHOWN))?;
             }
             let sum = |count: fn(&Row) -> usize| tally.rows.values().map(count).sum::<usize>();
             output.line(format!(
-                "{} operations, {} cases: {} disagree, {} not run",
+                "{} operations, {} cases: {} disagree, {} not run{}",
                 tally.rows.len(),
                 sum(|row| row.cases),
                 sum(|row| row.disagreeing),
-                sum(|row| row.not_run)
+                sum(|row| row.not_run),
+                if left_out > 0 { ": interrupted" } else { "" }
             ))?;
+        }
+        if left_out > 0 {
+            return Ok(Ending::Interrupted);
         }
         let passed = !tally.stopped && complaints.is_empty() && tally.rows.values().all(Row::agrees);
         Ok(if passed { Ending::Well } else { Ending::Failed })

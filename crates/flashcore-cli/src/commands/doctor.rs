@@ -1,4 +1,4 @@
-//! `flashcore doctor`: what is there, and is it well?
+//! `flashcore doctor`: what this machine has, and if it works.
 
 mod cpu;
 mod finding;
@@ -12,24 +12,23 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use self::finding::{Section, State};
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure};
 
-/// Say what this machine has and whether it works
+/// Show what this machine has and check that it works
 ///
-/// Driver, GPUs, processor, ptxas, the kernel cache, and how much two timings of the same thing differ here. What is
-/// missing is no error; what is broken is: exit code 1 for a damaged cache or a missed limit, 3 for a driver that is
-/// there and cannot be used.
+/// Driver, GPUs, processor, ptxas, the kernel cache, and the noise of timings. A missing part is not an error; a broken one
+/// is: exit code 1 for a damaged cache or an exceeded limit, 3 for a driver that is installed but unusable.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  flashcore doctor\n  flashcore doctor --timings --format json")]
 pub(crate) struct Doctor {
-    /// Time the first call of kernels that this machine has never seen, and of kernels from the disk cache
+    /// Time the first call of new kernels, and of kernels from the disk cache
     #[arg(long)]
     timings: bool,
-    /// How results are written; json gives one object
+    /// The output format; json prints one object
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-    /// What --timings starts processes of its own for
+    /// A process of --timings
     #[arg(long, hide = true)]
     first_call_probe: bool,
 }
@@ -61,7 +60,11 @@ impl Doctor {
             output.line(format!("{:#}", Value::Object(pairs.collect::<Map<_, _>>())))?;
             return Ok(());
         }
-        let mut table = Table::new(&["subject", "state", "finding"]);
+        let mut table = Table::new(&[
+            column("subject", "subject"),
+            column("state", "state").verdict(),
+            column("finding", "finding"),
+        ]);
         for finding in sections.iter().flat_map(|section| &section.findings) {
             table.push(vec![
                 Cell::from(finding.subject.as_str()),

@@ -1,8 +1,10 @@
-//! `flashcore experiments`: what was tried, and what came of it.
+//! `flashcore experiments`: hypotheses with their measured results.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use flashcore_bench::compare::Comparison;
@@ -11,13 +13,13 @@ use flashcore_bench::moment;
 use flashcore_bench::record::Record;
 
 use super::origin::write_file;
-use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::output::{Cell, Format, Output, Table, column};
+use crate::{Ending, Failure, interrupt};
 
-/// List, show, write and repeat experiments: hypotheses with what came of them
+/// List, show, write and repeat experiments: hypotheses with their measured results
 ///
-/// An experiment is a TOML file with a hypothesis, a predicted effect, what was measured with its interval, the verdict
-/// and the hash of the evidence. What brought nothing is kept with what did, so that nobody tries it again unknowingly.
+/// An experiment is a TOML file with a hypothesis, a predicted effect, the measured effect with its interval, the verdict
+/// and the hash of the evidence. Experiments without gain are kept too, so that nobody repeats them unknowingly.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore experiments list\n  flashcore experiments show three-stages\n  flashcore experiments new wider-tiles --from compare.json --predicted -5 --hypothesis 'Fewer barriers per key'\n  flashcore experiments run wider-tiles"
@@ -25,10 +27,10 @@ use crate::{Ending, Failure};
 pub(crate) struct Experiments {
     #[command(subcommand)]
     action: Action,
-    /// The folder of the files
-    #[arg(long, global = true, value_name = "FOLDER", default_value = "experiments")]
+    /// The directory of the experiments
+    #[arg(long, global = true, value_name = "DIR", default_value = "experiments")]
     folder: PathBuf,
-    /// How tables are written
+    /// The output format
     #[arg(long, global = true, value_enum, default_value_t)]
     format: Format,
 }
@@ -37,42 +39,42 @@ pub(crate) struct Experiments {
 enum Action {
     /// List all experiments
     List,
-    /// Show one in full; exit code 1 when its evidence has changed
+    /// Show one in full; exit code 1 if its evidence has changed
     Show {
-        /// Its name: that of the file, without .toml
+        /// The name of its file, without .toml
         name: String,
     },
-    /// Write the file of a new one from the record of a comparison
+    /// Write a new one from the record of a comparison
     #[command(
         after_help = "Example:\n  flashcore compare cpu:avx2 cpu:avx512 --record compare.json\n  flashcore experiments new avx512 --from compare.json --predicted -40 --hypothesis 'Vectors of twice the width'"
     )]
     New {
         /// The name of the file, without .toml
         name: String,
-        /// The record of `flashcore compare`, which is copied beside the experiment as its evidence
+        /// The record of `flashcore compare`; it is copied beside the experiment as its evidence
         #[arg(long, value_name = "FILE")]
         from: PathBuf,
-        /// What was believed, and why
+        /// The hypothesis, with its reason
         #[arg(long)]
         hypothesis: String,
-        /// The change of time that was expected, in percent; negative is faster
+        /// The predicted change of time in percent; negative is faster
         #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
         predicted: f64,
-        /// What it is about; the name unless said
+        /// The title [default: the name]
         #[arg(long)]
         title: Option<String>,
-        /// What was learnt
+        /// The conclusion
         #[arg(long, default_value = "")]
         conclusion: String,
-        /// Hours that it took
+        /// Hours of work
         #[arg(long)]
         hours: Option<f64>,
     },
-    /// Make the comparison of an experiment again; exit code 1 when it comes out otherwise
+    /// Repeat the comparison of an experiment; exit code 1 if the outcome differs
     Run {
-        /// Its name
+        /// The name of its file, without .toml
         name: String,
-        /// Write what comes out into the experiment, with its evidence
+        /// Replace the result and the evidence of the experiment by the new ones
         #[arg(long)]
         write: bool,
     },
@@ -85,6 +87,12 @@ fn failure(error: ExperimentError) -> Failure {
 
 impl Experiments {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        if !matches!(self.action, Action::New { .. }) && !self.folder.is_dir() {
+            let folder = self.folder.display();
+            return Err(Failure::Usage(format!(
+                "`{folder}` is not a directory; run this in a checkout of flashcore, or use --folder DIR"
+            )));
+        }
         match &self.action {
             Action::List => {
                 output.table(&table(&list(&self.folder).map_err(failure)?, &self.folder), self.format)?;
@@ -107,10 +115,10 @@ impl Experiments {
                 };
                 let file = self.folder.join(format!("{name}.toml"));
                 if file.exists() {
-                    return Err(Failure::Usage(format!("{} is there already; choose another name", file.display())));
+                    return Err(Failure::Usage(format!("{} exists; choose another name", file.display())));
                 }
                 self.write(name, experiment, &record, from)?;
-                output.note(&format!("{} is written", file.display()));
+                output.note(&format!("wrote {}", file.display()));
                 self.show(name, output)
             }
             Action::Run { name, write } => self.repeat(name, *write, output),
@@ -140,7 +148,10 @@ impl Experiments {
             let hours = experiment.hours.map_or(String::new(), |hours| format!(", {hours} hours"));
             output.line(format!("{} ({}{hours})", experiment.title, experiment.date))?;
             output.line(format!("hypothesis: {}", experiment.hypothesis))?;
-            output.line(format!("predicted: {:+} % of the time of {}", experiment.predicted_percent, experiment.a))?;
+            output.line(format!(
+                "predicted: {:+} % change of the time of {}",
+                experiment.predicted_percent, experiment.a
+            ))?;
             let arguments = experiment.arguments.join(" ");
             output.line(format!("repeat: flashcore compare {} {} {arguments}", experiment.a, experiment.b))?;
             if let Some(measured) = &experiment.measured {
@@ -152,7 +163,13 @@ impl Experiments {
             }
             output.line(format!("outcome: {}\n", experiment.outcome()))?;
         }
-        let mut table = Table::new(&["problem", "change %", "low %", "high %", "verdict"]);
+        let mut table = Table::new(&[
+            column("problem", "problem"),
+            column("change %", "change_percent"),
+            column("low %", "change_low_percent"),
+            column("high %", "change_high_percent"),
+            column("verdict", "verdict").verdict(),
+        ]);
         for row in experiment.measured.iter().flat_map(|measured| &measured.rows) {
             table.push(vec![
                 Cell::from(row.problem.as_str()),
@@ -172,12 +189,19 @@ impl Experiments {
         let file = std::env::temp_dir().join(format!("flashcore-experiment-{}.json", std::process::id()));
         // What was compared, without what people read of builds.
         let side = |name: &str| name.split(" (").next().unwrap_or(name).to_owned();
-        let ended = Command::new(std::env::current_exe()?)
+        interrupt::watch_quietly();
+        let child = Command::new(std::env::current_exe()?)
             .args(["compare", &side(&experiment.a), &side(&experiment.b)])
             .args(&experiment.arguments)
             .arg("--record")
             .arg(&file)
-            .status()?;
+            .spawn()?;
+        let ended = wait(child)?;
+        if interrupt::requested() {
+            let _ = fs::remove_file(&file);
+            output.note(&format!("the comparison was interrupted; `{name}` stays as it is"));
+            return Ok(Ending::Interrupted);
+        }
         let read = Record::<Comparison>::read(&file);
         let Ok(record) = read else {
             let code = ended.code().map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
@@ -186,12 +210,30 @@ impl Experiments {
         let mut now = experiment.clone();
         now.measure(&record, format!("{name}.json"), &fs::read(&file)?);
         let (then, outcome) = (experiment.outcome(), now.outcome());
-        output.line(format!("\noutcome then: {then}; now: {outcome}"))?;
+        output.line(format!("\nrecorded outcome: {then}; outcome now: {outcome}"))?;
         if write {
             self.write(name, experiment.clone(), &record, &file)?;
         }
         fs::remove_file(&file)?;
         Ok(if then == outcome || experiment.measured.is_none() { Ending::Well } else { Ending::Failed })
+    }
+}
+
+/// Waits for a comparison. A Ctrl-C of the terminal reaches it as well, and it ends after its current step; one that has
+/// not heard of it is ended.
+fn wait(mut child: Child) -> io::Result<ExitStatus> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let mut requested: Option<Instant> = None;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if interrupt::requested() && requested.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            // It may have ended by itself meanwhile; then there is nothing to end.
+            let _ = child.kill();
+            return child.wait();
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -211,8 +253,16 @@ fn further_arguments(command: &str) -> Vec<String> {
 
 /// All experiments, one line each.
 pub(super) fn table(tried: &[(String, Experiment)], folder: &Path) -> Table {
-    let mut table =
-        Table::new(&["experiment", "date", "title", "predicted %", "best %", "outcome", "machine", "evidence"]);
+    let mut table = Table::new(&[
+        column("experiment", "experiment"),
+        column("date", "date").minor(),
+        column("title", "title"),
+        column("predicted %", "predicted_percent"),
+        column("best %", "best_percent"),
+        column("outcome", "outcome"),
+        column("machine", "machine").minor(),
+        column("evidence", "evidence").minor().verdict(),
+    ]);
     for (name, experiment) in tried {
         let rows = experiment.measured.iter().flat_map(|measured| &measured.rows);
         let best = rows.map(|row| row.percent).reduce(f64::min);
@@ -221,7 +271,7 @@ pub(super) fn table(tried: &[(String, Experiment)], folder: &Path) -> Table {
             Cell::from(experiment.date.as_str()),
             Cell::from(experiment.title.as_str()),
             Cell::number(experiment.predicted_percent, 1),
-            best.map_or_else(|| Cell::from("-"), |best| Cell::number(best, 1)),
+            Cell::figure(best, 1),
             Cell::from(experiment.outcome()),
             Cell::from(experiment.measured.as_ref().map_or("-", |measured| measured.machine.as_str())),
             Cell::from(experiment.evidence(folder).name()),

@@ -1,32 +1,34 @@
-//! `flashcore ladder`: what did each step bring?
+//! `flashcore ladder`: what each optimization step gains.
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
-use flashcore_bench::record::{Machine, Record};
+use flashcore_bench::peak::working_threads;
+use flashcore_bench::record::{Machine, ProblemKey, Record};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::DType;
 
 use super::origin::{write_file, write_record};
-use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use super::reference_gpu;
+use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, recorded_cells};
+use crate::{Ending, Failure, interrupt};
 
-/// Walk from one thread a row to the fastest kernel, one step at a time
+/// Show what each optimization gains, from one thread per row to the fastest kernel
 ///
-/// The steps are those of the history of this problem: tiles in shared memory, padding, swizzle, wider loads, stages,
-/// tensor cores for one product, for the other and for both, the softmax in registers, larger tiles, and what was tried
-/// after that. Each is verified before it is timed. A step that brought nothing stays in the list and says so; one that
-/// the gate refuses is timed, shown as refused, and never counts. Counters come from the simulator, on one head of a
-/// shorter sequence, for each score: a query row and a key that it attends.
+/// The steps: tiles in shared memory, padding, swizzle, wider loads, pipeline stages, tensor cores for one product, for the
+/// other and for both, softmax in registers, larger tiles, and later attempts. Each is verified before it is timed. A step
+/// without gain stays in the list and says so; a step that the correctness gate refuses is shown as refused and never
+/// counts. Counters come from the simulator, on one head of a shorter sequence, per score (a pair of a query and a key that
+/// it attends).
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore ladder\n  flashcore ladder --backend cuda --shape 2x16x2048x128 --record ladder.json --svg ladder.svg\n  flashcore ladder --backend sim --shape 1x8x512x64 --arch sm_89\n  flashcore ladder --from ladder.json --svg ladder.svg"
 )]
 pub(crate) struct LadderCommand {
-    /// Where the steps are taken
+    /// Where the steps run
     #[arg(long, value_enum, default_value_t)]
     backend: BackendName,
     /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim
@@ -38,19 +40,19 @@ pub(crate) struct LadderCommand {
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
-    /// The architecture that the simulator takes kernels for
-    #[arg(long, default_value_t = Arch::Sm90)]
+    /// The architecture of the kernels in the simulator; the default is that of an H200
+    #[arg(long, default_value_t = reference_gpu::ARCH)]
     arch: Arch,
-    /// Shows a record instead of walking
+    /// Show a record instead of running anything
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Writes everything that was measured to a JSON file
+    /// Write a JSON record with everything that was measured
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Writes a picture of the times; of several problems, the shape is added to the name
+    /// Write a plot of the times as SVG; with several problems, the shape is added to the name
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// How tables are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -62,24 +64,28 @@ enum BackendName {
     Auto,
     /// The first GPU: times, counters and resources
     Cuda,
-    /// The simulator: counters, and resources if ptxas is there
+    /// The simulator: counters, and resources if ptxas is installed
     Sim,
 }
 
-/// The multiprocessors of an H200, which the simulator has no number of.
-const SIMULATED_MULTIPROCESSORS: u32 = 132;
-
 impl LadderCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let (machine, ladders) = match &self.from {
+        let (machine, ladders, left_out) = match &self.from {
             Some(file) => {
                 let record = Record::<Ladders>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
-                (record.origin.machine, record.content.ladders)
+                (record.origin.machine, record.content.ladders, String::new())
             }
             None => self.walk(output)?,
         };
-        for ladder in &ladders {
-            self.show(output, ladder)?;
+        if matches!(self.format, Format::Table | Format::Markdown) {
+            for ladder in &ladders {
+                self.show(output, ladder)?;
+            }
+        } else {
+            // Programs read one table.
+            let mut all = Table::new(&columns());
+            ladders.iter().for_each(|ladder| all.append(table(ladder)));
+            output.table(&all, self.format)?;
         }
         if let Some(file) = &self.svg {
             for ladder in &ladders {
@@ -90,10 +96,16 @@ impl LadderCommand {
         if let Some(file) = &self.record {
             write_record(file, machine, Ladders { ladders })?;
         }
-        Ok(Ending::Well)
+        if left_out.is_empty() {
+            return Ok(Ending::Well);
+        }
+        output.note(&format!("steps: {left_out}"));
+        Ok(Ending::Interrupted)
     }
 
-    fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>), Failure> {
+    /// The machine, the ladders, and what Ctrl-C left out.
+    fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>, String), Failure> {
+        interrupt::watch();
         let problems: Vec<_> =
             self.shape.iter().map(|shape| super::problem(shape, self.dtype, &self.mask)).collect::<Result<_, _>>()?;
         let environment = |error: flashcore::Error| Failure::Environment(error.to_string());
@@ -102,18 +114,17 @@ impl LadderCommand {
             BackendName::Cuda => Some(Gpu::open(0).map_err(environment)?),
             BackendName::Auto => match Gpu::open(0) {
                 Ok(gpu) => Some(gpu),
-                Err(reason) => {
-                    output.note(&format!("no GPU, so counters of the simulator and no times: {reason}"));
+                Err(_) => {
+                    output.note("no usable GPU (`flashcore doctor` says why); counters from the simulator, no times");
                     None
                 }
             },
         };
         let (ground, arch, multiprocessors, machine) = match &gpu {
             None => {
-                let threads = std::thread::available_parallelism().map_or(1, usize::from);
-                let processor = Machine::cpu("simulator", threads, None);
+                let processor = Machine::cpu("simulator", working_threads(), None);
                 let machine = Machine { backend: "sim".to_owned(), arch: self.arch.to_string(), ..processor };
-                (Ground::Simulator(self.arch), self.arch, SIMULATED_MULTIPROCESSORS, machine)
+                (Ground::Simulator(self.arch), self.arch, reference_gpu::NUM_SMS, machine)
             }
             Some(gpu) => {
                 let ceilings = gpu.ceilings().map_err(environment)?;
@@ -125,73 +136,86 @@ impl LadderCommand {
             }
         };
         let mut ladders = Vec::new();
+        let (mut done, mut of) = (0, 0);
         for problem in &problems {
             let steps = steps(problem, Config::tuned(problem, arch, multiprocessors), arch, multiprocessors);
+            of += steps.len();
+            if interrupt::requested() {
+                continue;
+            }
             let ladder = walk(problem, &steps, ground, |number, step| {
                 output.progress(number, steps.len(), &format!("{problem}: {}", step.name));
+                !interrupt::requested()
             });
-            ladders.push(ladder.map_err(|error| Failure::Environment(error.to_string()))?);
+            let ladder = ladder.map_err(|error| Failure::Environment(error.to_string()))?;
+            done += ladder.rungs.len();
+            // A ladder without a step says nothing.
+            ladders.extend(Some(ladder).filter(|ladder| !ladder.rungs.is_empty()));
         }
-        Ok((machine, ladders))
+        let left_out = interrupt::left_out(done, of);
+        let left_out = if left_out.is_empty() { left_out } else { format!("{done} run{left_out}") };
+        Ok((machine, ladders, left_out))
     }
 
     fn show(&self, output: &mut Output, ladder: &Ladder) -> Result<(), Failure> {
-        let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
-        if is_for_people {
-            let floor = match (ladder.floor_seconds, &ladder.bound_by) {
-                (Some(seconds), Some(bound)) => format!("; floor {:.2} us, bound by {bound}", seconds * 1e6),
-                _ => String::new(),
-            };
-            let Ladder { shape, dtype, mask, counted_shape, .. } = ladder;
-            output.line(format!("\n{shape} {dtype} {mask}{floor}; counted on {counted_shape}\n"))?;
-        }
+        let floor = match (ladder.floor_seconds, &ladder.bound_by) {
+            (Some(seconds), Some(bound)) => format!("; floor {:.2} us, bound by {bound}", seconds * 1e6),
+            _ => String::new(),
+        };
+        let Ladder { shape, dtype, mask, counted_shape, .. } = ladder;
+        output.line(format!("\n{shape} {dtype} {mask}{floor}; counted on {counted_shape}\n"))?;
         output.table(&table(ladder), self.format)?;
-        if is_for_people {
-            if let Some(factor) = ladder.in_all() {
-                output.line(format!("\nfrom the first step to the fastest that passed: {factor:.1} times faster"))?;
-            }
-            for rung in &ladder.rungs {
-                match &rung.standing {
-                    Standing::Passed => {}
-                    Standing::Refused(reason) => {
-                        output.line(format!("{}: refused by the gate: {reason}", rung.name))?;
-                    }
-                    Standing::NotRun(reason) => output.line(format!("{}: does not run here: {reason}", rung.name))?,
+        if let Some(factor) = ladder.in_all() {
+            output.line(format!("\nthe fastest step that passed is {factor:.1} times as fast as the first"))?;
+        }
+        for rung in &ladder.rungs {
+            match &rung.standing {
+                Standing::Passed => {}
+                Standing::Refused(reason) => {
+                    output.line(format!("{}: refused by the correctness gate: {reason}", rung.name))?;
                 }
+                Standing::NotRun(reason) => output.line(format!("{}: does not run here: {reason}", rung.name))?,
             }
         }
         Ok(())
     }
 }
 
+fn columns() -> Vec<Column> {
+    let shown = [
+        column("step", "step"),
+        column("name", "name"),
+        column("kernel", "kernel").minor(),
+        column("gate", "gate").verdict(),
+        column("p50 us", "p50_us"),
+        column("cold us", "cold_us").minor(),
+        column("efficiency %", "efficiency_percent").minor(),
+        column("compared with", "compared_with").minor(),
+        column("speedup", "speedup"),
+        column("verdict", "verdict").verdict(),
+        column("registers", "registers").minor(),
+        column("spilled bytes", "spilled_bytes").minor(),
+        column("shared KB", "shared_kb").minor(),
+        column("instructions per 1000 scores", "instructions_per_1000_scores").minor(),
+        column("global bytes per score", "global_bytes_per_score").minor(),
+        column("shared bytes per score", "shared_bytes_per_score").minor(),
+        column("transactions per request", "transactions_per_request").minor(),
+        column("tensor-core fraction", "tensor_core_fraction").minor(),
+    ];
+    shown.into_iter().chain(PROBLEM.map(Column::for_programs)).collect()
+}
+
 fn table(ladder: &Ladder) -> Table {
-    let mut table = Table::new(&[
-        "step",
-        "name",
-        "kernel",
-        "gate",
-        "p50 us",
-        "cold us",
-        "% of floor",
-        "against",
-        "gain",
-        "verdict",
-        "registers",
-        "spilled",
-        "shared KB",
-        "instructions per 1000 scores",
-        "global bytes per score",
-        "shared bytes per score",
-        "transactions per request",
-        "tensor part",
-    ]);
+    let mut table = Table::new(&columns());
+    let Ladder { shape, dtype, mask, .. } = ladder.clone();
+    let problem = recorded_cells(&ProblemKey { shape, dtype, mask });
     for (number, rung) in ladder.rungs.iter().enumerate() {
         let seconds = rung.seconds();
         let cold = flashcore_bench::timing::Times { seconds: rung.cold_seconds.clone() }.quantile(0.5);
         let (gain, verdict) = match ladder.gain(number) {
             Gain::Unknown => (f64::NAN, ""),
             Gain::Faster(factor) => (factor, "faster"),
-            Gain::Nothing(factor) => (factor, "brought nothing"),
+            Gain::Nothing(factor) => (factor, "no gain"),
             Gain::Refused(factor) => (factor, "refused by the gate"),
         };
         let gate = match rung.standing {
@@ -202,15 +226,13 @@ fn table(ladder: &Ladder) -> Table {
         let against = match rung.from {
             Some(from) => ladder.rungs[from].name.as_str(),
             None if number == 0 => "",
-            None => "the best",
+            None => "best so far",
         };
         let figure = |value: Option<f64>, decimals| Cell::figure(value.filter(|value| value.is_finite()), decimals);
-        let taken = |part: fn(&flashcore_bench::ladder::Taken) -> u32| {
-            rung.resources.as_ref().map(|taken| f64::from(part(taken)))
-        };
+        let taken = |part: fn(&flashcore_bench::ladder::Taken) -> u32| Cell::count(rung.resources.as_ref().map(part));
         let counted = |part: fn(&flashcore_bench::ladder::Counted) -> f64| rung.counted.as_ref().map(part);
-        table.push(vec![
-            Cell::from(number as u32),
+        let mut cells = vec![
+            Cell::from(number),
             Cell::from(rung.name.as_str()),
             Cell::from(rung.config.as_str()),
             Cell::from(gate),
@@ -220,15 +242,17 @@ fn table(ladder: &Ladder) -> Table {
             Cell::from(against),
             figure(Some(gain), 2),
             Cell::from(verdict),
-            figure(taken(|taken| taken.registers), 0),
-            figure(taken(|taken| taken.spilled_bytes), 0),
-            figure(taken(|taken| taken.shared_bytes / 1024), 0),
+            taken(|taken| taken.registers),
+            taken(|taken| taken.spilled_bytes),
+            taken(|taken| taken.shared_bytes / 1024),
             figure(counted(|counted| counted.instructions_per_thousand), 0),
             figure(counted(|counted| counted.global_bytes), 1),
             figure(counted(|counted| counted.shared_bytes), 1),
             figure(counted(|counted| counted.transactions_per_request), 2),
             figure(counted(|counted| counted.tensor_part), 2),
-        ]);
+        ];
+        cells.extend(problem.iter().cloned());
+        table.push(cells);
     }
     table
 }

@@ -1,4 +1,4 @@
-//! `flashcore leaderboard`: the best of each problem, and how it came to be.
+//! `flashcore leaderboard`: the best verified time of each problem, with its history.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use flashcore_bench::leaderboard::{Candidate, Leaderboard, Place, Promotion, Reg
 use flashcore_bench::record::{Kind, Machine, Measurements, Record, sniff};
 
 use super::origin::{write_file, write_record};
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Format, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure};
 
 /// Show, extend and check the best verified times
 ///
-/// The leaderboard keeps, for each problem on each machine, the best record that was verified, with its commit, config,
-/// driver, clocks and the hash of its samples. A record enters by `promote`: the first of a place by a bench record,
-/// every other by a comparison with the leader that is FASTER by 3 % on a shape and SLOWER on none of the canonical
-/// shapes (--suite seeds). `check` holds a record against the leaders and fails on a regression.
+/// For each problem on each machine the leaderboard keeps the fastest verified kernel, the leader, with its commit, config,
+/// driver, clocks and the hash of its samples. `promote` admits a record: of `bench` if a problem has no leader yet, and
+/// else of `compare` with the leader as A, FASTER by 3 % on some shape and SLOWER on no canonical shape (--suite seeds).
+/// Records of a loaded or noisy machine are refused. `check` compares a record with the leaders and fails on a regression.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore leaderboard\n  flashcore leaderboard promote bench.json\n  flashcore leaderboard promote compare.json\n  flashcore leaderboard check bench.json --tolerance 10\n  flashcore leaderboard history --svg history.svg"
@@ -28,40 +28,40 @@ pub(crate) struct LeaderboardCommand {
     /// The file of the leaderboard
     #[arg(long, global = true, value_name = "FILE", default_value = "results/leaderboard.json")]
     file: PathBuf,
-    /// The folder of experiments, of which those that brought nothing are shown beside the leaders
-    #[arg(long, global = true, value_name = "FOLDER", default_value = "experiments")]
+    /// The directory of experiments, which are listed below the leaders
+    #[arg(long, global = true, value_name = "DIR", default_value = "experiments")]
     experiments: PathBuf,
-    /// How tables are written
+    /// The output format
     #[arg(long, global = true, value_enum, default_value_t)]
     format: Format,
 }
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show the leaders (what happens without a word)
+    /// Show the leaders (default)
     Show,
-    /// Admit a record, or say every reason why not (exit code 1)
+    /// Admit a record, or give every reason why not (exit code 1)
     #[command(after_help = "Example:\n  flashcore leaderboard promote compare.json")]
     Promote {
-        /// A record of `flashcore bench` for places without a leader, or of `flashcore compare` with the leader as A
+        /// A record of `flashcore bench` for problems without a leader, or of `flashcore compare` with the leader as A
         record: PathBuf,
     },
-    /// Hold a record against the leaders; exit code 1 for a regression
+    /// Compare a record with the leaders; exit code 1 for a regression
     #[command(after_help = "Example:\n  flashcore bench --record now.json && flashcore leaderboard check now.json")]
     Check {
         /// A record of `flashcore bench`
         record: PathBuf,
-        /// The percent by which times of different runs may differ
+        /// How much slower than the leader a time may be, in percent
         #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
         tolerance: f64,
     },
-    /// Show how the leaders changed from commit to commit
+    /// Show all leaders, past and present
     #[command(after_help = "Example:\n  flashcore leaderboard history --shape 1x8x512x64 --svg history.svg")]
     History {
         /// Only problems of this shape
         #[arg(long)]
         shape: Option<String>,
-        /// A file for the picture
+        /// Write a plot as SVG
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
@@ -82,11 +82,14 @@ impl LeaderboardCommand {
         output.table(&promotions(&board.leaders()), self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
             if board.promotions.is_empty() {
-                output.line(format!("{} has no record yet; `promote` admits one", self.file.display()))?;
+                output.line(format!(
+                    "{} has no record yet; `flashcore leaderboard promote FILE` admits one",
+                    self.file.display()
+                ))?;
             }
             let tried = experiments::list(&self.experiments).map_err(|error| Failure::Usage(error.to_string()))?;
             if !tried.is_empty() {
-                output.line("\nTried, whether it helped or not:")?;
+                output.line("\nExperiments:")?;
                 output.table(&super::experiments::table(&tried, &self.experiments), self.format)?;
             }
         }
@@ -110,12 +113,12 @@ impl LeaderboardCommand {
                 let count = new.len();
                 board.promotions.extend(new);
                 write_record(&self.file, machine, board)?;
-                output.note(&format!("{count} promoted; {} is written", self.file.display()));
+                output.note(&format!("{count} promoted; wrote {}", self.file.display()));
                 Ok(Ending::Well)
             }
             Err(refusals) => {
                 for refusal in refusals {
-                    output.line(format!("REFUSED {refusal}"))?;
+                    output.verdict(format!("REFUSED {refusal}"))?;
                 }
                 Ok(Ending::Failed)
             }
@@ -128,19 +131,23 @@ impl LeaderboardCommand {
         if checked.is_empty() {
             let machine = record.origin.machine.words();
             return Err(Failure::Environment(format!(
-                "nothing to check: {} has no leader for {machine} on the problems of {}",
+                "nothing to check: {} has no leader on {machine} for any problem of {}",
                 self.file.display(),
                 file.display()
             )));
         }
-        let mut table =
-            Table::new(&["shape", "dtype", "mask", "leader", "leader us", "kernel", "now us", "change %", "verdict"]);
+        let columns = [
+            column("leader", "leader").minor(),
+            column("leader us", "leader_us"),
+            column("kernel", "kernel"),
+            column("now us", "now_us"),
+            column("change %", "change_percent"),
+            column("verdict", "verdict").verdict(),
+        ];
+        let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
         for row in &checked {
-            let Place { problem, .. } = &row.leader.place;
-            table.push(vec![
-                Cell::from(problem.shape.as_str()),
-                Cell::from(problem.dtype.as_str()),
-                Cell::from(problem.mask.as_str()),
+            let mut cells = recorded_cells(&row.leader.place.problem);
+            cells.extend([
                 Cell::from(row.leader.kernel.as_str()),
                 Cell::number(row.leader.median_seconds * 1e6, 2),
                 Cell::from(row.kernel.as_str()),
@@ -152,6 +159,7 @@ impl LeaderboardCommand {
                     Some(Regression::Wrong) => "WRONG",
                 }),
             ]);
+            table.push(cells);
         }
         output.table(&table, self.format)?;
         let failed = checked.iter().filter(|row| row.regression.is_some()).count();
@@ -194,36 +202,33 @@ fn slack_of(machine: &Machine) -> f64 {
 }
 
 fn promotions(shown: &[&Promotion]) -> Table {
-    let mut table = Table::new(&[
-        "device",
-        "shape",
-        "dtype",
-        "mask",
-        "kernel",
-        "p50 us",
-        "p90 us",
-        "floor us",
-        "% of floor",
-        "gain",
-        "commit",
-        "measured",
-    ]);
+    let columns = [
+        column("device", "device"),
+        column("kernel", "kernel"),
+        column("p50 us", "p50_us"),
+        column("p90 us", "p90_us").minor(),
+        column("floor us", "floor_us").minor(),
+        column("efficiency %", "efficiency_percent"),
+        column("change", "change"),
+        column("commit", "commit").minor(),
+        column("measured", "measured").minor(),
+    ];
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
     for promotion in shown {
         let Place { device, problem, .. } = &promotion.place;
-        table.push(vec![
+        let mut cells = recorded_cells(problem);
+        cells.extend([
             Cell::from(device.as_str()),
-            Cell::from(problem.shape.as_str()),
-            Cell::from(problem.dtype.as_str()),
-            Cell::from(problem.mask.as_str()),
             Cell::from(promotion.kernel.as_str()),
             Cell::number(promotion.median_seconds * 1e6, 2),
             Cell::number(promotion.nine_tenths_seconds * 1e6, 2),
-            Cell::number(promotion.floor_seconds * 1e6, 2),
+            Cell::precise(promotion.floor_seconds * 1e6, 2),
             Cell::number(100.0 * promotion.floor_seconds / promotion.median_seconds, 1),
             Cell::from(promotion.gain.map_or_else(|| "first".to_owned(), |gain| gain.percent())),
             Cell::from(promotion.build.short()),
             Cell::from(promotion.measured.as_str()),
         ]);
+        table.push(cells);
     }
     table
 }

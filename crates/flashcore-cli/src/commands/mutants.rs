@@ -1,23 +1,23 @@
-//! `flashcore mutants`: would we notice?
+//! `flashcore mutants`: planted bugs, and what kills each.
 
 use clap::Args;
 use flashcore_bench::mutants::{self, Killer, MutantsError, Mutation, Trials};
 
-use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::output::{Cell, Format, Output, Table, column};
+use crate::{Ending, Failure, interrupt};
 
 /// Plant bugs in the kernels and show what kills each
 ///
-/// The kernels as they are must pass on every trial under eight orders of warps; then each bug of the catalogue is
-/// planted, one at a time, and must be killed by the verifier, by a fault of the simulator, by the gate, or, if it only
+/// The unchanged kernels must pass every trial under eight orders of warps. Then each bug of the catalogue is planted, one
+/// at a time, and must be killed by the verifier, by a fault in the simulator, by the correctness gate, or, if it only
 /// costs time, by the simulator's counters. A survivor is a hole in the checks, and the command fails.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  flashcore mutants --only swizzle")]
 pub(crate) struct Mutants {
-    /// Only mutations whose name contains this
+    /// Only mutations whose name contains this text
     #[arg(long)]
     only: Option<String>,
-    /// How the matrix is written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -28,20 +28,37 @@ impl Mutants {
         let mutations: Vec<Mutation> = mutants::all().filter(wanted).copied().collect();
         if mutations.is_empty() {
             let names: Vec<_> = mutants::all().map(|mutation| mutation.name).collect();
-            return Err(Failure::Usage(format!("no mutation is called so; there are {}", names.join(", "))));
+            let only = self.only.as_deref().unwrap_or_default();
+            return Err(Failure::Usage(format!(
+                "no mutation has `{only}` in its name; there are {}",
+                names.join(", ")
+            )));
         }
+        interrupt::watch();
         let mut prepared = 0;
         let trials = match Trials::prepare(|what| {
-            output.progress(prepared, Trials::count(), &format!("as it is: {what}"));
+            output.progress(prepared, Trials::count(), &format!("unchanged: {what}"));
             prepared += 1;
+            !interrupt::requested()
         }) {
-            Ok(trials) => trials,
+            Ok(Some(trials)) => trials,
+            Ok(None) => {
+                output.table(&table(), self.format)?;
+                if matches!(self.format, Format::Table | Format::Markdown) {
+                    output.line(format!("0 mutants{}", interrupt::left_out(0, mutations.len())))?;
+                }
+                return Ok(Ending::Interrupted);
+            }
             Err(error) => return Ok(failed(output, &error)),
         };
-        let mut table = Table::new(&["kernel", "mutant", "verifier", "simulator", "gate", "counters", "what it said"]);
+        let mut table = table();
+        let mut done = 0;
         let mut counts = [0usize; 4];
         let mut survivors = Vec::new();
         for (index, mutation) in mutations.iter().enumerate() {
+            if interrupt::requested() {
+                break;
+            }
             output.progress(index, mutations.len(), mutation.name);
             let fate = match trials.fate(*mutation) {
                 Ok(fate) => fate,
@@ -59,28 +76,45 @@ impl Mutants {
             if fate.killed.is_none() {
                 survivors.push(mutation);
             }
-            let mut row = vec![Cell::from(mutation.family), Cell::from(mutation.name)];
+            let mut row = vec![Cell::from(mutation.name), Cell::from(mutation.family)];
             row.extend(marks.map(|mark| Cell::from(if mark { "killed" } else { "" })));
             row.push(Cell::from(report));
             table.push(row);
+            done += 1;
         }
         output.table(&table, self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
             let [verifier, simulator, gate, counters] = counts;
             output.line(format!(
-                "\nkernels as they are: {} runs clean ({} kernels and problems, {} orders of warps each)",
+                "\nunchanged kernels: {} clean runs ({} pairs of kernel and problem, {} orders of warps each)",
                 trials.passed(),
                 Trials::count(),
                 mutants::BASELINE_SEEDS
             ))?;
             output.line(format!(
-                "{} mutants: {verifier} killed by the verifier, {simulator} by a fault of the simulator, {gate} by the gate, {counters} by counters; {} survived",
-                mutations.len(),
-                survivors.len()
+                "{done} mutants: {verifier} killed by the verifier, {simulator} by a fault in the simulator, {gate} by the gate, {counters} by counters; {} survived{}",
+                survivors.len(),
+                interrupt::left_out(done, mutations.len())
             ))?;
         }
-        Ok(if survivors.is_empty() { Ending::Well } else { Ending::Failed })
+        Ok(match (interrupt::requested() && done < mutations.len(), survivors.is_empty()) {
+            (true, _) => Ending::Interrupted,
+            (false, true) => Ending::Well,
+            (false, false) => Ending::Failed,
+        })
     }
+}
+
+fn table() -> Table {
+    Table::new(&[
+        column("mutant", "mutant"),
+        column("kernel", "kernel"),
+        column("verifier", "verifier").verdict(),
+        column("simulator", "simulator").verdict(),
+        column("gate", "gate").verdict(),
+        column("counters", "counters").verdict(),
+        column("report", "report").verdict(),
+    ])
 }
 
 fn failed(output: &mut Output, error: &MutantsError) -> Ending {

@@ -1,37 +1,36 @@
-//! `flashcore profile`: what binds it?
+//! `flashcore profile`: counters of a kernel, and what limits it.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::gpu::Gpu;
+use flashcore_bench::peak::working_threads;
 use flashcore_bench::profile::{
-    Evidence, Gates, Metric, Ncu, Profile, ProfiledKernel, Sampled, Simulated, classify, metrics, parse_csv,
-    simulate_counters,
+    Evidence, Gates, Ncu, Profile, ProfiledKernel, Sampled, Simulated, classify, metrics, parse_csv, simulate_counters,
 };
 use flashcore_bench::record::{Machine, ProblemKey};
 use flashcore_bench::roofline::{Floors, RoofDevice};
 use flashcore_bench::{mask_text, shape_text};
-use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Inputs, Problem};
 
 use super::origin::write_record;
-use crate::output::{Cell, Format, Output, Table};
+use super::reference_gpu;
+use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, field, recorded_cells};
 use crate::{Ending, Failure, interrupt};
 
-/// Count what a kernel does with the machine, and say what binds it
+/// Show the hardware and simulator counters of a kernel, and what limits its speed
 ///
-/// On a GPU with ncu: its counters (clocks left as they are), exported as .ncu-rep and .csv. Beside them what the
-/// simulator counts of the same kernel; where the two differ by more than 2 %, why. Gates from a TOML file are applied,
-/// and the verdict is tensor-, exp-, memory-, shared-memory-, latency- or launch-bound, with the numbers behind it.
-/// Without ncu the verdict is from events and floors, without a GPU from the simulator alone. Exit code 1 when a gate
-/// does not hold.
+/// On a GPU with ncu: its counters (clocks are not locked), exported as .ncu-rep and .csv, beside the counters of the
+/// simulator for the same kernel, with the reason where the two differ by more than 2 %. Gates from a TOML file are
+/// applied, and the verdict is tensor-, exp-, memory-, shared-memory-, latency- or launch-bound, with its numbers. Without
+/// ncu the verdict comes from times and floors, without a GPU from the simulator alone. Exit code 1 if a gate fails.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore profile --shape 4x16x2048x128\n  flashcore profile --kernel ampere-64x64-2stage-plain --gates bench/gates.toml\n  flashcore profile --shape 1x8x512x64 --out profiles --record profile.json\n  flashcore profile --device l4 --shape 1x8x512x64      without a GPU, as if on an L4\n  flashcore profile --import profiles/NAME.csv --kernel ampere --shape 1x8x512x64"
 )]
 pub(crate) struct ProfileCommand {
-    /// The GPU kernel, by family or by config, or several; the default of the device unless said
+    /// The GPU kernel, by family or by config, or several [default: chosen for the GPU and the problem]
     #[arg(long)]
     kernel: Vec<String>,
     /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim
@@ -52,19 +51,19 @@ pub(crate) struct ProfileCommand {
     /// Read what an earlier profile exported (.csv) instead of running anything; needs --kernel and one --shape
     #[arg(long, value_name = "FILE", requires = "kernel")]
     import: Option<PathBuf>,
-    /// Where ncu is
+    /// The path of ncu
     #[arg(long, value_name = "PATH", default_value = "ncu")]
     ncu: PathBuf,
-    /// The device whose floors are taken where there is no GPU
-    #[arg(long, value_name = "NAME", default_value = "h200")]
+    /// The device whose floors are used if there is no GPU
+    #[arg(long, value_name = "NAME", default_value = reference_gpu::NAME)]
     device: String,
-    /// The folder for .ncu-rep and .csv files
-    #[arg(long, value_name = "FOLDER", default_value = "profiles")]
+    /// The directory for .ncu-rep and .csv files
+    #[arg(long, value_name = "DIR", default_value = "profiles")]
     out: PathBuf,
-    /// A file for everything: machine, counters, verdicts, as JSON
+    /// Write a JSON record with the machine, the counters and the verdicts
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// How tables are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -91,9 +90,9 @@ impl ProfileCommand {
             Some(Ok(gpu)) => RoofDevice::this_gpu(gpu).map_err(|error| Failure::Environment(error.to_string()))?,
             _ => RoofDevice::named(&self.device).map_err(|error| Failure::Usage(error.to_string()))?,
         };
-        if let Some(Err(error)) = &gpu {
+        if let Some(Err(_)) = &gpu {
             output.note(&format!(
-                "no GPU: {error}; what follows is from the simulator, with the floors of {}",
+                "no usable GPU (`flashcore doctor` says why); counters from the simulator, floors of {}",
                 device.name
             ));
         }
@@ -111,11 +110,23 @@ impl ProfileCommand {
                 );
                 let mut row = self.profile(&problem, config, gpu.as_ref(), &device)?;
                 gates.apply(&row.kernel, &mut row.metrics);
-                self.show(&row, output)?;
+                if matches!(self.format, Format::Table | Format::Markdown) {
+                    self.show(&row, output)?;
+                }
                 rows.push(row);
             }
         }
         let is_well = rows.iter().all(ProfiledKernel::passed);
+        let left_out = interrupt::left_out(rows.len(), self.shape.len() * self.kernel.len().max(1));
+        if !left_out.is_empty() {
+            output.note(&format!("{} profiled{left_out}", rows.len()));
+        }
+        // Programs read one table.
+        if matches!(self.format, Format::Json | Format::Csv) {
+            let mut all = Table::new(&columns());
+            rows.iter().for_each(|row| all.append(table(row)));
+            output.table(&all, self.format)?;
+        }
         if let Some(file) = &self.record {
             write_record(file, Self::machine(gpu.as_ref(), &device, self.import.is_some()), Profile { rows })?;
         }
@@ -145,8 +156,7 @@ impl ProfileCommand {
                 let plan = gpu.plan(problem, None).map_err(reasons)?;
                 Ok(plan.report().kernel.iter().map(|kernel| kernel.config).collect())
             }
-            // As many multiprocessors as the H200 has, which decides between configs for short problems.
-            None => Ok(vec![Config::tuned(problem, Arch::Sm90, 132)]),
+            None => Ok(vec![Config::tuned(problem, reference_gpu::ARCH, reference_gpu::NUM_SMS)]),
         }
     }
 
@@ -165,7 +175,7 @@ impl ProfileCommand {
         let simulated = match simulate_counters(problem, config) {
             Ok(simulated) => Some(simulated),
             Err(error) => {
-                launched.notes.push(format!("the simulator does not run it: {error}"));
+                launched.notes.push(format!("the simulator cannot run it: {error}"));
                 None
             }
         };
@@ -195,7 +205,7 @@ impl ProfileCommand {
         match gpu.time(problem, Some(config), &Inputs::random(problem, 0)) {
             Ok(Ok(times)) => launched.seconds = Some(times.hot.quantile(0.5)),
             Ok(Err(verdict)) => {
-                return Err(Failure::Usage(format!("{config} is wrong, so it is not profiled: {verdict}")));
+                return Err(Failure::Usage(format!("{config} gives wrong results, so it is not profiled: {verdict}")));
             }
             Err(error) => return Err(Failure::Usage(error.to_string())),
         }
@@ -238,25 +248,20 @@ impl ProfileCommand {
     }
 
     fn show(&self, row: &ProfiledKernel, output: &mut Output) -> Result<(), Failure> {
-        let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
-        if is_for_people {
-            output.line(format!("\n{} on {}", row.kernel, row.problem))?;
-            if let Some((problem, factor)) = &row.simulated {
-                output.line(format!("the simulator executed {problem}; its counts are shown times {factor}"))?;
-            }
+        output.line(format!("\n{} on {}", row.kernel, row.problem))?;
+        if let Some((problem, factor)) = &row.simulated {
+            output.line(format!("the simulator executed {problem}; its counters are multiplied by {factor}"))?;
         }
-        output.table(&table(&row.metrics), self.format)?;
-        if is_for_people {
-            for note in &row.notes {
-                output.line(format!("note: {note}"))?;
-            }
-            let failed = row.metrics.iter().filter(|metric| metric.gate.as_ref().is_some_and(|gate| !gate.passed));
-            for metric in failed {
-                let words = metric.gate.as_ref().map_or("", |gate| gate.words.as_str());
-                output.line(format!("FAILED {}: {words}", metric.name))?;
-            }
-            output.line(format!("{}: {}", row.bottleneck.word(), row.reason))?;
+        output.table(&table(row), self.format)?;
+        for note in &row.notes {
+            output.line(format!("note: {note}"))?;
         }
+        let failed = row.metrics.iter().filter(|metric| metric.gate.as_ref().is_some_and(|gate| !gate.passed));
+        for metric in failed {
+            let words = metric.gate.as_ref().map_or("", |gate| gate.words.as_str());
+            output.verdict(format!("FAILED {}: {words}", metric.name))?;
+        }
+        output.line(format!("{}: {}", row.bottleneck.word(), row.reason))?;
         Ok(())
     }
 
@@ -275,7 +280,7 @@ impl ProfileCommand {
             None => Machine {
                 backend: "sim".to_owned(),
                 device: device.name.clone(),
-                ..Machine::cpu("simulator", rayon::current_num_threads(), None)
+                ..Machine::cpu("simulator", working_threads(), None)
             },
         }
     }
@@ -292,7 +297,7 @@ fn imported(file: &Path) -> Result<Launched, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
     let launch = longest(parse_csv(&text)).ok_or_else(|| {
         Failure::Usage(format!(
-            "{}: this is no raw page of ncu; `flashcore profile --out FOLDER` exports one",
+            "{}: this is not a raw page of ncu; `flashcore profile --out DIR` exports one",
             file.display()
         ))
     })?;
@@ -303,22 +308,40 @@ fn imported(file: &Path) -> Result<Launched, Failure> {
     Ok(Launched { seconds, ctas, counted: launch.counted, notes, ..Launched::default() })
 }
 
-fn table(metrics: &[Metric]) -> Table {
-    let mut table = Table::new(&["metric", "unit", "hardware", "simulator", "gate", "difference"]);
-    let number = |value: Option<f64>| value.map_or_else(|| Cell::from("-"), |value| Cell::number(value, 2));
-    for metric in metrics {
+fn columns() -> Vec<Column> {
+    let shown = [
+        column("metric", "metric"),
+        column("unit", "unit"),
+        column("hardware", "hardware"),
+        column("simulator", "simulator"),
+        column("gate", "gate").verdict(),
+        column("difference", "difference").minor(),
+        field("kernel"),
+        field("bottleneck"),
+    ];
+    shown.into_iter().chain(PROBLEM.map(Column::for_programs)).collect()
+}
+
+fn table(row: &ProfiledKernel) -> Table {
+    let mut table = Table::new(&columns());
+    let number = |value: Option<f64>| Cell::figure(value, 2);
+    for metric in &row.metrics {
         let gate = metric
             .gate
             .as_ref()
             .map_or(String::new(), |gate| format!("{}: {}", if gate.passed { "ok" } else { "FAILED" }, gate.words));
-        table.push(vec![
+        let mut cells = vec![
             Cell::from(metric.name.as_str()),
             Cell::from(metric.unit.as_str()),
             number(metric.hardware),
             number(metric.simulator),
             Cell::from(gate),
             Cell::from(metric.difference.clone().unwrap_or_default()),
-        ]);
+            Cell::from(row.kernel.as_str()),
+            Cell::from(row.bottleneck.word()),
+        ];
+        cells.extend(recorded_cells(&row.problem));
+        table.push(cells);
     }
     table
 }

@@ -1,4 +1,4 @@
-//! `flashcore report`: everything on one page.
+//! `flashcore report`: records as one HTML page.
 
 use std::path::PathBuf;
 
@@ -17,42 +17,42 @@ use super::origin::write_file;
 use crate::output::Output;
 use crate::{Ending, Failure};
 
-/// Write one HTML file that shows records: verdicts, times, roofline, ladder, errors, resources, raw data
+/// Write an HTML page of records: verdicts, times, roofline, ladder, errors, resources, raw data
 ///
-/// The page needs no network, follows light and dark, and prints. It takes records of bench, compare and profile, ladders,
-/// and what `flashcore resources --format json` writes; the leaderboard and the experiments are added where they are.
-/// With --errors a subject computes a problem whose values tell which tile of keys made which error, and the map is
-/// added.
+/// The page needs no network, has a light and a dark theme, and prints well. It takes records of bench, compare, profile
+/// and ladder, and the output of `flashcore resources --format json`; the leaderboard and the experiments are added if
+/// they exist. With --errors a subject computes a problem whose values show which tile of keys made which error, and the
+/// map is added.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore report bench.json compare.json --out report.html\n  flashcore report ladder.json --errors cpu --errors-shape 1x2x512x64 --title 'Ladder on an H200'"
 )]
 pub(crate) struct ReportCommand {
-    /// The files
+    /// The files to show
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The page
+    /// The HTML file to write
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
-    /// Its title
+    /// The title of the page
     #[arg(long, default_value = "flashcore")]
     title: String,
     /// The file of the leaderboard
     #[arg(long, value_name = "FILE", default_value = "results/leaderboard.json")]
     leaderboard: PathBuf,
-    /// The folder of experiments
-    #[arg(long, value_name = "FOLDER", default_value = "experiments")]
+    /// The directory of experiments
+    #[arg(long, value_name = "DIR", default_value = "experiments")]
     experiments: PathBuf,
-    /// Whose errors are mapped, or several: cpu[:LEVEL], or a GPU kernel, which runs in the simulator
+    /// Add an error map of cpu[:LEVEL], or of a GPU kernel, which runs in the simulator; several are allowed
     #[arg(long, value_name = "SUBJECT")]
     errors: Vec<Subject>,
-    /// The problem whose errors are mapped
+    /// The shape of the problem of --errors
     #[arg(long, value_name = "SHAPE", default_value = "1x2x512x64")]
     errors_shape: String,
-    /// Its element type
+    /// The element type of the problem of --errors
     #[arg(long, value_name = "DTYPE", default_value_t = DType::F16)]
     errors_dtype: DType,
-    /// Its mask
+    /// The mask of the problem of --errors
     #[arg(long, value_name = "MASK", default_value = "causal")]
     errors_mask: String,
 }
@@ -75,11 +75,11 @@ impl ReportCommand {
         if page.len() > MOST_BYTES {
             let bytes = page.len();
             return Err(Failure::Usage(format!(
-                "the page would have {bytes} bytes, and {MOST_BYTES} is the most; give it fewer records"
+                "the page would have {bytes} bytes, more than {MOST_BYTES}; give it fewer records"
             )));
         }
         write_file(&self.out, page.as_bytes())?;
-        output.note(&format!("{} is written, {} KB", self.out.display(), page.len() / 1000));
+        output.note(&format!("wrote {}, {} KB", self.out.display(), page.len() / 1000));
         Ok(Ending::Well)
     }
 

@@ -1,4 +1,4 @@
-//! `flashcore repro`: everything that a stranger needs, and the repetition.
+//! `flashcore repro`: a bundle with which others can repeat a result, and its replay.
 
 mod replay;
 
@@ -24,35 +24,34 @@ use super::origin::{build, write_file};
 use crate::output::Output;
 use crate::{Ending, Failure, interrupt};
 
-/// Pack everything that a stranger needs to repeat what this machine computes and how fast, or repeat it
+/// Pack a bundle with which others can repeat this machine's results and times, or replay one
 ///
-/// One command looks at the machine, verifies, measures, profiles where that is possible, writes the page, and packs it
-/// all with a manifest (commit, versions, driver, clocks, seeds, commands, hashes), the kernels as PTX and cubin, the
-/// outputs and every sample into one .tar.gz that any program unpacks. Its seal covers every bit: a bundle that was
-/// changed is refused. With --replay the inputs are generated again, the outputs in the bundle judged, everything that
-/// can be computed here computed again (a GPU kernel in the simulator where there is no GPU), and what agrees is said.
-/// Exit code 1 when something fails or disagrees.
+/// Examines the machine, verifies, measures, profiles if possible, writes the report page, and packs it all with a manifest
+/// (commit, versions, driver, clocks, seeds, commands, hashes), the kernels as PTX and cubin, the outputs and every sample
+/// into one .tar.gz. A seal covers every bit, so a bundle that was changed is refused. --replay generates the inputs again,
+/// judges the outputs in the bundle, computes again what this machine can compute (a GPU kernel in the simulator if there
+/// is no GPU), and shows what agrees. Exit code 1 if something fails or disagrees.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore repro\n  flashcore repro --backend cuda --suite seeds --out bundle.tar.gz\n  flashcore repro --build HEAD                        from a clean build of a revision\n  flashcore repro --replay bundle.tar.gz"
 )]
 pub(crate) struct Repro {
-    /// Who computes; by default the first GPU, or the CPU where there is none
+    /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
-    /// What is verified and measured
+    /// The problems to verify and measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
     /// Seconds to measure each problem for, on the CPU
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
-    /// Build this revision, clean, and use that program; this one unless said
+    /// Build this revision from a clean checkout and use that program instead of this one
     #[arg(long, value_name = "REVISION", conflicts_with = "replay")]
     build: Option<String>,
-    /// The bundle; flashcore-COMMIT-TIME.tar.gz unless said
+    /// The bundle to write [default: flashcore-COMMIT-TIME.tar.gz]
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     out: Option<PathBuf>,
-    /// Repeat what a bundle holds, instead of making one
+    /// Replay a bundle instead of making one
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 }
@@ -69,9 +68,9 @@ enum BackendName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SuiteName {
-    /// A few problems
+    /// Four shapes
     Quick,
-    /// The shapes of the project's history
+    /// Eight canonical shapes
     Seeds,
 }
 
@@ -343,7 +342,7 @@ fn machine(gpu: Option<&Gpu>) -> Machine {
     }
     let level = flashcore_cpu::Level::default_level();
     let level = level.map_or_else(|_| "unknown".to_owned(), |level| level.to_string());
-    Machine::cpu(&level, std::thread::available_parallelism().map_or(1, usize::from), None)
+    Machine::cpu(&level, flashcore_bench::peak::working_threads(), None)
 }
 
 /// A folder of one run, removed with it.

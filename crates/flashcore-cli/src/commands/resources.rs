@@ -1,4 +1,4 @@
-//! `flashcore resources`: what do the kernels cost?
+//! `flashcore resources`: registers, spills, shared memory and occupancy of the kernels.
 
 use clap::Args;
 use flashcore_bench::resources::{self, ResourcesError, Row};
@@ -9,29 +9,30 @@ use flashcore_kernels::{Config, Plan, Specialisation};
 use flashcore_problem::{DType, Inputs, Problem};
 use rayon::prelude::*;
 
-use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::output::{Cell, Format, Output, Table, column};
+use crate::{Ending, Failure, interrupt};
 
-/// List what each kernel costs: registers, spills, shared memory, occupancy, bank conflicts
+/// List the registers, spills, shared memory, occupancy and bank conflicts of each kernel
 ///
-/// Kernels are compiled by ptxas, which needs no GPU (scripts/install-ptxas.sh gets it), and gated: no spills, no
-/// stack, registers within the budget that the config declares. A second table counts shared-memory transactions per
-/// request in the simulator, for each layout; 1.0 means no bank conflicts.
+/// Kernels are compiled by ptxas, which needs no GPU, and gated: no spills, no stack, registers within the budget that the
+/// config declares. ptxas is part of the CUDA toolkit and of the PyPI package nvidia-cuda-nvcc; put it on PATH or set
+/// FLASHCORE_PTXAS (in a checkout, scripts/install-ptxas.sh installs it). A second table counts shared-memory transactions
+/// per request in the simulator for each layout; 1.0 means no bank conflicts.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore resources --arch sm_89\n  flashcore resources --arch all --defaults\n  flashcore resources --arch sm_80,sm_90a --head-dims 64,128\n  flashcore resources --arch sm_90a --format json"
 )]
 pub(crate) struct Resources {
-    /// The architecture, several with commas between them, or `all`: sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120
+    /// The architectures, separated by commas, or `all`: sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120
     #[arg(long, default_value = "sm_89", value_delimiter = ',')]
     arch: Vec<String>,
-    /// Lists only kernels of these head dimensions, with commas between them, of 32, 64, 96, 128, 192 and 256
+    /// Only kernels of these head dimensions, separated by commas: 32, 64, 96, 128, 192 and 256
     #[arg(long, value_name = "DIMS", value_delimiter = ',')]
     head_dims: Vec<u32>,
-    /// Lists only the configs that some problem gets by default
+    /// Only the configs that are a default of some problem
     #[arg(long)]
     defaults: bool,
-    /// How tables are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -51,9 +52,7 @@ impl Resources {
         }
         if let Some(unlisted) = self.head_dims.iter().find(|dim| !Specialisation::HEAD_DIMS.contains(dim)) {
             let listed = Specialisation::HEAD_DIMS.map(|dim| dim.to_string()).join(", ");
-            return Err(Failure::Usage(format!(
-                "no kernels of head dimension {unlisted} are listed; there are {listed}"
-            )));
+            return Err(Failure::Usage(format!("--head-dims has {unlisted}; kernels are listed for {listed}")));
         }
         let configs = if self.defaults { Config::defaults() } else { Config::all() };
         let kernels: Vec<_> = architectures
@@ -63,8 +62,12 @@ impl Resources {
             })
             .filter(|(_, dim, _, _)| self.head_dims.is_empty() || self.head_dims.contains(dim))
             .collect();
+        interrupt::watch();
         let mut rows: Vec<Row> = Vec::new();
         for chunk in kernels.chunks(KERNELS_AT_ONCE) {
+            if interrupt::requested() {
+                break;
+            }
             let (config, _, _, arch) = chunk[0];
             output.progress(rows.len(), kernels.len(), &format!("{config} on {arch}"));
             let compiled: Result<Vec<Row>, ResourcesError> = chunk
@@ -85,14 +88,21 @@ impl Resources {
             rows.iter().flat_map(|row| row.complaints.iter().map(move |complaint| (row, complaint))).collect();
         if matches!(self.format, Format::Table | Format::Markdown) {
             output.line("")?;
-            output.table(&shared_memory()?, self.format)?;
-            output.line("")?;
+            if !interrupt::requested() {
+                output.table(&shared_memory()?, self.format)?;
+                output.line("")?;
+            }
             for (row, complaint) in &complaints {
                 let (arch, kind) = (&row.resources.arch, row.kind.name());
-                output.line(format!("FAILED {} d{} {kind} on {arch}: {complaint}", row.config, row.head_dim))?;
+                output.verdict(format!("FAILED {} d{} {kind} on {arch}: {complaint}", row.config, row.head_dim))?;
             }
             let spilling = rows.iter().filter(|row| row.resources.spill_store_bytes > 0).count();
-            output.line(format!("{} kernels, {spilling} with spills, {} complaints", rows.len(), complaints.len()))?;
+            let left_out = interrupt::left_out(rows.len(), kernels.len());
+            let (count, complaints) = (rows.len(), complaints.len());
+            output.line(format!("{count} kernels, {spilling} with spills, {complaints} complaints{left_out}"))?;
+        }
+        if interrupt::requested() && rows.len() < kernels.len() {
+            return Ok(Ending::Interrupted);
         }
         Ok(if complaints.is_empty() { Ending::Well } else { Ending::Failed })
     }
@@ -100,25 +110,25 @@ impl Resources {
 
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new(&[
-        "arch",
-        "config",
-        "dtype",
-        "dim",
-        "mask",
-        "threads",
-        "registers",
-        "budget",
-        "shared bytes",
-        "CTAs/SM",
-        "stack",
-        "spills",
-        "compile ms",
-        "gate",
+        column("config", "config"),
+        column("arch", "arch"),
+        column("dtype", "dtype").minor(),
+        column("dim", "dim"),
+        column("mask", "mask"),
+        column("threads", "threads").minor(),
+        column("registers", "registers"),
+        column("budget", "register_budget"),
+        column("shared bytes", "shared_bytes"),
+        column("CTAs/SM", "ctas_per_sm"),
+        column("stack bytes", "stack_bytes").minor(),
+        column("spilled bytes", "spilled_bytes"),
+        column("compile ms", "compile_ms").minor(),
+        column("gate", "gate").verdict(),
     ]);
     for row in rows {
         table.push(vec![
-            Cell::from(row.resources.arch.as_str()),
             Cell::from(row.config.as_str()),
+            Cell::from(row.resources.arch.as_str()),
             Cell::from(row.dtype.as_str()),
             Cell::from(row.head_dim),
             Cell::from(row.kind.name()),
@@ -138,7 +148,13 @@ fn table(rows: &[Row]) -> Table {
 
 /// Bank conflicts of the layouts, counted by the simulator.
 fn shared_memory() -> Result<Table, Failure> {
-    let mut table = Table::new(&["layout", "dim", "requests", "transactions", "transactions per request"]);
+    let mut table = Table::new(&[
+        column("layout", "layout"),
+        column("dim", "dim"),
+        column("requests", "requests"),
+        column("transactions", "transactions"),
+        column("transactions per request", "transactions_per_request"),
+    ]);
     for layout in SharedLayout::ALL {
         for dim in [32, 64, 96, 128] {
             let problem = Problem::new(1, 1, 64, dim, DType::F16);
@@ -151,8 +167,8 @@ fn shared_memory() -> Result<Table, Failure> {
             table.push(vec![
                 Cell::from(layout.name()),
                 Cell::from(dim as u32),
-                Cell::number(shared.requests as f64, 0),
-                Cell::number(shared.transactions as f64, 0),
+                Cell::from(shared.requests),
+                Cell::from(shared.transactions),
                 Cell::number(shared.transactions_per_request(), 2),
             ]);
         }

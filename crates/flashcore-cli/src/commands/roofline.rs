@@ -1,70 +1,70 @@
-//! `flashcore roofline`: how fast can it be at all?
+//! `flashcore roofline`: the least time that a device's peak rates allow.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use flashcore_bench::gpu::Gpu;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_bench::record::{Measurements, Record};
 use flashcore_bench::roofline::{
     DEVICES, DeviceError, Floors, HISTORIC_TARGETS, Judgement, MeasuredPoint, Possibility, RoofDevice, Target, plot,
 };
-use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_bench::{parse_mask, parse_shape};
 use flashcore_problem::{DType, Mask, Problem};
 
 use super::origin::write_file;
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Format, Output, PROBLEM, Table, column, problem_cells};
 use crate::{Ending, Failure};
 
-/// Say how fast attention can be on a device, and which targets nothing can meet
+/// Show the least time that a device needs for attention, and whether a target can be met
 ///
-/// A floor is the time under which a device cannot do what a problem needs: multiplying matrices at its peak, reading
-/// the inputs and writing the output once from and to memory (cold) or through the ports of the L2 cache (hot), the
-/// exponentials, the smallest launch where it was measured. Targets are held against the floors: a time below one is
-/// impossible, whoever writes the kernel. Exit code 1 when a --target is impossible.
+/// A floor is the least time that a device's peak rates allow: for the matrix products, for reading the inputs and writing
+/// the output once from and to DRAM (cold) or through the L2 cache (hot), for the exponentials, and for the smallest
+/// launch where it was measured. A target below its floor is impossible for any kernel. Exit code 1 if a --target is
+/// impossible.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore roofline --device l4\n  flashcore roofline --device h200 --shape 1x8x512x64 --target 1x8x512x64@5us\n  flashcore roofline --device this-gpu --suite prefill --record prefill.json --svg roofline.svg\n  flashcore roofline --device all --shape 4x16x2048x128"
+    after_help = "Examples:\n  flashcore roofline\n  flashcore roofline --device l4\n  flashcore roofline --device h200 --shape 1x8x512x64 --target 1x8x512x64@5us\n  flashcore roofline --device this-gpu --suite prefill --record prefill.json --svg roofline.svg\n  flashcore roofline --device all --shape 4x16x2048x128"
 )]
 pub(crate) struct Roofline {
-    /// The device: l4, l40s, a100, h100, h200, b200, rtx-4090, rtx-5090, this-cpu or this-gpu (both measured), or all of
-    /// the table
-    #[arg(long, default_value = "l4", value_name = "NAME")]
-    device: String,
-    /// The problems
+    /// The device: l4, l40s, a100, h100, h200, b200, rtx-4090, rtx-5090 (data sheets), all of these, or this-cpu or
+    /// this-gpu (measured) [default: this-gpu, or this-cpu if there is no GPU]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// The problems to show
     #[arg(long, value_enum, default_value_t = SuiteName::Seeds)]
     suite: SuiteName,
-    /// One problem instead, or several: batch x heads[/key heads] x queries[,keys] x dim
+    /// A single problem instead of a suite, or several: batch x heads[/key heads] x queries[,keys] x dim
     #[arg(long, conflicts_with = "suite")]
     shape: Vec<String>,
-    /// The element type
-    #[arg(long, default_value_t = DType::F16)]
-    dtype: DType,
+    /// The element type [default: f32 on a CPU, f16 on a GPU]
+    #[arg(long)]
+    dtype: Option<DType>,
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
     /// A target to judge, or several: SHAPE@TIME or SHAPE@RATE, such as 1x8x512x64@5us or 1x8x512x64@80tflops
     #[arg(long, value_name = "TARGET")]
     target: Vec<String>,
-    /// Judge the targets of the project's history too: on any device; on the L4 that they were for, they are judged unless
-    /// shapes or a format for programs are asked for
+    /// Judge the targets that this project once had for an L4 as well
     #[arg(long)]
     historic: bool,
-    /// A record of `flashcore bench` whose times are drawn as points, or several
+    /// A record of `flashcore bench` to draw as points in --svg, or several
     #[arg(long, value_name = "FILE")]
     record: Vec<PathBuf>,
-    /// A file for the picture
+    /// Write a plot as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// How tables are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SuiteName {
-    /// The shapes of the project's history
+    /// Eight canonical shapes
     Seeds,
-    /// Long sequences, 16k tokens in all
+    /// Prompts of 512 to 16k tokens, 16k tokens in each batch
     Prefill,
     /// One query row over a long key cache
     Decode,
@@ -73,16 +73,17 @@ enum SuiteName {
 impl Roofline {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         let devices = self.devices()?;
-        let problems = self.problems()?;
+        let is_cpu = devices.iter().all(|device| device.key == "this-cpu");
+        let dtype = self.dtype.unwrap_or(if is_cpu { DType::F32 } else { DType::F16 });
+        let problems = self.problems(dtype)?;
         let mut targets = Vec::new();
         for text in &self.target {
-            targets.push((Target::parse(text, self.dtype).map_err(|error| Failure::Usage(error.to_string()))?, ""));
+            targets.push((Target::parse(text, dtype).map_err(|error| Failure::Usage(error.to_string()))?, ""));
         }
         let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
-        let is_of_history = self.device == "l4" && self.suite == SuiteName::Seeds && self.shape.is_empty();
-        if self.historic || is_of_history && is_for_people {
+        if self.historic {
             for historic in HISTORIC_TARGETS {
-                let target = Target::parse(historic.target, self.dtype);
+                let target = Target::parse(historic.target, dtype);
                 targets.push((target.map_err(|error| Failure::Usage(error.to_string()))?, historic.wish));
             }
         }
@@ -92,7 +93,7 @@ impl Roofline {
             }
             output.line("")?;
         }
-        // Two tables in one output would be read by no program; those who ask for targets get targets.
+        // No program reads two tables in one output; whoever asks for targets gets targets.
         if is_for_people || targets.is_empty() {
             output.table(&floors_table(&devices, &problems), self.format)?;
         }
@@ -113,17 +114,22 @@ impl Roofline {
             let [device] = &devices[..] else {
                 return Err(Failure::Usage("--svg draws one device; name it with --device".to_owned()));
             };
-            let picture = plot(device, self.dtype, &problems, &self.measured()?);
+            let picture = plot(device, dtype, &problems, &self.measured(dtype)?);
             write_file(file, picture.file().as_bytes())?;
         }
         Ok(ending)
     }
 
     fn devices(&self) -> Result<Vec<RoofDevice>, Failure> {
-        if self.device == "all" {
-            return Ok(RoofDevice::table());
-        }
-        match RoofDevice::named(&self.device) {
+        let named = match self.device.as_deref() {
+            Some("all") => return Ok(RoofDevice::table()),
+            Some(name) => RoofDevice::named(name),
+            None => match Gpu::open(0) {
+                Ok(gpu) => RoofDevice::this_gpu(&gpu).map_err(DeviceError::from),
+                Err(_) => Ok(RoofDevice::this_cpu()),
+            },
+        };
+        match named {
             Ok(device) => Ok(vec![device]),
             Err(error @ DeviceError::Unknown(_)) => Err(Failure::Usage(format!("{error}, all"))),
             Err(error @ DeviceError::NoGpu(_)) => {
@@ -134,7 +140,7 @@ impl Roofline {
         }
     }
 
-    fn problems(&self) -> Result<Vec<Problem>, Failure> {
+    fn problems(&self, dtype: DType) -> Result<Vec<Problem>, Failure> {
         let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
         let mask = parse_mask(&self.mask).map_err(usage)?;
         let problems: Vec<Problem> = if self.shape.is_empty() {
@@ -143,9 +149,9 @@ impl Roofline {
                 SuiteName::Prefill => BenchSuite::Prefill,
                 SuiteName::Decode => BenchSuite::Decode,
             };
-            suite.problems(self.dtype).into_iter().filter(|problem| problem.mask == Mask::None).collect()
+            suite.problems(dtype).into_iter().filter(|problem| problem.mask == Mask::None).collect()
         } else {
-            let shapes = self.shape.iter().map(|shape| parse_shape(shape, self.dtype));
+            let shapes = self.shape.iter().map(|shape| parse_shape(shape, dtype));
             shapes.collect::<Result<_, _>>().map_err(usage)?
         };
         let problems: Vec<Problem> = problems.into_iter().map(|problem| problem.with_mask(mask)).collect();
@@ -157,13 +163,13 @@ impl Roofline {
         Ok(problems)
     }
 
-    fn measured(&self) -> Result<Vec<MeasuredPoint>, Failure> {
+    fn measured(&self, dtype: DType) -> Result<Vec<MeasuredPoint>, Failure> {
         let mut points = Vec::new();
         for file in &self.record {
             let record = Record::<Measurements>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
             for row in record.content.rows {
                 let problem = row.problem.problem().map_err(|error| Failure::Usage(error.to_string()))?;
-                if problem.dtype == self.dtype {
+                if problem.dtype == dtype {
                     points.push(MeasuredPoint { seconds: row.median(), kernel: row.kernel, problem });
                 }
             }
@@ -195,61 +201,68 @@ fn words(device: &RoofDevice) -> String {
 }
 
 fn floors_table(devices: &[RoofDevice], problems: &[Problem]) -> Table {
-    let mut table = Table::new(&[
-        "device",
-        "shape",
-        "dtype",
-        "mask",
-        "GFLOP",
-        "MB",
-        "FLOP/B",
-        "tensor us",
-        "DRAM cold us",
-        "L2 us",
-        "exp us",
-        "launch us",
-        "hot floor us",
-        "by",
-        "cold floor us",
-        "by cold",
-    ]);
-    let us = |seconds: f64| Cell::number(seconds * 1e6, 2);
+    let columns = [
+        column("device", "device").minor(),
+        column("GFLOP", "gflop").minor(),
+        column("MB", "megabytes").minor(),
+        column("FLOP/B", "flops_per_byte").minor(),
+        column("products us", "products_us").minor(),
+        column("DRAM us", "dram_us").minor(),
+        column("L2 us", "l2_us").minor(),
+        column("exp us", "exponentials_us").minor(),
+        column("launch us", "launch_us").minor(),
+        column("hot floor us", "hot_floor_us"),
+        column("hot bound by", "hot_bound_by"),
+        column("cold floor us", "cold_floor_us"),
+        column("cold bound by", "cold_bound_by"),
+    ];
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
+    let us = |seconds: f64| Cell::precise(seconds * 1e6, 2);
+    // What is not known of a device limits nothing.
+    let known = |seconds: f64| if seconds > 0.0 { us(seconds) } else { Cell::none() };
     for device in devices {
         for problem in problems {
             let floors = Floors::of(problem, device);
             let ((hot, hot_limit), (cold, cold_limit)) = (floors.hot(), floors.cold());
-            table.push(vec![
+            let mut cells = problem_cells(problem);
+            cells.extend([
                 Cell::from(device.key.as_str()),
-                Cell::from(shape_text(problem)),
-                Cell::from(problem.dtype.to_string()),
-                Cell::from(mask_text(problem.mask)),
-                Cell::number(floors.work.flops / 1e9, 3),
-                Cell::number(floors.work.bytes / 1e6, 2),
+                Cell::precise(floors.work.flops / 1e9, 3),
+                Cell::precise(floors.work.bytes / 1e6, 2),
                 Cell::number(floors.intensity(), 0),
                 us(floors.tensor),
                 us(floors.dram),
-                us(floors.l2),
-                us(floors.exponentials),
-                floors.launch.map_or_else(|| Cell::from("-"), us),
+                known(floors.l2),
+                known(floors.exponentials),
+                floors.launch.map_or_else(Cell::none, us),
                 us(hot),
                 Cell::from(hot_limit.to_string()),
                 us(cold),
                 Cell::from(cold_limit.to_string()),
             ]);
+            table.push(cells);
         }
     }
     table
 }
 
 fn targets_table(devices: &[RoofDevice], targets: &[(Target, &str)]) -> Table {
-    let mut table =
-        Table::new(&["device", "target", "wish", "needs TFLOP/s", "% of peak", "% of DRAM cold", "verdict", "because"]);
+    let mut table = Table::new(&[
+        column("target", "target"),
+        column("device", "device").minor(),
+        column("wanted as", "wanted_as").minor(),
+        column("needs TFLOP/s", "needed_tflops_per_s"),
+        column("% of peak", "part_of_peak_percent"),
+        column("% of DRAM, cold", "part_of_dram_cold_percent"),
+        column("verdict", "verdict").verdict(),
+        column("reason", "reason"),
+    ]);
     for device in devices {
         for (target, wish) in targets {
             let judgement = Judgement::of(target, device);
             table.push(vec![
-                Cell::from(device.key.as_str()),
                 Cell::from(target.to_string()),
+                Cell::from(device.key.as_str()),
                 Cell::from(*wish),
                 Cell::number(judgement.flops / 1e12, 1),
                 Cell::number(100.0 * judgement.part_of_peak, 0),

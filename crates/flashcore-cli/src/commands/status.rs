@@ -1,30 +1,30 @@
-//! `flashcore status`: where does the project stand?
+//! `flashcore status`: what is verified and measured, by the records of the project.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use flashcore_bench::status::{State, status};
 
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure};
 
-/// Say where the project stands, by its own records: what is verified, measured, promoted, failing
+/// Show what is verified, measured, promoted and failing, by the records of the project
 ///
-/// The folders of results and experiments are read, and each row of the definition of done is held against what they
-/// say. Exit code 1 when a record says that something is not well; with --strict also when there is no record of it.
+/// Reads the directories of results and experiments and checks each row of the definition of done against them. Exit code
+/// 1 if a record shows a failure; with --strict also if there is no record.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  flashcore status\n  flashcore status --strict --format json")]
 pub(crate) struct StatusCommand {
-    /// The folder of results
-    #[arg(long, value_name = "FOLDER", default_value = "results")]
+    /// The directory of results
+    #[arg(long, value_name = "DIR", default_value = "results")]
     results: PathBuf,
-    /// The folder of experiments
-    #[arg(long, value_name = "FOLDER", default_value = "experiments")]
+    /// The directory of experiments
+    #[arg(long, value_name = "DIR", default_value = "experiments")]
     experiments: PathBuf,
-    /// What has no record fails too
+    /// Fail on missing records as well
     #[arg(long)]
     strict: bool,
-    /// How the table is written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -33,10 +33,13 @@ impl StatusCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         if !self.results.is_dir() {
             let folder = self.results.display();
-            return Err(Failure::Usage(format!("{folder} is no folder; name that of the results with --results")));
+            return Err(Failure::Usage(format!(
+                "`{folder}` is not a directory; run this in a checkout of flashcore, or use --results DIR"
+            )));
         }
         let rows = status(&self.results, &self.experiments);
-        let mut table = Table::new(&["what", "state", "by"]);
+        let mut table =
+            Table::new(&[column("what", "what"), column("state", "state").verdict(), column("evidence", "evidence")]);
         for row in &rows {
             table.push(vec![Cell::from(row.what), Cell::from(row.state.word()), Cell::from(row.evidence.as_str())]);
         }

@@ -1,4 +1,4 @@
-//! `flashcore tune`: which config is fastest here?
+//! `flashcore tune`: the fastest config on this GPU.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::tuning::{Tuned, TuningStore};
 use flashcore_problem::{DType, Problem};
 
-use crate::output::{Cell, Format, Output, Table};
-use crate::{Ending, Failure};
+use crate::output::{Cell, Format, Output, Table, column};
+use crate::{Ending, Failure, interrupt};
 
 /// Measure kernel configs on this GPU, and remember the fastest
 ///
-/// Begins with the config that the problem has by default and those of other problems, then changes one choice of the best
-/// at a time until nothing is 2% faster. Every config is verified before it is timed. What was best is kept beside the
-/// compiled kernels, for this GPU, this driver and problems of the same class: the same type, dims, mask and features, and
-/// sizes up to the same power of two. Plans use it from then on; FLASHCORE_TUNING=off leaves it aside.
+/// Starts with the default config of the problem and those of other problems, then changes one choice of the fastest at a
+/// time until nothing is 2 % faster. Every config is verified before it is timed. The fastest is stored beside the compiled
+/// kernels for this GPU, this driver and problems of the same class: the same type, dims, mask and features, and sizes up
+/// to the same power of two. Later plans use it unless FLASHCORE_TUNING=off.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore tune --shape 1x8x512x64\n  flashcore tune --shape 4x32/8x1,8192x128 --dtype bf16 --lse\n  flashcore tune --list\n  flashcore tune --forget all"
@@ -34,22 +34,22 @@ pub(crate) struct Tune {
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
-    /// With the log-sum-exp as a second output
+    /// Compute the log-sum-exp as well
     #[arg(long)]
     lse: bool,
-    /// Seconds after which nothing new is tried
+    /// Time limit in seconds, after which no further config is tried
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// Measures, and remembers nothing
+    /// Measure without storing the result
     #[arg(long)]
     dry_run: bool,
-    /// Shows what is remembered
+    /// Show the stored results
     #[arg(long, conflicts_with_all = ["shape", "forget"])]
     list: bool,
-    /// Forgets one class of problems, as --list names it, or all
+    /// Remove the result of one class of problems, as --list names it, or `all`
     #[arg(long, value_name = "CLASS", conflicts_with = "shape")]
     forget: Option<String>,
-    /// How tables are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -69,6 +69,7 @@ impl Tune {
             return forget(output, &store()?, class);
         }
         let problem = self.problem()?;
+        interrupt::watch();
         let gpu = Gpu::open(0).map_err(environment)?;
         let context = gpu.device().context().ok_or_else(|| environment("the GPU has no context"))?;
         let arch = context.device().specific_arch().map_err(environment)?;
@@ -77,14 +78,28 @@ impl Tune {
             .map_err(|error| Failure::Usage(format!("--seconds {}: {error}", self.seconds)))?;
         let found = tune(&gpu, &problem, arch, multiprocessors, budget, |number, config| {
             output.progress(number, number + 1, &format!("tried, now {config}"));
-        })
-        .map_err(environment)?;
+            !interrupt::requested()
+        });
+        let found = match found {
+            Ok(found) => found,
+            Err(_) if interrupt::requested() => {
+                output.note("interrupted before the default config was timed; nothing is stored");
+                return Ok(Ending::Interrupted);
+            }
+            Err(error) => return Err(environment(error)),
+        };
         self.show(output, &found)?;
+        if interrupt::requested() {
+            let said =
+                format!("{} configs tried; the search was interrupted, so nothing is stored", found.trials.len());
+            self.say(output, &said)?;
+            return Ok(Ending::Interrupted);
+        }
         let Found { best, seconds, default, default_seconds, .. } = found;
         let (device, driver) = machine(context);
         let class = problem_class(&problem);
         if best == default {
-            self.say(output, &format!("the default, {default}, is the fastest: nothing to remember"))?;
+            self.say(output, &format!("the default, {default}, is the fastest; nothing to store"))?;
             // What an earlier run remembered would stand in its way.
             if !self.dry_run {
                 store()?.forget(|tuned| tuned.class == class && tuned.device == device).map_err(environment)?;
@@ -92,7 +107,7 @@ impl Tune {
             return Ok(Ending::Well);
         }
         let percent = 100.0 * (default_seconds / seconds - 1.0);
-        self.say(output, &format!("{best} is {percent:.1}% faster than the default, {default}"))?;
+        self.say(output, &format!("{best} is {percent:.1} % faster than the default, {default}"))?;
         if !self.dry_run {
             let store = store()?;
             store
@@ -107,7 +122,7 @@ impl Tune {
                     problem: format!("{} {} {}", shape_text(&problem), problem.dtype, mask_text(problem.mask)),
                 })
                 .map_err(environment)?;
-            self.say(output, &format!("remembered for `{class}` in {}", store.path().display()))?;
+            self.say(output, &format!("stored for `{class}` in {}", store.path().display()))?;
         }
         Ok(Ending::Well)
     }
@@ -123,11 +138,16 @@ impl Tune {
     }
 
     fn show(&self, output: &mut Output, found: &Found) -> Result<(), Failure> {
-        let mut table = Table::new(&["kernel", "p50 us", "against default", "verdict"]);
+        let mut table = Table::new(&[
+            column("kernel", "kernel"),
+            column("p50 us", "p50_us"),
+            column("speedup over default", "speedup_over_default"),
+            column("verdict", "verdict").verdict(),
+        ]);
         for trial in &found.trials {
             let seconds = trial.seconds.as_ref().ok().copied();
             let verdict = match &trial.seconds {
-                Ok(_) if trial.config == found.best => "the fastest".to_owned(),
+                Ok(_) if trial.config == found.best => "fastest".to_owned(),
                 Ok(_) => String::new(),
                 Err(reason) => format!("not used: {reason}"),
             };
@@ -151,7 +171,16 @@ impl Tune {
 
     fn list(&self, output: &mut Output, store: &TuningStore) -> Result<Ending, Failure> {
         let all = store.read().map_err(environment)?;
-        let mut table = Table::new(&["class", "kernel", "us", "default", "its us", "device", "driver", "measured on"]);
+        let mut table = Table::new(&[
+            column("class", "class"),
+            column("kernel", "kernel"),
+            column("p50 us", "p50_us"),
+            column("default", "default_kernel"),
+            column("default us", "default_p50_us"),
+            column("device", "device").minor(),
+            column("driver", "driver").minor(),
+            column("measured on", "problem").minor(),
+        ]);
         for tuned in &all {
             table.push(vec![
                 Cell::from(tuned.class.as_str()),
@@ -165,7 +194,7 @@ impl Tune {
             ]);
         }
         if all.is_empty() {
-            self.say(output, &format!("nothing is remembered in {}", store.path().display()))?;
+            self.say(output, &format!("nothing is stored in {}", store.path().display()))?;
         }
         if !all.is_empty() || !matches!(self.format, Format::Table | Format::Markdown) {
             output.table(&table, self.format)?;
@@ -177,13 +206,13 @@ impl Tune {
 fn forget(output: &mut Output, store: &TuningStore, class: &str) -> Result<Ending, Failure> {
     if class == "all" {
         let was_there = store.forget_all().map_err(environment)?;
-        output.line(if was_there { "forgot everything" } else { "there was nothing to forget" })?;
+        output.line(if was_there { "removed all stored results" } else { "there was nothing to remove" })?;
         return Ok(Ending::Well);
     }
     match store.forget(|tuned| tuned.class == class) {
-        Ok(0) => Err(Failure::Usage(format!("nothing is remembered for `{class}`; --list shows what is"))),
+        Ok(0) => Err(Failure::Usage(format!("nothing is stored for `{class}`; --list shows what is"))),
         Ok(count) => {
-            output.line(format!("forgot {count} for `{class}`"))?;
+            output.line(format!("removed {count} for `{class}`"))?;
             Ok(Ending::Well)
         }
         Err(error) => Err(environment(error)),

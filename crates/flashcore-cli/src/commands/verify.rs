@@ -1,67 +1,69 @@
 //! `flashcore verify`: is it right?
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
-use std::thread::available_parallelism;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::jobs::{Judged, judge_case, judge_in_processes, serve_cases};
+use flashcore_bench::peak::working_threads;
 use flashcore_bench::record::{Machine, Verification};
 use flashcore_bench::suites::{self, Kernels, Runner};
 use flashcore_bench::verify::NoVerdict;
-use flashcore_bench::{Backend, Case, stress_name};
+use flashcore_bench::{Backend, Case};
 use flashcore_cpu::{Level, LevelError};
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
 use rayon::prelude::*;
 
 use super::origin::write_record;
-use crate::output::{Cell, Format, Output, Table};
+use super::threads::Threads;
+use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, field, problem_cells};
 use crate::{Ending, Failure, interrupt};
 
 /// Verify that attention comes out right
 ///
-/// Every case is computed by the backend on independent random inputs, with poisoned outputs, and judged against plain
-/// loops in f64: error at most twice that of a same-precision reference, relative L2, every element written, finite,
-/// inputs unchanged, the same bits when run again. In the simulator every race, missing wait, out-of-bounds access and
-/// read of unwritten memory is a failure too. On the CPU every tensor lies between pages that cannot be touched and
-/// begins or ends at one, so that one byte too far ends the command with a segmentation fault, which says where.
+/// The backend computes every case from independent random inputs into poisoned outputs, and the result is judged against
+/// plain loops in f64: error at most twice that of a same-precision reference, relative L2, every element written and
+/// finite, inputs unchanged, the same bits in a second run. In the simulator every race, missing wait, out-of-bounds access
+/// and read of uninitialized memory fails the case too. On the CPU every tensor is placed between guard pages, so that an
+/// access one byte out of bounds ends the command with a segmentation fault that says which tensor was left.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
-    /// Who computes
+    /// The backend that computes
     #[arg(long, value_enum, default_value_t = BackendName::Sim)]
     backend: BackendName,
-    /// The list of cases
+    /// The suite of cases
     #[arg(long, value_enum, default_value_t = SuiteName::Seeds)]
     suite: SuiteName,
-    /// Random cases instead of a list; each follows from its number alone, counted from --seed
+    /// N random cases instead of a suite, numbered from --seed; a case depends on its number alone
     #[arg(long, value_name = "N", conflicts_with_all = ["suite", "shape"])]
     fuzz: Option<usize>,
     /// Only this kernel, by family (scalar, steps, ampere, hopper) or by config
     #[arg(long)]
     kernel: Option<String>,
-    /// Only this case of the suite, counted from 0
+    /// Only case N of the suite, counted from 0
     #[arg(long, value_name = "N", conflicts_with_all = ["fuzz", "shape"])]
     only: Option<usize>,
-    /// Only a part of the cases: I/N for every Nth from the Ith on, counted from 0, so that N commands share them
+    /// Only every Nth case starting at case I, so that N commands can share a suite
     #[arg(long, value_name = "I/N", conflicts_with = "only", value_parser = parse_part)]
     part: Option<(usize, usize)>,
-    /// Processes that share the cases, for a machine of many cores: a GPU's driver compiles one kernel at a time in each
+    /// Share the cases among N processes; useful because a GPU driver compiles one kernel at a time in each process
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
-    /// What --jobs starts: judges the cases whose numbers it reads
+    /// A process of --jobs: judges the cases whose numbers it reads
     #[arg(long, hide = true)]
     serve: bool,
-    /// The instructions of the cpu backend, such as portable or avx2, or all that the machine has, one after the other;
-    /// the best unless said
+    /// The instruction set of the cpu backend, such as portable or avx2, or `all` that this machine has, in turn
+    /// [default: the fastest]
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
-    /// One case: batch x heads[/key heads] x queries[,keys] x dim[+formula], such as 1x8x512x64 or 1x2x300x64+documents
+    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+formula], such as 1x8x512x64 or 1x2x300x64+documents
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type of the case
@@ -70,25 +72,27 @@ pub(crate) struct Verify {
     /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full", requires = "shape")]
     mask: String,
-    /// The seed of the inputs and of the order of warps, or the number of the first random case
+    /// The seed of the inputs and of the order of warps; with --fuzz the number of the first case
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Runs after the first of each case, which must give the same bits
+    /// Further runs of each case, which must give the same bits
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeats: usize,
-    /// With the log-sum-exp as a second output
+    /// Compute the log-sum-exp as well
     #[arg(long, requires = "shape")]
     lse: bool,
-    /// How the tensors of the case lie in memory
+    /// The memory layout of the tensors
     #[arg(long, value_enum, default_value_t = LayoutName::Bhsd, requires = "shape")]
     layout: LayoutName,
     /// Special inputs instead of random ones
-    #[arg(long, value_parser = parse_stress, requires = "shape")]
-    stress: Option<Stress>,
-    /// A file for the tally, the failures and the machine, as JSON
+    #[arg(long, value_enum, requires = "shape")]
+    stress: Option<StressName>,
+    #[command(flatten)]
+    threads: Threads,
+    /// Write a JSON record with the counts, the failures and the machine
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// How results are written
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -130,31 +134,45 @@ enum LayoutName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SuiteName {
-    /// The shapes of the project's history, three seeds each
+    /// Canonical shapes with three seeds each
     Seeds,
-    /// Lengths around tiles, every head dimension, rows that attend nothing
+    /// Lengths around tile sizes, every head dimension, rows that attend no key
     Edge,
-    /// Every config that some problem gets by default, once each: for compute-sanitizer
+    /// Every config that is a default of some problem, once each: for compute-sanitizer
     Defaults,
-    /// A pairwise design over every feature, the kernels in turn
+    /// Every pair of features (pairwise design), the kernels in turn
     Features,
-    /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
-    /// the cpu also 2,000 cases in which every two values of every two features meet
+    /// The suites above, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
+    /// 2,000 cases that cover every pair of values of every pair of features
     Full,
 }
 
-const STRESSES: [Stress; 4] = [Stress::LargeScores, Stress::OneHot, Stress::Constant, Stress::SmallIntegers];
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StressName {
+    /// Queries and keys 50 times larger than usual: scores up to about 10,000
+    LargeScores,
+    /// Each query matches the keys of one residue class and no others
+    OneHot,
+    /// Queries and keys all 1, values all 0.75
+    Constant,
+    /// Integers from -2 to 2, whose sums are exact
+    SmallIntegers,
+}
 
-fn parse_stress(name: &str) -> Result<Stress, String> {
-    STRESSES.into_iter().find(|stress| stress_name(*stress) == name).ok_or_else(|| {
-        let known: Vec<_> = STRESSES.into_iter().map(stress_name).collect();
-        format!("there are {}", known.join(", "))
-    })
+impl From<StressName> for Stress {
+    fn from(name: StressName) -> Self {
+        match name {
+            StressName::LargeScores => Self::LargeScores,
+            StressName::OneHot => Self::OneHot,
+            StressName::Constant => Self::Constant,
+            StressName::SmallIntegers => Self::SmallIntegers,
+        }
+    }
 }
 
 fn parse_part(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(first, of)| Some((first.parse().ok()?, of.parse().ok()?)));
-    parts.filter(|(first, of)| first < of).ok_or_else(|| "such as 0/4, 1/4, 2/4 and 3/4".to_owned())
+    parts.filter(|(first, of)| first < of).ok_or_else(|| "I/N with I below N is needed, such as 0/4 or 3/4".to_owned())
 }
 
 /// Cases of the CPU or a GPU that are verified before progress is shown again. They run in parallel, so that the oracle's
@@ -175,7 +193,12 @@ struct Tally {
 
 impl Verify {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        interrupt::watch();
+        if self.serve {
+            interrupt::watch_quietly();
+        } else {
+            interrupt::watch();
+        }
+        self.threads.apply()?;
         let levels = self.levels()?;
         let cases = self.cases(&levels)?;
         let gpu = match self.backend {
@@ -189,7 +212,7 @@ impl Verify {
         }
         if let ([_, _, ..], [_, ..], Format::Table | Format::Markdown) = (&cases[..], &levels[..], self.format) {
             let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
-            output.note(&format!("{} cases on the cpu, level {}", cases.len(), names.join(", ")));
+            output.note(&format!("{} cases on the CPU at level {}", cases.len(), names.join(", ")));
         }
         let judged = if self.jobs > 1 && cases.len() > 1 {
             self.judge_in_processes(&cases, output)?
@@ -200,9 +223,10 @@ impl Verify {
             [] => vec![Tally::new(String::new())],
             levels => levels.iter().map(|level| Tally::new(format!("cpu {level}: "))).collect(),
         };
-        let mut table = Table::new(&["case", "verdict", "max error", "reference", "relative L2", "ms"]);
+        let cases_by_name = by_name(&cases, &levels);
+        let mut table = Table::new(&columns());
         for (level, judged) in judged.iter().flat_map(|levels| levels.iter().enumerate()) {
-            table.push(cells(judged));
+            table.push(cells(judged, cases_by_name.get(&judged.case)));
             tallies[level].count(judged);
         }
         let failed: Vec<&Judged> = judged.iter().flatten().filter(|judged| !judged.passed()).collect();
@@ -210,7 +234,7 @@ impl Verify {
         // A format for programs carries the verdicts already; people get the reasons too.
         if matches!(self.format, Format::Table | Format::Markdown) {
             write_failures(output, &failed)?;
-            write_tallies(output, &tallies)?;
+            write_tallies(output, &tallies, &interrupt::left_out(judged.len(), cases.len()))?;
         }
         if let Some(file) = &self.record {
             self.write_record(file, &levels, gpu.as_ref(), &tallies, &failed)?;
@@ -269,11 +293,11 @@ impl Verify {
         const FEWEST_THREADS: usize = 2;
         let program = std::env::current_exe()?;
         let jobs = usize::from(self.jobs).min(cases.len());
-        let threads = available_parallelism().map_or(1, usize::from) / jobs;
+        let threads = working_threads() / jobs;
         let start = || {
             let mut command = Command::new(&program);
             command.args(std::env::args_os().skip(1)).arg("--serve");
-            if std::env::var_os(THREADS).is_none() {
+            if std::env::var_os(THREADS).is_none() && self.threads.asked_for().is_none() {
                 command.env(THREADS, threads.max(FEWEST_THREADS).to_string());
             }
             command
@@ -296,7 +320,7 @@ impl Verify {
         tallies: &[Tally],
         failed: &[&Judged],
     ) -> Result<(), Failure> {
-        let threads = rayon::current_num_threads();
+        let threads = working_threads();
         let names = levels.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let (backend, machine) = match (self.backend, gpu.and_then(|gpu| gpu.device().context())) {
             (BackendName::Cuda, Some(context)) => ("cuda".to_owned(), Machine::gpu(context.device(), None)),
@@ -316,7 +340,7 @@ impl Verify {
     fn levels(&self) -> Result<Vec<Level>, Failure> {
         if self.backend != BackendName::Cpu {
             return match self.cpu_level {
-                Some(_) => Err(Failure::Usage("--cpu-level is for --backend cpu".to_owned())),
+                Some(_) => Err(Failure::Usage("--cpu-level needs --backend cpu".to_owned())),
                 None => Ok(Vec::new()),
             };
         }
@@ -351,7 +375,7 @@ impl Verify {
         let level = levels.first().copied().unwrap_or(Level::Portable);
         let only = self.kernel.as_deref().map(super::config).transpose()?;
         if only.is_some() && self.backend == BackendName::Cpu {
-            return Err(Failure::Usage("--kernel chooses a GPU kernel; the cpu backend has none".to_owned()));
+            return Err(Failure::Usage("--kernel chooses a GPU kernel; --backend cpu has none".to_owned()));
         }
         let kernels = only.map_or(Kernels::All, Kernels::Only);
         let runner = match self.backend {
@@ -386,7 +410,7 @@ impl Verify {
             BackendName::Sim => Backend::Sim(only.unwrap_or_else(Config::ampere)),
             BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(Config::ampere)),
         };
-        Ok(vec![Case { numbers: self.stress.into(), ..Case::new(problem, self.seed, backend) }])
+        Ok(vec![Case { numbers: self.stress.map(Stress::from).into(), ..Case::new(problem, self.seed, backend) }])
     }
 }
 
@@ -404,21 +428,61 @@ impl Tally {
     }
 }
 
-fn cells(judged: &Judged) -> Vec<Cell> {
+/// Every case at every level by its name, which is what is known of it when it is judged.
+fn by_name(cases: &[Case], levels: &[Level]) -> HashMap<String, Case> {
+    let at_levels = |case: &Case| match case.backend {
+        Backend::Cpu(_) => {
+            levels.iter().map(|level| Case { backend: Backend::Cpu(*level), ..case.clone() }).collect::<Vec<_>>()
+        }
+        Backend::Sim(_) | Backend::Cuda(_) => vec![case.clone()],
+    };
+    cases.iter().flat_map(at_levels).map(|case| (case.to_string(), case)).collect()
+}
+
+fn columns() -> Vec<Column> {
+    let shown = [
+        column("case", "case"),
+        column("verdict", "verdict").verdict(),
+        column("max error", "max_error"),
+        column("reference", "reference_max_error"),
+        column("relative L2", "relative_l2"),
+        column("ms", "milliseconds"),
+        field("backend"),
+        field("kernel"),
+        field("seed"),
+    ];
+    // The name of a case has its problem.
+    shown.into_iter().chain(PROBLEM.map(Column::for_programs)).collect()
+}
+
+fn cells(judged: &Judged, case: Option<&Case>) -> Vec<Cell> {
     let [error, reference, relative] = judged.errors();
-    vec![
+    let mut cells = vec![
         Cell::from(judged.case.as_str()),
         Cell::from(if judged.passed() { "passed" } else { "FAILED" }),
         Cell::number(error, 6),
         Cell::number(reference, 6),
         Cell::number(relative, 6),
         Cell::number(judged.milliseconds, 1),
-    ]
+    ];
+    match case {
+        Some(case) => {
+            let (backend, kernel) = match case.backend {
+                Backend::Cpu(level) => ("cpu", level.to_string()),
+                Backend::Sim(config) => ("sim", config.to_string()),
+                Backend::Cuda(config) => ("cuda", config.to_string()),
+            };
+            cells.extend([Cell::from(backend), Cell::from(kernel), Cell::from(case.seed)]);
+            cells.extend(problem_cells(&case.problem));
+        }
+        None => cells.resize_with(columns().len(), Cell::none),
+    }
+    cells
 }
 
 fn write_failures(output: &mut Output, failed: &[&Judged]) -> Result<(), Failure> {
     for Judged { case, complaints, repeat, .. } in failed {
-        output.line(format!("\nFAILED {case}"))?;
+        output.verdict(format!("\nFAILED {case}"))?;
         for complaint in complaints {
             output.line(format!("  {complaint}"))?;
         }
@@ -427,15 +491,15 @@ fn write_failures(output: &mut Output, failed: &[&Judged]) -> Result<(), Failure
     Ok(())
 }
 
-/// A line for each level, and one for all where there are several.
-fn write_tallies(output: &mut Output, tallies: &[Tally]) -> Result<(), Failure> {
+/// A line for each level, and one for all where there are several, each with what was left out.
+fn write_tallies(output: &mut Output, tallies: &[Tally], left_out: &str) -> Result<(), Failure> {
     for Tally { name, passed, failed } in tallies {
-        output.line(format!("{name}{passed} passed, {failed} failed"))?;
+        output.line(format!("{name}{passed} passed, {failed} failed{left_out}"))?;
     }
     if tallies.len() > 1 {
         let passed: usize = tallies.iter().map(|tally| tally.passed).sum();
         let failed: usize = tallies.iter().map(|tally| tally.failed).sum();
-        output.line(format!("all levels: {passed} passed, {failed} failed"))?;
+        output.line(format!("all levels: {passed} passed, {failed} failed{left_out}"))?;
     }
     Ok(())
 }

@@ -98,7 +98,9 @@ impl<'a> Main<'a> {
             let mut there = file.names();
             there.sort_unstable();
             let there = if there.is_empty() { "no tensor".to_owned() } else { there.join(", ") };
-            return Err(format!("there is no tensor `{name}`; query, key and value are needed, and there is {there}"));
+            return Err(format!(
+                "there is no tensor `{name}`; query, key and value are needed, and the file has {there}"
+            ));
         };
         let Some(dtype) = problem_dtype(tensor.dtype()) else {
             return Err(format!("{name} is {:?}; it must be F16, BF16, F32 or F64", tensor.dtype()));
@@ -123,7 +125,7 @@ impl<'a> Main<'a> {
             return Ok(());
         }
         let Self { name, dims, .. } = self;
-        Err(format!("{name} has shape {dims:?} and {what} {own}; its {what} must be that of {other}, {others}"))
+        Err(format!("{name} has shape {dims:?} and {what} {own}; its {what} must be {others}, like that of {other}"))
     }
 }
 
@@ -176,7 +178,7 @@ fn bias(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<(Vec<f32>, B
     let Some([batch, heads, rows, keys]) = <[usize; 4]>::try_from(tensor.shape()).ok().filter(fits) else {
         let shape = tensor.shape();
         return Err(format!(
-            "bias has shape {shape:?}; it must be {full:?}, [batch, heads, queries, keys], with 1 where it is repeated"
+            "bias has shape {shape:?}; it must be {full:?}, [batch, heads, queries, keys], or 1 to broadcast an axis"
         ));
     };
     // One element along an axis is the same for all of it.

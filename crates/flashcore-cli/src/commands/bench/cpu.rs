@@ -4,47 +4,26 @@ use std::time::Duration;
 
 use flashcore_bench::digest::{sha256, sha256_of_numbers};
 use flashcore_bench::floor::{Ceilings, Work};
+use flashcore_bench::peak::{Peak, working_threads};
 use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
-use flashcore_bench::timing::time_cpu;
+use flashcore_bench::timing::{measured_cpu_bandwidth, time_cpu};
 use flashcore_bench::verify::{Yardstick, verify_with};
-use flashcore_bench::{Backend, Case, mask_text, shape_text};
+use flashcore_bench::{Backend, Case, shape_text};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 
 use super::super::origin::write_record;
 use super::Bench;
-use crate::output::{Cell, Output, Table};
+use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
 use crate::{Ending, Failure, interrupt};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
     let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let peak = flashcore_cpu::measured_peak(threads);
+    let threads = working_threads();
+    let mut peak = Peak::of_cpu(level, DType::F32);
     let has_bf16 = problems.iter().any(|problem| problem.dtype == DType::Bf16);
-    let bf16_peak = has_bf16.then(|| flashcore_cpu::measured_peak_of(level, DType::Bf16, threads));
-    if bench.is_for_people() {
-        let in_bf16 = bf16_peak.map_or(String::new(), |peak| format!(", {:.0} for problems in bf16", peak / 1e9));
-        output.line(format!(
-            "cpu, level {level}, {threads} threads, measured peak {:.0} GFLOP/s in f32 multiply-adds{in_bf16}; verified, then timed",
-            peak / 1e9
-        ))?;
-    }
-    let mut table = Table::new(&[
-        "shape",
-        "dtype",
-        "mask",
-        "verdict",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "mean ms",
-        "std ms",
-        "runs",
-        "GFLOP/s",
-        "floor ms",
-        "% of floor",
-    ]);
-    let mut rows = Vec::new();
+    let mut bf16_peak = has_bf16.then(|| Peak::of_cpu(level, DType::Bf16));
+    let mut timed = Vec::new();
     let mut ending = Ending::Well;
     for (index, problem) in problems.iter().enumerate() {
         if interrupt::requested() {
@@ -65,28 +44,12 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         };
         let (times, outputs) = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(bench.seconds))
             .map_err(|error| Failure::Usage(error.to_string()))?;
-        let median = times.quantile(0.5);
         let work = Work::of(problem);
-        let flops = bf16_peak.filter(|_| problem.dtype == DType::Bf16).unwrap_or(peak);
-        // These problems stay in the caches, and a processor's exponentials are arithmetic.
-        let ceilings = Ceilings { flops, bytes: f64::INFINITY, exponentials: f64::INFINITY };
-        let (floor, bound) = ceilings.floor(work);
-        table.push(vec![
-            Cell::from(shape_text(problem)),
-            Cell::from(problem.dtype.to_string()),
-            Cell::from(mask_text(problem.mask)),
-            Cell::from("passed"),
-            Cell::number(median * 1e3, 3),
-            Cell::number(times.quantile(0.9) * 1e3, 3),
-            Cell::number(times.quantile(0.99) * 1e3, 3),
-            Cell::number(times.mean() * 1e3, 3),
-            Cell::number(times.deviation() * 1e3, 3),
-            Cell::number(times.seconds.len() as f64, 0),
-            Cell::number(work.flops / median / 1e9, 1),
-            Cell::number(floor * 1e3, 3),
-            Cell::number(100.0 * floor / median, 1),
-        ]);
-        rows.push(Measurement {
+        let peak = bf16_peak.as_mut().filter(|_| problem.dtype == DType::Bf16).unwrap_or(&mut peak);
+        // Between two problems the machine may be quieter than before the first.
+        peak.look();
+        let (floor, bound) = peak.floor_below(work, times.quantile(0.5));
+        timed.push(Measurement {
             kernel: level.to_string(),
             problem: ProblemKey::of(problem),
             seed: 0,
@@ -100,10 +63,73 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             cold_seconds: Vec::new(),
         });
     }
-    output.table(&table, bench.format)?;
+    // All floors come from the highest peak, which may have been seen last.
+    for row in &mut timed {
+        let is_bf16 = row.problem.dtype == DType::Bf16.to_string();
+        let peak = bf16_peak.as_ref().filter(|_| is_bf16).unwrap_or(&peak);
+        (row.floor_seconds, row.bound) = peak.ceilings().floor(row.work);
+    }
+    if bench.is_for_people() {
+        let in_bf16 = bf16_peak.as_ref().map_or(String::new(), |peak| format!(", {:.0} in bf16", peak.flops() / 1e9));
+        let plural = if threads == 1 { "" } else { "s" };
+        output.line(format!(
+            "cpu, level {level}, {threads} thread{plural}, measured peak {:.0} GFLOP/s in f32{in_bf16}; \
+             every problem verified, then timed",
+            peak.flops() / 1e9
+        ))?;
+    }
+    output.table(&table(problems, &timed), bench.format)?;
+    if bench.is_for_people() && ending == Ending::Interrupted {
+        output.line(format!("{} measured{}", timed.len(), interrupt::left_out(timed.len(), problems.len())))?;
+    }
+    for row in timed.iter().filter(|row| row.is_below_floor(0.0)) {
+        output.note(&format!(
+            "{}: p50 is {:.3} ms and the floor is {:.3} ms, so the measured peak is too low and no efficiency is shown; \
+             measure again when less runs on this machine",
+            row.problem,
+            row.median() * 1e3,
+            row.floor_seconds * 1e3
+        ));
+    }
     if let Some(file) = &bench.record {
-        let ceilings = Ceilings { flops: peak, bytes: f64::INFINITY, exponentials: f64::INFINITY };
-        write_record(file, Machine::cpu(&level.to_string(), threads, Some(ceilings)), Measurements { rows })?;
+        // These problems stay in the caches, so memory is in no floor; a roofline shows it.
+        let ceilings = Ceilings { bytes: measured_cpu_bandwidth(threads), ..peak.ceilings() };
+        let machine = Machine::cpu(&level.to_string(), threads, Some(ceilings));
+        write_record(file, machine, Measurements { rows: timed })?;
     }
     Ok(ending)
+}
+
+fn table(problems: &[Problem], timed: &[Measurement]) -> Table {
+    let columns = [
+        column("verdict", "verdict").verdict(),
+        column("p50 ms", "p50_ms"),
+        column("p90 ms", "p90_ms").minor(),
+        column("p99 ms", "p99_ms").minor(),
+        column("mean ms", "mean_ms").minor(),
+        column("std ms", "std_ms").minor(),
+        column("runs", "runs").minor(),
+        column("GFLOP/s", "gflops_per_s"),
+        column("floor ms", "floor_ms"),
+        column("efficiency %", "efficiency_percent"),
+    ];
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
+    for row in timed {
+        let Some(problem) = problems.iter().find(|problem| ProblemKey::of(problem) == row.problem) else { continue };
+        let (hot, median) = (row.hot(), row.median());
+        let times = [0.5, 0.9, 0.99].map(|quantile| Cell::number(hot.quantile(quantile) * 1e3, 3));
+        let mut cells = problem_cells(problem);
+        cells.push(Cell::from("passed"));
+        cells.extend(times);
+        cells.extend([
+            Cell::number(hot.mean() * 1e3, 3),
+            Cell::number(hot.deviation() * 1e3, 3),
+            Cell::from(hot.seconds.len()),
+            Cell::number(row.work.flops / median / 1e9, 1),
+            Cell::precise(row.floor_seconds * 1e3, 3),
+            Cell::figure(row.efficiency_percent(), 1),
+        ]);
+        table.push(cells);
+    }
+    table
 }

@@ -4,12 +4,12 @@ use flashcore_bench::digest::sha256_of_numbers;
 use flashcore_bench::floor::Work;
 use flashcore_bench::gpu::{Gpu, GpuTimes};
 use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
-use flashcore_bench::{mask_text, shape_text};
+use flashcore_bench::shape_text;
 use flashcore_problem::{Inputs, Problem};
 
 use super::super::origin::write_record;
 use super::Bench;
-use crate::output::{Cell, Output, Table};
+use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
 use crate::{Ending, Failure, interrupt};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Problem]) -> Result<Ending, Failure> {
@@ -17,30 +17,28 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
     let ceilings = gpu.ceilings().map_err(|error| Failure::Environment(error.to_string()))?;
     if bench.is_for_people() {
         output.line(format!(
-            "{}; ceilings: {:.0} TFLOP/s by clock, {:.2} TB/s by a copy; verified, then timed",
+            "{}; peak {:.0} TFLOP/s by its clock, {:.2} TB/s measured by a copy; every problem verified, then timed",
             gpu.device(),
             ceilings.flops / 1e12,
             ceilings.bytes / 1e12
         ))?;
     }
-    let mut table = Table::new(&[
-        "kernel",
-        "shape",
-        "dtype",
-        "mask",
-        "verdict",
-        "p50 us",
-        "p90 us",
-        "p99 us",
-        "mean us",
-        "std us",
-        "cold us",
-        "TFLOP/s",
-        "GB/s",
-        "floor us",
-        "bound by",
-        "% of floor",
-    ]);
+    let columns = [
+        column("kernel", "kernel"),
+        column("verdict", "verdict").verdict(),
+        column("p50 us", "p50_us"),
+        column("p90 us", "p90_us").minor(),
+        column("p99 us", "p99_us").minor(),
+        column("mean us", "mean_us").minor(),
+        column("std us", "std_us").minor(),
+        column("cold us", "cold_us"),
+        column("TFLOP/s", "tflops_per_s"),
+        column("GB/s", "gbytes_per_s").minor(),
+        column("floor us", "floor_us"),
+        column("bound by", "bound_by").minor(),
+        column("efficiency %", "efficiency_percent"),
+    ];
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
     let mut rows = Vec::new();
     let mut ending = Ending::Well;
     for (index, problem) in problems.iter().enumerate() {
@@ -67,11 +65,9 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         let median = hot.quantile(0.5);
         let work = Work::of(problem);
         let (floor, bound) = gpu.hot_floor(&ceilings, work);
-        table.push(vec![
+        let mut cells = problem_cells(problem);
+        cells.extend([
             Cell::from(kernel.as_str()),
-            Cell::from(shape_text(problem)),
-            Cell::from(problem.dtype.to_string()),
-            Cell::from(mask_text(problem.mask)),
             Cell::from("passed"),
             Cell::number(median * 1e6, 2),
             Cell::number(hot.quantile(0.9) * 1e6, 2),
@@ -81,10 +77,11 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             Cell::number(cold.quantile(0.5) * 1e6, 2),
             Cell::number(work.flops / median / 1e12, 1),
             Cell::number(work.bytes / median / 1e9, 0),
-            Cell::number(floor * 1e6, 2),
+            Cell::precise(floor * 1e6, 2),
             Cell::from(bound.to_string()),
-            Cell::number(100.0 * floor / median, 1),
+            Cell::figure(Some(100.0 * floor / median).filter(|percent| *percent <= 100.0), 1),
         ]);
+        table.push(cells);
         rows.push(Measurement {
             kernel: kernel.clone(),
             problem: ProblemKey::of(problem),
@@ -100,9 +97,12 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         });
     }
     output.table(&table, bench.format)?;
+    if bench.is_for_people() && ending == Ending::Interrupted {
+        output.line(format!("{} measured{}", rows.len(), interrupt::left_out(rows.len(), problems.len())))?;
+    }
     if let Some(file) = &bench.record {
         let context = gpu.device().context();
-        let device = context.ok_or_else(|| Failure::Environment("this is no GPU".to_owned()))?.device();
+        let device = context.ok_or_else(|| Failure::Environment("this device is not a GPU".to_owned()))?.device();
         write_record(file, Machine::gpu(device, Some(ceilings)), Measurements { rows })?;
     }
     Ok(ending)

@@ -1,4 +1,4 @@
-//! `flashcore bench`: how fast is it?
+//! `flashcore bench`: times beside the least time that the machine allows.
 
 mod cpu;
 mod gpu;
@@ -13,45 +13,49 @@ use flashcore_bench::parse_shape;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
+use super::threads::Threads;
 use crate::output::{Format, Output};
 use crate::{Ending, Failure, interrupt};
 
-/// Measure attention on whatever hardware is there
+/// Measure attention on the GPU or CPU of this machine
 ///
-/// Every problem is verified on fresh random inputs before it is timed, and every time stands beside the floor under
-/// which the machine cannot go. On a GPU, hot times are those of a replayed graph of 20 launches on the same tensors, cold
-/// ones those of single launches behind a flush of the L2 cache. With --backend sim a GPU kernel runs in the simulator,
-/// with all checks on; the figures are what it counted, and how fast the simulator is, not how fast a GPU would be.
+/// Every problem is verified on fresh random inputs before it is timed. Beside each time stands its floor, the least time
+/// that this machine's peak rate allows; efficiency is floor / p50. On a GPU, hot times are those of a replayed graph of 20
+/// launches on the same tensors, cold times those of single launches after a flush of the L2 cache. With --backend sim a
+/// GPU kernel runs in the simulator with all checks on: the figures are its counters and the speed of the simulator, not
+/// the speed of a GPU.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64"
 )]
 pub(crate) struct Bench {
-    /// Who computes; by default the first GPU, or the CPU where there is none
+    /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
-    /// What is measured
+    /// The problems to measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
-    /// One problem instead: batch x heads[/key heads] x queries[,keys] x dim[+formula]
+    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+formula]
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type; f32 on the CPU and f16 elsewhere unless said
+    /// The element type [default: f32 on the CPU, f16 elsewhere]
     #[arg(long)]
     dtype: Option<DType>,
-    /// The GPU kernel, by family or by config; on a GPU the default of the device unless said
+    /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config [default: chosen for the GPU and the problem]
     #[arg(long)]
     kernel: Option<String>,
     /// Seconds to measure each problem for, on the CPU
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// A file for everything: machine, every sample, every verdict, as JSON
+    /// Write a JSON record with the machine, every sample and every verdict
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Show a record of bench/peers/gpu.py, us beside others, instead of measuring
+    /// Show a record of bench/peers/gpu.py, flashcore beside other libraries, instead of measuring
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "shape", "record"])]
     peers_record: Option<PathBuf>,
-    /// How results are written
+    #[command(flatten)]
+    threads: Threads,
+    /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -70,11 +74,11 @@ enum BackendName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SuiteName {
-    /// A few, for a first look
+    /// Four shapes, for a first look
     Quick,
-    /// The shapes of the project's history
+    /// Eight canonical shapes, the ones that the leaderboard keeps
     Seeds,
-    /// Long sequences, 16k tokens in all
+    /// Prompts of 512 to 16k tokens, 16k tokens in each batch
     Prefill,
     /// One query row over a long key cache
     Decode,
@@ -86,7 +90,11 @@ impl Bench {
             return peers::show_peers(output, file, self.format);
         }
         interrupt::watch();
+        self.threads.apply()?;
         match self.backend {
+            BackendName::Cpu if self.kernel.is_some() => {
+                Err(Failure::Usage("--kernel chooses a GPU kernel; --backend cpu has none".to_owned()))
+            }
             BackendName::Cpu => cpu::run(self, output, &self.problems(DType::F32)?),
             BackendName::Sim => sim::run(self, output, &self.problems(DType::F16)?),
             BackendName::Cuda => {
@@ -95,11 +103,10 @@ impl Bench {
             }
             BackendName::Auto => match Gpu::open(0) {
                 Ok(gpu) => gpu::run(self, output, &gpu, &self.problems(DType::F16)?),
-                // Never silently: the reason stands above the table.
-                Err(reason) => {
-                    if self.is_for_people() {
-                        output.line(format!("no GPU: {reason}"))?;
-                    }
+                // Whoever names a GPU kernel wants that one.
+                Err(reason) if self.kernel.is_some() => Err(Failure::Environment(reason.to_string())),
+                Err(_) => {
+                    output.note("no usable GPU (`flashcore doctor` says why); measuring on the CPU");
                     cpu::run(self, output, &self.problems(DType::F32)?)
                 }
             },

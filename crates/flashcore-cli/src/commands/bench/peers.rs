@@ -5,13 +5,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure};
 
 /// The version of the form that the script writes; others are refused.
 const SCHEMA: u64 = 1;
 
-/// Shows a record of the peers script: us beside others, from one run.
+/// Shows a record of the peers script: flashcore beside other libraries, from one run.
 pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Result<Ending, Failure> {
     let unreadable = |reason: String| Failure::Usage(format!("{}: {reason}", file.display()));
     let text = fs::read_to_string(file).map_err(|error| unreadable(error.to_string()))?;
@@ -30,8 +30,17 @@ pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Re
             machine["software"].as_str().unwrap_or("unknown software"),
         ))?;
     }
-    let mut table =
-        Table::new(&["shape", "dtype", "mask", "ours us", "TFLOP/s", "best peer", "its us", "ratio", "others us"]);
+    let mut table = Table::new(&[
+        column("shape", "shape"),
+        column("dtype", "dtype"),
+        column("mask", "mask"),
+        column("flashcore us", "flashcore_us"),
+        column("TFLOP/s", "tflops_per_s"),
+        column("best peer", "best_peer"),
+        column("best peer us", "best_peer_us"),
+        column("peer / flashcore", "peer_over_flashcore"),
+        column("other peers us", "other_peers_us").minor(),
+    ]);
     let mut logarithms = Vec::new();
     for row in rows {
         let time = |name: &str| row["microseconds"][name].as_f64();
@@ -62,7 +71,7 @@ pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Re
     output.table(&table, format)?;
     if matches!(format, Format::Table | Format::Markdown) && !logarithms.is_empty() {
         let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
-        output.line(format!("geometric mean of the best peer's time over ours: {mean:.3}"))?;
+        output.line(format!("geometric mean of peer / flashcore: {mean:.3}"))?;
     }
     Ok(Ending::Well)
 }

@@ -1,12 +1,12 @@
 //! What the simulator counts, and how fast it is.
 
 use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case, mask_text, shape_text};
+use flashcore_bench::{Backend, Case, shape_text};
 use flashcore_problem::Problem;
 
 use super::Bench;
-use crate::output::{Cell, Output, Table};
-use crate::{Ending, Failure};
+use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
+use crate::{Ending, Failure, interrupt};
 
 /// Each case is run under this many orders of warps.
 const RUNS: f64 = 2.0;
@@ -15,23 +15,27 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let config = super::super::config(bench.kernel.as_deref().unwrap_or("ampere"))?;
     // One problem says how fast the simulator is; a suite would take minutes.
     let problems = if bench.shape.is_none() { &problems[..2] } else { problems };
-    let mut table = Table::new(&[
-        "kernel",
-        "shape",
-        "dtype",
-        "mask",
-        "verdict",
-        "simulated s",
-        "warp instructions",
-        "instructions/s",
-        "tensor GFLOP",
-        "exponentials",
-        "global read MB",
-        "shared transactions per request",
-        "barriers",
-    ]);
+    let columns = [
+        column("kernel", "kernel"),
+        column("verdict", "verdict").verdict(),
+        column("simulated s", "simulated_s"),
+        column("warp instructions", "warp_instructions"),
+        column("instructions/s", "instructions_per_s"),
+        column("tensor GFLOP", "tensor_gflop").minor(),
+        column("exponentials", "exponentials").minor(),
+        column("global read MB", "global_read_mb").minor(),
+        column("shared transactions per request", "shared_transactions_per_request").minor(),
+        column("barriers", "barriers").minor(),
+    ];
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
     let mut ending = Ending::Well;
+    let mut done = 0;
     for (index, problem) in problems.iter().enumerate() {
+        if interrupt::requested() {
+            ending = Ending::Interrupted;
+            break;
+        }
+        done += 1;
         output.progress(index, problems.len(), &shape_text(problem));
         let case = Case::new(problem.clone(), 0, Backend::Sim(config));
         let outcome = verify(&case, None);
@@ -42,22 +46,24 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         };
         let seconds = outcome.duration.as_secs_f64() / RUNS;
         let instructions = counters.instructions_in_all();
-        table.push(vec![
+        let mut cells = problem_cells(problem);
+        cells.extend([
             Cell::from(config.to_string()),
-            Cell::from(shape_text(problem)),
-            Cell::from(problem.dtype.to_string()),
-            Cell::from(mask_text(problem.mask)),
             Cell::from("passed"),
             Cell::number(seconds, 2),
-            Cell::number(instructions as f64, 0),
+            Cell::from(instructions),
             Cell::number(instructions as f64 / seconds, 0),
             Cell::number(counters.tensor_flops as f64 / 1e9, 3),
-            Cell::number(counters.exponentials as f64, 0),
+            Cell::from(counters.exponentials),
             Cell::number(counters.global_loads.bytes as f64 / 1e6, 2),
             Cell::number(counters.transactions_per_request(), 2),
-            Cell::number(counters.barriers as f64, 0),
+            Cell::from(counters.barriers),
         ]);
+        table.push(cells);
     }
     output.table(&table, bench.format)?;
+    if bench.is_for_people() && ending == Ending::Interrupted {
+        output.line(format!("{done} simulated{}", interrupt::left_out(done, problems.len())))?;
+    }
     Ok(ending)
 }

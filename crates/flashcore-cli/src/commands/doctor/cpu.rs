@@ -1,5 +1,8 @@
-//! The processor: what it is, what of it can be used, what it gives.
+//! The processor: its features, the level that is used, its measured peak.
 
+use flashcore_bench::peak::{Peak, working_threads};
+use flashcore_cpu::Level;
+use flashcore_problem::DType;
 use serde_json::json;
 
 use super::finding::{Finding, Section, State};
@@ -7,7 +10,7 @@ use super::finding::{Finding, Section, State};
 pub(super) fn section() -> Section {
     let information = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = field(&information, "model name").unwrap_or(std::env::consts::ARCH).to_owned();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = working_threads();
     let logical = information.lines().filter(|line| line.starts_with("processor")).count().max(threads);
     let mut features = detected();
     // The standard library cannot tell of these; Linux lists them where it saves their registers.
@@ -17,27 +20,43 @@ pub(super) fn section() -> Section {
         features.iter().filter(|(_, usable)| *usable == wanted).map(|(name, _)| *name).collect()
     };
     let (usable, missing) = (names(true), names(false));
-    let peak = flashcore_cpu::measured_peak(threads);
+    let mut peak = Peak::of_cpu(Level::best(), DType::F32);
+    // Another window, some time later: what else runs here makes each of them smaller.
+    peak.look();
+    let peak = peak.flops();
+    let levels = Level::available().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let level = Level::default_level();
     let value = json!({
         "model": model,
         "threads": threads,
         "logical_processors": logical,
         "usable": usable,
         "missing": missing,
+        "level": level.as_ref().ok().map(ToString::to_string),
+        "levels": levels,
         "f32_flops": peak,
     });
     let listed = |names: &[&str]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let level = match &level {
+        Ok(level) => {
+            let text = format!("{level} is used; FLASHCORE_CPU_LEVEL chooses one of {}", levels.join(", "));
+            Finding::new("cpu level", State::Well, text)
+        }
+        Err(error) => Finding::new("cpu level", State::Failed, error.to_string()),
+    };
+    let plural = if threads == 1 { "" } else { "s" };
     let findings = vec![
-        Finding::new("cpu", State::Well, format!("{model}, {threads} of {logical} threads for this process")),
+        Finding::new("cpu", State::Well, format!("{model}, {threads} of {logical} threads are used")),
         Finding::new(
             "cpu features",
             State::Well,
-            format!("usable: {}; not here: {}", listed(&usable), listed(&missing)),
+            format!("present: {}; absent: {}", listed(&usable), listed(&missing)),
         ),
+        level,
         Finding::new(
             "cpu peak",
             State::Well,
-            format!("{:.0} GFLOP/s of f32 multiply-adds on {threads} threads, measured", peak / 1e9),
+            format!("{:.0} GFLOP/s in f32 multiply-adds on {threads} thread{plural}, measured", peak / 1e9),
         ),
     ];
     Section { key: "cpu", value, findings }

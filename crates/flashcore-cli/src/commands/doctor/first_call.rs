@@ -61,7 +61,7 @@ fn run_probe(cache: &Path) -> Result<Value, String> {
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
     }
-    serde_json::from_slice(&output.stdout).map_err(|error| format!("the timed process said no JSON: {error}"))
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("the timed process printed no JSON: {error}"))
 }
 
 /// Holds each call of a probe against the limit.
@@ -96,7 +96,7 @@ fn judge(subject: &str, probe: &Value, source: &str, limit: Duration) -> (Value,
         findings.push(Finding::new(subject, if passed { State::Well } else { State::Failed }, text));
     }
     if findings.is_empty() {
-        findings.push(Finding::new(subject, State::Failed, "the timed process timed nothing"));
+        findings.push(Finding::new(subject, State::Failed, "the timed process reported no times"));
     }
     findings.push(Finding::new(
         subject,

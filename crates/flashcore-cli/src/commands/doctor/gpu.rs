@@ -86,7 +86,9 @@ fn examine(subject: &str, device: &Device, current: Option<&CurrentState>) -> (V
     findings.push(kernels);
     findings.push(match current {
         Some(now) => Finding::new(subject, State::Well, now.words()),
-        None => Finding::new(subject, State::Absent, "no clocks, temperature or power: nvidia-smi does not tell"),
+        None => {
+            Finding::new(subject, State::Absent, "clocks, temperature and power are unknown: nvidia-smi reports none")
+        }
     });
     let value = json!({
         "ordinal": device.ordinal,

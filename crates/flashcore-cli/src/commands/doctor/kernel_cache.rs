@@ -15,7 +15,7 @@ pub(super) fn section() -> Section {
         Err(reason) => {
             // Somebody turned it off, or the place cannot be used; kernels are compiled in each process then.
             let state = if *reason == NoDisk::Off { State::Absent } else { State::Note };
-            let text = format!("kernels are compiled anew in each process: {reason}");
+            let text = format!("kernels are compiled again in each process: {reason}");
             (state, text, json!({ "folder": Value::Null, "reason": reason.to_string() }))
         }
     };
@@ -35,10 +35,10 @@ fn examine(cache: &KernelCache, folder: &Path) -> (State, String, Value) {
     let (aside, unreadable) = (verified.quarantined.len(), verified.unreadable.len());
     let earlier = set_aside(folder).saturating_sub(aside);
     let writing = try_writing(folder);
-    let mut parts = vec![format!("{shown}: {} sound entries with {bytes} bytes of code", verified.sound)];
+    let mut parts = vec![format!("{shown}: {} valid entries with {bytes} bytes of code", verified.sound)];
     let mut state = State::Well;
     if earlier > 0 {
-        parts.push(format!("{earlier} set aside earlier as *.bad (`flashcore cache clear` removes them)"));
+        parts.push(format!("{earlier} damaged earlier and renamed to *.bad (`flashcore cache clear` removes them)"));
     }
     if let Err(error) = &writing {
         state = State::Note;
@@ -48,7 +48,8 @@ fn examine(cache: &KernelCache, folder: &Path) -> (State, String, Value) {
         state = State::Failed;
         let set_aside = verified.quarantined.iter().map(|(_, reason)| reason.to_string());
         let reasons: Vec<String> = set_aside.chain(verified.unreadable.iter().map(|(_, said)| said.clone())).collect();
-        parts.push(format!("{aside} DAMAGED and set aside now, {unreadable} unreadable: {}", reasons.join("; ")));
+        parts
+            .push(format!("{aside} DAMAGED and renamed to *.bad now, {unreadable} unreadable: {}", reasons.join("; ")));
     }
     let value = json!({
         "folder": folder,

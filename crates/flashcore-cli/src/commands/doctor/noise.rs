@@ -1,4 +1,4 @@
-//! A/A noise: how much two timings of the same thing differ on this machine.
+//! A/A noise: the difference between two timings of the same problem on this machine.
 
 use std::time::Instant;
 
@@ -75,9 +75,9 @@ impl Noise {
     fn words(&self) -> String {
         let Self { milliseconds, median, half, nine_in_ten } = self;
         format!(
-            "the same {milliseconds:.2} ms problem, timed in {PAIRS} pairs on the cpu: median difference {median:+.1} %, \
-             half of the pairs within {half:.1} %, nine in ten within {nine_in_ten:.1} %; \
-             one pair of timings tells nothing below that"
+            "one problem of {milliseconds:.2} ms, timed in {PAIRS} pairs on the CPU: the two times differ by {median:+.1} % in \
+             the median, by less than {half:.1} % in half of the pairs and by less than {nine_in_ten:.1} % in 90 %; \
+             smaller differences between single timings are noise"
         )
     }
 }

@@ -7,7 +7,7 @@ use flashcore_bench::gpu::Gpu;
 use flashcore_bench::repro::{Agreement, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times};
 
 use super::machine;
-use crate::output::{Cell, Format, Output, Table};
+use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};
 
 pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Ending, Failure> {
@@ -41,7 +41,8 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
         let budget = Duration::from_secs_f64(seconds.max(0.0));
         replayed.extend(replay_times(manifest, &origin.machine, &here, gpu.as_ref(), budget));
     }
-    let mut table = Table::new(&["what", "", "found"]);
+    let mut table =
+        Table::new(&[column("what", "what"), column("agrees", "agrees").verdict(), column("found", "found")]);
     for Replayed { what, agreement, found } in &replayed {
         table.push(vec![Cell::from(what.as_str()), Cell::from(agreement.word()), Cell::from(found.as_str())]);
     }
@@ -53,12 +54,12 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
         replayed.iter().filter(|replayed| replayed.what.starts_with("time of") && replayed.agreement == Agreement::No);
     let only_times = times.count() == disagree;
     output.line(format!(
-        "{} agree, {disagree} disagree, {} cannot be told here",
+        "{} agree, {disagree} disagree, {} cannot be checked on this machine",
         tally(Agreement::Yes),
         tally(Agreement::Unknown)
     ))?;
     if disagree > 0 && only_times {
-        output.line("only times disagree: this machine may be busy, or slower than the one of the bundle")?;
+        output.line("only times disagree; this machine may be busy, or slower than that of the bundle")?;
     }
     Ok(if disagree == 0 || only_times { Ending::Well } else { Ending::Failed })
 }

@@ -1,0 +1,16 @@
+//! The GPU that commands about GPU kernels take for granted: the first of this machine, or an H200 where there is none.
+
+use flashcore_cuda::Driver;
+use flashcore_ir::Arch;
+
+/// The name of the GPU that stands in where there is none.
+pub(super) const NAME: &str = "h200";
+/// Its architecture, with its own instructions.
+pub(super) const ARCH: Arch = Arch::Sm90a;
+/// Its SMs, which decide between configs for short problems.
+pub(super) const NUM_SMS: u32 = 132;
+
+/// The architecture of the first GPU, or of the one that stands in.
+pub(super) fn arch() -> Arch {
+    Driver::load().and_then(|driver| driver.device(0)).and_then(|device| device.specific_arch()).unwrap_or(ARCH)
+}

@@ -1,0 +1,27 @@
+//! `--threads`: how many threads work on the CPU.
+
+use clap::Args;
+
+use crate::Failure;
+
+/// The option of commands that compute on the CPU.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Threads {
+    /// CPU threads to compute with [default: RAYON_NUM_THREADS, or all that this process may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Threads {
+    /// Makes the pool of threads. To be called before anything is computed: there is one pool in a process.
+    pub(crate) fn apply(self) -> Result<(), Failure> {
+        let Some(threads) = self.threads else { return Ok(()) };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::from(threads)).build_global();
+        pool.map_err(|error| Failure::Environment(format!("--threads {threads}: {error}")))
+    }
+
+    /// The number that was asked for.
+    pub(crate) fn asked_for(self) -> Option<u16> {
+        self.threads
+    }
+}
