@@ -3,7 +3,7 @@
 use clap::Args;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Buffers, Config, Plan};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::DType;
 use flashcore_ptx::{PrintOptions, print_with};
 
 use crate::output::Output;
