@@ -101,4 +101,5 @@ def main(path):
         print(f"{config}: {error}")
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

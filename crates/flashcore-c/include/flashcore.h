@@ -23,6 +23,9 @@
  * Structs that begin with struct_size grow at their end, where zeros mean that something is off. A struct of an older
  * header is taken as if zeros followed. One of a newer header is taken if what this library does not know is zeros, and
  * refused else.
+ *
+ * A forked process can use the CPU, with plans of its parent or its own. CUDA does not survive a fork: where the parent has
+ * used it, what asks for a GPU returns FLASHCORE_NO_DEVICE in the child.
  */
 
 #ifndef FLASHCORE_H
@@ -263,7 +266,8 @@ typedef struct flashcore_outputs_t {
 // The arguments are right, and the device does not take the problem. Nothing was done.
 #define FLASHCORE_UNSUPPORTED 2
 
-// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old.
+// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old, or one that was opened before
+// a fork: CUDA does not survive it. The CPU works in forked processes.
 #define FLASHCORE_NO_DEVICE 3
 
 // The driver or the GPU failed.

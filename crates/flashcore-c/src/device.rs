@@ -1,6 +1,6 @@
 //! Devices by kind and number.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use api::Device;
@@ -16,19 +16,15 @@ pub const FLASHCORE_DEVICE_BEST: i32 = 2;
 
 /// The device of a kind and a number. GPUs stay open once they are: opening one takes some hundred milliseconds.
 pub(crate) fn open(kind: i32, ordinal: i32) -> Result<Device, Failure> {
-    static GPUS: Mutex<Option<HashMap<i32, Device>>> = Mutex::new(None);
+    static GPUS: Mutex<BTreeMap<i32, Device>> = Mutex::new(BTreeMap::new());
     match kind {
         FLASHCORE_DEVICE_CPU => Ok(Device::cpu()),
         FLASHCORE_DEVICE_CUDA => {
             let number = usize::try_from(ordinal)
                 .map_err(|_| Failure::argument(format!("ordinal is {ordinal}; GPUs are numbered from 0")))?;
-            let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-            let gpus = gpus.get_or_insert_default();
-            if let Some(device) = gpus.get(&ordinal) {
-                return Ok(device.clone());
-            }
+            // Opened before the lock, which is then never held for long and never taken in a forked child.
             let device = Device::cuda(number)?;
-            gpus.insert(ordinal, device.clone());
+            GPUS.lock().unwrap_or_else(PoisonError::into_inner).insert(ordinal, device.clone());
             Ok(device)
         }
         FLASHCORE_DEVICE_BEST => match open(FLASHCORE_DEVICE_CUDA, 0) {

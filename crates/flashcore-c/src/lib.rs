@@ -5,6 +5,8 @@
 //!
 //! Every function catches panics, every pointer that can be checked is, and a plan is a number in a table: a plan that
 //! was destroyed, or never created, is an error and not a crash.
+//!
+//! Forked children can use the CPU, with plans of the parent or their own; plans for a GPU are an error there.
 
 // Functions are `unsafe` towards C as a matter of course; the header says what each of them needs.
 #![expect(unsafe_code, reason = "a C ABI is made of raw pointers")]

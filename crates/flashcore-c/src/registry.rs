@@ -1,10 +1,10 @@
 //! Plans by number. What C holds is a number in the place of a pointer: a plan that is gone is not found, where a pointer
 //! to it would be read.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::ptr;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::plan::PlanHandle;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure};
@@ -15,16 +15,17 @@ pub(crate) struct Entry {
     pub(crate) description: CString,
 }
 
-#[derive(Default)]
 struct Registry {
     /// The number given out last; numbers are not given out twice.
     last: usize,
-    plans: HashMap<usize, Arc<Entry>>,
+    plans: BTreeMap<usize, Arc<Entry>>,
 }
 
-static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry { last: 0, plans: BTreeMap::new() });
 
 pub(crate) fn insert(entry: Entry) -> *mut PlanHandle {
+    #[cfg(unix)]
+    fork::watch();
     let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
     registry.last += 1;
     let number = registry.last;
@@ -50,4 +51,46 @@ fn unknown(plan: *const PlanHandle) -> Failure {
         format!("plan is {plan:p}, which is no plan; was it destroyed before?")
     };
     Failure { status: FLASHCORE_INVALID_PLAN, message }
+}
+
+/// Keeps the table whole and its lock free in forked children: who forks has the lock meanwhile. Another thread that had it
+/// would not be there in the child to give it back.
+#[cfg(unix)]
+mod fork {
+    use super::{REGISTRY, Registry};
+    use std::cell::Cell;
+    use std::ffi::c_int;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{PoisonError, RwLockWriteGuard};
+
+    thread_local! {
+        static HELD: Cell<Option<RwLockWriteGuard<'static, Registry>>> = const { Cell::new(None) };
+    }
+
+    type Handler = unsafe extern "C" fn();
+
+    unsafe extern "C" {
+        fn pthread_atfork(prepare: Option<Handler>, parent: Option<Handler>, child: Option<Handler>) -> c_int;
+    }
+
+    /// Asks the system to call the handlers, before there is a plan.
+    pub(super) fn watch() {
+        static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+        if !IS_WATCHED.swap(true, Ordering::AcqRel) {
+            // SAFETY: the handlers take and give back a lock, on the thread that forks.
+            let is_registered = unsafe { pthread_atfork(Some(take), Some(give_back), Some(give_back)) } == 0;
+            // Where there was no memory for it, the next call tries again.
+            if !is_registered {
+                IS_WATCHED.store(false, Ordering::Release);
+            }
+        }
+    }
+
+    extern "C" fn take() {
+        let _ = HELD.try_with(|held| held.set(Some(REGISTRY.write().unwrap_or_else(PoisonError::into_inner))));
+    }
+
+    extern "C" fn give_back() {
+        let _ = HELD.try_with(|held| held.set(None));
+    }
 }

@@ -16,7 +16,8 @@ pub const FLASHCORE_OK: Status = 0;
 pub const FLASHCORE_INVALID_ARGUMENT: Status = 1;
 /// The arguments are right, and the device does not take the problem. Nothing was done.
 pub const FLASHCORE_UNSUPPORTED: Status = 2;
-/// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old.
+/// There is no such device: no driver, no GPU, no GPU of this number, a GPU that is too old, or one that was opened before
+/// a fork: CUDA does not survive it. The CPU works in forked processes.
 pub const FLASHCORE_NO_DEVICE: Status = 3;
 /// The driver or the GPU failed.
 pub const FLASHCORE_CUDA_ERROR: Status = 4;
@@ -47,6 +48,7 @@ impl From<Error> for Failure {
         let status = match &error {
             Error::Unsupported(reasons) => reasons.iter().map(status_of_reason).max().unwrap_or(FLASHCORE_UNSUPPORTED),
             Error::Cuda(error) => status_of_cuda(error),
+            Error::Forked(_) => FLASHCORE_NO_DEVICE,
             Error::NotOnCuda { .. } => FLASHCORE_UNSUPPORTED,
             _ => FLASHCORE_INVALID_ARGUMENT,
         };
@@ -64,6 +66,7 @@ fn status_of_reason(reason: &Reason) -> Status {
     match reason {
         Reason::Problem(_) | Reason::Kernel(KernelReason::Config { .. }) => FLASHCORE_INVALID_ARGUMENT,
         Reason::Cuda(error) => status_of_cuda(error),
+        Reason::Forked(_) => FLASHCORE_NO_DEVICE,
         Reason::SelfCheck { .. } => FLASHCORE_SELF_CHECK_FAILED,
         _ => FLASHCORE_UNSUPPORTED,
     }

@@ -6,8 +6,8 @@ mod tiles;
 use crate::bf16::pack::{LANES, PAIRS};
 use crate::bf16::{Bf16Kernel, PairMultiplier, PairProduct, weave};
 use crate::level::Level;
+use crate::once::Once;
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-use std::sync::OnceLock;
 use tiles::{Block, ROW_BYTES, with_tiles};
 
 pub(crate) use detect::missing;
@@ -17,8 +17,8 @@ pub(crate) struct TileProducts(());
 
 /// `None` where something lacks.
 pub(crate) fn detect() -> Option<Bf16Kernel<TileProducts>> {
-    static IS_THERE: OnceLock<bool> = OnceLock::new();
-    IS_THERE.get_or_init(|| Level::Amx.missing().is_empty()).then_some(TileProducts(())).and_then(Bf16Kernel::new)
+    static IS_THERE: Once<bool> = Once::new();
+    IS_THERE.get(|| Level::Amx.missing().is_empty()).then_some(TileProducts(())).and_then(Bf16Kernel::new)
 }
 
 /// Multiplies for about a millisecond, where [`Level::Amx`] lacks nothing, and returns how many multiply-adds that was.

@@ -5,6 +5,7 @@
 use crate::blocks::vector_kernel;
 use crate::exp2::{COEFFICIENTS, LEAST, MOST};
 use crate::level::Level;
+use crate::once::Once;
 use crate::tanh::{TanhVector, tanh};
 use crate::vector::Vector;
 use core::arch::x86_64::{
@@ -17,7 +18,6 @@ use core::arch::x86_64::{
 };
 use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use flashcore_problem::DType;
-use std::sync::OnceLock;
 
 /// A witness that the processor has what the kernel needs.
 pub(crate) struct Avx2(());
@@ -25,8 +25,8 @@ pub(crate) struct Avx2(());
 impl Avx2 {
     /// `None` where the processor lacks something.
     pub(crate) fn detect() -> Option<Self> {
-        static IS_THERE: OnceLock<bool> = OnceLock::new();
-        IS_THERE.get_or_init(|| Level::Avx2.missing().is_empty()).then_some(Self(()))
+        static IS_THERE: Once<bool> = Once::new();
+        IS_THERE.get(|| Level::Avx2.missing().is_empty()).then_some(Self(()))
     }
 }
 

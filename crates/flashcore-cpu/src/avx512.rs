@@ -8,6 +8,7 @@ use crate::blocks::vector_kernel;
 use crate::exp2::LEAST;
 use crate::exp2::short::COEFFICIENTS;
 use crate::level::Level;
+use crate::once::Once;
 use crate::tanh::{TanhVector, tanh};
 use crate::vector::Vector;
 use core::arch::asm;
@@ -21,7 +22,6 @@ use core::arch::x86_64::{
 };
 use flashcore_problem::DType;
 use std::array::from_fn;
-use std::sync::OnceLock;
 
 /// A witness that the processor has what the kernel needs.
 pub(crate) struct Avx512(());
@@ -29,8 +29,8 @@ pub(crate) struct Avx512(());
 impl Avx512 {
     /// `None` where the processor lacks something.
     pub(crate) fn detect() -> Option<Self> {
-        static IS_THERE: OnceLock<bool> = OnceLock::new();
-        IS_THERE.get_or_init(|| Level::Avx512.missing().is_empty()).then_some(Self(()))
+        static IS_THERE: Once<bool> = Once::new();
+        IS_THERE.get(|| Level::Avx512.missing().is_empty()).then_some(Self(()))
     }
 }
 

@@ -3,19 +3,19 @@
 use crate::bf16::pack::{LANES, PAIRS};
 use crate::bf16::{Bf16Kernel, PairMultiplier, PairProduct};
 use crate::level::Level;
+use crate::once::Once;
 use core::arch::x86_64::{
     __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps,
     _mm512_setzero_si512, _mm512_storeu_ps,
 };
-use std::sync::OnceLock;
 
 /// A witness that the processor has AVX-512 BF16.
 pub(crate) struct DotProducts(());
 
 /// `None` where the processor lacks something.
 pub(crate) fn detect() -> Option<Bf16Kernel<DotProducts>> {
-    static IS_THERE: OnceLock<bool> = OnceLock::new();
-    IS_THERE.get_or_init(|| Level::Avx512Bf16.missing().is_empty()).then_some(DotProducts(())).and_then(Bf16Kernel::new)
+    static IS_THERE: Once<bool> = Once::new();
+    IS_THERE.get(|| Level::Avx512Bf16.missing().is_empty()).then_some(DotProducts(())).and_then(Bf16Kernel::new)
 }
 
 /// As in the kernel for `f32`: twelve rows by two vectors are 24 sums, with the factors 27 of 32 registers.

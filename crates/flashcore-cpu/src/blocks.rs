@@ -408,21 +408,6 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
         let zero = V::splat(V::Real::ZERO);
         let mut sums = [[zero; VECTORS]; ROWS];
         let place = tiles.product.add(row * lanes + lane);
-        if !matches!(tiles.target, Target::Scaled(_)) {
-            for index in 0..ROWS {
-                for vector in 0..VECTORS {
-                    sums[index][vector] = V::load(place.add(index * lanes + vector * V::LANES));
-                }
-            }
-        }
-        if let Target::Corrected(correction) = tiles.target {
-            for vector in 0..VECTORS {
-                let factor = V::load(correction.add(lane + vector * V::LANES));
-                for index in 0..ROWS {
-                    sums[index][vector] = sums[index][vector].mul(factor);
-                }
-            }
-        }
         if tiles.depth > 0 {
             let left = tiles.left.add(if ROW_BY_ROW { row * stride } else { row });
             let right = tiles.right.add(lane);
@@ -475,11 +460,30 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
                 }
             }
         }
-        if let Target::Scaled(factor) = tiles.target
-            && factor != V::Real::ONE
-        {
-            for sum in sums.as_flattened_mut() {
-                *sum = sum.mul(V::splat(factor));
+        // What was there before is added last, so that a long sum is one of sums of single tiles and rounds less often.
+        match tiles.target {
+            Target::Scaled(factor) if factor == V::Real::ONE => (),
+            Target::Scaled(factor) => {
+                for sum in sums.as_flattened_mut() {
+                    *sum = sum.mul(V::splat(factor));
+                }
+            }
+            Target::Corrected(correction) => {
+                for vector in 0..VECTORS {
+                    let factor = V::load(correction.add(lane + vector * V::LANES));
+                    for index in 0..ROWS {
+                        let before = V::load(place.add(index * lanes + vector * V::LANES));
+                        sums[index][vector] = before.mul_add(factor, sums[index][vector]);
+                    }
+                }
+            }
+            Target::Added => {
+                for index in 0..ROWS {
+                    for vector in 0..VECTORS {
+                        let before = V::load(place.add(index * lanes + vector * V::LANES));
+                        sums[index][vector] = before.add(sums[index][vector]);
+                    }
+                }
             }
         }
         for index in 0..ROWS {

@@ -8,8 +8,10 @@ use crate::scratch::{Purpose, arena_bytes, with_scratch};
 use crate::softmax::{Finished, correction, finish};
 use crate::split::{Item, Split};
 use crate::tiles::{AttendedStrip, MOST_LANES};
+use crate::workers::Workers;
 use crate::{linger, stream, tiles};
 use flashcore_problem::{InputViews, OutputViews, Problem};
+use rayon::Scope;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +30,7 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
         problem,
         inputs,
         outputs: OutputRows::new(problem, outputs),
-        split: Split::new(problem, K::STRIP, K::MOST_ITEM_ROWS, rayon::current_num_threads()),
+        split: Split::new(problem, inputs, K::STRIP, K::MOST_ITEM_ROWS, Workers::find().count()),
     };
     let chunks = call.split.chunks();
     if chunks == 1 {
@@ -65,7 +67,7 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
                 }
             },
         );
-        for_each(groups * rows, chunks * size, |index| {
+        for_each(groups * rows, chunks * size, Order::OneByOne, |index| {
             // SAFETY: each row is put together once, and the items are done.
             let mut parts = unsafe { partials.get(index * chunks, chunks) };
             let (maximum, sum) = parts.put_together();
@@ -92,14 +94,16 @@ impl<K: Microkernel> Call<'_, K> {
         deliver_strip: impl Fn(&Group<'_>, &Item, AttendedStrip<'_, K::Real>) + Sync,
     ) {
         let (problem, split) = (self.problem, &self.split);
-        let (rows, keys) = (Group::row_count(problem), problem.key_length);
-        let work = split.groups * rows * keys * (problem.head_dim + problem.value_dim) / split.items();
+        let (rows, keys) = (Group::row_count(problem), split.keys.len());
+        let columns = problem.head_dim + problem.value_dim;
+        let work = split.groups.saturating_mul(rows).saturating_mul(keys).saturating_mul(columns) / split.items();
         let bytes = if split.is_streamed {
             stream::scratch_bytes::<K::Real>(problem)
         } else {
             tiles::scratch_bytes::<K>(problem, split.largest_rows())
         };
-        for_each(split.items(), work, |index| {
+        let order = if split.is_streamed { Order::InRuns } else { Order::OneByOne };
+        for_each(split.items(), work, order, |index| {
             let item = split.item(index);
             let group = self.group(item.group);
             with_scratch(Purpose::Item, bytes, |mut arena| {
@@ -268,38 +272,100 @@ impl<R: Real> Parts<'_, R> {
     }
 }
 
-/// Calls `work` with each index below `count`, on as many threads of the current pool as it is worth.
+/// Calls `work` with each index below `count`, on as many [threads](Workers) as it is worth.
 ///
-/// Threads take indices in order from one counter. A calling thread that is none of the pool takes part in place of one of
+/// Threads take indices in order from one counter, as `order` says. A calling thread that is none of the pool takes part in place of one of
 /// them: were it to wait, as many threads as it asks for would have to be woken, and a scheduler that puts two of them on
 /// the core it still sees busy leaves another idle for as long as a small problem takes.
 ///
 /// Nothing is allocated inside of the pool, where a thread that comes late, or never, is not waited for. From outside,
 /// rayon allocates a few bytes for each helper.
-pub(crate) fn for_each(count: usize, multiply_adds: usize, work: impl Fn(usize) + Sync) {
+pub(crate) fn for_each(count: usize, multiply_adds: usize, order: Order, work: impl Fn(usize) + Sync) {
+    let worth = (count.saturating_mul(multiply_adds) / SMALLEST_SHARE).max(1);
+    let workers = Workers::find();
+    let threads = workers.count().min(count).min(worth);
+    if threads <= 1 {
+        return (0..count).for_each(work);
+    }
     let next = AtomicUsize::new(0);
     let take = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            work(index);
+        let after = |first: usize| (first < count).then(|| first + order.run(count - first, threads));
+        while let Ok(first) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after) {
+            (first..after(first).unwrap_or(count)).for_each(&work);
         }
     };
-    let worth = (count.saturating_mul(multiply_adds) / SMALLEST_SHARE).max(1);
-    let threads = rayon::current_num_threads().min(count).min(worth);
-    if threads <= 1 {
-        take();
-    } else if rayon::current_thread_index().is_some() {
-        (0..threads).into_par_iter().with_max_len(1).for_each(|_| take());
-    } else {
-        rayon::in_place_scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(|_| take());
-            }
+    let done = AtomicUsize::new(0);
+    match workers {
+        Workers::Alone => return take(),
+        Workers::Current => return (0..threads).into_par_iter().with_max_len(1).for_each(|_| take()),
+        Workers::Global => rayon::in_place_scope(|scope| share(scope, threads, &done, &take)),
+        Workers::Own(pool) => pool.in_place_scope(|scope| share(scope, threads, &done, &take)),
+    }
+    linger::keep_awake(threads - 1, workers);
+}
+
+/// Calls `take` on so many threads, the calling one included, which waits for the others awake: they are about to be done,
+/// and a thread that sleeps takes as long to wake as a small problem.
+fn share<'scope>(scope: &Scope<'scope>, threads: usize, done: &'scope AtomicUsize, take: &'scope (impl Fn() + Sync)) {
+    for _ in 1..threads {
+        scope.spawn(|_| {
             take();
+            done.fetch_add(1, Ordering::Release);
         });
-        linger::keep_awake(threads - 1);
+    }
+    take();
+    linger::wait_until(|| done.load(Ordering::Acquire) == threads - 1);
+}
+
+/// How indices are handed out to threads.
+#[derive(Clone, Copy)]
+pub(crate) enum Order {
+    /// One after the other, to whoever asks next.
+    OneByOne,
+    /// Several neighbours at once, fewer and fewer, to threads that are faster when they read on where they have read. What
+    /// is asked for ahead of time is then what the same thread needs next.
+    InRuns,
+}
+
+impl Order {
+    /// How many indices are handed out at once, when so many are left.
+    fn run(self, left: usize, threads: usize) -> usize {
+        match self {
+            Self::OneByOne => 1,
+            Self::InRuns => (left / (RUNS_PER_THREAD * threads)).max(1),
+        }
+    }
+}
+
+/// Runs that each thread would have if all were as long as the first: so many that threads rarely wait for the last.
+const RUNS_PER_THREAD: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every index once, on any number of threads, in either order.
+    #[test]
+    fn every_index_is_handed_out_once() {
+        for threads in [1, 2, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for order in [Order::OneByOne, Order::InRuns] {
+                for count in [0, 1, 5, 256, 1000] {
+                    let taken: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                    let take = |index: usize| _ = taken[index].fetch_add(1, Ordering::Relaxed);
+                    pool.install(|| for_each(count, SMALLEST_SHARE, order, take));
+                    for_each(count, SMALLEST_SHARE, order, take);
+                    assert!(taken.iter().all(|times| times.load(Ordering::Relaxed) == 2), "{count} on {threads}");
+                }
+            }
+        }
+    }
+
+    /// 256 items on 8 threads: the first runs are of 8, the last of 1.
+    #[test]
+    fn runs_get_shorter() {
+        let runs: Vec<usize> = [256, 255, 128, 63, 1].map(|left| Order::InRuns.run(left, 8)).to_vec();
+        assert_eq!(runs, [8, 7, 4, 1, 1]);
+        assert_eq!(Order::OneByOne.run(256, 8), 1);
     }
 }

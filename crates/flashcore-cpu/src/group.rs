@@ -60,6 +60,21 @@ impl<'a> Group<'a> {
         self.problem.attended_keys(self.key_length, row)
     }
 
+    /// The keys of `keys` that any row of the group attends. The others are as good as not there.
+    pub(crate) fn attended_of(&self, keys: &Range<usize>) -> Range<usize> {
+        self.attended_by(&(0..Self::row_count(self.problem)), keys).0
+    }
+
+    /// The rows that attend some key: neighbours, since what a row attends moves along with it.
+    pub(crate) fn attending_rows(&self) -> Range<usize> {
+        let attends = |&row: &usize| !self.attended(row).is_empty();
+        let mut rows = 0..Self::row_count(self.problem);
+        match (rows.clone().find(attends), rows.rfind(attends)) {
+            (Some(first), Some(last)) => first..last + 1,
+            _ => 0..0,
+        }
+    }
+
     /// The keys of `keys` that any of the rows attends, and those that all of them do.
     pub(crate) fn attended_by(&self, rows: &Range<usize>, keys: &Range<usize>) -> (Range<usize>, Range<usize>) {
         let (first, last) = (self.attended(rows.start), self.attended(rows.end - 1));

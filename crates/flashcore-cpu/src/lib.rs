@@ -25,6 +25,8 @@
 //! | `group` | the query rows that share keys |
 //! | `tiles` | tiles of query rows and tiles of keys: which meet, and what happens when they do |
 //! | `stream` | a few query rows over many keys, which are read where they lie |
+//! | `workers`, `fork`, `linger` | the threads that compute, what becomes of them in a forked child, and how they wait |
+//! | `once` | values that are computed at first use, without a lock |
 //! | `scratch`, `output` | memory that threads keep from call to call, and memory that several write at once |
 //! | `pack` | bytes of the problem's type to tiles of the accumulator's, and back |
 //! | `scores`, `shaping`, `formulas` | from products to scores: softcap, `ALiBi`, bias, formulas, in base 2 |
@@ -63,6 +65,8 @@ mod blocks;
 mod driver;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 mod exp2;
+#[cfg_attr(unix, expect(unsafe_code, reason = "the system is asked to tell of forks"))]
+mod fork;
 mod formulas;
 mod group;
 #[cfg(test)]
@@ -75,6 +79,8 @@ mod microkernel;
 #[cfg(target_arch = "aarch64")]
 #[expect(unsafe_code, reason = "vector instructions are called behind the detection of their processor")]
 mod neon;
+#[expect(unsafe_code, reason = "a value that is shared without a lock")]
+mod once;
 #[expect(unsafe_code, reason = "threads write parts of one output")]
 mod output;
 mod pack;
@@ -104,13 +110,14 @@ mod tiles;
 mod vector;
 #[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
 mod weighing;
+#[expect(unsafe_code, reason = "a pool that is shared without a lock")]
+mod workers;
 
 pub use level::{Level, LevelError};
 pub use peak::{measured_peak, measured_peak_of};
 
-use std::sync::OnceLock;
-
 use flashcore_problem::{DType, InputViews, Invalid, OutputViews, Problem};
+use once::Once;
 
 /// Why attention was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -123,19 +130,30 @@ pub enum CpuError {
     Level(#[from] LevelError),
 }
 
-/// Computes attention, as [`flashcore_problem`] defines it, on all cores of rayon's current pool.
+/// Computes attention, as [`flashcore_problem`] defines it, on all threads of rayon's current pool.
+///
+/// That is the pool that the calling thread is of, or else the global one. A process that was forked gets a pool of its own,
+/// and where no threads can be made, the calling thread computes alone.
 ///
 /// Inputs and outputs are borrowed: [`InputViews`] and [`OutputViews`] over slices, or owned
 /// [`Inputs`](flashcore_problem::Inputs) and [`Outputs`](flashcore_problem::Outputs) by reference. Nothing is copied.
 ///
 /// Every problem that validates is computed, and two runs give the same bits on any number of threads. Another level
 /// gives other bits, equally right. On an error the outputs are as they were.
+///
+/// Keys and values that are past the key length of their batch, or outside of the mask for all rows, are not read: they
+/// change neither a bit nor the time. Keys that a mask formula takes out are read, and take no part.
 pub fn attend<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,
     outputs: impl Into<OutputViews<'a>>,
 ) -> Result<(), CpuError> {
     attend_with(Level::default_level()?, problem, inputs, outputs)
+}
+
+/// How many threads [`attend`] uses when it is called from this thread.
+pub fn thread_count() -> usize {
+    workers::Workers::find().count()
 }
 
 /// [`attend`] with the instructions of one level, which is an error where the machine lacks them.
@@ -146,8 +164,8 @@ pub fn attend_with<'a>(
     outputs: impl Into<OutputViews<'a>>,
 ) -> Result<(), CpuError> {
     // Asked once, because the answer takes memory and stays the same.
-    static AVAILABLE: OnceLock<Vec<Level>> = OnceLock::new();
-    if !AVAILABLE.get_or_init(Level::available).contains(&level) {
+    static AVAILABLE: Once<Vec<Level>> = Once::new();
+    if !AVAILABLE.get(Level::available).contains(&level) {
         level.check()?;
     }
     let (inputs, outputs) = (inputs.into(), outputs.into());
@@ -198,6 +216,11 @@ fn attend_in_pairs<M: bf16::PairMultiplier>(
     inputs: &InputViews<'_>,
     outputs: OutputViews<'_>,
 ) {
+    // A few rows are bound by reading the keys, which products in pairs do not make faster: all that a survey would do is
+    // to read them twice.
+    if split::is_streamed(problem) {
+        return driver::attend(kernel.exact(), problem, inputs, outputs);
+    }
     let survey = kernel.survey(problem, inputs);
     if survey.is_exact() {
         driver::attend(&kernel.for_problem(problem, inputs, &survey), problem, inputs, outputs);

@@ -4,9 +4,9 @@
 //! whose processor was given away meanwhile that can take longer than the call. So for [`A_MOMENT`] helpers keep looking
 //! for work, of anybody's in the pool, before they sleep.
 
+use crate::workers::Workers;
 use std::hint;
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long helpers look for work: longer than what a caller does between two calls that follow each other.
@@ -15,41 +15,54 @@ const A_MOMENT: Duration = Duration::from_micros(100);
 /// The helpers of this process that look for work.
 static HELPERS: Helpers = Helpers::new();
 
-/// Keeps so many threads of the current pool awake for a moment; those that are awake already count.
-pub(crate) fn keep_awake(helpers: usize) {
-    HELPERS.keep_awake(helpers);
+/// Keeps so many of the threads awake for a moment; those that are awake already count.
+pub(crate) fn keep_awake(helpers: usize, workers: Workers) {
+    HELPERS.keep_awake(helpers, workers);
+}
+
+/// Waits until something is so, for a moment at most.
+pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() && start.elapsed() < A_MOMENT {
+        hint::spin_loop();
+    }
+}
+
+/// Forgets helpers that were left in the process that this one was forked from.
+#[cfg_attr(not(unix), expect(dead_code, reason = "only there a process forks"))]
+pub(crate) fn forget() {
+    HELPERS.awake.store(0, Ordering::Relaxed);
 }
 
 struct Helpers {
-    /// Where times are counted from.
-    start: LazyLock<Instant>,
-    /// Until when they look for work, in nanoseconds.
-    until: AtomicU64,
-    /// How many do.
+    /// Calls so far: the moment begins with each.
+    calls: AtomicUsize,
+    /// How many look for work.
     awake: AtomicUsize,
 }
 
 impl Helpers {
     const fn new() -> Self {
-        Self { start: LazyLock::new(Instant::now), until: AtomicU64::new(0), awake: AtomicUsize::new(0) }
+        Self { calls: AtomicUsize::new(0), awake: AtomicUsize::new(0) }
     }
 
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    fn keep_awake(&'static self, helpers: usize) {
-        self.until.store(self.now() + A_MOMENT.as_nanos() as u64, Ordering::Relaxed);
+    fn keep_awake(&'static self, helpers: usize, workers: Workers) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let one_more = |awake: usize| (awake < helpers).then_some(awake + 1);
         while self.awake.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok() {
-            rayon::spawn(|| self.look_for_work());
+            workers.spawn(|| self.look_for_work());
         }
     }
 
     fn look_for_work(&self) {
-        while self.now() < self.until.load(Ordering::Relaxed) {
+        let (mut calls, mut start) = (self.calls.load(Ordering::Relaxed), Instant::now());
+        while start.elapsed() < A_MOMENT {
             if !matches!(rayon::yield_now(), Some(rayon::Yield::Executed)) {
                 hint::spin_loop();
+            }
+            let now = self.calls.load(Ordering::Relaxed);
+            if now != calls {
+                (calls, start) = (now, Instant::now());
             }
         }
         self.awake.fetch_sub(1, Ordering::Relaxed);
@@ -67,7 +80,7 @@ mod tests {
     fn helpers_are_counted_and_fall_asleep() {
         static OURS: Helpers = Helpers::new();
         for _ in 0..1000 {
-            OURS.keep_awake(2);
+            OURS.keep_awake(2, Workers::find());
             assert!(OURS.awake.load(Ordering::Relaxed) <= 2);
         }
         let start = Instant::now();

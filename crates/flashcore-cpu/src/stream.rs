@@ -82,6 +82,8 @@ pub(crate) fn attend_rows<K: Microkernel>(
     output.fill(K::Real::ZERO);
     maximum.fill(K::Real::NEGATIVE_INFINITY);
     sum.fill(K::Real::ZERO);
+    // Only what some row attends: there may be far more keys.
+    let keys = group.attended_of(&keys);
     for first in keys.clone().step_by(KEY_TILE) {
         let tile = first..keys.end.min(first + KEY_TILE);
         let mut row = 0;

@@ -321,12 +321,6 @@ unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
     // SAFETY: the caller vouches for rows and columns.
     unsafe {
         let mut sums = [[V::splat(V::Real::ZERO); VECTORS]; ROWS];
-        for row in 0..ROWS {
-            for vector in 0..VECTORS {
-                let before = V::load(output.as_ptr().add(row * columns + column + vector * V::LANES));
-                sums[row][vector] = before.mul(V::splat(corrections[row]));
-            }
-        }
         for key in 0..value.count {
             if let Some(next) = next {
                 next.prefetch::<V>(dtype, key);
@@ -342,9 +336,12 @@ unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
                 }
             }
         }
+        // What was there before is added last, so that a long sum is one of sums of single tiles and rounds less often.
         for row in 0..ROWS {
+            let correction = V::splat(corrections[row]);
             for vector in 0..VECTORS {
-                sums[row][vector].store(output.as_mut_ptr().add(row * columns + column + vector * V::LANES));
+                let place = output.as_mut_ptr().add(row * columns + column + vector * V::LANES);
+                V::load(place).mul_add(correction, sums[row][vector]).store(place);
             }
         }
     }

@@ -103,13 +103,17 @@ pub(crate) fn attend_rows<K: Microkernel>(
         first..rows.end.min(first + K::STRIP)
     };
 
+    // Keys that no row of the group attends are as good as not there: neither their bits nor their number matter. Tiles
+    // begin and end with those that some row does, whichever rows are here, so that a strip gives the same bits with any.
+    let keys = group.attended_of(&keys);
     let (attended, _) = group.attended_by(&rows, &keys);
+    let last_key = keys.end;
     let first = attended.start - (attended.start - keys.start) % K::KEY_TILE;
     let span = at_once * K::KEY_TILE;
     // Rows that attend nothing have an output too.
     for start in (first..attended.end.max(first + 1)).step_by(span) {
         let keys = start..attended.end.min(start + span);
-        let tile_keys = |start: usize| start..keys.end.min(start + K::KEY_TILE);
+        let tile_keys = |start: usize| start..last_key.min(start + K::KEY_TILE);
         let starts = || keys.clone().step_by(K::KEY_TILE);
         let rooms = room_for_key.chunks_exact_mut(key_size).zip(room_for_value.chunks_exact_mut(value_size));
         for (keys, (key, value)) in starts().map(tile_keys).zip(rooms) {

@@ -265,6 +265,57 @@ fn long_sums_in_f64() {
     assert!(own < 0.5 * plain, "a relative error of {own:e}, where plain sums have {plain:e}");
 }
 
+/// Sums in `f32` of values that have a mean are those of tiles, added up: plain sums over all keys, as the reference has
+/// them, are rounded to the size of the whole sum with every key.
+#[test]
+fn long_sums_of_values_with_a_mean() {
+    for queries in [1, 64] {
+        let mut problem = Problem::new(1, 2, queries, 64, DType::F32);
+        problem.key_length = 4096;
+        let mut inputs = Inputs::random(&problem, 5);
+        let values = inputs.value.dense(problem.value_shape(), problem.strides().value);
+        for (index, value) in values.into_iter().enumerate() {
+            inputs.value.set(index, value + 100.0);
+        }
+        let expected = oracle(&problem, &inputs).unwrap();
+        let yardstick = ReferenceError::measure(&problem, &inputs, &expected).unwrap();
+        for level in Level::available() {
+            let mut outputs = Outputs::poisoned(&problem);
+            attend_with(level, &problem, &inputs, &mut outputs).unwrap();
+            let verdict = judge(&problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
+            assert!(verdict.passed(), "{verdict}");
+            let (own, plain) = (verdict.relative_l2, yardstick.relative_l2);
+            assert!(own < 0.2 * plain, "{queries} rows at level {level}: {own:e}, where plain sums have {plain:e}");
+        }
+    }
+}
+
+/// A score of plus infinity makes output and log-sum-exp of its row NaN, for the oracle and at every level.
+#[test]
+fn a_score_of_plus_infinity() {
+    for queries in [1, 40] {
+        check(queries, |problem| (problem.key_length, problem.log_sum_exp) = (70, true));
+        for dtype in DType::ALL {
+            let mut problem = Problem::new(1, 1, queries, 32, dtype);
+            (problem.key_length, problem.log_sum_exp) = (70, true);
+            problem.mask = Mask::Causal(BOTTOM_RIGHT);
+            let mut inputs = Inputs::random(&problem, 1);
+            // The last key, which only the last row attends. Its query is 1 in the first column and 0 elsewhere.
+            let key_start = 69 * 32;
+            let query_start = (queries - 1) * 32;
+            for column in 0..32 {
+                inputs.query.set(query_start + column, f64::from(u8::from(column == 0)));
+                inputs.key.set(key_start + column, if column == 0 { f64::INFINITY } else { 1.0 });
+            }
+            let expected = oracle(&problem, &inputs).unwrap();
+            let last = expected.log_sum_exp.len() - 1;
+            assert!(expected.log_sum_exp[last].is_nan() && expected.output[query_start..].iter().all(|x| x.is_nan()));
+            assert!(expected.log_sum_exp[..last].iter().all(|x| x.is_finite()));
+            check_inputs(&problem, &inputs);
+        }
+    }
+}
+
 /// Values down to subnormal ones, all of them or those of the first keys only: instructions that take subnormals as zero
 /// must not show.
 #[test]

@@ -1,9 +1,8 @@
 //! The table of driver functions that this crate calls, found at run time.
 //!
-//! `cudarc` declares them, but its wrappers panic where the library or a symbol is missing, and return an enum that has
-//! no value for the error codes of a newer driver. So the functions are looked up here, all at once, and return the
-//! code as a number; that each signature is the one that `cudarc` generated from NVIDIA's header is checked by the
-//! compiler.
+//! They are looked up all at once, so that a missing library or symbol is an ordinary error, and return their code as a
+//! number, because a newer driver has codes that no enum here would have a value for. That each signature is the one
+//! that `cudarc` generated from NVIDIA's header is checked by the compiler, in tests.
 //!
 //! The table is data: tests fill it with functions of their own (see `fake`) and so exercise, without a GPU, everything
 //! that this crate does with what a driver answers.
@@ -12,13 +11,16 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlimit, CUlinkState, CUmodule, CUresult,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+use libloading::Library;
+
+#[cfg(test)]
+use crate::sys::Declared;
+use crate::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlimit, CUlinkState, CUmodule, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
     CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
-use libloading::Library;
 
 /// What every function returns: 0, or the number of an error.
 pub(crate) type Code = c_uint;
@@ -40,8 +42,8 @@ macro_rules! functions {
                 Ok(Self {
                     $($checked: {
                         let name = concat!(stringify!($checked), "\0");
-                        // SAFETY: the symbol is a function of NVIDIA's driver with the signature that cudarc generated
-                        // from its header, as checked below; it stays valid while the library is loaded.
+                        // SAFETY: the symbol is a function of NVIDIA's driver with the signature of its header,
+                        // as checked below; it stays valid while the library is loaded.
                         *unsafe { library.get(name.as_bytes()) }.map_err(|_| stringify!($checked))?
                     },)*
                     $($unchecked: {
@@ -54,8 +56,16 @@ macro_rules! functions {
         }
 
         // Each signature above is the generated one; that one returns the enum where ours returns its number.
-        $(const _: unsafe fn($($checked_type),*) -> CUresult = sys::$checked;)*
-        const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
+        #[cfg(test)]
+        mod declared {
+            use super::*;
+            use cudarc::driver::sys::{self, CUresult};
+
+            $(const _: unsafe fn($(<$checked_type as Declared>::Type),*) -> CUresult = sys::$checked;)*
+            const _: [unsafe fn(CUresult, *mut *const c_char) -> CUresult; 2] =
+                [sys::cuGetErrorName, sys::cuGetErrorString];
+            const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
+        }
     };
 }
 
@@ -142,5 +152,3 @@ functions! {
         cuGetErrorString(Code, *mut *const c_char);
     }
 }
-
-const _: [unsafe fn(CUresult, *mut *const c_char) -> CUresult; 2] = [sys::cuGetErrorName, sys::cuGetErrorString];

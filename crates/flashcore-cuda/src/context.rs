@@ -1,15 +1,15 @@
 //! The primary context of a device: what every call here needs, and what an error on the GPU ends.
 
+use core::ffi::{c_uint, c_void};
 use core::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use cudarc::driver::sys::{CUcontext, CUlimit, CUstreamCaptureMode};
-
 use crate::api::{Api, Code};
 use crate::device::Device;
 use crate::error::{CudaError, Failure, code};
+use crate::sys::{CUcontext, CUlimit, CUstreamCaptureMode};
 
 /// Calls a function of the driver in a context: `cuda!(context, cuMemFree_v2(address))`, in an `unsafe` block. Gives
 /// `Result<(), CudaError>`.
@@ -78,9 +78,9 @@ impl Context {
         &self.inner.device
     }
 
-    /// The driver's handle, for use with other libraries. Valid as long as this context.
-    pub fn raw(&self) -> CUcontext {
-        self.inner.raw
+    /// The driver's handle, a `CUcontext`, for use with other libraries. Valid as long as this context.
+    pub fn raw(&self) -> *mut c_void {
+        self.inner.raw.cast()
     }
 
     /// Waits until everything launched on the device in this context has finished.
@@ -93,12 +93,14 @@ impl Context {
     /// Calls what would spoil a graph that is being recorded, and is no part of it: an allocation, a wait.
     pub(crate) fn relax_capture<T>(&self, call: impl FnOnce(&Self) -> Result<T, CudaError>) -> Result<T, CudaError> {
         let _current = self.enter()?;
-        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the function exchanges one enum of those it has had since it exists.
-        unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        // As a number: a newer driver may have more modes than the enum.
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        let mode: *mut CUstreamCaptureMode = (&raw mut mode).cast();
+        // SAFETY: the function exchanges an enum with the size of the integer.
+        unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(mode)) }?;
         let result = call(self);
-        // SAFETY: as above; this is what was there before.
-        unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        // SAFETY: as above; this gives back what was there before.
+        unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(mode)) }?;
         result
     }
 

@@ -3,12 +3,12 @@
 use core::ffi::{CStr, c_char};
 use core::fmt;
 
-use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use flashcore_ir::Arch;
 
 use crate::arch;
 use crate::driver::Driver;
 use crate::error::CudaError;
+use crate::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 
 /// Room for the name of a device.
 const NAME_BYTES: usize = 256;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUjit_option, CUlaunchAttributeID};
 use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Arch, Builder, VerifiedKernel};
 use flashcore_kernels::Argument;
@@ -11,6 +10,7 @@ use crate::cache::scratch::Scratch;
 use crate::cache::{CacheOptions, Compiled, KernelCache, SelfCheck, Source};
 use crate::error::code;
 use crate::fake::{self, FREE_BYTES, PRIMARY, SeenLaunch, TOTAL_BYTES, context, fail, state};
+use crate::sys::{CUjit_option, CUlaunchAttributeID};
 use crate::*;
 
 const ILLEGAL_ADDRESS: u32 = 700;

@@ -18,7 +18,7 @@ use crate::error::{CudaError, Failure, code};
 /// is called here. It came in December 2022.
 pub const OLDEST_DRIVER: DriverVersion = DriverVersion(12_000);
 
-/// The names the driver may have, in the order in which cudarc tries them too.
+/// The names the driver may have, in the order in which they are tried.
 pub(crate) const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
 /// The version of CUDA that a driver implements, 13000 for 13.0.

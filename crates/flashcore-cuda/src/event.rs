@@ -3,11 +3,10 @@
 use core::ffi::c_uint;
 use std::ptr;
 
-use cudarc::driver::sys::{CUevent, CUevent_flags};
-
 use crate::context::{Context, cuda};
 use crate::error::{CudaError, code};
 use crate::stream::Stream;
+use crate::sys::{CUevent, CUevent_flags};
 
 /// A point in the work of a stream, with the time at which the device passed it.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
         // SAFETY: both handles are valid as long as their borrows; the driver keeps what it needs of them.
-        unsafe { cuda!(self.context, cuEventRecord(self.raw, stream.raw())) }
+        unsafe { cuda!(self.context, cuEventRecord(self.raw, stream.handle())) }
     }
 
     /// Whether it has happened. An event that was never put on a stream has.

@@ -11,17 +11,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
 use std::ptr;
 
-use cudarc::driver::sys::{
+use crate::api::{Api, Code};
+use crate::context::Context;
+use crate::driver::Driver;
+use crate::error::code;
+use crate::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
     CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlaunchConfig, CUlimit, CUlinkState, CUmodule, CUstream,
     CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
     CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
-
-use crate::api::{Api, Code};
-use crate::context::Context;
-use crate::driver::Driver;
-use crate::error::code;
 
 /// A launch as the driver saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -225,7 +224,7 @@ functions! {
     fn cuStreamSynchronize(_state, _stream: CUstream) { code::SUCCESS }
     fn cuStreamWaitEvent(_state, _stream: CUstream, _event: CUevent, _flags: c_uint) { code::SUCCESS }
     fn cuStreamIsCapturing(state, _stream: CUstream, status: *mut CUstreamCaptureStatus) {
-        *status.cast::<u32>() = u32::from(state.capturing);
+        *status = CUstreamCaptureStatus(u32::from(state.capturing));
         code::SUCCESS
     }
     fn cuStreamGetId(_state, stream: CUstream, id: *mut c_ulonglong) { *id = stream.addr() as u64; code::SUCCESS }
@@ -233,13 +232,13 @@ functions! {
         state, _stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, _graph: *mut CUgraph,
         _nodes: *mut *const CUgraphNode, _count: *mut usize,
     ) {
-        *status.cast::<u32>() = u32::from(state.capturing);
+        *status = CUstreamCaptureStatus(u32::from(state.capturing));
         *id = state.capture_id;
         code::SUCCESS
     }
     fn cuThreadExchangeStreamCaptureMode(state, mode: *mut CUstreamCaptureMode) {
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let before = if state.relaxed { relaxed } else { CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL };
+        let before = if state.relaxed { relaxed } else { CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL };
         state.relaxed = *mode == relaxed;
         *mode = before;
         code::SUCCESS

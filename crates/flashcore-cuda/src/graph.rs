@@ -2,11 +2,10 @@
 
 use core::ptr;
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
-
 use crate::context::{Context, cuda};
 use crate::error::CudaError;
 use crate::stream::Stream;
+use crate::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 /// Recorded work, ready to be launched.
 #[derive(Debug)]
@@ -50,7 +49,7 @@ impl Graph {
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
         // SAFETY: both handles are valid as long as their borrows; what the graph refers to is valid by the contract.
-        unsafe { cuda!(self.context, cuGraphLaunch(self.executable, stream.raw())) }
+        unsafe { cuda!(self.context, cuGraphLaunch(self.executable, stream.handle())) }
     }
 }
 
@@ -75,7 +74,7 @@ impl<'stream> Capture<'stream> {
         // What other threads do at the same time is none of this recording's business.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is valid as long as the borrow.
-        unsafe { cuda!(context, cuStreamBeginCapture_v2(stream.raw(), mode)) }?;
+        unsafe { cuda!(context, cuStreamBeginCapture_v2(stream.handle(), mode)) }?;
         Ok(Self { stream, recording: true })
     }
 
@@ -99,7 +98,7 @@ fn end(stream: &Stream) -> Result<Template, CudaError> {
     let _current = context.enter()?;
     let mut graph = ptr::null_mut();
     // SAFETY: the function writes one handle, null if the recording was spoilt; it is destroyed with `Template`.
-    let ended = unsafe { cuda!(context, cuStreamEndCapture(stream.raw(), &raw mut graph)) };
+    let ended = unsafe { cuda!(context, cuStreamEndCapture(stream.handle(), &raw mut graph)) };
     let template = Template { context: context.clone(), graph };
     ended.map(|()| template)
 }

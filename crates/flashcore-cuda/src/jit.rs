@@ -12,12 +12,12 @@ use std::ptr;
 use std::slice;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{CUjit_option as Option_, CUjit_target, CUjitInputType, CUlinkState, CUmodule};
 use flashcore_ir::Arch;
 
 use crate::context::{Context, cuda};
 use crate::error::{CudaError, code};
 use crate::jit_log::{self, JitReport};
+use crate::sys::{CUjit_option as Option_, CUjit_target, CUjitInputType, CUlinkState, CUmodule};
 
 /// Room for what the compiler says. More is cut off by the driver.
 const LOG_BYTES: usize = 64 * 1024;

@@ -3,16 +3,15 @@
 use core::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUaccessPolicyWindow, CUaccessProperty, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
-    CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig,
-};
-
 use crate::arguments::Arguments;
 use crate::context::cuda;
 use crate::error::CudaError;
 use crate::module::Function;
 use crate::stream::Stream;
+use crate::sys::{
+    CUaccessPolicyWindow, CUaccessProperty, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchAttributeValue_union__bindgen_ty_1, CUlaunchConfig,
+};
 
 /// The most CTAs of a grid, by dimension.
 const MOST_CTAS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
@@ -126,7 +125,7 @@ pub(crate) unsafe fn launch(
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: shape.shared_bytes,
-        hStream: stream.raw(),
+        hStream: stream.handle(),
         attrs: attributes.as_mut_ptr(),
         numAttrs: count as c_uint,
     };

@@ -43,7 +43,7 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `api` | the functions of the driver, found at run time |
+//! | `api`, `sys` | the functions of the driver, found at run time, and their types |
 //! | `driver`, `device`, [`arch`] | what is there: version, GPUs, which kernels they run |
 //! | `context` | the device's primary context, shared with every other library; who is current; what poisons it |
 //! | `stream`, `event`, `graph` | order, time, and replay |
@@ -95,6 +95,7 @@ mod memory;
 mod module;
 mod run_owned;
 mod stream;
+mod sys;
 mod tensor_map;
 pub mod tuning;
 mod workspace;

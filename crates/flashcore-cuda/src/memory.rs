@@ -2,11 +2,10 @@
 
 use core::ffi::c_void;
 
-use cudarc::driver::sys::CUdeviceptr;
-
 use crate::context::{Context, cuda};
 use crate::error::{CudaError, code};
 use crate::stream::Stream;
+use crate::sys::CUdeviceptr;
 
 /// Bytes in the memory of a device.
 ///
@@ -81,7 +80,7 @@ impl DeviceBuffer {
         let _current = self.context.enter()?;
         let source = from.as_ptr().cast::<c_void>();
         // SAFETY: source and destination have as many bytes, and the wait below ends before either borrow does.
-        unsafe { cuda!(self.context, cuMemcpyHtoDAsync_v2(self.address, source, from.len(), stream.raw())) }?;
+        unsafe { cuda!(self.context, cuMemcpyHtoDAsync_v2(self.address, source, from.len(), stream.handle())) }?;
         stream.synchronize()
     }
 
@@ -95,7 +94,7 @@ impl DeviceBuffer {
         let _current = self.context.enter()?;
         let (destination, source) = (to.as_mut_ptr().cast::<c_void>(), self.address + offset as u64);
         // SAFETY: source and destination have as many bytes, and the wait below ends before either borrow does.
-        unsafe { cuda!(self.context, cuMemcpyDtoHAsync_v2(destination, source, to.len(), stream.raw())) }?;
+        unsafe { cuda!(self.context, cuMemcpyDtoHAsync_v2(destination, source, to.len(), stream.handle())) }?;
         stream.synchronize()
     }
 
@@ -114,7 +113,7 @@ impl DeviceBuffer {
         }
         let _current = self.context.enter()?;
         // SAFETY: both buffers have the bytes; freeing either waits for the copy.
-        unsafe { cuda!(self.context, cuMemcpyDtoDAsync_v2(self.address, from.address, from.bytes, stream.raw())) }
+        unsafe { cuda!(self.context, cuMemcpyDtoDAsync_v2(self.address, from.address, from.bytes, stream.handle())) }
     }
 
     /// Puts on the stream that all its bytes become `byte`.
@@ -124,7 +123,7 @@ impl DeviceBuffer {
         }
         let _current = self.context.enter()?;
         // SAFETY: the buffer has the bytes; freeing it waits for the write.
-        unsafe { cuda!(self.context, cuMemsetD8Async(self.address, byte, self.bytes, stream.raw())) }
+        unsafe { cuda!(self.context, cuMemsetD8Async(self.address, byte, self.bytes, stream.handle())) }
     }
 
     /// Frees it now, and says how that went.

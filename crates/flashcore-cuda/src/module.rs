@@ -5,11 +5,10 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute as Attribute, CUmodule};
-
 use crate::context::{Context, cuda};
 use crate::error::CudaError;
 use crate::jit::{self, JitOptions};
+use crate::sys::{CUfunction, CUfunction_attribute as Attribute, CUmodule};
 
 /// Machine code loaded on a device. Clones are the same module; functions keep it loaded.
 #[derive(Debug, Clone)]

@@ -1,14 +1,13 @@
 //! Streams: queues of work on a device.
 
-use core::ffi::c_uint;
+use core::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
-
-use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureStatus};
 
 use crate::context::{Context, cuda};
 use crate::error::CudaError;
 use crate::event::Event;
+use crate::sys::{CUstream, CUstream_flags, CUstreamCaptureStatus};
 
 /// A queue of work on a device: what is put on it executes in order. Clones are the same stream.
 #[derive(Debug, Clone)]
@@ -49,8 +48,8 @@ impl Stream {
     ///
     /// `raw` is a stream of `context`, and stays one as long as the returned value, its clones or a graph made from them
     /// are used.
-    pub unsafe fn from_raw(context: &Context, raw: CUstream) -> Self {
-        Self { inner: Arc::new(Inner { context: context.clone(), raw, owned: false }) }
+    pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
+        Self { inner: Arc::new(Inner { context: context.clone(), raw: raw.cast(), owned: false }) }
     }
 
     /// Its context.
@@ -58,8 +57,12 @@ impl Stream {
         &self.inner.context
     }
 
-    /// The driver's handle. Valid as long as this stream.
-    pub fn raw(&self) -> CUstream {
+    /// The driver's handle, a `CUstream`. Valid as long as this stream.
+    pub fn raw(&self) -> *mut c_void {
+        self.inner.raw.cast()
+    }
+
+    pub(crate) fn handle(&self) -> CUstream {
         self.inner.raw
     }
 
@@ -68,24 +71,23 @@ impl Stream {
         self.not_capturing("a wait for a stream")?;
         let _current = self.context().enter()?;
         // SAFETY: the handle is valid as long as `self`.
-        unsafe { cuda!(self.context(), cuStreamSynchronize(self.raw())) }
+        unsafe { cuda!(self.context(), cuStreamSynchronize(self.handle())) }
     }
 
     /// Lets what is put on it from now on wait for an event.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         let _current = self.context().enter()?;
         // SAFETY: both handles are valid as long as their borrows; the driver keeps what it needs of the event.
-        unsafe { cuda!(self.context(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
+        unsafe { cuda!(self.context(), cuStreamWaitEvent(self.handle(), event.raw(), 0)) }
     }
 
     /// Whether it records a graph instead of executing.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
         let _current = self.context().enter()?;
-        // As a number: a newer driver may have more states than the enum.
-        let mut status: c_uint = 0;
-        // SAFETY: the function writes an enum with the size of the integer.
-        unsafe { cuda!(self.context(), cuStreamIsCapturing(self.raw(), (&raw mut status).cast())) }?;
-        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint)
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the function writes one number.
+        unsafe { cuda!(self.context(), cuStreamIsCapturing(self.handle(), &raw mut status)) }?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// A number that no other stream of the process has or will have. The default stream of each thread has its own.
@@ -93,28 +95,25 @@ impl Stream {
         let _current = self.context().enter()?;
         let mut id = 0;
         // SAFETY: the function writes one number.
-        unsafe { cuda!(self.context(), cuStreamGetId(self.raw(), &raw mut id)) }?;
+        unsafe { cuda!(self.context(), cuStreamGetId(self.handle(), &raw mut id)) }?;
         Ok(id)
     }
 
     /// The number of the graph that it records, if it does: unique in the process.
     pub(crate) fn capture(&self) -> Result<Option<u64>, CudaError> {
         // The default stream cannot be captured, and does not like to be asked while another is.
-        if self.raw().is_null() {
+        if self.handle().is_null() {
             return Ok(None);
         }
         let _current = self.context().enter()?;
-        let (mut status, mut id): (c_uint, _) = (0, 0);
+        let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        let (state, number) = (&raw mut status, &raw mut id);
         let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        let status_place = (&raw mut status).cast();
-        // SAFETY: the function writes an enum with the size of the integer, and a number; the others may be null.
+        // SAFETY: the function writes two numbers; the other pointers may be null.
         unsafe {
-            cuda!(
-                self.context(),
-                cuStreamGetCaptureInfo_v2(self.raw(), status_place, &raw mut id, graph, nodes, count)
-            )
+            cuda!(self.context(), cuStreamGetCaptureInfo_v2(self.handle(), state, number, graph, nodes, count))
         }?;
-        Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint).then_some(id))
+        Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
     }
 
     /// An error while it records a graph, for calls that would otherwise touch the host's memory when the graph is

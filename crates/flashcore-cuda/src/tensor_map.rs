@@ -4,14 +4,14 @@ use core::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle,
-};
 use flashcore_ir::{OutOfBounds, Swizzle, TensorElement, TensorMap};
 
 use crate::context::{Context, cuda};
 use crate::error::CudaError;
+use crate::sys::{
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle,
+};
 
 /// Bytes of a tensor map.
 pub(crate) const TENSOR_MAP_BYTES: usize = 128;

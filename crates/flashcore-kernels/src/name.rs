@@ -13,12 +13,13 @@ use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));
 
 /// In the order in which they stand in names.
-const CHOICES: [Choice<AmpereConfig>; 13] = [
+const CHOICES: [Choice<AmpereConfig>; 14] = [
     ("32rows", |config| config.rows_per_warp == 32, |config| config.rows_per_warp = 32),
     ("2keys", |config| config.key_warps == 2, |config| config.key_warps = 2),
     ("4keys", |config| config.key_warps == 4, |config| config.key_warps = 4),
     ("qshared", |config| config.query == QueryPlace::Shared, |config| config.query = QueryPlace::Shared),
     ("lazy", |config| config.rescale == Rescale::WhenRaised, |config| config.rescale = Rescale::WhenRaised),
+    ("far", |config| config.rescale == Rescale::WhenFar, |config| config.rescale = Rescale::WhenFar),
     ("load4", |config| config.load_bytes == 4, |config| config.load_bytes = 4),
     ("load8", |config| config.load_bytes == 8, |config| config.load_bytes = 8),
     ("f16sums", |config| config.accumulation == Accumulation::F16, |config| config.accumulation = Accumulation::F16),

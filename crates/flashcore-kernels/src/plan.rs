@@ -175,6 +175,19 @@ impl Plan {
         }
     }
 
+    /// The same plan with another kernel behind it, where there is one, which takes the same parameters.
+    #[must_use]
+    pub fn with_combine(&self, kernel: VerifiedKernel) -> Self {
+        let combine = self.combine.as_ref().map(|side| SideKernel { kernel, grid: side.grid });
+        Self { combine, ..self.clone() }
+    }
+
+    /// The same plan with CTAs for some of the rows only. For tools that look at those.
+    #[must_use]
+    pub fn with_grids(self, grid: [u32; 3], combine: Option<SideKernel>) -> Self {
+        Self { grid, combine, ..self }
+    }
+
     /// The arguments of a launch on tensors at these addresses.
     pub fn arguments(&self, buffers: Buffers) -> Vec<Argument> {
         let mut arguments = self.common_arguments(buffers);

@@ -93,7 +93,8 @@ impl Problem {
     /// `value_dim` those of the query count.
     ///
     /// ```
-    /// use flashcore_problem::{Alignment, DType, Mask, Problem};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Alignment, DType, Mask, Problem};
     ///
     /// let problem = Problem::builder(DType::Bf16)
     ///     .batch(1)
@@ -156,7 +157,7 @@ setters! {
     /// Sets [`value_dim`](Self::value_dim).
     with_value_dim(value_dim: usize);
     /// Sets [`scale`](Self::scale).
-    with_scale(scale: f32);
+    with_scale(scale: f64);
     /// Sets [`mask`](Self::mask).
     with_mask(mask: Mask);
     /// Sets [`softcap`](Self::softcap).

@@ -35,7 +35,7 @@ impl<'a> Evidence<'a> {
 /// * every element of the output, and of the log-sum-exp where it is wanted, was written, and nothing else was: not the
 ///   inputs, not the guard bands, not the storage between the output's rows;
 /// * the output is finite exactly where the oracle is, and exactly zero in rows that attend nothing;
-/// * the largest error, the relative L2 error and the error of the log-sum-exp are within [`Limits`];
+/// * the largest error, the relative L2 error, the relative bias and the error of the log-sum-exp are within [`Limits`];
 /// * every repeated run gave the same bits.
 ///
 /// All the failures are returned, not only the first.
@@ -45,10 +45,18 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
         max_error: f64::NAN,
         reference_max_error: reference.max_error,
         relative_l2: f64::NAN,
+        relative_bias: f64::NAN,
         worst: None,
     };
     if let Err(invalid) = evidence.outputs.validate(problem) {
         verdict.failures.push(Failure::WrongOutputs(invalid));
+        return verdict;
+    }
+    let needed = problem.output_shape().elements().unwrap_or(usize::MAX);
+    let rows = needed.checked_div(problem.value_dim).unwrap_or(0);
+    let [actual, needed] = [[expected.output.len(), expected.log_sum_exp.len()], [needed, rows]];
+    if actual != needed {
+        verdict.failures.push(Failure::WrongExpected { actual, needed });
         return verdict;
     }
     let limits = Limits::new(problem, expected, reference);
@@ -64,12 +72,17 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
     let errors = ErrorNorms::measure(&actual, &expected.output);
     verdict.max_error = errors.max_error;
     verdict.relative_l2 = errors.relative_l2;
+    verdict.relative_bias = errors.relative_bias;
     verdict.worst = errors.worst.map(|index| worst_at(shape, index, &actual, &expected.output));
     if let Some(worst) = verdict.worst.filter(|worst| worst.error() > limits.max_error) {
         verdict.failures.push(Failure::MaxError { worst, limit: limits.max_error });
     }
     if errors.relative_l2 > limits.relative_l2 {
         verdict.failures.push(Failure::RelativeL2 { relative_l2: errors.relative_l2, limit: limits.relative_l2 });
+    }
+    if errors.relative_bias.abs() > limits.relative_bias {
+        let (relative_bias, limit) = (errors.relative_bias, limits.relative_bias);
+        verdict.failures.push(Failure::Biased { relative_bias, limit });
     }
     if let Some(log_sum_exp) = &evidence.outputs.log_sum_exp {
         verdict.failures.extend(log_sum_exp_failures(shape, log_sum_exp, &expected.log_sum_exp, limits.log_sum_exp));

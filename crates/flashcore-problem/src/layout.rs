@@ -28,11 +28,16 @@ impl Shape {
 
     /// Every row as (batch, head, row), in the order of a contiguous `[batch, head, row, column]` tensor.
     pub fn each_row(self) -> impl Iterator<Item = (usize, usize, usize)> {
-        let rows = if self.is_empty() { 0 } else { self.rows };
-        (0..self.batch)
-            .flat_map(move |batch| (0..self.heads).flat_map(move |head| (0..rows).map(move |row| (batch, head, row))))
+        let Self { heads, rows, .. } = self;
+        // An empty shape may have any number of batches, which are not counted one by one.
+        let batches = if self.is_empty() { 0 } else { self.batch };
+        (0..batches)
+            .flat_map(move |batch| (0..heads).flat_map(move |head| (0..rows).map(move |row| (batch, head, row))))
     }
 }
+
+/// Pairs of distances in two dimensions that are tried to tell whether elements share a place.
+const MOST_PAIRS: usize = 1 << 12;
 
 /// Distances in elements between neighbours of each dimension. Neighbouring columns are always adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,9 +65,10 @@ impl Strides {
         Self { batch: row.saturating_mul(shape.rows), head, row }
     }
 
-    /// The index of the first column of a row. Within [`extent`](Self::extent) this cannot overflow.
-    pub fn row_start(self, batch: usize, head: usize, row: usize) -> usize {
-        batch * self.batch + head * self.head + row * self.row
+    /// The index of the first column of a row. Saturates; within [`extent`](Self::extent) it cannot overflow.
+    pub const fn row_start(self, batch: usize, head: usize, row: usize) -> usize {
+        let (batch, head) = (batch.saturating_mul(self.batch), head.saturating_mul(self.head));
+        batch.saturating_add(head).saturating_add(row.saturating_mul(self.row))
     }
 
     /// Elements from the first to the last of the tensor, both included, or `None` when the number does not fit.
@@ -76,11 +82,14 @@ impl Strides {
         last_batch.checked_add(last_head)?.checked_add(last_row)?.checked_add(shape.columns)
     }
 
-    /// Whether no two elements share a place: sorted by stride, each dimension steps over all that is inside it.
+    /// Whether no two elements share a place, as far as that is told cheaply: where dimensions are interleaved and two of
+    /// them have many elements, the answer is no.
     pub fn is_disjoint(self, shape: Shape) -> bool {
-        if shape.is_empty() {
-            return true;
-        }
+        shape.is_empty() || self.is_nested(shape) || self.is_interleaved(shape)
+    }
+
+    /// Sorted by stride, each dimension steps over all that is inside it.
+    fn is_nested(self, shape: Shape) -> bool {
         let mut dimensions = [(self.batch, shape.batch), (self.head, shape.heads), (self.row, shape.rows)];
         dimensions.sort_unstable();
         let mut inside = shape.columns;
@@ -93,6 +102,40 @@ impl Strides {
             }
         }
         true
+    }
+
+    /// No two rows are nearer than a row is long: for all distances in the two smaller dimensions, there is no distance
+    /// in the largest that brings rows together.
+    fn is_interleaved(self, shape: Shape) -> bool {
+        let mut dimensions = [(shape.batch, self.batch), (shape.heads, self.head), (shape.rows, self.row)];
+        dimensions.sort_unstable();
+        let [(first, _), (second, _), _] = dimensions;
+        if first.checked_mul(second).is_none_or(|pairs| pairs > MOST_PAIRS) {
+            return false;
+        }
+        let [(first, first_stride), (second, second_stride), (third, third_stride)] =
+            dimensions.map(|(size, stride)| (size as i128, stride as i128));
+        // Rows closer than this overlap.
+        let near = shape.columns as i128 - 1;
+        let meets = |base: i128, furthest: i128| {
+            // The multiples of the stride from `-base - near` to `-base + near`, no more than `furthest` of them away.
+            if third_stride == 0 {
+                return (base.abs() <= near).then_some((-furthest, furthest));
+            }
+            let lowest = -(base + near).div_euclid(third_stride);
+            let highest = (near - base).div_euclid(third_stride);
+            let (lowest, highest) = (lowest.max(-furthest), highest.min(furthest));
+            (lowest <= highest).then_some((lowest, highest))
+        };
+        // Of two distances that differ in sign alone, one is enough.
+        (0..first).all(|x| {
+            let from = if x == 0 { 0 } else { 1 - second };
+            (from..second).all(|y| {
+                let meeting = meets(x * first_stride + y * second_stride, third - 1);
+                // A row is at no distance from itself.
+                if (x, y) == (0, 0) { meeting == Some((0, 0)) } else { meeting.is_none() }
+            })
+        })
     }
 }
 
@@ -172,6 +215,56 @@ mod tests {
         assert_eq!(strides.query, Strides { batch: 5 * row, head: 8, row });
         assert_eq!(strides.value, Strides { batch: 5 * row, head: 16, row });
         assert_eq!(strides.output, Strides { batch: 5 * 4 * 16, head: 16, row: 64 });
+    }
+
+    #[test]
+    fn interleaved_rows_may_have_their_own_places() {
+        // 0, 2, 4 and 3, 5, 7.
+        let shape = Shape { batch: 1, heads: 2, rows: 3, columns: 1 };
+        assert!(Strides { batch: 0, head: 3, row: 2 }.is_disjoint(shape));
+        // 0, 2, 4 and 2, 4, 6.
+        assert!(!Strides { batch: 0, head: 2, row: 2 }.is_disjoint(shape));
+        // Too many to be tried: refused, and quickly.
+        let many = Shape { batch: 1 << 20, heads: 1 << 21, rows: 2, columns: 1 };
+        assert!(!Strides { batch: 3, head: 2, row: 1 << 50 }.is_disjoint(many));
+    }
+
+    #[test]
+    fn overlap_is_what_counting_places_says() {
+        let mut checked = [0, 0];
+        for number in 0..6_usize.pow(3) * 3_usize.pow(3) * 3 {
+            let mut rest = number;
+            let mut take = |count: usize| {
+                let taken = rest % count;
+                rest /= count;
+                taken
+            };
+            let strides = Strides { batch: take(6), head: take(6), row: take(6) };
+            let shape = Shape { batch: 1 + take(3), heads: 1 + take(3), rows: 1 + take(3), columns: 1 + take(3) };
+            let mut places = std::collections::HashSet::new();
+            let disjoint = shape.each_row().all(|(batch, head, row)| {
+                let start = strides.row_start(batch, head, row);
+                (start..start + shape.columns).all(|place| places.insert(place))
+            });
+            assert_eq!(strides.is_disjoint(shape), disjoint, "{strides:?} {shape:?}");
+            checked[usize::from(disjoint)] += 1;
+        }
+        assert!(checked[0] > 1000 && checked[1] > 1000, "{checked:?}");
+    }
+
+    #[test]
+    fn empty_shapes_have_no_rows_however_many_batches_they_have() {
+        let shape = Shape { batch: usize::MAX, heads: usize::MAX, rows: 0, columns: 7 };
+        assert_eq!(shape.each_row().next(), None);
+        assert_eq!(Shape { batch: 2, heads: 1, rows: 2, columns: 7 }.each_row().count(), 4);
+    }
+
+    #[test]
+    fn places_beyond_the_address_space_saturate() {
+        let strides = Strides { batch: usize::MAX, head: 2, row: 1 };
+        assert_eq!((strides.row_start(1, 1, 1), strides.row_start(0, 3, 1)), (usize::MAX, 7));
+        let strides = crate::BiasStrides { batch: usize::MAX, head: 2, row: 1, key: 5 };
+        assert_eq!((strides.index(2, 1, 1, 1), strides.index(0, 3, 1, 2)), (usize::MAX, 17));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use std::ops::Range;
 /// `with_...` of each:
 ///
 /// ```
-/// use flashcore_problem::{Alignment, DType, Mask, Problem};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{Alignment, DType, Mask, Problem};
 ///
 /// let mut problem = Problem::new(1, 32, 4096, 128, DType::Bf16);
 /// problem.key_heads = 8;
@@ -124,9 +125,11 @@ impl Problem {
         self.mask.alignment().offset(self.query_length, batch_key_length)
     }
 
-    /// The key head that a query head reads: neighbouring query heads share one.
+    /// The key head that a query head reads: neighbouring query heads share one. That of a problem that does not
+    /// validate is meaningless.
     pub fn key_head(&self, query_head: usize) -> usize {
-        query_head / (self.query_heads / self.key_heads)
+        let group = self.query_heads.checked_div(self.key_heads).unwrap_or(1);
+        query_head / group.max(1)
     }
 
     /// The shape of the query.
@@ -355,6 +358,54 @@ mod tests {
             "scale is 1e39; f16 is computed in f32, where it must be 0 or have a magnitude between 1e-45 and \
              3.4028235e38, usually 1 / sqrt(head_dim)"
         );
+    }
+
+    #[test]
+    fn key_heads_of_any_problem() {
+        let key_head = |query_heads, key_heads, query_head| {
+            let problem = Problem::new(1, query_heads, 5, 8, DType::F16).with_key_heads(key_heads);
+            problem.key_head(query_head)
+        };
+        assert_eq!([0, 3, 4, 7].map(|head| key_head(8, 2, head)), [0, 0, 1, 1]);
+        // None of these validates, and none panics.
+        assert_eq!([key_head(2, 4, 1), key_head(2, 0, 1), key_head(0, 0, 5)], [1, 1, 5]);
+    }
+
+    /// Sizes as callers mistake them: an answer, or an error, and no panic.
+    #[test]
+    fn helpers_answer_for_any_problem() {
+        const SIZES: [usize; 4] = [0, 1, isize::MAX as usize + 1, usize::MAX];
+        let masks = [
+            Mask::None,
+            Mask::Causal(Alignment::BottomRight),
+            Mask::Window { left: Some(usize::MAX), right: Some(1), alignment: Alignment::TopLeft },
+        ];
+        let mut valid = 0;
+        for number in 0..SIZES.len().pow(5) * masks.len() {
+            let mut rest = number;
+            let mut size = || {
+                let size = SIZES[rest % SIZES.len()];
+                rest /= SIZES.len();
+                size
+            };
+            let mut problem = Problem::new(size(), size(), size(), size(), DType::F64);
+            problem.key_heads = size();
+            problem.mask = masks[rest];
+            valid += usize::from(problem.validate().is_ok());
+            for layout in [Layout::Bhsd, Layout::Bshd, Layout::PackedQkv] {
+                problem.layout = layout;
+                let (strides, shape) = (problem.strides().query, problem.query_shape());
+                let _ = (strides.extent(shape), strides.is_disjoint(shape), shape.elements(), shape.each_row().next());
+            }
+            for at in SIZES {
+                let keys = problem.attended_keys(at, at);
+                assert!(keys.start <= keys.end && keys.end <= at.min(isize::MAX as usize), "{problem} {keys:?}");
+                assert_eq!(problem.attends(at, at, 0), keys.contains(&0));
+                let _ = (problem.key_head(at), problem.position_offset(at));
+            }
+            assert!(!problem.to_string().is_empty());
+        }
+        assert!(valid > 0);
     }
 
     #[test]

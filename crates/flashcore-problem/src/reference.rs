@@ -1,6 +1,7 @@
 //! What a careful implementation in the problem's own precision gives: the yardstick of the gate.
 
 use crate::formula::FormulaReal;
+use crate::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
 use rayon::prelude::*;
 
@@ -11,8 +12,8 @@ use rayon::prelude::*;
 pub fn reference(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Invalid> {
     inputs.validate(problem)?;
     Ok(match problem.dtype.accumulator() {
-        DType::F64 => attend::<f64>(problem, inputs),
-        DType::F16 | DType::Bf16 | DType::F32 => attend::<f32>(problem, inputs),
+        DType::F64 => attend::<f64>(problem, inputs, None).0,
+        DType::F16 | DType::Bf16 | DType::F32 => attend::<f32>(problem, inputs, None).0,
     })
 }
 
@@ -25,6 +26,9 @@ pub struct ReferenceError {
     pub relative_l2: f64,
     /// The largest absolute error of a log-sum-exp.
     pub log_sum_exp: f64,
+    /// The largest [relative bias](crate::Verdict::relative_bias) that rounding weights and outputs to nearest makes on
+    /// these inputs, over several ways to scale the weights; 0 where nothing is rounded to 16 bits.
+    pub relative_bias: f64,
 }
 
 impl ReferenceError {
@@ -32,7 +36,18 @@ impl ReferenceError {
     pub fn measure(problem: &Problem, inputs: &Inputs, expected: &Expected) -> Result<Self, Invalid> {
         let mut with_log_sum_exp = problem.clone();
         with_log_sum_exp.log_sum_exp = true;
-        let outputs = reference(&with_log_sum_exp, inputs)?;
+        inputs.validate(problem)?;
+        let is_narrow = problem.dtype != problem.dtype.accumulator();
+        let (outputs, leaning) = match problem.dtype.accumulator() {
+            DType::F64 => attend::<f64>(&with_log_sum_exp, inputs, None),
+            _ => attend::<f32>(&with_log_sum_exp, inputs, is_narrow.then_some(expected)),
+        };
+        let relative_bias = if is_narrow {
+            let squared = squared_norm(&expected.output);
+            (leaning.largest() + output_leaning(problem.dtype, &expected.output).largest()) / squared
+        } else {
+            0.0
+        };
         let actual = outputs.output.dense(problem.output_shape(), problem.strides().output);
         let errors = ErrorNorms::measure(&actual, &expected.output);
         let log_sum_exp: Vec<f64> = outputs.log_sum_exp.iter().flatten().map(|&value| f64::from(value)).collect();
@@ -40,6 +55,7 @@ impl ReferenceError {
             max_error: errors.max_error,
             relative_l2: errors.relative_l2,
             log_sum_exp: ErrorNorms::measure(&log_sum_exp, &expected.log_sum_exp).max_error,
+            relative_bias: if relative_bias.is_finite() { relative_bias } else { 0.0 },
         })
     }
 }
@@ -49,12 +65,18 @@ pub(crate) struct ErrorNorms {
     pub(crate) max_error: f64,
     pub(crate) worst: Option<usize>,
     pub(crate) relative_l2: f64,
+    /// The projection of the errors on the expected output, over its norm.
+    pub(crate) relative_bias: f64,
+}
+
+fn squared_norm(values: &[f64]) -> f64 {
+    values.iter().filter(|value| value.is_finite()).map(|value| value * value).sum()
 }
 
 impl ErrorNorms {
     pub(crate) fn measure(actual: &[f64], expected: &[f64]) -> Self {
         let (mut max_error, mut worst) = (0.0, None);
-        let (mut squared_errors, mut squared_expected) = (0.0, 0.0);
+        let (mut squared_errors, mut squared_expected, mut projection) = (0.0, 0.0, 0.0);
         for (index, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
             if !(actual.is_finite() && expected.is_finite()) {
                 continue;
@@ -65,9 +87,11 @@ impl ErrorNorms {
             }
             squared_errors += error * error;
             squared_expected += expected * expected;
+            projection += (actual - expected) * expected;
         }
         let relative_l2 = if squared_errors == 0.0 { 0.0 } else { (squared_errors / squared_expected).sqrt() };
-        Self { max_error, worst, relative_l2 }
+        let relative_bias = if projection == 0.0 { 0.0 } else { projection / squared_expected };
+        Self { max_error, worst, relative_l2, relative_bias }
     }
 }
 
@@ -104,7 +128,8 @@ macro_rules! real {
 real!(f32);
 real!(f64);
 
-fn attend<R: Real>(problem: &Problem, inputs: &Inputs) -> Outputs {
+/// The outputs, and, with what is expected, how far rounded weights lean to one side.
+fn attend<R: Real>(problem: &Problem, inputs: &Inputs, expected: Option<&Expected>) -> (Outputs, Leaning) {
     let strides = problem.strides();
     let converted = |values: Vec<f64>| values.into_iter().map(R::from_f64).collect::<Vec<R>>();
     let operands = Operands {
@@ -115,11 +140,20 @@ fn attend<R: Real>(problem: &Problem, inputs: &Inputs) -> Outputs {
         value: converted(inputs.value.dense(problem.value_shape(), strides.value)),
     };
     let rows: Vec<(usize, usize, usize)> = problem.output_shape().each_row().collect();
-    let answers: Vec<(Vec<R>, R)> =
-        rows.par_iter().map(|&(batch, head, row)| operands.row(Element { batch, head, row, column: 0 })).collect();
+    let answers: Vec<RowAnswer<R>> = rows
+        .par_iter()
+        .enumerate()
+        .map(|(index, &(batch, head, row))| {
+            let columns = index * problem.value_dim..(index + 1) * problem.value_dim;
+            let expected = expected.map(|expected| &expected.output[columns]);
+            operands.row(Element { batch, head, row, column: 0 }, expected)
+        })
+        .collect();
 
-    let mut outputs = Outputs::poisoned(problem);
-    for (index, ((batch, head, row), (output, log_sum_exp))) in rows.into_iter().zip(answers).enumerate() {
+    let (mut outputs, mut leaning) = (Outputs::poisoned(problem), Leaning::default());
+    for (index, ((batch, head, row), answer)) in rows.into_iter().zip(answers).enumerate() {
+        let RowAnswer { output, log_sum_exp, leaning: of_row } = answer;
+        leaning += of_row;
         let start = strides.output.row_start(batch, head, row);
         for (column, element) in output.into_iter().enumerate() {
             outputs.output.set(start + column, element.to_f64());
@@ -128,7 +162,13 @@ fn attend<R: Real>(problem: &Problem, inputs: &Inputs) -> Outputs {
             all[index] = log_sum_exp.to_f64() as f32;
         }
     }
-    outputs
+    (outputs, leaning)
+}
+
+struct RowAnswer<R> {
+    output: Vec<R>,
+    log_sum_exp: R,
+    leaning: Leaning,
 }
 
 struct Operands<'a, R> {
@@ -140,8 +180,8 @@ struct Operands<'a, R> {
 }
 
 impl<R: Real> Operands<'_, R> {
-    /// The output and the log-sum-exp of one row.
-    fn row(&self, at: Element) -> (Vec<R>, R) {
+    /// The output and the log-sum-exp of one row, and, with what is expected of it, how far its weights lean.
+    fn row(&self, at: Element, expected: Option<&[f64]>) -> RowAnswer<R> {
         let (problem, zero) = (self.problem, R::from_f64(0.0));
         let nothing = R::from_f64(f64::NEG_INFINITY);
         let batch_key_length = self.inputs.key_length(problem, at.batch);
@@ -168,18 +208,26 @@ impl<R: Real> Operands<'_, R> {
         }
 
         let mut output = vec![zero; problem.value_dim];
+        let mut leaning = Leaning::default();
         if sum == zero {
-            return (output, nothing);
+            return RowAnswer { output, log_sum_exp: nothing, leaning };
+        }
+        let value_row = |j: usize| &self.value[(first_key_row + j) * problem.value_dim..][..problem.value_dim];
+        if let Some(expected) = expected.filter(|expected| expected.iter().all(|value| value.is_finite())) {
+            let scales = Scales::new(sum.to_f64() as f32);
+            for (&j, weight) in keys.iter().zip(&weights) {
+                let value = value_row(j).iter().zip(expected).map(|(value, expected)| value.to_f64() * expected).sum();
+                leaning.add_weight(problem.dtype, &scales, weight.to_f64() as f32, value);
+            }
+            leaning.divide(sum.to_f64());
         }
         for (j, weight) in keys.into_iter().zip(weights) {
             let weight = R::from_f64(problem.dtype.round((weight / sum).to_f64()));
-            let value_start = (first_key_row + j) * problem.value_dim;
-            let value = &self.value[value_start..value_start + problem.value_dim];
-            for (element, &value) in output.iter_mut().zip(value) {
+            for (element, &value) in output.iter_mut().zip(value_row(j)) {
                 *element = *element + weight * value;
             }
         }
-        (output, shift + sum.ln())
+        RowAnswer { output, log_sum_exp: shift + sum.ln(), leaning }
     }
 
     fn score(&self, at: Element, batch_key_length: usize, first_key_row: usize, j: usize) -> R {

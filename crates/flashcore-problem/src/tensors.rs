@@ -14,11 +14,19 @@ pub struct Tensor {
 
 impl Tensor {
     /// `elements` zeros.
+    ///
+    /// # Panics
+    ///
+    /// When they have more bytes than the address space.
     pub fn zeros(dtype: DType, elements: usize) -> Self {
         Self { dtype, data: vec![0; elements * dtype.size_bytes()] }
     }
 
     /// `elements` times the [poison](DType::poison) of the type.
+    ///
+    /// # Panics
+    ///
+    /// When they have more bytes than the address space.
     pub fn poisoned(dtype: DType, elements: usize) -> Self {
         let pattern = &dtype.poison().to_le_bytes()[..dtype.size_bytes()];
         Self { dtype, data: pattern.repeat(elements) }
@@ -117,9 +125,10 @@ pub struct BiasStrides {
 }
 
 impl BiasStrides {
-    /// The index of a term. For a bias that validated this cannot overflow.
+    /// The index of a term. Saturates; that of a bias that validated cannot overflow.
     pub fn index(self, batch: usize, head: usize, row: usize, key: usize) -> usize {
-        batch * self.batch + head * self.head + row * self.row + key * self.key
+        let distances = [(batch, self.batch), (head, self.head), (row, self.row), (key, self.key)];
+        distances.iter().fold(0, |index: usize, &(count, stride)| index.saturating_add(count.saturating_mul(stride)))
     }
 
     /// Elements from the first to the last, both included, or `None` when the number does not fit.
@@ -181,9 +190,9 @@ impl Inputs {
         self.views().validate(problem)
     }
 
-    /// How many keys `batch` has.
+    /// How many keys `batch` has: those of the problem where there is no length for it.
     pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
-        self.key_lengths.as_ref().map_or(problem.key_length, |lengths| lengths[batch] as usize)
+        self.views().key_length(problem, batch)
     }
 }
 

@@ -14,6 +14,9 @@ pub struct Verdict {
     pub reference_max_error: f64,
     /// The Euclidean norm of the errors over that of the expected output.
     pub relative_l2: f64,
+    /// The mean of the relative errors with their signs, each element counted by its square: the factor, less 1, by which
+    /// the output is too large as a whole.
+    pub relative_bias: f64,
     /// The element with the largest error; `None` when there is no element to compare.
     pub worst: Option<Worst>,
 }
@@ -62,6 +65,17 @@ pub enum Failure {
     /// The outputs do not have the size or type of the problem.
     #[error("the outputs do not belong to the problem: {0}")]
     WrongOutputs(Invalid),
+    /// The expected values are those of another problem.
+    #[error(
+        "what is expected has {} elements and {} rows; the output of the problem has {} and {}: ask the oracle about it",
+        actual[0], actual[1], needed[0], needed[1]
+    )]
+    WrongExpected {
+        /// Elements and rows that are expected.
+        actual: [usize; 2],
+        /// Those of the problem.
+        needed: [usize; 2],
+    },
     /// Output elements still hold the poison.
     #[error("{count} output elements were never written, the first at {first}")]
     Unwritten {
@@ -119,6 +133,18 @@ pub enum Failure {
     RelativeL2 {
         /// The relative error.
         relative_l2: f64,
+        /// What is allowed.
+        limit: f64,
+    },
+    /// All elements together are too large or too small, by more than errors of rounding to nearest add up to.
+    #[error(
+        "the output is {:.3e} of itself too {} on average, above {limit:.3e}: are weights or outputs cut instead of rounded?",
+        relative_bias.abs(),
+        if *relative_bias < 0.0 { "small" } else { "large" }
+    )]
+    Biased {
+        /// The relative bias.
+        relative_bias: f64,
         /// What is allowed.
         limit: f64,
     },

@@ -37,7 +37,8 @@ host_elements! {
 
 /// Elements of one type as little-endian bytes, in the storage order of their strides. See [`Tensor`] for owned ones.
 ///
-/// Made from a slice, a `Vec` or a [`Tensor`] by `into()`.
+/// Made from a slice, an array, a `Vec` or a [`Tensor`] by `into()`. It may be longer than its tensor, like the rest of a
+/// buffer that holds several: what is past the last element is neither read nor written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorView<'a> {
     /// Type of the elements.
@@ -121,7 +122,8 @@ impl<'a> InputViews<'a> {
     /// Query, key and value, and nothing optional.
     ///
     /// ```
-    /// use flashcore_problem::{DType, InputViews};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, InputViews};
     ///
     /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
     /// let inputs = InputViews::new(&query, &key, &value).with_sinks(&[0.5, 1.5]);
@@ -238,9 +240,10 @@ impl<'a> InputViews<'a> {
         Tables { numbers: self.number_table.unwrap_or_default(), integers: self.integer_table.unwrap_or_default() }
     }
 
-    /// How many keys `batch` has.
+    /// How many keys `batch` has: those of the problem where there is no length for it.
     pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
-        self.key_lengths.map_or(problem.key_length, |lengths| lengths[batch] as usize)
+        let length = self.key_lengths.and_then(|lengths| lengths.get(batch));
+        length.map_or(problem.key_length, |&length| length as usize)
     }
 }
 
@@ -318,6 +321,12 @@ impl<'a, T: HostElement> From<&'a [T]> for TensorView<'a> {
     }
 }
 
+impl<'a, T: HostElement, const N: usize> From<&'a [T; N]> for TensorView<'a> {
+    fn from(elements: &'a [T; N]) -> Self {
+        elements.as_slice().into()
+    }
+}
+
 impl<'a, T: HostElement> From<&'a Vec<T>> for TensorView<'a> {
     fn from(elements: &'a Vec<T>) -> Self {
         elements.as_slice().into()
@@ -333,6 +342,12 @@ impl<'a> From<&'a Tensor> for TensorView<'a> {
 impl<'a, T: HostElement> From<&'a mut [T]> for TensorViewMut<'a> {
     fn from(elements: &'a mut [T]) -> Self {
         Self { dtype: T::DTYPE, data: elements.as_mut_bytes() }
+    }
+}
+
+impl<'a, T: HostElement, const N: usize> From<&'a mut [T; N]> for TensorViewMut<'a> {
+    fn from(elements: &'a mut [T; N]) -> Self {
+        elements.as_mut_slice().into()
     }
 }
 
@@ -385,10 +400,47 @@ mod tests {
             assert_eq!((view.dtype, view.data, view.len()), (dtype, data, data.len() / dtype.size_bytes()));
         };
         check((&[f16::ONE, f16::NEG_ONE][..]).into(), DType::F16, &[0x00, 0x3C, 0x00, 0xBC]);
+        check((&[f16::ONE, f16::NEG_ONE]).into(), DType::F16, &[0x00, 0x3C, 0x00, 0xBC]);
         check((&vec![bf16::ONE]).into(), DType::Bf16, &[0x80, 0x3F]);
         check((&vec![1.0_f32]).into(), DType::F32, &1.0_f32.to_le_bytes());
         check((&vec![-2.0_f64]).into(), DType::F64, &(-2.0_f64).to_le_bytes());
         check((&Tensor::from_values(DType::F16, &[1.0])).into(), DType::F16, &[0x00, 0x3C]);
+    }
+
+    #[test]
+    fn arrays_can_be_written() {
+        let mut elements = [1.0_f32, 2.0];
+        let view: TensorViewMut<'_> = (&mut elements).into();
+        assert_eq!((view.dtype, view.data.len()), (DType::F32, 8));
+        view.data.fill(0);
+        assert_eq!(elements, [0.0, 0.0]);
+    }
+
+    #[test]
+    fn every_setter_sets_its_field() {
+        let bias = BiasView { data: &[1.0], strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 } };
+        let mut expected = InputViews::new(&[1.0_f32], &[2.0_f32], &[3.0_f32]);
+        expected.alibi_slopes = Some(&[4.0]);
+        expected.sinks = Some(&[5.0]);
+        expected.bias = Some(bias);
+        expected.key_lengths = Some(&[6]);
+        expected.number_table = Some(&[7.0]);
+        expected.integer_table = Some(&[8]);
+        let set = InputViews::new(&[1.0_f32], &[2.0_f32], &[3.0_f32])
+            .with_alibi_slopes(&[4.0])
+            .with_sinks(&[5.0])
+            .with_bias(bias)
+            .with_key_lengths(&[6])
+            .with_number_table(&[7.0])
+            .with_integer_table(&[8]);
+        assert_eq!(set, expected);
+    }
+
+    #[test]
+    fn batches_without_a_length_have_that_of_the_problem() {
+        let problem = Problem::new(2, 1, 5, 1, DType::F32);
+        let views = InputViews::new(&[0.0_f32], &[0.0_f32], &[0.0_f32]).with_key_lengths(&[3]);
+        assert_eq!([0, 1, usize::MAX].map(|batch| views.key_length(&problem, batch)), [3, 5, 5]);
     }
 
     #[test]

@@ -69,6 +69,19 @@ fn correct_answers_pass() {
 }
 
 #[test]
+fn expected_values_of_another_problem_are_a_failure() {
+    let problem = Problem::new(1, 2, 5, 8, DType::F32).with_log_sum_exp(true);
+    let mut trial = Trial::new(&problem, Inputs::random(&problem, 1));
+    let outputs = reference(&problem, &trial.inputs).unwrap();
+    assert_eq!(trial.judge(&outputs).failures, []);
+    trial.expected.output.truncate(79);
+    assert_eq!(trial.judge(&outputs).failures, [Failure::WrongExpected { actual: [79, 10], needed: [80, 10] }]);
+    trial.expected.output.push(0.0);
+    trial.expected.log_sum_exp.clear();
+    assert_eq!(trial.judge(&outputs).failures, [Failure::WrongExpected { actual: [80, 0], needed: [80, 10] }]);
+}
+
+#[test]
 fn correct_answers_to_stress_pass() {
     for problem in problems(16) {
         for stress in Stress::ALL {
@@ -105,6 +118,7 @@ fn every_mistake_is_caught() {
             let harmless = match mistake {
                 Mistake::MaskShifted => problem.mask == Mask::None,
                 Mistake::TailNotMasked => problem.key_length % TILE == 0,
+                Mistake::WeightsCut | Mistake::OutputCut => problem.dtype == DType::F32,
                 _ => false,
             };
             let verdict = trial.flash(TILE, mistake);
@@ -113,9 +127,10 @@ fn every_mistake_is_caught() {
     }
 }
 
-/// One bad element among many shows in the largest error only, a small error everywhere in the norm only.
+/// One bad element among many shows in the largest error only, a small error everywhere in the norm only, and a smaller
+/// one that is the same everywhere in the bias only.
 #[test]
-fn largest_error_and_norm_see_different_things() {
+fn largest_error_norm_and_bias_see_different_things() {
     for dtype in [DType::F16, DType::Bf16] {
         let problem = Problem::new(1, 1, 203, 64, dtype);
         let trial = Trial::new(&problem, Inputs::random(&problem, 11));
@@ -130,8 +145,13 @@ fn largest_error_and_norm_see_different_things() {
         let verdict = judge_values(&one_far_off);
         assert!(matches!(verdict.failures[..], [Failure::MaxError { .. }]), "{verdict}");
 
-        let verdict = judge_values(&|_, value| value * (1.0 + 2.5 * dtype.unit_roundoff()));
+        let roundoff = dtype.unit_roundoff();
+        let verdict = judge_values(&|index, value| value * (1.0 + [2.5, -2.5][(index + index / 64) % 2] * roundoff));
         assert!(matches!(verdict.failures[..], [Failure::RelativeL2 { .. }]), "{verdict}");
+
+        let verdict = judge_values(&|_, value| value * (1.0 - 0.6 * roundoff));
+        assert!(matches!(verdict.failures[..], [Failure::Biased { .. }]), "{verdict}");
+        assert!((verdict.relative_bias / roundoff + 0.6).abs() < 0.02, "{verdict:?}");
     }
 }
 
@@ -151,7 +171,11 @@ fn limits_are_as_documented() {
             let largest = trial.expected.output.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             assert!(limits.max_error <= 5.0 * problem.dtype.unit_roundoff() * largest, "{problem}: {limits:?}");
         }
-        assert!(limits.log_sum_exp < 1e-3, "{problem}: {limits:?}");
+        assert!(limits.log_sum_exp < 2.2e-5, "{problem}: {limits:?}");
+        if problem.dtype != DType::F32 {
+            let bias = limits.relative_bias / problem.dtype.unit_roundoff();
+            assert!(bias < 0.4, "{problem}: a bias of {bias} unit roundoffs");
+        }
     }
 }
 
@@ -376,6 +400,7 @@ fn failures_explain_themselves() {
         max_error: 0.75,
         reference_max_error: 2.5e-4,
         relative_l2: 0.125,
+        relative_bias: 0.0,
         worst: Some(worst),
     };
     assert_eq!(

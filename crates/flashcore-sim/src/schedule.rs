@@ -13,9 +13,9 @@ use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
 use crate::memory::shared::SharedMemory;
-use crate::memory::view::GlobalView;
+use crate::memory::view::{GlobalView, History};
 use crate::program::{Action, Together, is_of_products};
-use crate::race::{LAST_EPOCH, Shadow};
+use crate::race::LAST_EPOCH;
 use crate::random::Random;
 use crate::registers::{ALL, LANES, lanes};
 use crate::warp::Warp;
@@ -25,7 +25,7 @@ use crate::warpgroup::{Products, WARPS, Warpgroup};
 pub(crate) struct Finished {
     pub(crate) counters: Counters,
     /// Its accesses to global memory.
-    pub(crate) history: Vec<Vec<Option<Box<Shadow>>>>,
+    pub(crate) history: History,
 }
 
 /// Why a cluster did not end.

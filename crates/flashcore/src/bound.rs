@@ -5,6 +5,7 @@ use flashcore_problem::{InputViews, Problem, Shape, Strides};
 use zerocopy::IntoBytes;
 
 use crate::device_tensors::TENSOR_ALIGNMENT;
+use crate::process::CUDA;
 use crate::{DeviceTensors, Error, Plan};
 
 /// The bytes of the tensors that a [`Bound`] begins with, each with `margin` bytes before and behind the tensor.
@@ -75,6 +76,7 @@ impl Plan {
         let Some(context) = self.device().context() else {
             return Err(Error::NotOnCuda { call: "bind", device: self.device().to_string() });
         };
+        CUDA.check()?;
         let problem = self.problem();
         bytes.check(problem)?;
         let stream = Stream::new(context)?;
@@ -139,7 +141,11 @@ impl BoundBytes<'_> {
         }
         self.numbers.validate_numbers(problem)?;
         for (argument, bytes, tensor) in needed {
-            let expected = if tensor == 0 && argument == "log_sum_exp" { 0 } else { tensor + 2 * self.margin };
+            let expected = if tensor == 0 && argument == "log_sum_exp" {
+                0
+            } else {
+                tensor.saturating_add(self.margin.saturating_mul(2))
+            };
             if bytes.len() != expected {
                 return Err(Error::BoundLength { argument, actual: bytes.len(), expected });
             }

@@ -42,10 +42,10 @@ struct Planned {
 
 impl Gpu {
     /// The GPU of this number. Everybody in the process has the same, as long as anybody has it.
-    pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+    pub(crate) fn open(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>, CudaError> {
         static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Gpu>>>> = OnceLock::new();
         static CACHE: OnceLock<Arc<KernelCache>> = OnceLock::new();
-        let device = Driver::load()?.device(ordinal)?;
+        let device = driver.device(ordinal)?;
         let arch = device.specific_arch()?;
         let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {

@@ -1,12 +1,17 @@
 //! Where attention is computed.
 
 use std::fmt;
+#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
-use flashcore_cuda::{CudaError, Driver};
+#[cfg(feature = "cuda")]
+use flashcore_cuda::Driver;
 
 use crate::Error;
+#[cfg(feature = "cuda")]
 use crate::cuda_backend::Gpu;
+#[cfg(feature = "cuda")]
+use crate::process::CUDA;
 
 /// Where attention is computed: the CPU, or one GPU. Clones are the same device.
 ///
@@ -24,11 +29,12 @@ pub struct Device(pub(crate) Kind);
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     Cpu,
+    #[cfg(feature = "cuda")]
     Cuda(Arc<Gpu>),
 }
 
 impl Device {
-    /// The CPU, on all threads of rayon's pool.
+    /// The CPU, on all threads of rayon's pool. Plans for it need the cargo feature `cpu`.
     pub const fn cpu() -> Self {
         Self(Kind::Cpu)
     }
@@ -37,9 +43,14 @@ impl Device {
     ///
     /// The first call for a GPU makes its primary context, which everything else in the process shares and which takes
     /// the driver some hundred milliseconds. No driver, no GPU, a wrong number or a GPU that is too old are ordinary
-    /// errors.
+    /// errors, and so are a process that was forked from one that uses CUDA, and a program that was built without the
+    /// cargo feature `cuda`.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, clippy::missing_const_for_fn, reason = "no GPUs"))]
     pub fn cuda(ordinal: usize) -> Result<Self, Error> {
-        Ok(Self(Kind::Cuda(Gpu::open(ordinal)?)))
+        #[cfg(feature = "cuda")]
+        return Ok(Self(Kind::Cuda(Gpu::open(driver()?, ordinal)?)));
+        #[cfg(not(feature = "cuda"))]
+        Err(Error::NotBuilt { backend: "cuda" })
     }
 
     /// The first GPU that can be used, else the CPU; with the reason.
@@ -47,7 +58,7 @@ impl Device {
     /// This is the only place where one device stands in for another, and it says so. A plan never changes its device.
     pub fn best() -> Best {
         let mut refused = None;
-        for ordinal in 0..Driver::load().map_or(1, Driver::device_count) {
+        for ordinal in 0..gpu_count() {
             match Self::cuda(ordinal) {
                 Ok(device) => return Best { device, no_gpu: None },
                 Err(error) => refused = refused.or(Some(error)),
@@ -58,26 +69,25 @@ impl Device {
 
     /// What there is: every GPU that the driver sees, or why there is none, and the CPU. Opens none of them.
     pub fn list() -> Devices {
-        let (gpus, no_gpu) = match Driver::load().and_then(Driver::devices) {
+        let (mut devices, no_gpu) = match gpus() {
             Ok(gpus) => (gpus, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let gpu = |gpu: flashcore_cuda::Device| DeviceInfo {
-            ordinal: Some(gpu.ordinal),
-            name: gpu.name,
-            compute: Some(gpu.compute),
-            memory_bytes: Some(gpu.memory_bytes),
-        };
-        let cpu = DeviceInfo { ordinal: None, name: cpu_name(), compute: None, memory_bytes: None };
-        Devices { devices: gpus.into_iter().map(gpu).chain([cpu]).collect(), no_gpu }
+        devices.push(DeviceInfo { ordinal: None, name: cpu_name(), compute: None, memory_bytes: None });
+        Devices { devices, no_gpu }
     }
 
     /// Whether it is a GPU.
     pub const fn is_cuda(&self) -> bool {
-        matches!(self.0, Kind::Cuda(_))
+        match self.0 {
+            Kind::Cpu => false,
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => true,
+        }
     }
 
     /// The primary context of the GPU, to make streams and buffers in; `None` for the CPU.
+    #[cfg(feature = "cuda")]
     pub fn context(&self) -> Option<&flashcore_cuda::Context> {
         match &self.0 {
             Kind::Cpu => None,
@@ -90,13 +100,49 @@ impl fmt::Display for Device {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Cpu => formatter.write_str(&cpu_name()),
+            #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => gpu.fmt(formatter),
         }
     }
 }
 
+/// GPUs to try; 1 where there is no telling, for the reason why that one cannot be had.
+fn gpu_count() -> usize {
+    #[cfg(feature = "cuda")]
+    return driver().map_or(1, Driver::device_count);
+    #[cfg(not(feature = "cuda"))]
+    1
+}
+
+/// Every GPU that the driver sees.
+fn gpus() -> Result<Vec<DeviceInfo>, Error> {
+    #[cfg(feature = "cuda")]
+    return Ok(driver()?
+        .devices()?
+        .into_iter()
+        .map(|gpu| DeviceInfo {
+            ordinal: Some(gpu.ordinal),
+            name: gpu.name,
+            compute: Some(gpu.compute),
+            memory_bytes: Some(gpu.memory_bytes),
+        })
+        .collect());
+    #[cfg(not(feature = "cuda"))]
+    Err(Error::NotBuilt { backend: "cuda" })
+}
+
 fn cpu_name() -> String {
-    format!("cpu ({} threads)", rayon::current_num_threads())
+    #[cfg(feature = "cpu")]
+    return format!("cpu ({} threads)", flashcore_cpu::thread_count());
+    #[cfg(not(feature = "cpu"))]
+    "cpu".to_owned()
+}
+
+/// The driver, which belongs to this process from now on.
+#[cfg(feature = "cuda")]
+fn driver() -> Result<&'static Driver, Error> {
+    CUDA.claim()?;
+    Ok(Driver::load().inspect_err(|_| CUDA.release())?)
 }
 
 /// The device that [`Device::best`] chose.
@@ -125,7 +171,7 @@ pub struct Devices {
     /// The GPUs by number, then the CPU.
     pub devices: Vec<DeviceInfo>,
     /// Why there is no GPU among them; `None` if there is one.
-    pub no_gpu: Option<CudaError>,
+    pub no_gpu: Option<Error>,
 }
 
 /// What is known of a device without opening it.

@@ -1,9 +1,13 @@
 //! What can go wrong when a plan is run.
 
+#[cfg(feature = "cuda")]
 use flashcore_cuda::CudaError;
+#[cfg(feature = "cuda")]
 use flashcore_kernels::UnknownConfig;
 use flashcore_problem::Invalid;
 
+#[cfg(feature = "cuda")]
+use crate::Forked;
 use crate::Unsupported;
 
 /// Why something was not computed. The message names the argument, its value and what is allowed.
@@ -78,13 +82,26 @@ pub enum Error {
         /// The device of the plan.
         device: String,
     },
+    /// A backend that was left out when this program was built.
+    #[error("this program was built without the {backend} backend of flashcore; turn on its cargo feature `{backend}`")]
+    NotBuilt {
+        /// The backend, and the name of its feature.
+        backend: &'static str,
+    },
     /// A name that is no kernel config.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     UnknownConfig(#[from] UnknownConfig),
     /// `FLASHCORE_CPU_LEVEL` names a level that is unknown, or that this machine lacks.
+    #[cfg(feature = "cpu")]
     #[error(transparent)]
     CpuLevel(#[from] flashcore_cpu::LevelError),
+    /// The process that this one was forked from uses CUDA.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The driver or the GPU failed.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }

@@ -105,45 +105,86 @@
 //!
 //! [`verify`] has that oracle and that judge, for anyone's kernels.
 //!
+//! # Cargo features
+//!
+//! | feature | brings |
+//! |---|---|
+//! | `cpu` (default) | the CPU backend |
+//! | `cuda` (default) | NVIDIA GPUs: the kernel generator, and the driver, which is found at run time |
+//!
+//! Any combination builds, none included. A backend that was left out is an ordinary error ([`Error::NotBuilt`],
+//! [`Reason::NotBuilt`]) that names its feature; what needs `cuda` to make sense is there with it alone. No crate here
+//! depends on `cudarc`, so a program may choose any CUDA version of it.
+//!
+//! # Forks
+//!
+//! The CPU works in forked children, on threads of their own. CUDA does not survive a fork: where the process before it has
+//! used CUDA, devices and plans of a GPU are an error in the child (`Forked`).
+//!
 //! # When something is wrong
 //!
-//! Nothing panics for what a caller passes. Every error names the argument, its value and what is allowed; overflowing
+//! Nothing panics for what a caller passes, but helpers of tests that say so ([`Inputs::random`] of an impossible problem,
+//! [`Tensor::get`] past the end). Every error names the argument, its value and what is allowed; overflowing
 //! products of dimensions are errors; a missing driver, a GPU that is too old, full memory are errors. After an illegal
 //! address on the GPU, which ends all work there, the call that meets it says so, and so does every later one.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "launches on memory that it owns")]
 mod bound;
+#[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "kernels are launched on addresses")]
 mod cuda_backend;
 mod device;
+#[cfg(feature = "cuda")]
 mod device_tensors;
 mod error;
-#[expect(unsafe_code, reason = "addresses and streams are the caller's word")]
+#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
+#[cfg(feature = "cuda")]
+mod process;
 mod reason;
 mod report;
+#[cfg(feature = "cuda")]
 mod self_check;
+#[cfg(feature = "cuda")]
 mod stream;
+#[cfg(feature = "cuda")]
 pub mod tuning;
 
+#[cfg(feature = "cuda")]
 pub use bound::{Bound, BoundBytes, BoundContents, BoundGraph};
 pub use device::{Best, Device, DeviceInfo, Devices};
+#[cfg(feature = "cuda")]
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub use error::Error;
+#[cfg(feature = "cpu")]
+pub use flashcore_cpu::LevelError as CpuLevelError;
+#[cfg(feature = "cuda")]
 pub use flashcore_cuda as cuda;
-pub use flashcore_kernels::tile::SharedLayout;
-pub use flashcore_kernels::{AmpereConfig, Config, Reason as KernelReason, ScalarConfig, UnknownConfig};
+#[cfg(feature = "cuda")]
+pub use flashcore_kernels::{
+    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, InTurn, L2Window, Packing, Product, QueryPlace,
+    Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, StepsConfig, UnknownConfig,
+};
 pub use flashcore_problem::formula;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
-    OutputViews, Outputs, ParseDTypeError, Problem, ProblemError, ScoreMod, Shape, Strides, Tensor, TensorError,
-    TensorStrides, TensorView, TensorViewMut,
+    OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor,
+    TensorError, TensorStrides, TensorView, TensorViewMut,
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
+#[cfg(feature = "cuda")]
+pub use process::Forked;
 pub use reason::{Reason, Unsupported};
-pub use report::{KernelReport, Report, SelfCheckReport};
+pub use report::Report;
+#[cfg(feature = "cuda")]
+pub use report::{KernelReport, SelfCheckReport};
+#[cfg(feature = "cuda")]
 pub use self_check::SelfCheckPolicy;
+#[cfg(feature = "cuda")]
 pub use stream::StreamRef;
 
 /// What is right, and who decides whether a result is.
@@ -171,3 +212,8 @@ pub mod verify {
         Worst, judge, oracle, reference,
     };
 }
+
+/// What the README shows compiles and runs.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

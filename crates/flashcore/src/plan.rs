@@ -2,16 +2,25 @@
 
 use std::fmt;
 
+#[cfg(feature = "cuda")]
 use flashcore_cuda::Stream;
+#[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
 use flashcore_problem::{InputViews, OutputViews, Problem};
 
+#[cfg(feature = "cuda")]
 use crate::cuda_backend::Launchable;
 use crate::device::{Device, Kind};
+#[cfg(feature = "cuda")]
+use crate::process::CUDA;
+#[cfg(feature = "cuda")]
 use crate::self_check::SelfCheckPolicy;
-use crate::{DeviceTensors, Error, Reason, Report, StreamRef, Unsupported};
+#[cfg(feature = "cuda")]
+use crate::{DeviceTensors, StreamRef};
+use crate::{Error, Reason, Report, Unsupported};
 
 /// The widest rows for which the CPU backend sets tiles aside: 64 rows of these are 16 MiB.
+#[cfg(feature = "cpu")]
 const MOST_CPU_COLUMNS: usize = 1 << 16;
 
 /// A problem on a device, ready to be run any number of times, from any thread.
@@ -27,9 +36,12 @@ pub struct Plan {
 
 #[derive(Clone)]
 enum Backend {
+    #[cfg(feature = "cpu")]
     Cpu,
+    #[cfg(feature = "cuda")]
     Cuda(Box<Launchable>),
     /// Not a single output row: there is nothing to launch.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
     Nothing,
 }
 
@@ -45,11 +57,14 @@ enum Backend {
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The GPU kernel to use; `None` for the default of the device. By name: `"ampere".parse()`.
+    #[cfg(feature = "cuda")]
     pub config: Option<Config>,
     /// Whether a kernel that is new to this driver is run once before it is trusted.
+    #[cfg(feature = "cuda")]
     pub self_check: SelfCheckPolicy,
 }
 
+#[cfg(feature = "cuda")]
 impl PlanOptions {
     /// Chooses the GPU kernel; `None` for the default of the device.
     #[must_use]
@@ -94,32 +109,27 @@ impl Plan {
     /// depends on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch
     /// or heads: plans for those compile at most another config for another size.
     pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Unsupported> {
-        let (mut reasons, mut kernel) = (Vec::new(), None);
-        let backend = match &device.0 {
+        match &device.0 {
             Kind::Cpu => {
-                reasons.extend(cpu_reasons(problem, options));
-                Backend::Cpu
+                let backend = cpu_backend(problem, options).map_err(Unsupported::new)?;
+                let report = Report::new(problem, device);
+                Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
             }
-            Kind::Cuda(gpu) => match gpu.prepare(problem, options) {
-                Ok(Some((launchable, report))) => {
-                    kernel = Some(report);
-                    Backend::Cuda(Box::new(launchable))
-                }
-                Ok(None) => Backend::Nothing,
-                Err(found) => {
-                    reasons.extend(found);
-                    Backend::Nothing
-                }
-            },
-        };
-        if !reasons.is_empty() {
-            return Err(Unsupported::new(reasons));
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => {
+                CUDA.check().map_err(|forked| Unsupported::new(vec![Reason::Forked(forked)]))?;
+                let (backend, kernel) = match gpu.prepare(problem, options).map_err(Unsupported::new)? {
+                    Some((launchable, kernel)) => (Backend::Cuda(Box::new(launchable)), Some(kernel)),
+                    None => (Backend::Nothing, None),
+                };
+                let report = Report { kernel, ..Report::new(problem, device) };
+                Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
+            }
         }
-        let report = Report { problem: problem.to_string(), device: device.to_string(), kernel };
-        Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
     }
 
     /// A plan with the GPU kernel of this config, or every reason against it.
+    #[cfg(feature = "cuda")]
     pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Unsupported> {
         Self::new(problem, device, PlanOptions::default().with_config(config))
     }
@@ -141,10 +151,13 @@ impl Plan {
 
     /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for split-KV partial results
     /// and block masks. The plan has a workspace for each stream that launches it; [`DeviceTensors`] can bring another.
+    #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cuda(launchable) => launchable.workspace_bytes(),
-            Backend::Cpu | Backend::Nothing => 0,
+            #[cfg(feature = "cpu")]
+            Backend::Cpu => 0,
+            Backend::Nothing => 0,
         }
     }
 
@@ -161,11 +174,16 @@ impl Plan {
         inputs.validate(&self.problem)?;
         outputs.validate(&self.problem)?;
         match &self.backend {
+            #[cfg(feature = "cpu")]
             Backend::Cpu => flashcore_cpu::attend(&self.problem, inputs, outputs).map_err(|error| match error {
                 flashcore_cpu::CpuError::Invalid(invalid) => Error::Invalid(invalid),
                 flashcore_cpu::CpuError::Level(level) => Error::CpuLevel(level),
             }),
-            Backend::Cuda(launchable) => Ok(launchable.run(&self.problem, &inputs, outputs)?),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(launchable) => {
+                CUDA.check()?;
+                Ok(launchable.run(&self.problem, &inputs, outputs)?)
+            }
             Backend::Nothing => Ok(()),
         }
     }
@@ -192,6 +210,7 @@ impl Plan {
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.
+    #[cfg(feature = "cuda")]
     pub unsafe fn launch<'a>(&self, stream: impl Into<StreamRef<'a>>, tensors: DeviceTensors) -> Result<(), Error> {
         let stream = stream.into();
         let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
@@ -199,6 +218,7 @@ impl Plan {
         };
         tensors.check(&self.problem)?;
         let Backend::Cuda(launchable) = &self.backend else { return Ok(()) };
+        CUDA.check()?;
         match stream {
             // SAFETY: the caller promises what the kernel needs of addresses and stream.
             StreamRef::Owned(stream) => unsafe { launchable.launch(stream, tensors) }?,
@@ -213,17 +233,27 @@ impl Plan {
     }
 }
 
-/// Every reason against a problem on the CPU.
-fn cpu_reasons(problem: &Problem, options: PlanOptions) -> Vec<Reason> {
+/// The CPU, or every reason against a problem there.
+#[cfg_attr(not(all(feature = "cpu", feature = "cuda")), expect(unused_variables, reason = "there are no options"))]
+fn cpu_backend(problem: &Problem, options: PlanOptions) -> Result<Backend, Vec<Reason>> {
     let mut reasons: Vec<Reason> =
         problem.validate().err().unwrap_or_default().into_iter().map(Reason::Problem).collect();
-    for (argument, value) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
-        if value > MOST_CPU_COLUMNS {
-            reasons.push(Reason::TooWideForCpu { argument, value, limit: MOST_CPU_COLUMNS });
-        }
+    #[cfg(not(feature = "cpu"))]
+    {
+        reasons.push(Reason::NotBuilt { backend: "cpu" });
+        Err(reasons)
     }
-    reasons.extend(options.config.map(|config| Reason::ConfigOnCpu { config }));
-    reasons
+    #[cfg(feature = "cpu")]
+    {
+        for (argument, value) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
+            if value > MOST_CPU_COLUMNS {
+                reasons.push(Reason::TooWideForCpu { argument, value, limit: MOST_CPU_COLUMNS });
+            }
+        }
+        #[cfg(feature = "cuda")]
+        reasons.extend(options.config.map(|config| Reason::ConfigOnCpu { config }));
+        if reasons.is_empty() { Ok(Backend::Cpu) } else { Err(reasons) }
+    }
 }
 
 impl fmt::Debug for Plan {

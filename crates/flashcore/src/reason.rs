@@ -5,9 +5,14 @@ use std::ops::Deref;
 use std::slice;
 use std::vec;
 
+#[cfg(feature = "cuda")]
 use flashcore_cuda::CudaError;
+#[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
 use flashcore_problem::ProblemError;
+
+#[cfg(feature = "cuda")]
+use crate::Forked;
 
 /// One reason why a device does not take a problem. [`supports`](crate::supports()) gives all of them at once.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -17,6 +22,7 @@ pub enum Reason {
     #[error(transparent)]
     Problem(ProblemError),
     /// The problem makes sense, and the GPU kernel does not have it.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Kernel(flashcore_kernels::Reason),
     /// A size beyond what the CPU backend sets memory aside for.
@@ -29,16 +35,29 @@ pub enum Reason {
         /// The largest that is taken.
         limit: usize,
     },
+    /// The backend of the device was left out when this program was built.
+    #[error("this program was built without the {backend} backend of flashcore; turn on its cargo feature `{backend}`")]
+    NotBuilt {
+        /// The backend, and the name of its feature.
+        backend: &'static str,
+    },
     /// A kernel config was chosen for a device without kernels.
+    #[cfg(feature = "cuda")]
     #[error("config is one of the {} kernel, which is for GPUs; the cpu backend has no configs: leave it out", config.family())]
     ConfigOnCpu {
         /// The config.
         config: Config,
     },
+    /// The process that this one was forked from uses CUDA.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Forked(Forked),
     /// The driver or the GPU refused: the kernel does not compile, the GPU is too old, there is no memory.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(CudaError),
     /// The kernel gave wrong results when it was run for the first time on this driver.
+    #[cfg(feature = "cuda")]
     #[error(
         "kernel `{kernel}`, as this driver compiles it, gave a wrong result on a small problem and is not used: \
          {complaint}; choose another config or another driver version, and please report it"
@@ -120,6 +139,7 @@ impl From<ProblemError> for Reason {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl From<flashcore_kernels::Reason> for Reason {
     fn from(reason: flashcore_kernels::Reason) -> Self {
         match reason {
@@ -129,6 +149,7 @@ impl From<flashcore_kernels::Reason> for Reason {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl From<CudaError> for Reason {
     fn from(error: CudaError) -> Self {
         Self::Cuda(error)

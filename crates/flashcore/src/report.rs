@@ -1,11 +1,18 @@
 //! What a plan is made of, for people and for records.
 
 use std::fmt;
+#[cfg(feature = "cuda")]
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
 use flashcore_cuda::cache::Source;
+#[cfg(feature = "cuda")]
 use flashcore_cuda::{Timings, Usage};
+#[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
+use flashcore_problem::Problem;
+
+use crate::Device;
 
 /// What a plan is made of. Its `Display` is what a user would want to read.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,10 +23,24 @@ pub struct Report {
     /// The device.
     pub device: String,
     /// The GPU kernel; `None` on the CPU, and for a problem without a single output row.
+    #[cfg(feature = "cuda")]
     pub kernel: Option<KernelReport>,
 }
 
+impl Report {
+    /// The report of a plan without a kernel.
+    pub(crate) fn new(problem: &Problem, device: &Device) -> Self {
+        Self {
+            problem: problem.to_string(),
+            device: device.to_string(),
+            #[cfg(feature = "cuda")]
+            kernel: None,
+        }
+    }
+}
+
 /// A kernel and how it was come by.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KernelReport {
@@ -52,6 +73,7 @@ pub struct KernelReport {
 }
 
 /// What stands behind the trust in a kernel.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SelfCheckReport {
@@ -63,6 +85,7 @@ pub enum SelfCheckReport {
     Off,
 }
 
+#[cfg(feature = "cuda")]
 impl fmt::Display for SelfCheckReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
@@ -75,29 +98,36 @@ impl fmt::Display for SelfCheckReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { problem, device, kernel } = self;
-        write!(formatter, "{problem} on {device}")?;
-        let Some(kernel) = kernel else { return Ok(()) };
-        let KernelReport { name, arch, grid: [x, y, z], threads, shared_bytes, usage, .. } = kernel;
+        write!(formatter, "{} on {}", self.problem, self.device)?;
+        #[cfg(feature = "cuda")]
+        self.kernel.as_ref().map_or(Ok(()), |kernel| write!(formatter, "\n{kernel}"))?;
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl fmt::Display for KernelReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, arch, grid: [x, y, z], threads, shared_bytes, usage, .. } = self;
         let Usage { registers, local_bytes, .. } = usage;
         write!(
             formatter,
-            "\nkernel {name} for {arch}, grid {x}x{y}x{z}, {threads} threads, {shared_bytes} bytes shared, \
+            "kernel {name} for {arch}, grid {x}x{y}x{z}, {threads} threads, {shared_bytes} bytes shared, \
              {registers} registers, {local_bytes} bytes local"
         )?;
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let compile = milliseconds(kernel.timings.compile);
-        match kernel.source {
+        let compile = milliseconds(self.timings.compile);
+        match self.source {
             Source::Compiled => write!(formatter, "\ncompiled by the driver in {compile:.1} ms")?,
             Source::Disk => write!(formatter, "\nfrom the cache on disk in {compile:.1} ms")?,
             Source::Memory => write!(formatter, "\nalready loaded")?,
         }
-        let (plan, check) = (milliseconds(kernel.plan_time), kernel.self_check);
+        let (plan, check) = (milliseconds(self.plan_time), self.self_check);
         write!(formatter, ", planned in {plan:.1} ms, self-check {check}")
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
 

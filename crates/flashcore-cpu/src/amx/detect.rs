@@ -5,16 +5,17 @@
 //! are hypervisors that show instructions which the guest cannot execute. The last is tried in a child process, where
 //! an illegal instruction ends nothing of ours.
 
+#[cfg(target_os = "linux")]
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
-use std::sync::OnceLock;
 
 use super::tiles;
+use crate::once::Once;
 
 /// What lacks, in the order of the steps; a step that failed is the last that was taken. Looked at once.
 pub(crate) fn missing() -> Vec<&'static str> {
-    static MISSING: OnceLock<Vec<&'static str>> = OnceLock::new();
-    MISSING.get_or_init(look).clone()
+    static MISSING: Once<Vec<&'static str>> = Once::new();
+    MISSING.get(look).clone()
 }
 
 /// Whether a step finds what it looks for.
@@ -175,6 +176,7 @@ mod tests {
     use super::*;
 
     /// An instruction that every processor refuses.
+    #[cfg(target_os = "linux")]
     fn dies() -> bool {
         // SAFETY: it raises an exception, which ends the process; this is called in a child only.
         unsafe { asm!("ud2") };

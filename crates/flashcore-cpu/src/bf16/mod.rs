@@ -369,7 +369,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
 }
 
 impl<M> Bf16Kernel<M> {
-    /// Looks at every element of query and keys.
+    /// Looks at every element of query rows and keys that take part: rows that attend some key, and keys that some row
+    /// attends.
     #[expect(clippy::unused_self, reason = "it is a witness of AVX-512")]
     pub(crate) fn survey(&self, problem: &Problem, inputs: &InputViews<'_>) -> Survey {
         let survey = Survey::default();
@@ -377,12 +378,12 @@ impl<M> Bf16Kernel<M> {
             return survey;
         }
         let groups = problem.batch * problem.key_heads;
-        let rows = Group::row_count(problem);
-        driver::for_each(groups, (rows + problem.key_length) * problem.head_dim, |index| {
+        let elements = Group::row_count(problem).saturating_add(problem.key_length).saturating_mul(problem.head_dim);
+        driver::for_each(groups, elements, driver::Order::OneByOne, |index| {
             let group = Group::new(problem, inputs, index / problem.key_heads, index % problem.key_heads);
+            let (rows, keys) = (group.attending_rows(), group.attended_of(&(0..problem.key_length)));
             // SAFETY: `self.vectors` is a witness of AVX-512.
-            let [query, key] =
-                unsafe { [pack::magnitudes(group.query, 0..rows), pack::magnitudes(group.key, 0..problem.key_length)] };
+            let [query, key] = unsafe { [pack::magnitudes(group.query, rows), pack::magnitudes(group.key, keys)] };
             if query.has_subnormal || key.has_subnormal {
                 survey.has_subnormals.store(true, Ordering::Relaxed);
             }

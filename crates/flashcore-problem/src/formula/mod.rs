@@ -275,7 +275,8 @@ impl Formula {
 /// What becomes of a score: of each score, given where it stands.
 ///
 /// ```
-/// use flashcore_problem::{DType, Problem, ScoreMod};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{DType, Problem, ScoreMod};
 ///
 /// // A learned term for every distance up to 128, the same for all that are further.
 /// let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key + 128));
@@ -290,7 +291,8 @@ pub struct ScoreMod(&'static Formula);
 /// Which keys take part, besides those that a mask takes out.
 ///
 /// ```
-/// use flashcore_problem::{DType, MaskMod, Problem};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{DType, MaskMod, Problem};
 ///
 /// // Several documents in one sequence, by a number for each position: rows attend keys of their own document.
 /// let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));

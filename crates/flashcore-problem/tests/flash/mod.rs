@@ -2,7 +2,7 @@
 //!
 //! It stands in for a backend when the gate is tested: without a mistake it must pass, with one it must not.
 
-use flashcore_problem::{Inputs, Outputs, Problem};
+use flashcore_problem::{DType, Inputs, Outputs, Problem};
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +39,17 @@ pub(crate) enum Mistake {
     LogSumExpInBase2,
     /// Two neighbouring columns are exchanged.
     ColumnsExchanged,
+    /// Weights are cut to the bits of the type instead of rounded.
+    WeightsCut,
+    /// The output is cut to the bits of the type instead of rounded.
+    OutputCut,
+    /// The log-sum-exp is 3e-5 too large.
+    LogSumExpShifted,
 }
 
 impl Mistake {
     /// Every mistake that is one.
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::OutputScaled,
         Self::ElementZeroed,
         Self::LastTileDropped,
@@ -59,6 +65,9 @@ impl Mistake {
         Self::KeyHeadsInterleaved,
         Self::LogSumExpInBase2,
         Self::ColumnsExchanged,
+        Self::WeightsCut,
+        Self::OutputCut,
+        Self::LogSumExpShifted,
     ];
 }
 
@@ -151,6 +160,7 @@ fn update<'a>(
         }
         let weight = match mistake {
             Mistake::WeightsInFp8 => f32::from_bits((weight.to_bits() + (1 << 19)) & !((1 << 20) - 1)),
+            Mistake::WeightsCut => cut(problem.dtype, weight),
             _ => problem.dtype.round(f64::from(weight)) as f32,
         };
         for (element, value) in state.output.iter_mut().zip(values(j)) {
@@ -174,6 +184,7 @@ fn finish(
         let element = match mistake {
             Mistake::OutputScaled => element * reciprocal * 1.05,
             Mistake::ElementZeroed if row == problem.query_length / 2 && column == 3 => 0.0,
+            Mistake::OutputCut => cut(problem.dtype, element * reciprocal),
             _ => element * reciprocal,
         };
         outputs.output.set(start + column, f64::from(element));
@@ -182,7 +193,18 @@ fn finish(
         let base_2 = state.maximum + state.sum.log2();
         log_sum_exp[index] = match mistake {
             Mistake::LogSumExpInBase2 => base_2,
+            Mistake::LogSumExpShifted => base_2 * std::f32::consts::LN_2 + 3e-5,
             _ => base_2 * std::f32::consts::LN_2,
         };
     }
+}
+
+/// The leading bits of a normal number, as many as the type has.
+fn cut(dtype: DType, value: f32) -> f32 {
+    let lost = match dtype {
+        DType::F16 => 13,
+        DType::Bf16 => 16,
+        DType::F32 | DType::F64 => 0,
+    };
+    f32::from_bits(value.to_bits() >> lost << lost)
 }

@@ -2,10 +2,11 @@
 
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::fault::Nearest;
+use crate::memory::storage::{State, Storage};
 
 /// The global memory of the simulated device: named buffers between which nothing is mapped.
 ///
@@ -22,25 +23,15 @@ pub struct GlobalMemory {
 struct Buffer {
     name: String,
     length: u64,
-    /// The bytes, in pairs: the smallest thing that operations access.
-    pairs: Vec<AtomicU16>,
-    /// For each pair, [`UNWRITTEN`], [`BEFORE_LAUNCH`] or [`IN_LAUNCH`].
-    states: Vec<AtomicU8>,
+    storage: Storage,
 }
 
-/// Never written.
-const UNWRITTEN: u8 = 0;
-/// Written by the host or an earlier launch.
-const BEFORE_LAUNCH: u8 = 1;
-/// Written by the launch under way.
-const IN_LAUNCH: u8 = 2;
-
 /// Address space of one buffer; the first is left out so that small numbers are no addresses.
-const SLOT_SHIFT: u32 = 36;
+const SLOT_SHIFT: u32 = 44;
 /// Where in its slot a buffer begins.
 const SLOT_OFFSET: u64 = 256;
-/// What unwritten memory holds: a NaN in every float format.
-const POISON: u16 = 0xffff;
+/// The longest buffer: what follows it in its slot is mapped to nothing.
+const LONGEST: u64 = (1 << SLOT_SHIFT) - (1 << 33);
 
 /// A place in a buffer.
 #[derive(Debug, Clone, Copy)]
@@ -64,13 +55,22 @@ impl GlobalMemory {
 
     /// A new buffer that must be written before it is read. Returns its address.
     pub fn allocate_uninitialised(&mut self, name: &str, length: usize) -> u64 {
-        let count = length.div_ceil(2);
-        self.buffers.push(Buffer {
-            name: name.to_owned(),
-            length: length as u64,
-            pairs: (0..count).map(|_| AtomicU16::new(POISON)).collect(),
-            states: (0..count).map(|_| AtomicU8::new(UNWRITTEN)).collect(),
-        });
+        self.push(name, length as u64, Storage::dense(length))
+    }
+
+    /// A new buffer that must be written before it is read, of any length: it takes memory where it is written, and none
+    /// elsewhere. Returns its address.
+    ///
+    /// # Panics
+    ///
+    /// If it is longer than 16 TiB less 8 GiB.
+    pub fn allocate_sparse(&mut self, name: &str, length: u64) -> u64 {
+        self.push(name, length, Storage::sparse())
+    }
+
+    fn push(&mut self, name: &str, length: u64, storage: Storage) -> u64 {
+        assert!(length <= LONGEST, "{name} has {length} bytes; a buffer has at most {LONGEST}");
+        self.buffers.push(Buffer { name: name.to_owned(), length, storage });
         address_of(self.buffers.len() - 1)
     }
 
@@ -80,10 +80,21 @@ impl GlobalMemory {
     ///
     /// If no buffer starts at `address`, or it is shorter than `bytes`.
     pub fn write(&mut self, address: u64, bytes: &[u8]) {
-        let buffer = self.buffer_at(address);
-        let length = self.buffers[buffer].length;
-        assert!(bytes.len() as u64 <= length, "{} bytes do not fit into a buffer of {length}", bytes.len());
-        self.put(Location { buffer, offset: 0 }, bytes, BEFORE_LAUNCH);
+        self.write_at(address, 0, bytes);
+    }
+
+    /// Overwrites bytes of a buffer from an even offset on.
+    ///
+    /// # Panics
+    ///
+    /// If no buffer starts at `address`, it has no such bytes, or the offset is odd.
+    pub fn write_at(&mut self, address: u64, offset: u64, bytes: &[u8]) {
+        let buffer = &self.buffers[self.buffer_at(address)];
+        let length = buffer.length;
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= length);
+        assert!(fits, "{} bytes at {offset} do not fit into a buffer of {length}", bytes.len());
+        assert!(offset.is_multiple_of(2), "bytes are written in pairs, and {offset} is odd");
+        buffer.storage.put(offset, bytes, State::BeforeLaunch);
     }
 
     /// The bytes of the buffer at `address`; those never written are `0xff`.
@@ -92,9 +103,22 @@ impl GlobalMemory {
     ///
     /// If no buffer starts at `address`.
     pub fn read(&self, address: u64) -> Vec<u8> {
+        let length = self.buffers[self.buffer_at(address)].length;
+        self.read_at(address, 0, length as usize)
+    }
+
+    /// `count` bytes of the buffer at `address` from an even offset on; those never written are `0xff`.
+    ///
+    /// # Panics
+    ///
+    /// If no buffer starts at `address`, it has no such bytes, or the offset is odd.
+    pub fn read_at(&self, address: u64, offset: u64, count: usize) -> Vec<u8> {
         let buffer = self.buffer_at(address);
-        let mut bytes = vec![0; self.buffers[buffer].length as usize];
-        self.load(Location { buffer, offset: 0 }, &mut bytes);
+        let length = self.buffers[buffer].length;
+        assert!(offset + count as u64 <= length, "{count} bytes at {offset} are not in a buffer of {length}");
+        assert!(offset.is_multiple_of(2), "bytes are read in pairs, and {offset} is odd");
+        let mut bytes = vec![0; count];
+        self.load(Location { buffer, offset }, &mut bytes);
         bytes
     }
 
@@ -114,19 +138,7 @@ impl GlobalMemory {
     /// If no buffer starts at `address`.
     pub fn unwritten(&self, address: u64) -> Vec<Range<u64>> {
         let buffer = &self.buffers[self.buffer_at(address)];
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (pair, state) in buffer.states.iter().enumerate() {
-            if state.load(Ordering::Relaxed) != UNWRITTEN {
-                continue;
-            }
-            let start = pair as u64 * 2;
-            let end = (start + 2).min(buffer.length);
-            match ranges.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => ranges.push(start..end),
-            }
-        }
-        ranges
+        buffer.storage.unwritten(buffer.length)
     }
 
     fn buffer_at(&self, address: u64) -> usize {
@@ -177,33 +189,17 @@ impl GlobalMemory {
 
     /// Whether a pair of bytes was written before the launch.
     pub(crate) fn was_written(&self, buffer: usize, pair: usize) -> bool {
-        self.buffers[buffer].states[pair].load(Ordering::Relaxed) == BEFORE_LAUNCH
+        self.buffers[buffer].storage.was_written(pair)
     }
 
     /// Copies bytes out.
     pub(crate) fn load(&self, location: Location, bytes: &mut [u8]) {
-        let pairs = &self.buffers[location.buffer].pairs[(location.offset / 2) as usize..];
-        for (chunk, pair) in bytes.chunks_mut(2).zip(pairs) {
-            chunk.copy_from_slice(&pair.load(Ordering::Relaxed).to_le_bytes()[..chunk.len()]);
-        }
+        self.buffers[location.buffer].storage.load(location.offset, bytes);
     }
 
     /// Copies bytes in.
     pub(crate) fn store(&self, location: Location, bytes: &[u8]) {
-        self.put(location, bytes, IN_LAUNCH);
-    }
-
-    fn put(&self, location: Location, bytes: &[u8], state: u8) {
-        let Buffer { pairs, states, .. } = &self.buffers[location.buffer];
-        let first = (location.offset / 2) as usize;
-        for ((chunk, pair), written) in bytes.chunks(2).zip(&pairs[first..]).zip(&states[first..]) {
-            let high = chunk.get(1).copied().unwrap_or(POISON as u8);
-            pair.store(u16::from_le_bytes([chunk[0], high]), Ordering::Relaxed);
-            // What was written before the launch stays so: this CTA may read it either way.
-            if written.load(Ordering::Relaxed) == UNWRITTEN || state == BEFORE_LAUNCH {
-                written.store(state, Ordering::Relaxed);
-            }
-        }
+        self.buffers[location.buffer].storage.put(location.offset, bytes, State::InLaunch);
     }
 
     /// Replaces bytes as one step among atomics.
@@ -223,11 +219,7 @@ pub(crate) struct LaunchGuard<'m> {
 impl Drop for LaunchGuard<'_> {
     /// What the launch wrote is now what was written before the next.
     fn drop(&mut self) {
-        for state in self.memory.buffers.iter().flat_map(|buffer| &buffer.states) {
-            if state.load(Ordering::Relaxed) == IN_LAUNCH {
-                state.store(BEFORE_LAUNCH, Ordering::Relaxed);
-            }
-        }
+        self.memory.buffers.iter().for_each(|buffer| buffer.storage.end_launch());
         self.memory.launching.store(false, Ordering::Release);
     }
 }
@@ -292,5 +284,26 @@ mod tests {
         assert!(memory.is_written(odd));
         let empty = memory.allocate_uninitialised("empty", 0);
         assert!(memory.is_written(empty) && memory.read(empty).is_empty());
+    }
+
+    /// 6 GiB with a few bytes at both ends, one piece across a page.
+    #[test]
+    fn sparse_buffers_are_long_and_take_no_room() {
+        const LENGTH: u64 = 6 << 30;
+        let mut memory = GlobalMemory::new();
+        let far = memory.allocate_sparse("far", LENGTH);
+        let unwritten =
+            |memory: &GlobalMemory| memory.unwritten(far).iter().map(|range| (range.start, range.end)).collect();
+        let all: Vec<(u64, u64)> = unwritten(&memory);
+        assert_eq!(all, [(0, LENGTH)]);
+        memory.write_at(far, 4094, &[1, 2, 3, 4]);
+        memory.write_at(far, LENGTH - 2, &[5, 6]);
+        assert_eq!(memory.read_at(far, 4092, 8), [0xff, 0xff, 1, 2, 3, 4, 0xff, 0xff]);
+        assert_eq!(memory.read_at(far, LENGTH - 4, 4), [0xff, 0xff, 5, 6]);
+        let rest: Vec<(u64, u64)> = unwritten(&memory);
+        assert_eq!(rest, [(0, 4094), (4098, LENGTH - 2)]);
+        assert!(memory.locate(far + LENGTH - 2, 2).is_ok());
+        assert!(memory.locate(far + LENGTH - 2, 4).is_err());
+        assert!(memory.was_written(0, 2047) && !memory.was_written(0, 2046));
     }
 }

@@ -9,14 +9,15 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::fault::AccessKind;
 use crate::memory::global::{GlobalMemory, Location};
-use crate::memory::view::PAGE_BYTES;
-use crate::race::{CELL_BYTES, PLACE_BITS, Shadow, Stamp};
+use crate::memory::pages::Pages;
+use crate::memory::view::{History, PAGE_BYTES};
+use crate::race::{CELL_BYTES, PLACE_BITS, Stamp};
 
 /// The accesses of all clusters to global memory.
 #[derive(Debug)]
 pub(crate) struct GridHistory {
     /// For each buffer, its pages.
-    buffers: Vec<Mutex<Vec<Page>>>,
+    buffers: Vec<Mutex<Pages<Page>>>,
 }
 
 /// For each kind of access, the lowest and the highest of each cell; empty without any.
@@ -68,20 +69,17 @@ pub(crate) struct GridRace {
 
 impl GridHistory {
     pub(crate) fn new(memory: &GlobalMemory) -> Self {
-        let buffers = memory.lengths().map(|length| {
-            let mut pages = Vec::new();
-            pages.resize_with(length.div_ceil(PAGE_BYTES) as usize, Page::default);
-            Mutex::new(pages)
-        });
+        let buffers = memory.lengths().map(|length| Mutex::new(Pages::new(length.div_ceil(PAGE_BYTES) as usize)));
         Self { buffers: buffers.collect() }
     }
 
     /// Adds what a cluster did.
-    pub(crate) fn add(&self, cluster: u64, history: &[Vec<Option<Box<Shadow>>>]) {
+    pub(crate) fn add(&self, cluster: u64, history: &History) {
         for (buffer, touched) in self.buffers.iter().zip(history) {
             let mut pages = buffer.lock().unwrap_or_else(PoisonError::into_inner);
-            for (page, shadow) in pages.iter_mut().zip(touched) {
-                for (cell, kind, stamp) in shadow.iter().flat_map(|shadow| shadow.summary()) {
+            for (page, shadow) in touched.iter() {
+                let page = pages.get_or_insert_with(page, Page::default);
+                for (cell, kind, stamp) in shadow.summary() {
                     let accesses = &mut page.kinds[kind_index(kind)];
                     if accesses.is_empty() {
                         accesses.resize((PAGE_BYTES / CELL_BYTES) as usize, NEVER);
@@ -99,7 +97,7 @@ impl GridHistory {
     pub(crate) fn race(&self) -> Option<GridRace> {
         self.buffers.iter().enumerate().find_map(|(buffer, pages)| {
             let pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
-            pages.iter().enumerate().find_map(|(page, accesses)| {
+            pages.iter().find_map(|(page, accesses)| {
                 let (cell, first, second) = accesses.race()?;
                 let offset = page as u64 * PAGE_BYTES + cell as u64 * CELL_BYTES;
                 Some(GridRace { address: GlobalMemory::address(Location { buffer, offset }), first, second })

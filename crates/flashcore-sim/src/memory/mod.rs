@@ -2,7 +2,9 @@
 
 pub(crate) mod global;
 pub(crate) mod grid;
+pub(crate) mod pages;
 pub(crate) mod shared;
+mod storage;
 pub(crate) mod view;
 
 use crate::fault::{AccessKind, MbarrierState, Nearest};

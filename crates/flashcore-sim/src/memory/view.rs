@@ -2,11 +2,15 @@
 
 use crate::clocks::Access;
 use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::pages::Pages;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
 
 /// Bytes of global memory that share a piece of history, made when first touched.
 pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// For each buffer, the accesses to its pages.
+pub(crate) type History = Vec<Pages<Box<Shadow>>>;
 
 /// See the module.
 #[derive(Debug)]
@@ -14,7 +18,7 @@ pub(crate) struct GlobalView<'m> {
     memory: &'m GlobalMemory,
     warps: usize,
     /// For each buffer, its pages.
-    pages: Vec<Vec<Option<Box<Shadow>>>>,
+    pages: History,
 }
 
 /// Part of an access that lies in one page.
@@ -40,11 +44,7 @@ fn pieces(location: Location, bytes: u64) -> impl Iterator<Item = Piece> {
 
 impl<'m> GlobalView<'m> {
     pub(crate) fn new(memory: &'m GlobalMemory, warps: usize) -> Self {
-        let pages = memory.lengths().map(|length| {
-            let mut pages = Vec::new();
-            pages.resize_with(length.div_ceil(PAGE_BYTES) as usize, || None);
-            pages
-        });
+        let pages = memory.lengths().map(|length| Pages::new(length.div_ceil(PAGE_BYTES) as usize));
         Self { memory, warps, pages: pages.collect() }
     }
 
@@ -55,7 +55,7 @@ impl<'m> GlobalView<'m> {
 
     fn shadow(&mut self, buffer: usize, page: usize) -> &mut Shadow {
         let warps = self.warps;
-        self.pages[buffer][page].get_or_insert_with(|| Box::new(Shadow::new(PAGE_BYTES, warps)))
+        self.pages[buffer].get_or_insert_with(page, || Box::new(Shadow::new(PAGE_BYTES, warps)))
     }
 
     /// Only what was written before the launch or by this CTA has a value: what another CTA wrote is a race, whether
@@ -159,7 +159,7 @@ impl<'m> GlobalView<'m> {
     }
 
     /// The history of this CTA, for comparison with the others.
-    pub(crate) fn into_history(self) -> Vec<Vec<Option<Box<Shadow>>>> {
+    pub(crate) fn into_history(self) -> History {
         self.pages
     }
 }

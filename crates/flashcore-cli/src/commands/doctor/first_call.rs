@@ -172,6 +172,7 @@ impl Folder {
         let path = std::env::temp_dir().join(format!("flashcore-doctor-{}", std::process::id()));
         // Left by an earlier process of the same number that was killed.
         let _ = fs::remove_dir_all(&path);
+        #[cfg_attr(not(unix), allow(unused_mut, reason = "modes of folders are for Unix"))]
         let mut builder = fs::DirBuilder::new();
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
