@@ -69,6 +69,8 @@ pub(crate) struct State {
     next_handle: usize,
 }
 
+/// The answer to what a stream must not be asked while it records a graph.
+const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 /// The handle of the primary context.
 pub(crate) const PRIMARY: usize = 0xC0;
 pub(crate) const FREE_BYTES: usize = 1000;
@@ -227,7 +229,13 @@ functions! {
         *status = CUstreamCaptureStatus(u32::from(state.capturing));
         code::SUCCESS
     }
-    fn cuStreamGetId(_state, stream: CUstream, id: *mut c_ulonglong) { *id = stream.addr() as u64; code::SUCCESS }
+    fn cuStreamGetId(state, stream: CUstream, id: *mut c_ulonglong) {
+        if state.capturing {
+            return STREAM_CAPTURE_UNSUPPORTED;
+        }
+        *id = stream.addr() as u64;
+        code::SUCCESS
+    }
     fn cuStreamGetCaptureInfo_v2(
         state, _stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, _graph: *mut CUgraph,
         _nodes: *mut *const CUgraphNode, _count: *mut usize,

@@ -91,7 +91,12 @@ impl Stream {
     }
 
     /// A number that no other stream of the process has or will have. The default stream of each thread has its own.
+    /// Refused while it records a graph.
     pub(crate) fn id(&self) -> Result<u64, CudaError> {
+        // The default stream is not asked: it refuses while another stream that waits for it records a graph.
+        if self.handle().is_null() {
+            return Ok(u64::MAX);
+        }
         let _current = self.context().enter()?;
         let mut id = 0;
         // SAFETY: the function writes one number.

@@ -60,11 +60,13 @@ impl Workspaces {
         if self.bytes == 0 {
             return launch(0);
         }
-        let (stream_id, graph) = (stream.id()?, stream.capture()?);
+        let graph = stream.capture()?;
+        // A stream that records a graph refuses to tell its number; its handle stays its own until the graph is done.
+        let owner = if graph.is_some() { stream.handle().addr() as u64 } else { stream.id()? };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let address = match graph {
-            Some(graph) => self.of_graph(&mut held, [graph, stream_id])?,
-            None => self.of_stream(&mut held, stream_id)?,
+            Some(graph) => self.of_graph(&mut held, [graph, owner])?,
+            None => self.of_stream(&mut held, owner)?,
         };
         launch(address)
     }
