@@ -222,7 +222,7 @@ fn attend_in_pairs<M: bf16::PairMultiplier>(
         return driver::attend(kernel.exact(), problem, inputs, outputs);
     }
     let survey = kernel.survey(problem, inputs);
-    if survey.is_exact() {
+    if survey.is_exact(problem) {
         driver::attend(&kernel.for_problem(problem, inputs, &survey), problem, inputs, outputs);
     } else {
         driver::attend(kernel.exact(), problem, inputs, outputs);

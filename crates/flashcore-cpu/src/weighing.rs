@@ -57,6 +57,22 @@ impl<R: Real> Column<R> {
         }
     }
 
+    /// Multiplies the scores of `keys` keys by `factor`, and rounds them.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    unsafe fn scale<V: Vector<Real = R>>(self, keys: usize, factor: V) {
+        for key in 0..keys {
+            // SAFETY: the caller vouches for both.
+            unsafe {
+                let score = self.scores.add(key * self.lanes);
+                V::load(score).mul(factor).store(score);
+            }
+        }
+    }
+
     /// The largest score of `keys` keys.
     ///
     /// # Safety
@@ -108,6 +124,11 @@ impl<R: Real> Column<R> {
 /// bits.
 pub(crate) const MOST_ADDED: f64 = 2048.0;
 
+/// Scores, in base 2, from where on they are rounded before the maximum is subtracted. A fused multiply-add subtracts a
+/// rounded maximum from a product that is not, and what rounding took from the maximum, here up to 4 and at 2^31 more than
+/// any exponent, would be the weight of the maximum itself: all weights of a row zero, or infinite.
+pub(crate) const COARSE: f64 = (1 << 26) as f64;
+
 /// Vectors of a strip.
 const VECTORS: usize = 2;
 
@@ -139,7 +160,13 @@ pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mu
                 continue;
             }
             let new = column.largest::<V>(keys).mul(factor).max(old);
-            let added = column.weigh_all(keys, factor, new.if_equal(nothing, zero, new));
+            let subtracted = new.if_equal(nothing, zero, new);
+            let added = if subtracted.max(zero.sub(subtracted)).is_any_above(V::Real::from_f64(COARSE)) {
+                column.scale(keys, factor);
+                column.weigh_all(keys, V::splat(V::Real::ONE), subtracted)
+            } else {
+                column.weigh_all(keys, factor, subtracted)
+            };
             let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
             old_factor.store(correction);
             states[block] = [new, sum.mul_add(old_factor, added)];

@@ -13,7 +13,7 @@ use super::{Avx512, Zmm};
 use crate::exp2::{LEAST, short};
 use crate::microkernel::{Factors, Strip};
 use crate::vector::Vector;
-use crate::weighing::{Column, MOST_ADDED};
+use crate::weighing::{COARSE, Column, MOST_ADDED};
 use core::arch::asm;
 use core::arch::x86_64::{
     __m512, _CMP_LT_OQ, _CMP_NLT_UQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_loadu_ps, _mm512_maskz_mov_ps,
@@ -281,7 +281,8 @@ pub(super) unsafe fn score_and_weigh(factors: &Factors<'_, Avx512>, strip: &mut 
 }
 
 impl Weighing {
-    /// Lanes that have no maximum yet get one from the first block of keys. Whether all have one.
+    /// Lanes that have no maximum yet get one from the first block of keys. False where one has none, or one so large that
+    /// scores must be rounded before it is subtracted.
     ///
     /// # Safety
     ///
@@ -297,7 +298,8 @@ impl Weighing {
                     *maximum = maximum.if_equal(nothing, first, *maximum);
                 }
             }
-            self.maximum.iter().all(|maximum| maximum.is_finite())
+            let is_coarse = |maximum: Zmm| maximum.max(Zmm::splat(0.0).sub(maximum)).is_any_above(COARSE as f32);
+            self.maximum.iter().all(|&maximum| maximum.is_finite() && !is_coarse(maximum))
         }
     }
 

@@ -21,6 +21,7 @@ use crate::pack::Head;
 use crate::scores::is_plain;
 use crate::shaping::Shaping;
 use crate::stream::StreamTile;
+use crate::weighing::COARSE;
 use core::arch::x86_64::{
     _CMP_NEQ_UQ, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
     _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
@@ -425,10 +426,12 @@ pub(crate) struct Survey {
 }
 
 impl Survey {
-    /// Whether the products of the problem come out as those of its elements. The instructions take subnormal elements as
-    /// zero, and keys can be so large that these count.
-    pub(crate) fn is_exact(&self) -> bool {
-        !self.has_subnormals.load(Ordering::Relaxed)
+    /// Whether the products of the problem come out as those of its elements, and weights as those of the products. The
+    /// instructions take subnormal elements as zero, and keys can be so large that these count; and the softmax subtracts
+    /// what is rounded from what is not, see [`COARSE`].
+    pub(crate) fn is_exact(&self, problem: &Problem) -> bool {
+        // Of a NaN in one key nothing is known of the others: false too.
+        self.largest_score(problem) < COARSE && !self.has_subnormals.load(Ordering::Relaxed)
     }
 
     /// No score of a plain problem is farther from 0, in base 2. Not a finite number where an element is none.

@@ -1,0 +1,203 @@
+//! Structs and constants of `include/flashcore.h`, read from its text and laid out as a C compiler does.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// Where a field lies, and what it is.
+#[derive(Clone, Copy, Debug)]
+struct Field {
+    offset: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Integer32,
+    Integer64,
+    Float,
+    Double,
+    Address,
+}
+
+impl Kind {
+    fn size(self) -> usize {
+        match self {
+            Self::Integer32 | Self::Float => 4,
+            Self::Integer64 | Self::Double | Self::Address => 8,
+        }
+    }
+}
+
+/// A struct: its size, and its fields by name; those of structs inside it as `outer.inner`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layout {
+    pub(crate) size: usize,
+    alignment: usize,
+    fields: HashMap<String, Field>,
+}
+
+/// What the header declares.
+pub(crate) struct Header {
+    layouts: HashMap<String, Layout>,
+    constants: HashMap<String, i64>,
+}
+
+impl Header {
+    /// The header of this crate.
+    pub(crate) fn get() -> &'static Self {
+        static HEADER: OnceLock<Header> = OnceLock::new();
+        HEADER.get_or_init(|| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/flashcore.h");
+            Self::parse(&std::fs::read_to_string(path).unwrap())
+        })
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut header = Self { layouts: HashMap::new(), constants: HashMap::new() };
+        let mut open: Option<Layout> = None;
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//") && !line.starts_with('*')) {
+            let words: Vec<&str> = line.trim_end_matches(';').split_whitespace().collect();
+            match (&mut open, words.as_slice()) {
+                (None, ["#define", name, value]) => {
+                    if let Ok(value) = value.parse() {
+                        header.constants.insert((*name).to_owned(), value);
+                    }
+                }
+                (None, ["typedef", "struct", _, "{"]) => {
+                    open = Some(Layout { size: 0, alignment: 1, fields: HashMap::new() });
+                }
+                (Some(_), ["}", name]) => {
+                    let mut layout = open.take().unwrap();
+                    layout.size = layout.size.next_multiple_of(layout.alignment);
+                    header.layouts.insert((*name).to_owned(), layout);
+                }
+                (Some(layout), [words @ .., name]) => {
+                    let words: Vec<&str> = words.iter().copied().filter(|word| *word != "const").collect();
+                    match words.as_slice() {
+                        ["struct", inner] if !name.starts_with('*') => layout.append(name, &header.layouts[*inner]),
+                        [kind] => layout.append(name.trim_start_matches('*'), &scalar(kind, name.starts_with('*'))),
+                        other => panic!("the header has a field of a kind that this test does not know: {other:?}"),
+                    }
+                }
+                _ => {}
+            }
+        }
+        header
+    }
+
+    /// A constant by its name after `FLASHCORE_`.
+    pub(crate) fn constant(&self, name: &str) -> i32 {
+        let value = self.constants.get(&format!("FLASHCORE_{name}")).unwrap_or_else(|| panic!("no FLASHCORE_{name}"));
+        i32::try_from(*value).unwrap()
+    }
+
+    pub(crate) fn layout(&self, name: &str) -> &Layout {
+        self.layouts.get(name).unwrap_or_else(|| panic!("the header has no {name}"))
+    }
+}
+
+fn scalar(kind: &str, is_address: bool) -> Layout {
+    let kind = match kind {
+        _ if is_address => Kind::Address,
+        "uint64_t" | "int64_t" => Kind::Integer64,
+        "int32_t" | "uint32_t" => Kind::Integer32,
+        "float" => Kind::Float,
+        "double" => Kind::Double,
+        other => panic!("the header has a {other}, which this test does not know"),
+    };
+    let fields = HashMap::from([(String::new(), Field { offset: 0, kind })]);
+    Layout { size: kind.size(), alignment: kind.size(), fields }
+}
+
+impl Layout {
+    fn append(&mut self, name: &str, inner: &Self) {
+        let offset = self.size.next_multiple_of(inner.alignment);
+        for (field, &Field { offset: inside, kind }) in &inner.fields {
+            let name = if field.is_empty() { name.to_owned() } else { format!("{name}.{field}") };
+            self.fields.insert(name, Field { offset: offset + inside, kind });
+        }
+        self.size = offset + inner.size;
+        self.alignment = self.alignment.max(inner.alignment);
+    }
+
+    pub(crate) fn is_double(&self, name: &str) -> bool {
+        self.fields[name].kind == Kind::Double
+    }
+}
+
+/// A struct of the header in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Struct {
+    words: Vec<u64>,
+    layout: &'static Layout,
+}
+
+impl Struct {
+    /// All zeros, but for the size.
+    pub(crate) fn zeroed(name: &str) -> Self {
+        let layout = Header::get().layout(name);
+        assert!(layout.size.is_multiple_of(8) && layout.alignment == 8, "{name} is not made of words");
+        let mut made = Self { words: vec![0; layout.size / 8], layout };
+        made.set("struct_size", layout.size as i128);
+        made
+    }
+
+    pub(crate) fn address(&self) -> *const u64 {
+        self.words.as_ptr()
+    }
+
+    pub(crate) fn address_mut(&mut self) -> *mut u64 {
+        self.words.as_mut_ptr()
+    }
+
+    fn field(&self, name: &str) -> Field {
+        *self.layout.fields.get(name).unwrap_or_else(|| panic!("the header has no field {name}"))
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let word = &mut self.words[offset / 8];
+        let mut inside = word.to_ne_bytes();
+        inside[offset % 8..][..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(inside);
+    }
+
+    /// Sets an integer or an address.
+    pub(crate) fn set(&mut self, name: &str, value: i128) -> &mut Self {
+        let Field { offset, kind } = self.field(name);
+        match kind {
+            Kind::Integer32 => self.write(offset, &(value as i32).to_ne_bytes()),
+            Kind::Integer64 | Kind::Address => self.write(offset, &(value as u64).to_ne_bytes()),
+            Kind::Float | Kind::Double => panic!("{name} is no integer"),
+        }
+        self
+    }
+
+    /// Sets a number of the width that the header says.
+    pub(crate) fn set_real(&mut self, name: &str, value: f64) -> &mut Self {
+        let Field { offset, kind } = self.field(name);
+        match kind {
+            Kind::Float => self.write(offset, &(value as f32).to_ne_bytes()),
+            Kind::Double => self.write(offset, &value.to_ne_bytes()),
+            _ => panic!("{name} is an integer"),
+        }
+        self
+    }
+
+    /// Sets address and length.
+    pub(crate) fn set_bytes(&mut self, name: &str, (address, bytes): (*const u8, usize)) -> &mut Self {
+        self.set(&format!("{name}.data"), address.addr() as i128);
+        self.set(&format!("{name}.bytes"), bytes as i128)
+    }
+
+    /// An integer or an address.
+    pub(crate) fn get(&self, name: &str) -> i128 {
+        let Field { offset, kind } = self.field(name);
+        let bytes = self.words[offset / 8].to_ne_bytes();
+        match kind {
+            Kind::Integer32 => i128::from(i32::from_ne_bytes(bytes[offset % 8..][..4].try_into().unwrap())),
+            Kind::Integer64 | Kind::Address => i128::from(u64::from_ne_bytes(bytes)),
+            Kind::Float | Kind::Double => panic!("{name} is no integer"),
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Wrong arguments: each has its status and words that name it, and nothing is written.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::abi::header::{Header, Struct};
+use crate::abi::library::{Library, Plan};
+use crate::fuzz::element::Element;
+use crate::simple::Simple;
+
+fn status(name: &str) -> i32 {
+    Header::get().constant(name)
+}
+
+/// A problem that is refused: its field, its value, and what the words must have.
+fn refuse_problem(change: &dyn Fn(&mut Struct), named: &str) {
+    let mut problem = Library::get().problem(1, 4, 8, 16, Element::F32.code());
+    change(&mut problem);
+    match Library::get().create(&problem) {
+        Ok(_) => panic!("taken, though {named} is wrong"),
+        Err((found, words)) => {
+            assert!(found == status("INVALID_ARGUMENT") || found == status("UNSUPPORTED"), "{named}: {found} {words}");
+            assert!(words.contains(named), "{named}: {words}");
+        }
+    }
+}
+
+#[test]
+fn fields_of_a_problem() {
+    let mut count = 0;
+    let mut refuse = |field: &str, value: i128| {
+        refuse_problem(
+            &|problem| {
+                problem.set(field, value);
+            },
+            field,
+        );
+        count += 1;
+    };
+    let wide = [u64::MAX as i128, i128::from(i64::MAX) + 1];
+    for field in ["query_heads", "key_heads", "head_dim", "value_dim"] {
+        refuse(field, 0);
+    }
+    for field in ["dtype", "mask", "alignment", "layout"] {
+        for value in [-1, 4, 99, i128::from(i32::MIN), i128::from(i32::MAX)] {
+            refuse(field, value);
+        }
+    }
+    for field in ["alibi", "sinks", "bias", "key_lengths", "log_sum_exp"] {
+        for value in [-1, 2, i128::from(i32::MAX), i128::from(i32::MIN)] {
+            refuse(field, value);
+        }
+    }
+    for value in [1, -1] {
+        refuse("reserved", value);
+    }
+    for value in [0, 1, 8, 100, 4104, 1 << 40, u64::MAX as i128] {
+        refuse("struct_size", value);
+    }
+    for value in wide {
+        refuse("query_length", value);
+        refuse("key_length", value);
+        refuse("head_dim", value);
+        refuse("value_dim", value);
+    }
+    // Sizes that are no field's fault: a tensor does not fit.
+    for (field, tensor) in [("batch", "query"), ("query_heads", "query")] {
+        for value in [u64::MAX as i128 - 3, 1 << 62] {
+            refuse_problem(
+                &|problem| {
+                    problem.set(field, value);
+                },
+                tensor,
+            );
+            count += 1;
+        }
+    }
+    for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        refuse_problem(
+            &|problem| {
+                problem.set_real("scale", value);
+            },
+            "scale",
+        );
+        count += 1;
+    }
+    for value in [-1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        refuse_problem(
+            &|problem| {
+                problem.set_real("softcap", value);
+            },
+            "softcap",
+        );
+        count += 1;
+    }
+    for field in ["window_left", "window_right"] {
+        for value in [-2, i128::from(i64::MIN)] {
+            refuse_problem(
+                &|problem| {
+                    problem.set("mask", status("MASK_WINDOW").into()).set(field, value);
+                },
+                field,
+            );
+            count += 1;
+        }
+    }
+    refuse_problem(
+        &|problem| {
+            problem.set("mask", status("MASK_WINDOW").into());
+        },
+        "window",
+    );
+    refuse_problem(
+        &|problem| {
+            problem.set("key_heads", 3);
+        },
+        "key_heads",
+    );
+    refuse_problem(
+        &|problem| {
+            problem.set("layout", status("LAYOUT_PACKED_QKV").into()).set("key_length", 9);
+        },
+        "packed",
+    );
+    count += 3;
+    assert!(count >= 77, "{count}");
+}
+
+#[test]
+fn strides_that_overlap_or_overflow() {
+    let refuse = |changes: &[(&str, i128)], named: &str| {
+        let change = |problem: &mut Struct| {
+            problem.set("layout", status("LAYOUT_STRIDED").into());
+            for tensor in ["query", "key", "value", "output"] {
+                for (dimension, stride) in [("batch", 512), ("head", 128), ("row", 16)] {
+                    problem.set(&format!("{tensor}_strides.{dimension}"), stride);
+                }
+            }
+            for (field, value) in changes {
+                problem.set(field, *value);
+            }
+        };
+        refuse_problem(&change, named);
+    };
+    for tensor in ["query", "key", "value"] {
+        refuse(&[(&format!("{tensor}_strides.row"), 15)], &format!("row stride of {tensor} is 15"));
+        refuse(&[(&format!("{tensor}_strides.head"), 1)], &format!("head stride of {tensor} is 1"));
+        refuse(&[(&format!("{tensor}_strides.row"), i128::from(i64::MAX))], tensor);
+        refuse(&[(&format!("{tensor}_strides.head"), u64::MAX as i128)], tensor);
+    }
+    refuse(&[("output_strides.row", 0)], "overlap");
+    refuse(&[("output_strides.head", 0)], "overlap");
+    refuse(&[("output_strides.head", 16)], "overlap");
+    refuse(&[("batch", 2), ("output_strides.batch", 0)], "overlap");
+    refuse(&[("output_strides.row", i128::from(i64::MAX))], "output");
+}
+
+#[test]
+fn versions_of_header_and_library() {
+    let [major, minor, patch] = ["MAJOR", "MINOR", "PATCH"].map(|part| status(&format!("VERSION_{part}")));
+    assert_eq!(Library::get().version(), format!("{major}.{minor}.{patch}"));
+}
+
+#[test]
+fn pointers_devices_and_configs() {
+    let library = Library::get();
+    let problem = library.problem(1, 1, 4, 16, Element::F32.code());
+    let invalid = status("INVALID_ARGUMENT");
+    let cpu = status("DEVICE_CPU");
+    let mut plan: Plan = ptr::dangling_mut();
+    let create = |problem: *const u64, kind: i32, ordinal: i32, plan: *mut Plan| {
+        // SAFETY: every pointer is null, misaligned, which is looked at first, or what it says.
+        let found = unsafe { (library.plan_create)(problem, kind, ordinal, plan) };
+        (found, library.last_error())
+    };
+    let misaligned = |address: *const u64| address.wrapping_byte_add(1);
+    let (good, target) = (problem.address(), &raw mut plan);
+    assert_eq!(create(ptr::null(), cpu, 0, target), (invalid, "problem is null; it must not be".to_owned()));
+    assert!(plan.is_null());
+    assert_eq!(create(good, cpu, 0, ptr::null_mut()), (invalid, "plan is null; it must not be".to_owned()));
+    assert_eq!(create(misaligned(good), cpu, 0, target).0, invalid);
+    assert_eq!(create(good, cpu, 0, target.wrapping_byte_add(4)).0, invalid);
+    for kind in [-1, 3, 99, i32::MIN, i32::MAX] {
+        let words = format!("device_kind is {kind}; it must be one of FLASHCORE_DEVICE_*");
+        assert_eq!(create(good, kind, 0, target), (invalid, words));
+    }
+    for ordinal in [-1, i32::MIN] {
+        let words = format!("ordinal is {ordinal}; GPUs are numbered from 0");
+        assert_eq!(create(good, status("DEVICE_CUDA"), ordinal, target), (invalid, words));
+    }
+    assert_eq!(create(good, status("DEVICE_CUDA"), i32::MAX, target).0, status("NO_DEVICE"));
+    for config in [c"", c"amper", c"ampere-64x64-", c"\xC3\x28", c"ampere\n"] {
+        // SAFETY: the pointers are to what they say.
+        let found = unsafe { (library.plan_create_with_config)(good, cpu, 0, config.as_ptr(), target) };
+        assert_eq!(found, invalid, "{config:?}: {}", library.last_error());
+        assert!(plan.is_null());
+    }
+    // SAFETY: null is looked at.
+    assert_eq!(unsafe { (library.problem_init)(ptr::null_mut(), 1, 1, 1, 1, 0) }, invalid);
+    for dtype in [-1, 4, i32::MAX, i32::MIN] {
+        let mut room = Struct::zeroed("flashcore_problem_t");
+        // SAFETY: room for a problem.
+        assert_eq!(unsafe { (library.problem_init)(room.address_mut(), 1, 1, 1, 1, dtype) }, invalid);
+        assert_eq!(room.get("batch"), 0, "nothing was written");
+    }
+}
+
+/// Plans that are gone, null, or made up, in every function that takes one.
+#[test]
+fn plans_that_are_none() {
+    let library = Library::get();
+    let simple = Simple::new([1, 1, 4, 16], Element::F32, 1);
+    let gone = library.create(&simple.problem).unwrap();
+    library.destroy(gone);
+    let none = Struct::zeroed("flashcore_device_tensors_t");
+    let null = ptr::null_mut::<c_void>();
+    let address = ptr::without_provenance_mut::<c_void>;
+    for plan in [gone, address(0xDEAD_BEEF), address(usize::MAX), address(simple.inputs.address().addr()), null] {
+        // SAFETY: none of them is a plan, which is looked up and never followed.
+        unsafe {
+            assert_eq!(simple.run(plan).unwrap_err().0, status("INVALID_PLAN"));
+            let launched = (library.plan_launch)(plan, null, null, null, null, null, ptr::null_mut());
+            assert_eq!(launched, status("INVALID_PLAN"));
+            assert_eq!((library.plan_launch_tensors)(plan, null, none.address()), status("INVALID_PLAN"));
+            assert_eq!((library.plan_workspace_bytes)(plan), 0);
+            assert!((library.plan_describe)(plan).is_null());
+            assert_ne!(library.last_error(), "");
+            let destroyed = (library.plan_destroy)(plan);
+            assert_eq!(destroyed, if plan.is_null() { 0 } else { status("INVALID_PLAN") });
+        }
+    }
+}
+
+/// A run that is refused: nothing is written, and the words name the argument.
+fn refuse_run(features: &[&str], change: &dyn Fn(&mut Struct, &mut Struct), named: &str) {
+    let mut simple = Simple::new([2, 2, 4, 8], Element::F32, 2);
+    for feature in features {
+        simple.problem.set(feature, 1);
+    }
+    simple.clear();
+    let before = simple.result();
+    let plan = Library::get().create(&simple.problem).unwrap();
+    let (mut inputs, mut outputs) = (simple.inputs.clone(), simple.outputs.clone());
+    change(&mut inputs, &mut outputs);
+    // SAFETY: what is wrong is refused before it is read; the rest is memory of the test.
+    let Err((found, words)) = (unsafe { Library::get().run(plan, &inputs, &outputs) }) else {
+        panic!("{features:?}: taken, though {named} is wrong");
+    };
+    assert_eq!(found, status("INVALID_ARGUMENT"), "{words}");
+    assert!(words.contains(named), "{named}: {words}");
+    assert_eq!(simple.result(), before, "{named}: something was written");
+    Library::get().destroy(plan);
+}
+
+#[test]
+fn tensors_of_a_run() {
+    let tensors = ["query", "key", "value", "output", "log_sum_exp"];
+    let of = |name: &'static str, field: &'static str, value: fn(i128) -> i128| {
+        move |inputs: &mut Struct, outputs: &mut Struct| {
+            let is_output = ["output", "log_sum_exp"].contains(&name);
+            let tensor = if is_output { outputs } else { inputs };
+            let field = format!("{name}.{field}");
+            tensor.set(&field, value(tensor.get(&field)));
+        }
+    };
+    for name in tensors {
+        refuse_run(&[], &of(name, "data", |_| 0), name);
+        refuse_run(&[], &of(name, "data", |data| data + 1), name);
+        refuse_run(&[], &of(name, "data", |data| data + 2), name);
+        refuse_run(&[], &of(name, "bytes", |_| 0), name);
+        refuse_run(&[], &of(name, "bytes", |bytes| bytes - 1), name);
+        refuse_run(&[], &of(name, "bytes", |bytes| bytes - 4), name);
+        refuse_run(&[], &of(name, "bytes", |_| u64::MAX as i128 - 3), name);
+        refuse_run(&[], &of(name, "data", |_| i128::from(u64::MAX) - 63), name);
+    }
+    refuse_run(
+        &[],
+        &|_, outputs| {
+            outputs.set_bytes("log_sum_exp", (ptr::null(), 0));
+        },
+        "log_sum_exp is missing",
+    );
+    for (feature, tensor) in
+        [("alibi", "alibi_slopes"), ("sinks", "sinks"), ("bias", "bias"), ("key_lengths", "key_lengths")]
+    {
+        let floats = [0_u32; 64];
+        let data = floats.as_ptr().cast::<u8>();
+        let given = |bytes: usize| {
+            move |inputs: &mut Struct, _: &mut Struct| {
+                inputs.set_bytes(tensor, (data, bytes)).set("bias_strides.key", 1);
+            }
+        };
+        refuse_run(&[feature], &|_, _| {}, tensor);
+        refuse_run(&[], &given(8), tensor);
+        refuse_run(&[feature], &given(7), tensor);
+        refuse_run(&[feature], &given(4), tensor);
+        if tensor != "bias" {
+            refuse_run(&[feature], &given(12), tensor);
+        }
+        let misaligned = |inputs: &mut Struct, _: &mut Struct| {
+            inputs.set_bytes(tensor, (data.wrapping_add(2), 8));
+        };
+        refuse_run(&[feature], &misaligned, tensor);
+    }
+    let too_long = [4_u32, 5];
+    let lengths = |inputs: &mut Struct, _: &mut Struct| {
+        inputs.set_bytes("key_lengths", (too_long.as_ptr().cast(), 8));
+    };
+    refuse_run(&["key_lengths"], &lengths, "the key length of batch 1 is 5; it may be at most key_length, which is 4");
+    let one = [0.0_f32; 4];
+    for dimension in ["batch", "head", "row", "key"] {
+        let strides = |inputs: &mut Struct, _: &mut Struct| {
+            inputs.set_bytes("bias", (one.as_ptr().cast(), 16));
+            inputs.set(&format!("bias_strides.{dimension}"), u64::MAX as i128);
+        };
+        refuse_run(&["bias"], &strides, "bias");
+    }
+}
+
+#[test]
+fn structs_of_a_run() {
+    let library = Library::get();
+    for size in [0, 7, 8, 4104, u64::MAX as i128] {
+        refuse_run(
+            &[],
+            &|inputs, _| {
+                inputs.set("struct_size", size);
+            },
+            "inputs.struct_size",
+        );
+        refuse_run(
+            &[],
+            &|_, outputs| {
+                outputs.set("struct_size", size);
+            },
+            "outputs.struct_size",
+        );
+    }
+    let simple = Simple::new([1, 1, 4, 8], Element::F32, 3);
+    let plan = library.create(&simple.problem).unwrap();
+    let (inputs, outputs) = (simple.inputs.address(), simple.outputs.address());
+    let (null, odd) = (ptr::null(), |address: *const u64| address.wrapping_byte_add(4));
+    for (inputs, outputs) in
+        [(null, outputs), (inputs, null), (null, null), (odd(inputs), outputs), (inputs, odd(outputs))]
+    {
+        // SAFETY: null and misaligned addresses are looked at and not followed.
+        assert_eq!(unsafe { (library.plan_run_host)(plan, inputs, outputs) }, status("INVALID_ARGUMENT"));
+    }
+    library.destroy(plan);
+}
+
+/// What is written may lie on nothing else, not by a single byte.
+#[test]
+fn outputs_that_overlap() {
+    for input in ["query", "key", "value"] {
+        for shift in [-124_i128, -4, 0, 4, 508] {
+            let over = |inputs: &mut Struct, outputs: &mut Struct| {
+                let data = outputs.get("output.data") + shift;
+                inputs.set(&format!("{input}.data"), data);
+            };
+            refuse_run(&[], &over, "outputs.output overlaps inputs.");
+        }
+        let over_rows = |inputs: &mut Struct, outputs: &mut Struct| {
+            let data = inputs.get(&format!("{input}.data"));
+            outputs.set("log_sum_exp.data", data + 16);
+        };
+        refuse_run(&[], &over_rows, "outputs.log_sum_exp overlaps inputs.");
+    }
+    let over_each_other = |_: &mut Struct, outputs: &mut Struct| {
+        let data = outputs.get("output.data");
+        outputs.set("log_sum_exp.data", data + 508);
+    };
+    refuse_run(&[], &over_each_other, "outputs.output overlaps outputs.log_sum_exp");
+}
