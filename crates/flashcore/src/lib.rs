@@ -82,6 +82,13 @@
 //! `flashcore tune` measures configs on a GPU and remembers the best for problems of that class; plans on that GPU then take
 //! it, and [`Plan::report`] names it. `FLASHCORE_TUNING=off` leaves it aside.
 //!
+//! # What is not here
+//!
+//! Attention forward, for inference: there is no backward pass and no dropout, no packed sequences of different lengths
+//! (varlen, `cu_seqlens`; a batch can have [key lengths](Problem::key_lengths), and a [`MaskMod`] can keep documents
+//! apart), no paged KV cache, no appending to a cache, no rotary embedding, no FP8, no kernels for what `sm_100` has, and
+//! no other vendor's GPUs.
+//!
 //! # Where the tensors are
 //!
 //! In the host's memory: [`Plan::run`] borrows slices of `f16`, `bf16`, `f32` or `f64` and checks their lengths and
