@@ -47,6 +47,7 @@ impl Library {
         LIBRARY.get_or_init(|| Self::open(&folder().join("libflashcore.so")))
     }
 
+    #[expect(clippy::missing_transmute_annotations, reason = "the types are those of the fields")]
     fn open(path: &Path) -> Self {
         let name = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a text with a terminating zero; opening the library runs no code of it but that of the linker.
@@ -87,7 +88,7 @@ impl Library {
         unsafe { CStr::from_ptr((self.version)()) }.to_string_lossy().into_owned()
     }
 
-    /// A problem as flashcore_problem_init() leaves it.
+    /// A problem as `flashcore_problem_init` leaves it.
     pub(crate) fn problem(&self, batch: u64, heads: u64, length: u64, head_dim: u64, dtype: i32) -> Struct {
         let mut problem = Struct::zeroed("flashcore_problem_t");
         // SAFETY: it has the size that the header says.

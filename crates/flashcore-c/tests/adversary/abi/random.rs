@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
-/// Mixes all bits of a number (the finaliser of MurmurHash3, with other multipliers: Stafford's mix 4).
+/// Mixes all bits of a number (the finaliser of `MurmurHash3`, with other multipliers: Stafford's mix 4).
 pub(crate) fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 33)).wrapping_mul(0x62a9_d9ed_7997_05f5);
     bits = (bits ^ (bits >> 28)).wrapping_mul(0xcb24_d0a5_c88c_35b3);
@@ -34,7 +34,7 @@ impl Random {
 
     /// A number below `end`, which is not 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        (u128::from(self.next()) * end as u128 >> 64) as usize
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
     /// A number from `first` to `last`, both included.

@@ -148,7 +148,7 @@ mod tests {
                     element.write(value, &mut bytes);
                     assert_eq!(u16::from_ne_bytes(bytes), bits, "{element:?}");
                     let next = element.read(&(bits + 1).to_ne_bytes());
-                    let between = (value + next) / 2.0;
+                    let between = f64::midpoint(value, next);
                     if next.is_finite() {
                         element.write(between, &mut bytes);
                         let expected = match element {

@@ -7,7 +7,7 @@
 //!
 //! **A score.** The product of `d` columns is off by at most `g(d + 2) sum |q k|`, and by what is lost below the least
 //! number, `d tiny`. The scale, rounded, and its product: `4 u |s|`. A softcap `c tanh(s / c)` passes errors on by at most
-//! the largest slope of `tanh` within them, and adds `8 u` of itself. ALiBi and the bias add a rounding each of what they
+//! the largest slope of `tanh` within them, and adds `8 u` of itself. `ALiBi` and the bias add a rounding each of what they
 //! add and of the sum, going over to base 2 two more. That is `delta`.
 //!
 //! **A weight** is `exp(s - m)` for some `m` that is the same for all of a row, or is corrected from part to part: the
@@ -56,6 +56,7 @@ pub(crate) enum Truth {
 }
 
 /// What one element must be.
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent reason to look at an element in another way")]
 pub(crate) struct Column {
     /// The exact number, in two parts.
     pub(crate) high: f64,
