@@ -138,6 +138,10 @@ enum SuiteName {
     Defaults,
     /// A pairwise design over every feature, the kernels in turn
     Features,
+    /// Every two choices that a search for the best config can make, for GPU kernels
+    Configs,
+    /// Tensors of 4 GiB and more, for GPU kernels: a GPU needs 40 GiB for them and its host 100, the simulator little
+    Huge,
     /// Both of these, a grid of lengths, dimensions, masks and types, every config, and inputs made to find trouble; for
     /// the cpu also 2,000 cases in which every two values of every two features meet
     Full,
@@ -234,6 +238,8 @@ impl Verify {
         output: &mut Output,
     ) -> Result<Vec<Vec<Judged>>, Failure> {
         let at_once = match self.backend {
+            // One by one: each takes most of the memory.
+            _ if self.suite == SuiteName::Huge && self.shape.is_none() && self.fuzz.is_none() => 1,
             BackendName::Sim => 1,
             BackendName::Cpu => CASES_AT_ONCE,
             BackendName::Cuda => GPU_CASES_AT_ONCE,
@@ -368,6 +374,14 @@ impl Verify {
                 SuiteName::Edge => suites::edge(runner),
                 SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
+                SuiteName::Configs | SuiteName::Huge if self.backend == BackendName::Cpu => {
+                    return Err(Failure::Usage(
+                        "--suite configs and --suite huge are for GPU kernels: give --backend sim or --backend cuda"
+                            .to_owned(),
+                    ));
+                }
+                SuiteName::Configs => suites::configs(runner),
+                SuiteName::Huge => suites::huge(runner),
                 SuiteName::Full => suites::full(runner),
             });
         };
