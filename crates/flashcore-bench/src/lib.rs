@@ -52,5 +52,5 @@ pub mod tune;
 pub mod verify;
 
 pub use case::{Backend, Case, mask_text, stress_name};
-pub use numbers::{BiasForm, Numbers, Planted};
+pub use numbers::{BiasForm, Numbers, Planted, attended_by_some_row};
 pub use shape::{ShapeError, parse_mask, parse_shape, shape_text};

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use flashcore_problem::{Bias, BiasStrides, DType, Inputs, Problem, Shape, SplitMix64, Stress, Strides, Tensor};
 
+use crate::suites::huge::FAR_BIAS_ROWS;
+
 /// What the tensors of a case hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbers {
@@ -162,10 +164,12 @@ pub enum BiasForm {
     Padded,
     /// One for each head, row and key, the rows of a key side by side.
     KeyMajor,
+    /// One for each head, row and key, the rows so far apart that 97 of them take 6 GiB.
+    FarRows,
 }
 
 impl BiasForm {
-    /// Every form.
+    /// Every form but the far one.
     pub const ALL: [Self; 8] = [
         Self::PerHead,
         Self::PerBatchAndHead,
@@ -188,6 +192,7 @@ impl BiasForm {
             Self::Single => "bias-single",
             Self::Padded => "bias-padded",
             Self::KeyMajor => "bias-key-major",
+            Self::FarRows => "bias-far-rows",
         }
     }
 
@@ -202,6 +207,7 @@ impl BiasForm {
             Self::Single => BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
             Self::Padded => BiasStrides { batch: 0, head: rows * (keys + 3) + 5, row: keys + 3, key: 1 },
             Self::KeyMajor => BiasStrides { batch: 0, head: rows * keys, row: 1, key: rows },
+            Self::FarRows => BiasStrides { batch: 0, head: keys, row: FAR_BIAS_ROWS, key: 1 },
         }
     }
 
@@ -283,15 +289,19 @@ fn plant_one_per_head(
     }
 }
 
+/// The keys of a batch, of every key head, that some row attends as far as mask and key length say, and those between
+/// them: outside of this range no row looks at a key or a value, and they may hold anything.
+pub fn attended_by_some_row(problem: &Problem, inputs: &Inputs, batch: usize) -> Range<usize> {
+    let length = inputs.key_length(problem, batch);
+    let ranges =
+        (0..problem.query_length).map(|row| problem.attended_keys(length, row)).filter(|keys| !keys.is_empty());
+    ranges.reduce(|left, right| left.start.min(right.start)..left.end.max(right.end)).unwrap_or(0..0)
+}
+
 /// NaN and infinities wherever no row of any batch looks: in a tensor that batches share, all of them count.
 fn plant_unattended(problem: &Problem, inputs: &mut Inputs, random: &mut SplitMix64) {
-    let attended = |batch: usize| -> Range<usize> {
-        let length = inputs.key_length(problem, batch);
-        let ranges =
-            (0..problem.query_length).map(|row| problem.attended_keys(length, row)).filter(|keys| !keys.is_empty());
-        ranges.reduce(|left, right| left.start.min(right.start)..left.end.max(right.end)).unwrap_or(0..0)
-    };
-    let per_batch: Vec<Range<usize>> = (0..problem.batch).map(attended).collect();
+    let per_batch: Vec<Range<usize>> =
+        (0..problem.batch).map(|batch| attended_by_some_row(problem, inputs, batch)).collect();
     let strides = problem.strides();
     for (tensor, shape, strides) in
         [(&mut inputs.key, problem.key_shape(), strides.key), (&mut inputs.value, problem.value_shape(), strides.value)]
@@ -324,5 +334,29 @@ fn plant_empty_rows(problem: &Problem, inputs: &mut Inputs) {
         for key in 0..problem.key_length {
             bias.data[bias.strides.index(batch, head, row, key)] = f32::NEG_INFINITY;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::{Alignment, Mask};
+
+    #[test]
+    fn keys_that_no_row_attends_follow_from_mask_and_length() {
+        let check = |mask: Mask, queries: usize, lengths: [u32; 2], expected: [Range<usize>; 2]| {
+            let mut problem = Problem::new(2, 1, queries, 8, DType::F16);
+            (problem.key_length, problem.mask, problem.key_lengths) = (10, mask, true);
+            let mut inputs = Inputs::random(&problem, 0);
+            inputs.key_lengths = Some(lengths.to_vec());
+            let found = [0, 1].map(|batch| attended_by_some_row(&problem, &inputs, batch));
+            assert_eq!(found, expected, "{mask}");
+        };
+        let window = |left, right, alignment| Mask::Window { left, right, alignment };
+        check(Mask::None, 3, [10, 4], [0..10, 0..4]);
+        check(Mask::Causal(Alignment::TopLeft), 3, [10, 2], [0..3, 0..2]);
+        check(Mask::Causal(Alignment::BottomRight), 3, [10, 2], [0..10, 0..2]);
+        check(window(Some(1), None, Alignment::BottomRight), 3, [10, 0], [6..10, 0..0]);
+        check(window(Some(1), Some(0), Alignment::TopLeft), 3, [10, 1], [0..3, 0..1]);
     }
 }

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
-use flashcore_kernels::{Plan, Reason};
+use flashcore_kernels::{Config, Plan, Reason, SideKernel};
 use flashcore_problem::{
-    Evidence, Expected, Inputs, Invalid, Outputs, Problem, ReferenceError, Verdict, judge, oracle,
+    Evidence, Expected, Inputs, Invalid, Layout, Outputs, Problem, ReferenceError, Verdict, judge, oracle,
 };
 use flashcore_sim::{Counters, SimError};
 
 use crate::case::{Backend, Case};
 use crate::gpu::Gpu;
 use crate::guard_pages::{Edge, GuardedInputs, GuardedOutputs};
-use crate::simulate::{Simulation, simulate};
+use crate::simulate::{FarApart, Simulation, simulate, simulate_far};
+use crate::suites::huge;
 
 /// The architecture that kernels are verified for before they are simulated: the one with most room for them.
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
@@ -113,6 +114,12 @@ impl Yardstick {
 /// Runs and judges one case; `gpu` is needed for those of the GPU.
 pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
     let start = Instant::now();
+    if let (Backend::Sim(config), Some(far)) = (case.backend, huge::far_apart(case)) {
+        let near = case.problem.clone().with_layout(Layout::Bhsd);
+        let mut counters = None;
+        let verdict = verify_far(config, &near, &far, case.seed, case.repeats as u64, &mut counters);
+        return Outcome { verdict, counters, duration: start.elapsed() };
+    }
     match Yardstick::new(&case.problem, case.inputs()) {
         Ok(yardstick) => verify_with(case, &yardstick, gpu),
         Err(invalid) => Outcome { verdict: Err(invalid.into()), counters: None, duration: start.elapsed() },
@@ -155,6 +162,24 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
     Outcome { verdict, counters, duration: start.elapsed() }
 }
 
+/// The outputs of a GPU kernel in the simulator, and its config: the default of an H200 unless one is given.
+pub fn attend_in_simulator(
+    problem: &Problem,
+    config: Option<Config>,
+    inputs: &Inputs,
+) -> Result<(Config, Outputs), NoVerdict> {
+    /// Of an H200.
+    const MULTIPROCESSORS: u32 = 132;
+    inputs.validate(problem)?;
+    let config = config.unwrap_or_else(|| Config::tuned(problem, SIMULATED_ARCH, MULTIPROCESSORS));
+    if problem.output_shape().is_empty() {
+        return Ok((config, Outputs::poisoned(problem)));
+    }
+    let plan = Plan::new(problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
+    let plan = plan.with_at_most(MULTIPROCESSORS);
+    Ok((config, simulate(&plan, problem, inputs, 0)?.outputs))
+}
+
 /// Simulates a plan and judges what it computed. Each repeat runs the warps in another order.
 pub fn verify_plan(
     plan: &Plan,
@@ -164,10 +189,61 @@ pub fn verify_plan(
     repeats: u64,
     counters: &mut Option<Counters>,
 ) -> Result<Verdict, NoVerdict> {
-    let Simulation { outputs, inputs_after, counters: counted } = simulate(plan, problem, &yardstick.inputs, seed)?;
+    verify_runs(problem, yardstick, seed, repeats, counters, |seed| simulate(plan, problem, &yardstick.inputs, seed))
+}
+
+/// Simulates a config on random inputs that lie far apart, and judges what it computed as if they lay as in `problem`.
+pub fn verify_far(
+    config: Config,
+    problem: &Problem,
+    far: &FarApart,
+    seed: u64,
+    repeats: u64,
+    counters: &mut Option<Counters>,
+) -> Result<Verdict, NoVerdict> {
+    let yardstick = Yardstick::new(problem, Inputs::random(problem, seed))?;
+    let plan = plan_far(config, problem, far, SIMULATED_ARCH)?;
+    verify_plan_far(&plan, far, problem, &yardstick, seed, repeats, counters)
+}
+
+/// The plan for tensors that lie far apart, with CTAs for those rows alone that `problem` has.
+pub(crate) fn plan_far(config: Config, problem: &Problem, far: &FarApart, arch: Arch) -> Result<Plan, NoVerdict> {
+    let near = Plan::new(problem, config, arch).map_err(NoVerdict::Refused)?;
+    let wide = Plan::new(&far.problem, config, arch).map_err(NoVerdict::Refused)?;
+    let combine =
+        wide.combine.clone().zip(near.combine.as_ref()).map(|(wide, near)| SideKernel { grid: near.grid, ..wide });
+    if far.problem.query_length == problem.query_length {
+        return Ok(wide.with_at_most(SIMULATED_CTAS));
+    }
+    Ok(wide.with_grids(near.grid, combine))
+}
+
+/// Simulates such a plan and judges what it computed.
+pub(crate) fn verify_plan_far(
+    plan: &Plan,
+    far: &FarApart,
+    problem: &Problem,
+    yardstick: &Yardstick,
+    seed: u64,
+    repeats: u64,
+    counters: &mut Option<Counters>,
+) -> Result<Verdict, NoVerdict> {
+    let inputs = &yardstick.inputs;
+    verify_runs(problem, yardstick, seed, repeats, counters, |seed| simulate_far(plan, far, problem, inputs, seed))
+}
+
+fn verify_runs(
+    problem: &Problem,
+    yardstick: &Yardstick,
+    seed: u64,
+    repeats: u64,
+    counters: &mut Option<Counters>,
+    run: impl Fn(u64) -> Result<Simulation, SimError>,
+) -> Result<Verdict, NoVerdict> {
+    let Simulation { outputs, inputs_after, counters: counted, .. } = run(seed)?;
     *counters = Some(counted);
     let repeated: Vec<Outputs> = (1..=repeats)
-        .map(|repeat| simulate(plan, problem, &yardstick.inputs, seed + repeat).map(|simulation| simulation.outputs))
+        .map(|repeat| run(seed + repeat).map(|simulation| simulation.outputs))
         .collect::<Result<_, _>>()?;
     let evidence = Evidence {
         inputs: &yardstick.inputs,

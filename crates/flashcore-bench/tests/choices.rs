@@ -1,11 +1,12 @@
 //! Every value of every choice of the configs, in the simulator: the steps of the history, and what the fast kernel has
 //! beyond its default.
 
-use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case, parse_mask, parse_shape};
+use flashcore_bench::simulate::simulate;
+use flashcore_bench::verify::{verify, verify_far};
+use flashcore_bench::{Backend, Case, parse_mask, parse_shape, suites};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan, Reason};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Inputs, Problem};
 
 fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
     let mut problem = parse_shape(shape, dtype).expect("a shape");
@@ -123,11 +124,62 @@ fn parts_of_the_keys() {
     }
 }
 
-/// More parts than a warp has lanes, and more than there are tiles of keys.
+/// More parts than a warp has lanes, all of them with keys; and more parts than there are tiles of keys.
 #[test]
 fn many_parts() {
-    check("ampere-32x32-2stage-swizzled-40parts", &problem("1x2x1,1400x64", DType::F16, "full"));
-    check("ampere-32x32-2stage-swizzled-70parts", &problem("1x1x3,700x32", DType::Bf16, "causal"));
+    for (name, shape, dtype, mask, with_keys) in [
+        ("ampere-32x32-2stage-swizzled-40parts", "1x2x1,2560x64", DType::F16, "full", 40),
+        ("ampere-32x32-2stage-swizzled-70parts", "1x1x3,2300x32", DType::Bf16, "causal", 36),
+        ("ampere-32x32-2stage-swizzled-40parts", "1x2x1,1400x64", DType::F16, "full", 22),
+        ("ampere-16x32-2stage-swizzled-2keys-packed-64parts", "1x4/2x1,2048x32", DType::Bf16, "full", 64),
+    ] {
+        let problem = problem(shape, dtype, mask);
+        check(name, &problem);
+        assert_eq!(parts_with_keys(name, &problem), with_keys, "{name} {shape}");
+    }
+}
+
+/// Parts that have a maximum other than minus infinity for the first row, as the kernels left them.
+fn parts_with_keys(name: &str, problem: &Problem) -> usize {
+    let Config::Ampere(ampere) = config(name) else { panic!("{name} has no parts") };
+    let plan = Plan::new(problem, config(name), Arch::Sm90a).expect("a plan");
+    let workspace = simulate(&plan, problem, &Inputs::random(problem, 5), 5).expect("no fault").workspace;
+    let rows = problem.query_heads * problem.query_length;
+    let outputs = ampere.parts as usize * rows * problem.value_dim * 4;
+    let maxima = workspace[outputs..]
+        .chunks_exact(rows * 8)
+        .map(|part| f32::from_le_bytes([part[0], part[1], part[2], part[3]]));
+    maxima.filter(|maximum| *maximum > f32::NEG_INFINITY).count()
+}
+
+/// Rows, keys, heads, batches, terms of the bias, sums of rows and parts of the keys, 4 GiB and more apart, for every
+/// family of kernels: 32 bits hold none of these offsets.
+#[test]
+fn offsets_beyond_4_gib() {
+    for name in [
+        "scalar",
+        "steps-64x32-2stage-swizzled-tensorqk-tensorpv",
+        "steps-64x64-1stage-plain-load4",
+        "ampere",
+        "ampere-64x64-2stage-swizzled-1producer",
+        "ampere-32x32-2stage-swizzled-2keys-3parts",
+        "hopper-64x48-2stage",
+        "hopper-64x48-2stage-persistent",
+    ] {
+        for (near, far) in suites::far_trials() {
+            let is_long = near.query_length != far.problem.query_length;
+            if is_long && name.ends_with("persistent") {
+                continue; // its CTAs would go through all rows
+            }
+            let verdict = verify_far(config(name), &near, &far, 3, 0, &mut None).expect("no fault");
+            assert!(verdict.passed(), "{name}, {near}, {}: {verdict}", far.problem);
+        }
+    }
+    let packed = "ampere-32x32-2stage-swizzled-packed-3parts";
+    for (near, far) in suites::far_trials().into_iter().filter(|(near, _)| !near.bias) {
+        let verdict = verify_far(config(packed), &near, &far, 3, 0, &mut None).expect("no fault");
+        assert!(verdict.passed(), "{packed}, {near}, {}: {verdict}", far.problem);
+    }
 }
 
 #[test]

@@ -163,6 +163,32 @@ fn what_is_written_is_attention() {
 }
 
 #[test]
+fn gpu_kernels_run_in_the_simulator() {
+    let mut problem = Problem::new(3, 4, 9, 16, DType::F16);
+    (problem.key_heads, problem.key_length) = (2, 70);
+    (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
+    (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::BottomRight), true);
+    for kernel in ["scalar", "steps", "ampere", "hopper"] {
+        let options = ["--device", "sim", "--kernel", kernel, "--mask", "causal", "--lse", "--verify"];
+        round_trip(kernel, &problem, &options);
+    }
+    let scratch = Scratch::new("simulator");
+    let problem = Problem::new(1, 2, 5, 8, DType::Bf16);
+    write(&scratch.0.join("in.safetensors"), &entries(&problem, &Inputs::random(&problem, 0)));
+    let output = scratch.attend(&["--device", "sim", "--format", "json"]);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&rows[0]["device"], &rows[0]["kernel"]),
+        (&"simulator".into(), &"hopper-64x64-4stage-dependent".into())
+    );
+    let problem = Problem::new(1, 2, 5, 12, DType::Bf16);
+    fs::remove_file(scratch.0.join("out.safetensors")).expect("written");
+    write(&scratch.0.join("in.safetensors"), &entries(&problem, &Inputs::random(&problem, 0)));
+    let message = "head_dim is 12; the hopper kernel takes multiples of 8 up to 256\nvalue_dim is 12; the hopper kernel takes multiples of 8 up to 256";
+    check(&scratch, &["--device", "sim", "--kernel", "hopper"], 2, message);
+}
+
+#[test]
 fn what_was_done_is_said() {
     let scratch = Scratch::new("said");
     let problem = Problem::new(1, 2, 5, 8, DType::F32);

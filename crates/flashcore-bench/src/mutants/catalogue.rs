@@ -5,6 +5,7 @@
 
 use flashcore_ir::{Compare, CopyCache, Guard, Kernel, Op, Operand, RegisterId, ShuffleMode, Type};
 
+use super::Group;
 use super::edit::{Find, change, drop, rewrite};
 
 /// A planted bug.
@@ -16,14 +17,19 @@ pub struct Mutation {
     pub bug: &'static str,
     /// Which kernel it is planted in.
     pub family: &'static str,
+    /// The trials that must kill it.
+    pub group: Group,
     /// Plants it; returns how many instructions it changed, of which there must be some.
     pub plant: fn(&mut Kernel) -> usize,
 }
 
 /// A list of them, each with the kernel that it is planted in.
 macro_rules! mutations {
+    ($group:expr; $($family:literal: $name:literal, $bug:literal => $plant:expr;)*) => {
+        &[$($crate::mutants::Mutation { name: $name, bug: $bug, family: $family, group: $group, plant: $plant },)*]
+    };
     ($($family:literal: $name:literal, $bug:literal => $plant:expr;)*) => {
-        &[$($crate::mutants::Mutation { name: $name, bug: $bug, family: $family, plant: $plant },)*]
+        mutations! { $crate::mutants::Group::Plain; $($family: $name, $bug => $plant;)* }
     };
 }
 

@@ -1,6 +1,6 @@
 //! Small changes to kernels: find an instruction by its section and kind, and drop it, change it, or add to it.
 
-use flashcore_ir::{Block, Instruction, Kernel, Op, Origin, Statement};
+use flashcore_ir::{Block, Compare, Instruction, Kernel, Op, Operand, Origin, RegisterId, Statement, Type};
 
 /// Which instructions a change is about.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +81,64 @@ pub(super) fn rewrite(
     });
     kernel.body = body;
     indices.len()
+}
+
+/// Puts other instructions in the place of those that match, wherever they are; returns how many there were.
+pub(super) fn rewrite_if(
+    kernel: &mut Kernel,
+    matches: impl Fn(&Op) -> bool,
+    mut replace: impl FnMut(&mut Kernel, Instruction) -> Vec<Instruction>,
+) -> usize {
+    let mut body = core::mem::take(&mut kernel.body);
+    let (mut index, mut count) = (0, 0);
+    rewrite_block(&mut body, &mut index, &mut |_, instruction| {
+        if !matches(&instruction.op) {
+            return vec![instruction];
+        }
+        count += 1;
+        replace(kernel, instruction)
+    });
+    kernel.body = body;
+    count
+}
+
+/// The register that a parameter is loaded into.
+pub(super) fn parameter(kernel: &Kernel, name: &str) -> Option<RegisterId> {
+    let mut found = None;
+    kernel.instructions(&mut |instruction| {
+        if let Op::LoadParam { parameter, d, .. } = &instruction.op
+            && kernel.parameters[*parameter as usize].name == name
+        {
+            found = Some(*d);
+        }
+    });
+    found
+}
+
+/// Has every warp count how often it comes past the instructions found, each time before it executes them; returns how
+/// many there were. `change` gets a predicate that holds from the time number `first` on, counted from 0.
+pub(super) fn change_from(
+    kernel: &mut Kernel,
+    find: Find,
+    first: u64,
+    change: impl Fn(&mut Kernel, RegisterId, Instruction) -> Vec<Instruction>,
+) -> usize {
+    let Some(origin) = kernel.body.statements.first().map(Statement::origin) else { return 0 };
+    let times = kernel.add_register(Type::U32, origin.section);
+    let count = rewrite(kernel, find, |kernel, instruction| {
+        let (section, origin) = (instruction.origin.section, instruction.origin);
+        let is_late = kernel.add_register(Type::Pred, section);
+        let plain = |op| Instruction { op, guard: None, origin };
+        let (a, b) = (Operand::Register(times), Operand::Constant(first));
+        let compared = plain(Op::SetPredicate { compare: Compare::Ge, ty: Type::U32, d: is_late, a, b });
+        let counted = plain(Op::Add { ty: Type::U32, d: times, a, b: Operand::Constant(1) });
+        let mut instructions = vec![compared, counted];
+        instructions.extend(change(kernel, is_late, instruction));
+        instructions
+    });
+    let begin = Op::Mov { ty: Type::U32, d: times, a: Operand::Constant(0) };
+    kernel.body.statements.insert(0, Statement::Instruction(Instruction { op: begin, guard: None, origin }));
+    count
 }
 
 fn rewrite_block(

@@ -141,7 +141,7 @@ pub(super) const fn is_arrival(op: &Op) -> bool {
     matches!(op, Op::MbarrierArrive { .. })
 }
 
-const fn is_cluster_wait(op: &Op) -> bool {
+pub(super) const fn is_cluster_wait(op: &Op) -> bool {
     matches!(op, Op::ClusterWait {})
 }
 

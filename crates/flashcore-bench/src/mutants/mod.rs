@@ -4,29 +4,38 @@
 //! the real kernels, and the same checks that accept the kernels must refuse the mutant: the verifier, a fault of the
 //! simulator, the gate, or, for bugs that only cost time, the simulator's counters. A mutant that survives is a hole.
 
+mod addressing;
 mod catalogue;
 mod edit;
 mod hopper;
+mod numeric;
 mod ranges;
+mod trials;
 
 use core::fmt;
 
 use flashcore_ir::{Arch, Kernel, VerifiedKernel};
-use flashcore_kernels::{Config, HopperConfig, InTurn, Plan, Reason};
-use flashcore_problem::{Alignment, DType, Inputs, Invalid, Mask, MaskMod, Problem};
-use flashcore_sim::SimError;
+use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_problem::{Invalid, Problem, Verdict};
+use flashcore_sim::{Counters, SimError};
 
+pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use catalogue::{CATALOGUE, Mutation};
 pub use hopper::HOPPER;
+pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use ranges::RANGES;
+pub use trials::Group;
 
-use crate::formulas;
+use crate::numbers::Numbers;
 use crate::shape::shape_text;
-use crate::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, verify_plan};
+use crate::simulate::FarApart;
+use crate::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
+use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    CATALOGUE.iter().chain(HOPPER).chain(RANGES)
+    let lists = [CATALOGUE, HOPPER, RANGES, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
+    lists.into_iter().flatten()
 }
 
 /// The architecture that mutants of a kernel are verified for.
@@ -37,34 +46,22 @@ const fn arch(config: Config) -> Arch {
     }
 }
 
-/// The Hopper kernel with tiles so small that every problem here has several of them.
-fn small_hopper() -> Config {
-    Config::Hopper(HopperConfig { key_rows: 48, ..HopperConfig::default() })
-}
-
-/// The Hopper kernel whose warpgroups share keys, in the two CTAs of a cluster.
-fn sharing_hopper() -> Config {
-    Config::Hopper(HopperConfig {
-        key_groups: 2,
-        cluster: 2,
-        key_rows: 16,
-        stages: 4,
-        in_turn: InTurn::Nothing,
-        persistent: false,
-        ..HopperConfig::default()
-    })
-}
-
-/// The Hopper kernel whose warpgroups go through tiles of keys of their own, where a formula leaves them some.
-fn alone_hopper() -> Config {
-    Config::Hopper(HopperConfig { key_rows: 48, in_turn: InTurn::Nothing, ..HopperConfig::default() })
-}
-
 /// The kernel before another that finds out what a formula leaves it, as the catalogues call it.
 const RANGES_FAMILY: &str = "ranges";
+/// The kernel behind another that adds up parts of the keys.
+const COMBINE_FAMILY: &str = "combine";
 
-/// Orders of warps that the kernels as they are must pass under.
-pub const BASELINE_SEEDS: u64 = 8;
+/// Orders of warps that the kernels as they are must pass under, in the trials that most bugs are tried on.
+const BASELINE_SEEDS: u64 = 8;
+/// The same in the others, which have the same kernels.
+const FEWER_SEEDS: u64 = 2;
+
+const fn baseline_seeds(group: Group) -> u64 {
+    match group {
+        Group::Plain => BASELINE_SEEDS,
+        _ => FEWER_SEEDS,
+    }
+}
 
 /// What killed a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,41 +148,49 @@ pub struct Trials {
 
 #[derive(Debug)]
 struct Trial {
+    group: Group,
     config: Config,
     plan: Plan,
     problem: Problem,
+    far: Option<FarApart>,
     yardstick: Yardstick,
     transactions_per_request: f64,
 }
 
 impl Trials {
-    /// How many there are.
-    pub fn count() -> usize {
-        trials().len()
-    }
-
-    /// Prepares the trials: the kernels as they are must pass all of them, under [`BASELINE_SEEDS`] orders of warps.
-    /// `go_on` hears of each trial before it begins; there are no trials if it says no.
-    pub fn prepare(mut go_on: impl FnMut(&str) -> bool) -> Result<Option<Self>, MutantsError> {
-        let mut prepared = Vec::new();
-        for (problem, config) in trials() {
-            if !go_on(&format!("{config} {}", shape_text(&problem))) {
+    /// Prepares the trials that can kill `mutations`: the kernels as they are must pass all of them, under several orders
+    /// of warps. `go_on` hears of each trial before it begins, with its index and how many there are; there are no trials
+    /// if it says no.
+    pub fn prepare(
+        mutations: &[Mutation],
+        mut go_on: impl FnMut(usize, usize, &str) -> bool,
+    ) -> Result<Option<Self>, MutantsError> {
+        let mut starts = trials::all();
+        starts.retain(|start| mutations.iter().any(|mutation| mutation.group == start.group));
+        let (count, mut trials) = (starts.len(), Vec::new());
+        for start in starts {
+            if !go_on(trials.len(), count, &format!("{} {}", start.config, shape_text(&start.problem))) {
                 return Ok(None);
             }
-            prepared.push(Trial::prepare(&problem, config)?);
+            trials.push(Trial::prepare(start)?);
         }
-        Ok(Some(Self { trials: prepared }))
+        Ok(Some(Self { trials }))
+    }
+
+    /// How many there are.
+    pub const fn count(&self) -> usize {
+        self.trials.len()
     }
 
     /// How many problems, kernels and orders of warps the kernels as they are have passed.
     pub fn passed(&self) -> u64 {
-        self.trials.len() as u64 * BASELINE_SEEDS
+        self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum()
     }
 
     /// Plants one bug and finds what kills it.
     pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
         let mut planted = false;
-        for trial in &self.trials {
+        for trial in self.trials.iter().filter(|trial| trial.group == mutation.group) {
             let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
             let mut kernel = kernel.clone().into_kernel();
             if (mutation.plant)(&mut kernel) == 0 {
@@ -204,71 +209,47 @@ impl Trials {
     }
 }
 
-/// Every problem with every kernel, and a formula with those that have a kernel before them.
-fn trials() -> Vec<(Problem, Config)> {
-    let configs = [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()];
-    let plain = problems().into_iter().flat_map(|problem| configs.map(|config| (problem.clone(), config)));
-    // Documents that end within tiles of rows and of keys; rows of which each attends one key less than the one before, or
-    // one more; two documents, the second of which begins within a tile of rows.
-    let documents = masked(formulas::mask_mod("documents"));
-    let later = masked(Some(MaskMod::new("later", |at| at.key.at_least(at.query))));
-    let earlier = masked(Some(MaskMod::new("earlier", |at| at.query.at_least(at.key))));
-    let halves = masked(Some(MaskMod::new("halves", |at| {
-        let [row, key] = [at.query, at.key].map(|position| position.less(150));
-        (row & key) | (!row & !key)
-    })));
-    // Several tiles of rows for each CTA, with one of keys each.
-    let short = earlier.clone().with_query_heads(12).with_key_heads(12).with_query_length(33).with_key_length(40);
-    let on_hopper = [documents.clone(), later, earlier, halves, short].map(|problem| (problem, alone_hopper()));
-    plain.chain(on_hopper).chain([(documents, Config::ampere())]).collect()
-}
-
-fn masked(mask_mod: Option<MaskMod>) -> Problem {
-    let mut problem = Problem::new(1, 2, 300, 64, DType::F16);
-    problem.log_sum_exp = true;
-    formulas::give(&mut problem, None, mask_mod);
-    problem
-}
-
-/// Independent inputs, more than three tiles of keys with a ragged tail, groups of heads, rows that attend nothing.
-fn problems() -> Vec<Problem> {
-    let problem = |query_length, key_length, mask| {
-        let mut problem = Problem::new(1, 4, query_length, 64, DType::F16);
-        (problem.key_heads, problem.key_length) = (2, key_length);
-        (problem.mask, problem.log_sum_exp) = (mask, true);
-        problem
-    };
-    vec![
-        problem(97, 203, Mask::Causal(Alignment::BottomRight)),
-        problem(97, 203, Mask::None),
-        problem(203, 97, Mask::Causal(Alignment::BottomRight)),
-        // Scores that raise the maximum far, and more than once.
-        problem(33, 70, Mask::None).with_scale(4.0),
-        // Several tiles of rows for each CTA, with one of keys each: copies run furthest ahead.
-        problem(33, 40, Mask::None).with_query_heads(12),
-    ]
-}
-
 impl Trial {
-    fn prepare(problem: &Problem, config: Config) -> Result<Self, MutantsError> {
-        let plan = Plan::new(problem, config, arch(config)).map_err(MutantsError::Refused)?;
-        let plan = plan.with_at_most(SIMULATED_CTAS);
-        let yardstick = Yardstick::new(problem, Inputs::random(problem, 0))?;
-        let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(problem), complaint };
+    fn prepare(start: Start) -> Result<Self, MutantsError> {
+        let Start { group, problem, config, bias, far } = start;
+        let plan = match &far {
+            Some(far) => plan_far(config, &problem, far, arch(config)).map_err(|refused| match refused {
+                NoVerdict::Refused(reasons) => MutantsError::Refused(reasons),
+                _ => MutantsError::Refused(Vec::new()),
+            })?,
+            None => {
+                let plan = Plan::new(&problem, config, arch(config)).map_err(MutantsError::Refused)?;
+                plan.with_at_most(SIMULATED_CTAS)
+            }
+        };
+        let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
+        let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };
+        let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(&trial.problem), complaint };
         let mut counters = None;
-        let verdict = verify_plan(&plan, problem, &yardstick, 0, BASELINE_SEEDS - 1, &mut counters)
+        let verdict = trial
+            .verify(&trial.plan, baseline_seeds(group) - 1, &mut counters)
             .map_err(|no_verdict| baseline(no_verdict.to_string()))?;
         if !verdict.passed() {
             return Err(baseline(verdict.to_string()));
         }
-        let transactions_per_request = counters.map_or(0.0, |counters| counters.transactions_per_request());
-        Ok(Self { config, plan, problem: problem.clone(), yardstick, transactions_per_request })
+        trial.transactions_per_request = counters.map_or(0.0, |counters| counters.transactions_per_request());
+        Ok(trial)
+    }
+
+    fn verify(&self, plan: &Plan, repeats: u64, counters: &mut Option<Counters>) -> Result<Verdict, NoVerdict> {
+        match &self.far {
+            Some(far) => verify_plan_far(plan, far, &self.problem, &self.yardstick, 0, repeats, counters),
+            None => verify_plan(plan, &self.problem, &self.yardstick, 0, repeats, counters),
+        }
     }
 
     /// The kernel that bugs of a family are planted in, if there is one.
     fn kernel_of(&self, family: &str) -> Option<&VerifiedKernel> {
         if family == RANGES_FAMILY {
             return self.plan.ranges.as_ref().map(|side| &side.kernel);
+        }
+        if family == COMBINE_FAMILY {
+            return self.plan.combine.as_ref().map(|side| &side.kernel);
         }
         (self.config.family() == family).then_some(&self.plan.kernel)
     }
@@ -281,8 +262,12 @@ impl Trial {
             Ok(kernel) => kernel,
         };
         let mut counters = None;
-        let plan = if family == RANGES_FAMILY { self.plan.with_ranges(kernel) } else { self.plan.with_kernel(kernel) };
-        let verdict = match verify_plan(&plan, &self.problem, &self.yardstick, 0, 1, &mut counters) {
+        let plan = match family {
+            RANGES_FAMILY => self.plan.with_ranges(kernel),
+            COMBINE_FAMILY => self.plan.with_combine(kernel),
+            _ => self.plan.with_kernel(kernel),
+        };
+        let verdict = match self.verify(&plan, 1, &mut counters) {
             Ok(verdict) => verdict,
             Err(NoVerdict::Simulator(SimError::Fault(fault))) => return Ok(kill(Killer::Fault, fault.to_string())),
             Err(NoVerdict::Simulator(error)) => return Err(MutantsError::Simulator(error)),
@@ -320,5 +305,39 @@ fn one_line(text: &str) -> String {
 impl fmt::Display for Killer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that changes leaves no mutation behind that changes nothing.
+    #[test]
+    fn every_mutation_finds_something_to_change() {
+        let plans: Vec<(Group, Config, Plan)> = trials::all()
+            .into_iter()
+            .map(|Start { group, problem, config, .. }| {
+                (group, config, Plan::new(&problem, config, arch(config)).expect("a plan"))
+            })
+            .collect();
+        let finds = |mutation: &&Mutation| {
+            plans.iter().filter(|(group, _, _)| *group == mutation.group).any(|(_, config, plan)| {
+                let kernel = match mutation.family {
+                    RANGES_FAMILY => plan.ranges.as_ref().map(|side| &side.kernel),
+                    COMBINE_FAMILY => plan.combine.as_ref().map(|side| &side.kernel),
+                    family => (config.family() == family).then_some(&plan.kernel),
+                };
+                kernel.is_some_and(|kernel| (mutation.plant)(&mut kernel.clone().into_kernel()) > 0)
+            })
+        };
+        let idle: Vec<_> = all().filter(|mutation| !finds(mutation)).map(|m| (m.family, m.name)).collect();
+        assert_eq!(idle, []);
+        let mut names: Vec<_> =
+            all().map(|mutation| (mutation.family, mutation.group as usize, mutation.name)).collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count, "two mutations of one name");
     }
 }

@@ -10,6 +10,10 @@ pub(super) type Setting = (usize, usize);
 
 /// Rows of one value per feature, at least `at_least` of them, in which every two settings meet that `excludes` does not
 /// keep apart. `sizes` is how many values each feature has. The same arguments give the same rows.
+///
+/// # Panics
+///
+/// If two settings that `excludes` allows meet in no row, because others keep them apart: it has to say so itself.
 pub(super) fn covering_rows(
     sizes: &[usize],
     excludes: impl Fn(Setting, Setting) -> bool,
@@ -19,6 +23,7 @@ pub(super) fn covering_rows(
     let mut random = SplitMix64::new(seed);
     let mut pairs = Pairs::new(sizes, &excludes);
     let mut rows = Vec::new();
+    let mut fruitless = 0;
     while pairs.left > 0 || rows.len() < at_least {
         let mut row: Vec<Option<usize>> = vec![None; sizes.len()];
         if let Some((first, second)) = pairs.any_left(&mut random) {
@@ -33,10 +38,17 @@ pub(super) fn covering_rows(
         if let Some(row) = row.into_iter().collect::<Option<Vec<usize>>>() {
             pairs.cover(&row);
             rows.push(row);
+            fruitless = 0;
+        } else {
+            fruitless += 1;
+            assert!(fruitless < MOST_FRUITLESS, "{:?} never meet", pairs.any_left(&mut random));
         }
     }
     rows
 }
+
+/// Rows in a row that come to nothing before it is given up.
+const MOST_FRUITLESS: usize = 10_000;
 
 /// The pairs of settings that have not met.
 struct Pairs {

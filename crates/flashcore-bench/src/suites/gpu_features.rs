@@ -23,8 +23,12 @@ const MOST_WORK: usize = 1_500_000;
 const HEAD_DIMS: [usize; 12] = [8, 16, 24, 32, 40, 64, 80, 96, 128, 136, 192, 256];
 /// The first four: the head dimension itself.
 const VALUE_DIMS: [usize; 9] = [0, 0, 0, 0, 8, 48, 64, 128, 256];
-const HEADS: [(usize, usize); 5] = [(1, 1), (2, 2), (4, 2), (3, 1), (8, 1)];
-const BATCHES: [usize; 3] = [1, 2, 3];
+const HEADS: [(usize, usize); 8] = [(1, 1), (2, 2), (4, 2), (3, 1), (8, 1), (6, 2), (14, 2), (24, 2)];
+const BATCHES: [usize; 4] = [1, 2, 3, 5];
+/// The most scores of one head, where there are more heads than this.
+const MANY_HEADS: (usize, usize) = (8, 7_000);
+/// The same where there are more batches than this, and the most heads there.
+const MANY_BATCHES: (usize, usize, usize) = (3, 17_000, 7);
 const LENGTHS: [(usize, usize); 12] = [
     (1, 1),
     (1, 300),
@@ -77,7 +81,7 @@ enum Feature {
     Formulas,
 }
 
-const BIASES: [Option<BiasForm>; 8] = [
+const BIASES: [Option<BiasForm>; 11] = [
     None,
     None,
     None,
@@ -86,6 +90,9 @@ const BIASES: [Option<BiasForm>; 8] = [
     Some(BiasForm::PerKey),
     Some(BiasForm::Padded),
     Some(BiasForm::KeyMajor),
+    Some(BiasForm::PerRowAndKey),
+    Some(BiasForm::PerRow),
+    Some(BiasForm::Single),
 ];
 
 /// A pairwise design: every two values of every two features meet in a case. Kernels take turns.
@@ -111,7 +118,14 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
-        if is(Feature::Lengths, Feature::Layout) {
+        let scores = |lengths: usize| LENGTHS[lengths].0 * LENGTHS[lengths].1;
+        if is(Feature::Heads, Feature::Lengths) {
+            HEADS[x].0 > MANY_HEADS.0 && scores(y) > MANY_HEADS.1
+        } else if is(Feature::Batch, Feature::Lengths) {
+            BATCHES[x] > MANY_BATCHES.0 && scores(y) > MANY_BATCHES.1
+        } else if is(Feature::Heads, Feature::Batch) {
+            BATCHES[y] > MANY_BATCHES.0 && HEADS[x].0 > MANY_BATCHES.2
+        } else if is(Feature::Lengths, Feature::Layout) {
             LayoutForm::ALL[y] == LayoutForm::PackedQkv && LENGTHS[x].0 != LENGTHS[x].1
         } else if is(Feature::Sinks, Feature::Numbers) {
             !suits(NUMBERS[y], Some(BiasForm::PerHead), false, x == 1)

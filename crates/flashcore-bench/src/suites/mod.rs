@@ -2,18 +2,23 @@
 //!
 //! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `every_feature`.
 
+mod configs;
 mod covering;
 mod every_feature;
 mod features;
 mod gpu_features;
+pub(crate) mod huge;
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, HopperConfig, Plan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::case::{Backend, Case};
-use crate::numbers::Numbers;
+use crate::numbers::{BiasForm, Numbers};
 use crate::verify::SIMULATED_ARCH;
+
+pub use configs::configs;
+pub use huge::{far_trials, huge};
 
 /// The element types that GPU kernels have.
 const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
@@ -100,7 +105,8 @@ pub fn seeds(runner: Runner) -> Vec<Case> {
     cases
 }
 
-/// Every head dimension, both alignments, lengths around the tiles, rows that attend nothing, other layouts.
+/// Every head dimension, both alignments, lengths around the tiles, rows that attend nothing, other layouts, groups of
+/// heads, several batches and every form of bias.
 pub fn edge(runner: Runner) -> Vec<Case> {
     let lengths = [(1, 1), (1, 203), (63, 65), (64, 64), (65, 63), (97, 203), (203, 97), (130, 257), (5, 0)];
     let masks = [Mask::None, Mask::Causal(Alignment::BottomRight), Mask::Causal(Alignment::TopLeft)];
@@ -121,7 +127,44 @@ pub fn edge(runner: Runner) -> Vec<Case> {
             cases.extend(backends.into_iter().map(|backend| Case::new(problem.clone(), number as u64, backend)));
         }
     }
+    cases.extend(addressing(runner, cases.len()));
     cases
+}
+
+/// What finds the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of bias, with
+/// slopes, sinks and key lengths that differ. The first has the number `first_number` in its suite.
+fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let problem = |number: usize, batch: usize, (heads, key_heads): (usize, usize)| {
+        let mut problem = Problem::new(batch, heads, 17, 32, DTYPES[number % 2]);
+        (problem.key_heads, problem.key_length, problem.log_sum_exp) = (key_heads, 70, true);
+        problem
+    };
+    let groups = [(1, (6, 2)), (5, (3, 3)), (2, (14, 2)), (1, (24, 2)), (5, (6, 2)), (2, (28, 4))];
+    for (number, (batch, heads)) in groups.into_iter().enumerate() {
+        let mut problem = problem(number, batch, heads);
+        if number % 2 == 1 {
+            (problem.alibi, problem.sinks, problem.key_lengths) = (true, true, true);
+        }
+        problem.layout = [Layout::Bhsd, Layout::Bshd][number / 2 % 2];
+        cases.push((problem, BiasForm::default()));
+    }
+    for (number, form) in BiasForm::ALL.into_iter().enumerate() {
+        cases.push((problem(number, 5, (6, 2)).with_bias(true), form));
+    }
+    let (backend, option) = match runner {
+        Runner::Cpu(_) => ("cpu", String::new()),
+        Runner::Sim(kernels) => ("sim", kernel_option(kernels)),
+        Runner::Cuda(kernels) => ("cuda", kernel_option(kernels)),
+    };
+    let case = |(number, (problem, bias)): (usize, (Problem, BiasForm))| {
+        let backends = runner.backends(0).into_iter().filter_map(|backend| fitting(backend, &problem));
+        let cases = backends.map(|backend| Case { bias, ..Case::new(problem.clone(), number as u64, backend) });
+        cases.collect::<Vec<_>>()
+    };
+    let numbered = cases.into_iter().enumerate().flat_map(case).enumerate();
+    let command = |number: usize| format!("flashcore verify --backend {backend}{option} --suite edge --only {number}");
+    numbered.map(|(number, case)| Case { command: Some(command(first_number + number)), ..case }).collect()
 }
 
 /// Every config that some problem gets by default, each on one small problem with tails of rows and keys: few enough for a
@@ -202,6 +245,21 @@ pub fn full(runner: Runner) -> Vec<Case> {
         cases.extend(features(runner));
     }
     cases
+}
+
+/// The backend, or the Hopper kernel with shorter tiles where a bias leaves the default no room; none that does not take
+/// the problem.
+fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
+    let short = |config| match config {
+        Config::Hopper(hopper) => Config::Hopper(HopperConfig { key_rows: 64, ..hopper }),
+        other => other,
+    };
+    let shorter = match backend {
+        Backend::Cpu(_) => backend,
+        Backend::Sim(config) => Backend::Sim(short(config)),
+        Backend::Cuda(config) => Backend::Cuda(short(config)),
+    };
+    [backend, shorter].into_iter().find(|backend| takes(*backend, problem))
 }
 
 /// Whether a backend takes a problem, on the architecture with most room.

@@ -8,7 +8,8 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use flashcore::{Device, Plan, PlanOptions, Reason};
 use flashcore_bench::parse_mask;
-use flashcore_problem::{Layout, Outputs, Problem};
+use flashcore_bench::verify::{NoVerdict, Yardstick, attend_in_simulator};
+use flashcore_problem::{Evidence, Layout, Outputs, Problem};
 use safetensors::SafeTensors;
 
 use self::tensors::Contents;
@@ -24,7 +25,7 @@ use crate::{Ending, Failure};
 /// [batch] are used if they are present. OUT gets `output`, and with --lse `log_sum_exp` [batch, heads, rows].
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere"
+    after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere\n  flashcore attend in.safetensors out.safetensors --device sim --kernel hopper --verify"
 )]
 pub(crate) struct Attend {
     /// The file to read
@@ -51,9 +52,12 @@ pub(crate) struct Attend {
     /// Write the log-sum-exp as well
     #[arg(long)]
     lse: bool,
-    /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config; needs a GPU
+    /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config; needs a GPU or --device sim
     #[arg(long)]
     kernel: Option<String>,
+    /// Judge the result by the oracle, as `flashcore verify` does; what fails is written all the same
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     threads: Threads,
     /// The output format
@@ -77,6 +81,8 @@ enum DeviceName {
     Cpu,
     /// The first GPU
     Cuda,
+    /// A GPU kernel in the simulator, which checks every access and every wait
+    Sim,
 }
 
 impl Attend {
@@ -96,29 +102,30 @@ impl Attend {
         self.complete(&mut contents.problem)?;
         let problem = &contents.problem;
 
-        let planning = Instant::now();
-        let Planned { plan, note } = match self.plan(problem)? {
-            Ok(planned) => planned,
+        let run = match self.device {
+            DeviceName::Sim => self.run_in_simulator(&contents)?,
+            DeviceName::Auto | DeviceName::Cpu | DeviceName::Cuda => self.run_plan(&contents)?,
+        };
+        let Run { outputs, device, kernel, plan_seconds, run_seconds, notes } = match run {
+            Ok(run) => run,
             Err(complaint) => {
                 output.complain(&complaint);
                 return Ok(Ending::Failed);
             }
         };
-        let plan_seconds = planning.elapsed().as_secs_f64();
-        let mut outputs = Outputs::poisoned(problem);
-        let running = Instant::now();
-        plan.run(contents.views(), &mut outputs).map_err(|error| match error {
-            flashcore::Error::Cuda(error) => Failure::Environment(error.to_string()),
-            error => Failure::Usage(format!("{shown}: {error}")),
-        })?;
-        let run_seconds = running.elapsed().as_secs_f64();
+        let verdict = if self.verify {
+            let inputs = contents.inputs();
+            let invalid = |invalid| Failure::Usage(format!("{shown}: {invalid}"));
+            let yardstick = Yardstick::new(problem, inputs).map_err(invalid)?;
+            Some(yardstick.judge(problem, &Evidence::new(yardstick.inputs(), &outputs)))
+        } else {
+            None
+        };
 
         let written = contents.written(&outputs).map_err(Failure::Environment)?;
         write_whole(&self.output, &written)
             .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", self.output.display())))?;
 
-        let kernel =
-            plan.report().kernel.as_ref().map_or_else(|| "native".to_owned(), |kernel| kernel.config.to_string());
         let columns = [
             column("device", "device"),
             column("kernel", "kernel"),
@@ -128,7 +135,7 @@ impl Attend {
         ];
         let mut table = Table::new(&[&columns[..], &PROBLEM.map(Column::for_programs)].concat());
         let mut cells = vec![
-            Cell::from(plan.device().to_string()),
+            Cell::from(device),
             Cell::from(kernel),
             Cell::from(problem.to_string()),
             Cell::number(plan_seconds * 1e3, 3),
@@ -138,18 +145,64 @@ impl Attend {
         table.push(cells);
         output.table(&table, self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
-            if let Some(note) = note {
-                output.line(format!("not on a GPU: {note}"))?;
-            }
-            if plan.device().is_cuda() {
-                output.line("run ms includes the copies to the GPU and back")?;
-            }
+            notes.iter().try_for_each(|note| output.line(note))?;
             if !contents.unused.is_empty() {
                 output.line(format!("not used: {}", contents.unused.join(", ")))?;
             }
             output.line(format!("wrote {}", self.output.display()))?;
         }
-        Ok(Ending::Well)
+        match verdict {
+            Some(verdict) if !verdict.passed() => {
+                output.complain(&verdict.to_string());
+                Ok(Ending::Failed)
+            }
+            Some(verdict) => {
+                if matches!(self.format, Format::Table | Format::Markdown) {
+                    output.line(verdict.to_string())?;
+                }
+                Ok(Ending::Well)
+            }
+            None => Ok(Ending::Well),
+        }
+    }
+
+    /// Runs a plan of the library, on a GPU or the CPU; or what the self-check of a kernel complained of.
+    fn run_plan(&self, contents: &Contents<'_>) -> Result<Result<Run, String>, Failure> {
+        let problem = &contents.problem;
+        let planning = Instant::now();
+        let Planned { plan, note } = match self.plan(problem)? {
+            Ok(planned) => planned,
+            Err(complaint) => return Ok(Err(complaint)),
+        };
+        let plan_seconds = planning.elapsed().as_secs_f64();
+        let mut outputs = Outputs::poisoned(problem);
+        let running = Instant::now();
+        plan.run(contents.views(), &mut outputs).map_err(|error| match error {
+            flashcore::Error::Cuda(error) => Failure::Environment(error.to_string()),
+            error => Failure::Usage(format!("{}: {error}", self.input.display())),
+        })?;
+        let run_seconds = running.elapsed().as_secs_f64();
+        let kernel =
+            plan.report().kernel.as_ref().map_or_else(|| "native".to_owned(), |kernel| kernel.config.to_string());
+        let mut notes: Vec<String> = note.map(|note| format!("not on a GPU: {note}")).into_iter().collect();
+        if plan.device().is_cuda() {
+            notes.push("run ms includes the copies to the GPU and back".to_owned());
+        }
+        Ok(Ok(Run { outputs, device: plan.device().to_string(), kernel, plan_seconds, run_seconds, notes }))
+    }
+
+    /// Runs a GPU kernel in the simulator; or the fault that it found.
+    fn run_in_simulator(&self, contents: &Contents<'_>) -> Result<Result<Run, String>, Failure> {
+        let config = self.kernel.as_deref().map(super::config).transpose()?;
+        let running = Instant::now();
+        let (config, outputs) = match attend_in_simulator(&contents.problem, config, &contents.inputs()) {
+            Ok(run) => run,
+            Err(NoVerdict::Simulator(error)) => return Ok(Err(error.to_string())),
+            Err(refused) => return Err(Failure::Usage(refused.to_string())),
+        };
+        let run_seconds = running.elapsed().as_secs_f64();
+        let (device, kernel) = ("simulator".to_owned(), config.to_string());
+        Ok(Ok(Run { outputs, device, kernel, plan_seconds: 0.0, run_seconds, notes: Vec::new() }))
     }
 
     /// What the command line says of the problem.
@@ -181,7 +234,7 @@ impl Attend {
                 return Err(Failure::Usage("--kernel chooses a GPU kernel; --device cpu has none".to_owned()));
             }
             DeviceName::Cpu => return on_cpu(None),
-            DeviceName::Auto | DeviceName::Cuda => Device::cuda(0),
+            DeviceName::Auto | DeviceName::Cuda | DeviceName::Sim => Device::cuda(0),
         };
         let gpu = match gpu {
             Ok(gpu) => gpu,
@@ -200,6 +253,16 @@ impl Attend {
             Err(reasons) => on_cpu(Some(joined(&reasons))),
         }
     }
+}
+
+/// The outputs, and who computed them in which time.
+struct Run {
+    outputs: Outputs,
+    device: String,
+    kernel: String,
+    plan_seconds: f64,
+    run_seconds: f64,
+    notes: Vec<String>,
 }
 
 /// A plan, and why it is not on a GPU if one was looked for.

@@ -142,7 +142,11 @@ enum SuiteName {
     Defaults,
     /// Every pair of features (pairwise design), the kernels in turn
     Features,
-    /// The suites above, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
+    /// Every pair of choices that `tune` can make, for GPU kernels
+    Configs,
+    /// Tensors of 4 GiB and more, for GPU kernels: a GPU needs 40 GiB for them and its host 100, the simulator little
+    Huge,
+    /// All of the above but configs and huge, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
     /// 2,000 cases that cover every pair of values of every pair of features
     Full,
 }
@@ -258,6 +262,8 @@ impl Verify {
         output: &mut Output,
     ) -> Result<Vec<Vec<Judged>>, Failure> {
         let at_once = match self.backend {
+            // One by one: each takes most of the memory.
+            _ if self.suite == SuiteName::Huge && self.shape.is_none() && self.fuzz.is_none() => 1,
             BackendName::Sim => 1,
             BackendName::Cpu => CASES_AT_ONCE,
             BackendName::Cuda => GPU_CASES_AT_ONCE,
@@ -392,6 +398,14 @@ impl Verify {
                 SuiteName::Edge => suites::edge(runner),
                 SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
+                SuiteName::Configs | SuiteName::Huge if self.backend == BackendName::Cpu => {
+                    return Err(Failure::Usage(
+                        "--suite configs and --suite huge are for GPU kernels: give --backend sim or --backend cuda"
+                            .to_owned(),
+                    ));
+                }
+                SuiteName::Configs => suites::configs(runner),
+                SuiteName::Huge => suites::huge(runner),
                 SuiteName::Full => suites::full(runner),
             });
         };

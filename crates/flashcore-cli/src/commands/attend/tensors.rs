@@ -1,6 +1,8 @@
 //! From the tensors of a file to a problem, and from its outputs to a file.
 
-use flashcore_problem::{BiasStrides, BiasView, DType, InputViews, Layout, Outputs, Problem, Shape, TensorView};
+use flashcore_problem::{
+    Bias, BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Outputs, Problem, Shape, Tensor, TensorView,
+};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView as FileTensor};
 
@@ -70,6 +72,22 @@ impl<'a> Contents<'a> {
         views.bias = self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides });
         views.key_lengths = self.key_lengths.as_deref();
         views
+    }
+
+    /// The numbers, for the simulator and the oracle.
+    pub(super) fn inputs(&self) -> Inputs {
+        let tensor = |view: TensorView<'_>| Tensor { dtype: view.dtype, data: view.data.to_vec() };
+        Inputs {
+            query: tensor(self.query),
+            key: tensor(self.key),
+            value: tensor(self.value),
+            alibi_slopes: self.alibi_slopes.clone(),
+            sinks: self.sinks.clone(),
+            bias: self.bias.as_ref().map(|(data, strides)| Bias { data: data.clone(), strides: *strides }),
+            key_lengths: self.key_lengths.clone(),
+            number_table: None,
+            integer_table: None,
+        }
     }
 
     /// The bytes of a file with the outputs.
