@@ -89,6 +89,7 @@ impl<M: FnMut() -> f64> Peak<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     /// A machine whose windows give these rates, and the last of them for ever.
     fn peak(rates: &[f64]) -> Peak<impl FnMut() -> f64> {
@@ -118,14 +119,13 @@ mod tests {
 
     #[test]
     fn a_time_above_its_floor_costs_no_window() {
-        let mut windows = 0;
+        let windows = Cell::new(0);
         let mut peak = Peak::new(|| {
-            windows += 1;
+            windows.set(windows.get() + 1);
             100.0
         });
         assert_eq!(peak.floor_below(WORK, 10.0), (10.0, Bound::Arithmetic));
-        drop(peak);
-        assert_eq!(windows, 1);
+        assert_eq!(windows.get(), 1);
     }
 
     #[test]

@@ -41,10 +41,23 @@ impl Output {
         writeln!(self.out, "{}", text.as_ref())
     }
 
-    /// Writes a line with its verdict in colour, if the terminal has colours.
+    /// Writes a sentence for people, broken between words where the terminal is narrow.
+    pub(crate) fn sentence(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        let text = self.fitted(text.as_ref());
+        self.line(text)
+    }
+
+    /// The same with its verdict in colour, if the terminal has colours.
     pub(crate) fn verdict(&mut self, text: impl AsRef<str>) -> io::Result<()> {
-        let text = text.as_ref();
-        if self.look.is_coloured { self.line(colour::painted(text)) } else { self.line(text) }
+        let text = self.fitted(text.as_ref());
+        if self.look.is_coloured { self.line(colour::painted(&text)) } else { self.line(text) }
+    }
+
+    /// A sentence in lines that fit the terminal; a line break before it stays.
+    fn fitted(&self, text: &str) -> String {
+        let Some(width) = self.look.width else { return text.to_owned() };
+        let sentence = text.trim_start_matches('\n');
+        "\n".repeat(text.len() - sentence.len()) + &broken(sentence, width).join("\n")
     }
 
     /// Says how far a long command is: in place on a terminal, a line now and then elsewhere.

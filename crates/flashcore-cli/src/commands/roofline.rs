@@ -89,7 +89,7 @@ impl Roofline {
         }
         if is_for_people {
             for device in &devices {
-                output.line(words(device))?;
+                output.sentence(words(device))?;
             }
             output.line("")?;
         }

@@ -14,7 +14,7 @@ use flashcore_problem::{DType, Problem};
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};
 
-/// Measure kernel configs on this GPU, and remember the fastest
+/// Measure kernel configs on this GPU, and store the fastest
 ///
 /// Starts with the default config of the problem and those of other problems, then changes one choice of the fastest at a
 /// time until nothing is 2 % faster. Every config is verified before it is timed. The fastest is stored beside the compiled

@@ -1,4 +1,4 @@
-//! `flashcore verify`: is it right?
+//! `flashcore verify`: results judged against plain loops in f64.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use super::threads::Threads;
 use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, field, problem_cells};
 use crate::{Ending, Failure, interrupt};
 
-/// Verify that attention comes out right
+/// Verify that attention gives right results
 ///
 /// The backend computes every case from independent random inputs into poisoned outputs, and the result is judged against
 /// plain loops in f64: error at most twice that of a same-precision reference, relative L2, every element written and

@@ -72,7 +72,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     if bench.is_for_people() {
         let in_bf16 = bf16_peak.as_ref().map_or(String::new(), |peak| format!(", {:.0} in bf16", peak.flops() / 1e9));
         let plural = if threads == 1 { "" } else { "s" };
-        output.line(format!(
+        output.sentence(format!(
             "cpu, level {level}, {threads} thread{plural}, measured peak {:.0} GFLOP/s in f32{in_bf16}; \
              every problem verified, then timed",
             peak.flops() / 1e9

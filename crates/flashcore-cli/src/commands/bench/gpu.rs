@@ -16,7 +16,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
     let config = bench.kernel.as_deref().map(super::super::config).transpose()?;
     let ceilings = gpu.ceilings().map_err(|error| Failure::Environment(error.to_string()))?;
     if bench.is_for_people() {
-        output.line(format!(
+        output.sentence(format!(
             "{}; peak {:.0} TFLOP/s by its clock, {:.2} TB/s measured by a copy; every problem verified, then timed",
             gpu.device(),
             ceilings.flops / 1e12,
