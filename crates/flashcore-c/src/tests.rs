@@ -144,7 +144,7 @@ fn wrong_fields_are_named() {
     check(
         |problem| problem.struct_size = 8,
         invalid,
-        "problem.struct_size is 8; it must be sizeof(flashcore_problem_t), which is 224",
+        "problem.struct_size is 8; it must be sizeof(flashcore_problem_t), which is 232",
     );
     check(|problem| problem.dtype = 9, invalid, "problem.dtype is 9; it must be one of FLASHCORE_DTYPE_*");
     check(|problem| problem.mask = -1, invalid, "problem.mask is -1; it must be one of FLASHCORE_MASK_*");
