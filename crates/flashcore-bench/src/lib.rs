@@ -15,7 +15,8 @@
 //! * [`status`] says where the project stands by its records,
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
-//! * [`svg`] draws.
+//! * [`svg`] draws,
+//! * [`whole_file`] writes files without destroying others, and [`temporary_folder`] makes folders that nobody else has.
 
 mod case;
 pub mod compare;
@@ -46,9 +47,11 @@ pub mod simulate;
 pub mod status;
 pub mod suites;
 pub mod svg;
+pub mod temporary_folder;
 pub mod timing;
 pub mod tune;
 pub mod verify;
+pub mod whole_file;
 
 pub use case::{Backend, Case, mask_text, stress_name};
 pub use numbers::{BiasForm, Numbers, Planted};
