@@ -16,6 +16,7 @@
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
 //! * [`svg`] draws,
+//! * [`printable`] keeps text of files from terminals that obey it,
 //! * [`whole_file`] writes files without destroying others, and [`temporary_folder`] makes folders that nobody else has.
 
 mod case;
@@ -34,6 +35,7 @@ pub mod moment;
 pub mod mutants;
 pub mod nearest;
 mod numbers;
+pub mod printable;
 pub mod problems;
 pub mod profile;
 pub mod record;

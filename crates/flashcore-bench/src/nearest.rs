@@ -1,5 +1,7 @@
 //! The name that was probably meant.
 
+use crate::printable::printable;
+
 /// Edits (an insertion, a deletion, a change of one character) from one word to the other.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
@@ -30,7 +32,9 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 /// A complaint about an unknown name: what kind of thing it is, what was probably meant, what there is.
 pub fn unknown(kind: &str, name: &str, known: &[&str]) -> String {
     let there_are = known.join(", ");
-    match nearest(name, known.iter().copied()) {
+    let meant = nearest(name, known.iter().copied());
+    let name = printable(name);
+    match meant {
         Some(meant) => format!("there is no {kind} `{name}`; did you mean `{meant}`? There are {there_are}"),
         None => format!("there is no {kind} `{name}`; there are {there_are}"),
     }
