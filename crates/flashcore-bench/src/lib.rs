@@ -16,7 +16,7 @@
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
 //! * [`svg`] draws,
-//! * [`printable`] keeps text of files from terminals that obey it,
+//! * [`memory`] says whether a problem fits, and [`printable`] keeps text of files from terminals that obey it,
 //! * [`whole_file`] writes files without destroying others, and [`temporary_folder`] makes folders that nobody else has.
 
 mod case;
@@ -31,6 +31,7 @@ pub mod guard_pages;
 pub mod jobs;
 pub mod ladder;
 pub mod leaderboard;
+pub mod memory;
 pub mod moment;
 pub mod mutants;
 pub mod nearest;
