@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use flashcore_bench::printable::{printable, printable_json, printable_lines};
 use serde_json::{Map, Value};
 
 /// How a table is written.
@@ -26,19 +27,36 @@ pub(crate) struct Output {
     error: io::Stderr,
     last_progress: Option<Instant>,
     transient: bool,
+    /// Whoever read standard output has gone.
+    is_closed: bool,
 }
 
 impl Output {
     pub(crate) fn new() -> Self {
         let error = io::stderr();
         let transient = error.is_terminal();
-        Self { out: io::stdout(), error, last_progress: None, transient }
+        Self { out: io::stdout(), error, last_progress: None, transient, is_closed: false }
     }
 
     /// Writes a line to standard output.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
         self.clear_progress();
-        writeln!(self.out, "{}", text.as_ref())
+        self.write(&format!("{}\n", printable_lines(text.as_ref())))
+    }
+
+    /// Writes to standard output, while there is somebody who reads it. When there is not, that is no error, and what
+    /// the command finds is still its verdict: `flashcore verify | head` fails where `flashcore verify` does.
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        if self.is_closed {
+            return Ok(());
+        }
+        match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.is_closed = true;
+                Ok(())
+            }
+            written => written,
+        }
     }
 
     /// Says how far a long command is: in place on a terminal, a line now and then elsewhere.
@@ -57,10 +75,10 @@ impl Output {
         self.last_progress = Some(Instant::now());
         // Progress that cannot be shown is no reason to stop.
         let _ = if self.transient {
-            let line: String = format!("{done}/{of} {what}").chars().take(100).collect();
+            let line: String = format!("{done}/{of} {}", printable(what)).chars().take(100).collect();
             write!(self.error, "\r\x1b[2K{line}").and_then(|()| self.error.flush())
         } else {
-            writeln!(self.error, "{done}/{of} {what}")
+            writeln!(self.error, "{done}/{of} {}", printable(what))
         };
     }
 
@@ -73,21 +91,19 @@ impl Output {
     /// Says what is being done, beside the results.
     pub(crate) fn note(&mut self, message: &str) {
         self.clear_progress();
-        let _ = writeln!(self.error, "{message}");
+        let _ = writeln!(self.error, "{}", printable_lines(message));
     }
 
     /// Says what went wrong.
     pub(crate) fn complain(&mut self, message: &str) {
         self.clear_progress();
-        let _ = writeln!(self.error, "flashcore: {message}");
+        let _ = writeln!(self.error, "flashcore: {}", printable_lines(message));
     }
 
     /// Writes a table.
     pub(crate) fn table(&mut self, table: &Table, format: Format) -> io::Result<()> {
         self.clear_progress();
-        let text = table.render(format);
-        self.out.write_all(text.as_bytes())?;
-        self.out.flush()
+        self.write(&table.render(format))
     }
 }
 
@@ -98,7 +114,7 @@ pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// A cell: what people read, and what programs read.
+/// A cell: what people read, one line of it, and what programs read.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     text: String,
@@ -107,13 +123,13 @@ pub(crate) struct Cell {
 
 impl From<&str> for Cell {
     fn from(text: &str) -> Self {
-        Self { text: text.to_owned(), value: Value::from(text) }
+        Self { text: printable(text).into_owned(), value: Value::from(text) }
     }
 }
 
 impl From<String> for Cell {
     fn from(text: String) -> Self {
-        Self { value: Value::from(text.clone()), text }
+        Self::from(text.as_str())
     }
 }
 
@@ -206,7 +222,7 @@ impl Table {
             });
             Value::Object(pairs.collect::<Map<_, _>>())
         });
-        format!("{:#}\n", Value::Array(rows.collect()))
+        printable_json(&format!("{:#}\n", Value::Array(rows.collect()))).into_owned()
     }
 
     fn csv(&self) -> String {
