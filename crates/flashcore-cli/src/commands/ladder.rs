@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
+use flashcore_bench::printable::printable;
 use flashcore_bench::record::{Machine, Record};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::DType;
 
 use super::origin::{write_file, write_record};
+use super::overwriting::refuse_overwriting;
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
 
@@ -71,6 +73,8 @@ const SIMULATED_MULTIPROCESSORS: u32 = 132;
 
 impl LadderCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let written: Vec<&Path> = [&self.record, &self.svg].into_iter().filter_map(Option::as_deref).collect();
+        refuse_overwriting(self.from.as_deref().as_slice(), &written)?;
         let (machine, ladders) = match &self.from {
             Some(file) => {
                 let record = Record::<Ladders>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
@@ -94,8 +98,11 @@ impl LadderCommand {
     }
 
     fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>), Failure> {
-        let problems: Vec<_> =
-            self.shape.iter().map(|shape| super::problem(shape, self.dtype, &self.mask)).collect::<Result<_, _>>()?;
+        let problems: Vec<_> = self
+            .shape
+            .iter()
+            .map(|shape| super::computable_problem(shape, self.dtype, &self.mask))
+            .collect::<Result<_, _>>()?;
         let environment = |error: flashcore::Error| Failure::Environment(error.to_string());
         let gpu = match self.backend {
             BackendName::Sim => None,
@@ -143,7 +150,8 @@ impl LadderCommand {
                 _ => String::new(),
             };
             let Ladder { shape, dtype, mask, counted_shape, .. } = ladder;
-            output.line(format!("\n{shape} {dtype} {mask}{floor}; counted on {counted_shape}\n"))?;
+            let title = format!("{shape} {dtype} {mask}{floor}; counted on {counted_shape}");
+            output.line(format!("\n{}\n", printable(&title)))?;
         }
         output.table(&table(ladder), self.format)?;
         if is_for_people {
@@ -154,9 +162,11 @@ impl LadderCommand {
                 match &rung.standing {
                     Standing::Passed => {}
                     Standing::Refused(reason) => {
-                        output.line(format!("{}: refused by the gate: {reason}", rung.name))?;
+                        output.line(printable(&format!("{}: refused by the gate: {reason}", rung.name)))?;
                     }
-                    Standing::NotRun(reason) => output.line(format!("{}: does not run here: {reason}", rung.name))?,
+                    Standing::NotRun(reason) => {
+                        output.line(printable(&format!("{}: does not run here: {reason}", rung.name)))?;
+                    }
                 }
             }
         }

@@ -14,6 +14,7 @@ use flashcore_bench::record::{Machine, Measurement, Measurements, Origin, Record
 use flashcore_bench::repro::{
     CaseEntry, Computed, FileEntry, Files, KernelEntry, MANIFEST, Manifest, compute, inputs_sha256, pack,
 };
+use flashcore_bench::temporary_folder::TemporaryFolder;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{Inputs, Problem};
@@ -29,7 +30,7 @@ use crate::{Ending, Failure, interrupt};
 /// One command looks at the machine, verifies, measures, profiles where that is possible, writes the page, and packs it
 /// all with a manifest (commit, versions, driver, clocks, seeds, commands, hashes), the kernels as PTX and cubin, the
 /// outputs and every sample into one .tar.gz that any program unpacks. Its seal covers every bit: a bundle that was
-/// changed is refused. With --replay the inputs are generated again, the outputs in the bundle judged, everything that
+/// changed is refused, and so is one with anything in it that the manifest does not list. With --replay the inputs are generated again, the outputs in the bundle judged, everything that
 /// can be computed here computed again (a GPU kernel in the simulator where there is no GPU), and what agrees is said.
 /// Exit code 1 when something fails or disagrees.
 #[derive(Debug, Args)]
@@ -44,7 +45,7 @@ pub(crate) struct Repro {
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
     /// Seconds to measure each problem for, on the CPU
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.5, value_parser = super::parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// Build this revision, clean, and use that program; this one unless said
     #[arg(long, value_name = "REVISION", conflicts_with = "replay")]
@@ -101,14 +102,14 @@ impl Repro {
             BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
             BackendName::Auto => Gpu::open(0).ok(),
         };
-        let work = Folder::new()?;
-        let mut steps = Steps { program, folder: &work.0, commands: Vec::new(), left_out: Vec::new() };
+        let work = TemporaryFolder::new("repro")?;
+        let mut steps = Steps { program, folder: work.path(), commands: Vec::new(), left_out: Vec::new() };
         let is_well = self.steps(&mut steps, gpu.is_some(), output)?;
         if interrupt::requested() {
             output.note("stopped; no bundle is written");
             return Ok(Ending::Interrupted);
         }
-        let bench = Record::<Measurements>::read(&work.0.join("bench.json"))
+        let bench = Record::<Measurements>::read(&work.path().join("bench.json"))
             .map_err(|error| Failure::Environment(error.to_string()))?;
         let mut files = steps.files()?;
         output.note("computing outputs and kernels for the bundle");
@@ -344,22 +345,4 @@ fn machine(gpu: Option<&Gpu>) -> Machine {
     let level = flashcore_cpu::Level::default_level();
     let level = level.map_or_else(|_| "unknown".to_owned(), |level| level.to_string());
     Machine::cpu(&level, std::thread::available_parallelism().map_or(1, usize::from), None)
-}
-
-/// A folder of one run, removed with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self, Failure> {
-        let folder = std::env::temp_dir().join(format!("flashcore-repro-{}", std::process::id()));
-        fs::create_dir_all(&folder)?;
-        Ok(Self(folder))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A folder that stays behind in the temporary files harms nobody.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

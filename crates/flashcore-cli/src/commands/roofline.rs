@@ -1,6 +1,6 @@
 //! `flashcore roofline`: how fast can it be at all?
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::problems::BenchSuite;
@@ -12,6 +12,7 @@ use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
 use flashcore_problem::{DType, Mask, Problem};
 
 use super::origin::write_file;
+use super::overwriting::refuse_overwriting;
 use crate::output::{Cell, Format, Output, Table};
 use crate::{Ending, Failure};
 
@@ -72,6 +73,8 @@ enum SuiteName {
 
 impl Roofline {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let read: Vec<&Path> = self.record.iter().map(PathBuf::as_path).collect();
+        refuse_overwriting(&read, self.svg.as_deref().as_slice())?;
         let devices = self.devices()?;
         let problems = self.problems()?;
         let mut targets = Vec::new();
