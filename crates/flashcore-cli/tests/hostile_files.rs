@@ -254,6 +254,12 @@ fn folders_that_somebody_else_has_made_are_not_used() {
     assert_eq!(scratch.run(&compare).status.code(), Some(4));
     let new = ["experiments", "new", "one", "--from", "compare.json", "--predicted", "-5", "--hypothesis", "none"];
     assert_eq!(scratch.run(&new).status.code(), Some(0));
+    // Evidence of another experiment, whose file is gone, is not written over.
+    scratch.write("experiments/two.json", "precious");
+    let mut other = new;
+    other[2] = "two";
+    scratch.check(&other, 2, "flashcore: experiments/two.json is there already; choose another name\n");
+    assert_eq!(scratch.read("experiments/two.json"), "precious");
     std::fs::create_dir(scratch.file("tmp")).expect("a folder");
     let plant = r#"
         mkdir tmp/flashcore-repro-$$ tmp/flashcore-experiment-$$ tmp/flashcore-doctor-$$
