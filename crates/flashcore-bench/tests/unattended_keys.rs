@@ -31,7 +31,8 @@ fn check(config: Config, problem: &Problem) -> bool {
     let Ok(plan) = Plan::new(problem, config, Arch::Sm90a) else { return false };
     let mut inputs = Inputs::random(problem, 11);
     let run = |inputs: &Inputs| {
-        let simulation = simulate(&plan, problem, inputs, 3).unwrap_or_else(|error| panic!("{config} {problem}: {error}"));
+        let simulation =
+            simulate(&plan, problem, inputs, 3).unwrap_or_else(|error| panic!("{config} {problem}: {error}"));
         let lse = simulation.outputs.log_sum_exp.unwrap_or_default();
         (simulation.outputs.output.data, lse.into_iter().map(f32::to_bits).collect::<Vec<_>>())
     };

@@ -115,9 +115,7 @@ impl Stream {
         let (state, number) = (&raw mut status, &raw mut id);
         let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         // SAFETY: the function writes two numbers; the other pointers may be null.
-        unsafe {
-            cuda!(self.context(), cuStreamGetCaptureInfo_v2(self.handle(), state, number, graph, nodes, count))
-        }?;
+        unsafe { cuda!(self.context(), cuStreamGetCaptureInfo_v2(self.handle(), state, number, graph, nodes, count)) }?;
         Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
     }
 

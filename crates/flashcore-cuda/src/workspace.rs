@@ -52,11 +52,7 @@ impl Workspaces {
     ///
     /// `launch` puts on the stream everything that uses the workspace. Meanwhile nobody else does: threads that launch on
     /// the same stream at the same time come one after the other, or their kernels would alternate.
-    pub fn with<T>(
-        &self,
-        stream: &Stream,
-        launch: impl FnOnce(u64) -> Result<T, CudaError>,
-    ) -> Result<T, CudaError> {
+    pub fn with<T>(&self, stream: &Stream, launch: impl FnOnce(u64) -> Result<T, CudaError>) -> Result<T, CudaError> {
         if self.bytes == 0 {
             return launch(0);
         }
@@ -128,7 +124,10 @@ mod tests {
         assert_eq!(state(|state| state.count("cuMemAlloc_v2")), 1, "the first is allocated with the plan");
         let of_second = address(&workspaces, &second);
         assert_ne!(of_first, of_second);
-        assert_eq!([&first, &second, &first].map(|stream| address(&workspaces, stream)), [of_first, of_second, of_first]);
+        assert_eq!(
+            [&first, &second, &first].map(|stream| address(&workspaces, stream)),
+            [of_first, of_second, of_first]
+        );
         assert_eq!(state(|state| state.count("cuMemAlloc_v2")), 2);
         drop(workspaces);
         assert_eq!(state(|state| state.live_allocations()), 0);

@@ -219,7 +219,9 @@ fn check_concurrent_launches(device: &Device, rounds: usize, change: impl FnOnce
         }
     });
     let (wrong, launches) = (wrong.into_inner(), rounds * THREADS * LAUNCHES);
-    println!("{problem}: {rounds} rounds, {launches} launches by {THREADS} threads on {STREAMS} streams, {wrong} wrong");
+    println!(
+        "{problem}: {rounds} rounds, {launches} launches by {THREADS} threads on {STREAMS} streams, {wrong} wrong"
+    );
     assert_eq!(wrong, 0, "of {launches} launches");
 }
 

@@ -90,13 +90,7 @@ impl TileCopy {
     }
 
     /// The same, where the first `skipped` rows, which may be fewer than none, become zero too.
-    pub fn start_from(
-        &self,
-        k: &mut Builder,
-        stage: Option<Reg<U32>>,
-        skipped: Option<Reg<S32>>,
-        rows_left: Reg<U32>,
-    ) {
+    pub fn start_from(&self, k: &mut Builder, stage: Option<Reg<U32>>, skipped: Option<Reg<S32>>, rows_left: Reg<U32>) {
         let target = match stage {
             Some(stage) => k.add(self.target, stage),
             None => self.target,
