@@ -119,13 +119,12 @@ mod tests {
     #[test]
     fn a_time_above_its_floor_costs_no_window() {
         let mut windows = 0;
-        let mut peak = Peak::new(|| {
+        let floor = Peak::new(|| {
             windows += 1;
             100.0
-        });
-        assert_eq!(peak.floor_below(WORK, 10.0), (10.0, Bound::Arithmetic));
-        drop(peak);
-        assert_eq!(windows, 1);
+        })
+        .floor_below(WORK, 10.0);
+        assert_eq!((floor, windows), ((10.0, Bound::Arithmetic), 1));
     }
 
     #[test]

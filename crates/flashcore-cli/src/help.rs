@@ -1,5 +1,7 @@
 //! The overview of commands: those for users apart from those for the development of flashcore itself.
 
+use std::fmt::Write;
+
 use clap::{Command, CommandFactory};
 
 use crate::output::{broken, terminal_width};
@@ -50,7 +52,8 @@ fn overview(command: &Command, names: &[&str], width: usize) -> String {
         let about = about.map_or_else(String::new, ToString::to_string);
         for (index, line) in broken(&about, width.saturating_sub(margin)).iter().enumerate() {
             let name = if index == 0 { name } else { "" };
-            text += &format!("{:INDENT$}{name:<longest$}{:INDENT$}{line}\n", "", "");
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{:INDENT$}{name:<longest$}{:INDENT$}{line}", "", "");
         }
     }
     text

@@ -155,22 +155,6 @@ impl Content for Measurements {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_efficiency_is_above_a_hundred() {
-        let measurement = Measurement::for_tests("1x8x512x64", 1e-3);
-        let efficiency = |floor_seconds: f64| {
-            let percent = Measurement { floor_seconds, ..measurement.clone() }.efficiency_percent();
-            percent.map(f64::round)
-        };
-        assert_eq!(efficiency(0.5e-3), Some(50.0));
-        assert_eq!(efficiency(1.1e-3), None);
-    }
-}
-
-#[cfg(test)]
 impl Measurement {
     /// One for tests, of ten samples around a time.
     pub(crate) fn for_tests(shape: &str, seconds: f64) -> Self {
@@ -196,5 +180,21 @@ impl Measurement {
             hot_seconds,
             cold_seconds: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_efficiency_is_above_a_hundred() {
+        let measurement = Measurement::for_tests("1x8x512x64", 1e-3);
+        let efficiency = |floor_seconds: f64| {
+            let percent = Measurement { floor_seconds, ..measurement.clone() }.efficiency_percent();
+            percent.map(f64::round)
+        };
+        assert_eq!(efficiency(0.5e-3), Some(50.0));
+        assert_eq!(efficiency(1.1e-3), None);
     }
 }

@@ -88,7 +88,9 @@ impl LadderCommand {
         } else {
             // Programs read one table.
             let mut all = Table::new(&columns());
-            ladders.iter().for_each(|ladder| all.append(table(ladder)));
+            for ladder in &ladders {
+                all.append(table(ladder));
+            }
             output.table(&all, self.format)?;
         }
         if let Some(file) = &self.svg {
@@ -119,13 +121,13 @@ impl LadderCommand {
         let gpu = match self.backend {
             BackendName::Sim => None,
             BackendName::Cuda => Some(Gpu::open(0).map_err(environment)?),
-            BackendName::Auto => match Gpu::open(0) {
-                Ok(gpu) => Some(gpu),
-                Err(_) => {
+            BackendName::Auto => {
+                let gpu = Gpu::open(0).ok();
+                if gpu.is_none() {
                     output.note("no usable GPU (`flashcore doctor` says why); counters from the simulator, no times");
-                    None
                 }
-            },
+                gpu
+            }
         };
         let (ground, arch, multiprocessors, machine) = match &gpu {
             None => {

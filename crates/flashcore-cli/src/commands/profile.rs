@@ -128,7 +128,9 @@ impl ProfileCommand {
         // Programs read one table.
         if matches!(self.format, Format::Json | Format::Csv) {
             let mut all = Table::new(&columns());
-            rows.iter().for_each(|row| all.append(table(row)));
+            for row in &rows {
+                all.append(table(row));
+            }
             output.table(&all, self.format)?;
         }
         if let Some(file) = &self.record {
