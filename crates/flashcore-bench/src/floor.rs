@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::{Mask, Problem, Shape};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// What a problem cannot do without.
@@ -19,23 +19,24 @@ pub struct Work {
 impl Work {
     /// That of a problem; under a formula that takes keys out, that of none.
     pub fn of(problem: &Problem) -> Self {
-        let attended: usize = match problem.mask {
+        // Products of sizes that nobody has allocated yet, so not in integers.
+        let attended: f64 = match problem.mask {
             // How many keys a formula leaves is not known before it has been asked about each.
-            _ if problem.mask_mod.is_some() => 0,
-            Mask::None => problem.query_length * problem.key_length,
+            _ if problem.mask_mod.is_some() => 0.0,
+            Mask::None => problem.query_length as f64 * problem.key_length as f64,
             Mask::Causal(_) | Mask::Window { .. } => {
-                (0..problem.query_length).map(|row| problem.attended_keys(problem.key_length, row).len()).sum()
+                (0..problem.query_length).map(|row| problem.attended_keys(problem.key_length, row).len() as f64).sum()
             }
         };
-        let heads = (problem.batch * problem.query_heads) as f64;
-        let exponentials = heads * attended as f64;
+        let heads = problem.batch as f64 * problem.query_heads as f64;
+        let exponentials = heads * attended;
         let shapes = [problem.query_shape(), problem.key_shape(), problem.value_shape(), problem.output_shape()];
-        let elements: usize = shapes.into_iter().filter_map(flashcore_problem::Shape::elements).sum();
-        let log_sum_exp =
-            if problem.log_sum_exp { 4 * problem.batch * problem.query_heads * problem.query_length } else { 0 };
+        let size = |shape: Shape| [shape.batch, shape.heads, shape.rows, shape.columns].map(|size| size as f64);
+        let elements: f64 = shapes.into_iter().map(|shape| size(shape).iter().product::<f64>()).sum();
+        let log_sum_exp = if problem.log_sum_exp { 4.0 * heads * problem.query_length as f64 } else { 0.0 };
         Self {
-            flops: 2.0 * exponentials * (problem.head_dim + problem.value_dim) as f64,
-            bytes: (elements * problem.dtype.size_bytes() + log_sum_exp) as f64,
+            flops: 2.0 * exponentials * (problem.head_dim as f64 + problem.value_dim as f64),
+            bytes: elements * problem.dtype.size_bytes() as f64 + log_sum_exp,
             exponentials,
         }
     }

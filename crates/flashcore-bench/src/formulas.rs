@@ -63,7 +63,8 @@ pub fn give(problem: &mut Problem, score: Option<ScoreMod>, mask: Option<MaskMod
         let (reads_numbers, reads_integers) = formula.tables();
         (numbers, integers) = (numbers || reads_numbers, integers || reads_integers);
     }
-    problem.number_table = if numbers { (2 * FURTHEST as usize + 1) * problem.query_heads.max(1) } else { 0 };
+    problem.number_table =
+        if numbers { (2 * FURTHEST as usize + 1).saturating_mul(problem.query_heads.max(1)) } else { 0 };
     // Longest first: where there are fewer queries than keys, they are numbered from 0 on like the keys.
     problem.integer_table = if integers { problem.query_length.max(problem.key_length).max(1) } else { 0 };
 }

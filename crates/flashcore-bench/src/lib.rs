@@ -15,7 +15,9 @@
 //! * [`status`] says where the project stands by its records,
 //! * [`record`] is the one form of everything that is written down,
 //! * [`timing`] measures, [`peak`] knows how fast the processor is, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
-//! * [`svg`] draws.
+//! * [`svg`] draws,
+//! * [`memory`] says whether a problem fits, and [`printable`] keeps text of files from terminals that obey it,
+//! * [`whole_file`] writes files without destroying others, and [`temporary_folder`] makes folders that nobody else has.
 
 mod case;
 pub mod compare;
@@ -29,11 +31,13 @@ pub mod guard_pages;
 pub mod jobs;
 pub mod ladder;
 pub mod leaderboard;
+pub mod memory;
 pub mod moment;
 pub mod mutants;
 pub mod nearest;
 mod numbers;
 pub mod peak;
+pub mod printable;
 pub mod problems;
 pub mod profile;
 pub mod record;
@@ -47,9 +51,11 @@ pub mod simulate;
 pub mod status;
 pub mod suites;
 pub mod svg;
+pub mod temporary_folder;
 pub mod timing;
 pub mod tune;
 pub mod verify;
+pub mod whole_file;
 
 pub use case::{Backend, Case, mask_text, stress_name};
 pub use numbers::{BiasForm, Numbers, Planted, attended_by_some_row};

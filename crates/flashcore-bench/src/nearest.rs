@@ -1,5 +1,7 @@
 //! The name that was probably meant.
 
+use crate::printable::printable;
+
 /// Edits (an insertion, a deletion, a change of one character) from one word to the other.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
@@ -33,7 +35,9 @@ pub fn unknown(kind: &str, name: &str, known: &[&str]) -> String {
         return format!("there is no {kind} `{name}`; there are none at all");
     }
     let there_are = known.join(", ");
-    match nearest(name, known.iter().copied()) {
+    let meant = nearest(name, known.iter().copied());
+    let name = printable(name);
+    match meant {
         Some(meant) => format!("there is no {kind} `{name}`; did you mean `{meant}`? There are {there_are}"),
         None => format!("there is no {kind} `{name}`; there are {there_are}"),
     }

@@ -89,7 +89,6 @@ impl<M: FnMut() -> f64> Peak<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
 
     /// A machine whose windows give these rates, and the last of them for ever.
     fn peak(rates: &[f64]) -> Peak<impl FnMut() -> f64> {
@@ -119,13 +118,13 @@ mod tests {
 
     #[test]
     fn a_time_above_its_floor_costs_no_window() {
-        let windows = Cell::new(0);
-        let mut peak = Peak::new(|| {
-            windows.set(windows.get() + 1);
+        let mut windows = 0;
+        let floor = Peak::new(|| {
+            windows += 1;
             100.0
-        });
-        assert_eq!(peak.floor_below(WORK, 10.0), (10.0, Bound::Arithmetic));
-        assert_eq!(windows.get(), 1);
+        })
+        .floor_below(WORK, 10.0);
+        assert_eq!((floor, windows), ((10.0, Bound::Arithmetic), 1));
     }
 
     #[test]

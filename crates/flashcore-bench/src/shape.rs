@@ -1,11 +1,11 @@
 //! Shapes as people write them: `1x8x512x64`, `1x8/2x97,203x64`.
 
-use flashcore_problem::{Alignment, DType, Mask, Problem};
+use flashcore_problem::{Alignment, DType, Mask, Problem, ProblemError};
 
 use crate::formulas;
 
 /// Why a text is no shape.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShapeError {
     /// Not four parts.
     #[error(
@@ -38,6 +38,14 @@ pub enum ShapeError {
         text: String,
         /// The part of it.
         name: String,
+    },
+    /// Not a problem.
+    #[error("`{text}`: {}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Problem {
+        /// What was given.
+        text: String,
+        /// Everything that is wrong with it.
+        errors: Vec<ProblemError>,
     },
     /// Not a mask.
     #[error(

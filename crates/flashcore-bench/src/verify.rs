@@ -17,6 +17,7 @@ use flashcore_sim::{Counters, SimError};
 use crate::case::{Backend, Case};
 use crate::gpu::Gpu;
 use crate::guard_pages::{Edge, GuardedInputs, GuardedOutputs};
+use crate::memory::{Impossible, require_judging};
 use crate::simulate::{FarApart, Simulation, simulate, simulate_far};
 use crate::suites::huge;
 
@@ -54,6 +55,9 @@ impl Outcome {
 /// Why a run could not be judged.
 #[derive(Debug, thiserror::Error)]
 pub enum NoVerdict {
+    /// The problem is impossible, or larger than the memory.
+    #[error("{0}")]
+    Impossible(#[from] Impossible),
     /// The problem is impossible, or the inputs do not belong to it.
     #[error("{0}")]
     Invalid(#[from] Invalid),
@@ -93,6 +97,12 @@ pub struct Yardstick {
 }
 
 impl Yardstick {
+    /// The yardstick of a case, on its own inputs, if the machine has the memory.
+    pub fn of(case: &Case) -> Result<Self, NoVerdict> {
+        require_judging(&case.problem, case.repeats)?;
+        Ok(Self::new(&case.problem, case.inputs())?)
+    }
+
     /// The oracle's answer, and how far a careful implementation of the same precision is from it.
     pub fn new(problem: &Problem, inputs: Inputs) -> Result<Self, Invalid> {
         let expected = oracle(problem, &inputs)?;
@@ -120,16 +130,16 @@ pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
         let verdict = verify_far(config, &near, &far, case.seed, case.repeats as u64, &mut counters);
         return Outcome { verdict, counters, duration: start.elapsed() };
     }
-    match Yardstick::new(&case.problem, case.inputs()) {
+    match Yardstick::of(case) {
         Ok(yardstick) => verify_with(case, &yardstick, gpu),
-        Err(invalid) => Outcome { verdict: Err(invalid.into()), counters: None, duration: start.elapsed() },
+        Err(reason) => Outcome { verdict: Err(reason), counters: None, duration: start.elapsed() },
     }
 }
 
 /// Runs and judges one case of the CPU at every one of `levels`, with one yardstick for all.
 pub fn verify_at_levels(case: &Case, levels: &[Level]) -> Vec<(Case, Outcome)> {
     let cases = levels.iter().map(|&level| Case { backend: Backend::Cpu(level), ..case.clone() });
-    match Yardstick::new(&case.problem, case.inputs()) {
+    match Yardstick::of(case) {
         Ok(yardstick) => cases.map(|case| (case.clone(), verify_with(&case, &yardstick, None))).collect(),
         Err(_) => cases.map(|case| (case.clone(), verify(&case, None))).collect(),
     }
@@ -243,7 +253,7 @@ fn verify_runs(
     let Simulation { outputs, inputs_after, counters: counted, .. } = run(seed)?;
     *counters = Some(counted);
     let repeated: Vec<Outputs> = (1..=repeats)
-        .map(|repeat| run(seed + repeat).map(|simulation| simulation.outputs))
+        .map(|repeat| run(seed.wrapping_add(repeat)).map(|simulation| simulation.outputs))
         .collect::<Result<_, _>>()?;
     let evidence = Evidence {
         inputs: &yardstick.inputs,

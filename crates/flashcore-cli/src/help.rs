@@ -1,6 +1,6 @@
 //! The overview of commands: those for users apart from those for the development of flashcore itself.
 
-use core::fmt::Write;
+use std::fmt::Write;
 
 use clap::{Command, CommandFactory};
 

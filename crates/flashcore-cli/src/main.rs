@@ -99,16 +99,11 @@ enum Failure {
     Usage(String),
     /// Something is missing on this machine.
     Environment(String),
-    /// Whoever reads our output has gone; there is nobody to tell.
-    OutputClosed,
 }
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        match error.kind() {
-            std::io::ErrorKind::BrokenPipe => Self::OutputClosed,
-            _ => Self::Environment(error.to_string()),
-        }
+        Self::Environment(error.to_string())
     }
 }
 
@@ -140,7 +135,7 @@ fn main() -> ExitCode {
         Command::CompareWorker(command) => command.run(),
     };
     match result {
-        Ok(Ending::Well) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Ok(Ending::Well) => ExitCode::SUCCESS,
         Ok(Ending::Failed) => ExitCode::from(1),
         Ok(Ending::Ambiguous) => ExitCode::from(4),
         Ok(Ending::Interrupted) => ExitCode::from(130),

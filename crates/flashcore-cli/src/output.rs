@@ -3,6 +3,8 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use flashcore_bench::printable::{printable, printable_lines};
+
 use crate::colour;
 use crate::table::Look;
 pub(crate) use crate::table::{
@@ -16,6 +18,8 @@ pub(crate) struct Output {
     last_progress: Option<Instant>,
     transient: bool,
     look: Look,
+    /// Whoever read standard output has gone.
+    is_closed: bool,
 }
 
 /// Characters of a line: what `COLUMNS` says, or the terminal; no limit where neither does.
@@ -32,13 +36,28 @@ impl Output {
         let transient = error.is_terminal();
         let out = io::stdout();
         let look = Look { width: terminal_width(), is_coloured: colour::is_wanted(&out) };
-        Self { out, error, last_progress: None, transient, look }
+        Self { out, error, last_progress: None, transient, look, is_closed: false }
     }
 
     /// Writes a line to standard output.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
         self.clear_progress();
-        writeln!(self.out, "{}", text.as_ref())
+        self.write(&format!("{}\n", printable_lines(text.as_ref())))
+    }
+
+    /// Writes to standard output, while there is somebody who reads it. When there is not, that is no error, and what
+    /// the command finds is still its verdict: `flashcore verify | head` fails where `flashcore verify` does.
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        if self.is_closed {
+            return Ok(());
+        }
+        match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.is_closed = true;
+                Ok(())
+            }
+            written => written,
+        }
     }
 
     /// Writes a sentence for people, broken between words where the terminal is narrow.
@@ -50,7 +69,12 @@ impl Output {
     /// The same with its verdict in colour, if the terminal has colours.
     pub(crate) fn verdict(&mut self, text: impl AsRef<str>) -> io::Result<()> {
         let text = self.fitted(text.as_ref());
-        if self.look.is_coloured { self.line(colour::painted(&text)) } else { self.line(text) }
+        if !self.look.is_coloured {
+            return self.line(text);
+        }
+        self.clear_progress();
+        // The codes of the colour are the only ones that the terminal gets.
+        self.write(&format!("{}\n", colour::painted(&printable_lines(&text))))
     }
 
     /// A sentence in lines that fit the terminal; a line break before it stays.
@@ -76,10 +100,10 @@ impl Output {
         self.last_progress = Some(Instant::now());
         // Progress that cannot be shown is no reason to stop.
         let _ = if self.transient {
-            let line: String = format!("{done}/{of} {what}").chars().take(100).collect();
+            let line: String = format!("{done}/{of} {}", printable(what)).chars().take(100).collect();
             write!(self.error, "\r\x1b[2K{line}").and_then(|()| self.error.flush())
         } else {
-            writeln!(self.error, "{done}/{of} {what}")
+            writeln!(self.error, "{done}/{of} {}", printable(what))
         };
     }
 
@@ -92,20 +116,18 @@ impl Output {
     /// Says what is being done, beside the results.
     pub(crate) fn note(&mut self, message: &str) {
         self.clear_progress();
-        let _ = writeln!(self.error, "{message}");
+        let _ = writeln!(self.error, "{}", printable_lines(message));
     }
 
     /// Says what went wrong.
     pub(crate) fn complain(&mut self, message: &str) {
         self.clear_progress();
-        let _ = writeln!(self.error, "flashcore: {message}");
+        let _ = writeln!(self.error, "flashcore: {}", printable_lines(message));
     }
 
     /// Writes a table.
     pub(crate) fn table(&mut self, table: &Table, format: Format) -> io::Result<()> {
         self.clear_progress();
-        let text = table.render(format, self.look);
-        self.out.write_all(text.as_bytes())?;
-        self.out.flush()
+        self.write(&table.render(format, self.look))
     }
 }

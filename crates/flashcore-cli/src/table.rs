@@ -5,6 +5,7 @@
 //! out and named below the table; the formats for programs have all of them.
 
 use clap::ValueEnum;
+use flashcore_bench::printable::{printable, printable_json};
 use flashcore_bench::record::ProblemKey;
 use flashcore_bench::{mask_text, shape_text};
 use flashcore_problem::Problem;
@@ -118,7 +119,7 @@ pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// A cell: what people read, and what programs read.
+/// A cell: what people read, one line of it, and what programs read.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     text: String,
@@ -127,13 +128,13 @@ pub(crate) struct Cell {
 
 impl From<&str> for Cell {
     fn from(text: &str) -> Self {
-        Self { text: text.to_owned(), value: Value::from(text) }
+        Self { text: printable(text).into_owned(), value: Value::from(text) }
     }
 }
 
 impl From<String> for Cell {
     fn from(text: String) -> Self {
-        Self { value: Value::from(text.clone()), text }
+        Self::from(text.as_str())
     }
 }
 
@@ -363,7 +364,7 @@ impl Table {
             let pairs = self.columns.iter().zip(row).map(|(column, cell)| (column.key.to_owned(), cell.value.clone()));
             Value::Object(pairs.collect::<Map<_, _>>())
         });
-        format!("{:#}\n", Value::Array(rows.collect()))
+        printable_json(&format!("{:#}\n", Value::Array(rows.collect()))).into_owned()
     }
 
     fn csv(&self) -> String {

@@ -193,7 +193,7 @@ fn what_was_done_is_said() {
     let scratch = Scratch::new("said");
     let problem = Problem::new(1, 2, 5, 8, DType::F32);
     let mut file = entries(&problem, &Inputs::random(&problem, 0));
-    file.push(zeros("sink", Dtype::F32, &[2]));
+    file.push(zeros("notes", Dtype::F32, &[2]));
     write(&scratch.0.join("in.safetensors"), &file);
     let output = scratch.attend(&["--device", "cpu", "--format", "json"]);
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -203,7 +203,7 @@ fn what_was_done_is_said() {
     let lines = String::from_utf8(output.stdout).expect("text");
     let lines: Vec<&str> = lines.lines().skip(2).collect();
     let no_gpu = format!("not on a GPU: {}", no_gpu());
-    assert_eq!(lines, [no_gpu.as_str(), "not used: sink", "wrote out.safetensors"]);
+    assert_eq!(lines, [no_gpu.as_str(), "not used: notes", "wrote out.safetensors"]);
 }
 
 /// Why a process that sees no GPU has none.
@@ -269,7 +269,7 @@ fn bad_files_and_options() {
         &scratch,
         &[],
         2,
-        "in.safetensors: there is no tensor `key`; query, key and value are needed, and the file has keys, query",
+        "in.safetensors: there is no tensor `key`; query, key and value are needed, and the file has keys, query; --key-name says what the key is called",
     );
     fs::write(&path, b"no header").unwrap();
     let output = scratch.attend(&[]);
@@ -299,4 +299,55 @@ fn bad_files_and_options() {
     let output = scratch.attend(&[]);
     assert_eq!(output.status.code(), Some(3));
     assert_eq!(scratch.names(), ["in.safetensors", "out.safetensors"]);
+}
+
+#[test]
+fn tensors_may_have_other_names() {
+    let scratch = Scratch::new("names");
+    let problem = Problem::new(1, 2, 5, 8, DType::F32);
+    let usual = entries(&problem, &Inputs::random(&problem, 3));
+    write(&scratch.0.join("in.safetensors"), &usual);
+    assert_eq!(scratch.attend(&[]).status.code(), Some(0));
+    let expected = fs::read(scratch.0.join("out.safetensors")).expect("written");
+    fs::remove_file(scratch.0.join("out.safetensors")).expect("it is ours");
+    let renamed: Vec<Entry> = usual
+        .iter()
+        .zip(["q", "layer.0.k", "v"])
+        .map(|((_, dtype, shape, data), name)| (name, *dtype, shape.clone(), data.clone()))
+        .collect();
+    write(&scratch.0.join("in.safetensors"), &renamed);
+    check(
+        &scratch,
+        &[],
+        2,
+        "in.safetensors: there is no tensor `query`; query, key and value are needed, and the file has layer.0.k, q, v; --query-name says what the query is called",
+    );
+    let names = ["--query-name", "q", "--key-name", "layer.0.k", "--value-name", "v"];
+    assert_eq!(scratch.attend(&names).status.code(), Some(0));
+    assert_eq!(fs::read(scratch.0.join("out.safetensors")).expect("written"), expected);
+    fs::remove_file(scratch.0.join("out.safetensors")).expect("it is ours");
+    // One that looks like an input is none that can be passed over.
+    let with = |name: &'static str, message: &str| {
+        let mut file = usual.clone();
+        file.push(zeros(name, Dtype::F32, &[1]));
+        write(&scratch.0.join("in.safetensors"), &file);
+        check(
+            &scratch,
+            &[],
+            2,
+            &format!("in.safetensors: `{name}` would not be used: {message}; --ignore {name} leaves it out"),
+        );
+        let ignoring = scratch.attend(&["--ignore", name, "--device", "cpu"]);
+        let said = String::from_utf8(ignoring.stdout).expect("text");
+        assert_eq!(said.lines().nth(2), Some(format!("not used: {name}").as_str()));
+        assert_eq!(fs::read(scratch.0.join("out.safetensors")).expect("written"), expected);
+        fs::remove_file(scratch.0.join("out.safetensors")).expect("it is ours");
+    };
+    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
+    with("mask", mask);
+    with("attn_mask", mask);
+    with("attn_bias", "what is added to scores is `bias` [batch, heads, queries, keys]");
+    with("sink", "sinks are `sinks` [heads]");
+    with("cache_seqlens", "the keys in use of each batch are `key_lengths` [batch]");
+    with("k", "name it with --key-name, in place of the key");
 }

@@ -74,7 +74,7 @@ impl Workspaces {
             Some(index) => by_stream.remove(index).1,
             None if by_stream.len() == MOST_STREAMS => {
                 // Whatever used it last may still run, on a stream that may not exist any more.
-                self.context.relax_capture(|context| context.synchronize())?;
+                self.context.relax_capture(Context::synchronize)?;
                 by_stream.remove(0).1
             }
             None => self.take(spare)?,

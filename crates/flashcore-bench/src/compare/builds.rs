@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::temporary_folder::TemporaryFolder;
+
 /// Why there is no program of a revision.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -44,18 +46,16 @@ pub fn binary_of_revision(revision: &str, folder: &Path, mut say: impl FnMut(&st
         return Ok(program);
     }
     let in_folder = |error| BuildError::Folder { folder: folder.display().to_string(), error };
-    // Of this process alone: two that build the same revision do not meet until the program is there.
-    let sources = folder.join(format!("sources-{}", std::process::id()));
-    fs::create_dir_all(&sources).map_err(in_folder)?;
-    let built = build(revision, &commit, &sources, &folder.join("target"), &name, &mut say);
-    let kept = built.and_then(|built| {
+    fs::create_dir_all(folder).map_err(in_folder)?;
+    // Of this call alone: two that build the same revision do not meet until the program is there. Removed with it.
+    let sources = TemporaryFolder::within(folder, "sources").map_err(in_folder)?;
+    let built = build(revision, &commit, sources.path(), &folder.join("target"), &name, &mut say);
+    built.and_then(|built| {
         fs::create_dir_all(&home).map_err(in_folder)?;
         let new = home.join(format!("{name}.{}", std::process::id()));
         fs::copy(built, &new).and_then(|_| fs::rename(&new, &program)).map_err(in_folder)
-    });
-    // Sources are of no more use, whatever became of them.
-    let _ = fs::remove_dir_all(&sources);
-    kept.map(|()| program)
+    })?;
+    Ok(program)
 }
 
 fn commit_of(revision: &str) -> Result<String, BuildError> {

@@ -22,6 +22,16 @@ pub enum Side {
     Record(PathBuf),
 }
 
+impl Side {
+    /// The file of what was measured earlier.
+    pub fn record(&self) -> Option<&Path> {
+        match self {
+            Self::Record(file) => Some(file),
+            Self::Subject(_) | Self::Binary(_) | Self::Revision(_) => None,
+        }
+    }
+}
+
 /// Something that this program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {

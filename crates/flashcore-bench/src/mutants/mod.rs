@@ -273,7 +273,8 @@ impl Trial {
             Err(NoVerdict::Simulator(error)) => return Err(MutantsError::Simulator(error)),
             Err(NoVerdict::Invalid(invalid)) => return Err(invalid.into()),
             Err(
-                other @ (NoVerdict::Refused(_)
+                other @ (NoVerdict::Impossible(_)
+                | NoVerdict::Refused(_)
                 | NoVerdict::RefusedByGpu(_)
                 | NoVerdict::Gpu(_)
                 | NoVerdict::Cpu(_)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::metrics::{DEFINITIONS, Definition};
+use crate::whole_file::write_whole;
 
 /// Why nothing was counted.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +133,7 @@ impl Ncu {
             .map_err(|error| NcuError::Missing { error })?;
         complain(&output)?;
         let csv = String::from_utf8_lossy(&output.stdout).into_owned();
-        std::fs::write(report.with_extension("csv"), &csv)
+        write_whole(&report.with_extension("csv"), csv.as_bytes())
             .map_err(|error| NcuError::Failed { said: format!("{}: {error}", report.display()) })?;
         let launches = parse_csv(&csv);
         if launches.is_empty() { Err(NcuError::NoLaunch) } else { Ok(launches) }

@@ -30,14 +30,16 @@ impl ProblemKey {
         Self { shape: shape_text(problem), dtype: problem.dtype.to_string(), mask: mask_text(problem.mask) }
     }
 
-    /// The problem of this name.
+    /// The problem of this name, if it is one: records come from anywhere.
     pub fn problem(&self) -> Result<Problem, ShapeError> {
         let dtype: DType = self.dtype.parse().map_err(|_| ShapeError::Number {
             text: self.to_string(),
             part: self.dtype.clone(),
             meaning: "element type",
         })?;
-        Ok(parse_shape(&self.shape, dtype)?.with_mask(parse_mask(&self.mask)?))
+        let problem = parse_shape(&self.shape, dtype)?.with_mask(parse_mask(&self.mask)?);
+        problem.validate().map_err(|errors| ShapeError::Problem { text: self.to_string(), errors })?;
+        Ok(problem)
     }
 }
 

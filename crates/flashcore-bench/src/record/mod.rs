@@ -19,6 +19,7 @@ pub use origin::{Build, Machine, Origin, gpu_state};
 pub use verification::{FailedCase, Verification};
 
 use crate::nearest::nearest;
+use crate::printable::printable;
 
 /// The version of the form of records.
 pub const SCHEMA: u64 = 2;
@@ -114,7 +115,7 @@ pub enum RecordError {
         error: std::io::Error,
     },
     /// Not JSON, or JSON of something else.
-    #[error("{file}: {error}{}", meant(error))]
+    #[error("{file}: {}{}", printable(&error.to_string()), meant(error))]
     Json {
         /// The file.
         file: String,
@@ -198,7 +199,7 @@ fn kind_of(text: &str, file: &str, wanted: Kind) -> Result<String, RecordError> 
     match &value["schema"] {
         Value::Null => Err(RecordError::NoSchema { file: file(), command }),
         schema if schema.as_u64() == Some(SCHEMA) => {
-            Ok(value["kind"].as_str().unwrap_or("thing without a kind").to_owned())
+            Ok(printable(value["kind"].as_str().unwrap_or("thing without a kind")).into_owned())
         }
         other => Err(RecordError::Schema { file: file(), found: other.to_string(), command }),
     }

@@ -185,8 +185,9 @@ fn raw(sources: &Sources) -> String {
         let (name, hash) = (escape(file), sha256(raw.as_bytes()));
         if raw.len() <= left {
             left -= raw.len();
-            // The only way out of such an element.
-            let safe = raw.replace("</", "<\\/");
+            // In such an element `<!--` and `<script` mean something too, and not only `</script`. In JSON the sign stands
+            // in strings alone.
+            let safe = raw.replace('<', "\\u003c");
             let _ = writeln!(
                 embedded,
                 "<script type=\"application/json\" id=\"raw-{index}\" data-file=\"{name}\">{safe}</script>"
@@ -236,10 +237,81 @@ mod tests {
             [1, 1, 0, 0]
         );
         // Nothing of the data is taken for HTML, and the file that is too large is named.
-        assert_eq!(count("<b>kernel"), count(r"<\/script><b>kernel"));
+        assert_eq!(count("<b>kernel"), 0);
+        assert_eq!(count(r"\u003c/script>\u003cb>kernel"), 1);
         assert_eq!(count("large.json: too large for a page, 2000000 bytes"), 1);
         assert_eq!(count("<title>Test &amp; more</title>"), 1);
         // Nothing is fetched: no address of the network but the name of the vector format.
         assert_eq!(count("http"), count("http://www.w3.org/2000/svg"));
+    }
+
+    /// The contents of the script elements of a page, as browsers find them ("script data" and its states in the HTML
+    /// standard, 13.2.5): after `<!--`, a `<script` makes the next `</script` a part of the text.
+    fn scripts(page: &str) -> Vec<&str> {
+        let page_lower = page.to_ascii_lowercase();
+        let tag = |at: usize, name: &str| {
+            let rest = page_lower[at..].strip_prefix(name)?;
+            rest.starts_with(['>', ' ', '/', '\n', '\t']).then_some(())
+        };
+        let mut found = Vec::new();
+        let mut place = 0;
+        while let Some(open) = page_lower[place..].find("<script").map(|open| place + open) {
+            let start = open + page[open..].find('>').expect("the end of the tag") + 1;
+            let (mut is_comment, mut is_double, mut at) = (false, false, start);
+            while at < page.len() {
+                let rest = &page_lower[at..];
+                if !is_comment && rest.starts_with("<!--") {
+                    // `<!-->` and `<!--->` end at once.
+                    is_comment = true;
+                    at += 2;
+                } else if is_comment && rest.starts_with("-->") {
+                    (is_comment, is_double) = (false, false);
+                } else if is_comment && !is_double && tag(at, "<script").is_some() {
+                    is_double = true;
+                } else if is_double && tag(at, "</script").is_some() {
+                    is_double = false;
+                } else if tag(at, "</script").is_some() {
+                    break;
+                }
+                at += 1;
+            }
+            found.push(&page[start..at.min(page.len())]);
+            place = at;
+        }
+        found
+    }
+
+    #[test]
+    fn no_text_of_a_record_ends_or_swallows_a_script() {
+        // The parser itself: what was swallowed before.
+        let swallowed = "<script a>[\"<!--<script>\"]</script><script>own</script>";
+        assert_eq!(scripts(swallowed), ["[\"<!--<script>\"]</script><script>own</script>"]);
+        assert_eq!(scripts("<script>a</script><p><SCRIPT b>c<!-- </script >"), ["a", "c<!-- "]);
+        for text in [
+            "<!--<script>",
+            "<!--<script ",
+            "<!--<SCRIPT/",
+            "--><!--<script>-->",
+            "</script><script>alert(1)</script>",
+            "</SCRIPT >",
+            "]]><![CDATA[",
+            "<\u{0}script>",
+        ] {
+            let mut sources = sources();
+            sources.raw.truncate(1);
+            let mut record = sources.measurements.remove(0).1;
+            record.content.rows[0].kernel = text.to_owned();
+            record.origin.machine.device = text.to_owned();
+            record.origin.command = text.to_owned();
+            (sources.raw[0].0, sources.raw[0].1) = (text.to_owned(), record.to_json());
+            sources.title = text.to_owned();
+            sources.measurements = vec![(text.to_owned(), record.clone())];
+            let page = html(&sources);
+            let found = scripts(&page);
+            assert_eq!(found.len(), 2, "{text}");
+            assert_eq!(found[1], SCRIPT, "{text}");
+            let read = Record::<Measurements>::parse(found[0], "raw").expect("the record, as it was");
+            assert_eq!(read, record, "{text}");
+        }
     }
 }

@@ -27,6 +27,9 @@ pub enum BundleError {
     /// The seal is right and the contents make no sense.
     #[error("the bundle cannot be unpacked: {0}")]
     Unpack(String),
+    /// The manifest names something that cannot be computed by anybody.
+    #[error("the manifest names a problem that is none: {0}")]
+    Problem(String),
     /// A file in it does not match the manifest.
     #[error("{file} does not match the manifest: {reason}")]
     File {
@@ -41,8 +44,12 @@ pub enum BundleError {
 const SEAL_BYTES: usize = 10 + 5 + HASH_BYTES + 8;
 const HASH_BYTES: usize = 65;
 
+/// The most bytes of an archive; a small file can unpack to any number of them.
+const MOST_ARCHIVE_BYTES: u64 = 1 << 30;
+
 /// The file of a bundle.
 pub fn pack(files: &Files) -> std::io::Result<Vec<u8>> {
+    tar::check_names(files.iter().map(|(name, _)| name.as_str())).map_err(std::io::Error::other)?;
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(&tar::write(files))?;
     let mut bundle = encoder.finish()?;
@@ -76,9 +83,23 @@ pub fn open(bundle: &[u8]) -> Result<Files, BundleError> {
     if found != seal(member) {
         return Err(BundleError::Broken);
     }
+    let archive = unpack(member, MOST_ARCHIVE_BYTES).map_err(BundleError::Unpack)?;
+    tar::read(&archive).map_err(BundleError::Unpack)
+}
+
+/// The archive in a first member, if it is all that is in it, and at most `most` bytes.
+fn unpack(member: &[u8], most: u64) -> Result<Vec<u8>, String> {
     let mut archive = Vec::new();
-    GzDecoder::new(member).read_to_end(&mut archive).map_err(|error| BundleError::Unpack(error.to_string()))?;
-    tar::read(&archive).ok_or_else(|| BundleError::Unpack("the archive in it is damaged".to_owned()))
+    let mut unpacked = GzDecoder::new(member).take(most + 1);
+    unpacked.read_to_end(&mut archive).map_err(|error| error.to_string())?;
+    if archive.len() as u64 > most {
+        return Err(format!("it has more than {most} bytes, which no bundle has"));
+    }
+    // Programs that unpack would go on with it.
+    if !unpacked.into_inner().into_inner().is_empty() {
+        return Err("there is more between the compressed archive and the seal".to_owned());
+    }
+    Ok(archive)
 }
 
 #[cfg(test)]
@@ -103,12 +124,47 @@ mod tests {
 
     #[test]
     fn other_programs_can_unpack_it() {
-        // A reader of all members sees the archive and, behind its end, the hash.
+        // A reader of all members sees the archive and, after its end, the hash.
         let files: Files = vec![("a".to_owned(), b"hello".to_vec())];
         let bundle = pack(&files).expect("a bundle");
         let mut unpacked = Vec::new();
         flate2::bufread::MultiGzDecoder::new(&bundle[..]).read_to_end(&mut unpacked).expect("gzip");
-        assert_eq!(tar::read(&unpacked), Some(files));
-        assert_eq!(unpacked.len(), tar::write(&open(&bundle).expect("a bundle")).len() + HASH_BYTES);
+        let archive = tar::write(&files);
+        assert_eq!(open(&bundle).expect("a bundle"), files);
+        assert_eq!(unpacked[..archive.len()], archive);
+        assert_eq!(unpacked.len(), archive.len() + HASH_BYTES);
+    }
+
+    /// A bundle of bytes that are the first member, sealed as whoever makes a bundle can.
+    fn sealed(member: Vec<u8>) -> Vec<u8> {
+        let seal = seal(&member);
+        [member, seal].concat()
+    }
+
+    fn compressed(archive: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(archive).expect("memory");
+        encoder.finish().expect("memory")
+    }
+
+    #[test]
+    fn what_is_sealed_is_all_there_is() {
+        let check = |member: Vec<u8>, expected: &str| {
+            let error = open(&sealed(member)).expect_err("it is to be refused").to_string();
+            assert_eq!(error, format!("the bundle cannot be unpacked: {expected}"));
+        };
+        let archive = tar::write(&[("a".to_owned(), b"hello".to_vec())]);
+        let member = compressed(&archive);
+        let between = "there is more between the compressed archive and the seal";
+        check([member.clone(), compressed(&archive)].concat(), between);
+        check([member.clone(), b"more".to_vec()].concat(), between);
+        check([member, vec![0]].concat(), between);
+        check(compressed(&[&archive[..], b"more"].concat()), "there is more after the end of the archive in it");
+        let large = compressed(&[0; 1025]);
+        assert_eq!(unpack(&large, 1025).map(|archive| archive.len()), Ok(1025));
+        assert_eq!(unpack(&large, 1024), Err("it has more than 1024 bytes, which no bundle has".to_owned()));
+        let twice = vec![("a".to_owned(), vec![]), ("a".to_owned(), vec![])];
+        check(compressed(&tar::write(&twice)), "there are two files of the name `a`");
+        assert_eq!(pack(&twice).expect_err("not made either").to_string(), "there are two files of the name `a`");
     }
 }

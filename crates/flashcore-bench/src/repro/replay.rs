@@ -13,6 +13,7 @@ use super::cases::{Computed, compute, inputs_sha256};
 use super::manifest::{CaseEntry, Manifest};
 use crate::digest::sha256;
 use crate::gpu::Gpu;
+use crate::memory::require_tensors;
 use crate::record::Machine;
 use crate::sample::judge_worst;
 use crate::svg::short;
@@ -49,11 +50,17 @@ pub struct Replayed {
     pub agreement: Agreement,
     /// What was found.
     pub found: String,
+    /// Whether it is a time, which differs between runs; what was computed does not.
+    pub is_time: bool,
 }
 
 impl Replayed {
     fn new(what: impl Into<String>, agreement: Agreement, found: impl Into<String>) -> Self {
-        Self { what: what.into(), agreement, found: found.into() }
+        Self { what: what.into(), agreement, found: found.into(), is_time: false }
+    }
+
+    fn of_time(what: impl Into<String>, agreement: Agreement, found: impl Into<String>) -> Self {
+        Self { is_time: true, ..Self::new(what, agreement, found) }
     }
 }
 
@@ -78,6 +85,11 @@ pub fn replay_cases(
                 continue;
             }
         };
+        // What is no problem at all is not in a manifest that was read.
+        if let Err(error) = require_tensors(&problem) {
+            replayed.push(Replayed::new(name, Agreement::Unknown, error.to_string()));
+            continue;
+        }
         let inputs = Inputs::random(&problem, case.seed);
         let agreement = if inputs_sha256(&inputs) == case.inputs_sha256 { Agreement::Yes } else { Agreement::No };
         replayed.push(Replayed::new(format!("inputs of {name}"), agreement, format!("from seed {}", case.seed)));
@@ -186,6 +198,9 @@ pub fn replay_times(
     for case in &manifest.cases {
         let what = format!("time of {} {}", case.kernel, case.problem);
         let Ok(problem) = case.problem.problem() else { continue };
+        if require_tensors(&problem).is_err() {
+            continue;
+        }
         let inputs = Inputs::random(&problem, case.seed);
         let seconds = match (case.backend.as_str(), gpu) {
             ("cpu", _) => {
@@ -202,7 +217,7 @@ pub fn replay_times(
             _ => None,
         };
         let Some(seconds) = seconds else {
-            replayed.push(Replayed::new(what, Agreement::Unknown, format!("it ran on {}", machine.words())));
+            replayed.push(Replayed::of_time(what, Agreement::Unknown, format!("it ran on {}", machine.words())));
             continue;
         };
         let ratio = seconds / case.median_seconds;
@@ -219,7 +234,7 @@ pub fn replay_times(
         } else {
             String::new()
         };
-        replayed.push(Replayed::new(what, agreement, format!("{found}{elsewhere}")));
+        replayed.push(Replayed::of_time(what, agreement, format!("{found}{elsewhere}")));
     }
     replayed
 }
@@ -279,5 +294,17 @@ mod tests {
         assert_eq!(agreements(&gpu, &files), [Yes, Yes, Yes]);
         gpu.cases[0].kernel = "of a later day".to_owned();
         assert_eq!(agreements(&gpu, &files), [Yes, Yes, Unknown]);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_memory_is_not_computed() {
+        let (mut manifest, files) = bundle();
+        manifest.cases[0].problem.shape = "1x1x1000000000,1x65536".to_owned();
+        let replayed = replay_cases(&manifest, &files, None, |_, _| {});
+        let said = "batch 1 heads 1/1 queries 1000000000 keys 1 dims 65536/65536 f32 unmasked would take at least 1048576001048576 bytes of memory (953.7 TiB), and ";
+        assert_eq!(replayed.len(), 1);
+        assert_eq!((replayed[0].agreement, &replayed[0].found[..said.len()]), (Agreement::Unknown, said));
+        let machine = Machine::cpu("portable", 1, None);
+        assert_eq!(replay_times(&manifest, &machine, &machine, None, Duration::ZERO), []);
     }
 }

@@ -281,7 +281,7 @@ pub fn features(runner: Runner) -> Vec<Case> {
 /// `count` random problems that the runner takes. Each follows from its own number alone, counted from `seed`, so that
 /// one can be repeated without the others.
 pub fn fuzz(runner: Runner, count: usize, seed: u64) -> Vec<Case> {
-    (seed..seed + count as u64).map(|number| fuzz_case(runner, number)).collect()
+    (0..count as u64).map(|number| fuzz_case(runner, seed.wrapping_add(number))).collect()
 }
 
 /// Keeps the numbers that shape a problem apart from those that fill its tensors.

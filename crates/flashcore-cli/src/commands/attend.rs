@@ -1,5 +1,6 @@
 //! `flashcore attend`: attention on the tensors of a file.
 
+mod look_alikes;
 mod tensors;
 
 use std::path::PathBuf;
@@ -7,14 +8,17 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use flashcore::{Device, Plan, PlanOptions, Reason};
+use flashcore_bench::memory::{output_bytes, read_file, require};
 use flashcore_bench::parse_mask;
 use flashcore_bench::verify::{NoVerdict, Yardstick, attend_in_simulator};
+use flashcore_bench::whole_file::is_standard_output;
 use flashcore_problem::{Evidence, Layout, Outputs, Problem};
 use safetensors::SafeTensors;
 
-use self::tensors::Contents;
+use self::tensors::{Contents, Names};
+use super::origin::write_file;
+use super::overwriting::refuse_overwriting;
 use super::threads::Threads;
-use super::whole_file::write_whole;
 use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, problem_cells};
 use crate::{Ending, Failure};
 
@@ -22,18 +26,32 @@ use crate::{Ending, Failure};
 ///
 /// IN is a safetensors file with `query`, `key` and `value` of shape [batch, heads, rows, dim], in F16, BF16, F32 or F64;
 /// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 to broadcast an axis) and `key_lengths`
-/// [batch] are used if they are present. OUT gets `output`, and with --lse `log_sum_exp` [batch, heads, rows].
+/// [batch] are used if they are present. OUT gets `output`, and with --lse `log_sum_exp` [batch, heads, rows]. Other tensors
+/// are listed as not used; one that looks like an input under the name of another library, such as `attn_mask`, is an
+/// error.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere\n  flashcore attend in.safetensors out.safetensors --device sim --kernel hopper --verify"
+    after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere\n  flashcore attend in.safetensors out.safetensors --query-name q --key-name k --value-name v --ignore mask\n  flashcore attend in.safetensors out.safetensors --device sim --kernel hopper --verify"
 )]
 pub(crate) struct Attend {
     /// The file to read
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// The file to write, as a whole or not at all
+    /// The file to write, as a whole or not at all; /dev/stdout for standard output
     #[arg(value_name = "OUT")]
     output: PathBuf,
+    /// The name of the query tensor
+    #[arg(long, value_name = "NAME", default_value = "query")]
+    query_name: String,
+    /// The name of the key tensor
+    #[arg(long, value_name = "NAME", default_value = "key")]
+    key_name: String,
+    /// The name of the value tensor
+    #[arg(long, value_name = "NAME", default_value = "value")]
+    value_name: String,
+    /// A tensor to leave out although it looks like an input; may be repeated
+    #[arg(long, value_name = "NAME")]
+    ignore: Vec<String>,
     /// The order of the axes of query, key, value and output
     #[arg(long, value_enum, default_value_t = LayoutName::Bhsd)]
     layout: LayoutName,
@@ -89,18 +107,26 @@ impl Attend {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         self.threads.apply()?;
         let shown = self.input.display();
-        let bytes =
-            std::fs::read(&self.input).map_err(|error| Failure::Usage(format!("cannot read {shown}: {error}")))?;
+        refuse_overwriting(&[&self.input], &[&self.output])?;
+        let bytes = read_file(&self.input).map_err(|error| Failure::Usage(format!("cannot read {shown}: {error}")))?;
         let file = SafeTensors::deserialize(&bytes)
             .map_err(|error| Failure::Usage(format!("{shown} is not a safetensors file: {error}")))?;
         let layout = match self.layout {
             LayoutName::Bhsd => Layout::Bhsd,
             LayoutName::Bshd => Layout::Bshd,
         };
-        let mut contents =
-            Contents::read(&file, layout).map_err(|complaint| Failure::Usage(format!("{shown}: {complaint}")))?;
+        let names =
+            Names { query: &self.query_name, key: &self.key_name, value: &self.value_name, ignored: &self.ignore };
+        let mut contents = Contents::read(&file, layout, &names)
+            .map_err(|complaint| Failure::Usage(format!("{shown}: {complaint}")))?;
         self.complete(&mut contents.problem)?;
         let problem = &contents.problem;
+        // The outputs, and the file of them. Asked again where more has been taken meanwhile: threads have stacks.
+        let fits = |what: &str, copies: u64| {
+            let bytes = output_bytes(problem).and_then(|bytes| bytes.checked_mul(copies));
+            require(what, bytes).map_err(|error| Failure::Environment(format!("{shown}: {error}")))
+        };
+        fits("the output and its file", 2)?;
 
         let run = match self.device {
             DeviceName::Sim => self.run_in_simulator(&contents)?,
@@ -122,9 +148,13 @@ impl Attend {
             None
         };
 
+        fits("the file of the output", 1)?;
         let written = contents.written(&outputs).map_err(Failure::Environment)?;
-        write_whole(&self.output, &written)
-            .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", self.output.display())))?;
+        write_file(&self.output, &written)?;
+        if is_standard_output(&self.output) {
+            // Words among the bytes of the file would make it another.
+            return Ok(Ending::Well);
+        }
 
         let columns = [
             column("device", "device"),
@@ -223,9 +253,12 @@ impl Attend {
     fn plan(&self, problem: &Problem) -> Result<Result<Planned, String>, Failure> {
         let config = self.kernel.as_deref().map(super::config).transpose()?;
         let options = PlanOptions::default().with_config(config);
-        let on_cpu = |note| match Plan::new(problem, &Device::cpu(), PlanOptions::default()) {
-            Ok(plan) => Ok(Ok(Planned { plan, note })),
-            Err(reasons) => Err(Failure::Usage(joined(&reasons))),
+        let on_cpu = |note| {
+            self.threads.start()?;
+            match Plan::new(problem, &Device::cpu(), PlanOptions::default()) {
+                Ok(plan) => Ok(Ok(Planned { plan, note })),
+                Err(reasons) => Err(Failure::Usage(joined(&reasons))),
+            }
         };
         // Whoever names a GPU kernel wants that one.
         let insists = self.device == DeviceName::Cuda || config.is_some();

@@ -1,7 +1,7 @@
 //! `flashcore compare`: which of two is faster, beside the noise of the machine.
 
 use std::io::BufReader;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -11,6 +11,7 @@ use flashcore_bench::compare::{
 };
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::peak::working_threads;
+use flashcore_bench::printable::printable;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_bench::record::{Machine, Measurements, Record};
 use flashcore_bench::{mask_text, shape_text};
@@ -18,6 +19,7 @@ use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 
 use super::origin::{build, write_record};
+use super::overwriting::refuse_overwriting;
 use super::threads::Threads;
 use crate::output::{Cell, Format, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure, interrupt};
@@ -60,13 +62,13 @@ pub(crate) struct Compare {
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     minimum: f64,
     /// Time limit for each problem, in seconds
-    #[arg(long, default_value_t = 20.0)]
+    #[arg(long, default_value_t = 20.0, value_parser = super::parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// The seed of inputs, orders and resamples
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Make every run of B on the CPU this much slower, in percent: a test of the comparison itself
-    #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
+    #[arg(long, default_value_t = 0.0, value_name = "PERCENT", value_parser = super::parse_percent, allow_negative_numbers = true)]
     slow_b: f64,
     /// Exit with 0 if every problem has this verdict, and with 1 otherwise
     #[arg(long, value_enum)]
@@ -131,6 +133,8 @@ impl Compare {
         if !(self.minimum > 0.0 && self.minimum < 100.0) {
             return Err(Failure::Usage(format!("--minimum is {}; it must be above 0 and below 100", self.minimum)));
         }
+        let records: Vec<&Path> = [&self.a, &self.b].into_iter().filter_map(Side::record).collect();
+        refuse_overwriting(&records, self.record.as_deref().as_slice())?;
         let (comparison, machine, left) = match (&self.a, &self.b) {
             (Side::Record(a), Side::Record(b)) => {
                 let read = |file| Record::<Measurements>::read(file).map_err(|error| Failure::Usage(error.to_string()));
@@ -161,7 +165,7 @@ impl Compare {
     fn options(&self) -> Options {
         Options {
             minimum: self.minimum / 100.0,
-            budget: Duration::from_secs_f64(self.seconds.max(0.0)),
+            budget: Duration::from_secs_f64(self.seconds),
             seed: self.seed,
             slow_b: self.slow_b / 100.0,
             ..Options::default()
@@ -235,7 +239,7 @@ impl Compare {
 
     fn problems(&self, is_gpu: bool) -> Result<Vec<Problem>, Failure> {
         let dtype = self.dtype.unwrap_or(if is_gpu { DType::F16 } else { DType::F32 });
-        let one = |shape: &str| Ok(vec![super::problem(shape, dtype, &self.mask)?]);
+        let one = |shape: &str| Ok(vec![super::computable_problem(shape, dtype, &self.mask)?]);
         match (&self.shape, self.suite) {
             (Some(shape), _) => one(shape),
             (None, SuiteName::One) => one("1x8x512x64"),
@@ -250,7 +254,7 @@ impl Compare {
     fn conclude(&self, comparison: &Comparison, of: usize, output: &mut Output) -> Result<Ending, Failure> {
         if matches!(self.format, Format::Table | Format::Markdown) {
             for ComparedRow { b, conclusion, .. } in &comparison.rows {
-                output.verdict(format!("{}: {}", b.problem, sentence(comparison, conclusion)))?;
+                output.verdict(printable(&format!("{}: {}", b.problem, sentence(comparison, conclusion))))?;
             }
             let (done, of) = (comparison.rows.len(), of.max(comparison.rows.len()));
             if interrupt::requested() {
@@ -260,6 +264,9 @@ impl Compare {
         let has = |finding| comparison.rows.iter().any(|row| row.conclusion.finding == finding);
         if interrupt::requested() {
             return Ok(Ending::Interrupted);
+        }
+        if comparison.rows.is_empty() {
+            return Err(Failure::Usage("nothing was compared".to_owned()));
         }
         if let Some(expected) = self.expect {
             let all = comparison.rows.iter().all(|row| row.conclusion.finding == expected.finding());
@@ -390,7 +397,7 @@ pub(crate) struct CompareWorker {
 
 impl CompareWorker {
     pub(crate) fn run(&self) -> Result<Ending, Failure> {
-        let problem = super::problem(&self.shape, self.dtype, &self.mask)?;
+        let problem = super::computable_problem(&self.shape, self.dtype, &self.mask)?;
         let orders = BufReader::new(std::io::stdin());
         serve(self.subject, &problem, self.seed, &build(), orders, std::io::stdout()).map_err(failure)?;
         Ok(Ending::Well)

@@ -10,12 +10,13 @@ use flashcore_bench::conformance::{
     CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, SCHEMA,
     Scalar, Tolerance, cases_of, check, replay_while,
 };
+use flashcore_bench::printable::printable;
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernels};
 use flashcore_ir::{Arch, Type};
 use flashcore_kernels::Argument;
 
-use super::whole_file::write_whole;
+use super::origin::write_file;
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};
 
@@ -105,8 +106,7 @@ impl Conformance {
         }
         if let Some(file) = &self.record {
             let json = record.to_json().map_err(|error| Failure::Environment(error.to_string()))?;
-            write_whole(file, json.as_bytes())
-                .map_err(|error| Failure::Environment(format!("cannot write {}: {error}", file.display())))?;
+            write_file(file, json.as_bytes())?;
         }
         let Header { device, driver, .. } = &record.header;
         let title = format!("{device}, driver {driver}, {target}, seed {}", self.seed);
@@ -192,12 +192,12 @@ impl Conformance {
             ]);
         }
         if self.for_people() {
-            output.line(title)?;
+            output.line(printable(title))?;
         }
         output.table(&table, self.format)?;
         if self.for_people() {
             for complaint in complaints.iter().take(SHOWN) {
-                output.verdict(format!("FAILED {complaint}"))?;
+                output.verdict(printable(&format!("FAILED {complaint}")))?;
             }
             if complaints.len() > SHOWN {
                 output.line(format!("and {} more", complaints.len() - SHOWN))?;

@@ -9,6 +9,7 @@ mod noise;
 mod tools;
 
 use clap::Args;
+use flashcore_bench::printable::printable_json;
 use serde_json::{Map, Value};
 
 use self::finding::{Section, State};
@@ -57,7 +58,8 @@ impl Doctor {
     fn show(&self, output: &mut Output, sections: &[Section]) -> Result<(), Failure> {
         if self.format == Format::Json {
             let pairs = sections.iter().map(|section| (section.key.to_owned(), section.value.clone()));
-            output.line(format!("{:#}", Value::Object(pairs.collect::<Map<_, _>>())))?;
+            let text = format!("{:#}", Value::Object(pairs.collect::<Map<_, _>>()));
+            output.line(printable_json(&text))?;
             return Ok(());
         }
         let mut table = Table::new(&[

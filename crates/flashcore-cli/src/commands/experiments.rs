@@ -10,7 +10,10 @@ use clap::{Args, Subcommand};
 use flashcore_bench::compare::Comparison;
 use flashcore_bench::experiments::{Experiment, ExperimentError, find, list};
 use flashcore_bench::moment;
+use flashcore_bench::printable::printable;
 use flashcore_bench::record::Record;
+use flashcore_bench::temporary_folder::TemporaryFolder;
+use flashcore_bench::whole_file::is_same_file;
 
 use super::origin::write_file;
 use crate::output::{Cell, Format, Output, Table, column};
@@ -58,7 +61,7 @@ enum Action {
         #[arg(long)]
         hypothesis: String,
         /// The predicted change of time in percent; negative is faster
-        #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+        #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, value_parser = super::parse_finite)]
         predicted: f64,
         /// The title [default: the name]
         #[arg(long)]
@@ -67,7 +70,7 @@ enum Action {
         #[arg(long, default_value = "")]
         conclusion: String,
         /// Hours of work
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = super::parse_finite)]
         hours: Option<f64>,
     },
     /// Repeat the comparison of an experiment; exit code 1 if the outcome differs
@@ -114,8 +117,14 @@ impl Experiments {
                     measured: None,
                 };
                 let file = self.folder.join(format!("{name}.toml"));
-                if file.exists() {
-                    return Err(Failure::Usage(format!("{} exists; choose another name", file.display())));
+                let evidence = self.folder.join(format!("{name}.json"));
+                // The record may lie where its copy will.
+                let is_taken = evidence.symlink_metadata().is_ok() && !is_same_file(&evidence, from);
+                if let Some(taken) = [(&file, file.symlink_metadata().is_ok()), (&evidence, is_taken)]
+                    .into_iter()
+                    .find_map(|(file, is_taken)| is_taken.then_some(file))
+                {
+                    return Err(Failure::Usage(format!("{} exists; choose another name", taken.display())));
                 }
                 self.write(name, experiment, &record, from)?;
                 output.note(&format!("wrote {}", file.display()));
@@ -146,20 +155,19 @@ impl Experiments {
         let evidence = experiment.evidence(&self.folder);
         if matches!(self.format, Format::Table | Format::Markdown) {
             let hours = experiment.hours.map_or(String::new(), |hours| format!(", {hours} hours"));
-            output.line(format!("{} ({}{hours})", experiment.title, experiment.date))?;
-            output.line(format!("hypothesis: {}", experiment.hypothesis))?;
-            output.line(format!(
-                "predicted: {:+} % change of the time of {}",
-                experiment.predicted_percent, experiment.a
-            ))?;
+            // What is in the file is one line each, whatever it holds.
+            let mut line = |text: String| output.line(printable(&text));
+            line(format!("{} ({}{hours})", experiment.title, experiment.date))?;
+            line(format!("hypothesis: {}", experiment.hypothesis))?;
+            line(format!("predicted: {:+} % change of the time of {}", experiment.predicted_percent, experiment.a))?;
             let arguments = experiment.arguments.join(" ");
-            output.line(format!("repeat: flashcore compare {} {} {arguments}", experiment.a, experiment.b))?;
+            line(format!("repeat: flashcore compare {} {} {arguments}", experiment.a, experiment.b))?;
             if let Some(measured) = &experiment.measured {
-                output.line(format!("measured: {} at {}", measured.machine, measured.commit))?;
-                output.line(format!("evidence: {}, {}", measured.evidence, evidence.name()))?;
+                line(format!("measured: {} at {}", measured.machine, measured.commit))?;
+                line(format!("evidence: {}, {}", measured.evidence, evidence.name()))?;
             }
             if !experiment.conclusion.is_empty() {
-                output.line(format!("conclusion: {}", experiment.conclusion))?;
+                line(format!("conclusion: {}", experiment.conclusion))?;
             }
             output.line(format!("outcome: {}\n", experiment.outcome()))?;
         }
@@ -186,7 +194,8 @@ impl Experiments {
 
     fn repeat(&self, name: &str, write: bool, output: &mut Output) -> Result<Ending, Failure> {
         let experiment = find(&self.folder, name).map_err(failure)?;
-        let file = std::env::temp_dir().join(format!("flashcore-experiment-{}.json", std::process::id()));
+        let folder = TemporaryFolder::new("experiment")?;
+        let file = folder.path().join("comparison.json");
         // What was compared, without what people read of builds.
         let side = |name: &str| name.split(" (").next().unwrap_or(name).to_owned();
         interrupt::watch_quietly();
@@ -198,7 +207,6 @@ impl Experiments {
             .spawn()?;
         let ended = wait(child)?;
         if interrupt::requested() {
-            let _ = fs::remove_file(&file);
             output.note(&format!("the comparison was interrupted; `{name}` stays as it is"));
             return Ok(Ending::Interrupted);
         }
@@ -214,7 +222,6 @@ impl Experiments {
         if write {
             self.write(name, experiment.clone(), &record, &file)?;
         }
-        fs::remove_file(&file)?;
         Ok(if then == outcome || experiment.measured.is_none() { Ending::Well } else { Ending::Failed })
     }
 }

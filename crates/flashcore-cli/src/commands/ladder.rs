@@ -6,12 +6,14 @@ use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
 use flashcore_bench::peak::working_threads;
+use flashcore_bench::printable::printable;
 use flashcore_bench::record::{Machine, ProblemKey, Record};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::DType;
 
 use super::origin::{write_file, write_record};
+use super::overwriting::refuse_overwriting;
 use super::reference_gpu;
 use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure, interrupt};
@@ -70,6 +72,8 @@ enum BackendName {
 
 impl LadderCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let written: Vec<&Path> = [&self.record, &self.svg].into_iter().filter_map(Option::as_deref).collect();
+        refuse_overwriting(self.from.as_deref().as_slice(), &written)?;
         let (machine, ladders, left_out) = match &self.from {
             Some(file) => {
                 let record = Record::<Ladders>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
@@ -108,8 +112,11 @@ impl LadderCommand {
     /// The machine, the ladders, and what Ctrl-C left out.
     fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>, String), Failure> {
         interrupt::watch();
-        let problems: Vec<_> =
-            self.shape.iter().map(|shape| super::problem(shape, self.dtype, &self.mask)).collect::<Result<_, _>>()?;
+        let problems: Vec<_> = self
+            .shape
+            .iter()
+            .map(|shape| super::computable_problem(shape, self.dtype, &self.mask))
+            .collect::<Result<_, _>>()?;
         let environment = |error: flashcore::Error| Failure::Environment(error.to_string());
         let gpu = match self.backend {
             BackendName::Sim => None,
@@ -165,7 +172,8 @@ impl LadderCommand {
             _ => String::new(),
         };
         let Ladder { shape, dtype, mask, counted_shape, .. } = ladder;
-        output.line(format!("\n{shape} {dtype} {mask}{floor}; counted on {counted_shape}\n"))?;
+        let title = format!("{shape} {dtype} {mask}{floor}; counted on {counted_shape}");
+        output.line(format!("\n{}\n", printable(&title)))?;
         output.table(&table(ladder), self.format)?;
         if let Some(factor) = ladder.in_all() {
             output.line(format!("\nthe fastest step that passed is {factor:.1} times as fast as the first"))?;
@@ -174,9 +182,11 @@ impl LadderCommand {
             match &rung.standing {
                 Standing::Passed => {}
                 Standing::Refused(reason) => {
-                    output.line(format!("{}: refused by the correctness gate: {reason}", rung.name))?;
+                    output.line(printable(&format!("{}: refused by the correctness gate: {reason}", rung.name)))?;
                 }
-                Standing::NotRun(reason) => output.line(format!("{}: does not run here: {reason}", rung.name))?,
+                Standing::NotRun(reason) => {
+                    output.line(printable(&format!("{}: does not run here: {reason}", rung.name)))?;
+                }
             }
         }
         Ok(())

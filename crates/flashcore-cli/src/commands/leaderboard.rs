@@ -6,9 +6,11 @@ use clap::{Args, Subcommand};
 use flashcore_bench::compare::{Comparison, Subject, slack};
 use flashcore_bench::experiments;
 use flashcore_bench::leaderboard::{Candidate, Leaderboard, Place, Promotion, Regression, check, plot, promote};
+use flashcore_bench::printable::printable;
 use flashcore_bench::record::{Kind, Machine, Measurements, Record, sniff};
 
 use super::origin::{write_file, write_record};
+use super::overwriting::refuse_overwriting;
 use crate::output::{Cell, Format, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure};
 
@@ -52,7 +54,7 @@ enum Action {
         /// A record of `flashcore bench`
         record: PathBuf,
         /// How much slower than the leader a time may be, in percent
-        #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
+        #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = super::parse_percent, allow_negative_numbers = true)]
         tolerance: f64,
     },
     /// Show all leaders, past and present
@@ -97,6 +99,7 @@ impl LeaderboardCommand {
     }
 
     fn promote(&self, mut board: Leaderboard, file: &Path, output: &mut Output) -> Result<Ending, Failure> {
+        refuse_overwriting(&[file], &[&self.file])?;
         let usage = |error: flashcore_bench::record::RecordError| Failure::Usage(error.to_string());
         let (candidate, machine) = if sniff(file) == Some(Kind::Comparison) {
             let record = Record::<Comparison>::read(file).map_err(usage)?;
@@ -118,7 +121,7 @@ impl LeaderboardCommand {
             }
             Err(refusals) => {
                 for refusal in refusals {
-                    output.verdict(format!("REFUSED {refusal}"))?;
+                    output.verdict(printable(&format!("REFUSED {refusal}")))?;
                 }
                 Ok(Ending::Failed)
             }
@@ -181,6 +184,7 @@ impl LeaderboardCommand {
         let shown: Vec<&Promotion> = places.iter().flat_map(|place| board.history(place)).collect();
         output.table(&promotions(&shown), self.format)?;
         if let Some(file) = svg {
+            refuse_overwriting(&[&self.file], &[file])?;
             write_file(file, plot(board, &places).file().as_bytes())?;
         }
         Ok(Ending::Well)

@@ -12,6 +12,7 @@ pub(crate) mod ladder;
 pub(crate) mod leaderboard;
 pub(crate) mod mutants;
 mod origin;
+mod overwriting;
 pub(crate) mod profile;
 pub(crate) mod ptx;
 mod reference_gpu;
@@ -23,8 +24,8 @@ pub(crate) mod status;
 mod threads;
 pub(crate) mod tune;
 pub(crate) mod verify;
-mod whole_file;
 
+use flashcore_bench::memory::{Impossible, require_tensors};
 use flashcore_bench::nearest::nearest;
 use flashcore_bench::{ShapeError, parse_mask, parse_shape};
 use flashcore_kernels::{Config, UnknownConfig};
@@ -41,6 +42,44 @@ fn problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
     Ok(problem)
 }
 
+/// The same, if it fits the memory: for commands that compute it.
+fn computable_problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
+    let problem = problem(shape, dtype, mask)?;
+    require_tensors(&problem).map_err(impossible)?;
+    Ok(problem)
+}
+
+/// A problem that nobody can compute is a wrong call; one that is larger than the memory misses something here.
+#[expect(clippy::needless_pass_by_value, reason = "map_err hands it over")]
+fn impossible(error: Impossible) -> Failure {
+    match error {
+        Impossible::Invalid(_) => Failure::Usage(error.to_string()),
+        Impossible::Memory(_) => Failure::Environment(error.to_string()),
+    }
+}
+
+/// Seconds of an argument: from 0 to a day, so that they are a duration whatever is done with them.
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    const DAY: f64 = 86_400.0;
+    number_in(text, 0.0, DAY).ok_or_else(|| format!("seconds are a number from 0 to {DAY}, such as 0.5"))
+}
+
+/// Percents of an argument: from 0 to 1000.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    const MOST: f64 = 1000.0;
+    number_in(text, 0.0, MOST).ok_or_else(|| format!("a percentage is a number from 0 to {MOST}, such as 2.5"))
+}
+
+/// A finite number of an argument.
+fn parse_finite(text: &str) -> Result<f64, String> {
+    number_in(text, f64::MIN, f64::MAX).ok_or_else(|| "it must be a finite number, such as -5".to_owned())
+}
+
+/// What a text says, if it is a number of a range; NaN is in none.
+fn number_in(text: &str, least: f64, most: f64) -> Option<f64> {
+    text.parse().ok().filter(|number| (least..=most).contains(number))
+}
+
 /// The config by its name, or by the name of its kernel.
 fn config(name: &str) -> Result<Config, Failure> {
     name.parse().map_err(|unknown: UnknownConfig| {
@@ -49,4 +88,28 @@ fn config(name: &str) -> Result<Config, Failure> {
         let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
         Failure::Usage(format!("{unknown}{meant}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_arguments_are_in_their_range() {
+        let seconds = "seconds are a number from 0 to 86400, such as 0.5";
+        for (text, expected) in [("0", 0.0), ("0.5", 0.5), ("86400", 86_400.0), ("1e3", 1000.0), ("-0", 0.0)] {
+            assert_eq!(parse_seconds(text), Ok(expected), "{text}");
+        }
+        for text in ["inf", "-inf", "nan", "NaN", "1e300", "86400.1", "-1", "-1e-9", "", "1s", "0x10"] {
+            assert_eq!(parse_seconds(text), Err(seconds.to_owned()), "{text}");
+        }
+        let percent = "a percentage is a number from 0 to 1000, such as 2.5";
+        for text in ["inf", "nan", "-1", "1001", "5%"] {
+            assert_eq!(parse_percent(text), Err(percent.to_owned()), "{text}");
+        }
+        assert_eq!((parse_percent("60"), parse_finite("-5")), (Ok(60.0), Ok(-5.0)));
+        for text in ["inf", "-inf", "nan", "1e309", "five"] {
+            assert_eq!(parse_finite(text), Err("it must be a finite number, such as -5".to_owned()), "{text}");
+        }
+    }
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use flashcore_bench::record::{Build, Content, Machine, Origin, Record};
+use flashcore_bench::whole_file::write_whole;
 
-use super::whole_file::write_whole;
 use crate::Failure;
 
 /// This program.
@@ -18,13 +18,13 @@ pub(crate) fn build() -> Build {
     }
 }
 
-/// Writes a record, whole or not at all.
+/// Writes a record.
 pub(crate) fn write_record<C: Content>(file: &Path, machine: Machine, content: C) -> Result<(), Failure> {
     let record = Record::new(Origin::now(build(), machine), content);
     write_file(file, record.to_json().as_bytes())
 }
 
-/// Writes a file, whole or not at all.
+/// Writes an output file, a regular one whole or not at all.
 pub(crate) fn write_file(file: &Path, bytes: &[u8]) -> Result<(), Failure> {
     write_whole(file, bytes).map_err(|error| Failure::Environment(format!("cannot write {}: {error}", file.display())))
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::gpu::Gpu;
+use flashcore_bench::memory::require_tensors;
 use flashcore_bench::peak::working_threads;
 use flashcore_bench::profile::{
     Evidence, Gates, Ncu, Profile, ProfiledKernel, Sampled, Simulated, classify, metrics, parse_csv, simulate_counters,
@@ -15,6 +16,7 @@ use flashcore_kernels::Config;
 use flashcore_problem::{DType, Inputs, Problem};
 
 use super::origin::write_record;
+use super::overwriting::refuse_overwriting;
 use super::reference_gpu;
 use crate::output::{Cell, Column, Format, Output, PROBLEM, Table, column, field, recorded_cells};
 use crate::{Ending, Failure, interrupt};
@@ -81,6 +83,8 @@ struct Launched {
 impl ProfileCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
         interrupt::watch();
+        let read: Vec<&Path> = [&self.gates, &self.import].into_iter().filter_map(Option::as_deref).collect();
+        refuse_overwriting(&read, self.record.as_deref().as_slice())?;
         let gates = match &self.gates {
             Some(file) => Gates::read(file).map_err(|error| Failure::Usage(error.to_string()))?,
             None => Gates::default(),
@@ -203,6 +207,7 @@ impl ProfileCommand {
 
     /// Times a kernel, and has ncu count where that is possible.
     fn launch(&self, problem: &Problem, config: Config, gpu: &Gpu) -> Result<Launched, Failure> {
+        require_tensors(problem).map_err(super::impossible)?;
         let mut launched = Launched::default();
         match gpu.time(problem, Some(config), &Inputs::random(problem, 0)) {
             Ok(Ok(times)) => launched.seconds = Some(times.hot.quantile(0.5)),
@@ -363,7 +368,7 @@ pub(crate) struct ProfileTarget {
 
 impl ProfileTarget {
     pub(crate) fn run(&self) -> Result<Ending, Failure> {
-        let problem = super::problem(&self.shape, self.dtype, &self.mask)?;
+        let problem = super::computable_problem(&self.shape, self.dtype, &self.mask)?;
         let gpu = Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?;
         let launched = gpu.launch_some(&problem, Some(super::config(&self.kernel)?), &Inputs::random(&problem, 0));
         launched.map_err(|error| Failure::Usage(error.to_string()))?;

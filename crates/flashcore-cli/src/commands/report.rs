@@ -1,19 +1,19 @@
 //! `flashcore report`: records as one HTML page.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::compare::Subject;
 use flashcore_bench::experiments;
 use flashcore_bench::report::{ErrorMap, MOST_BYTES, Sources, error_map, html};
 use flashcore_bench::verify::NoVerdict;
-use flashcore_bench::{parse_mask, parse_shape};
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Inputs, Outputs, Problem};
 
 use super::origin::write_file;
+use super::overwriting::refuse_overwriting;
 use crate::output::Output;
 use crate::{Ending, Failure};
 
@@ -59,6 +59,8 @@ pub(crate) struct ReportCommand {
 
 impl ReportCommand {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let read: Vec<&Path> = self.files.iter().chain([&self.leaderboard]).map(PathBuf::as_path).collect();
+        refuse_overwriting(&read, &[&self.out])?;
         let mut sources = Sources { title: self.title.clone(), ..Sources::default() };
         for file in &self.files {
             sources.add(file).map_err(|error| Failure::Usage(error.to_string()))?;
@@ -84,9 +86,7 @@ impl ReportCommand {
     }
 
     fn map(&self, subject: Subject) -> Result<ErrorMap, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let problem = parse_shape(&self.errors_shape, self.errors_dtype).map_err(usage)?;
-        let problem = problem.with_mask(parse_mask(&self.errors_mask).map_err(usage)?);
+        let problem = super::computable_problem(&self.errors_shape, self.errors_dtype, &self.errors_mask)?;
         let attend = |problem: &Problem, inputs: &Inputs| -> Result<Outputs, NoVerdict> {
             match subject {
                 Subject::Cpu(level) => {

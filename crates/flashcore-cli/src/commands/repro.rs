@@ -14,6 +14,7 @@ use flashcore_bench::record::{Machine, Measurement, Measurements, Origin, Record
 use flashcore_bench::repro::{
     CaseEntry, Computed, FileEntry, Files, KernelEntry, MANIFEST, Manifest, compute, inputs_sha256, pack,
 };
+use flashcore_bench::temporary_folder::TemporaryFolder;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{Inputs, Problem};
@@ -28,9 +29,10 @@ use crate::{Ending, Failure, interrupt};
 ///
 /// Examines the machine, verifies, measures, profiles if possible, writes the report page, and packs it all with a manifest
 /// (commit, versions, driver, clocks, seeds, commands, hashes), the kernels as PTX and cubin, the outputs and every sample
-/// into one .tar.gz. A seal covers every bit, so a bundle that was changed is refused. --replay generates the inputs again,
-/// judges the outputs in the bundle, computes again what this machine can compute (a GPU kernel in the simulator if there
-/// is no GPU), and shows what agrees. Exit code 1 if something fails or disagrees.
+/// into one .tar.gz. A seal covers every bit, so a bundle that was changed is refused, as is one that holds anything that
+/// the manifest does not list. --replay generates the inputs again, judges the outputs in the bundle, computes again what
+/// this machine can compute (a GPU kernel in the simulator if there is no GPU), and shows what agrees. Exit code 1 if
+/// something fails or disagrees.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore repro\n  flashcore repro --backend cuda --suite seeds --out bundle.tar.gz\n  flashcore repro --build HEAD                        from a clean build of a revision\n  flashcore repro --replay bundle.tar.gz"
@@ -43,7 +45,7 @@ pub(crate) struct Repro {
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
     /// Seconds to measure each problem for, on the CPU
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.5, value_parser = super::parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// Build this revision from a clean checkout and use that program instead of this one
     #[arg(long, value_name = "REVISION", conflicts_with = "replay")]
@@ -100,14 +102,14 @@ impl Repro {
             BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
             BackendName::Auto => Gpu::open(0).ok(),
         };
-        let work = Folder::new()?;
-        let mut steps = Steps { program, folder: &work.0, commands: Vec::new(), left_out: Vec::new() };
+        let work = TemporaryFolder::new("repro")?;
+        let mut steps = Steps { program, folder: work.path(), commands: Vec::new(), left_out: Vec::new() };
         let is_well = self.steps(&mut steps, gpu.is_some(), output)?;
         if interrupt::requested() {
             output.note("stopped; no bundle is written");
             return Ok(Ending::Interrupted);
         }
-        let bench = Record::<Measurements>::read(&work.0.join("bench.json"))
+        let bench = Record::<Measurements>::read(&work.path().join("bench.json"))
             .map_err(|error| Failure::Environment(error.to_string()))?;
         let mut files = steps.files()?;
         output.note("computing outputs and kernels for the bundle");
@@ -343,22 +345,4 @@ fn machine(gpu: Option<&Gpu>) -> Machine {
     let level = flashcore_cpu::Level::default_level();
     let level = level.map_or_else(|_| "unknown".to_owned(), |level| level.to_string());
     Machine::cpu(&level, flashcore_bench::peak::working_threads(), None)
-}
-
-/// A folder of one run, removed with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self, Failure> {
-        let folder = std::env::temp_dir().join(format!("flashcore-repro-{}", std::process::id()));
-        fs::create_dir_all(&folder)?;
-        Ok(Self(folder))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A folder that stays behind in the temporary files harms nobody.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

@@ -62,6 +62,9 @@ impl Resources {
             })
             .filter(|(_, dim, _, _)| self.head_dims.is_empty() || self.head_dims.contains(dim))
             .collect();
+        if kernels.is_empty() {
+            return Err(Failure::Usage("no kernel is left of these architectures, dimensions and configs".to_owned()));
+        }
         interrupt::watch();
         let mut rows: Vec<Row> = Vec::new();
         for chunk in kernels.chunks(KERNELS_AT_ONCE) {

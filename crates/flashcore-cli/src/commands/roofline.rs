@@ -1,6 +1,6 @@
 //! `flashcore roofline`: the least time that a device's peak rates allow.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
@@ -13,6 +13,7 @@ use flashcore_bench::{parse_mask, parse_shape};
 use flashcore_problem::{DType, Mask, Problem};
 
 use super::origin::write_file;
+use super::overwriting::refuse_overwriting;
 use crate::output::{Cell, Format, Output, PROBLEM, Table, column, problem_cells};
 use crate::{Ending, Failure};
 
@@ -72,6 +73,8 @@ enum SuiteName {
 
 impl Roofline {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+        let read: Vec<&Path> = self.record.iter().map(PathBuf::as_path).collect();
+        refuse_overwriting(&read, self.svg.as_deref().as_slice())?;
         let devices = self.devices()?;
         let is_cpu = devices.iter().all(|device| device.key == "this-cpu");
         let dtype = self.dtype.unwrap_or(if is_cpu { DType::F32 } else { DType::F16 });

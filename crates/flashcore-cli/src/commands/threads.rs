@@ -20,6 +20,19 @@ impl Threads {
         pool.map_err(|error| Failure::Environment(format!("--threads {threads}: {error}")))
     }
 
+    /// Starts the threads that compute, unless `apply` has. Where the first use starts them, a system without threads to
+    /// give is a panic.
+    pub(crate) fn start(self) -> Result<(), Failure> {
+        if self.threads.is_some() {
+            return Ok(());
+        }
+        rayon::ThreadPoolBuilder::new().build_global().map_err(|error| {
+            Failure::Environment(format!(
+                "the threads that compute cannot be started: {error}; --threads 1 takes one, and `ulimit` shows limits"
+            ))
+        })
+    }
+
     /// The number that was asked for.
     pub(crate) fn asked_for(self) -> Option<u16> {
         self.threads

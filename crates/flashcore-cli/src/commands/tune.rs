@@ -6,7 +6,7 @@ use clap::Args;
 use flashcore::tuning::{machine, problem_class};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::tune::{Found, tune};
-use flashcore_bench::{mask_text, parse_mask, parse_shape, shape_text};
+use flashcore_bench::{mask_text, shape_text};
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::tuning::{Tuned, TuningStore};
 use flashcore_problem::{DType, Problem};
@@ -38,7 +38,7 @@ pub(crate) struct Tune {
     #[arg(long)]
     lse: bool,
     /// Time limit in seconds, after which no further config is tried
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, value_parser = super::parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// Measure without storing the result
     #[arg(long)]
@@ -74,8 +74,7 @@ impl Tune {
         let context = gpu.device().context().ok_or_else(|| environment("the GPU has no context"))?;
         let arch = context.device().specific_arch().map_err(environment)?;
         let multiprocessors = context.device().attributes.multiprocessors;
-        let budget = Duration::try_from_secs_f64(self.seconds)
-            .map_err(|error| Failure::Usage(format!("--seconds {}: {error}", self.seconds)))?;
+        let budget = Duration::from_secs_f64(self.seconds);
         let found = tune(&gpu, &problem, arch, multiprocessors, budget, |number, config| {
             output.progress(number, number + 1, &format!("tried, now {config}"));
             !interrupt::requested()
@@ -128,13 +127,8 @@ impl Tune {
     }
 
     fn problem(&self) -> Result<Problem, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
-        let mut problem = parse_shape(self.shape.as_deref().unwrap_or_default(), self.dtype).map_err(usage)?;
-        (problem.mask, problem.log_sum_exp) = (parse_mask(&self.mask).map_err(usage)?, self.lse);
-        match problem.validate() {
-            Ok(()) => Ok(problem),
-            Err(errors) => Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))),
-        }
+        let problem = super::computable_problem(self.shape.as_deref().unwrap_or_default(), self.dtype, &self.mask)?;
+        Ok(problem.with_log_sum_exp(self.lse))
     }
 
     fn show(&self, output: &mut Output, found: &Found) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
 use flashcore_bench::jobs::{Judged, judge_case, judge_in_processes, serve_cases};
+use flashcore_bench::memory::require_judging;
 use flashcore_bench::peak::working_threads;
 use flashcore_bench::record::{Machine, Verification};
 use flashcore_bench::suites::{self, Kernels, Runner};
@@ -185,6 +186,9 @@ const CASES_AT_ONCE: usize = 64;
 /// The same for a GPU, where some kernels take a hundred times as long to compile as others to run.
 const GPU_CASES_AT_ONCE: usize = 512;
 
+/// The list of cases is in memory; with another --seed there are others.
+const MOST_FUZZ_CASES: usize = 1_000_000;
+
 /// What says how many threads a process has.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
@@ -211,8 +215,11 @@ impl Verify {
         };
         if self.serve {
             let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
-            serve_cases(&cases, &levels, gpu.as_ref(), orders, answers)?;
-            return Ok(Ending::Well);
+            return match serve_cases(&cases, &levels, gpu.as_ref(), orders, answers) {
+                // Who asked has gone; there is nobody to tell.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Ending::Failed),
+                served => Ok(served.map(|()| Ending::Well)?),
+            };
         }
         if let ([_, _, ..], [_, ..], Format::Table | Format::Markdown) = (&cases[..], &levels[..], self.format) {
             let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
@@ -365,11 +372,21 @@ impl Verify {
             let count = cases.len();
             cases = cases.into_iter().skip(only).take(1).collect();
             if cases.is_empty() {
-                return Err(Failure::Usage(format!("--only {only}: the suite has cases 0 to {}", count - 1)));
+                let last = count.saturating_sub(1);
+                return Err(Failure::Usage(format!("--only {only}: the suite has cases 0 to {last}")));
             }
         }
         if let Some((first, step)) = self.part {
+            let count = cases.len();
             cases = cases.into_iter().skip(first).step_by(step).collect();
+            if cases.is_empty() {
+                return Err(Failure::Usage(format!(
+                    "--part {first}/{step}: there are {count} cases, so this part has none and nothing was verified"
+                )));
+            }
+        }
+        if cases.is_empty() {
+            return Err(Failure::Usage("no case is left to run: nothing was verified".to_owned()));
         }
         for case in &mut cases {
             case.repeats = self.repeats;
@@ -390,6 +407,11 @@ impl Verify {
             BackendName::Cuda => Runner::Cuda(kernels),
         };
         if let Some(count) = self.fuzz {
+            if !(1..=MOST_FUZZ_CASES).contains(&count) {
+                return Err(Failure::Usage(format!(
+                    "--fuzz {count}: nothing was verified; it takes from 1 to {MOST_FUZZ_CASES} cases"
+                )));
+            }
             return Ok(suites::fuzz(runner, count, self.seed));
         }
         let Some(shape) = &self.shape else {
@@ -416,9 +438,7 @@ impl Verify {
             LayoutName::Bshd => Layout::Bshd,
             LayoutName::PackedQkv => Layout::PackedQkv,
         };
-        if let Err(errors) = problem.validate() {
-            return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
-        }
+        require_judging(&problem, self.repeats).map_err(super::impossible)?;
         let backend = match self.backend {
             BackendName::Cpu => Backend::Cpu(level),
             BackendName::Sim => Backend::Sim(only.unwrap_or_else(Config::ampere)),

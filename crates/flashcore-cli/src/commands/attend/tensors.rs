@@ -1,12 +1,25 @@
 //! From the tensors of a file to a problem, and from its outputs to a file.
 
+use flashcore_bench::printable::printable;
 use flashcore_problem::{
     Bias, BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Outputs, Problem, Shape, Tensor, TensorView,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView as FileTensor};
 
-const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "key_lengths"];
+use super::look_alikes::advice;
+
+/// Tensors that take part when they are there.
+pub(super) const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "key_lengths"];
+
+/// What the tensors of a file are called.
+pub(super) struct Names<'a> {
+    pub(super) query: &'a str,
+    pub(super) key: &'a str,
+    pub(super) value: &'a str,
+    /// Those that are to take no part, whatever they are called.
+    pub(super) ignored: &'a [String],
+}
 
 /// What a file holds: a problem and its numbers.
 pub(super) struct Contents<'a> {
@@ -24,7 +37,7 @@ pub(super) struct Contents<'a> {
 
 /// One of query, key and value.
 struct Main<'a> {
-    name: &'static str,
+    name: &'a str,
     dims: [usize; 4],
     shape: Shape,
     view: TensorView<'a>,
@@ -32,17 +45,17 @@ struct Main<'a> {
 
 impl<'a> Contents<'a> {
     /// The problem of a file, or what is wrong with which tensor and what is allowed.
-    pub(super) fn read(file: &SafeTensors<'a>, layout: Layout) -> Result<Self, String> {
-        let query = Main::read(file, "query", layout)?;
-        let key = Main::read(file, "key", layout)?;
-        let value = Main::read(file, "value", layout)?;
+    pub(super) fn read(file: &SafeTensors<'a>, layout: Layout, names: &Names<'a>) -> Result<Self, String> {
+        let query = Main::read(file, "query", names.query, layout)?;
+        let key = Main::read(file, "key", names.key, layout)?;
+        let value = Main::read(file, "value", names.value, layout)?;
         for other in [&key, &value] {
-            other.agrees("dtype", &other.view.dtype, "query", &query.view.dtype)?;
-            other.agrees("batch", &other.shape.batch, "query", &query.shape.batch)?;
+            other.agrees("dtype", &other.view.dtype, query.name, &query.view.dtype)?;
+            other.agrees("batch", &other.shape.batch, query.name, &query.shape.batch)?;
         }
-        key.agrees("dim", &key.shape.columns, "query", &query.shape.columns)?;
-        value.agrees("heads", &value.shape.heads, "key", &key.shape.heads)?;
-        value.agrees("rows", &value.shape.rows, "key", &key.shape.rows)?;
+        key.agrees("dim", &key.shape.columns, query.name, &query.shape.columns)?;
+        value.agrees("heads", &value.shape.heads, key.name, &key.shape.heads)?;
+        value.agrees("rows", &value.shape.rows, key.name, &key.shape.rows)?;
 
         let Shape { batch, heads, rows, columns } = query.shape;
         let mut problem = Problem::new(batch, heads, rows, columns, query.view.dtype);
@@ -57,9 +70,7 @@ impl<'a> Contents<'a> {
         (problem.alibi, problem.sinks) = (alibi_slopes.is_some(), sinks.is_some());
         (problem.bias, problem.key_lengths) = (bias.is_some(), key_lengths.is_some());
 
-        let known = |name: &str| ["query", "key", "value"].contains(&name) || OPTIONAL.contains(&name);
-        let mut unused: Vec<String> = file.names().into_iter().filter(|name| !known(name)).map(str::to_owned).collect();
-        unused.sort();
+        let unused = unused(file, names)?;
         let (query, key, value) = (query.view, key.view, value.view);
         Ok(Self { problem, unused, query, key, value, alibi_slopes, sinks, bias, key_lengths })
     }
@@ -111,13 +122,14 @@ impl<'a> Contents<'a> {
 }
 
 impl<'a> Main<'a> {
-    fn read(file: &SafeTensors<'a>, name: &'static str, layout: Layout) -> Result<Self, String> {
+    fn read(file: &SafeTensors<'a>, role: &str, name: &'a str, layout: Layout) -> Result<Self, String> {
         let Some(tensor) = find(file, name) else {
             let mut there = file.names();
             there.sort_unstable();
-            let there = if there.is_empty() { "no tensor".to_owned() } else { there.join(", ") };
+            let there =
+                if there.is_empty() { "no tensor".to_owned() } else { printable(&there.join(", ")).into_owned() };
             return Err(format!(
-                "there is no tensor `{name}`; query, key and value are needed, and the file has {there}"
+                "there is no tensor `{name}`; query, key and value are needed, and the file has {there}; --{role}-name says what the {role} is called"
             ));
         };
         let Some(dtype) = problem_dtype(tensor.dtype()) else {
@@ -145,6 +157,21 @@ impl<'a> Main<'a> {
         let Self { name, dims, .. } = self;
         Err(format!("{name} has shape {dims:?} and {what} {own}; its {what} must be {others}, like that of {other}"))
     }
+}
+
+/// The tensors that take no part, sorted; one that looks like an input is an error.
+fn unused(file: &SafeTensors<'_>, names: &Names<'_>) -> Result<Vec<String>, String> {
+    let known = |name: &&str| [names.query, names.key, names.value].contains(name) || OPTIONAL.contains(name);
+    let mut unused: Vec<&str> = file.names().into_iter().filter(|name| !known(name)).collect();
+    unused.sort_unstable();
+    let is_ignored = |name: &str| names.ignored.iter().any(|ignored| ignored == name);
+    for name in unused.iter().filter(|name| !is_ignored(name)) {
+        if let Some(advice) = advice(name) {
+            let name = printable(name);
+            return Err(format!("`{name}` would not be used: {advice}; --ignore {name} leaves it out"));
+        }
+    }
+    Ok(unused.into_iter().map(|name| printable(name).into_owned()).collect())
 }
 
 fn find<'a>(file: &SafeTensors<'a>, name: &str) -> Option<FileTensor<'a>> {

@@ -7,7 +7,7 @@ use flashcore_bench::floor::{Ceilings, Work};
 use flashcore_bench::peak::{Peak, working_threads};
 use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
 use flashcore_bench::timing::{measured_cpu_bandwidth, time_cpu};
-use flashcore_bench::verify::{Yardstick, verify_with};
+use flashcore_bench::verify::{NoVerdict, Yardstick, verify_with};
 use flashcore_bench::{Backend, Case, shape_text};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
@@ -32,7 +32,10 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         }
         output.progress(index, problems.len(), &shape_text(problem));
         let case = Case::new(problem.clone(), 0, Backend::Cpu(level));
-        let yardstick = Yardstick::new(problem, case.inputs()).map_err(|error| Failure::Usage(error.to_string()))?;
+        let yardstick = Yardstick::of(&case).map_err(|error| match error {
+            NoVerdict::Impossible(error) => super::super::impossible(error),
+            error => Failure::Usage(error.to_string()),
+        })?;
         let outcome = verify_with(&case, &yardstick, None);
         let verdict = match &outcome.verdict {
             Ok(verdict) if verdict.passed() => verdict,

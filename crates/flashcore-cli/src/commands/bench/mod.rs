@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::gpu::Gpu;
-use flashcore_bench::parse_shape;
 use flashcore_bench::problems::BenchSuite;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
@@ -45,7 +44,7 @@ pub(crate) struct Bench {
     #[arg(long)]
     kernel: Option<String>,
     /// Seconds to measure each problem for, on the CPU
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = crate::commands::parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// Write a JSON record with the machine, every sample and every verdict
     #[arg(long, value_name = "FILE")]
@@ -128,10 +127,7 @@ impl Bench {
             };
             return Ok(suite.problems(dtype));
         };
-        let problem = parse_shape(shape, dtype).map_err(|error| Failure::Usage(error.to_string()))?;
-        if let Err(errors) = problem.validate() {
-            return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
-        }
+        let problem = super::computable_problem(shape, dtype, "full")?;
         Ok([Mask::None, Mask::Causal(Alignment::BottomRight)]
             .map(|mask| problem.clone().with_mask(mask))
             .into_iter()

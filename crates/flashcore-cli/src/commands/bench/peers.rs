@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use flashcore_bench::printable::printable;
 use serde_json::Value;
 
 use crate::output::{Cell, Format, Output, Table, column};
@@ -26,8 +27,8 @@ pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Re
         let machine = &record["machine"];
         output.line(format!(
             "{}; {}; medians of graph replays, interleaved in one process; every output checked against f64",
-            machine["device"].as_str().unwrap_or("unknown device"),
-            machine["software"].as_str().unwrap_or("unknown software"),
+            printable(machine["device"].as_str().unwrap_or("unknown device")),
+            printable(machine["software"].as_str().unwrap_or("unknown software")),
         ))?;
     }
     let mut table = Table::new(&[

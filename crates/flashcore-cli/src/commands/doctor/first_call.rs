@@ -3,12 +3,12 @@
 //! Each is measured in a process of its own, as a user meets it: the first with an empty cache folder, the second with
 //! what the first left there. The driver's own cache is in a folder there, too.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use flashcore::{BoundBytes, Device, Plan, PlanOptions, SelfCheckPolicy};
+use flashcore_bench::temporary_folder::TemporaryFolder;
 use flashcore_cuda::Driver;
 use flashcore_cuda::cache::Source;
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
@@ -45,8 +45,8 @@ pub(super) fn section() -> Section {
 
 /// What two processes after each other have to say.
 fn measure() -> Result<[Value; 2], String> {
-    let folder = Folder::new().map_err(|error| format!("cannot make a temporary folder: {error}"))?;
-    Ok([run_probe(&folder.0)?, run_probe(&folder.0)?])
+    let folder = TemporaryFolder::new("doctor").map_err(|error| error.to_string())?;
+    Ok([run_probe(folder.path())?, run_probe(folder.path())?])
 }
 
 fn run_probe(cache: &Path) -> Result<Value, String> {
@@ -162,30 +162,6 @@ fn call(problem: &Problem, device: &Device) -> Result<Value, String> {
 
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
-}
-
-/// An empty folder of this process, removed with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> std::io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("flashcore-doctor-{}", std::process::id()));
-        // Left by an earlier process of the same number that was killed.
-        let _ = fs::remove_dir_all(&path);
-        #[cfg_attr(not(unix), allow(unused_mut, reason = "modes of folders are for Unix"))]
-        let mut builder = fs::DirBuilder::new();
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A folder that stays behind in the temporary files harms nobody.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use flashcore_bench::gpu::Gpu;
+use flashcore_bench::memory::read_file;
+use flashcore_bench::printable::printable;
 use flashcore_bench::repro::{Agreement, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times};
 
 use super::machine;
@@ -12,22 +14,22 @@ use crate::{Ending, Failure, interrupt};
 
 pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Ending, Failure> {
     let shown = file.display();
-    let bundle = std::fs::read(file).map_err(|error| Failure::Usage(format!("{shown}: {error}")))?;
+    let bundle = read_file(file).map_err(|error| Failure::Usage(format!("{shown}: {error}")))?;
     let opened = open(&bundle).and_then(|files| read_manifest(&files).map(|record| (files, record)));
     let (files, record) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            output.line(format!("REFUSED {shown}: {error}"))?;
+            output.line(format!("REFUSED {shown}: {}", printable(&error.to_string())))?;
             return Ok(Ending::Failed);
         }
     };
     let (origin, manifest) = (&record.origin, &record.content);
     output.line(format!(
         "{shown}: sealed, every file as the manifest says; made by flashcore {} at {} on {}, {}",
-        origin.build.version,
-        origin.build.short(),
-        origin.machine.words(),
-        origin.time
+        printable(&origin.build.version),
+        printable(&origin.build.short()),
+        printable(&origin.machine.words()),
+        printable(&origin.time)
     ))?;
     let gpu = Gpu::open(0).ok();
     let here = machine(gpu.as_ref().filter(|_| origin.machine.backend == "cuda"));
@@ -38,20 +40,19 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
         output.progress(index, count, &case.problem.to_string());
     }));
     if !interrupt::requested() {
-        let budget = Duration::from_secs_f64(seconds.max(0.0));
+        let budget = Duration::from_secs_f64(seconds);
         replayed.extend(replay_times(manifest, &origin.machine, &here, gpu.as_ref(), budget));
     }
     let mut table =
         Table::new(&[column("what", "what"), column("agrees", "agrees").verdict(), column("found", "found")]);
-    for Replayed { what, agreement, found } in &replayed {
+    for Replayed { what, agreement, found, .. } in &replayed {
         table.push(vec![Cell::from(what.as_str()), Cell::from(agreement.word()), Cell::from(found.as_str())]);
     }
     output.table(&table, Format::Table)?;
     let tally = |wanted| replayed.iter().filter(|replayed| replayed.agreement == wanted).count();
     let disagree = tally(Agreement::No);
     // Times differ between runs of one machine; what was computed does not.
-    let times =
-        replayed.iter().filter(|replayed| replayed.what.starts_with("time of") && replayed.agreement == Agreement::No);
+    let times = replayed.iter().filter(|replayed| replayed.is_time && replayed.agreement == Agreement::No);
     let only_times = times.count() == disagree;
     output.line(format!(
         "{} agree, {disagree} disagree, {} cannot be checked on this machine",
@@ -61,5 +62,15 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
     if disagree > 0 && only_times {
         output.line("only times disagree; this machine may be busy, or slower than that of the bundle")?;
     }
-    Ok(if disagree == 0 || only_times { Ending::Well } else { Ending::Failed })
+    if disagree > 0 && !only_times {
+        return Ok(Ending::Failed);
+    }
+    if interrupt::requested() {
+        return Ok(Ending::Interrupted);
+    }
+    // Times alone repeat nothing that was computed.
+    if !replayed.iter().any(|replayed| !replayed.is_time && replayed.agreement == Agreement::Yes) {
+        return Err(Failure::Environment("nothing that was computed could be repeated here".to_owned()));
+    }
+    Ok(Ending::Well)
 }
