@@ -212,14 +212,14 @@ pub fn verify_far(
     counters: &mut Option<Counters>,
 ) -> Result<Verdict, NoVerdict> {
     let yardstick = Yardstick::new(problem, Inputs::random(problem, seed))?;
-    let plan = plan_far(config, problem, far, SIMULATED_ARCH)?;
+    let plan = plan_far(config, problem, far, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
     verify_plan_far(&plan, far, problem, &yardstick, seed, repeats, counters)
 }
 
 /// The plan for tensors that lie far apart, with CTAs for those rows alone that `problem` has.
-pub(crate) fn plan_far(config: Config, problem: &Problem, far: &FarApart, arch: Arch) -> Result<Plan, NoVerdict> {
-    let near = Plan::new(problem, config, arch).map_err(NoVerdict::Refused)?;
-    let wide = Plan::new(&far.problem, config, arch).map_err(NoVerdict::Refused)?;
+pub(crate) fn plan_far(config: Config, problem: &Problem, far: &FarApart, arch: Arch) -> Result<Plan, Vec<Reason>> {
+    let near = Plan::new(problem, config, arch)?;
+    let wide = Plan::new(&far.problem, config, arch)?;
     let combine =
         wide.combine.clone().zip(near.combine.as_ref()).map(|(wide, near)| SideKernel { grid: near.grid, ..wide });
     if far.problem.query_length == problem.query_length {

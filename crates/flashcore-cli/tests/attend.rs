@@ -179,7 +179,7 @@ fn gpu_kernels_run_in_the_simulator() {
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(
         (&rows[0]["device"], &rows[0]["kernel"]),
-        (&"simulator".into(), &"hopper-64x64-4stage-dependent".into())
+        (&"simulator".into(), &"ampere-32x64-2stage-swizzled-2keys".into())
     );
     let problem = Problem::new(1, 2, 5, 12, DType::Bf16);
     fs::remove_file(scratch.0.join("out.safetensors")).expect("written");

@@ -212,15 +212,11 @@ impl Trials {
 impl Trial {
     fn prepare(start: Start) -> Result<Self, MutantsError> {
         let Start { group, problem, config, bias, far } = start;
-        let plan = match &far {
-            Some(far) => plan_far(config, &problem, far, arch(config)).map_err(|refused| match refused {
-                NoVerdict::Refused(reasons) => MutantsError::Refused(reasons),
-                _ => MutantsError::Refused(Vec::new()),
-            })?,
-            None => {
-                let plan = Plan::new(&problem, config, arch(config)).map_err(MutantsError::Refused)?;
-                plan.with_at_most(SIMULATED_CTAS)
-            }
+        let plan = if let Some(far) = &far {
+            plan_far(config, &problem, far, arch(config)).map_err(MutantsError::Refused)?
+        } else {
+            let plan = Plan::new(&problem, config, arch(config)).map_err(MutantsError::Refused)?;
+            plan.with_at_most(SIMULATED_CTAS)
         };
         let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
         let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };

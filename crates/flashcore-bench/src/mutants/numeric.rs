@@ -72,8 +72,8 @@ pub const LATE: &[Mutation] = mutations! { Group::Late;
         |kernel| skipped_from(kernel, Find::nth(&["softmax", "rescale"], is_mul, 0), 9);
     "hopper": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old maximum from the tenth tile on" =>
         |kernel| skipped_from(kernel, Find::nth(&["tile", "weights"], is_mul, 0), 8);
-    "hopper": "head-of-the-round-before", "persistent CTAs stay at a head after their fourth tile" =>
-        |kernel| skipped_from(kernel, Find::nth(&["schedule"], is_u32_sub, 1), 4);
+    "hopper": "first-head-from-round-5", "persistent CTAs take the first head from their fifth tile on" =>
+        |kernel| zeroed_from(kernel, Find::nth(&["schedule"], is_u32_sub, 1), 4);
 };
 
 /// Clusters whose CTAs each have one warpgroup for the keys of a row.
@@ -207,5 +207,15 @@ fn skipped_from(kernel: &mut Kernel, find: Find, first: u64) -> usize {
     change_from(kernel, find, first, |_, is_late, mut instruction| {
         instruction.guard = Some(Guard { predicate: is_late, negated: true });
         vec![instruction]
+    })
+}
+
+/// The differences found are zero from the time number `first` on.
+fn zeroed_from(kernel: &mut Kernel, find: Find, first: u64) -> usize {
+    change_from(kernel, find, first, |_, is_late, instruction| {
+        let Op::Sub { ty, d, .. } = instruction.op else { return vec![instruction] };
+        let (a, b) = (Operand::Constant(0), Operand::Register(d));
+        let zero = Op::Select { ty, d, a, b, condition: vec![is_late] };
+        vec![instruction.clone(), Instruction { op: zero, ..instruction }]
     })
 }

@@ -86,7 +86,7 @@ fn hopper() -> Vec<Config> {
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |choice: Choice, other: Choice| first == choice as usize && second == other as usize;
         if is(Choice::Warpgroups, Choice::KeyGroups) {
-            WARPGROUPS[x] % SHARES[y] != 0
+            !WARPGROUPS[x].is_multiple_of(SHARES[y])
         } else if is(Choice::Warpgroups, Choice::KeyRows) {
             // Registers.
             HOPPER_KEYS[y] > [176, 176, 128, 80][x]
@@ -95,9 +95,9 @@ fn hopper() -> Vec<Config> {
             HOPPER_KEYS[x] * HOPPER_STAGES[y] > 640
         } else if is(Choice::KeyGroups, Choice::KeyRows) {
             // So many stages as such groups need leave no room for longer tiles.
-            HOPPER_KEYS[y] > [176, 128, 80][x]
+            HOPPER_KEYS[y] > [176, 128, 64][x]
         } else if is(Choice::KeyGroups, Choice::Stages) {
-            SHARES[x] > 1 && HOPPER_STAGES[y] % (2 * SHARES[x]) != 0
+            SHARES[x] > 1 && !HOPPER_STAGES[y].is_multiple_of(2 * SHARES[x])
         } else if is(Choice::KeyGroups, Choice::InTurn) || is(Choice::Cluster, Choice::InTurn) {
             SHARES[x] > 1 && TURNS[y] != InTurn::Nothing
         } else if is(Choice::KeyGroups, Choice::Persistent) || is(Choice::Cluster, Choice::Persistent) {
@@ -158,7 +158,7 @@ fn ampere() -> Vec<Config> {
         if is(Choice::Warps, Choice::KeyWarps) {
             SHARES[y] > WARPS[x]
         } else if is(Choice::KeyRows, Choice::KeyWarps) {
-            AMPERE_KEYS[x] % (16 * SHARES[y]) != 0
+            !AMPERE_KEYS[x].is_multiple_of(16 * SHARES[y])
         } else {
             false
         }
