@@ -110,7 +110,9 @@ mod tests {
     fn equal_weights_lean_to_one_side_and_others_do_not() {
         let of = |weights: &[f32]| {
             let (mut leaning, sum) = (Leaning::default(), weights.iter().sum());
-            weights.iter().for_each(|&weight| leaning.add_weight(DType::F16, &Scales::new(sum), weight, 1.0));
+            for &weight in &weights {
+                leaning.add_weight(DType::F16, &Scales::new(sum), weight, 1.0);
+            }
             leaning.divide(f64::from(sum));
             leaning.largest() / DType::F16.unit_roundoff()
         };

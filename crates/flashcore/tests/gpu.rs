@@ -204,7 +204,9 @@ fn check_concurrent_launches(device: &Device, rounds: usize, change: impl FnOnce
                 let mut tensors: Vec<OnDevice> =
                     (0..LAUNCHES).map(|_| OnDevice::new(device, problem, &inputs)).collect();
                 for _ in 0..rounds {
-                    tensors.iter_mut().for_each(|tensors| tensors.output.fill(stream, 0xFF).unwrap());
+                    for tensors in &mut tensors {
+                        tensors.output.fill(stream, 0xFF).unwrap();
+                    }
                     together.wait();
                     for tensors in &tensors {
                         // SAFETY: as above; this thread waits for the stream below.
