@@ -110,7 +110,7 @@ mod tests {
     fn equal_weights_lean_to_one_side_and_others_do_not() {
         let of = |weights: &[f32]| {
             let (mut leaning, sum) = (Leaning::default(), weights.iter().sum());
-            for &weight in &weights {
+            for &weight in weights {
                 leaning.add_weight(DType::F16, &Scales::new(sum), weight, 1.0);
             }
             leaning.divide(f64::from(sum));
