@@ -302,6 +302,11 @@ fn bad_files_and_options() {
 }
 
 #[test]
+fn the_threads_are_those_that_were_asked_for() {
+    round_trip("threads", &Problem::new(1, 2, 5, 8, DType::F32), &["--device", "cpu", "--threads", "2"]);
+}
+
+#[test]
 fn tensors_may_have_other_names() {
     let scratch = Scratch::new("names");
     let problem = Problem::new(1, 2, 5, 8, DType::F32);

@@ -234,6 +234,23 @@ fn words_of_other_files_are_shown_and_not_obeyed() {
     check_printable(&error);
 }
 
+#[test]
+fn the_colours_of_verdicts_are_all_that_is_obeyed() {
+    let scratch = Scratch::new("colours");
+    let bench = ["bench", "--backend", "cpu", "--shape", "1x1x5x8", "--seconds", "0", "--record", "bench.json"];
+    assert_eq!(scratch.run(&bench).status.code(), Some(0));
+    let hostile = "x\u{1b}]0;owned\u{7}.json";
+    scratch.write(hostile, scratch.read("bench.json"));
+    let mut compare = scratch.command(&["compare", hostile, "bench.json"]);
+    let output = compare.env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").output().expect("the command runs");
+    let (out, _) = said(&output);
+    // A record of so few samples is too little to tell.
+    let start = "1x1x5x8 f32 full: \u{1b}[33mAMBIGUOUS\u{1b}[0m: bench.json takes 0.0 % more time than \
+                 x\\u{1b}]0;owned\\u{7}.json (";
+    assert_eq!(out.lines().filter(|line| line.starts_with(start)).count(), 1, "{out:?}");
+    check_printable(&out.replace("\u{1b}[33mAMBIGUOUS\u{1b}[0m", "AMBIGUOUS"));
+}
+
 /// The shell has the number of the process that the command will have, and can plant what an earlier version trusted.
 #[cfg(unix)]
 #[test]

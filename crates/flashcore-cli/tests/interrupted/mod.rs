@@ -2,8 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::thread::sleep;
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 /// How a command ends that gets the signal of Ctrl-C after so many seconds.
@@ -14,16 +15,31 @@ pub(crate) fn interrupted(command: &mut Command, seconds: u64) -> ExitStatus {
 /// What a command says and how it ends that gets the signal of Ctrl-C after a while.
 pub(crate) fn interrupted_output(command: &mut Command, after: Duration) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs");
+    // Read while it runs: a table of many rows is more than a pipe holds.
+    let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
     wait_until_watching(&child);
     sleep(after);
     interrupt(&child);
     let start = Instant::now();
-    // What it says fits a pipe.
-    while child.try_wait().expect("it is ours").is_none() {
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            break status;
+        }
         assert!(start.elapsed() < Duration::from_secs(240), "it goes on");
         sleep(Duration::from_millis(50));
-    }
-    child.wait_with_output().expect("it has ended")
+    };
+    let said = |reader: JoinHandle<Vec<u8>>| reader.join().expect("it read");
+    Output { status, stdout: said(stdout), stderr: said(stderr) }
+}
+
+/// Reads a pipe to its end, in a thread.
+fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    let mut pipe = pipe.expect("it is piped");
+    spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).expect("what was said");
+        bytes
+    })
 }
 
 /// Waits until the command catches the signal of Ctrl-C, as far as the system tells.

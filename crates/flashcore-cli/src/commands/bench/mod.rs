@@ -105,8 +105,9 @@ impl Bench {
                 // Whoever names a GPU kernel wants that one.
                 Err(reason) if self.kernel.is_some() => Err(Failure::Environment(reason.to_string())),
                 Err(_) => {
+                    let problems = self.problems(DType::F32)?;
                     output.note("no usable GPU (`flashcore doctor` says why); measuring on the CPU");
-                    cpu::run(self, output, &self.problems(DType::F32)?)
+                    cpu::run(self, output, &problems)
                 }
             },
         }
