@@ -103,7 +103,7 @@ impl Attend {
             DeviceName::Sim => self.run_in_simulator(&contents)?,
             DeviceName::Auto | DeviceName::Cpu | DeviceName::Cuda => self.run_plan(&contents)?,
         };
-        let Run { outputs, device, kernel, plan_seconds, run_seconds, notes } = match run {
+        let Computed { outputs, device, kernel, plan_seconds, run_seconds, notes } = match run {
             Ok(run) => run,
             Err(complaint) => {
                 output.complain(&complaint);
@@ -155,7 +155,7 @@ impl Attend {
     }
 
     /// Runs a plan of the library, on a GPU or the CPU; or what the self-check of a kernel complained of.
-    fn run_plan(&self, contents: &Contents<'_>) -> Result<Result<Run, String>, Failure> {
+    fn run_plan(&self, contents: &Contents<'_>) -> Result<Result<Computed, String>, Failure> {
         let problem = &contents.problem;
         let planning = Instant::now();
         let Planned { plan, note } = match self.plan(problem)? {
@@ -176,11 +176,11 @@ impl Attend {
         if plan.device().is_cuda() {
             notes.push("the run includes the copies to the GPU and back".to_owned());
         }
-        Ok(Ok(Run { outputs, device: plan.device().to_string(), kernel, plan_seconds, run_seconds, notes }))
+        Ok(Ok(Computed { outputs, device: plan.device().to_string(), kernel, plan_seconds, run_seconds, notes }))
     }
 
     /// Runs a GPU kernel in the simulator; or the fault that it found.
-    fn run_in_simulator(&self, contents: &Contents<'_>) -> Result<Result<Run, String>, Failure> {
+    fn run_in_simulator(&self, contents: &Contents<'_>) -> Result<Result<Computed, String>, Failure> {
         let config = self.kernel.as_deref().map(super::config).transpose()?;
         let running = Instant::now();
         let (config, outputs) = match attend_in_simulator(&contents.problem, config, &contents.inputs()) {
@@ -190,7 +190,7 @@ impl Attend {
         };
         let run_seconds = running.elapsed().as_secs_f64();
         let (device, kernel) = ("simulator".to_owned(), config.to_string());
-        Ok(Ok(Run { outputs, device, kernel, plan_seconds: 0.0, run_seconds, notes: Vec::new() }))
+        Ok(Ok(Computed { outputs, device, kernel, plan_seconds: 0.0, run_seconds, notes: Vec::new() }))
     }
 
     /// What the command line says of the problem.
@@ -239,7 +239,7 @@ impl Attend {
 }
 
 /// The outputs, and who computed them in which time.
-struct Run {
+struct Computed {
     outputs: Outputs,
     device: String,
     kernel: String,
