@@ -44,9 +44,9 @@ const LENGTHS: [(usize, usize); 12] = [
     (5, 0),
 ];
 const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
-/// What tensor cores compute like the oracle. They multiply masked keys of a tile by a weight of zero, so that a NaN or
-/// an infinity in a masked value shows; and flush what is subnormal.
-const NUMBERS: [Numbers; 11] = [
+/// What tensor cores compute like the oracle, which flush what is subnormal. Keys that no row attends hold NaN and
+/// infinities in some; a NaN that some row of a tile attends and others do not is not among them.
+const NUMBERS: [Numbers; 12] = [
     Numbers::Normal,
     Numbers::Normal,
     Numbers::Normal,
@@ -58,6 +58,7 @@ const NUMBERS: [Numbers; 11] = [
     Numbers::Stress(Stress::SmallIntegers),
     Numbers::Planted(Planted::MinusInfiniteBias),
     Numbers::Planted(Planted::ExtremeSinks),
+    Numbers::Planted(Planted::Unattended),
 ];
 
 /// The features of the design, in the order of its rows.

@@ -14,7 +14,7 @@ use flashcore_kernels::{Config, HopperConfig, Plan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::case::{Backend, Case};
-use crate::numbers::{BiasForm, Numbers};
+use crate::numbers::{BiasForm, Numbers, Planted};
 use crate::verify::SIMULATED_ARCH;
 
 pub use configs::configs;
@@ -132,7 +132,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
 }
 
 /// What finds the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of bias, with
-/// slopes, sinks and key lengths that differ. The first has the number `first_number` in its suite.
+/// slopes, sinks and key lengths that differ; and NaN and infinities in keys that no row attends. The first has the number `first_number` in its suite.
 fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let problem = |number: usize, batch: usize, (heads, key_heads): (usize, usize)| {
@@ -152,6 +152,11 @@ fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     for (number, form) in BiasForm::ALL.into_iter().enumerate() {
         cases.push((Problem { bias: true, ..problem(number, 5, (6, 2)) }, form));
     }
+    let first_unattended = cases.len();
+    let window = Mask::Window { left: Some(9), right: Some(3), alignment: Alignment::BottomRight };
+    for (number, mask) in [Mask::None, Mask::Causal(Alignment::TopLeft), window].into_iter().enumerate() {
+        cases.push((Problem { mask, key_lengths: true, ..problem(number, 3, (4, 2)) }, BiasForm::default()));
+    }
     let (backend, option) = match runner {
         Runner::Cpu(_) => ("cpu", String::new()),
         Runner::Sim(kernels) => ("sim", kernel_option(kernels)),
@@ -159,7 +164,9 @@ fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     };
     let case = |(number, (problem, bias)): (usize, (Problem, BiasForm))| {
         let backends = runner.backends(0).into_iter().filter_map(|backend| fitting(backend, &problem));
-        let cases = backends.map(|backend| Case { bias, ..Case::new(problem.clone(), number as u64, backend) });
+        let numbers = if number < first_unattended { Numbers::Normal } else { Numbers::Planted(Planted::Unattended) };
+        let cases =
+            backends.map(|backend| Case { numbers, bias, ..Case::new(problem.clone(), number as u64, backend) });
         cases.collect::<Vec<_>>()
     };
     let numbered = cases.into_iter().enumerate().flat_map(case).enumerate();
