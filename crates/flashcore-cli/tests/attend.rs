@@ -168,7 +168,7 @@ fn gpu_kernels_run_in_the_simulator() {
     (problem.key_heads, problem.key_length) = (2, 70);
     (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
     (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::BottomRight), true);
-    for kernel in ["scalar", "steps", "ampere", "hopper"] {
+    for kernel in ["scalar", "steps", "ampere", "hopper-64x64-2stage"] {
         let options = ["--device", "sim", "--kernel", kernel, "--mask", "causal", "--lse", "--verify"];
         round_trip(kernel, &problem, &options);
     }
