@@ -157,11 +157,6 @@ fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     for (number, mask) in [Mask::None, Mask::Causal(Alignment::TopLeft), window].into_iter().enumerate() {
         cases.push((problem(number, 3, (4, 2)).with_mask(mask).with_key_lengths(true), BiasForm::default()));
     }
-    let first_unattended = cases.len();
-    let window = Mask::Window { left: Some(9), right: Some(3), alignment: Alignment::BottomRight };
-    for (number, mask) in [Mask::None, Mask::Causal(Alignment::TopLeft), window].into_iter().enumerate() {
-        cases.push((Problem { mask, key_lengths: true, ..problem(number, 3, (4, 2)) }, BiasForm::default()));
-    }
     let (backend, option) = match runner {
         Runner::Cpu(_) => ("cpu", String::new()),
         Runner::Sim(kernels) => ("sim", kernel_option(kernels)),
