@@ -304,7 +304,7 @@ mod tests {
         unverified.content.rows[3].b.verified.complaints = vec!["7 output elements were never written".to_owned()];
         check(
             unverified,
-            "1x4x128x64 f32 causal: the gates did not let new pass: 7 output elements were never written; right comes before fast",
+            "1x4x128x64 f32 causal: the correctness gate refuses new: 7 output elements were never written",
         );
         check(
             comparison(|index| {
@@ -316,7 +316,7 @@ mod tests {
                     1.0
                 }
             }),
-            "1x8x512x64 f32 full: SLOWER, +10.0 % [+10.0, +10.0]; a new leader is slower on none of the canonical shapes",
+            "1x8x512x64 f32 full: SLOWER, +10.0 % [+10.0, +10.0]; a new leader must not be slower on any canonical shape",
         );
         let mut ambiguous = comparison(|_| 1.0);
         ambiguous.content.rows[0].conclusion.finding = Finding::Ambiguous;
@@ -326,14 +326,14 @@ mod tests {
         below.content.rows[0].b.floor_seconds = 2e-3;
         check(
             below,
-            "1x2x64x64 f32 full: new took 900.000 us, and the machine cannot do it under 2000.000 us; the measurement is wrong",
+            "1x2x64x64 f32 full: new took 900.000 us, below its floor of 2000.000 us, the least time that the machine's peak rate allows; the measurement is wrong",
         );
         let mut changed = good();
         changed.content.rows[0].b.hot_seconds[0] *= 0.5;
         check(changed, "1x2x64x64 f32 full: the samples do not match their hash; the record has been changed");
         let mut fewer = good();
         fewer.content.rows.truncate(15);
-        check(fewer, "the canonical shapes 4x16x2048x128 f32 causal are not in it; compare with --suite seeds");
+        check(fewer, "the record lacks the canonical shapes 4x16x2048x128 f32 causal; compare with --suite seeds");
         let mut other = good();
         other.content.rows[0].a.kernel = "older".to_owned();
         check(
@@ -342,15 +342,12 @@ mod tests {
         );
         let mut small = good();
         small.content.rows[5].conclusion.minimum = 0.02;
-        check(
-            small,
-            "the comparison was made for a minimum of 2.0 %; 3 % is what was registered: compare with --minimum 3",
-        );
+        check(small, "the comparison was made with --minimum 2.0; 3 is required: compare with --minimum 3");
         let mut dirty = good();
         dirty.origin.build.dirty = true;
         check(
             dirty,
-            "the record comes from files that differ from commit 0123456789abcdef0123456789abcdef01234567; commit them, build, and measure again",
+            "the record comes from a build whose sources differ from commit 0123456789abcdef0123456789abcdef01234567; commit them, build, and measure again",
         );
         let mut debug = good();
         debug.origin.build.profile = "debug".to_owned();
@@ -360,6 +357,9 @@ mod tests {
     #[test]
     fn the_same_is_not_faster() {
         let refusals = refused(&Candidate::Comparison(comparison(|_| 1.0)));
-        assert!(refusals[0].starts_with("nothing in it is FASTER: 1x2x64x64 f32 full SAME, "), "{refusals:?}");
+        assert!(
+            refusals[0].starts_with("no problem in the record is FASTER: 1x2x64x64 f32 full SAME, "),
+            "{refusals:?}"
+        );
     }
 }

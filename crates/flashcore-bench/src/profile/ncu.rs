@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(
             error,
             format!(
-                "ncu is not here ({missing}); it comes with the CUDA toolkit as Nsight Compute: install that, put ncu on PATH or name it with --ncu. What follows is from the simulator and from events"
+                "ncu was not found ({missing}); install Nsight Compute, which is part of the CUDA toolkit, and put ncu on PATH or use --ncu PATH. Counters are from the simulator, times from events"
             )
         );
     }
