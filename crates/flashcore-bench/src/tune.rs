@@ -91,8 +91,8 @@ fn climb(
         }
         queue = better.map(&neighbours).unwrap_or_default();
     }
-    let first = trials.first().map_or(Err("nothing was tried".to_owned()), |trial| trial.seconds.clone());
-    let default_seconds = first.map_err(|error| format!("{default}: {error}"))?;
+    let first = trials.first().ok_or("nothing was tried")?;
+    let default_seconds = first.seconds.clone().map_err(|error| format!("{default}: {error}"))?;
     let (best, seconds) = best.ok_or("no config is right")?;
     Ok(Found { best, seconds, default, default_seconds, trials })
 }

@@ -200,7 +200,7 @@ mod tests {
             "1x1x18446744073709551616x16",
             &["a"],
             Some(&format!(
-                "{impossible} `18446744073709551616` in `1x1x18446744073709551616x16` is no number for queries"
+                "{impossible} `18446744073709551616` in `1x1x18446744073709551616x16` is not a valid queries"
             )),
         );
     }
