@@ -176,7 +176,9 @@ fn offsets_beyond_4_gib() {
         }
     }
     let packed = "ampere-32x32-2stage-swizzled-packed-3parts";
-    for (near, far) in suites::far_trials().into_iter().filter(|(near, _)| !near.bias) {
+    // The rows of all heads of a key head, which are one tile's, have a limit that the long trials pass.
+    let is_taken = |near: &Problem, far: &Problem| !near.bias && near.query_length == far.query_length;
+    for (near, far) in suites::far_trials().into_iter().filter(|(near, far)| is_taken(near, &far.problem)) {
         let verdict = verify_far(config(packed), &near, &far, 3, 0, &mut None).expect("no fault");
         assert!(verdict.passed(), "{packed}, {near}, {}: {verdict}", far.problem);
     }

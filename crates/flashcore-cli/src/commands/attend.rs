@@ -121,12 +121,7 @@ impl Attend {
             .map_err(|complaint| Failure::Usage(format!("{shown}: {complaint}")))?;
         self.complete(&mut contents.problem)?;
         let problem = &contents.problem;
-        // The outputs, and the file of them. Asked again where more has been taken meanwhile: threads have stacks.
-        let fits = |what: &str, copies: u64| {
-            let bytes = output_bytes(problem).and_then(|bytes| bytes.checked_mul(copies));
-            require(what, bytes).map_err(|error| Failure::Environment(format!("{shown}: {error}")))
-        };
-        fits("the output and its file", 2)?;
+        self.require_room(problem, "the output and its file", 2)?;
 
         let run = match self.device {
             DeviceName::Sim => self.run_in_simulator(&contents)?,
@@ -148,7 +143,7 @@ impl Attend {
             None
         };
 
-        fits("the file of the output", 1)?;
+        self.require_room(problem, "the file of the output", 1)?;
         let written = contents.written(&outputs).map_err(Failure::Environment)?;
         write_file(&self.output, &written)?;
         if is_standard_output(&self.output) {
@@ -205,6 +200,7 @@ impl Attend {
             Err(complaint) => return Ok(Err(complaint)),
         };
         let plan_seconds = planning.elapsed().as_secs_f64();
+        self.require_room(problem, "the output and its file", 2)?;
         let mut outputs = Outputs::poisoned(problem);
         let running = Instant::now();
         plan.run(contents.views(), &mut outputs).map_err(|error| match error {
@@ -233,6 +229,13 @@ impl Attend {
         let run_seconds = running.elapsed().as_secs_f64();
         let (device, kernel) = ("simulator".to_owned(), config.to_string());
         Ok(Ok(Computed { outputs, device, kernel, plan_seconds: 0.0, run_seconds, notes: Vec::new() }))
+    }
+
+    /// Checks that the outputs fit the memory, so many times: themselves, and the file of them. Asked again where more has
+    /// been taken meanwhile: threads have stacks.
+    fn require_room(&self, problem: &Problem, what: &str, copies: u64) -> Result<(), Failure> {
+        let bytes = output_bytes(problem).and_then(|bytes| bytes.checked_mul(copies));
+        require(what, bytes).map_err(|error| Failure::Environment(format!("{}: {error}", self.input.display())))
     }
 
     /// What the command line says of the problem.
