@@ -39,7 +39,7 @@ fn several_processes_find_what_one_finds() {
         assert_eq!(rows(&[arguments, &["--jobs", "3"]].concat()), alone, "{arguments:?}");
     };
     check(&["verify", "--backend", "cpu", "--cpu-level", "portable", "--suite", "edge"], 125);
-    check(&["verify", "--backend", "sim", "--suite", "edge", "--part", "0/81"], 4);
+    check(&["verify", "--backend", "sim", "--suite", "edge", "--part", "0/81"], 5);
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn out_of_bounds_in_global_memory() {
     passes(&write(10, 0), &[Argument::U64(x)], &memory);
     // An address far from every buffer is measured from the nearest.
     let wrong = write(10, 0);
-    let nearest = Nearest { buffer: "before".to_owned(), offset: 4096 - 0x10_0000_0100, length: 400 };
+    let nearest = Nearest { buffer: "before".to_owned(), offset: 4096 - 0x1000_0000_0100, length: 400 };
     let expected = Fault {
         kind: FaultKind::OutOfBounds { space: Space::Global, bytes: 4, nearest },
         place: place(&wrong, "load", "Load", 0).lane(0).address(4096),

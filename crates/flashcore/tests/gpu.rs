@@ -98,7 +98,13 @@ fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
 fn every_config() {
     let Some(device) = gpu() else { return };
     for config in Config::all() {
+        let mut runs = 0;
         for (dtype, dim) in [(DType::F16, 32), (DType::Bf16, 64), (DType::F16, 96), (DType::Bf16, 128)] {
+            // A config that is made for narrow heads has no registers for wide ones.
+            if Plan::with_config(&Problem::new(2, 4, 150, dim, dtype), &device, config).is_err() {
+                continue;
+            }
+            runs += 1;
             for mask in [Mask::None, Mask::Causal(Alignment::TopLeft), Mask::Causal(Alignment::BottomRight)] {
                 check(&device, config, |problem| {
                     (problem.dtype, problem.mask) = (dtype, mask);
@@ -106,6 +112,7 @@ fn every_config() {
                 });
             }
         }
+        assert!(runs > 0, "{config} takes none of the problems");
     }
 }
 
@@ -141,10 +148,11 @@ fn rows_without_keys_and_problems_without_rows() {
 fn another_length_compiles_nothing() {
     let Some(device) = gpu() else { return };
     let mut problem = Problem::new(1, 2, 100, 64, DType::F16);
-    let first = supports(&problem, &device).unwrap();
+    // Of one config: the default of another length may be another.
+    let first = Plan::with_config(&problem, &device, Config::ampere()).unwrap();
     println!("{}", first.report());
     (problem.key_length, problem.batch) = (5000, 3);
-    let second = supports(&problem, &device).unwrap();
+    let second = Plan::with_config(&problem, &device, Config::ampere()).unwrap();
     println!("{}", second.report());
     let kernel = second.report().kernel.as_ref().unwrap();
     assert_eq!((kernel.source, kernel.self_check), (Source::Memory, SelfCheckReport::PassedBefore));
