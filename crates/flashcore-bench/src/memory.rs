@@ -1,4 +1,4 @@
-//! Whether what is asked for fits the memory of this machine.
+//! Memory checks: refuse what does not fit this machine before it is made.
 //!
 //! A request that is too large ends a process without a word, at once or when the pages are touched. So sizes that come
 //! from arguments and files are held against what is there before anything is allocated.
@@ -13,7 +13,7 @@ use flashcore_problem::{Problem, ProblemError, Shape, Strides};
 /// More memory than there is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct TooLarge {
-    /// What would not fit.
+    /// The thing that does not fit.
     pub what: String,
     /// The bytes it needs; nothing where the number does not fit 64 bits.
     pub bytes: Option<u64>,
@@ -74,7 +74,7 @@ pub enum Impossible {
     Memory(#[from] TooLarge),
 }
 
-/// Whether inputs of a problem can be made and its outputs computed: it is valid, and twice its tensors fit the memory.
+/// Checks that a problem can be computed: it is valid, and twice its tensors fit the memory.
 pub fn require_tensors(problem: &Problem) -> Result<(), Impossible> {
     problem.validate().map_err(Impossible::Invalid)?;
     let bytes = input_bytes(problem).zip(output_bytes(problem));
@@ -82,7 +82,7 @@ pub fn require_tensors(problem: &Problem) -> Result<(), Impossible> {
     Ok(require(&format!("{problem}"), bytes)?)
 }
 
-/// Whether the outputs of a problem can be judged as a whole: it is valid, and what the oracle and the reference compute
+/// Checks that the outputs of a problem can be judged as a whole: it is valid, and what the oracle and the reference compute
 /// in `f64` fits the memory beside the tensors.
 pub fn require_judging(problem: &Problem, repeats: usize) -> Result<(), Impossible> {
     problem.validate().map_err(Impossible::Invalid)?;
@@ -179,7 +179,7 @@ fn of_machine(meminfo: &str) -> Option<u64> {
     kilobytes(meminfo, "MemAvailable")?.checked_add(kilobytes(meminfo, "SwapFree").unwrap_or(0))
 }
 
-/// What `ulimit -v` and `ulimit -d` leave.
+/// The bytes that `ulimit -v` and `ulimit -d` leave.
 fn of_process(limits: &str, status: &str) -> Option<u64> {
     let left = |limit: &str, used: &str| {
         let line = limits.lines().find_map(|line| line.strip_prefix(limit))?;
@@ -189,7 +189,7 @@ fn of_process(limits: &str, status: &str) -> Option<u64> {
     [left("Max address space", "VmSize"), left("Max data size", "VmData")].into_iter().flatten().min()
 }
 
-/// What the limit of a container leaves; cached files make way.
+/// The bytes that the limit of a container leaves; cached files make way.
 fn of_group(most: &str, used: &str, stat: &str) -> Option<u64> {
     let (most, used): (u64, u64) = (most.trim().parse().ok()?, used.trim().parse().ok()?);
     let cached = stat.lines().find_map(|line| line.strip_prefix("file ")?.trim().parse().ok()).unwrap_or(0);

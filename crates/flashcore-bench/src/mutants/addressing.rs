@@ -202,12 +202,12 @@ pub const PARTS: &[Mutation] = mutations! { Group::Parts;
         |kernel| rewrite(kernel, Find::nth(&["parts"], |op| matches!(op, Op::Fma { .. }), 0), |_, _| Vec::new());
 };
 
-/// What is multiplied by a stride becomes at most `most`.
+/// Clamps an index that is multiplied by a stride to `most`.
 fn capped(kernel: &mut Kernel, stride: &str, most: u64) -> usize {
     with_factor(kernel, stride, |d, a| Op::Min { ty: Type::U64, d, a, b: Operand::Constant(most) })
 }
 
-/// What is multiplied by a stride keeps some bits.
+/// Keeps some bits of an index that is multiplied by a stride.
 fn masked(kernel: &mut Kernel, stride: &str, bits: u64) -> usize {
     with_factor(kernel, stride, |d, a| Op::And { ty: Type::U64, d, a, b: Operand::Constant(bits) })
 }
@@ -280,7 +280,7 @@ fn first_of_group_before(kernel: &mut Kernel) -> usize {
     })
 }
 
-/// What is multiplied by a stride and added to an address is cut to 32 bits.
+/// Cuts the product of an index and a stride to 32 bits before it is added to an address.
 fn narrow(kernel: &mut Kernel, stride: &str) -> usize {
     let Some(stride) = parameter(kernel, stride).map(Operand::Register) else { return 0 };
     rewrite_if(kernel, |op| matches!(op, Op::Mad { ty: Type::U64, b, .. } if *b == stride), narrowed)

@@ -108,7 +108,7 @@ const fn kept(to: Type) -> u64 {
     }
 }
 
-/// What is left of a number when bits are cut off.
+/// A number with its lowest bits cut off.
 fn cut(kernel: &mut Kernel, instruction: &Instruction, number: &mut Operand, keep: u64) -> [Instruction; 3] {
     let section = instruction.origin.section;
     let [bits, kept] = [(); 2].map(|()| kernel.add_register(Type::U32, section));

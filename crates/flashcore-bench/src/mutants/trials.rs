@@ -8,7 +8,7 @@ use crate::numbers::BiasForm;
 use crate::simulate::FarApart;
 use crate::suites::far_trials;
 
-/// What trials are made to find. A bug is planted in the kernels of one group only.
+/// A group of trials, by the bugs they are made to find. A bug is planted in the kernels of one group only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
     /// Everything that the other groups are not about.

@@ -50,7 +50,7 @@ pub struct Replayed {
     pub agreement: Agreement,
     /// What was found.
     pub found: String,
-    /// Whether it is a time, which differs between runs; what was computed does not.
+    /// True of a time, which differs between runs; what was computed does not.
     pub is_time: bool,
 }
 
