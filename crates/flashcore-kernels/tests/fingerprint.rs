@@ -115,7 +115,7 @@ fn line(label: &str, kernel: &VerifiedKernel) -> String {
 
 fn fingerprint() -> String {
     let classes = Class::ALL.map(|class| format!("{class:?}").chars().take(5).collect::<String>());
-    let classes: String = classes.iter().map(|class| format!(" {class:>5}")).collect();
+    let classes = classes.map(|class| format!(" {class:>5}")).concat();
     let [hash, head] = ["hash", "kernel"];
     let mut text =
         format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
