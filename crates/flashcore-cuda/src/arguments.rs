@@ -2,8 +2,7 @@
 
 use core::ffi::c_void;
 
-use flashcore_ir::{Parameter, ParameterType, TensorMap, Type};
-use flashcore_kernels::Argument;
+use flashcore_ir::{Argument, Parameter, ParameterType, TensorMap};
 
 use crate::error::CudaError;
 use crate::tensor_map::{EncodedTensorMap, TENSOR_MAP_BYTES};
@@ -72,7 +71,7 @@ impl Arguments {
         argument: Argument,
         encode: Encode<'_>,
     ) -> Result<(), CudaError> {
-        if !fits(parameter.ty, argument) {
+        if argument.ty() != parameter.ty {
             return Err(CudaError::ArgumentType {
                 kernel: kernel.to_owned(),
                 index,
@@ -106,20 +105,10 @@ impl Arguments {
     }
 }
 
-const fn fits(ty: ParameterType, argument: Argument) -> bool {
-    match argument {
-        Argument::U32(_) => matches!(ty, ParameterType::Value(Type::U32)),
-        Argument::S32(_) => matches!(ty, ParameterType::Value(Type::S32)),
-        Argument::F32(_) => matches!(ty, ParameterType::Value(Type::F32)),
-        Argument::U64(_) => matches!(ty, ParameterType::Value(Type::U64)),
-        Argument::S64(_) => matches!(ty, ParameterType::Value(Type::S64)),
-        Argument::TensorMap(_) => matches!(ty, ParameterType::TensorMap),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_ir::Type;
 
     fn parameters(types: &[Type]) -> Vec<Parameter> {
         types.iter().map(|&ty| Parameter { name: format!("p_{}", ty.name()), ty: ty.into() }).collect()

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_ir::types::{F32, U32, U64};
-use flashcore_ir::{Arch, Builder, VerifiedKernel};
-use flashcore_kernels::Argument;
+use flashcore_ir::{Arch, Argument, Builder, VerifiedKernel};
 
 use crate::cache::scratch::Scratch;
 use crate::cache::{CacheOptions, Compiled, KernelCache, SelfCheck, Source};

@@ -3,8 +3,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use flashcore_ir::{Arch, InvalidTensorMap, ParameterType};
-use flashcore_kernels::Argument;
+use flashcore_ir::{Arch, Argument, InvalidTensorMap, ParameterType};
 
 use crate::arguments::{MOST_ARGUMENTS, MOST_TENSOR_MAPS};
 use crate::driver::{DriverVersion, LIBRARIES, OLDEST_DRIVER};

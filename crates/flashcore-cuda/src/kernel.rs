@@ -3,8 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use flashcore_ir::{Arch, Op, Parameter, TensorMap, VerifiedKernel};
-use flashcore_kernels::Argument;
+use flashcore_ir::{Arch, Argument, Op, Parameter, TensorMap, VerifiedKernel};
 
 use crate::arguments::Arguments;
 use crate::cache::{Entry, Key, SelfCheck, Source};

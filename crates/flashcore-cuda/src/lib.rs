@@ -5,31 +5,26 @@
 //!
 //! use flashcore_cuda::cache::{CacheOptions, KernelCache};
 //! use flashcore_cuda::{Context, DeviceBuffer, Driver, JitOptions, Kernels, Stream};
-//! use flashcore_kernels::{Buffers, Config, Plan};
-//! use flashcore_problem::{DType, Inputs, Problem};
+//! use flashcore_ir::types::{U32, U64};
+//! use flashcore_ir::{Argument, Builder};
 //!
 //! let device = Driver::load()?.device(0)?;
 //! let context = Context::new(&device)?;
 //! let stream = Stream::new(&context)?;
 //! let kernels = Kernels::new(&context, Arc::new(KernelCache::open(CacheOptions::default())), JitOptions::default());
 //!
-//! let problem = Problem::new(1, 8, 512, 64, DType::F16);
-//! let inputs = Inputs::random(&problem, 1);
-//! let query = DeviceBuffer::from_host(&stream, &inputs.query.data)?;
-//! let key = DeviceBuffer::from_host(&stream, &inputs.key.data)?;
-//! let value = DeviceBuffer::from_host(&stream, &inputs.value.data)?;
-//! let output = DeviceBuffer::uninitialised(&context, inputs.query.data.len())?;
+//! let mut k = Builder::new("answer", 32);
+//! let target = k.parameter::<U64>("target");
+//! let answer = k.copy::<U32>(42);
+//! k.store_one(target, answer);
+//! let verified = k.finish().verify(device.arch()?).expect("a kernel that keeps the rules");
 //!
-//! let plan = Plan::new(&problem, Config::ampere(), device.arch()?).expect("the kernel fits the problem");
-//! let kernel = kernels.load(&plan.kernel)?; // compiled once per machine, loaded once per process
-//! let buffers = Buffers {
-//!     lse: 0,
-//!     ..Buffers::new(query.address(), key.address(), value.address(), output.address())
-//! };
-//! let launch = kernel.prepare(plan.grid, &plan.arguments(buffers))?; // checked here, launched often
-//! // SAFETY: the buffers are as large as the problem says, and nobody else uses them.
+//! let kernel = kernels.load(&verified)?; // compiled once per machine, loaded once per process
+//! let target = DeviceBuffer::uninitialised(&context, 4)?;
+//! let launch = kernel.prepare([1, 1, 1], &[Argument::U64(target.address())])?; // checked here, launched often
+//! // SAFETY: the buffer is as large as the kernel takes it to be, and nobody else uses it.
 //! unsafe { kernel.launch(&stream, &launch) }?;
-//! let bytes = output.to_host(&stream)?;
+//! let bytes = target.to_host(&stream)?;
 //! # Ok::<(), flashcore_cuda::CudaError>(())
 //! ```
 //!

@@ -1,6 +1,6 @@
 //! One launch on buffers that exist for it alone.
 
-use flashcore_kernels::Argument;
+use flashcore_ir::Argument;
 
 use crate::error::CudaError;
 use crate::kernel::Kernel;

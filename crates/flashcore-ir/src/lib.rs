@@ -6,6 +6,7 @@
 #[macro_use]
 mod table;
 
+mod argument;
 pub mod builder;
 mod columns;
 mod display;
@@ -19,6 +20,7 @@ pub mod tensor_map;
 pub mod types;
 pub mod verify;
 
+pub use argument::Argument;
 pub use builder::Builder;
 pub use kernel::{
     Block, Guard, If, Instruction, Kernel, Loop, Origin, Parameter, ParameterType, Register, Section, SectionId,

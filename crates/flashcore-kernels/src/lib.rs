@@ -19,27 +19,26 @@
 //! what came between it and the fast ones; `ampere`, tensor cores from end to end; `combine`, which adds up what others
 //! have for parts of the keys; and `hopper`, where copies and products run by themselves beside the softmax.
 
-mod ampere_config;
 pub mod attention;
-mod config;
+pub mod config;
 mod element;
-mod hopper_config;
-mod ladder_config;
-mod name;
-mod neighbours;
+pub mod heuristics;
+mod launch_plan;
 mod parameters;
-mod plan;
+mod spec;
 mod specialization;
 mod tensor_maps;
 pub mod tile;
-mod tuned;
-mod tuned_hopper;
+mod unsupported;
 
-pub use config::{AmpereConfig, Config, L2Window, QueryPlace, ScalarConfig};
-pub use hopper_config::{HopperConfig, WarpScheduler};
-pub use ladder_config::{LadderConfig, Product};
-pub use name::UnknownConfig;
-pub use parameters::{Argument, Buffers, Parameters};
-pub use plan::{Plan, Reason, SideKernel};
+pub use config::{
+    AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, UnknownConfig,
+    WarpScheduler,
+};
+pub use flashcore_ir::Argument;
+pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
+pub use parameters::{LAUNCH_PARAMETERS, LaunchValues, Parameters};
+pub use spec::{KernelSpec, Stage};
 pub use specialization::Specialization;
 pub use tile::{Accumulation, Exponential, Rescale, SharedLayout};
+pub use unsupported::Reason;

@@ -1,23 +1,35 @@
-//! What kernels receive at run time, in one order for the kernel and for whoever launches it.
+//! Kernel parameters, in one order for the kernel and for whoever launches it.
+//!
+//! The first are those that change from launch to launch, all of them 64-bit: the address of each operand at the index of
+//! its row in the table of operands, the workspace, the block mask, and the strides of the bias. A launch replaces them
+//! as one block. The rest follow from the problem and the plan.
 
 use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
-use flashcore_ir::{Builder, Reg, TensorMap};
+use flashcore_ir::{Argument, Builder, Reg};
 use flashcore_problem::expression::{Constants, Expression, Kind};
-use flashcore_problem::{BiasStrides, Problem, Strides};
+use flashcore_problem::{BiasStrides, Operand, Problem, Strides, operands};
 
 use crate::attention::tile_ranges::RangeShape;
-use crate::plan::LONGEST;
 use crate::specialization::Specialization;
 use crate::tile::BoundExpression;
+use crate::unsupported::LONGEST;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
 macro_rules! parameters {
-    ($($(#[$doc:meta])* $name:ident: $ty:ident,)*) => {
-        /// The parameters of every attention kernel, loaded into registers.
+    (
+        operands { $($operand:ident,)* }
+        launch { $($(#[$launch_doc:meta])* $launch:ident,)* }
+        plan { $($(#[$doc:meta])* $name:ident: $ty:ident,)* }
+    ) => {
+        /// The parameters of every attention kernel, loaded into registers. Of operands, the addresses; those of
+        /// operands that a problem has not are not read.
         #[derive(Debug, Clone, Copy)]
+        #[expect(missing_docs, reason = "operands have the names of their rows in the table")]
         pub struct Parameters {
+            $(pub $operand: Reg<U64>,)*
+            $($(#[$launch_doc])* pub $launch: Reg<U64>,)*
             $($(#[$doc])* pub $name: Reg<$ty>,)*
             /// The expression for scores, with its constants.
             pub score_mod: Option<BoundExpression>,
@@ -29,6 +41,8 @@ macro_rules! parameters {
             /// Declares and loads them: those that all kernels have, and the constants of expressions.
             pub fn load(k: &mut Builder, specialization: Specialization) -> Self {
                 Self {
+                    $($operand: k.parameter::<U64>(stringify!($operand)),)*
+                    $($launch: k.parameter::<U64>(stringify!($launch)),)*
                     $($name: k.parameter::<$ty>(stringify!($name)),)*
                     score_mod: specialization.score_mod.map(|expression| BoundExpression::load(k, "score", expression)),
                     mask_mod: specialization.mask_mod.map(|expression| BoundExpression::load(k, "mask", expression)),
@@ -36,111 +50,117 @@ macro_rules! parameters {
             }
         }
 
-        /// The values of the parameters, by the same names.
-        struct Values {
+        /// The number of parameters that change from launch to launch.
+        pub const LAUNCH_PARAMETERS: usize = [$(stringify!($operand),)* $(stringify!($launch),)*].len();
+
+        /// The values of the parameters that follow from problem and plan, by the same names.
+        struct PlanValues {
             $($name: <$ty as HostValue>::Host,)*
         }
 
-        impl Values {
+        impl PlanValues {
             fn arguments(self) -> Vec<Argument> {
-                vec![$(<$ty as HostValue>::argument(self.$name),)*]
+                let launch = [Argument::U64(0); LAUNCH_PARAMETERS];
+                launch.into_iter().chain([$(<$ty as HostValue>::argument(self.$name),)*]).collect()
             }
         }
     };
 }
 
-parameters! {
-    /// The address of the query.
-    query: U64,
-    /// The address of the key.
-    key: U64,
-    /// The address of the value.
-    value: U64,
-    /// The address of the output.
-    output: U64,
-    /// The address of the log-sum-exp, an `f32` per row of the output; not read by kernels that do not write it.
-    lse: U64,
-    /// Bytes from one batch of the query to the next.
-    query_batch_stride: U64,
-    /// Bytes from one head of the query to the next.
-    query_head_stride: U64,
-    /// Bytes from one row of the query to the next.
-    query_row_stride: U64,
-    /// Bytes from one batch of the key to the next.
-    key_batch_stride: U64,
-    /// Bytes from one head of the key to the next.
-    key_head_stride: U64,
-    /// Bytes from one row of the key to the next.
-    key_row_stride: U64,
-    /// Bytes from one batch of the value to the next.
-    value_batch_stride: U64,
-    /// Bytes from one head of the value to the next.
-    value_head_stride: U64,
-    /// Bytes from one row of the value to the next.
-    value_row_stride: U64,
-    /// Bytes from one batch of the output to the next.
-    output_batch_stride: U64,
-    /// Bytes from one head of the output to the next.
-    output_head_stride: U64,
-    /// Bytes from one row of the output to the next.
-    output_row_stride: U64,
-    /// Rows of the query.
-    query_length: U32,
-    /// Rows of key and value, up to the last that any query row attends.
-    key_length: U32,
-    /// Query heads that share one key head.
-    heads_per_key_head: U32,
-    /// What is added to a query row to give its position among the keys; where each batch has a key length of its own,
-    /// less [`position_per_key`](Self::position_per_key) times that length.
-    position_offset: S32,
-    /// How far one more key of a batch moves the positions of its rows: 1 when they are aligned at the end, 0 at the
-    /// beginning. Read only where each batch has a key length of its own.
-    position_per_key: S32,
-    /// Keys before its position that a row attends.
-    window_left: S32,
-    /// Keys behind its position that a row attends: 0 under a causal mask.
-    window_right: S32,
-    /// The scale of the scores times `log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
-    scale_log2: F32,
-    /// What rounding took from it; read by kernels of `f32`.
-    scale_log2_rest: F32,
-    /// One over the scale; read by kernels that add something to products before they scale them.
-    inverse_scale: F32,
-    /// The softcap times `log2(e)`.
-    softcap_log2: F32,
-    /// The address of a `u32` per batch: its key length.
-    seqused_k: U64,
-    /// The address of an `f32` per query head: its slope.
-    alibi_slopes: U64,
-    /// The address of an `f32` per query head: its sink.
-    sinks: U64,
-    /// The address of the table of numbers that expressions read.
-    aux_f32: U64,
-    /// The index of its last entry.
-    last_number: S32,
-    /// The address of the table of integers that expressions read.
-    aux_i32: U64,
-    /// The index of its last entry.
-    last_integer: S32,
-    /// The address of what is known of the tiles that an expression leaves: see `attention/tile_ranges.rs`.
-    tile_ranges: U64,
-    /// Bytes from what is known for one batch to that for the next.
-    ranges_batch_stride: U64,
-    /// Bytes from what is known for one query head to that for the next.
-    ranges_head_stride: U64,
-    /// The address of the bias.
-    bias: U64,
-    /// Bytes from one batch of the bias to the next.
-    bias_batch_stride: U64,
-    /// Bytes from one query head of the bias to the next.
-    bias_head_stride: U64,
-    /// Bytes from one query row of the bias to the next.
-    bias_row_stride: U64,
-    /// Bytes from one key of the bias to the next.
-    bias_key_stride: U64,
+macro_rules! define_parameters {
+    (
+        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
+        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
+            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
+        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
+            $stream:literal, $fill:ident,
+            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
+        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
+            $strided_fill:ident,
+            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
+    ) => {
+        parameters! {
+            operands { $($tensor,)* $($output,)* $($input,)* $($strided,)* }
+            launch {
+                /// The address of the memory that the kernels of a launch use among themselves: partial results of
+                /// split-KV.
+                workspace,
+                /// The address of the block mask, within the workspace.
+                tile_ranges,
+                /// Bytes from one batch of the bias to the next.
+                bias_batch_stride,
+                /// Bytes from one query head of the bias to the next.
+                bias_head_stride,
+                /// Bytes from one query row of the bias to the next.
+                bias_row_stride,
+                /// Bytes from one key of the bias to the next.
+                bias_key_stride,
+            }
+            plan {
+                /// Bytes from one batch of the query to the next.
+                query_batch_stride: U64,
+                /// Bytes from one head of the query to the next.
+                query_head_stride: U64,
+                /// Bytes from one row of the query to the next.
+                query_row_stride: U64,
+                /// Bytes from one batch of the key to the next.
+                key_batch_stride: U64,
+                /// Bytes from one head of the key to the next.
+                key_head_stride: U64,
+                /// Bytes from one row of the key to the next.
+                key_row_stride: U64,
+                /// Bytes from one batch of the value to the next.
+                value_batch_stride: U64,
+                /// Bytes from one head of the value to the next.
+                value_head_stride: U64,
+                /// Bytes from one row of the value to the next.
+                value_row_stride: U64,
+                /// Bytes from one batch of the output to the next.
+                output_batch_stride: U64,
+                /// Bytes from one head of the output to the next.
+                output_head_stride: U64,
+                /// Bytes from one row of the output to the next.
+                output_row_stride: U64,
+                /// Rows of the query.
+                query_length: U32,
+                /// Rows of key and value, up to the last that any query row attends.
+                key_length: U32,
+                /// Query heads that share one key head.
+                heads_per_key_head: U32,
+                /// Offset from a query row to its position among the keys; where each batch has a key length of its own,
+                /// less [`position_per_key`](Self::position_per_key) times that length.
+                position_offset: S32,
+                /// Distance by which one more key of a batch moves the positions of its rows: 1 when they are aligned at the end, 0 at the
+                /// beginning. Read only where each batch has a key length of its own.
+                position_per_key: S32,
+                /// Keys before its position that a row attends.
+                window_left: S32,
+                /// Keys after its position that a row attends: 0 under a causal mask.
+                window_right: S32,
+                /// The scale of the scores times `log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
+                scale_log2: F32,
+                /// Rounding error of [`scale_log2`](Self::scale_log2); read by kernels of `f32`.
+                scale_log2_rest: F32,
+                /// One over the scale; read by kernels that add something to products before they scale them.
+                inverse_scale: F32,
+                /// The softcap times `log2(e)`.
+                softcap_log2: F32,
+                /// The index of the last entry of [`aux_f32`](Self::aux_f32).
+                last_number: S32,
+                /// The index of the last entry of [`aux_i32`](Self::aux_i32).
+                last_integer: S32,
+                /// Bytes from the block mask of one batch to that of the next.
+                ranges_batch_stride: U64,
+                /// Bytes from the block mask of one query head to that of the next.
+                ranges_head_stride: U64,
+            }
+        }
+    };
 }
 
-/// What kernels that take their tiles in turn receive besides, behind the others.
+operands!(define_parameters);
+
+/// Parameters of persistent kernels, after the others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileParameters {
     /// Tiles of query rows in one head.
@@ -158,26 +178,25 @@ impl TileParameters {
     }
 }
 
-/// What kernels that each take a part of the keys receive besides, behind the others, and the kernel that combines what
-/// they have.
+/// Parameters of split-KV kernels and of the kernel that combines their partial results, after the others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SplitParameters {
-    /// Parts of the keys.
+    /// Number of KV splits.
     pub(crate) num_splits: Reg<U32>,
     /// Rows of the output in all.
     pub(crate) rows: Reg<U64>,
-    /// The address of what is known of the parts.
+    /// The address of the partial results.
     pub(crate) workspace: Reg<U64>,
 }
 
 impl SplitParameters {
     /// Declares and loads them.
-    pub(crate) fn load(k: &mut Builder) -> Self {
-        Self { num_splits: k.parameter("num_splits"), rows: k.parameter("rows"), workspace: k.parameter("workspace") }
+    pub(crate) fn load(k: &mut Builder, parameters: Parameters) -> Self {
+        Self { num_splits: k.parameter("num_splits"), rows: k.parameter("rows"), workspace: parameters.workspace }
     }
 }
 
-/// What kernels of some configs receive behind the parameters that all have.
+/// Values of the parameters that kernels of some configs have after those that all have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extra {
     /// Nothing.
@@ -189,98 +208,65 @@ pub(crate) enum Extra {
 }
 
 impl Extra {
-    pub(crate) fn arguments(self, buffers: Buffers) -> Vec<Argument> {
+    pub(crate) fn arguments(self) -> Vec<Argument> {
         match self {
             Self::Nothing => Vec::new(),
             Self::Tiles { tiles, heads, all } => vec![Argument::U32(tiles), Argument::U32(heads), Argument::U32(all)],
-            Self::Splits { num_splits, rows } => {
-                vec![Argument::U32(num_splits), Argument::U64(rows), Argument::U64(buffers.workspace)]
-            }
+            Self::Splits { num_splits, rows } => vec![Argument::U32(num_splits), Argument::U64(rows)],
         }
     }
 }
 
-/// A value that a launch passes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Argument {
-    /// An unsigned 32-bit integer.
-    U32(u32),
-    /// A signed 32-bit integer.
-    S32(i32),
-    /// A single-precision float.
-    F32(f32),
-    /// An unsigned 64-bit integer or an address.
-    U64(u64),
-    /// A signed 64-bit integer.
-    S64(i64),
-    /// A tensor in memory of the device.
-    TensorMap(TensorMap),
-}
-
-/// Device addresses of the tensors of a problem.
+/// The values that change from launch to launch: device addresses, and the strides of the bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffers {
-    /// Of the query.
-    pub query: u64,
-    /// Of the key.
-    pub key: u64,
-    /// Of the value.
-    pub value: u64,
-    /// Of the output.
-    pub output: u64,
-    /// Of the log-sum-exp; any address when the problem does not ask for it, like the others below.
-    pub lse: u64,
-    /// Of the key lengths.
-    pub seqused_k: u64,
-    /// Of the slopes.
-    pub alibi_slopes: u64,
-    /// Of the sinks.
-    pub sinks: u64,
-    /// Of the bias.
-    pub bias: u64,
-    /// Where the terms of the bias lie.
+pub struct LaunchValues {
+    /// The address of each operand; any number where the problem has none.
+    pub operands: [u64; Operand::COUNT],
+    /// Strides of the bias in elements.
     pub bias_strides: BiasStrides,
-    /// Of the table of numbers.
-    pub aux_f32: u64,
-    /// Of the table of integers.
-    pub aux_i32: u64,
-    /// Of the part of the workspace that begins [`Plan::ranges_offset`](crate::Plan::ranges_offset) bytes behind its
-    /// beginning; any address when there is none.
-    pub tile_ranges: u64,
-    /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that the kernels use among themselves; any address
-    /// when they are none.
+    /// The address of [`LaunchPlan::workspace_bytes`](crate::LaunchPlan::workspace_bytes) bytes; any number when they
+    /// are none.
     pub workspace: u64,
 }
 
-impl Buffers {
-    /// Query, key, value and output, and nothing else.
-    pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
-        let bias_strides = BiasStrides { batch: 0, head: 0, row: 0, key: 0 };
-        Self {
-            query,
-            key,
-            value,
-            output,
-            lse: 0,
-            seqused_k: 0,
-            alibi_slopes: 0,
-            sinks: 0,
-            bias: 0,
-            bias_strides,
-            aux_f32: 0,
-            aux_i32: 0,
-            tile_ranges: 0,
-            workspace: 0,
-        }
+impl LaunchValues {
+    /// No operand anywhere.
+    pub const NONE: Self = Self {
+        operands: [0; Operand::COUNT],
+        bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
+        workspace: 0,
+    };
+
+    /// The address of an operand.
+    pub const fn address(&self, operand: Operand) -> u64 {
+        self.operands[operand as usize]
+    }
+
+    /// Sets the address of an operand.
+    pub const fn set(&mut self, operand: Operand, address: u64) {
+        self.operands[operand as usize] = address;
+    }
+
+    /// The values in the order of the parameters; the block mask begins so many bytes into the workspace.
+    pub fn words(&self, block_mask_offset: u64) -> [u64; LAUNCH_PARAMETERS] {
+        let BiasStrides { batch, head, row, key } = self.bias_strides;
+        let bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
+        let mut words = [0; LAUNCH_PARAMETERS];
+        let (operands, others) = words.split_at_mut(Operand::COUNT);
+        operands.copy_from_slice(&self.operands);
+        let block_mask = self.workspace.wrapping_add(block_mask_offset);
+        others.copy_from_slice(&[self.workspace, block_mask, bytes(batch), bytes(head), bytes(row), bytes(key)]);
+        words
     }
 }
 
 /// A window wider than this is as wide as one that is not there: no sequence is longer.
 const WIDEST_WINDOW: usize = LONGEST;
 
-/// The arguments of a launch, in the order of [`Parameters`].
-pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<RangeShape>) -> Vec<Argument> {
-    let [ranges_batch_stride, ranges_head_stride] = ranges.map_or([0; 2], RangeShape::strides);
+/// The arguments that all kernels of a plan have, in the order of [`Parameters`]; those that change from launch to launch
+/// are 0.
+pub(crate) fn arguments(problem: &Problem, block_mask: Option<RangeShape>) -> Vec<Argument> {
+    let [ranges_batch_stride, ranges_head_stride] = block_mask.map_or([0; 2], RangeShape::strides);
     let element = problem.dtype.size_bytes() as u64;
     let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
     let strides = problem.strides();
@@ -299,13 +285,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
     };
     let scale = problem.scale * core::f64::consts::LOG2_E;
     let scale = problem.softcap.map_or(scale, |softcap| 2.0 * scale / f64::from(softcap));
-    let bias_bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
-    let mut arguments = Values {
-        query: buffers.query,
-        key: buffers.key,
-        value: buffers.value,
-        output: buffers.output,
-        lse: buffers.lse,
+    PlanValues {
         query_batch_stride,
         query_head_stride,
         query_row_stride,
@@ -329,28 +309,19 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
         inverse_scale: (1.0 / problem.scale) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
-        seqused_k: buffers.seqused_k,
-        alibi_slopes: buffers.alibi_slopes,
-        sinks: buffers.sinks,
-        aux_f32: buffers.aux_f32,
         last_number: problem.aux_f32.saturating_sub(1) as i32,
-        aux_i32: buffers.aux_i32,
         last_integer: problem.aux_i32.saturating_sub(1) as i32,
-        tile_ranges: buffers.tile_ranges,
         ranges_batch_stride,
         ranges_head_stride,
-        bias: buffers.bias,
-        bias_batch_stride: bias_bytes(buffers.bias_strides.batch),
-        bias_head_stride: bias_bytes(buffers.bias_strides.head),
-        bias_row_stride: bias_bytes(buffers.bias_strides.row),
-        bias_key_stride: bias_bytes(buffers.bias_strides.key),
     }
-    .arguments();
+    .arguments()
+}
+
+/// The constants of `score_mod` and `mask_mod`, which follow in kernels that compute scores.
+pub(crate) fn expression_constants(problem: &Problem) -> impl Iterator<Item = Argument> {
     let score = problem.score_mod.map(|score_mod| constants(score_mod.expression(), score_mod.constants()));
     let mask = problem.mask_mod.map(|mask_mod| constants(mask_mod.expression(), mask_mod.constants()));
-    arguments.extend(score.into_iter().flatten());
-    arguments.extend(mask.into_iter().flatten());
-    arguments
+    score.into_iter().flatten().chain(mask.into_iter().flatten())
 }
 
 /// The arguments for the constants of an expression, in the order in which [`BoundExpression::load`] declares them.

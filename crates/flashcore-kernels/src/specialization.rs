@@ -83,6 +83,47 @@ impl Specialization {
         }
     }
 
+    /// The features that are on, by name: the one list that kernel names, problem classes and messages follow.
+    pub fn features(self) -> impl Iterator<Item = &'static str> {
+        let Self {
+            dtype: _,
+            head_dim: _,
+            value_dim: _,
+            left,
+            right,
+            seqused_k,
+            softcap,
+            alibi,
+            bias,
+            sinks,
+            score_mod,
+            mask_mod,
+            scaled_first,
+            lse,
+            width: _,
+        } = self;
+        let features = [
+            (left, "left"),
+            (right, "right"),
+            (seqused_k, "seqused_k"),
+            (softcap, "softcap"),
+            (alibi, "alibi"),
+            (bias, "bias"),
+            (sinks, "sinks"),
+            (score_mod.is_some(), "score_mod"),
+            (mask_mod.is_some(), "mask_mod"),
+            (scaled_first, "nonpositive_scale"),
+            (lse, "lse"),
+        ];
+        features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature)
+    }
+
+    /// The specialization of the combine kernel: limits and scores matter no more.
+    pub(crate) const fn for_combine(self) -> Self {
+        let Self { dtype, value_dim, sinks, lse, .. } = self;
+        Self { value_dim, sinks, lse, ..Self::new(dtype, value_dim) }
+    }
+
     /// Whether scores are more than products times a positive number.
     pub fn has_terms(self) -> bool {
         self.has_more_than_expressions() || self.score_mod.is_some() && !self.only_adds()

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use flashcore_ir::operation::Class;
 use flashcore_ir::{Arch, VerifiedKernel};
-use flashcore_kernels::{Buffers, Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan, Stage};
 use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod};
 
 const FILE: &str = "tests/fingerprint.txt";
@@ -127,13 +127,16 @@ fn fingerprint() -> String {
         let number = numbers.entry(config.family()).and_modify(|number| *number += 1).or_insert(0);
         let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
         for (name, problem) in &problems[..covered] {
-            let Ok(plan) = Plan::new(problem, config, arch(config)) else { continue };
-            for (kernel, _, _) in plan.launches(Buffers::new(0, 0, 0, 0)) {
-                if kernel.name == plan.kernel.name {
-                    text.push_str(&line(&format!("{} {number}{tile}, {name}", config.family()), kernel));
-                    text.push('\n');
-                } else {
-                    sides.insert(line("beside it", kernel));
+            let Ok(plan) = LaunchPlan::new(problem, config, arch(config)) else { continue };
+            for launch in &plan.launches {
+                match launch.spec.stage {
+                    Stage::Attention => {
+                        text.push_str(&line(&format!("{} {number}{tile}, {name}", config.family()), &launch.kernel()));
+                        text.push('\n');
+                    }
+                    Stage::BlockMask | Stage::Combine => {
+                        sides.insert(line("beside it", &launch.kernel()));
+                    }
                 }
             }
         }

@@ -162,24 +162,10 @@ setters! {
     with_mask(mask: Mask);
     /// Sets [`softcap`](Self::softcap).
     with_softcap(softcap: Option<f32>);
-    /// Sets [`alibi`](Self::alibi).
-    with_alibi(alibi: bool);
-    /// Sets [`sinks`](Self::sinks).
-    with_sinks(sinks: bool);
-    /// Sets [`bias`](Self::bias).
-    with_bias(bias: bool);
-    /// Sets [`seqused_k`](Self::seqused_k).
-    with_seqused_k(seqused_k: bool);
     /// Sets [`score_mod`](Self::score_mod).
     with_score_mod(score_mod: Option<ScoreMod>);
     /// Sets [`mask_mod`](Self::mask_mod).
     with_mask_mod(mask_mod: Option<MaskMod>);
-    /// Sets [`aux_f32`](Self::aux_f32).
-    with_aux_f32(aux_f32: usize);
-    /// Sets [`aux_i32`](Self::aux_i32).
-    with_aux_i32(aux_i32: usize);
-    /// Sets [`lse`](Self::lse).
-    with_lse(lse: bool);
     /// Sets [`layout`](Self::layout).
     with_layout(layout: Layout);
 }

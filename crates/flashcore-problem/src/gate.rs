@@ -2,8 +2,8 @@
 
 use crate::reference::ErrorNorms;
 use crate::{
-    DType, Element, Expected, Failure, GuardError, Inputs, Limits, Outputs, Problem, ReferenceError, Shape, Strides,
-    Tensor, Verdict, Worst,
+    DType, Element, Expected, Failure, GuardError, Inputs, Limits, Operand, Outputs, Problem, ReferenceError, Shape,
+    Strides, Tensor, Verdict, Worst,
 };
 
 /// What a run left behind.
@@ -180,20 +180,9 @@ fn lse_failures(shape: Shape, actual: &[f32], expected: &[f64], limit: f64) -> V
 }
 
 fn changed_inputs(before: &Inputs, after: &Inputs) -> Vec<Failure> {
-    let bits = |values: &Option<Vec<f32>>| -> Option<Vec<u32>> {
-        values.as_ref().map(|values| values.iter().map(|value| value.to_bits()).collect())
-    };
-    let bias = |inputs: &Inputs| inputs.bias.as_ref().map(|bias| bias.data.clone());
-    let unchanged = [
-        ("query", before.query == after.query),
-        ("key", before.key == after.key),
-        ("value", before.value == after.value),
-        ("alibi_slopes", bits(&before.alibi_slopes) == bits(&after.alibi_slopes)),
-        ("sinks", bits(&before.sinks) == bits(&after.sinks)),
-        ("bias", bits(&bias(before)) == bits(&bias(after))),
-        ("seqused_k", before.seqused_k == after.seqused_k),
-    ];
-    unchanged.iter().filter(|(_, same)| !same).map(|&(tensor, _)| Failure::InputChanged { tensor }).collect()
+    let (before, after) = (before.views(), after.views());
+    let changed = Operand::inputs().filter(|&operand| before.bytes(operand) != after.bytes(operand));
+    changed.map(|operand| Failure::InputChanged { tensor: operand.name() }).collect()
 }
 
 /// The first byte in which two outputs differ.

@@ -74,6 +74,9 @@
 //!   out.
 //! * The gate is never loosened to let something pass.
 
+#[macro_use]
+mod operands;
+
 mod builder;
 mod dtype;
 pub mod expression;
@@ -101,6 +104,7 @@ pub use invalid::{Invalid, ProblemError, TensorError};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use limits::Limits;
 pub use mask::{Alignment, Mask};
+pub use operands::{Access, Operand, OperandSet};
 pub use oracle::{Expected, oracle};
 pub use problem::Problem;
 pub use random::{SplitMix64, Stress};

@@ -1,106 +1,139 @@
-//! The question: which attention is to be computed.
+//! An attention problem: everything but the numbers in its tensors.
 
 use crate::expression::{Expression, MOST_STEPS};
-use crate::{DType, Layout, Mask, MaskMod, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
+use crate::{DType, Layout, Mask, MaskMod, Operand, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
 use std::fmt;
 use std::ops::Range;
 
-/// One attention problem: everything about it except the numbers in its tensors.
-///
-/// Begin with [`Problem::new`], or with [`Problem::builder`] for sizes by name; then change fields, or call the method
-/// `with_...` of each:
-///
-/// ```
-/// # use flashcore_problem as flashcore;
-/// use flashcore::{Alignment, DType, Mask, Problem};
-///
-/// let mut problem = Problem::new(1, 32, 4096, 128, DType::Bf16);
-/// problem.key_heads = 8;
-/// problem.query_length = 1;
-/// problem.mask = Mask::Causal(Alignment::BottomRight);
-/// assert_eq!(problem.validate(), Ok(()));
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-#[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
-pub struct Problem {
-    /// Batches; 0 is legal and gives an empty output.
-    pub batch: usize,
-    /// Heads of query and output.
-    pub query_heads: usize,
-    /// Heads of key and value; `query_heads` must be a multiple of it.
-    pub key_heads: usize,
-    /// Rows of query and output; 0 is legal and gives an empty output.
-    pub query_length: usize,
-    /// Rows of key and value; 0 is legal and leaves nothing to attend.
-    pub key_length: usize,
-    /// Columns of query and key.
-    pub head_dim: usize,
-    /// Columns of value and output.
-    pub value_dim: usize,
-    /// Element type of query, key, value and output.
-    pub dtype: DType,
-    /// What the product of query and key is multiplied by. Used in `f64` for `f64`, else in `f32`, which must have it.
-    /// Slopes, sinks, bias and log-sum-exp are `f32` whatever the element type.
-    pub scale: f64,
-    /// Which keys a row attends.
-    pub mask: Mask,
-    /// `score = softcap * tanh(score / softcap)`; `None` leaves scores as they are.
-    pub softcap: Option<f32>,
-    /// Whether there is a slope per query head that is subtracted for every position of distance.
-    pub alibi: bool,
-    /// Whether there is a sink per query head: one more score in the denominator, with no value.
-    pub sinks: bool,
-    /// Whether there is a bias that is added to the scores.
-    pub bias: bool,
-    /// Whether each batch has a key length of its own, at most `key_length`.
-    pub seqused_k: bool,
-    /// What becomes of scores after everything else.
-    pub score_mod: Option<ScoreMod>,
-    /// Which keys take part, of those that the mask leaves.
-    pub mask_mod: Option<MaskMod>,
-    /// Entries of the table of numbers that `score_mod` and `mask_mod` read; 0 is no table.
-    pub aux_f32: usize,
-    /// Entries of the table of integers that they read; 0 is no table.
-    pub aux_i32: usize,
-    /// Whether the log-sum-exp of each row is wanted.
-    pub lse: bool,
-    /// Where the elements of the tensors lie.
-    pub layout: Layout,
+macro_rules! define_problem {
+    (
+        tensors { $($tensors:tt)* }
+        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
+            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
+        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
+            $stream:literal, $fill:ident,
+            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
+        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
+            $strided_fill:ident,
+            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
+    ) => {
+        /// One attention problem: everything about it except the numbers in its tensors.
+        ///
+        /// Begin with [`Problem::new`], or with [`Problem::builder`] for sizes by name; then change fields, or call the
+        /// method `with_...` of each:
+        ///
+        /// ```
+        /// # use flashcore_problem as flashcore;
+        /// use flashcore::{Alignment, DType, Mask, Problem};
+        ///
+        /// let mut problem = Problem::new(1, 32, 4096, 128, DType::Bf16);
+        /// problem.key_heads = 8;
+        /// problem.query_length = 1;
+        /// problem.mask = Mask::Causal(Alignment::BottomRight);
+        /// assert_eq!(problem.validate(), Ok(()));
+        /// ```
+        #[derive(Clone, Debug, PartialEq)]
+        #[non_exhaustive]
+        #[expect(clippy::struct_excessive_bools, reason = "each switches one independent operand on")]
+        pub struct Problem {
+            /// Batches; 0 is legal and gives an empty output.
+            pub batch: usize,
+            /// Heads of query and output.
+            pub query_heads: usize,
+            /// Heads of key and value; `query_heads` must be a multiple of it (GQA).
+            pub key_heads: usize,
+            /// Rows of query and output; 0 is legal and gives an empty output.
+            pub query_length: usize,
+            /// Rows of key and value; 0 is legal and leaves nothing to attend.
+            pub key_length: usize,
+            /// Columns of query and key.
+            pub head_dim: usize,
+            /// Columns of value and output.
+            pub value_dim: usize,
+            /// Element type of query, key, value and output.
+            pub dtype: DType,
+            /// Factor of the product of query and key. Used in `f64` for `f64`, else in `f32`, which must have it.
+            /// Slopes, sinks, bias and log-sum-exp are `f32` whatever the element type.
+            pub scale: f64,
+            /// Keys that a row attends.
+            pub mask: Mask,
+            /// `score = softcap * tanh(score / softcap)`; `None` leaves scores as they are.
+            pub softcap: Option<f32>,
+            /// Function of the score that is applied after everything else.
+            pub score_mod: Option<ScoreMod>,
+            /// Keys that take part, of those that the mask leaves.
+            pub mask_mod: Option<MaskMod>,
+            /// Place of the elements of query, key, value and output in memory.
+            pub layout: Layout,
+            $($(#[$output_switch_doc])* pub $output_switch: $output_switch_type,)*
+            $($(#[$input_switch_doc])* pub $input_switch: $input_switch_type,)*
+            $($(#[$strided_switch_doc])* pub $strided_switch: $strided_switch_type,)*
+        }
+
+        impl Problem {
+            /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
+            /// contiguous `[batch, head, row, column]`, nothing masked.
+            ///
+            /// The sizes are in the order of that shape: batches, heads, rows, columns. [`builder`](Self::builder) takes
+            /// them by name.
+            pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
+                Self {
+                    batch,
+                    query_heads: heads,
+                    key_heads: heads,
+                    query_length: length,
+                    key_length: length,
+                    head_dim,
+                    value_dim: head_dim,
+                    dtype,
+                    scale: 1.0 / (head_dim as f64).sqrt(),
+                    mask: Mask::None,
+                    softcap: None,
+                    score_mod: None,
+                    mask_mod: None,
+                    layout: Layout::Bhsd,
+                    $($output_switch: Default::default(),)*
+                    $($input_switch: Default::default(),)*
+                    $($strided_switch: Default::default(),)*
+                }
+            }
+
+            /// The problem with the optional operands of another switched on, vectors in the sizes of the other.
+            #[must_use]
+            pub const fn with_operands_of(mut self, other: &Self) -> Self {
+                $(self.$output_switch = other.$output_switch;)*
+                $(self.$input_switch = other.$input_switch;)*
+                $(self.$strided_switch = other.$strided_switch;)*
+                self
+            }
+
+            $(#[doc = concat!("Sets [`", stringify!($output_switch), "`](Self::", stringify!($output_switch), ").")]
+            #[must_use]
+            pub const fn $with_output_switch(mut self, $output_switch: $output_switch_type) -> Self {
+                self.$output_switch = $output_switch;
+                self
+            })*
+
+            $(#[doc = concat!("Sets [`", stringify!($input_switch), "`](Self::", stringify!($input_switch), ").")]
+            #[must_use]
+            pub const fn $with_input_switch(mut self, $input_switch: $input_switch_type) -> Self {
+                self.$input_switch = $input_switch;
+                self
+            })*
+
+            $(#[doc = concat!("Sets [`", stringify!($strided_switch), "`](Self::", stringify!($strided_switch), ").")]
+            #[must_use]
+            pub const fn $with_strided_switch(mut self, $strided_switch: $strided_switch_type) -> Self {
+                self.$strided_switch = $strided_switch;
+                self
+            })*
+        }
+    };
 }
 
-impl Problem {
-    /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
-    /// contiguous `[batch, head, row, column]`, nothing masked.
-    ///
-    /// The sizes are in the order of that shape: batches, heads, rows, columns. [`builder`](Self::builder) takes them by
-    /// name.
-    pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
-        Self {
-            batch,
-            query_heads: heads,
-            key_heads: heads,
-            query_length: length,
-            key_length: length,
-            head_dim,
-            value_dim: head_dim,
-            dtype,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            mask: Mask::None,
-            softcap: None,
-            alibi: false,
-            sinks: false,
-            bias: false,
-            seqused_k: false,
-            score_mod: None,
-            mask_mod: None,
-            aux_f32: 0,
-            aux_i32: 0,
-            lse: false,
-            layout: Layout::Bhsd,
-        }
-    }
+operands!(define_problem);
 
+impl Problem {
     /// The keys that query row `row` attends when its batch has `batch_key_length` keys. Always a range.
     pub fn attended_keys(&self, batch_key_length: usize, row: usize) -> Range<usize> {
         self.mask.attended_keys(self.query_length, batch_key_length, row)
@@ -293,15 +326,8 @@ impl fmt::Display for Problem {
         if let Some(softcap) = self.softcap {
             write!(formatter, " softcap {softcap}")?;
         }
-        let optional = [
-            (self.alibi, "alibi"),
-            (self.sinks, "sinks"),
-            (self.bias, "bias"),
-            (self.seqused_k, "seqused-k"),
-            (self.lse, "log-sum-exp"),
-        ];
-        for (_, name) in optional.iter().filter(|(present, _)| *present) {
-            write!(formatter, " {name}")?;
+        for operand in Operand::optional().filter(|operand| operand.is_present(self)) {
+            write!(formatter, " {}", operand.name())?;
         }
         if let Some(score_mod) = self.score_mod {
             write!(formatter, " score-mod {}", score_mod.expression().name())?;

@@ -84,15 +84,12 @@ impl Stress {
 }
 
 /// Each tensor draws from a stream of its own: operands that resemble one another hide swapped operands.
+/// Those of the vectors follow, in the table of operands.
 enum Stream {
     Query,
     Key,
     Value,
     Bias,
-    Sinks,
-    SequsedK,
-    AuxF32,
-    AuxI32,
 }
 
 impl Inputs {
@@ -155,20 +152,14 @@ impl Inputs {
         assert_eq!(problem.validate(), Ok(()), "inputs are made for valid problems");
         let strides = problem.strides();
         let [query, key, value] = fills;
-        let heads = problem.query_heads;
-        let slope = |head: usize| (-8.0 * (head + 1) as f64 / heads as f64).exp2() as f32;
-        let mut sinks = SplitMix64::stream(seed, Stream::Sinks as u64);
-        Self {
-            query: fill(problem, problem.query_shape(), strides.query, query),
-            key: fill(problem, problem.key_shape(), strides.key, key),
-            value: fill(problem, problem.value_shape(), strides.value, value),
-            alibi_slopes: problem.alibi.then(|| (0..heads).map(slope).collect()),
-            sinks: problem.sinks.then(|| (0..heads).map(|_| (sinks.uniform() * 6.0 - 3.0) as f32).collect()),
-            bias: problem.bias.then(|| random_bias(problem, seed)),
-            seqused_k: problem.seqused_k.then(|| random_seqused_k(problem, seed)),
-            aux_f32: (problem.aux_f32 > 0).then(|| random_numbers(problem, seed)),
-            aux_i32: (problem.aux_i32 > 0).then(|| random_integers(problem, seed)),
-        }
+        let mut inputs = Self::new(
+            fill(problem, problem.query_shape(), strides.query, query),
+            fill(problem, problem.key_shape(), strides.key, key),
+            fill(problem, problem.value_shape(), strides.value, value),
+        );
+        inputs.fill_vectors(problem, seed);
+        inputs.bias = problem.bias.then(|| random_bias(problem, seed));
+        inputs
     }
 }
 
@@ -192,28 +183,39 @@ fn random_bias(problem: &Problem, seed: u64) -> Bias {
     Bias { data, strides }
 }
 
-fn random_seqused_k(problem: &Problem, seed: u64) -> Vec<u32> {
-    let mut random = SplitMix64::stream(seed, Stream::SequsedK as u64);
+// One function for each row of the table of operands: problem, elements, and the stream of that operand.
+
+/// Ragged key lengths: the first full and, from three batches on, the second 0.
+pub(crate) fn seqused_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
     let length = |batch: usize| {
         let ragged = (1 + random.below(problem.key_length)).min(problem.key_length);
         match batch {
             0 => problem.key_length as u32,
-            1 if problem.batch >= 3 => 0,
+            1 if batches >= 3 => 0,
             _ => ragged as u32,
         }
     };
-    (0..problem.batch).map(length).collect()
+    (0..batches).map(length).collect()
 }
 
-fn random_numbers(problem: &Problem, seed: u64) -> Vec<f32> {
-    let mut random = SplitMix64::stream(seed, Stream::AuxF32 as u64);
-    (0..problem.aux_f32).map(|_| random.normal() as f32).collect()
+/// `2^(-8 (head + 1) / heads)`.
+pub(crate) fn alibi_slopes(_: &Problem, heads: usize, _: &mut SplitMix64) -> Vec<f32> {
+    (0..heads).map(|head| (-8.0 * (head + 1) as f64 / heads as f64).exp2() as f32).collect()
 }
 
-fn random_integers(problem: &Problem, seed: u64) -> Vec<i32> {
-    // Longer ones in long tables, so that there are a few.
-    let longest_run = (problem.aux_i32 / 4).max(150);
-    let mut random = SplitMix64::stream(seed, Stream::AuxI32 as u64);
+/// Uniform in (-3, 3).
+pub(crate) fn per_head(_: &Problem, heads: usize, random: &mut SplitMix64) -> Vec<f32> {
+    (0..heads).map(|_| (random.uniform() * 6.0 - 3.0) as f32).collect()
+}
+
+/// Normal numbers.
+pub(crate) fn aux_f32(_: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<f32> {
+    (0..entries).map(|_| random.normal() as f32).collect()
+}
+
+/// Counted runs of random length, like documents in a sequence: longer ones in long tables, so that there are a few.
+pub(crate) fn aux_i32(_: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<i32> {
+    let longest_run = (entries / 4).max(150);
     let (mut run, mut left) = (0, 1 + random.below(longest_run));
     let mut next = || {
         if left == 0 {
@@ -222,7 +224,7 @@ fn random_integers(problem: &Problem, seed: u64) -> Vec<i32> {
         left -= 1;
         run
     };
-    (0..problem.aux_i32).map(|_| next()).collect()
+    (0..entries).map(|_| next()).collect()
 }
 
 #[cfg(test)]

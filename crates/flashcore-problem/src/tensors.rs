@@ -1,7 +1,7 @@
 //! The numbers of a problem: its inputs and what a backend answers.
 
 use crate::views::validate_outputs;
-use crate::{BiasView, DType, InputViews, Invalid, OutputViews, Problem, Shape, Strides};
+use crate::{BiasView, DType, InputViews, Invalid, Operand, OutputViews, Problem, Shape, SplitMix64, Strides};
 
 /// Elements of one type as little-endian bytes, in the storage order of its strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,45 +146,60 @@ impl BiasStrides {
     }
 }
 
-/// Everything a backend reads.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Inputs {
-    /// The query, `query_heads` by `query_length` by `head_dim`.
-    pub query: Tensor,
-    /// The key, `key_heads` by `key_length` by `head_dim`.
-    pub key: Tensor,
-    /// The value, `key_heads` by `key_length` by `value_dim`.
-    pub value: Tensor,
-    /// One slope per query head.
-    pub alibi_slopes: Option<Vec<f32>>,
-    /// One sink per query head.
-    pub sinks: Option<Vec<f32>>,
-    /// The bias.
-    pub bias: Option<Bias>,
-    /// One key length per batch.
-    pub seqused_k: Option<Vec<u32>>,
-    /// The numbers that expressions read.
-    pub aux_f32: Option<Vec<f32>>,
-    /// The integers that expressions read.
-    pub aux_i32: Option<Vec<i32>>,
+macro_rules! define_inputs {
+    (
+        tensors { $($tensors:tt)* }
+        outputs { $($outputs:tt)* }
+        inputs { $($(#[$doc:meta])* $input:ident: $Input:ident, $type:ty, $extent:expr, $with:ident, $stream:literal, $fill:ident,
+            $(#[$switch_doc:meta])* $switch:ident: $switch_type:ty, $with_switch:ident;)* }
+        strided { $($strided:tt)* }
+    ) => {
+        /// Everything a backend reads.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Inputs {
+            /// The query, `query_heads` by `query_length` by `head_dim`.
+            pub query: Tensor,
+            /// The key, `key_heads` by `key_length` by `head_dim`.
+            pub key: Tensor,
+            /// The value, `key_heads` by `key_length` by `value_dim`.
+            pub value: Tensor,
+            $($(#[$doc])* pub $input: Option<Vec<$type>>,)*
+            /// The bias that is added to the scores.
+            pub bias: Option<Bias>,
+        }
+
+        impl Inputs {
+            /// Query, key and value, and nothing optional.
+            pub const fn new(query: Tensor, key: Tensor, value: Tensor) -> Self {
+                Self { query, key, value, $($input: None,)* bias: None }
+            }
+
+            /// The same, borrowed.
+            pub fn views(&self) -> InputViews<'_> {
+                InputViews {
+                    query: (&self.query).into(),
+                    key: (&self.key).into(),
+                    value: (&self.value).into(),
+                    $($input: self.$input.as_deref(),)*
+                    bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
+                }
+            }
+
+            /// Fills every vector that the problem has from its own stream of random numbers.
+            pub(crate) fn fill_vectors(&mut self, problem: &Problem, seed: u64) {
+                $(if Operand::$Input.is_present(problem) {
+                    let mut random = SplitMix64::stream(seed, $stream);
+                    let elements = Operand::$Input.elements(problem).unwrap_or(0);
+                    self.$input = Some(crate::random::$fill(problem, elements, &mut random));
+                })*
+            }
+        }
+    };
 }
 
-impl Inputs {
-    /// The same, borrowed.
-    pub fn views(&self) -> InputViews<'_> {
-        InputViews {
-            query: (&self.query).into(),
-            key: (&self.key).into(),
-            value: (&self.value).into(),
-            alibi_slopes: self.alibi_slopes.as_deref(),
-            sinks: self.sinks.as_deref(),
-            bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
-            seqused_k: self.seqused_k.as_deref(),
-            aux_f32: self.aux_f32.as_deref(),
-            aux_i32: self.aux_i32.as_deref(),
-        }
-    }
+operands!(define_inputs);
 
+impl Inputs {
     /// Everything that is wrong with `problem`, or else with these inputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
         self.views().validate(problem)
@@ -269,9 +284,9 @@ mod tests {
                 inputs.seqused_k = Some(vec![5]);
             },
             &[
+                TensorError::WrongCount { tensor: "seqused_k", actual: 1, needed: 2 },
                 TensorError::Unexpected { tensor: "alibi_slopes" },
                 TensorError::Missing { tensor: "sinks" },
-                TensorError::WrongCount { tensor: "seqused_k", actual: 1, needed: 2 },
             ],
         );
         check(

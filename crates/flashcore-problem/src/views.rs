@@ -1,9 +1,9 @@
 //! The numbers of a problem, borrowed: what backends read and write.
 
 use crate::expression::Tables;
-use crate::{BiasStrides, DType, Inputs, Invalid, Outputs, Problem, Shape, Strides, Tensor, TensorError};
+use crate::{BiasStrides, DType, Inputs, Invalid, Operand, Outputs, Problem, Tensor, TensorError};
 use half::{bf16, f16};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 // Views are little-endian bytes, and slices of numbers become views as they lie in memory.
 const _: () = assert!(cfg!(target_endian = "little"), "flashcore needs a little-endian processor");
@@ -65,28 +65,95 @@ pub struct BiasView<'a> {
     pub strides: BiasStrides,
 }
 
-/// Everything a backend reads, borrowed. See [`Inputs`] for owned ones.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct InputViews<'a> {
-    /// The query, `query_heads` by `query_length` by `head_dim`.
-    pub query: TensorView<'a>,
-    /// The key, `key_heads` by `key_length` by `head_dim`.
-    pub key: TensorView<'a>,
-    /// The value, `key_heads` by `key_length` by `value_dim`.
-    pub value: TensorView<'a>,
-    /// One slope per query head.
-    pub alibi_slopes: Option<&'a [f32]>,
-    /// One sink per query head.
-    pub sinks: Option<&'a [f32]>,
-    /// The bias.
-    pub bias: Option<BiasView<'a>>,
-    /// One key length per batch.
-    pub seqused_k: Option<&'a [u32]>,
-    /// The numbers that expressions read.
-    pub aux_f32: Option<&'a [f32]>,
-    /// The integers that expressions read.
-    pub aux_i32: Option<&'a [i32]>,
+macro_rules! define_input_views {
+    (
+        tensors { $($tensors:tt)* }
+        outputs { $($outputs:tt)* }
+        inputs { $($(#[$doc:meta])* $input:ident: $Input:ident, $type:ty, $extent:expr, $with:ident, $stream:literal, $fill:ident,
+            $(#[$switch_doc:meta])* $switch:ident: $switch_type:ty, $with_switch:ident;)* }
+        strided { $($strided:tt)* }
+    ) => {
+        /// Everything a backend reads, borrowed. See [`Inputs`] for owned ones.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[non_exhaustive]
+        pub struct InputViews<'a> {
+            /// The query, `query_heads` by `query_length` by `head_dim`.
+            pub query: TensorView<'a>,
+            /// The key, `key_heads` by `key_length` by `head_dim`.
+            pub key: TensorView<'a>,
+            /// The value, `key_heads` by `key_length` by `value_dim`.
+            pub value: TensorView<'a>,
+            $($(#[$doc])* pub $input: Option<&'a [$type]>,)*
+            /// The bias that is added to the scores.
+            pub bias: Option<BiasView<'a>>,
+        }
+
+        impl<'a> InputViews<'a> {
+            /// Query, key and value, and nothing optional.
+            ///
+            /// ```
+            /// # use flashcore_problem as flashcore;
+            /// use flashcore::{DType, InputViews};
+            ///
+            /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
+            /// let inputs = InputViews::new(&query, &key, &value).with_sinks(&[0.5, 1.5]);
+            /// assert_eq!(inputs.query.dtype, DType::F32);
+            /// ```
+            pub fn new(
+                query: impl Into<TensorView<'a>>,
+                key: impl Into<TensorView<'a>>,
+                value: impl Into<TensorView<'a>>,
+            ) -> Self {
+                Self { query: query.into(), key: key.into(), value: value.into(), $($input: None,)* bias: None }
+            }
+
+            $(#[doc = concat!("Adds [`", stringify!($input), "`](Self::", stringify!($input), ").")]
+            #[must_use]
+            pub const fn $with(mut self, $input: &'a [$type]) -> Self {
+                self.$input = Some($input);
+                self
+            })*
+
+            /// The bytes of an operand; `None` where it is not there, or is no input.
+            pub fn bytes(&self, operand: Operand) -> Option<&'a [u8]> {
+                match operand {
+                    Operand::Query => Some(self.query.data),
+                    Operand::Key => Some(self.key.data),
+                    Operand::Value => Some(self.value.data),
+                    $(Operand::$Input => self.$input.map(IntoBytes::as_bytes),)*
+                    Operand::Bias => self.bias.map(|bias| bias.data.as_bytes()),
+                    Operand::Output | Operand::Lse => None,
+                }
+            }
+
+            /// The same operands in other memory, as `bytes` gives it for each that is there.
+            ///
+            /// # Panics
+            ///
+            /// When `bytes` gives a vector of numbers that is not aligned or not whole.
+            pub fn in_other_memory<'b>(&self, bytes: impl Fn(Operand) -> &'b [u8]) -> InputViews<'b> {
+                let tensor = |operand, like: TensorView<'_>| TensorView { dtype: like.dtype, data: bytes(operand) };
+                InputViews {
+                    query: tensor(Operand::Query, self.query),
+                    key: tensor(Operand::Key, self.key),
+                    value: tensor(Operand::Value, self.value),
+                    $($input: self.$input.map(|_| vector(bytes(Operand::$Input))),)*
+                    bias: self.bias.map(|bias| BiasView { data: vector(bytes(Operand::Bias)), strides: bias.strides }),
+                }
+            }
+
+            fn check_vectors(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
+                $(check_count(Operand::$Input, problem, self.$input.map(<[$type]>::len), errors);)*
+            }
+        }
+    };
+}
+
+operands!(define_input_views);
+
+/// Bytes as numbers.
+fn vector<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {
+    <[T]>::ref_from_bytes(bytes).expect("whole numbers, aligned")
 }
 
 /// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
@@ -119,48 +186,6 @@ impl TensorViewMut<'_> {
 }
 
 impl<'a> InputViews<'a> {
-    /// Query, key and value, and nothing optional.
-    ///
-    /// ```
-    /// # use flashcore_problem as flashcore;
-    /// use flashcore::{DType, InputViews};
-    ///
-    /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
-    /// let inputs = InputViews::new(&query, &key, &value).with_sinks(&[0.5, 1.5]);
-    /// assert_eq!(inputs.query.dtype, DType::F32);
-    /// ```
-    pub fn new(
-        query: impl Into<TensorView<'a>>,
-        key: impl Into<TensorView<'a>>,
-        value: impl Into<TensorView<'a>>,
-    ) -> Self {
-        Self {
-            query: query.into(),
-            key: key.into(),
-            value: value.into(),
-            alibi_slopes: None,
-            sinks: None,
-            bias: None,
-            seqused_k: None,
-            aux_f32: None,
-            aux_i32: None,
-        }
-    }
-
-    /// Adds one slope per query head.
-    #[must_use]
-    pub const fn with_alibi_slopes(mut self, alibi_slopes: &'a [f32]) -> Self {
-        self.alibi_slopes = Some(alibi_slopes);
-        self
-    }
-
-    /// Adds one sink per query head.
-    #[must_use]
-    pub const fn with_sinks(mut self, sinks: &'a [f32]) -> Self {
-        self.sinks = Some(sinks);
-        self
-    }
-
     /// Adds the bias.
     #[must_use]
     pub const fn with_bias(mut self, bias: BiasView<'a>) -> Self {
@@ -168,36 +193,13 @@ impl<'a> InputViews<'a> {
         self
     }
 
-    /// Adds one key length per batch.
-    #[must_use]
-    pub const fn with_seqused_k(mut self, seqused_k: &'a [u32]) -> Self {
-        self.seqused_k = Some(seqused_k);
-        self
-    }
-
-    /// Adds the numbers that expressions read.
-    #[must_use]
-    pub const fn with_aux_f32(mut self, aux_f32: &'a [f32]) -> Self {
-        self.aux_f32 = Some(aux_f32);
-        self
-    }
-
-    /// Adds the integers that expressions read.
-    #[must_use]
-    pub const fn with_aux_i32(mut self, aux_i32: &'a [i32]) -> Self {
-        self.aux_i32 = Some(aux_i32);
-        self
-    }
-
     /// Everything that is wrong with `problem`, or else with these inputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
         problem.validate()?;
         let mut errors = Vec::new();
-        let strides = problem.strides();
-        check_tensor(problem, "query", self.query, problem.query_shape(), strides.query, &mut errors);
-        check_tensor(problem, "key", self.key, problem.key_shape(), strides.key, &mut errors);
-        check_tensor(problem, "value", self.value, problem.value_shape(), strides.value, &mut errors);
-
+        for (operand, view) in [(Operand::Query, self.query), (Operand::Key, self.key), (Operand::Value, self.value)] {
+            check_tensor(operand, problem, view, &mut errors);
+        }
         self.check_numbers(problem, &mut errors);
         if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
     }
@@ -211,15 +213,8 @@ impl<'a> InputViews<'a> {
     }
 
     fn check_numbers(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
-        let heads = problem.query_heads;
-        check_count("alibi_slopes", problem.alibi, self.alibi_slopes.map(<[f32]>::len), heads, errors);
-        check_count("sinks", problem.sinks, self.sinks.map(<[f32]>::len), heads, errors);
-        let seqused_k = self.seqused_k;
-        check_count("seqused_k", problem.seqused_k, seqused_k.map(<[u32]>::len), problem.batch, errors);
-        let (numbers, integers) = (self.aux_f32.map(<[f32]>::len), self.aux_i32.map(<[i32]>::len));
-        check_count("aux_f32", problem.aux_f32 > 0, numbers, problem.aux_f32, errors);
-        check_count("aux_i32", problem.aux_i32 > 0, integers, problem.aux_i32, errors);
-        check_presence("bias", problem.bias, self.bias.is_some(), errors);
+        self.check_vectors(problem, errors);
+        check_presence(Operand::Bias, problem, self.bias.is_some(), errors);
 
         if let Some(bias) = &self.bias {
             let needed = bias.strides.extent(problem).unwrap_or(usize::MAX);
@@ -228,7 +223,7 @@ impl<'a> InputViews<'a> {
             }
         }
         let key_length = problem.key_length;
-        for (batch, &length) in seqused_k.unwrap_or_default().iter().enumerate() {
+        for (batch, &length) in self.seqused_k.unwrap_or_default().iter().enumerate() {
             if length as usize > key_length {
                 errors.push(TensorError::KeyLength { batch, length, key_length });
             }
@@ -267,46 +262,35 @@ impl<'a> OutputViews<'a> {
 pub(crate) fn validate_outputs(problem: &Problem, output: TensorView<'_>, lse: Option<&[f32]>) -> Result<(), Invalid> {
     problem.validate()?;
     let mut errors = Vec::new();
-    check_tensor(problem, "output", output, problem.output_shape(), problem.strides().output, &mut errors);
-    let rows = problem.batch * problem.query_heads * problem.query_length;
-    check_count("lse", problem.lse, lse.map(<[f32]>::len), rows, &mut errors);
+    check_tensor(Operand::Output, problem, output, &mut errors);
+    check_count(Operand::Lse, problem, lse.map(<[f32]>::len), &mut errors);
     if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
 }
 
-fn check_tensor(
-    problem: &Problem,
-    tensor: &'static str,
-    view: TensorView<'_>,
-    shape: Shape,
-    strides: Strides,
-    errors: &mut Vec<TensorError>,
-) {
-    if view.dtype != problem.dtype {
-        errors.push(TensorError::DType { tensor, actual: view.dtype, expected: problem.dtype });
+fn check_tensor(operand: Operand, problem: &Problem, view: TensorView<'_>, errors: &mut Vec<TensorError>) {
+    let tensor = operand.name();
+    if let Some(expected) = operand.dtype(problem).filter(|&expected| view.dtype != expected) {
+        errors.push(TensorError::DType { tensor, actual: view.dtype, expected });
     }
-    let needed = strides.extent(shape).unwrap_or(usize::MAX);
+    let needed = operand.tensor(problem).and_then(|(shape, strides)| strides.extent(shape)).unwrap_or(usize::MAX);
     if view.len() < needed {
         errors.push(TensorError::TooShort { tensor, actual: view.len(), needed });
     }
 }
 
-fn check_presence(tensor: &'static str, wanted: bool, given: bool, errors: &mut Vec<TensorError>) {
-    match (wanted, given) {
+fn check_presence(operand: Operand, problem: &Problem, given: bool, errors: &mut Vec<TensorError>) {
+    let tensor = operand.name();
+    match (operand.is_present(problem), given) {
         (true, false) => errors.push(TensorError::Missing { tensor }),
         (false, true) => errors.push(TensorError::Unexpected { tensor }),
         (true, true) | (false, false) => {}
     }
 }
 
-fn check_count(
-    tensor: &'static str,
-    wanted: bool,
-    actual: Option<usize>,
-    needed: usize,
-    errors: &mut Vec<TensorError>,
-) {
-    check_presence(tensor, wanted, actual.is_some(), errors);
-    if let Some(actual) = actual.filter(|&actual| wanted && actual != needed) {
+fn check_count(operand: Operand, problem: &Problem, actual: Option<usize>, errors: &mut Vec<TensorError>) {
+    check_presence(operand, problem, actual.is_some(), errors);
+    let (tensor, needed) = (operand.name(), operand.elements(problem).unwrap_or(0));
+    if let Some(actual) = actual.filter(|&actual| operand.is_present(problem) && actual != needed) {
         errors.push(TensorError::WrongCount { tensor, actual, needed });
     }
 }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use flashcore_ir::{ParameterType, Space, TensorMap, Type, VerifiedKernel};
+use flashcore_ir::{Argument, Space, TensorMap, VerifiedKernel};
 use rayon::prelude::*;
 
 use crate::counters::Counters;
@@ -46,23 +46,6 @@ pub struct Launch {
     pub arguments: Vec<Argument>,
 }
 
-/// The value of a kernel parameter.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Argument {
-    /// A 32-bit unsigned integer.
-    U32(u32),
-    /// A 32-bit signed integer.
-    S32(i32),
-    /// A single-precision float.
-    F32(f32),
-    /// A 64-bit unsigned integer, or the address of a buffer.
-    U64(u64),
-    /// A 64-bit signed integer.
-    S64(i64),
-    /// A tensor in global memory.
-    TensorMap(TensorMap),
-}
-
 /// The arguments of a launch.
 #[derive(Debug)]
 pub(crate) struct Arguments {
@@ -76,7 +59,7 @@ const TENSOR_MAPS: u64 = 1 << 62;
 
 impl Arguments {
     fn new(arguments: &[Argument]) -> Self {
-        let bits = arguments.iter().zip(0..).map(|(argument, index)| argument.bits(index)).collect();
+        let bits = arguments.iter().zip(0..).map(|(&argument, index)| bits(argument, index)).collect();
         let tensor_maps = arguments.iter().map(|argument| match argument {
             Argument::TensorMap(map) => Some(*map),
             Argument::U32(_) | Argument::S32(_) | Argument::F32(_) | Argument::U64(_) | Argument::S64(_) => None,
@@ -95,27 +78,15 @@ impl Arguments {
 /// Bytes of a tensor map.
 const MAP_BYTES: u64 = 128;
 
-impl Argument {
-    fn ty(self) -> ParameterType {
-        match self {
-            Self::U32(_) => Type::U32.into(),
-            Self::S32(_) => Type::S32.into(),
-            Self::F32(_) => Type::F32.into(),
-            Self::U64(_) => Type::U64.into(),
-            Self::S64(_) => Type::S64.into(),
-            Self::TensorMap(_) => ParameterType::TensorMap,
-        }
-    }
-
-    fn bits(self, index: u64) -> u64 {
-        match self {
-            Self::U32(value) => value.into(),
-            Self::S32(value) => (value as u32).into(),
-            Self::F32(value) => value.to_bits().into(),
-            Self::U64(value) => value,
-            Self::S64(value) => value as u64,
-            Self::TensorMap(_) => TENSOR_MAPS + MAP_BYTES * index,
-        }
+/// The bits of an argument; of a tensor map, its address.
+fn bits(argument: Argument, index: u64) -> u64 {
+    match argument {
+        Argument::U32(value) => value.into(),
+        Argument::S32(value) => (value as u32).into(),
+        Argument::F32(value) => value.to_bits().into(),
+        Argument::U64(value) => value,
+        Argument::S64(value) => value as u64,
+        Argument::TensorMap(_) => TENSOR_MAPS + MAP_BYTES * index,
     }
 }
 

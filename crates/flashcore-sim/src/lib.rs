@@ -99,5 +99,6 @@ pub use fault::{
     AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, MbarrierProblem,
     MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
 };
-pub use launch::{Argument, Launch, Options, Report, launch};
+pub use flashcore_ir::Argument;
+pub use launch::{Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;

@@ -14,7 +14,7 @@ use super::Work;
 use super::scalar::modified;
 use super::stream::{KeyRange, Stream, StreamTiles};
 use crate::element::{ELEMENT_BYTES, Element};
-use crate::ladder_config::{LadderConfig, Product};
+use crate::config::{LadderConfig, Product};
 use crate::specialization::Specialization;
 use crate::tile::{
     Accumulation, Accumulator, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, GlobalRows, LANES, LaneRows,

@@ -18,7 +18,7 @@ use super::expression_tables::{ANYTHING, ExpressionTables, Offset, entry, goes_w
 use super::interval::{SearchedTable, TileSpan, is_constant};
 use super::scores::{exact_tanh_of_half, tanh_of_half};
 use super::{Accumulator, ROW_STEP};
-use crate::plan::LONGEST;
+use crate::unsupported::LONGEST;
 
 /// What the scores of a lane have in common.
 #[derive(Debug, Clone, Copy)]

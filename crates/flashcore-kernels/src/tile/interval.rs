@@ -12,7 +12,7 @@ use super::LANES;
 use super::expression::ExpressionPlace;
 use super::expression_bound::BoundExpression;
 use super::expression_tables::{ANYTHING, largest_magnitude};
-use crate::plan::LONGEST;
+use crate::unsupported::LONGEST;
 
 /// The scores of a tile: all rows and keys in it, the same for all lanes of a warp.
 #[derive(Debug, Clone, Copy)]

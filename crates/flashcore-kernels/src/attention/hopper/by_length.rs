@@ -12,7 +12,7 @@ use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
 
 use super::key_tiles::KeyTiles;
 use super::schedule::Schedule;
-use crate::hopper_config::HopperConfig;
+use crate::config::HopperConfig;
 
 /// Tiles of a head that are sorted; of more, every CTA has enough of each length.
 pub(crate) const MOST_TILES: u32 = 1 << TILE_BITS;

@@ -9,7 +9,7 @@ use super::schedule::Tile;
 use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
-use crate::hopper_config::WarpScheduler;
+use crate::config::WarpScheduler;
 use crate::tile::{
     Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, KeyMask, LANES,
     OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP,

@@ -6,7 +6,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 use super::consumer::ALL_CONSUMERS;
 use super::key_tiles::KeyTiles;
 use super::{Cta, WARPGROUP};
-use crate::hopper_config::HopperConfig;
+use crate::config::HopperConfig;
 use crate::tile::{Accumulator, LANES, OnlineSoftmax};
 
 /// Warps of a warpgroup.

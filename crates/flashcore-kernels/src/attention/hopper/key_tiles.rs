@@ -5,7 +5,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 
 use super::schedule::Tile;
 use crate::attention::tile_ranges::TileRanges;
-use crate::hopper_config::HopperConfig;
+use crate::config::HopperConfig;
 
 /// Tiles of keys by number.
 #[derive(Debug, Clone, Copy)]

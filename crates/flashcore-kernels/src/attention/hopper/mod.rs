@@ -39,7 +39,7 @@ use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
 
 use crate::element::Element;
-use crate::hopper_config::HopperConfig;
+use crate::config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialization::Specialization;
 use crate::tile::{LANES, PanelTile, TransferRing};

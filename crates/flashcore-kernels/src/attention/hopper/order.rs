@@ -9,8 +9,8 @@
 
 use flashcore_problem::Problem;
 
-use crate::hopper_config::HopperConfig;
-use crate::parameters::Argument;
+use crate::config::HopperConfig;
+use flashcore_ir::Argument;
 use crate::specialization::Specialization;
 
 /// The tiles of a problem.
@@ -147,7 +147,7 @@ mod tests {
     use flashcore_problem::{Alignment, DType, Mask, Problem};
 
     use super::*;
-    use crate::hopper_config::HopperConfig;
+    use crate::config::HopperConfig;
 
     fn order(heads: usize, length: usize, ctas: u32) -> (Order, f64) {
         let config = HopperConfig::default();

@@ -10,7 +10,7 @@ use super::by_length::ByLength;
 use super::order::NO_POWER;
 use crate::attention::tile_ranges::{self, TileExtent, TileRanges};
 use crate::attention::{QueryTile, Work};
-use crate::hopper_config::HopperConfig;
+use crate::config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialization::Specialization;
 

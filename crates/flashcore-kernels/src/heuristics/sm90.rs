@@ -1,4 +1,4 @@
-//! Which Hopper config a problem gets, and which problems get none.
+//! Heuristics for the Hopper kernel.
 //!
 //! The choices were measured on an H200: `docs/experiments.md` has the figures. What they follow:
 //!
@@ -12,24 +12,12 @@
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
-use crate::config::Config;
-use crate::hopper_config::{HopperConfig, WarpScheduler};
-use crate::plan::takes;
-use crate::tile::{Exponential, Rescale};
+use crate::config::{Config, HopperConfig, WarpScheduler};
+use crate::launch_plan::Target;
+use crate::tile::Rescale;
+use crate::unsupported::takes;
 
-const BASE: HopperConfig = HopperConfig {
-    warpgroups: 2,
-    kv_split_warpgroups: 1,
-    cluster: 1,
-    tile_n: 128,
-    stages: 2,
-    rescale: Rescale::Always,
-    overlap_rescale: true,
-    exponential: Exponential::Unit,
-    warp_scheduler: WarpScheduler::Free,
-    pdl: false,
-    persistent: true,
-};
+const BASE: HopperConfig = HopperConfig::BASE;
 /// Where an expression leaves some of the keys, and a kernel before this one finds out which.
 const MASKED: HopperConfig = HopperConfig { rescale: Rescale::Threshold, pdl: true, ..BASE };
 /// Many rows of heads of up to 64 columns.
@@ -73,8 +61,9 @@ const SEVERAL: usize = 1024;
 const MANY: usize = 4096;
 const MANY_CAUSAL: usize = 8192;
 
-/// The best config for a problem on a GPU with so many SMs, if the kernel takes it.
-pub(crate) fn best(problem: &Problem, arch: Arch, num_sms: usize) -> Option<HopperConfig> {
+/// The best config for a problem on a GPU, if the kernel takes it.
+pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
+    let num_sms = num_sms as usize;
     if arch != Arch::Sm90a || problem.query_length < LEAST_ROWS {
         return None;
     }

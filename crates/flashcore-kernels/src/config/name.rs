@@ -4,9 +4,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::attention::hopper::WARPGROUP_ROWS;
-use crate::config::{AmpereConfig, Config, L2Window, QueryPlace, ScalarConfig};
-use crate::hopper_config::{HopperConfig, WarpScheduler};
-use crate::ladder_config::{LadderConfig, Product};
+use super::{AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, WarpScheduler};
+
 use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
 
 /// A choice that differs from the default: its name, whether a config has it, and how a config gets it.

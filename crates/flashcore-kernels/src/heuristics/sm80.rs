@@ -1,4 +1,4 @@
-//! Which config a problem gets unless another is asked for.
+//! Heuristics for the Ampere kernel.
 //!
 //! The choices for GPUs with much shared memory were measured on an H200, those for the others follow from what fits:
 //! `docs/experiments.md` has the figures. What the measurements say:
@@ -6,16 +6,17 @@
 //! * 32 rows a warp read keys and values from shared memory half as often, which is what 16 rows wait for.
 //! * With 32 rows and more than 64 columns the query leaves no room in the registers, and stays in shared memory.
 //! * A problem with fewer CTAs than SMs takes as long as one CTA: smaller tiles, and warps that share keys.
-//! * Few rows over many keys, as models write, wait for memory: the heads of a key head share a tile, so that keys are read
-//!   once, and the keys are divided until all SMs read.
+//! * Few rows over many keys, as models write, wait for memory: the heads of a key head share a tile (`pack_gqa`), so that
+//!   keys are read once, and the keys are split (split-KV) until all SMs read.
 
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
-use crate::config::{AmpereConfig, Config, QueryPlace};
+use crate::config::{AmpereConfig, QueryPlace};
+use crate::launch_plan::Target;
 use crate::specialization::Specialization;
 use crate::tile::Rescale;
-use crate::tuned_hopper;
+use crate::unsupported::can_pack_gqa;
 
 const BASE: AmpereConfig = AmpereConfig::BASE;
 
@@ -84,72 +85,65 @@ const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
 /// Shared memory of a CTA from which on the largest tiles fit.
 const ROOMIEST_SHARED_BYTES: u32 = 192 * 1024;
 
-impl Config {
-    /// The config for a problem unless another is asked for, on a GPU with so many SMs.
-    pub fn tuned(problem: &Problem, arch: Arch, num_sms: u32) -> Self {
-        if !Self::ampere().dtypes().contains(&problem.dtype) {
-            return Self::scalar();
-        }
-        let columns = problem.head_dim.max(problem.value_dim);
-        let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
-        if let Some(config) = few_rows_many_keys(problem, is_roomy, num_sms as usize) {
-            return Self::Ampere(config);
-        }
-        if let Some(config) = tuned_hopper::best(problem, arch, num_sms as usize) {
-            return Self::Hopper(config);
-        }
-        let ctas = |config: AmpereConfig| {
-            let tiles = problem.query_length.div_ceil(config.tile_m() as usize);
-            tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
-        };
-        let num_sms = num_sms as usize;
-        // With no more CTAs than SMs, half as many rows for each cost nothing.
-        let is_small = ctas(FEW_ROWS) <= num_sms;
-        // Compilers for other GPUs run out of registers with these tiles.
-        let is_hopper = matches!(arch, Arch::Sm90 | Arch::Sm90a);
-        let is_one_wave = ctas(BASE) <= num_sms;
-        let best = match (is_roomy, columns) {
-            (true, ..=64) if is_small && problem.key_length > 64 => FEW_ROWS,
-            (_, ..=128) if is_small => TINY,
-            (true, ..=64) if is_one_wave => ONE_WAVE,
-            (true, 65..=128) | (false, ..=64) if is_one_wave => BASE,
-            (true, ..=64) if is_hopper => NARROW,
-            (true, 65..=128) if is_hopper => MIDDLE,
-            (_, ..=64) => NARROW_SMALL,
-            (_, ..=128) => MIDDLE_SMALL,
-            (true, ..=192) => WIDE,
-            (true, _) if arch.shared_bytes_per_cta() >= ROOMIEST_SHARED_BYTES => WIDEST,
-            (true, _) => WIDEST_A100,
-            (false, _) => WIDE_SMALL,
-        };
-        // A bias takes registers that the large tiles have not left.
-        let specialization = Specialization::of(problem);
-        let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialization, arch));
-        Self::Ampere(fitting.unwrap_or(WIDE_SMALL))
-    }
+/// The best config for a problem on a GPU.
+pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> AmpereConfig {
+    let columns = problem.head_dim.max(problem.value_dim);
+    let is_roomy = has_room(arch);
+    let ctas = |config: AmpereConfig| {
+        let tiles = problem.query_length.div_ceil(config.tile_m() as usize);
+        tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
+    };
+    let num_sms = num_sms as usize;
+    // With no more CTAs than SMs, half as many rows for each cost nothing.
+    let is_small = ctas(FEW_ROWS) <= num_sms;
+    // Compilers for other GPUs run out of registers with these tiles.
+    let is_hopper = matches!(arch, Arch::Sm90 | Arch::Sm90a);
+    let is_one_wave = ctas(BASE) <= num_sms;
+    let best = match (is_roomy, columns) {
+        (true, ..=64) if is_small && problem.key_length > 64 => FEW_ROWS,
+        (_, ..=128) if is_small => TINY,
+        (true, ..=64) if is_one_wave => ONE_WAVE,
+        (true, 65..=128) | (false, ..=64) if is_one_wave => BASE,
+        (true, ..=64) if is_hopper => NARROW,
+        (true, 65..=128) if is_hopper => MIDDLE,
+        (_, ..=64) => NARROW_SMALL,
+        (_, ..=128) => MIDDLE_SMALL,
+        (true, ..=192) => WIDE,
+        (true, _) if arch.shared_bytes_per_cta() >= ROOMIEST_SHARED_BYTES => WIDEST,
+        (true, _) => WIDEST_A100,
+        (false, _) => WIDE_SMALL,
+    };
+    // A bias takes registers that the large tiles have not left.
+    let specialization = Specialization::of(problem);
+    let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialization, arch));
+    fitting.unwrap_or(WIDE_SMALL)
 }
 
-/// The config for few rows over many keys, where the GPU would otherwise have little to do or read keys more often than it
-/// must.
-fn few_rows_many_keys(problem: &Problem, is_roomy: bool, num_sms: usize) -> Option<AmpereConfig> {
+/// True if the larger tiles fit the shared memory of a CTA twice.
+const fn has_room(arch: Arch) -> bool {
+    arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES
+}
+
+/// The config for decode: few rows over many keys, where the GPU would otherwise have little to do or read keys more often
+/// than it must.
+pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target) -> Option<AmpereConfig> {
     if problem.query_length > MOST_FEW_ROWS || problem.key_length < 2 * MIN_KEYS_PER_SPLIT {
         return None;
     }
-    let config = match (problem.head_dim.max(problem.value_dim), is_roomy) {
+    let config = match (problem.head_dim.max(problem.value_dim), has_room(arch)) {
         (..=128, _) => DECODE,
         (_, true) => DECODE_WIDE,
         (_, false) => DECODE_WIDE_SMALL,
     };
     let group = problem.query_heads / problem.key_heads.max(1);
-    let is_plain = !problem.alibi && !problem.bias && !problem.sinks && problem.expressions().next().is_none();
-    let can_pack = group > 1 && is_plain;
+    let can_pack = group > 1 && can_pack_gqa(Specialization::of(problem));
     let (pack_gqa, rows, heads) = if can_pack {
         (true, problem.query_length * group, problem.key_heads)
     } else {
         (false, problem.query_length, problem.query_heads)
     };
     let ctas = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
-    let wanted = (CTAS_PER_SM * num_sms).div_ceil(ctas.max(1));
+    let wanted = (CTAS_PER_SM * num_sms as usize).div_ceil(ctas.max(1));
     let num_splits = wanted.min(problem.key_length / MIN_KEYS_PER_SPLIT).clamp(1, MAX_SPLITS) as u32;
     Some(AmpereConfig { num_splits, pack_gqa, ..config })
 }

@@ -5,7 +5,7 @@ use flashcore_problem::expression::Expression;
 
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
 use crate::attention::tile_ranges::RangeTiles;
-use crate::config::Flaw;
+use super::Flaw;
 use crate::specialization::Specialization;
 use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
@@ -56,23 +56,26 @@ const ROOM: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
 
 impl Default for HopperConfig {
     fn default() -> Self {
-        Self {
-            warpgroups: 2,
-            kv_split_warpgroups: 1,
-            cluster: 1,
-            tile_n: 128,
-            stages: 2,
-            rescale: Rescale::Always,
-            overlap_rescale: true,
-            exponential: Exponential::Unit,
-            warp_scheduler: WarpScheduler::PingPong,
-            pdl: false,
-            persistent: true,
-        }
+        Self::BASE
     }
 }
 
 impl HopperConfig {
+    /// The default: what most problems with many rows get.
+    pub(crate) const BASE: Self = Self {
+        warpgroups: 2,
+        kv_split_warpgroups: 1,
+        cluster: 1,
+        tile_n: 128,
+        stages: 2,
+        rescale: Rescale::Always,
+        overlap_rescale: true,
+        exponential: Exponential::Unit,
+        warp_scheduler: WarpScheduler::Free,
+        pdl: false,
+        persistent: true,
+    };
+
     /// Query rows of a CTA.
     pub const fn tile_m(self) -> u32 {
         self.row_groups().saturating_mul(WARPGROUP_ROWS)

@@ -1,0 +1,278 @@
+//! Kernel configs: every choice in a kernel that the problem does not make.
+
+mod ladder;
+mod name;
+mod sm80;
+mod sm90;
+
+use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
+use flashcore_ir::{Arch, Kernel};
+use flashcore_problem::{DType, Problem};
+
+use crate::attention::tile_ranges::RangeTiles;
+use crate::attention::{self, ampere, combine, hopper, scalar, tile_ranges};
+use crate::specialization::{MOST_WIDTH, Specialization};
+use crate::heuristics;
+use crate::spec::Stage;
+use crate::tile::{Accumulation, SharedLayout};
+
+pub use ladder::{LadderConfig, Product};
+pub use name::UnknownConfig;
+pub(crate) use sm80::most_operand_registers;
+pub use sm80::{AmpereConfig, L2Window, QueryPlace};
+pub use sm90::{HopperConfig, WarpScheduler};
+
+/// A kernel and every choice in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// One thread a row.
+    Scalar(ScalarConfig),
+    /// Tiles in shared memory, scores too: the steps of the history between the other two.
+    Ladder(LadderConfig),
+    /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
+    Ampere(AmpereConfig),
+    /// Tensor copies, `mbarrier`s and products of warpgroups: `sm_90a`.
+    Hopper(HopperConfig),
+}
+
+/// The choices of the scalar kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScalarConfig {
+    /// Threads, and so query rows, of a CTA.
+    pub threads: u32,
+}
+
+impl Default for ScalarConfig {
+    fn default() -> Self {
+        Self { threads: 64 }
+    }
+}
+
+/// A choice that no kernel can be generated with.
+pub(crate) struct Flaw {
+    pub(crate) argument: &'static str,
+    pub(crate) value: u32,
+    pub(crate) allowed: &'static str,
+}
+
+impl Config {
+    /// The scalar kernel as it is by default.
+    pub fn scalar() -> Self {
+        Self::Scalar(ScalarConfig::default())
+    }
+
+    /// The Ampere kernel as it is by default.
+    pub fn ampere() -> Self {
+        Self::Ampere(AmpereConfig::default())
+    }
+
+    /// The Hopper kernel as it is by default.
+    pub fn hopper() -> Self {
+        Self::Hopper(HopperConfig::default())
+    }
+
+    /// The Ampere kernel with another layout of shared memory.
+    pub fn ampere_with_layout(layout: SharedLayout) -> Self {
+        Self::Ampere(AmpereConfig { layout, ..AmpereConfig::default() })
+    }
+
+    /// Every config that some problem gets by default, on some GPU.
+    pub fn defaults() -> Vec<Self> {
+        let ampere = heuristics::sm80::ALL.map(Self::Ampere);
+        let hopper = heuristics::sm90::ALL.map(Self::Hopper);
+        [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
+    }
+
+    /// The configs that resource gates, snapshots and tests go through.
+    pub fn all() -> Vec<Self> {
+        let ampere = AmpereConfig::default();
+        let mut configs = vec![
+            Self::scalar(),
+            Self::Ampere(ampere),
+            Self::ampere_with_layout(SharedLayout::Plain),
+            Self::ampere_with_layout(SharedLayout::Padded),
+            Self::Ampere(AmpereConfig { tile_n: 32, stages: 3, ..ampere }),
+            Self::Ampere(AmpereConfig { tile_n: 128, ..ampere }),
+            Self::Ampere(AmpereConfig { warps: 8, tile_n: 128, ..ampere }),
+        ];
+        let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(heuristics::sm80::ALL).map(Self::Ampere);
+        let others = others.chain(LadderConfig::LISTED.map(Self::Ladder)).chain(AmpereConfig::LISTED.map(Self::Ampere));
+        for config in others {
+            if !configs.contains(&config) {
+                configs.push(config);
+            }
+        }
+        configs.extend(heuristics::sm90::ALL.map(Self::Hopper));
+        configs
+    }
+
+    /// The name of the kernel.
+    pub const fn family(self) -> &'static str {
+        match self {
+            Self::Scalar(_) => "scalar",
+            Self::Ladder(_) => "ladder",
+            Self::Ampere(_) => "ampere",
+            Self::Hopper(_) => "hopper",
+        }
+    }
+
+    /// Query rows of a CTA.
+    pub const fn tile_m(self) -> u32 {
+        match self {
+            Self::Scalar(config) => config.threads,
+            Self::Ladder(config) => config.tile_m(),
+            Self::Ampere(config) => config.tile_m(),
+            Self::Hopper(config) => config.tile_m(),
+        }
+    }
+
+    /// The tiles for which it is found out what an expression leaves, where keys come in tiles.
+    pub(crate) fn range_tiles(self, specialization: Specialization) -> Option<RangeTiles> {
+        let (tile_m, tile_n) = (self.tile_m(), self.tile_n()?);
+        match self {
+            Self::Hopper(config) => config.range_tiles(specialization),
+            _ => specialization.mask_mod.map(|_| RangeTiles::at_multiples(tile_m, tile_n)),
+        }
+    }
+
+    /// Keys of a tile, where keys come in tiles.
+    pub const fn tile_n(self) -> Option<u32> {
+        match self {
+            Self::Scalar(_) => None,
+            Self::Ladder(config) => Some(config.tile_n),
+            Self::Ampere(config) => Some(config.tile_n),
+            Self::Hopper(config) => Some(config.tile_n),
+        }
+    }
+
+    /// What `problem` fixes when this kernel is generated for it.
+    pub fn specialization(self, problem: &Problem) -> Specialization {
+        let specialization = Specialization::of(problem);
+        match self {
+            // Element by element, whatever their alignment, and scaled before anything else.
+            Self::Scalar(_) => Specialization { width: MOST_WIDTH, scaled_first: false, ..specialization },
+            Self::Ladder(_) => Specialization { scaled_first: false, ..specialization },
+            Self::Ampere(_) | Self::Hopper(_) => specialization,
+        }
+    }
+
+    /// The element types the kernel has.
+    pub(crate) const fn dtypes(self) -> &'static [DType] {
+        match self {
+            Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
+            // Tensor cores add up products of `bf16` in `f32` alone.
+            Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
+            Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
+        }
+    }
+
+    /// What head and value dimensions are a multiple of, and the largest of them.
+    pub(crate) const fn dims(self) -> (usize, usize) {
+        match self {
+            Self::Scalar(_) => (1, 1024),
+            Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => (8, 256),
+        }
+    }
+
+    /// What no kernel can be generated with.
+    pub(crate) fn flaws(self) -> Vec<Flaw> {
+        let flaw =
+            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
+        let flaws = match self {
+            Self::Scalar(ScalarConfig { threads }) => {
+                vec![flaw("threads", threads, "1 to 256", (1..=256).contains(&threads))]
+            }
+            Self::Ladder(config) => return config.flaws(),
+            Self::Ampere(config) => return config.flaws(),
+            Self::Hopper(config) => config.flaws(),
+        };
+        flaws.into_iter().flatten().collect()
+    }
+
+    /// Whether the kernel has room in registers and shared memory.
+    pub fn fits(self, specialization: Specialization, arch: Arch) -> bool {
+        let in_registers = match self {
+            Self::Scalar(_) => true,
+            Self::Ladder(config) => {
+                config.operand_registers(specialization.value_dim) <= LadderConfig::MOST_OPERAND_REGISTERS
+            }
+            Self::Ampere(config) => config.fits_registers(specialization, arch),
+            Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialization),
+        };
+        in_registers && self.generate_attention(specialization).shared_bytes <= arch.shared_bytes_per_cta()
+    }
+
+    /// The config with the same text of the attention kernel: what is a run-time parameter is left out.
+    pub(crate) const fn compiled(self) -> Self {
+        match self {
+            Self::Ampere(config) => Self::Ampere(config.compiled()),
+            Self::Scalar(_) | Self::Ladder(_) | Self::Hopper(_) => self,
+        }
+    }
+
+    /// True if a kernel computes the block mask of the problem's `mask_mod` before attention.
+    pub(crate) fn precomputes_block_mask(self, specialization: Specialization) -> bool {
+        self.range_tiles(specialization).is_some()
+    }
+
+    /// Writes the kernel of a stage. [`KernelSpec`](crate::KernelSpec) decides what can be generated, and keeps it.
+    pub fn generate(self, stage: Stage, specialization: Specialization) -> Kernel {
+        match stage {
+            Stage::Attention => self.generate_attention(specialization),
+            Stage::Combine => Self::generate_combine(specialization),
+            Stage::BlockMask => self.generate_block_mask(specialization),
+        }
+    }
+
+    fn generate_attention(self, specialization: Specialization) -> Kernel {
+        let name = self.kernel_name(specialization);
+        match (self, specialization.dtype) {
+            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialization),
+            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialization),
+            (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialization),
+            (Self::Ladder(config), DType::Bf16) => attention::ladder::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Ladder(config), _) => attention::ladder::kernel::<F16x2>(name, config, specialization),
+            (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialization),
+            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialization),
+        }
+    }
+
+    /// The kernel that combines the partial results of split-KV.
+    fn generate_combine(specialization: Specialization) -> Kernel {
+        let Specialization { dtype, value_dim, .. } = specialization;
+        let name = format!("flashcore_combine_{dtype}_d{value_dim}{}", suffix(specialization));
+        match dtype {
+            DType::Bf16 => combine::kernel::<Bf16>(name, specialization),
+            DType::F16 => combine::kernel::<F16>(name, specialization),
+            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialization),
+        }
+    }
+
+    /// The block-mask precompute kernel.
+    ///
+    /// # Panics
+    ///
+    /// For a specialization without a `mask_mod`.
+    fn generate_block_mask(self, specialization: Specialization) -> Kernel {
+        let kernel = self.range_tiles(specialization).and_then(|tiles| {
+            let name = format!("flashcore_block_mask_{}x{}", tiles.range_rows, tiles.tile_n);
+            tile_ranges::kernel(name, specialization, tiles)
+        });
+        kernel.expect("a block mask is of a mask_mod")
+    }
+
+    fn kernel_name(self, specialization: Specialization) -> String {
+        let Specialization { dtype, head_dim, value_dim, width, .. } = specialization;
+        let config = self.compiled().to_string().replace('-', "_");
+        let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
+        let width = if width == MOST_WIDTH { String::new() } else { format!("_w{width}") };
+        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{width}", suffix(specialization))
+    }
+}
+
+/// The features of a specialization as the end of a name.
+fn suffix(specialization: Specialization) -> String {
+    specialization.features().flat_map(|feature| ["_", feature]).collect()
+}

@@ -1,0 +1,250 @@
+//! Choices of the Ampere kernel (`sm_80` and everything later): `mma.sync`, `ldmatrix` and `cp.async`.
+
+use flashcore_ir::Arch;
+
+use super::Flaw;
+use crate::attention::stream::Supply;
+use crate::specialization::{MOST_WIDTH, Specialization};
+use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
+
+/// The choices of the Ampere kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AmpereConfig {
+    /// Warps of a CTA.
+    pub warps: u32,
+    /// Query rows of each warp: 16, or 32, which read each key and value from shared memory half as often.
+    pub rows_per_warp: u32,
+    /// Keys of a tile.
+    pub tile_n: u32,
+    /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
+    pub kv_split_warps: u32,
+    /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way; with 1, each is
+    /// waited for as soon as it is asked for.
+    pub stages: u32,
+    /// How tiles lie in shared memory.
+    pub layout: SharedLayout,
+    /// Where the query is between products.
+    pub query: QueryPlace,
+    /// When the output is brought to a new maximum.
+    pub rescale: Rescale,
+    /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
+    pub load_bytes: u32,
+    /// What products are added up in.
+    pub accumulation: Accumulation,
+    /// How exponentials are computed.
+    pub exponential: Exponential,
+    /// Warps that only copy keys and values for the others: 0, 1 or 2.
+    pub producers: u32,
+    /// CTAs that stay and take tile after tile; with 0, each tile has its own.
+    pub persistent: u32,
+    /// Parts of the keys, each with CTAs of its own, which a second kernel combines; 1 is all keys.
+    pub num_splits: u32,
+    /// Which rows are in a tile.
+    pub pack_gqa: bool,
+    /// Whether L2 is asked to keep the key.
+    pub l2: L2Window,
+}
+
+/// Whether L2 is asked to keep the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum L2Window {
+    /// It keeps what it wants.
+    Default,
+    /// A part of it is set aside for the key, as far as that fits: hardware has one window for each launch.
+    Key,
+}
+
+/// Where the query is between products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueryPlace {
+    /// In registers.
+    Registers,
+    /// In shared memory, read again for each tile of keys.
+    Shared,
+}
+
+impl Default for AmpereConfig {
+    fn default() -> Self {
+        Self::BASE
+    }
+}
+
+impl AmpereConfig {
+    /// The default.
+    pub(crate) const BASE: Self = Self {
+        warps: 4,
+        rows_per_warp: 16,
+        tile_n: 64,
+        kv_split_warps: 1,
+        stages: 2,
+        layout: SharedLayout::Swizzled,
+        query: QueryPlace::Registers,
+        rescale: Rescale::Always,
+        load_bytes: MOST_WIDTH,
+        accumulation: Accumulation::F32,
+        exponential: Exponential::Unit,
+        producers: 0,
+        persistent: 0,
+        num_splits: 1,
+        pack_gqa: false,
+        l2: L2Window::Default,
+    };
+
+    /// The config with the same code: how many CTAs stay, how many parts the keys have and what L2 keeps is not compiled
+    /// in.
+    pub(crate) const fn compiled(self) -> Self {
+        let persistent = if self.persistent > 0 { 1 } else { 0 };
+        let num_splits = if self.num_splits > 1 { 2 } else { 1 };
+        Self { persistent, num_splits, l2: L2Window::Default, ..self }
+    }
+
+    /// Query rows of a CTA.
+    pub const fn tile_m(self) -> u32 {
+        self.row_warps().saturating_mul(self.rows_per_warp)
+    }
+
+    /// Warps with rows of their own.
+    pub const fn row_warps(self) -> u32 {
+        match self.warps.checked_div(self.kv_split_warps) {
+            Some(warps) => warps,
+            None => 0,
+        }
+    }
+
+    /// Keys of a tile that one warp multiplies.
+    pub const fn keys_per_warp(self) -> u32 {
+        match self.tile_n.checked_div(self.kv_split_warps) {
+            Some(keys) => keys,
+            None => 0,
+        }
+    }
+
+    /// Bytes of shared memory through which warps that share keys add up what they have.
+    pub(crate) const fn exchange_bytes(self, value_dim: u32) -> u32 {
+        let rows = self.tile_m() * (self.kv_split_warps - 1);
+        // The output, and a maximum and a sum for each of four lanes.
+        rows * (value_dim.next_multiple_of(16) + 8) * 4
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(self) -> u32 {
+        self.warps.saturating_add(self.producers).saturating_mul(LANES)
+    }
+
+    /// Registers per thread that hold operands and results: query, scores and output, what is added
+    /// to scores, and what warps that share keys send each other.
+    pub const fn operand_registers(self, specialization: Specialization) -> u32 {
+        let [head_dim, value_dim] = [specialization.head_dim, specialization.value_dim];
+        let query = match self.query {
+            QueryPlace::Registers => head_dim.next_multiple_of(16) / 4,
+            QueryPlace::Shared => 0,
+        };
+        let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
+        // Loads of a bias begin before they are needed, and have addresses.
+        let bias = if specialization.bias { scores + scores / 4 } else { 0 };
+        // So do those of tables, and the places of the scores are known.
+        let expressions = if specialization.has_expressions() { self.keys_per_warp() / 4 } else { 0 };
+        let exchange = if self.kv_split_warps > 1 { 24 } else { 0 };
+        let halves = match self.accumulation {
+            Accumulation::F32 => 0,
+            Accumulation::F16 if output > scores => output / 2,
+            Accumulation::F16 => scores / 2,
+        };
+        self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + exchange
+    }
+
+    /// Whether operands and results stay in registers.
+    pub(crate) const fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
+        self.operand_registers(specialization) <= most_operand_registers(arch)
+    }
+
+    /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
+    /// SM where the output is small, and for two where it is large.
+    pub fn register_budget(self, specialization: Specialization) -> u32 {
+        let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16;
+        if is_small && !specialization.has_terms() && !specialization.has_expressions() { 168 } else { 255 }
+    }
+}
+
+/// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
+/// That for Hopper gets along with the fewest others.
+pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
+    match arch {
+        Arch::Sm90 | Arch::Sm90a => 192,
+        _ => 176,
+    }
+}
+
+/// The most KV splits.
+const MAX_SPLITS: u32 = 256;
+
+impl AmpereConfig {
+    /// What no kernel can be generated with.
+    pub(crate) fn flaws(self) -> Vec<Flaw> {
+        let Self {
+            warps,
+            rows_per_warp,
+            tile_n,
+            kv_split_warps,
+            stages,
+            load_bytes,
+            producers,
+            persistent,
+            num_splits,
+            ..
+        } = self;
+        let flaw =
+            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
+        let flaws = [
+            // Fewer would not copy a whole pattern of the swizzle at a time.
+            flaw("warps", warps, "2, 4 or 8", matches!(warps, 2 | 4 | 8)),
+            flaw(
+                "kv_split_warps",
+                kv_split_warps,
+                "1, 2 or 4, at most the warps, with a multiple of 16 keys for each",
+                matches!(kv_split_warps, 1 | 2 | 4) && kv_split_warps <= warps && tile_n % (16 * kv_split_warps) == 0,
+            ),
+            flaw("rows_per_warp", rows_per_warp, "16 or 32", matches!(rows_per_warp, 16 | 32)),
+            flaw("tile_n", tile_n, "a multiple of 16 up to 128", tile_n % 16 == 0 && (16..=128).contains(&tile_n)),
+            // Two barriers for each stage, where there are producers, and two others.
+            flaw("stages", stages, "1 to 8", (1..=8).contains(&stages)),
+            flaw("stages", stages, "at most 7 with producers", producers == 0 || stages <= 7),
+            flaw("load_bytes", load_bytes, "4, 8 or 16", matches!(load_bytes, 4 | 8 | 16)),
+            flaw("producers", producers, "0, 1 or 2", producers <= 2),
+            flaw("num_splits", num_splits, "1 to 256", (1..=MAX_SPLITS).contains(&num_splits)),
+            flaw(
+                "num_splits",
+                num_splits,
+                "1 where CTAs stay and take tile after tile",
+                num_splits == 1 || persistent == 0,
+            ),
+            flaw(
+                "persistent",
+                persistent,
+                "0 where the heads of a key head share tiles",
+                persistent == 0 || !self.pack_gqa,
+            ),
+        ];
+        flaws.into_iter().flatten().collect()
+    }
+
+    /// How keys and values come.
+    pub(crate) const fn supply(self) -> Supply {
+        let Self { stages, tile_n, warps, producers, load_bytes, .. } = self;
+        Supply { stages, tile_n, warps, producers, load_bytes }
+    }
+
+    /// Configs that no problem gets by default, and that gates, snapshots and tests go through all the same: between them
+    /// they have every value of every choice.
+    pub(crate) const LISTED: [Self; 9] = [
+        Self { stages: 1, ..Self::BASE },
+        Self { load_bytes: 4, layout: SharedLayout::Padded, ..Self::BASE },
+        Self { load_bytes: 8, query: QueryPlace::Shared, ..Self::BASE },
+        Self { exponential: Exponential::Shared, ..Self::BASE },
+        Self { producers: 1, ..Self::BASE },
+        Self { producers: 2, stages: 3, tile_n: 32, ..Self::BASE },
+        Self { persistent: 5, ..Self::BASE },
+        Self { l2: L2Window::Key, warps: 8, ..Self::BASE },
+        Self { num_splits: 3, pack_gqa: true, warps: 2, ..Self::BASE },
+    ];
+}

@@ -1,0 +1,26 @@
+//! Heuristics: the config that a problem gets unless another is asked for, and where a search for a better one goes.
+//!
+//! They decide from the problem and the device alone, and ask nobody above them: every question about a config is
+//! answered by [`unsupported`](crate::unsupported).
+
+mod search;
+pub(crate) mod sm80;
+pub(crate) mod sm90;
+
+use flashcore_problem::Problem;
+
+use crate::config::Config;
+use crate::launch_plan::Target;
+
+pub use search::{search_space, starting_points};
+
+/// The config for a problem on a GPU unless another is asked for.
+pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
+    let target = target.into();
+    if !Config::ampere().dtypes().contains(&problem.dtype) {
+        return Config::scalar();
+    }
+    let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
+    let hopper = || sm90::select(problem, target).map(Config::Hopper);
+    decode().or_else(hopper).unwrap_or_else(|| Config::Ampere(sm80::select(problem, target)))
+}

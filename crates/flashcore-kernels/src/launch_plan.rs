@@ -1,0 +1,256 @@
+//! Launch plan: the kernels that compute a problem, in the order in which they are launched, with grids, arguments and
+//! workspace.
+
+use std::sync::Arc;
+
+use flashcore_ir::{Arch, Argument, VerifiedKernel};
+use flashcore_problem::{Operand, Problem};
+
+use crate::attention::combine;
+use crate::attention::hopper::Order;
+use crate::attention::partial::workspace_bytes;
+use crate::attention::tile_ranges::RangeShape;
+use crate::config::{AmpereConfig, Config, L2Window};
+use crate::parameters::{Extra, LAUNCH_PARAMETERS, LaunchValues, arguments, expression_constants};
+use crate::spec::{KernelSpec, Stage};
+use crate::tensor_maps::tensor_maps;
+use crate::unsupported::{Reason, packed_rows, reasons};
+
+/// A GPU as far as plans depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// The architecture that kernels are generated for.
+    pub arch: Arch,
+    /// Number of SMs: as many persistent CTAs run at a time.
+    pub num_sms: u32,
+}
+
+/// A GPU with an SM for every CTA.
+impl From<Arch> for Target {
+    fn from(arch: Arch) -> Self {
+        Self { arch, num_sms: u32::MAX }
+    }
+}
+
+/// The kernels that compute a problem, in order, and the memory that they share.
+#[derive(Debug, Clone)]
+pub struct LaunchPlan {
+    /// The config of the attention kernel.
+    pub config: Config,
+    /// The launches, in order.
+    pub launches: Vec<KernelLaunch>,
+    /// Bytes of memory that the kernels use among themselves.
+    pub workspace_bytes: u64,
+    /// Offset of the block mask in that memory.
+    block_mask_offset: u64,
+    problem: Problem,
+}
+
+/// One kernel of a plan.
+#[derive(Debug, Clone)]
+pub struct KernelLaunch {
+    /// The kernel.
+    pub spec: KernelSpec,
+    /// CTAs in x, y and z.
+    pub grid: [u32; 3],
+    /// The arguments; those of the first [`LAUNCH_PARAMETERS`] and the addresses in tensor maps are 0.
+    arguments: Vec<Argument>,
+    /// The operands whose tensor maps are among the arguments, with the index of each.
+    tensor_maps: Vec<(usize, Operand)>,
+    /// A kernel in the place of the generated one, which takes the same parameters.
+    replaced: Option<Arc<VerifiedKernel>>,
+}
+
+impl KernelLaunch {
+    fn new(spec: KernelSpec, grid: [u32; 3], arguments: Vec<Argument>) -> Self {
+        Self { spec, grid, arguments, tensor_maps: Vec::new(), replaced: None }
+    }
+
+    /// The kernel, generated now or a moment ago.
+    ///
+    /// # Panics
+    ///
+    /// Never for a launch of a plan: [`LaunchPlan::new`] refuses kernels that break a rule.
+    pub fn kernel(&self) -> Arc<VerifiedKernel> {
+        let generated = || self.spec.kernel().expect("the plan has checked the kernel");
+        self.replaced.clone().unwrap_or_else(generated)
+    }
+
+    /// The arguments with nothing of a launch in them: the first [`LAUNCH_PARAMETERS`] are 0, and so are the addresses in
+    /// tensor maps.
+    pub fn template(&self) -> &[Argument] {
+        &self.arguments
+    }
+
+    /// The operands whose tensor maps are among the arguments, with the index of each.
+    pub fn tensor_maps(&self) -> &[(usize, Operand)] {
+        &self.tensor_maps
+    }
+
+    /// All arguments of one launch.
+    fn arguments(&self, values: &LaunchValues, block_mask_offset: u64) -> Vec<Argument> {
+        let mut arguments = self.arguments.clone();
+        arguments[..LAUNCH_PARAMETERS].copy_from_slice(&values.words(block_mask_offset).map(Argument::U64));
+        for &(index, operand) in &self.tensor_maps {
+            if let Argument::TensorMap(map) = &mut arguments[index] {
+                map.base = values.address(operand);
+            }
+        }
+        arguments
+    }
+}
+
+impl LaunchPlan {
+    /// The kernels of `config` for `problem` on a GPU, or all reasons against it. Nothing is generated for a kernel that
+    /// was checked before in this process.
+    pub fn new(problem: &Problem, config: Config, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
+        let Target { arch, num_sms } = target.into();
+        let reasons = reasons(problem, config, arch);
+        if !reasons.is_empty() {
+            return Err(reasons);
+        }
+        let specialization = config.specialization(problem);
+        let GridShape { grid, extra } = GridShape::new(problem, config);
+        let block_mask = RangeShape::of(problem, config);
+        let block_mask_offset = match extra {
+            Extra::Splits { num_splits, rows } => {
+                workspace_bytes(num_splits.into(), rows, problem.value_dim as u64).next_multiple_of(16)
+            }
+            Extra::Nothing | Extra::Tiles { .. } => 0,
+        };
+        let plain = arguments(problem, block_mask);
+        let common: Vec<_> = plain.iter().copied().chain(expression_constants(problem)).collect();
+        let spec = |stage| KernelSpec::new(stage, config, specialization, arch);
+        let mut launches = Vec::new();
+        if let Some(shape) = block_mask.filter(|_| config.precomputes_block_mask(specialization)) {
+            launches.push(KernelLaunch::new(spec(Stage::BlockMask), shape.grid(), common.clone()));
+        }
+        let mut attention = KernelLaunch::new(spec(Stage::Attention), grid, common);
+        attention.arguments.extend(extra.arguments());
+        if let Config::Hopper(hopper) = config {
+            for (operand, map) in tensor_maps(problem, hopper) {
+                attention.tensor_maps.push((attention.arguments.len(), operand));
+                attention.arguments.push(Argument::TensorMap(map));
+            }
+            let mut order = Order::of(problem, hopper);
+            if hopper.persistent {
+                let ctas = grid[0].min(num_sms.max(1));
+                order = order.for_ctas(problem, hopper, ctas);
+                attention.grid = [ctas, 1, 1];
+            }
+            attention.arguments.extend(order.arguments());
+        }
+        let combine = matches!(extra, Extra::Splits { .. }).then(|| {
+            let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
+            let grid = [tiles, problem.query_heads as u32, problem.batch as u32];
+            KernelLaunch::new(spec(Stage::Combine), grid, plain.into_iter().chain(extra.arguments()).collect())
+        });
+        launches.push(attention);
+        launches.extend(combine);
+        for launch in &launches {
+            launch.spec.check().map_err(|errors| {
+                let mut reasons: Vec<_> = errors.into_iter().map(Reason::Kernel).collect();
+                reasons.dedup();
+                reasons
+            })?;
+        }
+        let workspace_bytes = block_mask_offset + block_mask.map_or(0, RangeShape::bytes);
+        Ok(Self { config, launches, workspace_bytes, block_mask_offset, problem: problem.clone() })
+    }
+
+    /// The launch of the attention kernel itself.
+    ///
+    /// # Panics
+    ///
+    /// Never: every plan has one.
+    pub fn attention(&self) -> &KernelLaunch {
+        self.launch(Stage::Attention).expect("every plan has an attention kernel")
+    }
+
+    /// The launch of a stage, where the plan has one.
+    pub fn launch(&self, stage: Stage) -> Option<&KernelLaunch> {
+        self.launches.iter().find(|launch| launch.spec.stage == stage)
+    }
+
+    /// Offset of the block mask in the workspace.
+    pub const fn block_mask_offset(&self) -> u64 {
+        self.block_mask_offset
+    }
+
+    /// All arguments of a launch of this plan.
+    pub fn arguments(&self, launch: &KernelLaunch, values: &LaunchValues) -> Vec<Argument> {
+        launch.arguments(values, self.block_mask_offset)
+    }
+
+    /// Bytes that the key reaches over, if L2 is to keep it.
+    pub fn l2_key_bytes(&self) -> Option<usize> {
+        if !matches!(self.config, Config::Ampere(AmpereConfig { l2: L2Window::Key, .. })) {
+            return None;
+        }
+        let extent = self.problem.strides().key.extent(self.problem.key_shape());
+        Some(extent.unwrap_or(0).saturating_mul(Operand::Key.element_bytes(&self.problem)))
+    }
+
+    /// The plan with another kernel for a stage, which takes the same parameters. For tools that transform kernels.
+    #[must_use]
+    pub fn with_kernel(&self, stage: Stage, kernel: VerifiedKernel) -> Self {
+        let kernel = Arc::new(kernel);
+        let mut plan = self.clone();
+        for launch in plan.launches.iter_mut().filter(|launch| launch.spec.stage == stage) {
+            launch.replaced = Some(kernel.clone());
+        }
+        plan
+    }
+
+    /// The plan with CTAs for some of the rows only: the grids of another plan for the same stages. For tools that look
+    /// at those.
+    #[must_use]
+    pub fn with_grids_of(mut self, other: &Self) -> Self {
+        for launch in &mut self.launches {
+            launch.grid = other.launch(launch.spec.stage).map_or(launch.grid, |other| other.grid);
+        }
+        self
+    }
+}
+
+/// The grid of the attention kernel, and the parameters it has because of it.
+pub(crate) struct GridShape {
+    grid: [u32; 3],
+    extra: Extra,
+}
+
+impl GridShape {
+    pub(crate) fn new(problem: &Problem, config: Config) -> Self {
+        let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
+        let tiles = |rows: usize| rows.div_ceil(config.tile_m() as usize) as u32;
+        let one_head = tiles(problem.query_length);
+        if let Config::Hopper(hopper) = config
+            && hopper.persistent
+        {
+            return Self { grid: [Order::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
+        }
+        let Config::Ampere(AmpereConfig { persistent, num_splits, pack_gqa, .. }) = config else {
+            let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
+            return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
+        };
+        if persistent > 0 {
+            let all = one_head.saturating_mul(heads).saturating_mul(batch);
+            return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
+        }
+        let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
+        let rows = problem.batch.saturating_mul(problem.query_heads).saturating_mul(problem.query_length) as u64;
+        let extra = if num_splits > 1 { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
+        Self { grid: [tiles.saturating_mul(num_splits), heads, batch], extra }
+    }
+}
+
+impl GridShape {
+    /// Query tiles in all, persistent CTAs or not.
+    pub(crate) const fn all_tiles(&self) -> u32 {
+        match self.extra {
+            Extra::Tiles { all, .. } => all,
+            Extra::Nothing | Extra::Splits { .. } => self.grid[0],
+        }
+    }
+}
+

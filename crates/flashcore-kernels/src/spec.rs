@@ -1,0 +1,84 @@
+//! Kernel specification: everything that the text of a kernel depends on, and the key of every kernel cache.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
+
+use crate::config::Config;
+use crate::specialization::Specialization;
+
+/// Everything that the text of a kernel depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KernelSpec {
+    /// The kernel of a plan.
+    pub stage: Stage,
+    /// The config, without what is not compiled in.
+    pub config: Config,
+    /// The specialization, without what the stage does not look at.
+    pub specialization: Specialization,
+    /// The architecture.
+    pub arch: Arch,
+}
+
+/// Kernels of a plan, in the order in which they are launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Block-mask precompute: classifies blocks of the score matrix as empty, partial or full before attention.
+    BlockMask,
+    /// Attention.
+    Attention,
+    /// Combines the partial results of split-KV.
+    Combine,
+}
+
+/// Generated kernels that are kept for whoever asks for them next: those of a plan that is loaded just after.
+const KEPT_KERNELS: usize = 16;
+
+/// The verdict on every kernel that was generated in this process, and the last ones themselves.
+#[derive(Default)]
+struct Generated {
+    verdicts: HashMap<KernelSpec, Result<(), Vec<VerifyError>>>,
+    kept: VecDeque<(KernelSpec, Arc<VerifiedKernel>)>,
+}
+
+fn generated() -> &'static Mutex<Generated> {
+    static GENERATED: OnceLock<Mutex<Generated>> = OnceLock::new();
+    GENERATED.get_or_init(Mutex::default)
+}
+
+impl KernelSpec {
+    /// The specification, with what does not reach the text of the kernel left out.
+    pub fn new(stage: Stage, config: Config, specialization: Specialization, arch: Arch) -> Self {
+        let (config, specialization) = match stage {
+            Stage::Combine => (Config::scalar(), specialization.for_combine()),
+            Stage::Attention | Stage::BlockMask => (config.compiled(), specialization),
+        };
+        Self { stage, config, specialization, arch }
+    }
+
+    /// The rules that the kernel breaks, if any: shared memory that the architecture has not, say. Generates the kernel
+    /// the first time only.
+    pub fn check(self) -> Result<(), Vec<VerifyError>> {
+        let known = || generated().lock().unwrap_or_else(PoisonError::into_inner).verdicts.get(&self).cloned();
+        known().unwrap_or_else(|| self.kernel().map(|_| ()))
+    }
+
+    /// The kernel, generated and verified now, or kept from a moment ago.
+    pub fn kernel(self) -> Result<Arc<VerifiedKernel>, Vec<VerifyError>> {
+        let lock = || generated().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, kernel)) = lock().kept.iter().find(|(spec, _)| *spec == self) {
+            return Ok(kernel.clone());
+        }
+        let kernel = self.config.generate(self.stage, self.specialization).verify(self.arch).map(Arc::new);
+        let mut generated = lock();
+        generated.verdicts.insert(self, kernel.as_ref().map(|_| ()).map_err(Clone::clone));
+        if let Ok(kernel) = &kernel {
+            generated.kept.push_back((self, kernel.clone()));
+            if generated.kept.len() > KEPT_KERNELS {
+                generated.kept.pop_front();
+            }
+        }
+        kernel
+    }
+}

@@ -1,0 +1,183 @@
+//! Every reason why a kernel cannot run a problem.
+
+use flashcore_ir::tensor_map::InvalidTensorMap;
+use flashcore_ir::{Arch, VerifyError};
+use flashcore_problem::{DType, Problem, ProblemError};
+
+use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
+use crate::launch_plan::GridShape;
+use crate::specialization::{MOST_WIDTH, Specialization};
+use crate::tensor_maps::tensor_maps;
+
+/// The most CTAs in the second and third dimension of a grid.
+const MOST_GRID_ROWS: usize = 65_535;
+/// The most CTAs in the first dimension of a grid, and the most tiles that CTAs take in turn.
+const MOST_TILES: usize = i32::MAX as usize;
+/// The longest sequence: sums of positions, keys and windows then stay within 32 bits.
+pub(crate) const LONGEST: usize = 1 << 29;
+
+/// The features that rows of several heads in one tile (`pack_gqa`) may have: they do not depend on the head.
+const PACKABLE: [&str; 6] = ["left", "right", "seqused_k", "softcap", "nonpositive_scale", "lse"];
+
+/// The features of a problem that rows of several heads in one tile cannot have.
+fn unpackable(specialization: Specialization) -> impl Iterator<Item = &'static str> {
+    specialization.features().filter(|feature| !PACKABLE.contains(feature))
+}
+
+/// True if rows of several heads can share a tile (`pack_gqa`).
+pub(crate) fn can_pack_gqa(specialization: Specialization) -> bool {
+    unpackable(specialization).next().is_none()
+}
+
+/// A reason why a kernel cannot run a problem.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant says what its fields are")]
+#[non_exhaustive]
+pub enum Reason {
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    #[error("the {kernel} kernel has no {dtype}; it has {}", listed(has))]
+    DType { kernel: &'static str, dtype: DType, has: &'static [DType] },
+    #[error("{argument} is {dim}; the {kernel} kernel takes {}", dims(*multiple, *most))]
+    Dim { kernel: &'static str, argument: &'static str, dim: usize, multiple: usize, most: usize },
+    #[error("{argument} is {value}; a GPU grid takes at most {limit}")]
+    Grid { argument: &'static str, value: usize, limit: usize },
+    #[error("the problem is empty: there is nothing to launch")]
+    Empty,
+    #[error("{argument} of the {kernel} config is {value}; it must be {allowed}")]
+    Config { kernel: &'static str, argument: &'static str, value: u32, allowed: &'static str },
+    #[error(
+        "the tiles of {config} take {registers} registers of a thread for this problem; more than {limit} are slow: take fewer keys or rows, the query from shared memory, or tensor cores"
+    )]
+    Registers { config: Config, registers: u32, limit: u32 },
+    #[error(
+        "the rows of several heads in one tile (packed) share what is added to their scores, so {feature} cannot be there: leave -packed out"
+    )]
+    Packed { feature: &'static str },
+    #[error(
+        "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
+    )]
+    Width { kernel: &'static str, width: u32 },
+    #[error("the {kernel} kernel is for {needs}, and this is {arch}: take an ampere config, or name that architecture")]
+    Arch { kernel: &'static str, needs: Arch, arch: Arch },
+    #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
+    Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
+    #[error("the kernel breaks a rule: {0}")]
+    Kernel(#[from] VerifyError),
+}
+
+/// Rows of all query heads of one key head.
+pub(crate) const fn packed_rows(problem: &Problem) -> usize {
+    let group = match problem.query_heads.checked_div(problem.key_heads) {
+        Some(group) => group,
+        None => 0,
+    };
+    problem.query_length.saturating_mul(group)
+}
+
+/// True if a config takes a problem, as far as that can be told without generating the kernel, and its tiles fit.
+pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
+    let fits = match config {
+        Config::Hopper(hopper) => arch == Arch::Sm90a && hopper.fits_shared(config.specialization(problem)),
+        Config::Scalar(_) | Config::Ampere(_) | Config::Ladder(_) => true,
+    };
+    fits && reasons(problem, config, arch).is_empty()
+}
+
+/// Every reason against a config for a problem that can be told without generating the kernel.
+pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
+    let mut reasons: Vec<_> = problem.validate().err().unwrap_or_default().into_iter().map(Reason::from).collect();
+    let kernel = config.family();
+    if !config.dtypes().contains(&problem.dtype) {
+        reasons.push(Reason::DType { kernel, dtype: problem.dtype, has: config.dtypes() });
+    }
+    for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
+        let (multiple, most) = config.dims();
+        if !dim.is_multiple_of(multiple) || dim > most {
+            reasons.push(Reason::Dim { kernel, argument, dim, multiple, most });
+        }
+    }
+    reasons.extend(config.flaws().into_iter().map(|flaw| {
+        let Flaw { argument, value, allowed } = flaw;
+        Reason::Config { kernel, argument, value, allowed }
+    }));
+    if let Config::Ladder(steps) = config
+        && reasons.is_empty()
+    {
+        let limit = LadderConfig::MOST_OPERAND_REGISTERS;
+        let registers = steps.operand_registers(problem.value_dim as u32);
+        if registers > limit {
+            reasons.push(Reason::Registers { config, registers, limit });
+        }
+    }
+    if let Config::Ampere(ampere) = config
+        && reasons.is_empty()
+    {
+        let (registers, limit) =
+            (ampere.operand_registers(config.specialization(problem)), most_operand_registers(arch));
+        if registers > limit {
+            reasons.push(Reason::Registers { config, registers, limit });
+        }
+    }
+    if let Config::Hopper(hopper) = config {
+        if arch != Arch::Sm90a {
+            reasons.push(Reason::Arch { kernel, needs: Arch::Sm90a, arch });
+        }
+        if reasons.is_empty() {
+            reasons.extend(hopper_reasons(problem, config, hopper));
+        }
+    }
+    let is_packed = matches!(config, Config::Ampere(AmpereConfig { pack_gqa: true, .. }));
+    if is_packed {
+        let features = unpackable(config.specialization(problem));
+        reasons.extend(features.map(|feature| Reason::Packed { feature }));
+    }
+    // What is wrong already may not even have a shape.
+    let all_tiles = if reasons.is_empty() { GridShape::new(problem, config).all_tiles() as usize } else { 0 };
+    let limits = [
+        ("the number of tiles", all_tiles, MOST_TILES),
+        ("batch", problem.batch, MOST_GRID_ROWS),
+        ("query_heads", problem.query_heads, MOST_GRID_ROWS),
+        ("query_length", problem.query_length, LONGEST),
+        ("key_length", problem.key_length, LONGEST),
+    ];
+    let packed = is_packed.then_some(("the rows of all heads of a key head", packed_rows(problem), LONGEST));
+    for (argument, value, limit) in limits.into_iter().chain(packed) {
+        if value > limit {
+            reasons.push(Reason::Grid { argument, value, limit });
+        }
+    }
+    if problem.output_shape().is_empty() {
+        reasons.push(Reason::Empty);
+    }
+    reasons
+}
+
+/// Reasons against a problem that another config of the family could take.
+fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
+    let (kernel, specialization, mut reasons) = (config.family(), config.specialization(problem), Vec::new());
+    let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers());
+    if registers > limit {
+        reasons.push(Reason::Registers { config, registers, limit });
+    }
+    if specialization.width < MOST_WIDTH {
+        reasons.push(Reason::Width { kernel, width: specialization.width });
+    }
+    if !problem.output_shape().is_empty() && reasons.is_empty() {
+        let maps = tensor_maps(problem, hopper);
+        let invalid = maps.filter_map(|(operand, map)| Some((operand.name(), map.validate().err()?)));
+        reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
+    }
+    reasons
+}
+
+fn listed(dtypes: &[DType]) -> String {
+    dtypes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+}
+
+fn dims(multiple: usize, most: usize) -> String {
+    match multiple {
+        1 => format!("1 to {most}"),
+        _ => format!("multiples of {multiple} up to {most}"),
+    }
+}

@@ -1,0 +1,291 @@
+//! The table of operands: every tensor that a call of attention reads or writes, one row each.
+//!
+//! From a row follow the switch in [`Problem`], the field of [`Inputs`](crate::Inputs) and
+//! [`InputViews`](crate::InputViews) with its setter and its checks, random inputs, the address among the device tensors
+//! and its checks, the kernel parameter and its index, uploads, simulator buffers and guard pages. Code that treats all
+//! operands alike loops over [`Operand::ALL`]; code that needs a name for each hands the table to a macro of its own
+//! with [`operands!`](crate::operands!). `docs/add-an-operand.md` goes through it.
+
+use crate::{BiasStrides, DType, Problem, Shape, Strides};
+
+/// Hands the table of operands to the macro of this name.
+///
+/// The sections: `tensors` have the element type and the layout of the problem; `outputs` and `inputs` are contiguous
+/// vectors of 4-byte numbers that are there if a switch of the problem is on; `strided` are inputs of `f32` whose strides
+/// come with each call. A row of a vector: name, variant, element type, elements, the switch with its setter, the setter
+/// of the operand, and how random inputs fill it from which stream.
+#[macro_export]
+macro_rules! operands {
+    ($callback:ident) => {
+        $callback! {
+            tensors {
+                /// The query, `query_heads` by `query_length` by `head_dim`.
+                query: Query, Read, query_shape;
+                /// The key, `key_heads` by `key_length` by `head_dim`.
+                key: Key, Read, key_shape;
+                /// The value, `key_heads` by `key_length` by `value_dim`.
+                value: Value, Read, value_shape;
+                /// The output, `query_heads` by `query_length` by `value_dim`.
+                output: Output, Write, output_shape;
+            }
+            outputs {
+                /// The log-sum-exp (LSE) of each row, contiguous `[batch, query head, query row]`.
+                lse: Lse, f32, |problem| problem.batch * problem.query_heads * problem.query_length, with_lse,
+                    /// True to have the log-sum-exp (LSE) of each row.
+                    lse: bool, with_lse;
+            }
+            inputs {
+                /// One key length per batch, at most the problem's `key_length`.
+                seqused_k: SequsedK, u32, |problem| problem.batch, with_seqused_k, 5, seqused_k,
+                    /// True if each batch has a key length of its own, at most `key_length`.
+                    seqused_k: bool, with_seqused_k;
+                /// One slope per query head.
+                alibi_slopes: AlibiSlopes, f32, |problem| problem.query_heads, with_alibi_slopes, 8, alibi_slopes,
+                    /// True if there is a slope per query head (`ALiBi`) that is subtracted for every position of
+                    /// distance.
+                    alibi: bool, with_alibi;
+                /// One sink per query head.
+                sinks: Sinks, f32, |problem| problem.query_heads, with_sinks, 4, per_head,
+                    /// True if there is a sink per query head: one more score in the denominator, with no value.
+                    sinks: bool, with_sinks;
+                /// The floats that `score_mod` and `mask_mod` read.
+                aux_f32: AuxF32, f32, |problem| problem.aux_f32, with_aux_f32, 6, aux_f32,
+                    /// Entries of the table of floats that `score_mod` and `mask_mod` read; 0 is no table.
+                    aux_f32: usize, with_aux_f32;
+                /// The integers that `score_mod` and `mask_mod` read.
+                aux_i32: AuxI32, i32, |problem| problem.aux_i32, with_aux_i32, 7, aux_i32,
+                    /// Entries of the table of integers that `score_mod` and `mask_mod` read; 0 is no table.
+                    aux_i32: usize, with_aux_i32;
+            }
+            strided {
+                /// The bias that is added to the scores.
+                bias: Bias, with_bias, 3, bias,
+                    /// True if there is a bias that is added to the scores.
+                    bias: bool, with_bias;
+            }
+        }
+    };
+}
+
+/// Direction of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Kernels read it.
+    Read,
+    /// Kernels write it.
+    Write,
+}
+
+/// A switch of a problem that says whether an operand is there.
+trait Switch {
+    fn is_on(self) -> bool;
+}
+
+impl Switch for bool {
+    fn is_on(self) -> bool {
+        self
+    }
+}
+
+impl Switch for usize {
+    fn is_on(self) -> bool {
+        self > 0
+    }
+}
+
+macro_rules! define_operand {
+    (
+        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
+        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
+            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
+        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
+            $stream:literal, $fill:ident,
+            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
+        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
+            $strided_fill:ident,
+            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
+    ) => {
+        /// An operand of attention: a tensor that a call reads or writes.
+        ///
+        /// The discriminant is its index among the operands, and of its address among the parameters of every kernel.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Operand {
+            $($(#[$tensor_doc])* $Tensor,)*
+            $($(#[$output_doc])* $Output,)*
+            $($(#[$input_doc])* $Input,)*
+            $($(#[$strided_doc])* $Strided,)*
+        }
+
+        impl Operand {
+            /// Every operand, in the order of the table.
+            pub const ALL: &'static [Self] = &[
+                $(Self::$Tensor,)* $(Self::$Output,)* $(Self::$Input,)* $(Self::$Strided,)*
+            ];
+            /// Number of operands.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// Name of the field that has it, in every struct and message.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$Tensor => stringify!($tensor),)*
+                    $(Self::$Output => stringify!($output),)*
+                    $(Self::$Input => stringify!($input),)*
+                    $(Self::$Strided => stringify!($strided),)*
+                }
+            }
+
+            /// True if kernels write it or only read it.
+            pub const fn access(self) -> Access {
+                match self {
+                    $(Self::$Tensor => Access::$access,)*
+                    $(Self::$Output)|* => Access::Write,
+                    $(Self::$Input)|* | $(Self::$Strided)|* => Access::Read,
+                }
+            }
+
+            /// True if a problem has it.
+            pub fn is_present(self, problem: &Problem) -> bool {
+                match self {
+                    $(Self::$Tensor)|* => true,
+                    $(Self::$Output => problem.$output_switch.is_on(),)*
+                    $(Self::$Input => problem.$input_switch.is_on(),)*
+                    $(Self::$Strided => problem.$strided_switch.is_on(),)*
+                }
+            }
+
+            /// Shape and strides of an operand that has the layout of the problem: query, key, value and output.
+            pub fn tensor(self, problem: &Problem) -> Option<(Shape, Strides)> {
+                let strides = problem.strides();
+                match self {
+                    $(Self::$Tensor => Some((problem.$shape(), strides.$tensor)),)*
+                    _ => None,
+                }
+            }
+
+            /// Elements of a contiguous vector of numbers; `None` for the operands with strides.
+            pub fn elements(self, problem: &Problem) -> Option<usize> {
+                fn count(problem: &Problem, extent: fn(&Problem) -> usize) -> Option<usize> {
+                    Some(extent(problem))
+                }
+                match self {
+                    $(Self::$Output => count(problem, $output_extent),)*
+                    $(Self::$Input => count(problem, $input_extent),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+operands!(define_operand);
+
+impl Operand {
+    /// The element type, where it is one that tensors of a problem can have: of query, key, value and output.
+    pub const fn dtype(self, problem: &Problem) -> Option<DType> {
+        match self {
+            Self::Query | Self::Key | Self::Value | Self::Output => Some(problem.dtype),
+            _ => None,
+        }
+    }
+
+    /// Bytes of an element: those of the problem's type, or 4.
+    pub const fn element_bytes(self, problem: &Problem) -> usize {
+        match self.dtype(problem) {
+            Some(dtype) => dtype.size_bytes(),
+            None => size_of::<f32>(),
+        }
+    }
+
+    /// Multiple of which its device address must be: TMA and the widest accesses take 16 bytes at a time.
+    pub const fn alignment(self) -> u64 {
+        match self {
+            Self::Query | Self::Key | Self::Value | Self::Output => 16,
+            _ => 4,
+        }
+    }
+
+    /// Elements from the first to the last, gaps included, or `None` when the number does not fit. A bias lies by
+    /// `bias_strides`.
+    pub fn extent(self, problem: &Problem, bias_strides: BiasStrides) -> Option<usize> {
+        match self.tensor(problem) {
+            Some((shape, strides)) => strides.extent(shape),
+            None => self.elements(problem).or_else(|| bias_strides.extent(problem)),
+        }
+    }
+
+    /// Operands that kernels read.
+    pub fn inputs() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|operand| operand.access() == Access::Read)
+    }
+
+    /// Operands that a problem can do without.
+    pub fn optional() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|operand| operand.alignment() == 4)
+    }
+}
+
+/// A set of operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct OperandSet(u32);
+
+impl OperandSet {
+    /// The operands that a problem has.
+    pub fn of(problem: &Problem) -> Self {
+        Operand::ALL
+            .iter()
+            .filter(|operand| operand.is_present(problem))
+            .fold(Self(0), |set, &operand| set.with(operand))
+    }
+
+    /// True if the operand is in it.
+    pub const fn has(self, operand: Operand) -> bool {
+        self.0 >> (operand as u32) & 1 == 1
+    }
+
+    /// The set with one more operand.
+    #[must_use]
+    pub const fn with(self, operand: Operand) -> Self {
+        Self(self.0 | 1 << (operand as u32))
+    }
+
+    /// The set without an operand.
+    #[must_use]
+    pub const fn without(self, operand: Operand) -> Self {
+        Self(self.0 & !(1 << (operand as u32)))
+    }
+
+    /// Its operands, in the order of the table.
+    pub fn iter(self) -> impl Iterator<Item = Operand> {
+        Operand::ALL.iter().copied().filter(move |&operand| self.has(operand))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_what_problems_have() {
+        let mut problem = Problem::new(2, 6, 5, 8, DType::F16);
+        problem.key_heads = 3;
+        let names = |problem: &Problem| OperandSet::of(problem).iter().map(Operand::name).collect::<Vec<_>>();
+        assert_eq!(names(&problem), ["query", "key", "value", "output"]);
+        (problem.lse, problem.seqused_k, problem.alibi, problem.sinks, problem.bias) = (true, true, true, true, true);
+        (problem.aux_f32, problem.aux_i32) = (7, 9);
+        assert_eq!(names(&problem), Operand::ALL.iter().map(|operand| operand.name()).collect::<Vec<_>>());
+        let strides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };
+        let extents = Operand::ALL.iter().map(|operand| operand.extent(&problem, strides));
+        let expected = [480, 240, 240, 480, 60, 2, 6, 6, 7, 9, 150].map(Some);
+        assert_eq!(extents.collect::<Vec<_>>(), expected);
+        assert_eq!(Operand::inputs().count() + 2, Operand::COUNT);
+        assert_eq!(Operand::optional().count() + 4, Operand::COUNT);
+    }
+
+    #[test]
+    fn sets_hold_what_was_put_in() {
+        let set = OperandSet::default().with(Operand::Sinks).with(Operand::Bias);
+        assert!(set.has(Operand::Sinks) && set.has(Operand::Bias) && !set.has(Operand::Query));
+        assert_eq!(set.without(Operand::Sinks).iter().collect::<Vec<_>>(), [Operand::Bias]);
+    }
+}
