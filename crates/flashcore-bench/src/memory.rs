@@ -74,9 +74,14 @@ pub enum Impossible {
     Memory(#[from] TooLarge),
 }
 
+fn valid(problem: &Problem) -> Result<(), Impossible> {
+    let errors = problem.errors();
+    if errors.is_empty() { Ok(()) } else { Err(Impossible::Invalid(errors)) }
+}
+
 /// Checks that a problem can be computed: it is valid, and twice its tensors fit the memory.
 pub fn require_tensors(problem: &Problem) -> Result<(), Impossible> {
-    problem.validate().map_err(Impossible::Invalid)?;
+    valid(problem)?;
     let bytes = input_bytes(problem).zip(output_bytes(problem));
     let bytes = bytes.and_then(|(inputs, outputs)| inputs.checked_add(outputs)?.checked_mul(2));
     Ok(require(&format!("{problem}"), bytes)?)
@@ -85,7 +90,7 @@ pub fn require_tensors(problem: &Problem) -> Result<(), Impossible> {
 /// Checks that the outputs of a problem can be judged as a whole: it is valid, and what the oracle and the reference compute
 /// in `f64` fits the memory beside the tensors.
 pub fn require_judging(problem: &Problem, repeats: usize) -> Result<(), Impossible> {
-    problem.validate().map_err(Impossible::Invalid)?;
+    valid(problem)?;
     Ok(require(&format!("judging {problem}"), judging_bytes(problem, repeats as u64))?)
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn open(kind: i32, ordinal: i32) -> Result<Device, Failure> {
         }
         FLASHCORE_DEVICE_BEST => match open(FLASHCORE_DEVICE_CUDA, 0) {
             Ok(device) => Ok(device),
-            Err(_) => Ok(Device::best().device),
+            Err(_) => Ok(Device::best()),
         },
         other => Err(Failure::argument(format!("device_kind is {other}; it must be one of FLASHCORE_DEVICE_*"))),
     }

@@ -187,7 +187,7 @@ fn devices_and_configs() {
     check(FLASHCORE_DEVICE_CUDA, i32::MAX, c"", FLASHCORE_NO_DEVICE);
     check(FLASHCORE_DEVICE_CPU, 0, c"ampere", FLASHCORE_UNSUPPORTED);
     check(FLASHCORE_DEVICE_CPU, 0, c"amper\xFF", FLASHCORE_INVALID_ARGUMENT);
-    if api::Device::best().no_gpu.is_some() {
+    if api::Device::best_or_reason().no_gpu.is_some() {
         check(FLASHCORE_DEVICE_BEST, 0, c"", FLASHCORE_OK);
         check(FLASHCORE_DEVICE_CUDA, 0, c"ampere", FLASHCORE_NO_DEVICE);
     }

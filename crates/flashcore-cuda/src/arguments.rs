@@ -96,6 +96,13 @@ impl Arguments {
         Ok(())
     }
 
+    /// Replaces the first arguments by words of 64 bits.
+    pub(crate) fn set_words(&mut self, words: &[u64]) {
+        for (place, word) in self.places[..words.len()].iter_mut().zip(words) {
+            *place = word.to_ne_bytes();
+        }
+    }
+
     /// The address of each, as `cuLaunchKernelEx` wants them. Valid as long as the borrow; the driver only reads.
     pub(crate) fn pointers(&self) -> [*mut c_void; MOST_ARGUMENTS] {
         core::array::from_fn(|index| match self.map_places[index] {

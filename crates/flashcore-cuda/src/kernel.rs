@@ -69,6 +69,15 @@ impl Launch {
         &self.shape
     }
 
+    /// Replaces the first arguments, which are all 64-bit integers or addresses.
+    ///
+    /// # Panics
+    ///
+    /// When there are more words than the launch has room for.
+    pub fn set_words(&mut self, words: &[u64]) {
+        self.arguments.set_words(words);
+    }
+
     /// Asks L2 to keep a range of memory.
     pub const fn set_l2_window(&mut self, window: L2Range) {
         self.shape.l2_window = Some(window);

@@ -17,8 +17,7 @@ const MOST_STREAMS: usize = 32;
 
 /// A workspace of the same size for each stream that launches.
 ///
-/// The first is allocated with it, so that a program with one stream allocates nothing when it launches; each further
-/// stream allocates when it launches for the first time.
+/// A stream's is allocated when it launches for the first time: making a plan allocates nothing.
 #[derive(Debug)]
 pub struct Workspaces {
     context: Context,
@@ -28,8 +27,6 @@ pub struct Workspaces {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Allocated, and used by nobody yet.
-    spare: Option<DeviceBuffer>,
     /// The most recently used last.
     by_stream: Vec<(u64, DeviceBuffer)>,
     /// By graph and stream.
@@ -38,9 +35,8 @@ struct Held {
 
 impl Workspaces {
     /// Workspaces of so many bytes; none are needed where these are 0.
-    pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
-        let spare = Some(DeviceBuffer::uninitialised(context, bytes)?);
-        Ok(Self { context: context.clone(), bytes, held: Mutex::new(Held { spare, ..Held::default() }) })
+    pub fn new(context: &Context, bytes: usize) -> Self {
+        Self { context: context.clone(), bytes, held: Mutex::default() }
     }
 
     /// Bytes of each.
@@ -68,7 +64,7 @@ impl Workspaces {
     }
 
     fn of_stream(&self, held: &mut Held, stream: u64) -> Result<u64, CudaError> {
-        let Held { spare, by_stream, .. } = held;
+        let Held { by_stream, .. } = held;
         let known = by_stream.iter().rposition(|(owner, _)| *owner == stream);
         let buffer = match known {
             Some(index) => by_stream.remove(index).1,
@@ -77,7 +73,7 @@ impl Workspaces {
                 self.context.relax_capture(Context::synchronize)?;
                 by_stream.remove(0).1
             }
-            None => self.take(spare)?,
+            None => self.allocate()?,
         };
         let address = buffer.address();
         by_stream.push((stream, buffer));
@@ -86,22 +82,19 @@ impl Workspaces {
 
     /// One that no other launch has: the graph may run at any time, on any stream.
     fn of_graph(&self, held: &mut Held, graph: [u64; 2]) -> Result<u64, CudaError> {
-        let Held { spare, by_graph, .. } = held;
+        let Held { by_graph, .. } = held;
         if let Some((_, buffer)) = by_graph.iter().rfind(|(owner, _)| *owner == graph) {
             return Ok(buffer.address());
         }
-        let buffer = self.take(spare)?;
+        let buffer = self.allocate()?;
         let address = buffer.address();
         by_graph.push((graph, buffer));
         Ok(address)
     }
 
-    fn take(&self, spare: &mut Option<DeviceBuffer>) -> Result<DeviceBuffer, CudaError> {
-        match spare.take() {
-            Some(buffer) => Ok(buffer),
-            // An allocation is no part of a graph that is recorded meanwhile, and must not spoil it.
-            None => self.context.relax_capture(|context| DeviceBuffer::uninitialised(context, self.bytes)),
-        }
+    fn allocate(&self) -> Result<DeviceBuffer, CudaError> {
+        // An allocation is no part of a graph that is recorded meanwhile, and must not spoil it.
+        self.context.relax_capture(|context| DeviceBuffer::uninitialised(context, self.bytes))
     }
 }
 
@@ -117,11 +110,11 @@ mod tests {
     #[test]
     fn each_stream_has_its_own() {
         let context = context();
-        let workspaces = Workspaces::new(&context, 64).unwrap();
-        assert_eq!(state(|state| state.count("cuMemAlloc_v2")), 1);
+        let workspaces = Workspaces::new(&context, 64);
+        assert_eq!(state(|state| state.count("cuMemAlloc_v2")), 0, "a plan allocates nothing");
         let [first, second] = [(); 2].map(|()| Stream::new(&context).unwrap());
         let of_first = address(&workspaces, &first);
-        assert_eq!(state(|state| state.count("cuMemAlloc_v2")), 1, "the first is allocated with the plan");
+        assert_eq!(state(|state| state.count("cuMemAlloc_v2")), 1);
         let of_second = address(&workspaces, &second);
         assert_ne!(of_first, of_second);
         assert_eq!(
@@ -136,7 +129,7 @@ mod tests {
     #[test]
     fn a_graph_has_its_own() {
         let context = context();
-        let workspaces = Workspaces::new(&context, 64).unwrap();
+        let workspaces = Workspaces::new(&context, 64);
         let stream = Stream::new(&context).unwrap();
         let launched = address(&workspaces, &stream);
         let mut recorded = Vec::new();
@@ -152,13 +145,13 @@ mod tests {
         recorded.dedup();
         assert_eq!(recorded.len(), 3);
         // While a graph is recorded, allocating is allowed, and forbidden again afterwards.
-        assert_eq!(state(|state| (state.count("cuThreadExchangeStreamCaptureMode"), state.relaxed)), (4, false));
+        assert_eq!(state(|state| (state.count("cuThreadExchangeStreamCaptureMode"), state.relaxed)), (6, false));
     }
 
     #[test]
     fn many_streams_share_some() {
         let context = context();
-        let workspaces = Workspaces::new(&context, 64).unwrap();
+        let workspaces = Workspaces::new(&context, 64);
         let streams: Vec<Stream> = (0..MOST_STREAMS + 3).map(|_| Stream::new(&context).unwrap()).collect();
         let addresses: Vec<u64> = streams.iter().map(|stream| address(&workspaces, stream)).collect();
         assert_eq!(addresses[MOST_STREAMS..], addresses[..3], "the least recently used come first");
@@ -168,7 +161,7 @@ mod tests {
     #[test]
     fn nothing_is_asked_where_none_is_needed() {
         let context = context();
-        let workspaces = Workspaces::new(&context, 0).unwrap();
+        let workspaces = Workspaces::new(&context, 0);
         assert_eq!(address(&workspaces, &Stream::new(&context).unwrap()), 0);
         assert_eq!(state(|state| (state.count("cuMemAlloc_v2"), state.count("cuStreamGetId"))), (0, 0));
     }
@@ -177,7 +170,7 @@ mod tests {
     #[test]
     fn launches_on_one_stream_do_not_alternate() {
         let context = context();
-        let workspaces = Workspaces::new(&context, 64).unwrap();
+        let workspaces = Workspaces::new(&context, 64);
         let stream = Stream::new(&context).unwrap();
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {

@@ -8,10 +8,7 @@ use crate::specialization::Specialization;
 use crate::tile::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
 
 /// The tensor maps of the Hopper kernel, in the order of its parameters. Their addresses come with each launch.
-pub(crate) fn tensor_maps(
-    problem: &Problem,
-    config: HopperConfig,
-) -> impl Iterator<Item = (Operand, TensorMap)> {
+pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Iterator<Item = (Operand, TensorMap)> {
     let specialization = Specialization::of(problem);
     let strides = problem.strides();
     let [query, key, value] = config.tiles(specialization);
@@ -44,6 +41,5 @@ fn tensor_map(dtype: DType, strides: Strides, shape: Shape, tile: PanelTile) -> 
     let sizes = [(strides.row, shape.rows), (strides.head, shape.heads), (strides.batch, shape.batch)];
     let bytes = |stride: usize| (stride as u64).saturating_mul(dtype.size_bytes() as u64);
     let strides = sizes.map(|(stride, size)| if size > 1 { bytes(stride) } else { UNUSED });
-    TensorMap::new(0, element, &dimensions, &strides, &[PANEL_COLUMNS, tile.rows, 1, 1])
-        .with_swizzle(Swizzle::Bytes128)
+    TensorMap::new(0, element, &dimensions, &strides, &[PANEL_COLUMNS, tile.rows, 1, 1]).with_swizzle(Swizzle::Bytes128)
 }

@@ -86,7 +86,7 @@ pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
 
 /// Every reason against a config for a problem that can be told without generating the kernel.
 pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
-    let mut reasons: Vec<_> = problem.validate().err().unwrap_or_default().into_iter().map(Reason::from).collect();
+    let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
     let kernel = config.family();
     if !config.dtypes().contains(&problem.dtype) {
         reasons.push(Reason::DType { kernel, dtype: problem.dtype, has: config.dtypes() });

@@ -1,8 +1,8 @@
 //! What kernels take, and what they say of what they do not take.
 
 use flashcore_ir::Arch;
-use flashcore_kernels::tile::SharedLayout;
 use flashcore_kernels::heuristics::select;
+use flashcore_kernels::tile::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, LaunchPlan, Reason, Specialization, Stage, Target};
 use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod, Strides, TensorStrides};
 
@@ -99,7 +99,11 @@ fn a_config_too_large_for_an_architecture_is_refused_by_rule() {
 fn padding_costs_memory_and_swizzling_does_not() {
     let bytes = |layout| {
         let problem = Problem::new(1, 1, 64, 64, DType::F16);
-        LaunchPlan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80).expect("a plan").attention().kernel().shared_bytes
+        LaunchPlan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80)
+            .expect("a plan")
+            .attention()
+            .kernel()
+            .shared_bytes
     };
     assert_eq!(bytes(SharedLayout::Plain), 5 * 64 * 64 * 2);
     assert_eq!(bytes(SharedLayout::Swizzled), bytes(SharedLayout::Plain));
@@ -187,7 +191,8 @@ fn decode_splits_the_keys() {
         let plan = LaunchPlan::new(&problem, config, arch).expect("a plan");
         assert_eq!(plan.launch(Stage::Combine).is_some(), num_splits > 1, "{problem}");
         let rows = (problem.batch * problem.query_heads * problem.query_length) as u64;
-        let partial = if num_splits > 1 { u64::from(num_splits) * rows * (problem.value_dim as u64 + 2) * 4 } else { 0 };
+        let partial =
+            if num_splits > 1 { u64::from(num_splits) * rows * (problem.value_dim as u64 + 2) * 4 } else { 0 };
         assert_eq!(plan.workspace_bytes, partial);
         num_splits
     };

@@ -14,6 +14,16 @@ pub enum ProblemError {
         /// The size.
         argument: &'static str,
     },
+    /// Sizes of tensors that must be the same are not.
+    #[error("{argument} is {actual}; it must be {expected}")]
+    ShapesDiffer {
+        /// The size.
+        argument: &'static str,
+        /// Its value.
+        actual: usize,
+        /// The value that the other tensors ask for.
+        expected: usize,
+    },
     /// A size that must be at least one is zero.
     #[error("{argument} is 0; it must be at least 1")]
     Zero {

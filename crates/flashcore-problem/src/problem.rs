@@ -1,7 +1,7 @@
 //! An attention problem: everything but the numbers in its tensors.
 
 use crate::expression::{Expression, MOST_STEPS};
-use crate::{DType, Layout, Mask, MaskMod, Operand, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
+use crate::{DType, Invalid, Layout, Mask, MaskMod, Operand, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
 use std::fmt;
 use std::ops::Range;
 
@@ -190,14 +190,20 @@ impl Problem {
         self.layout.strides(self)
     }
 
-    /// Everything that is wrong with the problem, not only the first thing.
-    pub fn validate(&self) -> Result<(), Vec<ProblemError>> {
+    /// An error that holds everything that is wrong with the problem, not only the first thing.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let errors = self.errors();
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+
+    /// Everything that is wrong with the problem.
+    pub fn errors(&self) -> Vec<ProblemError> {
         let mut errors = Vec::new();
         self.validate_sizes(&mut errors);
         self.validate_numbers(&mut errors);
         self.validate_expressions(&mut errors);
         self.validate_layout(&mut errors);
-        if errors.is_empty() { Ok(()) } else { Err(errors) }
+        errors
     }
 
     fn validate_sizes(&self, errors: &mut Vec<ProblemError>) {
@@ -352,7 +358,7 @@ mod tests {
     fn check(change: impl FnOnce(&mut Problem), expected: &[ProblemError]) {
         let mut problem = Problem::new(2, 4, 5, 8, DType::F16);
         change(&mut problem);
-        assert_eq!(problem.validate().err().unwrap_or_default(), expected, "{problem}");
+        assert_eq!(problem.errors(), expected, "{problem}");
     }
 
     #[test]

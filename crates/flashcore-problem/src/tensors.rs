@@ -1,7 +1,9 @@
 //! The numbers of a problem: its inputs and what a backend answers.
 
 use crate::views::validate_outputs;
-use crate::{BiasView, DType, InputViews, Invalid, Operand, OutputViews, Problem, Shape, SplitMix64, Strides};
+use crate::{
+    BiasView, DType, HostElement, InputViews, Invalid, Operand, OutputViews, Problem, Shape, SplitMix64, Strides,
+};
 
 /// Elements of one type as little-endian bytes, in the storage order of its strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,18 @@ impl Tensor {
             tensor.set(index, value);
         }
         tensor
+    }
+
+    /// The elements as numbers of their Rust type.
+    ///
+    /// # Panics
+    ///
+    /// When the type is another.
+    pub fn to_elements<T: HostElement>(&self) -> Vec<T> {
+        assert_eq!(self.dtype, T::DTYPE, "elements have the type of the tensor");
+        let size = size_of::<T>();
+        let element = |bytes: &[u8]| T::read_from_bytes(bytes).expect("as many bytes as an element has");
+        self.data.chunks_exact(size).map(element).collect()
     }
 
     /// Elements of the tensor, those between rows included.

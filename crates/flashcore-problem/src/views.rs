@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const _: () = assert!(cfg!(target_endian = "little"), "flashcore needs a little-endian processor");
 
 /// A Rust type of the elements of a tensor: `f16`, `bf16`, `f32` or `f64`, and no other.
-pub trait HostElement: sealed::Plain {
+pub trait HostElement: sealed::Plain + Copy {
     /// The same as a value.
     const DTYPE: DType;
 }

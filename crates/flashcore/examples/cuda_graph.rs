@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-use flashcore::{DType, Device, DeviceTensors, Error, Inputs, Outputs, Problem, supports};
+use flashcore::{DType, Device, DeviceTensors, Error, Inputs, Outputs, Plan, Problem};
 
 /// Attention layers in a graph.
 const LAYERS: u32 = 32;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Error> {
     let Some(context) = device.context() else { return Ok(()) };
     let problem = Problem::new(1, 8, 512, 128, DType::Bf16);
     // Before the capture: compiling and checking a kernel is nothing that a graph records.
-    let plan = supports(&problem, &device)?;
+    let plan = Plan::new(&problem, &device)?;
     println!("{}", plan.report());
 
     let stream = Stream::new(context)?;

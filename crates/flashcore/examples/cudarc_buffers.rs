@@ -7,7 +7,7 @@
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use flashcore::half::f16;
 use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-use flashcore::{Alignment, DType, Device, DeviceTensors, Inputs, Mask, Outputs, Problem, supports};
+use flashcore::{Alignment, DType, Device, DeviceTensors, Inputs, Mask, Outputs, Plan, Problem};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Before cudarc is asked for anything: where there is no driver, it panics.
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut problem = Problem::new(2, 8, 1000, 64, DType::F16);
     problem.mask = Mask::Causal(Alignment::BottomRight);
     problem.lse = true;
-    let plan = supports(&problem, &device)?;
+    let plan = Plan::new(&problem, &device)?;
     println!("{}", plan.report());
 
     let context = CudaContext::new(0)?;

@@ -6,7 +6,7 @@
 
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
-use flashcore::{DType, Device, Error, InputViews, Layout, OutputViews, Problem, Strides, TensorStrides, supports};
+use flashcore::{DType, Device, Error, InputViews, Layout, OutputViews, Plan, Problem, Strides, TensorStrides};
 
 const BATCH: usize = 2;
 const QUERY_HEADS: usize = 4;
@@ -42,7 +42,7 @@ fn main() -> Result<(), Error> {
         output: Strides { batch: OUTPUT_COLUMNS, head: HEAD_DIM, row: OUTPUT_COLUMNS },
     });
 
-    let plan = supports(&problem, &Device::cpu())?;
+    let plan = Plan::new(&problem, &Device::cpu())?;
     plan.run(InputViews::new(&projection, &cache, &cache), OutputViews::new(&mut output))?;
 
     let (attended, rest) = output[..OUTPUT_COLUMNS].split_at(QUERY_HEADS * HEAD_DIM);
@@ -52,7 +52,7 @@ fn main() -> Result<(), Error> {
 
     // What does not fit is said, not guessed: the cache is too short for this many tokens.
     problem.key_length = CAPACITY + 1;
-    let plan = supports(&problem, &Device::cpu())?;
+    let plan = Plan::new(&problem, &Device::cpu())?;
     let refused = plan.run(InputViews::new(&projection, &cache, &cache), OutputViews::new(&mut output));
     if let Err(error) = refused {
         println!("refused: {error}");

@@ -6,7 +6,7 @@
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use flashcore::half::f16;
-use flashcore::{DType, Device, Error, InputViews, MaskMod, OutputViews, Problem, ScoreMod, supports};
+use flashcore::{DType, Device, Error, InputViews, MaskMod, OutputViews, Plan, Problem, ScoreMod};
 
 const HEADS: usize = 4;
 const LENGTH: usize = 300;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
     let mut output = vec![f16::ZERO; elements];
 
     let inputs = InputViews::new(&query, &key, &value).with_aux_f32(&numbers).with_aux_i32(&document_of);
-    let plan = supports(&problem, &Device::best().device)?;
+    let plan = Plan::new(&problem, &Device::best())?;
     plan.run(inputs, OutputViews::new(&mut output))?;
     println!("{problem} on {}: {:?} ...", plan.device(), &output[..4]);
 
@@ -50,7 +50,7 @@ fn main() -> Result<(), Error> {
     let (query, key, value) = (first(&query), first(&key), first(&value));
     let mut of_first = vec![f16::ZERO; HEADS * 120 * HEAD_DIM];
     let inputs = InputViews::new(&query, &key, &value).with_aux_f32(&numbers);
-    supports(&alone, &Device::best().device)?.run(inputs, OutputViews::new(&mut of_first))?;
+    Plan::new(&alone, &Device::best())?.run(inputs, OutputViews::new(&mut of_first))?;
     let difference = |(one, other): (&f16, &f16)| (one.to_f32() - other.to_f32()).abs();
     let largest = first(&output).iter().zip(&of_first).map(difference).fold(0.0, f32::max);
     assert!(largest < 2e-3, "documents do not see each other");

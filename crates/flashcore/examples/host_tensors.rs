@@ -6,10 +6,10 @@
 use std::time::Instant;
 
 use flashcore::half::bf16;
-use flashcore::{Alignment, DType, Device, Error, InputViews, Mask, OutputViews, Problem, supports};
+use flashcore::{Alignment, DType, Device, Error, InputViews, Mask, OutputViews, Plan, Problem};
 
 fn main() -> Result<(), Error> {
-    let best = Device::best();
+    let best = Device::best_or_reason();
     println!("on {best}");
 
     // One sequence of 512 tokens; 8 query heads share 2 key heads; each token attends itself and those before it.
@@ -25,7 +25,7 @@ fn main() -> Result<(), Error> {
     let mut lse = vec![0.0; 8 * 512];
 
     // Either a plan or every reason against it; `?` turns the reasons into one error.
-    let plan = supports(&problem, &best.device)?;
+    let plan = Plan::new(&problem, &best.device)?;
     println!("{}", plan.report());
 
     let start = Instant::now();

@@ -9,7 +9,7 @@ use flashcore_cuda::Driver;
 
 use crate::Error;
 #[cfg(feature = "cuda")]
-use crate::cuda_backend::Gpu;
+use crate::gpu::Gpu;
 #[cfg(feature = "cuda")]
 use crate::process::CUDA;
 
@@ -18,7 +18,7 @@ use crate::process::CUDA;
 /// ```
 /// use flashcore::Device;
 ///
-/// let best = Device::best();
+/// let best = Device::best_or_reason();
 /// println!("{best}"); // "cpu (16 threads): no NVIDIA driver: ..."
 /// let device = best.device;
 /// # assert!(!device.to_string().is_empty());
@@ -53,10 +53,15 @@ impl Device {
         Err(Error::NotBuilt { backend: "cuda" })
     }
 
+    /// The first GPU that can be used, else the CPU. [`best_or_reason`](Self::best_or_reason) says why it is no GPU.
+    pub fn best() -> Self {
+        Self::best_or_reason().device
+    }
+
     /// The first GPU that can be used, else the CPU; with the reason.
     ///
     /// This is the only place where one device stands in for another, and it says so. A plan never changes its device.
-    pub fn best() -> Best {
+    pub fn best_or_reason() -> Best {
         let mut refused = None;
         for ordinal in 0..gpu_count() {
             match Self::cuda(ordinal) {
@@ -145,7 +150,7 @@ fn driver() -> Result<&'static Driver, Error> {
     Ok(Driver::load().inspect_err(|_| CUDA.release())?)
 }
 
-/// The device that [`Device::best`] chose.
+/// The device that [`Device::best_or_reason`] chose.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Best {

@@ -10,14 +10,14 @@
 //!
 //! ```
 //! use flashcore::half::f16;
-//! use flashcore::{Alignment, DType, Device, InputViews, Mask, OutputViews, Problem, supports};
+//! use flashcore::{Plan, Alignment, DType, Device, InputViews, Mask, OutputViews, Problem};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Two batches, eight heads, 128 rows of 64 columns, each row attending itself and what is before it.
 //! let mut problem = Problem::new(2, 8, 128, 64, DType::F16);
 //! problem.mask = Mask::Causal(Alignment::BottomRight);
 //!
-//! let plan = supports(&problem, &Device::cpu())?;
+//! let plan = Plan::new(&problem, &Device::cpu())?;
 //!
 //! let elements = 2 * 8 * 128 * 64;
 //! let (query, key, value) = (vec![f16::ONE; elements], vec![f16::ONE; elements], vec![f16::ONE; elements]);
@@ -137,34 +137,21 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "cuda")]
-#[expect(unsafe_code, reason = "launches on memory that it owns")]
-mod bound;
+mod attention;
+mod device;
+mod error;
 #[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "kernels are launched on addresses")]
-mod cuda_backend;
-mod device;
-#[cfg(feature = "cuda")]
-mod device_tensors;
-mod error;
+mod gpu;
 #[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
 #[cfg(feature = "cuda")]
 mod process;
 mod reason;
 mod report;
-#[cfg(feature = "cuda")]
-mod self_check;
-#[cfg(feature = "cuda")]
-mod stream;
-#[cfg(feature = "cuda")]
-pub mod tuning;
 
-#[cfg(feature = "cuda")]
-pub use bound::{Bound, BoundBytes, BoundContents, BoundGraph};
+pub use attention::{AttentionOptions, ShapedTensor, attention};
 pub use device::{Best, Device, DeviceInfo, Devices};
-#[cfg(feature = "cuda")]
-pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub use error::Error;
 #[cfg(feature = "cpu")]
 pub use flashcore_cpu::LevelError as CpuLevelError;
@@ -178,8 +165,12 @@ pub use flashcore_kernels::{
 pub use flashcore_problem::expression;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
-    OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor,
-    TensorError, TensorStrides, TensorView, TensorViewMut,
+    Operand, OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides,
+    Tensor, TensorError, TensorStrides, TensorView, TensorViewMut,
+};
+#[cfg(feature = "cuda")]
+pub use gpu::{
+    Bound, BoundBytes, BoundContents, BoundGraph, DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning,
 };
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
@@ -189,22 +180,18 @@ pub use reason::{Reason, Unsupported};
 pub use report::Report;
 #[cfg(feature = "cuda")]
 pub use report::{KernelReport, SelfCheckReport};
-#[cfg(feature = "cuda")]
-pub use self_check::SelfCheckPolicy;
-#[cfg(feature = "cuda")]
-pub use stream::StreamRef;
 
 /// What is right, and who decides whether a result is.
 ///
 /// ```
 /// use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-/// use flashcore::{DType, Device, Inputs, Outputs, Problem, supports};
+/// use flashcore::{DType, Device, Inputs, Outputs, Problem};
 ///
 /// # fn main() -> Result<(), flashcore::Error> {
 /// let problem = Problem::new(1, 2, 97, 64, DType::Bf16);
 /// let inputs = Inputs::random(&problem, 7);
 /// let mut outputs = Outputs::poisoned(&problem);
-/// supports(&problem, &Device::cpu())?.run(&inputs, &mut outputs)?;
+/// Plan::new(&problem, &Device::cpu())?.run(&inputs, &mut outputs)?;
 ///
 /// let expected = oracle(&problem, &inputs)?;
 /// let yardstick = ReferenceError::measure(&problem, &inputs, &expected)?;

@@ -1,4 +1,4 @@
-//! From a problem and a device to something that can be run.
+//! Plans: from a problem and a device to something that can be run.
 
 use std::fmt;
 
@@ -8,13 +8,11 @@ use flashcore_cuda::Stream;
 use flashcore_kernels::Config;
 use flashcore_problem::{InputViews, OutputViews, Problem};
 
-#[cfg(feature = "cuda")]
-use crate::cuda_backend::Launchable;
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
-use crate::process::CUDA;
+use crate::gpu::{Executor, Prepared, SelfCheckPolicy};
 #[cfg(feature = "cuda")]
-use crate::self_check::SelfCheckPolicy;
+use crate::process::CUDA;
 #[cfg(feature = "cuda")]
 use crate::{DeviceTensors, StreamRef};
 use crate::{Error, Reason, Report, Unsupported};
@@ -25,7 +23,7 @@ const MOST_CPU_COLUMNS: usize = 1 << 16;
 
 /// A problem on a device, ready to be run any number of times, from any thread.
 ///
-/// On a GPU it holds the compiled kernel. Made by [`supports`] or [`Plan::new`].
+/// On a GPU it holds the compiled kernels.
 #[derive(Clone)]
 pub struct Plan {
     problem: Problem,
@@ -39,7 +37,7 @@ enum Backend {
     #[cfg(feature = "cpu")]
     Cpu,
     #[cfg(feature = "cuda")]
-    Cuda(Box<Launchable>),
+    Cuda(Box<Executor>),
     /// Not a single output row: there is nothing to launch.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
     Nothing,
@@ -81,9 +79,8 @@ impl PlanOptions {
     }
 }
 
-/// A plan for `problem` on `device`, or every reason against it.
-///
-/// There is no slow path behind a plan: what the fast kernels of a device do not have is a reason here.
+/// Every reason against `problem` on `device`, without compiling anything: what is left for [`Plan::new`] to refuse is what
+/// the driver says.
 ///
 /// ```
 /// use flashcore::{DType, Device, Problem, ProblemError, Reason, supports};
@@ -98,17 +95,29 @@ impl PlanOptions {
 /// assert_eq!(reasons[0], Reason::Problem(ProblemError::HeadsNotMultiple { query_heads: 8, key_heads: 3 }));
 /// assert_eq!(reasons[1].to_string(), "scale is NaN; it must be finite, usually 1 / sqrt(head_dim)");
 /// ```
-pub fn supports(problem: &Problem, device: &Device) -> Result<Plan, Unsupported> {
-    Plan::new(problem, device, PlanOptions::default())
+pub fn supports(problem: &Problem, device: &Device) -> Result<(), Unsupported> {
+    let options = PlanOptions::default();
+    match &device.0 {
+        Kind::Cpu => cpu_backend(problem, options).map(|_| ()),
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(gpu) => gpu.supports(problem, options),
+    }
+    .map_err(Unsupported::new)
 }
 
 impl Plan {
     /// A plan for `problem` on `device`, or every reason against it.
     ///
-    /// On a GPU this generates the kernel, and compiles it if neither this process nor the cache on disk has it. A kernel
-    /// depends on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch
-    /// or heads: plans for those compile at most another config for another size.
-    pub fn new(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Unsupported> {
+    /// There is no slow path beneath a plan: what the fast kernels of a device do not have is a reason here. On a GPU this
+    /// generates the kernels, and compiles them if neither this process nor the cache on disk has them. A kernel depends
+    /// on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch or
+    /// heads: a plan for those compiles at most another config for another size, and costs microseconds if that is loaded.
+    pub fn new(problem: &Problem, device: &Device) -> Result<Self, Unsupported> {
+        Self::with_options(problem, device, PlanOptions::default())
+    }
+
+    /// [`new`](Self::new) with options.
+    pub fn with_options(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Unsupported> {
         match &device.0 {
             Kind::Cpu => {
                 let backend = cpu_backend(problem, options).map_err(Unsupported::new)?;
@@ -119,7 +128,7 @@ impl Plan {
             Kind::Cuda(gpu) => {
                 CUDA.check().map_err(|forked| Unsupported::new(vec![Reason::Forked(forked)]))?;
                 let (backend, kernel) = match gpu.prepare(problem, options).map_err(Unsupported::new)? {
-                    Some((launchable, kernel)) => (Backend::Cuda(Box::new(launchable)), Some(kernel)),
+                    Some(Prepared { executor, kernel }) => (Backend::Cuda(Box::new(executor)), Some(kernel)),
                     None => (Backend::Nothing, None),
                 };
                 let report = Report { kernel, ..Report::new(problem, device) };
@@ -131,7 +140,7 @@ impl Plan {
     /// A plan with the GPU kernel of this config, or every reason against it.
     #[cfg(feature = "cuda")]
     pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Unsupported> {
-        Self::new(problem, device, PlanOptions::default().with_config(config))
+        Self::with_options(problem, device, PlanOptions::default().with_config(config))
     }
 
     /// The problem.
@@ -154,7 +163,7 @@ impl Plan {
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
         match &self.backend {
-            Backend::Cuda(launchable) => launchable.workspace_bytes(),
+            Backend::Cuda(executor) => executor.workspace_bytes(),
             #[cfg(feature = "cpu")]
             Backend::Cpu => 0,
             Backend::Nothing => 0,
@@ -180,9 +189,9 @@ impl Plan {
                 flashcore_cpu::CpuError::Level(level) => Error::CpuLevel(level),
             }),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(launchable) => {
+            Backend::Cuda(executor) => {
                 CUDA.check()?;
-                Ok(launchable.run(&self.problem, &inputs, outputs)?)
+                Ok(executor.run(&self.problem, &inputs, outputs)?)
             }
             Backend::Nothing => Ok(()),
         }
@@ -192,8 +201,8 @@ impl Plan {
     ///
     /// A plan can be launched from any threads, on any streams, at the same time. Nothing is waited for, and a launch can
     /// be captured into a CUDA graph. Device memory is allocated only where [`workspace_bytes`](Self::workspace_bytes) is
-    /// not 0, the tensors bring no workspace, and the stream is the second or a later one that launches the plan, or a
-    /// captured one: each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for
+    /// not 0, the tensors bring no workspace, and the stream launches the plan for the first time or is a captured one:
+    /// each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for
     /// the device and takes over the workspace of another. The addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
     /// GPU surface at a later call, usually a wait for the stream.
     ///
@@ -217,16 +226,16 @@ impl Plan {
             return Err(Error::NotOnCuda { call: "launch", device: self.device.to_string() });
         };
         tensors.check(&self.problem)?;
-        let Backend::Cuda(launchable) = &self.backend else { return Ok(()) };
+        let Backend::Cuda(executor) = &self.backend else { return Ok(()) };
         CUDA.check()?;
         match stream {
             // SAFETY: the caller promises what the kernel needs of addresses and stream.
-            StreamRef::Owned(stream) => unsafe { launchable.launch(stream, tensors) }?,
+            StreamRef::Owned(stream) => unsafe { executor.launch(stream, &tensors) }?,
             StreamRef::Raw(raw) => {
                 // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
                 let stream = unsafe { Stream::from_raw(gpu.context(), raw.cast()) };
                 // SAFETY: the caller promises what the kernel needs of addresses and stream.
-                unsafe { launchable.launch(&stream, tensors) }?;
+                unsafe { executor.launch(&stream, &tensors) }?;
             }
         }
         Ok(())
@@ -236,8 +245,7 @@ impl Plan {
 /// The CPU, or every reason against a problem there.
 #[cfg_attr(not(all(feature = "cpu", feature = "cuda")), expect(unused_variables, reason = "there are no options"))]
 fn cpu_backend(problem: &Problem, options: PlanOptions) -> Result<Backend, Vec<Reason>> {
-    let mut reasons: Vec<Reason> =
-        problem.validate().err().unwrap_or_default().into_iter().map(Reason::Problem).collect();
+    let mut reasons: Vec<Reason> = problem.errors().into_iter().map(Reason::Problem).collect();
     #[cfg(not(feature = "cpu"))]
     {
         reasons.push(Reason::NotBuilt { backend: "cpu" });

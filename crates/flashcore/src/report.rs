@@ -7,9 +7,9 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use flashcore_cuda::cache::Source;
 #[cfg(feature = "cuda")]
-use flashcore_cuda::{Timings, Usage};
+use flashcore_cuda::{Kernel, Timings, Usage};
 #[cfg(feature = "cuda")]
-use flashcore_kernels::Config;
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::Problem;
 
 use crate::Device;
@@ -72,7 +72,34 @@ pub struct KernelReport {
     pub log: String,
 }
 
-/// What stands behind the trust in a kernel.
+#[cfg(feature = "cuda")]
+impl KernelReport {
+    pub(crate) fn new(
+        kernel: &Kernel,
+        plan: &LaunchPlan,
+        source: Source,
+        self_check: SelfCheckReport,
+        plan_time: Duration,
+    ) -> Self {
+        Self {
+            name: kernel.name().to_owned(),
+            config: plan.config,
+            arch: kernel.arch().to_string(),
+            grid: plan.attention().grid,
+            threads: kernel.threads(),
+            shared_bytes: kernel.shared_bytes(),
+            workspace_bytes: plan.workspace_bytes,
+            usage: kernel.usage(),
+            source,
+            timings: kernel.timings(),
+            plan_time,
+            self_check,
+            log: kernel.log().to_owned(),
+        }
+    }
+}
+
+/// The reason to trust a kernel.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -136,7 +136,8 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     let tensors =
         DeviceTensors::new(random.address(), random.address(), random.address(), random.address()).with_lse(lse);
     let checked = tensors.validate(problem);
-    let plan = Plan::new(problem, &device, PlanOptions::default().with_config(config).with_self_check(self_check))?;
+    let plan =
+        Plan::with_options(problem, &device, PlanOptions::default().with_config(config).with_self_check(self_check))?;
     assert_eq!(problem.validate(), Ok(()), "a plan is for a problem that makes sense");
     // SAFETY: a plan on the CPU launches nothing.
     let launched = unsafe { plan.launch(std::ptr::null_mut::<u8>(), tensors) };

@@ -4,7 +4,7 @@ use flashcore::half::{bf16, f16};
 use flashcore::verify::{Evidence, ReferenceError, Stress, judge, oracle};
 use flashcore::{
     Alignment, BiasView, DType, Device, InputViews, Inputs, Layout, Mask, OutputViews, Outputs, Plan, Problem, Tensor,
-    TensorView, supports,
+    TensorView,
 };
 
 /// Runs a plan on slices of `$element`, as a user has them, and gives what it wrote.
@@ -47,7 +47,7 @@ fn check(change: impl Fn(&mut Problem)) {
         let mut problem = Problem::new(2, 4, 70, 32, dtype);
         problem.lse = true;
         change(&mut problem);
-        let plan = supports(&problem, &Device::cpu()).unwrap();
+        let plan = Plan::new(&problem, &Device::cpu()).unwrap();
         let inputs = Inputs::random(&problem, 11);
         let outputs = run(&plan, &inputs);
         let mut owned = Outputs::poisoned(&problem);
@@ -115,7 +115,7 @@ fn extreme_numbers() {
     for stress in Stress::ALL {
         let problem = Problem::new(1, 2, 100, 64, DType::F16);
         let inputs = Inputs::stress(&problem, stress, 5);
-        let outputs = run(&supports(&problem, &Device::cpu()).unwrap(), &inputs);
+        let outputs = run(&Plan::new(&problem, &Device::cpu()).unwrap(), &inputs);
         let expected = oracle(&problem, &inputs).unwrap();
         let yardstick = ReferenceError::measure(&problem, &inputs, &expected).unwrap();
         let verdict = judge(&problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
@@ -127,7 +127,7 @@ fn extreme_numbers() {
 #[test]
 fn plans_are_shared() {
     let problem = Problem::new(1, 2, 64, 32, DType::F32);
-    let plan = supports(&problem, &Device::cpu()).unwrap();
+    let plan = Plan::new(&problem, &Device::cpu()).unwrap();
     let inputs = Inputs::random(&problem, 3);
     let expected = run(&plan, &inputs);
     std::thread::scope(|scope| {

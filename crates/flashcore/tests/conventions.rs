@@ -6,7 +6,7 @@
 use std::f32::consts::LN_2;
 
 use flashcore::{
-    Alignment, BiasStrides, BiasView, DType, Device, InputViews, Layout, Mask, OutputViews, Problem, supports,
+    Alignment, BiasStrides, BiasView, DType, Device, InputViews, Layout, Mask, OutputViews, Plan, Problem, supports,
 };
 
 /// One head with one column of `queries` rows and `keys` keys.
@@ -25,7 +25,7 @@ fn attend(problem: &Problem, query: &[f64], complete: impl FnOnce(&mut InputView
     let (mut output, mut lse) = (vec![f64::NAN; rows], vec![f32::NAN; rows]);
     let mut inputs = InputViews::new(query, &keys, &values);
     complete(&mut inputs);
-    let plan = supports(problem, &Device::cpu()).unwrap();
+    let plan = Plan::new(problem, &Device::cpu()).unwrap();
     plan.run(inputs, OutputViews::with_lse(&mut output, &mut lse)).unwrap();
     (output, lse)
 }
@@ -95,7 +95,7 @@ fn layouts_are_those_of_inputs_and_output() {
     let values = [1.0_f32, 2.0, 3.0, 4.0];
     let run = |problem: &Problem| {
         let mut output = [0.0_f32; 4];
-        let plan = supports(problem, &Device::cpu()).unwrap();
+        let plan = Plan::new(problem, &Device::cpu()).unwrap();
         plan.run(InputViews::new(&zeros[..], &zeros[..], &values[..]), OutputViews::new(&mut output[..])).unwrap();
         output
     };

@@ -78,7 +78,7 @@ fn configs_that_do_not_exist() {
     assert_eq!("amper".parse::<Config>().map_err(Error::from), Err(Error::UnknownConfig(UnknownConfig { name })));
     let config = Config::Ampere(AmpereConfig { stages: u32::MAX, warps: u32::MAX, ..AmpereConfig::default() });
     let options = PlanOptions::default().with_config(config);
-    let reasons = Plan::new(&Problem::new(1, 1, 1, 64, DType::F16), &Device::cpu(), options).unwrap_err();
+    let reasons = Plan::with_options(&Problem::new(1, 1, 1, 64, DType::F16), &Device::cpu(), options).unwrap_err();
     assert_eq!(*reasons, [Reason::ConfigOnCpu { config }]);
 }
 
@@ -91,7 +91,7 @@ fn question_marks_take_what_a_device_does_not() {
     }
     fn into_boxed(problem: &Problem) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         supports(problem, &Device::cpu())?;
-        Plan::new(problem, &Device::cpu(), PlanOptions::default())?;
+        Plan::with_options(problem, &Device::cpu(), PlanOptions::default())?;
         Plan::with_config(problem, &Device::cpu(), Config::ampere())?;
         Ok(())
     }
@@ -113,7 +113,7 @@ fn question_marks_take_what_a_device_does_not() {
 fn wrong_host_tensors_are_named_and_nothing_is_written() {
     let mut problem = Problem::new(1, 2, 5, 8, DType::F32);
     problem.sinks = true;
-    let plan = supports(&problem, &Device::cpu()).unwrap();
+    let plan = Plan::new(&problem, &Device::cpu()).unwrap();
     let (good, short, double) = (vec![1.0_f32; 80], vec![1.0_f32; 79], vec![1.0_f64; 80]);
     let (mut output, mut lse) = (vec![7.0_f32; 80], vec![7.0_f32; 10]);
     let mut inputs = InputViews::new(&good, &short, &double);
@@ -140,7 +140,7 @@ fn wrong_host_tensors_are_named_and_nothing_is_written() {
 
 #[test]
 fn device_tensors_need_a_gpu() {
-    let plan = supports(&Problem::new(1, 1, 1, 8, DType::F16), &Device::cpu()).unwrap();
+    let plan = Plan::new(&Problem::new(1, 1, 1, 8, DType::F16), &Device::cpu()).unwrap();
     let tensors = DeviceTensors::new(16, 32, 48, 64);
     // SAFETY: a plan on the CPU launches nothing.
     let refused = unsafe { plan.launch(std::ptr::null_mut::<u8>(), tensors) };
@@ -180,7 +180,7 @@ fn messages_name_the_argument_its_value_and_what_is_allowed() {
 
 #[test]
 fn a_machine_without_a_gpu_says_so() {
-    let best = Device::best();
+    let best = Device::best_or_reason();
     let devices = Device::list();
     assert_eq!(devices.devices.last().and_then(|cpu| cpu.ordinal), None);
     match Device::cuda(0) {

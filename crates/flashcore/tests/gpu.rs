@@ -157,14 +157,14 @@ fn another_length_compiles_nothing() {
     assert_eq!((kernel.source, kernel.self_check), (Source::Memory, SelfCheckReport::PassedBefore));
     // Turned off, a verdict that is there is still told.
     let off = PlanOptions::default().with_self_check(SelfCheckPolicy::Off);
-    assert!(Plan::new(&problem, &device, off).is_ok());
+    assert!(Plan::with_options(&problem, &device, off).is_ok());
 }
 
 #[test]
 fn a_captured_launch_is_replayed() {
     let Some(device) = gpu() else { return };
     let problem = Problem::new(1, 2, 100, 64, DType::Bf16);
-    let plan = supports(&problem, &device).unwrap();
+    let plan = Plan::new(&problem, &device).unwrap();
     let inputs = Inputs::random(&problem, 4);
     let tensors = OnDevice::new(&device, &problem, &inputs);
     let graph = Graph::capture::<Error>(&tensors.stream, |stream| {
@@ -192,7 +192,7 @@ fn check_concurrent_launches(device: &Device, rounds: usize, change: impl FnOnce
     let mut problem = Problem::new(1, 8, 1, 128, DType::F16);
     (problem.key_heads, problem.key_length, problem.lse) = (2, 8192, true);
     change(&mut problem);
-    let plan = supports(&problem, device).unwrap();
+    let plan = Plan::new(&problem, device).unwrap();
     assert!(plan.workspace_bytes() > 0, "{problem} needs no workspace: {}", plan.report());
     let streams: Vec<Stream> = (0..STREAMS).map(|_| Stream::new(device.context().unwrap()).unwrap()).collect();
     let together = std::sync::Barrier::new(THREADS);
@@ -249,7 +249,7 @@ fn a_split_plan_is_captured_beside_launches() {
     let Some(device) = gpu() else { return };
     let mut problem = Problem::new(1, 8, 1, 128, DType::F16);
     (problem.key_heads, problem.key_length) = (2, 8192);
-    let plan = supports(&problem, &device).unwrap();
+    let plan = Plan::new(&problem, &device).unwrap();
     assert!(plan.workspace_bytes() > 0);
     let inputs: Vec<Inputs> = (0..2).map(|seed| Inputs::random(&problem, seed)).collect();
     let [captured, launched] = [0, 1].map(|index| OnDevice::new(&device, &problem, &inputs[index]));
@@ -272,7 +272,7 @@ fn a_split_plan_is_captured_beside_launches() {
 fn wrong_addresses_launch_nothing() {
     let Some(device) = gpu() else { return };
     let problem = Problem::new(1, 2, 100, 64, DType::Bf16);
-    let plan = supports(&problem, &device).unwrap();
+    let plan = Plan::new(&problem, &device).unwrap();
     let inputs = Inputs::random(&problem, 4);
     let tensors = OnDevice::new(&device, &problem, &inputs);
     let good = tensors.tensors();

@@ -38,8 +38,8 @@ impl ProblemKey {
             meaning: "element type",
         })?;
         let problem = parse_shape(&self.shape, dtype)?.with_mask(parse_mask(&self.mask)?);
-        problem.validate().map_err(|errors| ShapeError::Problem { text: self.to_string(), errors })?;
-        Ok(problem)
+        let errors = problem.errors();
+        if errors.is_empty() { Ok(problem) } else { Err(ShapeError::Problem { text: self.to_string(), errors }) }
     }
 }
 

@@ -249,7 +249,8 @@ impl Attend {
         }
         problem.softcap = self.softcap;
         problem.lse = self.lse;
-        problem.validate().map_err(|errors| Failure::Usage(joined(&errors)))
+        let errors = problem.errors();
+        if errors.is_empty() { Ok(()) } else { Err(Failure::Usage(joined(&errors))) }
     }
 
     /// A plan, or that the kernel failed its self-check.

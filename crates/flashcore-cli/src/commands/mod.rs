@@ -29,7 +29,7 @@ use flashcore_bench::memory::{Impossible, require_tensors};
 use flashcore_bench::nearest::nearest;
 use flashcore_bench::{ShapeError, parse_mask, parse_shape};
 use flashcore_kernels::{Config, UnknownConfig};
-use flashcore_problem::{DType, Problem, ProblemError};
+use flashcore_problem::{DType, Problem};
 
 use crate::Failure;
 
@@ -37,9 +37,14 @@ use crate::Failure;
 fn problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
     let usage = |error: ShapeError| Failure::Usage(error.to_string());
     let problem = parse_shape(shape, dtype).map_err(usage)?.with_mask(parse_mask(mask).map_err(usage)?);
-    let lines = |errors: Vec<ProblemError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    problem.validate().map_err(|errors| Failure::Usage(lines(errors)))?;
+    valid(&problem)?;
     Ok(problem)
+}
+
+/// Everything that is wrong with a problem, a line each.
+fn valid(problem: &Problem) -> Result<(), Failure> {
+    let errors: Vec<_> = problem.errors().iter().map(ToString::to_string).collect();
+    if errors.is_empty() { Ok(()) } else { Err(Failure::Usage(errors.join("\n"))) }
 }
 
 /// The same, if it fits the memory: for commands that compute it.

@@ -158,11 +158,7 @@ impl Roofline {
             shapes.collect::<Result<_, _>>().map_err(usage)?
         };
         let problems: Vec<Problem> = problems.into_iter().map(|problem| problem.with_mask(mask)).collect();
-        for problem in &problems {
-            if let Err(errors) = problem.validate() {
-                return Err(Failure::Usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")));
-            }
-        }
+        problems.iter().try_for_each(super::valid)?;
         Ok(problems)
     }
 

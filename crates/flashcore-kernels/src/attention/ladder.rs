@@ -13,8 +13,8 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, 
 use super::Work;
 use super::scalar::modified;
 use super::stream::{KeyRange, Stream, StreamTiles};
-use crate::element::{ELEMENT_BYTES, Element};
 use crate::config::{LadderConfig, Product};
+use crate::element::{ELEMENT_BYTES, Element};
 use crate::specialization::Specialization;
 use crate::tile::{
     Accumulation, Accumulator, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, GlobalRows, LANES, LaneRows,

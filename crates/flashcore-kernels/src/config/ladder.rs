@@ -1,7 +1,7 @@
 //! The choices of the kernel that has the steps of the history.
 
-use crate::attention::stream::Supply;
 use super::Flaw;
+use crate::attention::stream::Supply;
 use crate::specialization::MOST_WIDTH;
 use crate::tile::{LANES, ROWS_PER_BLOCK, SharedLayout};
 

@@ -11,9 +11,9 @@ use flashcore_problem::{DType, Problem};
 
 use crate::attention::tile_ranges::RangeTiles;
 use crate::attention::{self, ampere, combine, hopper, scalar, tile_ranges};
-use crate::specialization::{MOST_WIDTH, Specialization};
 use crate::heuristics;
 use crate::spec::Stage;
+use crate::specialization::{MOST_WIDTH, Specialization};
 use crate::tile::{Accumulation, SharedLayout};
 
 pub use ladder::{LadderConfig, Product};
@@ -95,7 +95,8 @@ impl Config {
             Self::Ampere(AmpereConfig { tile_n: 128, ..ampere }),
             Self::Ampere(AmpereConfig { warps: 8, tile_n: 128, ..ampere }),
         ];
-        let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(heuristics::sm80::ALL).map(Self::Ampere);
+        let others =
+            [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(heuristics::sm80::ALL).map(Self::Ampere);
         let others = others.chain(LadderConfig::LISTED.map(Self::Ladder)).chain(AmpereConfig::LISTED.map(Self::Ampere));
         for config in others {
             if !configs.contains(&config) {

@@ -3,8 +3,10 @@
 use core::fmt;
 use core::str::FromStr;
 
+use super::{
+    AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, WarpScheduler,
+};
 use crate::attention::hopper::WARPGROUP_ROWS;
-use super::{AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, WarpScheduler};
 
 use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
 

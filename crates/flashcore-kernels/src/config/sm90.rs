@@ -3,9 +3,9 @@
 use flashcore_ir::Arch;
 use flashcore_problem::expression::Expression;
 
+use super::Flaw;
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
 use crate::attention::tile_ranges::RangeTiles;
-use super::Flaw;
 use crate::specialization::Specialization;
 use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 

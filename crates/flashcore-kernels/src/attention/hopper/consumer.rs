@@ -8,8 +8,8 @@ use super::key_tiles::KeyTiles;
 use super::schedule::Tile;
 use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
-use crate::element::Element;
 use crate::config::WarpScheduler;
+use crate::element::Element;
 use crate::tile::{
     Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, KeyMask, LANES,
     OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP,

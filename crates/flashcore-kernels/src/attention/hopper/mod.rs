@@ -38,8 +38,8 @@ pub(crate) use order::Order;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
 
-use crate::element::Element;
 use crate::config::HopperConfig;
+use crate::element::Element;
 use crate::parameters::Parameters;
 use crate::specialization::Specialization;
 use crate::tile::{LANES, PanelTile, TransferRing};

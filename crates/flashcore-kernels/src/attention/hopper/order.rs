@@ -10,8 +10,8 @@
 use flashcore_problem::Problem;
 
 use crate::config::HopperConfig;
-use flashcore_ir::Argument;
 use crate::specialization::Specialization;
+use flashcore_ir::Argument;
 
 /// The tiles of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

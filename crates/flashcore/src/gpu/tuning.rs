@@ -1,4 +1,4 @@
-//! What was measured to be best on this machine, and for which problems that holds.
+//! Tuning results: the configs that were measured to be best on this machine, by class of problem.
 
 use std::collections::HashMap;
 
@@ -8,26 +8,15 @@ use flashcore_cuda::tuning::TuningStore;
 use flashcore_kernels::{Config, Specialization};
 use flashcore_problem::Problem;
 
-/// Turns what was measured off where it is `off`.
+/// Environment variable that switches tuning results off with `off`.
 pub(crate) const TUNING_VARIABLE: &str = "FLASHCORE_TUNING";
 
-/// The class of a problem: what its kernel is compiled for, and its sizes up to the next power of two. Problems of one class
-/// share what `flashcore tune` measured for one of them.
+/// The class of a problem: everything that its kernel is compiled for but the texts of `score_mod` and `mask_mod`, and its
+/// sizes up to the next power of two. Problems of one class share what `flashcore tune` measured for one of them.
 pub fn problem_class(problem: &Problem) -> String {
-    let Specialization { dtype, head_dim, value_dim, left, right, width, .. } = Specialization::of(problem);
-    let features = [
-        (left, "left"),
-        (right, "right"),
-        (problem.seqused_k, "lengths"),
-        (problem.softcap.is_some(), "softcap"),
-        (problem.alibi, "alibi"),
-        (problem.bias, "bias"),
-        (problem.sinks, "sinks"),
-        (problem.scale <= 0.0, "scaled"),
-        (problem.lse, "lse"),
-    ];
-    let features: String =
-        features.into_iter().filter(|(is_on, _)| *is_on).flat_map(|(_, feature)| [" ", feature]).collect();
+    let specialization = Specialization::of(problem);
+    let Specialization { dtype, head_dim, value_dim, width, .. } = specialization;
+    let features: String = specialization.features().flat_map(|feature| [" ", feature]).collect();
     let size = |size: usize| size.checked_next_power_of_two().unwrap_or(usize::MAX);
     let (queries, keys) = (size(problem.query_length), size(problem.key_length));
     let heads = size(problem.batch.saturating_mul(problem.query_heads));
@@ -35,7 +24,7 @@ pub fn problem_class(problem: &Problem) -> String {
     format!("{dtype} d{head_dim}x{value_dim} w{width}{features} heads{heads}/{group} q{queries} k{keys}")
 }
 
-/// How a device and its driver are called where measurements are kept.
+/// Names of a device and its driver under which measurements are kept.
 pub fn machine(context: &Context) -> (String, String) {
     let device = context.device();
     let (major, minor) = device.compute;
@@ -48,7 +37,7 @@ pub fn machine(context: &Context) -> (String, String) {
 pub(crate) struct Measured(HashMap<String, Config>);
 
 impl Measured {
-    /// Those that are remembered. What cannot be read is as if it were not there: it only makes kernels faster.
+    /// The results on disk. A file that cannot be read counts as empty: results only make kernels faster.
     pub(crate) fn load(cache: &KernelCache, context: &Context) -> Self {
         if std::env::var(TUNING_VARIABLE).is_ok_and(|value| value == "off") {
             return Self::default();
@@ -69,7 +58,7 @@ impl Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{Alignment, DType, Mask};
+    use flashcore_problem::{Alignment, DType, Mask, MaskMod, ScoreMod};
 
     #[test]
     fn a_class_has_what_is_compiled_in_and_sizes() {
@@ -82,6 +71,33 @@ mod tests {
         assert_eq!(problem_class(&problem), "f16 d64x64 w16 right lse heads32/4 q1 k8192");
         problem.key_heads = 0;
         assert_eq!(problem_class(&problem), "f16 d64x64 w16 right lse heads32/0 q1 k8192");
+    }
+
+    /// Whatever changes the kernel changes the class.
+    #[test]
+    fn a_class_tells_features_apart() {
+        let features: [fn(&mut Problem); 9] = [
+            |_| {},
+            |problem| problem.lse = true,
+            |problem| problem.seqused_k = true,
+            |problem| problem.softcap = Some(3.0),
+            |problem| problem.alibi = true,
+            |problem| problem.bias = true,
+            |problem| problem.sinks = true,
+            |problem| problem.mask_mod = Some(MaskMod::new("earlier", |at| at.query.at_least(at.key))),
+            |problem| problem.score_mod = Some(ScoreMod::new("twice", |score, _| score * 2.0)),
+        ];
+        let classes: Vec<_> = features
+            .iter()
+            .map(|change| {
+                let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
+                change(&mut problem);
+                problem_class(&problem)
+            })
+            .collect();
+        for (index, class) in classes.iter().enumerate() {
+            assert!(!classes[..index].contains(class), "{class}");
+        }
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! A plan with tensors of its own on the GPU: launches without `unsafe`.
 
 use flashcore_cuda::{CudaError, DeviceBuffer, Graph, Stream};
-use flashcore_problem::{InputViews, Problem, Shape, Strides};
-use zerocopy::IntoBytes;
+use flashcore_problem::{Access, BiasStrides, InputViews, Operand, Problem};
 
-use crate::device_tensors::TENSOR_ALIGNMENT;
+use super::{DeviceTensors, TENSOR_ALIGNMENT};
 use crate::process::CUDA;
-use crate::{DeviceTensors, Error, Plan};
+use crate::{Error, Plan};
 
 /// The bytes of the tensors that a [`Bound`] begins with, each with `margin` bytes before and behind the tensor.
 ///
@@ -43,7 +42,7 @@ pub struct Bound {
     output: DeviceBuffer,
     lse: DeviceBuffer,
     /// Held for the launches that read them.
-    _numbers: [DeviceBuffer; NUMBERS],
+    _vectors: Vec<DeviceBuffer>,
     tensors: DeviceTensors,
 }
 
@@ -88,63 +87,62 @@ impl Plan {
         if problem.lse {
             tensors.lse = payload(&lse);
         }
-        let numbers = upload_numbers(&stream, &bytes.numbers, &mut tensors)?;
+        let optional = Operand::optional().filter(|operand| operand.access() == Access::Read);
+        let vectors = upload_inputs(&stream, problem, &bytes.numbers, optional, &mut tensors)?;
         tensors.check(problem)?;
-        Ok(Bound { plan: self.clone(), stream, query, key, value, output, lse, _numbers: numbers, tensors })
+        Ok(Bound { plan: self.clone(), stream, query, key, value, output, lse, _vectors: vectors, tensors })
     }
 }
 
-/// Optional tensors of numbers.
-const NUMBERS: usize = 6;
-
-/// Copies key lengths, slopes, sinks, bias and tables to the GPU, where there are any.
-pub(crate) fn upload_numbers(
+/// Copies those of the inputs that the problem has to the GPU, and their addresses to `tensors`.
+pub(crate) fn upload_inputs(
     stream: &Stream,
+    problem: &Problem,
     inputs: &InputViews<'_>,
+    operands: impl Iterator<Item = Operand>,
     tensors: &mut DeviceTensors,
-) -> Result<[DeviceBuffer; NUMBERS], CudaError> {
-    let upload = |bytes: Option<&[u8]>, address: &mut u64| {
-        let buffer = DeviceBuffer::from_host(stream, bytes.unwrap_or(&[]))?;
-        *address = if bytes.is_some() { buffer.address() } else { 0 };
-        Ok::<_, CudaError>(buffer)
-    };
-    if let Some(bias) = inputs.bias {
-        tensors.bias_strides = bias.strides;
+) -> Result<Vec<DeviceBuffer>, CudaError> {
+    tensors.bias_strides = inputs.bias.map_or(tensors.bias_strides, |bias| bias.strides);
+    let strides = tensors.bias_strides;
+    let mut buffers = Vec::with_capacity(Operand::COUNT);
+    for operand in operands.filter(|operand| operand.is_present(problem)) {
+        let bytes = inputs.bytes(operand).unwrap_or_default();
+        // A view may be longer than its tensor.
+        let used = operand.extent(problem, strides).unwrap_or(0) * operand.element_bytes(problem);
+        let buffer = DeviceBuffer::from_host(stream, &bytes[..used.min(bytes.len())])?;
+        tensors.set(operand, buffer.address());
+        buffers.push(buffer);
     }
-    Ok([
-        upload(inputs.seqused_k.map(IntoBytes::as_bytes), &mut tensors.seqused_k)?,
-        upload(inputs.alibi_slopes.map(IntoBytes::as_bytes), &mut tensors.alibi_slopes)?,
-        upload(inputs.sinks.map(IntoBytes::as_bytes), &mut tensors.sinks)?,
-        upload(inputs.bias.map(|bias| bias.data.as_bytes()), &mut tensors.bias)?,
-        upload(inputs.aux_f32.map(IntoBytes::as_bytes), &mut tensors.aux_f32)?,
-        upload(inputs.aux_i32.map(IntoBytes::as_bytes), &mut tensors.aux_i32)?,
-    ])
+    Ok(buffers)
 }
+
+/// The strides of a bias that none of these tensors is.
+const NO_BIAS: BiasStrides = BiasStrides { batch: 0, head: 0, row: 0, key: 0 };
 
 impl BoundBytes<'_> {
     /// Each tensor has the bytes that the problem's strides reach, and its margins.
     fn check(&self, problem: &Problem) -> Result<(), Error> {
-        let strides = problem.strides();
-        let element = problem.dtype.size_bytes();
-        let extent = |strides: Strides, shape: Shape| strides.extent(shape).unwrap_or(0) * element;
-        let rows = problem.batch * problem.query_heads * problem.query_length;
+        let bytes = |operand: Operand| match operand.extent(problem, NO_BIAS).filter(|_| operand.is_present(problem)) {
+            Some(elements) => elements * operand.element_bytes(problem),
+            None => 0,
+        };
         let needed = [
-            ("query", self.query, extent(strides.query, problem.query_shape())),
-            ("key", self.key, extent(strides.key, problem.key_shape())),
-            ("value", self.value, extent(strides.value, problem.value_shape())),
-            ("output", self.output, extent(strides.output, problem.output_shape())),
-            ("lse", self.lse, if problem.lse { rows * 4 } else { 0 }),
+            (Operand::Query, self.query),
+            (Operand::Key, self.key),
+            (Operand::Value, self.value),
+            (Operand::Output, self.output),
+            (Operand::Lse, self.lse),
         ];
         if !(self.margin as u64).is_multiple_of(TENSOR_ALIGNMENT) {
             let (argument, multiple) = ("margin", TENSOR_ALIGNMENT);
             return Err(Error::Misaligned { argument, address: self.margin as u64, multiple });
         }
         self.numbers.validate_numbers(problem)?;
-        for (argument, bytes, tensor) in needed {
-            let expected =
-                if tensor == 0 && argument == "lse" { 0 } else { tensor.saturating_add(self.margin.saturating_mul(2)) };
-            if bytes.len() != expected {
-                return Err(Error::BoundLength { argument, actual: bytes.len(), expected });
+        for (operand, given) in needed {
+            let margins = if operand.is_present(problem) { self.margin.saturating_mul(2) } else { 0 };
+            let (argument, actual, expected) = (operand.name(), given.len(), bytes(operand).saturating_add(margins));
+            if actual != expected {
+                return Err(Error::BoundLength { argument, actual, expected });
             }
         }
         Ok(())

@@ -82,8 +82,7 @@ impl Trial {
         small.query_length = QUERY_LENGTH;
         small.value_dim = problem.value_dim;
         small.scale = if problem.scale > 0.0 { small.scale } else { -small.scale };
-        (small.lse, small.seqused_k) = (problem.lse, problem.seqused_k);
-        (small.alibi, small.bias, small.sinks) = (problem.alibi, problem.bias, problem.sinks);
+        small = small.with_operands_of(problem);
         small.softcap = problem.softcap.map(|_| SOFTCAP);
         small.score_mod = problem.score_mod.map(|score| score.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
         small.mask_mod = problem.mask_mod.map(|mask| mask.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));

@@ -1,0 +1,293 @@
+//! Operands on a GPU, by their addresses.
+
+use flashcore_kernels::LaunchValues;
+use flashcore_problem::{Access, BiasStrides, Operand, Problem, operands};
+
+use crate::Error;
+
+/// Alignment in bytes of the addresses of query, key, value and output: kernels read and write 16 bytes at a time.
+pub const TENSOR_ALIGNMENT: u64 = 16;
+
+macro_rules! define_device_tensors {
+    (
+        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
+        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
+            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
+        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
+            $stream:literal, $fill:ident,
+            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
+        strided { $($strided:tt)* }
+    ) => {
+        /// Device addresses of the operands of a problem: `CUdeviceptr` of the driver, `device_ptr()` of `cudarc`,
+        /// `data_ptr()` of `PyTorch`.
+        ///
+        /// Each address is that of the first element; the others lie where the problem's [strides](Problem::strides) say.
+        /// Those of operands that the problem does not have are 0.
+        ///
+        /// ```
+        /// # use flashcore::DeviceTensors;
+        /// # let (query, key, value, output, rows) = (0x1000, 0x2000, 0x3000, 0x4000, 0x5000);
+        /// let tensors = DeviceTensors::new(query, key, value, output).with_lse(rows);
+        /// # assert_eq!(tensors.lse, rows);
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct DeviceTensors {
+            $($(#[$tensor_doc])* pub $tensor: u64,)*
+            $($(#[$output_doc])* pub $output: u64,)*
+            $($(#[$input_doc])* pub $input: u64,)*
+            /// The bias that is added to the scores, `f32`.
+            pub bias: u64,
+            /// Strides of the bias in elements.
+            pub bias_strides: BiasStrides,
+            /// [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
+            /// finished; 0 for the workspace that the plan has for the stream.
+            pub workspace: u64,
+        }
+
+        impl DeviceTensors {
+            /// Query, key, value and output, and nothing else.
+            pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
+                Self {
+                    query,
+                    key,
+                    value,
+                    output,
+                    $($output: 0,)*
+                    $($input: 0,)*
+                    bias: 0,
+                    bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
+                    workspace: 0,
+                }
+            }
+
+            $(#[doc = concat!("Sets [`", stringify!($output), "`](Self::", stringify!($output), ").")]
+            #[must_use]
+            pub const fn $with_output(mut self, address: u64) -> Self {
+                self.$output = address;
+                self
+            })*
+
+            $(#[doc = concat!("Sets [`", stringify!($input), "`](Self::", stringify!($input), ").")]
+            #[must_use]
+            pub const fn $with_input(mut self, address: u64) -> Self {
+                self.$input = address;
+                self
+            })*
+
+            /// The address of an operand.
+            pub const fn address(&self, operand: Operand) -> u64 {
+                self.values().address(operand)
+            }
+
+            /// Sets the address of an operand.
+            pub const fn set(&mut self, operand: Operand, address: u64) {
+                match operand {
+                    $(Operand::$Tensor => self.$tensor = address,)*
+                    $(Operand::$Output => self.$output = address,)*
+                    $(Operand::$Input => self.$input = address,)*
+                    _ => self.bias = address,
+                }
+            }
+
+            /// The values of the parameters that change from launch to launch.
+            pub(crate) const fn values(&self) -> LaunchValues {
+                LaunchValues {
+                    operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias],
+                    bias_strides: self.bias_strides,
+                    workspace: self.workspace,
+                }
+            }
+        }
+    };
+}
+
+operands!(define_device_tensors);
+
+impl DeviceTensors {
+    /// Sets the bias and its strides.
+    #[must_use]
+    pub const fn with_bias(mut self, address: u64, strides: BiasStrides) -> Self {
+        (self.bias, self.bias_strides) = (address, strides);
+        self
+    }
+
+    /// Brings a workspace for this launch.
+    #[must_use]
+    pub const fn with_workspace(mut self, address: u64) -> Self {
+        self.workspace = address;
+        self
+    }
+
+    /// Checks what can be known without the GPU: nothing is null that is needed, everything is aligned and ends within
+    /// the address space, and what is written does not begin where something else does.
+    ///
+    /// Tensors without elements may be anywhere. Of a problem that does not [validate](Problem::validate) nothing is
+    /// said but that.
+    pub fn validate(&self, problem: &Problem) -> Result<(), Error> {
+        problem.validate()?;
+        self.check(problem)
+    }
+
+    /// [`validate`](Self::validate) for a problem that is valid. Allocates nothing.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), Error> {
+        let values = self.values();
+        let ranges: [(u64, u64); Operand::COUNT] = std::array::from_fn(|index| {
+            let operand = Operand::ALL[index];
+            if !operand.is_present(problem) {
+                return (values.operands[index], 0);
+            }
+            // A valid problem's tensors have at most `isize::MAX` bytes; a bias can have strides of any size.
+            let elements = operand.extent(problem, self.bias_strides).unwrap_or(usize::MAX) as u64;
+            (values.operands[index], elements.saturating_mul(operand.element_bytes(problem) as u64))
+        });
+        if !self.workspace.is_multiple_of(TENSOR_ALIGNMENT) {
+            let (argument, address, multiple) = ("workspace", self.workspace, TENSOR_ALIGNMENT);
+            return Err(Error::Misaligned { argument, address, multiple });
+        }
+        for (&operand, (address, bytes)) in Operand::ALL.iter().zip(ranges) {
+            let argument = operand.name();
+            if operand.is_present(problem) {
+                check_address(argument, address, bytes, operand.alignment())?;
+            } else if address != 0 {
+                return Err(Error::Unexpected { argument, address });
+            }
+        }
+        // Tensors may be interleaved, so that ranges overlap and elements do not; two that begin at one place overlap.
+        for (written, (address, bytes)) in Operand::ALL.iter().zip(ranges) {
+            if written.access() == Access::Read || bytes == 0 {
+                continue;
+            }
+            let same =
+                |&(other, (begin, bytes)): &(&Operand, (u64, u64))| other != written && begin == address && bytes > 0;
+            if let Some((other, _)) = Operand::ALL.iter().zip(ranges).find(same) {
+                return Err(Error::Aliased { written: written.name(), other: other.name(), address });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_address(argument: &'static str, address: u64, bytes: u64, multiple: u64) -> Result<(), Error> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    if address == 0 {
+        return Err(Error::Null { argument });
+    }
+    if !address.is_multiple_of(multiple) {
+        return Err(Error::Misaligned { argument, address, multiple });
+    }
+    match address.checked_add(bytes) {
+        Some(_) => Ok(()),
+        None => Err(Error::AddressOverflow { argument, address, bytes }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+
+    const GOOD: DeviceTensors = DeviceTensors { lse: 0x5004, ..DeviceTensors::new(0x1000, 0x2000, 0x3000, 0x4000) };
+
+    fn check(change: impl FnOnce(&mut Problem, &mut DeviceTensors), expected: &Result<(), Error>) {
+        let mut problem = Problem::new(1, 2, 5, 8, DType::F16);
+        problem.lse = true;
+        let mut tensors = GOOD;
+        change(&mut problem, &mut tensors);
+        assert_eq!(&tensors.validate(&problem), expected, "{tensors:x?}");
+    }
+
+    #[test]
+    fn every_setter_sets_its_field() {
+        let strides = BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
+        let expected = DeviceTensors {
+            query: 1,
+            key: 2,
+            value: 3,
+            output: 4,
+            lse: 5,
+            seqused_k: 6,
+            alibi_slopes: 7,
+            sinks: 8,
+            bias: 9,
+            bias_strides: strides,
+            aux_f32: 10,
+            aux_i32: 11,
+            workspace: 12,
+        };
+        let set = DeviceTensors::new(1, 2, 3, 4)
+            .with_lse(5)
+            .with_seqused_k(6)
+            .with_alibi_slopes(7)
+            .with_sinks(8)
+            .with_bias(9, strides)
+            .with_aux_f32(10)
+            .with_aux_i32(11)
+            .with_workspace(12);
+        assert_eq!(set, expected);
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        check(|_, _| {}, &Ok(()));
+        check(|_, tensors| tensors.key = 0, &Err(Error::Null { argument: "key" }));
+        check(|_, tensors| tensors.lse = 0, &Err(Error::Null { argument: "lse" }));
+        check(
+            |_, tensors| tensors.output = 0x4008,
+            &Err(Error::Misaligned { argument: "output", address: 0x4008, multiple: 16 }),
+        );
+        check(
+            |_, tensors| tensors.lse = 0x5002,
+            &Err(Error::Misaligned { argument: "lse", address: 0x5002, multiple: 4 }),
+        );
+        check(
+            |_, tensors| tensors.workspace = 0x6008,
+            &Err(Error::Misaligned { argument: "workspace", address: 0x6008, multiple: 16 }),
+        );
+        check(
+            |_, tensors| tensors.value = u64::MAX - 15,
+            &Err(Error::AddressOverflow { argument: "value", address: u64::MAX - 15, bytes: 160 }),
+        );
+        check(|problem, _| problem.lse = false, &Err(Error::Unexpected { argument: "lse", address: 0x5004 }));
+    }
+
+    #[test]
+    fn what_is_written_has_its_own_place() {
+        check(|_, tensors| tensors.key = tensors.value, &Ok(()));
+        check(
+            |_, tensors| tensors.output = tensors.query,
+            &Err(Error::Aliased { written: "output", other: "query", address: 0x1000 }),
+        );
+        check(
+            |_, tensors| tensors.lse = tensors.output,
+            &Err(Error::Aliased { written: "lse", other: "output", address: 0x4000 }),
+        );
+    }
+
+    #[test]
+    fn tensors_without_elements_may_be_anywhere() {
+        check(
+            |problem, tensors| {
+                problem.key_length = 0;
+                (tensors.key, tensors.value) = (0, 7);
+            },
+            &Ok(()),
+        );
+        check(
+            |problem, tensors| {
+                problem.batch = 0;
+                *tensors = DeviceTensors::new(0, 0, 0, 0);
+            },
+            &Ok(()),
+        );
+    }
+
+    #[test]
+    fn impossible_problems_are_errors() {
+        let mut problem = Problem::new(1, 2, 5, 8, DType::F16);
+        problem.batch = usize::MAX;
+        assert!(matches!(GOOD.validate(&problem), Err(Error::Invalid(_))));
+    }
+}

@@ -1,0 +1,181 @@
+//! The kernels of a plan with all their arguments but those that change from launch to launch.
+
+use std::sync::Arc;
+
+use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspaces};
+use flashcore_ir::{Argument, TensorMap};
+use flashcore_kernels::{KernelLaunch, LaunchPlan, LaunchValues, Stage};
+use flashcore_problem::{InputViews, Operand, OutputViews, Problem, TensorView, TensorViewMut};
+
+use super::DeviceTensors;
+use super::bound::upload_inputs;
+
+/// The kernels of a plan, loaded, in the order in which they are launched.
+#[derive(Clone)]
+pub(crate) struct Executor {
+    steps: Arc<[Step]>,
+    stream: Stream,
+    /// Memory that the kernels of a launch use among themselves, for each stream, unless a launch brings it.
+    workspaces: Arc<Workspaces>,
+    /// Offset of the block mask in that memory.
+    block_mask_offset: u64,
+    /// Bytes of the key that L2 is asked to keep, and of the part of L2.
+    l2_key: Option<(usize, usize)>,
+}
+
+/// One kernel of a plan.
+struct Step {
+    kernel: Arc<Kernel>,
+    launch: Launch,
+    /// The tensor maps among the arguments: index, operand, and everything but the address.
+    tensor_maps: Vec<(usize, Operand, TensorMap)>,
+    stage: Stage,
+}
+
+impl Step {
+    fn new(kernel: Arc<Kernel>, planned: &KernelLaunch) -> Result<Self, CudaError> {
+        let launch = kernel.prepare(planned.grid, planned.template())?;
+        let tensor_map = |&(index, operand): &(usize, Operand)| match planned.template()[index] {
+            Argument::TensorMap(map) => Some((index, operand, map)),
+            _ => None,
+        };
+        let tensor_maps = planned.tensor_maps().iter().filter_map(tensor_map).collect();
+        Ok(Self { kernel, launch, tensor_maps, stage: planned.spec.stage })
+    }
+
+    /// # Safety
+    ///
+    /// That of [`Executor::launch`].
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        values: &LaunchValues,
+        words: &[u64],
+        window: Option<L2Range>,
+    ) -> Result<(), CudaError> {
+        let mut launch = self.launch;
+        launch.set_words(words);
+        for &(index, operand, map) in &self.tensor_maps {
+            let map = TensorMap { base: values.address(operand), ..map };
+            self.kernel.set_argument(&mut launch, index, Argument::TensorMap(map))?;
+        }
+        if let Some(window) = window.filter(|_| self.stage == Stage::Attention) {
+            launch.set_l2_window(window);
+        }
+        // SAFETY: prepared by this kernel; the rest is the contract of this function.
+        unsafe { self.kernel.launch(stream, &launch) }
+    }
+}
+
+impl Executor {
+    /// The launches of a plan with the kernels of each.
+    pub(super) fn new(plan: &LaunchPlan, kernels: Vec<Arc<Kernel>>, stream: Stream) -> Result<Self, CudaError> {
+        let context = stream.context().clone();
+        let steps: Result<Vec<_>, _> =
+            kernels.into_iter().zip(&plan.launches).map(|(kernel, planned)| Step::new(kernel, planned)).collect();
+        Ok(Self {
+            steps: steps?.into(),
+            workspaces: Arc::new(Workspaces::new(&context, plan.workspace_bytes as usize)),
+            block_mask_offset: plan.block_mask_offset(),
+            l2_key: plan.l2_key_bytes().map(|bytes| Ok::<_, CudaError>((bytes, context.keep_in_l2()?))).transpose()?,
+            stream,
+        })
+    }
+
+    /// Bytes that the kernels use among themselves.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.workspaces.bytes()
+    }
+
+    /// Puts the kernels on a stream. Allocates nothing but a workspace for a stream that launches for the first time.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are those of device memory that holds the tensors of the problem, which nobody else uses in a way
+    /// that conflicts until the launch has finished, a workspace that the launch brings included; the stream belongs to
+    /// the kernel's context.
+    pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: &DeviceTensors) -> Result<(), CudaError> {
+        let mut values = tensors.values();
+        if values.workspace != 0 {
+            // SAFETY: the contract of this function.
+            return unsafe { self.launch_in(stream, &values) };
+        }
+        self.workspaces.with(stream, move |workspace| {
+            values.workspace = workspace;
+            // SAFETY: the contract of this function; nobody else uses the workspace of the stream meanwhile.
+            unsafe { self.launch_in(stream, &values) }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// That of [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
+    unsafe fn launch_in(&self, stream: &Stream, values: &LaunchValues) -> Result<(), CudaError> {
+        let words = values.words(self.block_mask_offset);
+        let address = values.address(Operand::Key);
+        let window = self.l2_key.map(|(bytes, kept_bytes)| L2Range { address, bytes, kept_bytes });
+        for step in &*self.steps {
+            // SAFETY: the contract of this function; the stream keeps the order of the kernels.
+            unsafe { step.launch(stream, values, &words, window) }?;
+        }
+        Ok(())
+    }
+
+    /// Computes a problem whose inputs and outputs validated, in the host's memory.
+    pub(crate) fn run(
+        &self,
+        problem: &Problem,
+        inputs: &InputViews<'_>,
+        outputs: OutputViews<'_>,
+    ) -> Result<(), CudaError> {
+        let stream = &self.stream;
+        let mut tensors = DeviceTensors::new(0, 0, 0, 0);
+        let _inputs = upload_inputs(stream, problem, inputs, Operand::inputs(), &mut tensors)?;
+        let (shape, strides) = (problem.output_shape(), problem.strides().output);
+        let output_bytes = strides.extent(shape).unwrap_or(0) * Operand::Output.element_bytes(problem);
+        // The gaps between the rows of the output come back as they were.
+        let has_gaps = strides.extent(shape) != shape.elements();
+        let TensorView { data, .. } = outputs.output.as_view();
+        let output = if has_gaps {
+            DeviceBuffer::from_host(stream, &data[..output_bytes])?
+        } else {
+            DeviceBuffer::uninitialised(stream.context(), output_bytes)?
+        };
+        let rows = outputs.lse.as_ref().map_or(0, |rows| rows.len());
+        let lse = DeviceBuffer::uninitialised(stream.context(), rows * size_of::<f32>())?;
+        (tensors.output, tensors.lse) = (output.address(), lse.address());
+        // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing them
+        // waits for the kernel. The stream was made in the context of the kernel.
+        unsafe { self.launch(stream, &tensors) }?;
+        output.copy_to_host(stream, 0, &mut outputs.output.data[..output_bytes])?;
+        if let Some(rows) = outputs.lse {
+            lse.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::Arch;
+    use flashcore_kernels::{Config, LaunchPlan};
+    use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
+
+    /// With as many constants of expressions as there can be.
+    #[test]
+    fn a_launch_has_room_for_the_arguments_of_every_kernel() {
+        let score = ScoreMod::new("score", |score, _| (0..20).fold(score, |sum, term| sum + term as f32));
+        let mask = MaskMod::new("mask", |at| (0..20).fold(at.key, |sum, term| sum + term).less(9));
+        let mut problem = Problem::new(3, 4, 1000, 64, DType::F16);
+        (problem.score_mod, problem.mask_mod) = (Some(score), Some(mask));
+        let splits = "ampere-64x64-2stage-swizzled-2splits".parse().unwrap();
+        for config in Config::all().into_iter().chain([splits]) {
+            let Ok(plan) = LaunchPlan::new(&problem, config, Arch::Sm90a) else { continue };
+            for launch in &plan.launches {
+                let arguments = launch.template();
+                assert_eq!(arguments.len(), launch.kernel().parameters.len(), "{config}");
+                assert!(arguments.len() <= flashcore_cuda::MOST_ARGUMENTS, "{config} has {}", arguments.len());
+            }
+        }
+    }
+}

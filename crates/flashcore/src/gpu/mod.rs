@@ -1,0 +1,250 @@
+//! Plans on a GPU: from a problem to kernels that are loaded, trusted and ready to be launched.
+
+mod bound;
+mod device_tensors;
+mod executor;
+mod self_check;
+mod stream;
+pub mod tuning;
+
+use std::collections::HashMap;
+use std::env;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
+use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernel, Kernels, Stream};
+use flashcore_kernels::{Config, KernelSpec, LaunchPlan, Stage, Target, heuristics};
+use flashcore_problem::{Outputs, Problem};
+
+pub use bound::{Bound, BoundBytes, BoundContents, BoundGraph};
+pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
+pub(crate) use executor::Executor;
+pub use self_check::SelfCheckPolicy;
+pub use stream::StreamRef;
+
+use crate::report::{KernelReport, SelfCheckReport};
+use crate::{PlanOptions, Reason};
+use self_check::Trial;
+use tuning::Measured;
+
+/// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
+pub(crate) struct Gpu {
+    kernels: Kernels,
+    target: Target,
+    stream: Stream,
+    /// The best configs that `flashcore tune` found here.
+    measured: Measured,
+    /// The kernels that are loaded, by everything their text depends on: a plan whose kernels are here generates, prints
+    /// and compiles nothing.
+    loaded: Mutex<HashMap<KernelSpec, Arc<Kernel>>>,
+}
+
+/// A plan that is ready, and how its attention kernel was come by.
+pub(crate) struct Prepared {
+    pub(crate) executor: Executor,
+    pub(crate) kernel: KernelReport,
+}
+
+impl Gpu {
+    /// The GPU with this ordinal. Everybody in the process has the same, as long as anybody has it.
+    pub(crate) fn open(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Gpu>>>> = OnceLock::new();
+        static CACHE: OnceLock<Arc<KernelCache>> = OnceLock::new();
+        let device = driver.device(ordinal)?;
+        let arch = device.specific_arch()?;
+        let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(gpu);
+        }
+        let context = Context::new(&device)?;
+        let cache = CACHE.get_or_init(|| Arc::new(KernelCache::open(CacheOptions::default())));
+        let gpu = Arc::new(Self {
+            kernels: Kernels::new(&context, cache.clone(), JitOptions::default()),
+            target: Target { arch, num_sms: device.attributes.num_sms },
+            measured: Measured::load(cache, &context),
+            stream: Stream::new(&context)?,
+            loaded: Mutex::default(),
+        });
+        open.insert(ordinal, Arc::downgrade(&gpu));
+        Ok(gpu)
+    }
+
+    pub(crate) const fn context(&self) -> &Context {
+        self.kernels.context()
+    }
+
+    /// The launch plan for a problem; `None` if there is nothing to launch.
+    fn plan(&self, problem: &Problem, options: PlanOptions) -> Result<Option<LaunchPlan>, Vec<Reason>> {
+        let plan = |config| LaunchPlan::new(problem, config, self.target);
+        // A config that was measured here is taken if it still runs the problem: its class may be wider than the kernel.
+        let measured = || self.measured.config(problem).and_then(|config| plan(config).ok());
+        let planned = match options.config {
+            Some(config) => plan(config),
+            None => measured().map_or_else(|| plan(heuristics::select(problem, self.target)), Ok),
+        };
+        planned.map(Some).or_else(|reasons| {
+            // An empty problem is legal; what else is wrong with it is told all the same.
+            let not_empty = |reason: &flashcore_kernels::Reason| *reason != flashcore_kernels::Reason::Empty;
+            let reasons: Vec<Reason> = reasons.into_iter().filter(not_empty).map(Reason::from).collect();
+            if reasons.is_empty() { Ok(None) } else { Err(reasons) }
+        })
+    }
+
+    /// Every reason against a problem that can be told without compiling a kernel.
+    pub(crate) fn supports(&self, problem: &Problem, options: PlanOptions) -> Result<(), Vec<Reason>> {
+        self.plan(problem, options).map(|_| ())
+    }
+
+    /// The kernels for a problem, ready to be launched; `None` if there is nothing to launch.
+    pub(crate) fn prepare(&self, problem: &Problem, options: PlanOptions) -> Result<Option<Prepared>, Vec<Reason>> {
+        let start = Instant::now();
+        let Some(plan) = self.plan(problem, options)? else { return Ok(None) };
+        let one = |error: CudaError| vec![Reason::Cuda(error)];
+        let loaded: Result<Vec<_>, _> = plan.launches.iter().map(|launch| self.load(launch.spec)).collect();
+        let loaded = loaded.map_err(one)?;
+        let attention = plan.launches.iter().position(|launch| launch.spec.stage == Stage::Attention).unwrap_or(0);
+        let source = loaded[attention].1;
+        let kernels: Vec<_> = loaded.into_iter().map(|(kernel, _)| kernel).collect();
+        let kernel = kernels[attention].clone();
+        let self_check = self.trust(problem, plan.config, &kernel, &kernels, options)?;
+        let executor = Executor::new(&plan, kernels, self.stream.clone()).map_err(one)?;
+        let kernel = KernelReport::new(&kernel, &plan, source, self_check, start.elapsed());
+        Ok(Some(Prepared { executor, kernel }))
+    }
+
+    /// A kernel on the GPU, and where it came from.
+    fn load(&self, spec: KernelSpec) -> Result<(Arc<Kernel>, Source), CudaError> {
+        let lock = || self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(&spec) {
+            return Ok((known.clone(), Source::Memory));
+        }
+        let generated = spec.kernel().expect("the launch plan has checked the kernel");
+        let kernel = self.kernels.load(&generated)?;
+        let source = kernel.source();
+        Ok((lock().entry(spec).or_insert(kernel).clone(), source))
+    }
+
+    /// The reason to trust a kernel, after running it for the first time if that is due.
+    fn trust(
+        &self,
+        problem: &Problem,
+        config: Config,
+        kernel: &Kernel,
+        kernels: &[Arc<Kernel>],
+        options: PlanOptions,
+    ) -> Result<SelfCheckReport, Vec<Reason>> {
+        let refused = |complaint| Err(vec![Reason::SelfCheck { kernel: kernel.name().to_owned(), complaint }]);
+        match kernel.self_check() {
+            SelfCheck::Passed => Ok(SelfCheckReport::PassedBefore),
+            SelfCheck::Failed { reason } => refused(reason),
+            SelfCheck::NotRun if !options.self_check.is_on(env::var(SELF_CHECK_VARIABLE).ok().as_deref()) => {
+                Ok(SelfCheckReport::Off)
+            }
+            SelfCheck::NotRun => match self.try_kernels(problem, config, kernels)? {
+                None => {
+                    self.kernels.set_verdict(kernel, SelfCheck::Passed);
+                    Ok(SelfCheckReport::PassedNow)
+                }
+                Some(complaint) => {
+                    self.kernels.set_verdict(kernel, SelfCheck::Failed { reason: complaint.clone() });
+                    refused(complaint)
+                }
+            },
+        }
+    }
+
+    /// Runs the kernels of a plan on a small problem. Gives what is wrong with the result, if anything is.
+    fn try_kernels(
+        &self,
+        problem: &Problem,
+        config: Config,
+        kernels: &[Arc<Kernel>],
+    ) -> Result<Option<String>, Vec<Reason>> {
+        let trial = match Trial::new(problem) {
+            Ok(trial) => trial,
+            Err(invalid) => return Ok(Some(invalid.to_string())),
+        };
+        let target = Target { num_sms: TRIAL_CTAS, ..self.target };
+        let plan = LaunchPlan::new(&trial.problem, config, target)
+            .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
+        let mut outputs = Outputs::poisoned(&trial.problem);
+        let run = Executor::new(&plan, kernels.to_vec(), self.stream.clone())
+            .and_then(|executor| executor.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
+        match run {
+            Ok(()) => Ok(trial.complaint(&outputs)),
+            // The kernel did something that ends all work here. The next process shall not try again.
+            Err(CudaError::Call(failure)) if failure.is_sticky() => Ok(Some(failure.to_string())),
+            Err(error) => Err(vec![error.into()]),
+        }
+    }
+}
+
+/// Persistent CTAs of a trial: fewer than there are tiles.
+const TRIAL_CTAS: u32 = 2;
+/// Turns the self-check off where it is `off`.
+const SELF_CHECK_VARIABLE: &str = "FLASHCORE_SELF_CHECK";
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.context().device();
+        write!(formatter, "cuda:{} ({})", device.ordinal, device.name)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Gpu")
+            .field("context", self.context())
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_ir::Arch;
+    use flashcore_kernels::Specialization;
+    use flashcore_problem::{Alignment, Mask, MaskMod, ScoreMod};
+
+    /// The kernels that are tried must be the kernels that are used, whatever is compiled into them.
+    #[test]
+    fn the_trial_of_a_problem_has_its_kernels() {
+        let features: [fn(&mut Problem); 9] = [
+            |_| {},
+            |problem| (problem.mask, problem.lse) = (Mask::Causal(Alignment::TopLeft), true),
+            |problem| problem.mask = Mask::Window { left: Some(7), right: None, alignment: Alignment::BottomRight },
+            |problem| (problem.softcap, problem.alibi) = (Some(50.0), true),
+            |problem| (problem.bias, problem.sinks) = (true, true),
+            |problem| (problem.seqused_k, problem.value_dim) = (true, 72),
+            |problem| problem.scale = -0.5,
+            |problem| {
+                let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key + 100));
+                let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
+                (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
+                (problem.aux_f32, problem.aux_i32) = (201, 1000);
+            },
+            |problem| {
+                let mut strides = problem.strides();
+                strides.key.row += 2;
+                problem.layout = flashcore_problem::Layout::Strided(strides);
+            },
+        ];
+        for config in Config::all() {
+            for (number, change) in features.into_iter().enumerate() {
+                let dtype = Specialization::DTYPES[number % 2];
+                let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
+                change(&mut problem);
+                let trial = Trial::new(&problem).unwrap().problem;
+                let specs = |problem: &Problem| {
+                    let plan = LaunchPlan::new(problem, config, Arch::Sm90a);
+                    plan.map(|plan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>())
+                };
+                assert_eq!(specs(&problem), specs(&trial), "{config} {problem}");
+            }
+        }
+    }
+}
