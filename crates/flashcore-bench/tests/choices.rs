@@ -1,9 +1,9 @@
 //! Every value of every choice of the configs, in the simulator: the steps of the history, and what the fast kernel has
 //! beyond its default.
 
-use flashcore_bench::simulate::simulate;
-use flashcore_bench::verify::{verify, verify_far};
-use flashcore_bench::{Backend, Case, parse_mask, parse_shape, suites};
+use flashcore_bench::testkit::simulate::simulate;
+use flashcore_bench::testkit::verify::{verify, verify_far};
+use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape, suites};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan, Reason};
 use flashcore_problem::{DType, Inputs, Problem};
@@ -214,7 +214,7 @@ fn sums_in_f16() {
     case.numbers = Some(flashcore_problem::Stress::SmallIntegers).into();
     let outcome = verify(&case, None);
     assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
-    case.numbers = flashcore_bench::Numbers::Normal;
+    case.numbers = flashcore_bench::testkit::Numbers::Normal;
     let verdict = verify(&case, None).verdict.expect("no fault");
     assert!(verdict.relative_l2 < 3e-3, "{verdict}");
 }

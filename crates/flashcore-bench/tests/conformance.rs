@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use flashcore_bench::conformance::{
+use flashcore_bench::testkit::conformance::{
     CaseRecord, ConformanceCase, Disagreement, Executor, Header, Invocation, OutputRecord, Record, RecordError,
     SimExecutor, Tolerance, cases, check, compare, conduct, replay,
 };
@@ -241,7 +241,7 @@ fn a_record_is_read_back_replayed_and_small() {
 }
 
 /// What the tests below change of the record of a case.
-fn replayed(change: impl FnOnce(&mut Vec<CaseRecord>)) -> flashcore_bench::conformance::Replay {
+fn replayed(change: impl FnOnce(&mut Vec<CaseRecord>)) -> flashcore_bench::testkit::conformance::Replay {
     let kept = ["Add u32", "Log2 f32", "Select u64"];
     let records =
         kept.map(|name| check(&case(name), &SimExecutor::default(), Arch::Sm90, SEED).expect("it runs").record);
@@ -296,7 +296,7 @@ fn a_wrong_device_is_noticed() {
         fn execute(
             &self,
             invocation: &Invocation<'_>,
-        ) -> Result<Vec<Vec<u8>>, flashcore_bench::conformance::ExecuteError> {
+        ) -> Result<Vec<Vec<u8>>, flashcore_bench::testkit::conformance::ExecuteError> {
             let mut outputs = SimExecutor::default().execute(invocation)?;
             outputs[0][12] ^= 4;
             Ok(outputs)

@@ -1,8 +1,8 @@
 //! Every feature of a problem, alone and with others, on a few kernels in the simulator. `flashcore verify --backend sim
 //! --suite features` goes through all of them.
 
-use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case, Numbers, Planted};
+use flashcore_bench::testkit::verify::verify;
+use flashcore_bench::testkit::{Backend, Case, Numbers, Planted};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan, Reason};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem};

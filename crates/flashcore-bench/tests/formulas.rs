@@ -1,8 +1,8 @@
 //! Formulas in the kernels: right in the simulator, and no work where they leave none.
 
-use flashcore_bench::simulate::simulate;
-use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case, formulas, parse_mask, parse_shape};
+use flashcore_bench::testkit::simulate::simulate;
+use flashcore_bench::testkit::verify::verify;
+use flashcore_bench::testkit::{Backend, Case, formulas, parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Argument, Buffers, Config, Plan};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, MaskMod, Problem, ScoreMod};

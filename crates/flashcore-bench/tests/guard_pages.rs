@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use flashcore_bench::guard_pages::{Edge, GuardedBuffer, GuardedInputs, GuardedOutputs, Label};
+use flashcore_bench::testkit::guard_pages::{Edge, GuardedBuffer, GuardedInputs, GuardedOutputs, Label};
 use flashcore_problem::{DType, Inputs, Outputs, Problem};
 
 /// What the child touches, as it stands in its environment.

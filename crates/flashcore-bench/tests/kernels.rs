@@ -4,9 +4,9 @@
 
 #![expect(clippy::print_stdout, reason = "a test that did not run says why")]
 
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case, parse_mask, parse_shape};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::verify::verify;
+use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::tile::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, Plan};

@@ -1,7 +1,7 @@
 //! Keys that no row attends may hold anything: NaN and infinity there change no bit of an output.
 
-use flashcore_bench::simulate::simulate;
-use flashcore_bench::{parse_mask, parse_shape};
+use flashcore_bench::testkit::simulate::simulate;
+use flashcore_bench::testkit::{parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Problem, Shape, Strides, Tensor};

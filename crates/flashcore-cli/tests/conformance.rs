@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use flashcore_bench::conformance::{Header, OutputRecord, Record, SimExecutor, conduct};
+use flashcore_bench::testkit::conformance::{Header, OutputRecord, Record, SimExecutor, conduct};
 use flashcore_cuda::{CudaError, Driver};
 use serde_json::Value;
 

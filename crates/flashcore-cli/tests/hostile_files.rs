@@ -5,10 +5,10 @@ mod scratch;
 use std::io::{BufRead, BufReader};
 use std::process::{Output, Stdio};
 
-use flashcore_bench::digest::sha256;
-use flashcore_bench::printable::printable_json;
-use flashcore_bench::record::{Build, Machine, Origin, ProblemKey, Record};
-use flashcore_bench::repro::{CaseEntry, FileEntry, KernelEntry, MANIFEST, Manifest, inputs_sha256, pack};
+use flashcore_bench::lab::record::{Build, Machine, Origin, ProblemKey, Record};
+use flashcore_bench::lab::repro::{CaseEntry, FileEntry, KernelEntry, MANIFEST, Manifest, inputs_sha256, pack};
+use flashcore_bench::util::digest::sha256;
+use flashcore_bench::util::printable::printable_json;
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Inputs, Outputs, Problem};
 use scratch::Scratch;

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use flashcore_bench::digest::sha256_of_numbers;
-use flashcore_bench::profile::DEFINITIONS;
+use flashcore_bench::lab::profile::DEFINITIONS;
+use flashcore_bench::util::digest::sha256_of_numbers;
 use serde_json::Value;
 
 fn flashcore(arguments: &[&str]) -> Output {

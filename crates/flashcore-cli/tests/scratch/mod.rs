@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use flashcore_bench::temporary_folder::TemporaryFolder;
+use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// A folder of one test, removed with it.
