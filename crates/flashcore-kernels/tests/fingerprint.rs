@@ -86,9 +86,7 @@ fn problems() -> Vec<(&'static str, Problem)> {
                 problem.layout = Layout::Strided(strides);
             }),
         ),
-        ("d40 f32 causal", {
-            problem(40, DType::F32, |problem| problem.mask = Mask::Causal(Alignment::BottomRight))
-        }),
+        ("d40 f32 causal", { problem(40, DType::F32, |problem| problem.mask = Mask::Causal(Alignment::BottomRight)) }),
     ]
 }
 
