@@ -2,8 +2,8 @@
 
 mod choices;
 mod conformance;
-mod features;
 mod expressions;
+mod features;
 mod guard_pages;
 mod kernels;
 mod unattended_keys;

@@ -220,7 +220,10 @@ fn the_kernels_of_any_problem_can_be_printed() {
     // The kernel that finds the tiles of an expression, and the one behind it; by default that of the architecture.
     let expression = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
     assert_eq!(expression.len(), 2);
-    assert!(expression[0].starts_with("flashcore_ranges_") && expression[1].starts_with("flashcore_hopper_"), "{expression:?}");
+    assert!(
+        expression[0].starts_with("flashcore_ranges_") && expression[1].starts_with("flashcore_hopper_"),
+        "{expression:?}"
+    );
     let refused = flashcore(&["ptx", "--kernel", "hopper", "--arch", "sm_80"]);
     assert_eq!(refused.status.code(), Some(2));
 }
