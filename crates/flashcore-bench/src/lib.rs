@@ -1,62 +1,29 @@
-//! The workbench as a library: verify, mutants, resources and measurements.
+//! The workbench as a library, in two rooms.
 //!
-//! * [`verify`](verify::verify) runs a [`Case`] on a [`Backend`] and judges it, and [`jobs`] does so in several processes,
-//! * [`suites`] are lists of cases,
-//! * [`guard_pages`] are the memory in which the CPU is verified, where one byte too far is a fault,
-//! * [`mutants`] plants bugs in the kernels and shows what kills each,
-//! * [`conformance`] compares every operation of the table between the simulator and a GPU,
-//! * [`resources`] compiles the kernels for every architecture and gates what they cost,
-//! * [`ladder`] walks from one thread a row to the fastest kernel and shows what each step brought,
-//! * [`tune`] looks for the fastest config of a problem on a GPU,
-//! * [`compare`] holds two things against each other and says which is faster, if that can be said,
-//! * [`leaderboard`] keeps the best of each problem, and [`experiments`] what was tried,
-//! * [`profile`] says what binds a kernel, and [`report`] puts everything on one page,
-//! * [`repro`] packs everything that a stranger needs to repeat a claim,
-//! * [`status`] says where the project stands by its records,
-//! * [`record`] is the one form of everything that is written down,
-//! * [`timing`] measures, [`peak`] knows how fast the processor is, [`floor`] says what no machine can be faster than, and [`roofline`] what no device can,
-//! * [`svg`] draws,
-//! * [`memory`] says whether a problem fits, and [`printable`] keeps text of files from terminals that obey it,
-//! * [`whole_file`] writes files without destroying others, and [`temporary_folder`] makes folders that nobody else has.
+//! [`testkit`] decides whether kernels are right:
+//!
+//! * [`verify`](testkit::verify) runs a [`Case`](testkit::Case) on a [`Backend`](testkit::Backend) and judges it;
+//!   [`jobs`](testkit::jobs) does so in several processes; [`suites`](testkit::suites) are lists of cases,
+//! * [`guard_pages`](testkit::guard_pages) hold the CPU's tensors, so that one byte too far is a fault,
+//! * [`mutants`](testkit::mutants) plants bugs in the kernels and shows which check kills each,
+//! * [`conformance`](testkit::conformance) compares every operation of the IR between the simulator and a GPU,
+//! * [`resources`](testkit::resources) assembles the kernels for every architecture and gates registers and spills.
+//!
+//! [`lab`] decides whether they are fast:
+//!
+//! * [`compare`](lab::compare) measures A against B; [`leaderboard`](lab::leaderboard) keeps the best time of each
+//!   problem; [`experiments`](lab::experiments) records what was tried,
+//! * [`roofline`](lab::roofline) and [`peak`](lab::peak) bound the time of a problem from below,
+//! * [`profile`](lab::profile) names the bottleneck of a kernel; [`tune`](lab::tune) searches for the fastest config,
+//! * [`ladder`](lab::ladder) goes from one thread per row to the fastest kernel, one optimization at a time,
+//! * [`record`](lab::record) is the file format of all results; [`report`](lab::report) puts them on one page,
+//!   [`repro`](lab::repro) bundles them for replay, [`status`](lab::status) sums up the project's own.
+//!
+//! The lab builds on the test kit, never the reverse.
+//! Both use [`floor`] (FLOPs, bytes and lower bounds of a problem), [`timing`], and [`util`].
 
-mod case;
-pub mod compare;
-pub mod conformance;
-pub mod digest;
-pub mod experiments;
-pub mod expressions;
 pub mod floor;
-pub mod gpu;
-pub mod guard_pages;
-pub mod jobs;
-pub mod ladder;
-pub mod leaderboard;
-pub mod memory;
-pub mod moment;
-pub mod mutants;
-pub mod nearest;
-mod numbers;
-pub mod peak;
-pub mod printable;
-pub mod problems;
-pub mod profile;
-pub mod record;
-pub mod report;
-pub mod repro;
-pub mod resources;
-pub mod roofline;
-pub mod sample;
-mod shape;
-pub mod simulate;
-pub mod status;
-pub mod suites;
-pub mod svg;
-pub mod temporary_folder;
+pub mod lab;
+pub mod testkit;
 pub mod timing;
-pub mod tune;
-pub mod verify;
-pub mod whole_file;
-
-pub use case::{Backend, Case, mask_text, stress_name};
-pub use numbers::{BiasForm, Numbers, Planted, attended_by_some_row};
-pub use shape::{ShapeError, parse_mask, parse_shape, shape_text};
+pub mod util;

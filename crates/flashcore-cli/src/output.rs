@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use flashcore_bench::printable::{printable, printable_lines};
+use flashcore_bench::util::printable::{printable, printable_lines};
 
 use crate::colour;
 use crate::table::Look;

@@ -5,9 +5,9 @@
 //! out and named below the table; the formats for programs have all of them.
 
 use clap::ValueEnum;
-use flashcore_bench::printable::{printable, printable_json};
-use flashcore_bench::record::ProblemKey;
-use flashcore_bench::{mask_text, shape_text};
+use flashcore_bench::lab::record::ProblemKey;
+use flashcore_bench::testkit::{mask_text, shape_text};
+use flashcore_bench::util::printable::{printable, printable_json};
 use flashcore_problem::Problem;
 use serde_json::{Map, Value};
 

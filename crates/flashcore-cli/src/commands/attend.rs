@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use flashcore::{Device, Plan, PlanOptions, Reason};
-use flashcore_bench::memory::{output_bytes, read_file, require};
-use flashcore_bench::parse_mask;
-use flashcore_bench::verify::{NoVerdict, Yardstick, attend_in_simulator};
-use flashcore_bench::whole_file::is_standard_output;
+use flashcore_bench::testkit::memory::{output_bytes, read_file, require};
+use flashcore_bench::testkit::parse_mask;
+use flashcore_bench::testkit::verify::{NoVerdict, Yardstick, attend_in_simulator};
+use flashcore_bench::util::whole_file::is_standard_output;
 use flashcore_problem::{Evidence, Layout, Outputs, Problem};
 use safetensors::SafeTensors;
 

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::compare::{
+use flashcore_bench::lab::compare::{
     CompareError, ComparedRow, Comparison, Conclusion, Finding, Options, Progress, Side, Subject, binary_of_revision,
     compare_in_process, compare_records, compare_workers, measure_ceilings, serve, slack,
 };
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::peak::working_threads;
-use flashcore_bench::printable::printable;
-use flashcore_bench::problems::BenchSuite;
-use flashcore_bench::record::{Machine, Measurements, Record};
-use flashcore_bench::{mask_text, shape_text};
+use flashcore_bench::lab::peak::working_threads;
+use flashcore_bench::lab::problems::BenchSuite;
+use flashcore_bench::lab::record::{Machine, Measurements, Record};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::{mask_text, shape_text};
+use flashcore_bench::util::printable::printable;
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 

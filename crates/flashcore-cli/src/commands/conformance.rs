@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use flashcore_bench::conformance::{
+use flashcore_bench::testkit::conformance::{
     CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, SCHEMA,
     Scalar, Tolerance, cases_of, check, replay_while,
 };
-use flashcore_bench::printable::printable;
+use flashcore_bench::util::printable::printable;
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernels};
 use flashcore_ir::{Arch, Type};

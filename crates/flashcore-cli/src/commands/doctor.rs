@@ -9,7 +9,7 @@ mod noise;
 mod tools;
 
 use clap::Args;
-use flashcore_bench::printable::printable_json;
+use flashcore_bench::util::printable::printable_json;
 use serde_json::{Map, Value};
 
 use self::finding::{Section, State};

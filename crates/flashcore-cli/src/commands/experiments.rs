@@ -7,13 +7,13 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use flashcore_bench::compare::Comparison;
-use flashcore_bench::experiments::{Experiment, ExperimentError, find, list};
-use flashcore_bench::moment;
-use flashcore_bench::printable::printable;
-use flashcore_bench::record::Record;
-use flashcore_bench::temporary_folder::TemporaryFolder;
-use flashcore_bench::whole_file::is_same_file;
+use flashcore_bench::lab::compare::Comparison;
+use flashcore_bench::lab::experiments::{Experiment, ExperimentError, find, list};
+use flashcore_bench::lab::record::Record;
+use flashcore_bench::util::moment;
+use flashcore_bench::util::printable::printable;
+use flashcore_bench::util::temporary_folder::TemporaryFolder;
+use flashcore_bench::util::whole_file::is_same_file;
 
 use super::origin::write_file;
 use crate::output::{Cell, Format, Output, Table, column};
@@ -188,7 +188,7 @@ impl Experiments {
             ]);
         }
         output.table(&table, self.format)?;
-        let is_changed = evidence == flashcore_bench::experiments::Evidence::Changed;
+        let is_changed = evidence == flashcore_bench::lab::experiments::Evidence::Changed;
         Ok(if is_changed { Ending::Failed } else { Ending::Well })
     }
 

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
-use flashcore_bench::peak::working_threads;
-use flashcore_bench::printable::printable;
-use flashcore_bench::record::{Machine, ProblemKey, Record};
+use flashcore_bench::lab::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
+use flashcore_bench::lab::peak::working_threads;
+use flashcore_bench::lab::record::{Machine, ProblemKey, Record};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::util::printable::printable;
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
 use flashcore_problem::DType;
@@ -241,8 +241,9 @@ fn table(ladder: &Ladder) -> Table {
             None => "best so far",
         };
         let figure = |value: Option<f64>, decimals| Cell::figure(value.filter(|value| value.is_finite()), decimals);
-        let taken = |part: fn(&flashcore_bench::ladder::Taken) -> u32| Cell::count(rung.resources.as_ref().map(part));
-        let counted = |part: fn(&flashcore_bench::ladder::Counted) -> f64| rung.counted.as_ref().map(part);
+        let taken =
+            |part: fn(&flashcore_bench::lab::ladder::Taken) -> u32| Cell::count(rung.resources.as_ref().map(part));
+        let counted = |part: fn(&flashcore_bench::lab::ladder::Counted) -> f64| rung.counted.as_ref().map(part);
         let mut cells = vec![
             Cell::from(number),
             Cell::from(rung.name.as_str()),

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use flashcore_bench::compare::{Comparison, Subject, slack};
-use flashcore_bench::experiments;
-use flashcore_bench::leaderboard::{Candidate, Leaderboard, Place, Promotion, Regression, check, plot, promote};
-use flashcore_bench::printable::printable;
-use flashcore_bench::record::{Kind, Machine, Measurements, Record, sniff};
+use flashcore_bench::lab::compare::{Comparison, Subject, slack};
+use flashcore_bench::lab::experiments;
+use flashcore_bench::lab::leaderboard::{Candidate, Leaderboard, Place, Promotion, Regression, check, plot, promote};
+use flashcore_bench::lab::record::{Kind, Machine, Measurements, Record, sniff};
+use flashcore_bench::util::printable::printable;
 
 use super::origin::{write_file, write_record};
 use super::overwriting::refuse_overwriting;
@@ -100,7 +100,7 @@ impl LeaderboardCommand {
 
     fn promote(&self, mut board: Leaderboard, file: &Path, output: &mut Output) -> Result<Ending, Failure> {
         refuse_overwriting(&[file], &[&self.file])?;
-        let usage = |error: flashcore_bench::record::RecordError| Failure::Usage(error.to_string());
+        let usage = |error: flashcore_bench::lab::record::RecordError| Failure::Usage(error.to_string());
         let (candidate, machine) = if sniff(file) == Some(Kind::Comparison) {
             let record = Record::<Comparison>::read(file).map_err(usage)?;
             let machine = record.origin.machine.clone();

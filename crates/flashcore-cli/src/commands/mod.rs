@@ -25,9 +25,9 @@ mod threads;
 pub(crate) mod tune;
 pub(crate) mod verify;
 
-use flashcore_bench::memory::{Impossible, require_tensors};
-use flashcore_bench::nearest::nearest;
-use flashcore_bench::{ShapeError, parse_mask, parse_shape};
+use flashcore_bench::testkit::memory::{Impossible, require_tensors};
+use flashcore_bench::testkit::{ShapeError, parse_mask, parse_shape};
+use flashcore_bench::util::nearest::nearest;
 use flashcore_kernels::{Config, UnknownConfig};
 use flashcore_problem::{DType, Problem};
 

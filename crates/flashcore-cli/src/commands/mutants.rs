@@ -1,7 +1,7 @@
 //! `flashcore mutants`: planted bugs, and what kills each.
 
 use clap::Args;
-use flashcore_bench::mutants::{self, Killer, MutantsError, Mutation, Trials};
+use flashcore_bench::testkit::mutants::{self, Killer, MutantsError, Mutation, Trials};
 
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use flashcore_bench::record::{Build, Content, Machine, Origin, Record};
-use flashcore_bench::whole_file::write_whole;
+use flashcore_bench::lab::record::{Build, Content, Machine, Origin, Record};
+use flashcore_bench::util::whole_file::write_whole;
 
 use crate::Failure;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore_bench::whole_file::is_same_file;
+use flashcore_bench::util::whole_file::is_same_file;
 
 use crate::Failure;
 

@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::memory::require_tensors;
-use flashcore_bench::peak::working_threads;
-use flashcore_bench::profile::{
+use flashcore_bench::lab::peak::working_threads;
+use flashcore_bench::lab::profile::{
     Evidence, Gates, Ncu, Profile, ProfiledKernel, Sampled, Simulated, classify, metrics, parse_csv, simulate_counters,
 };
-use flashcore_bench::record::{Machine, ProblemKey};
-use flashcore_bench::roofline::{Floors, RoofDevice};
-use flashcore_bench::{mask_text, shape_text};
+use flashcore_bench::lab::record::{Machine, ProblemKey};
+use flashcore_bench::lab::roofline::{Floors, RoofDevice};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::memory::require_tensors;
+use flashcore_bench::testkit::{mask_text, shape_text};
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Inputs, Problem};
 

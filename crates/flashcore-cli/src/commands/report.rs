@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore_bench::compare::Subject;
-use flashcore_bench::experiments;
-use flashcore_bench::report::{ErrorMap, MOST_BYTES, Sources, error_map, html};
-use flashcore_bench::verify::NoVerdict;
+use flashcore_bench::lab::compare::Subject;
+use flashcore_bench::lab::experiments;
+use flashcore_bench::lab::report::{ErrorMap, MOST_BYTES, Sources, error_map, html};
+use flashcore_bench::testkit::verify::NoVerdict;
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
 use flashcore_kernels::Plan;
@@ -98,7 +98,7 @@ impl ReportCommand {
                 Subject::Cuda(config) => {
                     let config = config.unwrap_or_else(flashcore_kernels::Config::ampere);
                     let plan = Plan::new(problem, config, Arch::Sm90).map_err(NoVerdict::Refused)?;
-                    Ok(flashcore_bench::simulate::simulate(&plan, problem, inputs, 0)?.outputs)
+                    Ok(flashcore_bench::testkit::simulate::simulate(&plan, problem, inputs, 0)?.outputs)
                 }
             }
         };

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::compare::binary_of_revision;
-use flashcore_bench::digest::sha256;
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::record::{Machine, Measurement, Measurements, Origin, Record};
-use flashcore_bench::repro::{
+use flashcore_bench::lab::compare::binary_of_revision;
+use flashcore_bench::lab::record::{Machine, Measurement, Measurements, Origin, Record};
+use flashcore_bench::lab::repro::{
     CaseEntry, Computed, FileEntry, Files, KernelEntry, MANIFEST, Manifest, compute, inputs_sha256, pack,
 };
-use flashcore_bench::temporary_folder::TemporaryFolder;
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::util::digest::sha256;
+use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{Inputs, Problem};
@@ -333,7 +333,7 @@ fn kernel(
         }
     };
     files.push((ptx.clone(), text.into_bytes()));
-    let problem = flashcore_bench::record::ProblemKey::of(problem);
+    let problem = flashcore_bench::lab::record::ProblemKey::of(problem);
     kernels.push(KernelEntry { config: config.to_string(), problem, arch: arch.to_string(), ptx, cubin });
 }
 
@@ -344,5 +344,5 @@ fn machine(gpu: Option<&Gpu>) -> Machine {
     }
     let level = flashcore_cpu::Level::default_level();
     let level = level.map_or_else(|_| "unknown".to_owned(), |level| level.to_string());
-    Machine::cpu(&level, flashcore_bench::peak::working_threads(), None)
+    Machine::cpu(&level, flashcore_bench::lab::peak::working_threads(), None)
 }

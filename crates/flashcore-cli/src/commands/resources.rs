@@ -1,8 +1,8 @@
 //! `flashcore resources`: registers, spills, shared memory and occupancy of the kernels.
 
 use clap::Args;
-use flashcore_bench::resources::{self, ResourcesError, Row};
-use flashcore_bench::simulate::simulate;
+use flashcore_bench::testkit::resources::{self, ResourcesError, Row};
+use flashcore_bench::testkit::simulate::simulate;
 use flashcore_ir::{Arch, UnknownArch};
 use flashcore_kernels::tile::SharedLayout;
 use flashcore_kernels::{Config, Plan, Specialization};

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::problems::BenchSuite;
-use flashcore_bench::record::{Measurements, Record};
-use flashcore_bench::roofline::{
+use flashcore_bench::lab::problems::BenchSuite;
+use flashcore_bench::lab::record::{Measurements, Record};
+use flashcore_bench::lab::roofline::{
     DEVICES, DeviceError, Floors, HISTORIC_TARGETS, Judgement, MeasuredPoint, Possibility, RoofDevice, Target, plot,
 };
-use flashcore_bench::{parse_mask, parse_shape};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::{parse_mask, parse_shape};
 use flashcore_problem::{DType, Mask, Problem};
 
 use super::origin::write_file;
@@ -144,7 +144,7 @@ impl Roofline {
     }
 
     fn problems(&self, dtype: DType) -> Result<Vec<Problem>, Failure> {
-        let usage = |error: flashcore_bench::ShapeError| Failure::Usage(error.to_string());
+        let usage = |error: flashcore_bench::testkit::ShapeError| Failure::Usage(error.to_string());
         let mask = parse_mask(&self.mask).map_err(usage)?;
         let problems: Vec<Problem> = if self.shape.is_empty() {
             let suite = match self.suite {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore_bench::status::{State, status};
+use flashcore_bench::lab::status::{State, status};
 
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure};

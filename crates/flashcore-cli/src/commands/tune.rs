@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 use flashcore::tuning::{machine, problem_class};
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::tune::{Found, tune};
-use flashcore_bench::{mask_text, shape_text};
+use flashcore_bench::lab::tune::{Found, tune};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::{mask_text, shape_text};
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::tuning::{Tuned, TuningStore};
 use flashcore_problem::{DType, Problem};

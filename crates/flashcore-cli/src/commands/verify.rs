@@ -6,14 +6,14 @@ use std::process::Command;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::jobs::{Judged, judge_case, judge_in_processes, serve_cases};
-use flashcore_bench::memory::require_judging;
-use flashcore_bench::peak::working_threads;
-use flashcore_bench::record::{Machine, Verification};
-use flashcore_bench::suites::{self, Kernels, Runner};
-use flashcore_bench::verify::NoVerdict;
-use flashcore_bench::{Backend, Case};
+use flashcore_bench::lab::peak::working_threads;
+use flashcore_bench::lab::record::{FailedCase, Machine, Verification};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::jobs::{Judged, judge_case, judge_in_processes, serve_cases};
+use flashcore_bench::testkit::memory::require_judging;
+use flashcore_bench::testkit::suites::{self, Kernels, Runner};
+use flashcore_bench::testkit::verify::NoVerdict;
+use flashcore_bench::testkit::{Backend, Case};
 use flashcore_cpu::{Level, LevelError};
 use flashcore_kernels::Config;
 use flashcore_problem::{DType, Layout, Stress};
@@ -343,7 +343,7 @@ impl Verify {
         let verification = Verification {
             backend,
             passed: tallies.iter().map(|tally| tally.passed).sum(),
-            failed: failed.iter().filter_map(|judged| judged.failed()).collect(),
+            failed: failed.iter().map(|judged| FailedCase::from(*judged)).collect(),
             is_complete: !interrupt::requested(),
         };
         write_record(file, machine, verification)

@@ -2,7 +2,7 @@
 //!
 //! Attention without the mask or the sinks that a file holds is a wrong result that looks right.
 
-use flashcore_bench::nearest::nearest;
+use flashcore_bench::util::nearest::nearest;
 
 use super::tensors::OPTIONAL;
 

@@ -1,6 +1,6 @@
 //! From the tensors of a file to a problem, and from its outputs to a file.
 
-use flashcore_bench::printable::printable;
+use flashcore_bench::util::printable::printable;
 use flashcore_problem::{
     Bias, BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Outputs, Problem, Shape, Tensor, TensorView,
 };

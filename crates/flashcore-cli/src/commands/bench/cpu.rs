@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use flashcore_bench::digest::{sha256, sha256_of_numbers};
 use flashcore_bench::floor::{Ceilings, Work};
-use flashcore_bench::peak::{Peak, working_threads};
-use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
+use flashcore_bench::lab::peak::{Peak, working_threads};
+use flashcore_bench::lab::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
+use flashcore_bench::testkit::verify::{NoVerdict, Yardstick, verify_with};
+use flashcore_bench::testkit::{Backend, Case, shape_text};
 use flashcore_bench::timing::{measured_cpu_bandwidth, time_cpu};
-use flashcore_bench::verify::{NoVerdict, Yardstick, verify_with};
-use flashcore_bench::{Backend, Case, shape_text};
+use flashcore_bench::util::digest::{sha256, sha256_of_numbers};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 

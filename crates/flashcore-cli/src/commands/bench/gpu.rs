@@ -1,10 +1,10 @@
 //! Times on a GPU.
 
-use flashcore_bench::digest::sha256_of_numbers;
 use flashcore_bench::floor::Work;
-use flashcore_bench::gpu::{Gpu, GpuTimes};
-use flashcore_bench::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
-use flashcore_bench::shape_text;
+use flashcore_bench::lab::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
+use flashcore_bench::testkit::gpu::{Gpu, GpuTimes};
+use flashcore_bench::testkit::shape_text;
+use flashcore_bench::util::digest::sha256_of_numbers;
 use flashcore_problem::{Inputs, Problem};
 
 use super::super::origin::write_record;

@@ -8,8 +8,8 @@ mod sim;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::problems::BenchSuite;
+use flashcore_bench::lab::problems::BenchSuite;
+use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
 use super::threads::Threads;

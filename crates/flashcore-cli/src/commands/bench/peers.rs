@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use flashcore_bench::printable::printable;
+use flashcore_bench::util::printable::printable;
 use serde_json::Value;
 
 use crate::output::{Cell, Format, Output, Table, column};

@@ -1,7 +1,7 @@
 //! What the simulator counts, and how fast it is.
 
-use flashcore_bench::verify::verify;
-use flashcore_bench::{Backend, Case, shape_text};
+use flashcore_bench::testkit::verify::verify;
+use flashcore_bench::testkit::{Backend, Case, shape_text};
 use flashcore_problem::Problem;
 
 use super::Bench;

@@ -1,6 +1,6 @@
 //! The processor: its features, the level that is used, its measured peak.
 
-use flashcore_bench::peak::{Peak, working_threads};
+use flashcore_bench::lab::peak::{Peak, working_threads};
 use flashcore_cpu::Level;
 use flashcore_problem::DType;
 use serde_json::json;

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use flashcore::{BoundBytes, Device, Plan, PlanOptions, SelfCheckPolicy};
-use flashcore_bench::temporary_folder::TemporaryFolder;
+use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use flashcore_cuda::Driver;
 use flashcore_cuda::cache::Source;
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};

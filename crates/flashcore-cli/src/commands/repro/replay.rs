@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use flashcore_bench::gpu::Gpu;
-use flashcore_bench::memory::read_file;
-use flashcore_bench::printable::printable;
-use flashcore_bench::repro::{Agreement, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times};
+use flashcore_bench::lab::repro::{
+    Agreement, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times,
+};
+use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::memory::read_file;
+use flashcore_bench::util::printable::printable;
 
 use super::machine;
 use crate::output::{Cell, Format, Output, Table, column};

@@ -1,0 +1,16 @@
+//! The laboratory: timings, comparisons, profiles, and the records of all of them.
+
+pub mod compare;
+pub mod experiments;
+pub mod ladder;
+pub mod leaderboard;
+pub mod peak;
+pub mod problems;
+pub mod profile;
+pub mod record;
+pub mod report;
+pub mod repro;
+pub mod roofline;
+pub mod status;
+pub mod svg;
+pub mod tune;

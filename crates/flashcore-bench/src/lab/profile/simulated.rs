@@ -1,0 +1,48 @@
+//! What the simulator counts of a problem, or of a part that is like the whole.
+
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::{Inputs, Problem};
+use flashcore_sim::Counters;
+
+use crate::testkit::simulate::simulate;
+use crate::testkit::verify::{NoVerdict, SIMULATED_ARCH};
+
+/// What the simulator counted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Simulated {
+    /// What was executed: one head of each group of one batch.
+    pub problem: Problem,
+    /// How many times as much the whole is.
+    pub factor: f64,
+    /// What was counted.
+    pub counters: Counters,
+}
+
+/// Executes the kernel of a config on the heads that share a key head, of one batch: all others do the same work.
+pub fn simulate_counters(problem: &Problem, config: Config) -> Result<Simulated, NoVerdict> {
+    let group = problem.query_heads / problem.key_heads.max(1);
+    let part = problem.clone().with_batch(1).with_query_heads(group).with_key_heads(1);
+    let factor = (problem.batch * problem.key_heads) as f64;
+    let plan = Plan::new(&part, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
+    let counters = simulate(&plan, &part, &Inputs::random(&part, 0), 0)?.counters;
+    Ok(Simulated { problem: part, factor, counters })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+
+    #[test]
+    fn a_head_is_like_the_others() {
+        let mut problem = Problem::new(2, 4, 80, 32, DType::F16);
+        problem.key_heads = 2;
+        let simulated = simulate_counters(&problem, Config::ampere()).expect("it runs");
+        let plan = Plan::new(&problem, Config::ampere(), SIMULATED_ARCH).expect("a plan");
+        let whole = simulate(&plan, &problem, &Inputs::random(&problem, 0), 0).expect("it runs").counters;
+        assert_eq!(simulated.factor, 4.0);
+        assert_eq!(4 * simulated.counters.mma, whole.mma);
+        assert_eq!(4 * simulated.counters.shared().transactions, whole.shared().transactions);
+        assert_eq!(4 * simulated.counters.global_loads.sectors, whole.global_loads.sectors);
+    }
+}

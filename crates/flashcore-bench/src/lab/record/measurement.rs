@@ -1,0 +1,200 @@
+//! Times of one problem, with what makes them worth believing.
+
+use core::fmt;
+
+use flashcore_problem::{DType, Problem, Verdict};
+use serde::{Deserialize, Serialize};
+
+use super::{Content, Kind};
+use crate::floor::{Bound, Work};
+use crate::testkit::mask_text;
+use crate::testkit::{ShapeError, parse_mask, parse_shape, shape_text};
+use crate::timing::Times;
+use crate::util::digest::sha256_of_numbers;
+
+/// A problem as records name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProblemKey {
+    /// Batch, heads, lengths and dims, as `--shape` takes them.
+    pub shape: String,
+    /// The element type.
+    pub dtype: String,
+    /// The mask, as `--mask` takes it.
+    pub mask: String,
+}
+
+impl ProblemKey {
+    /// The name of a problem without further features.
+    pub fn of(problem: &Problem) -> Self {
+        Self { shape: shape_text(problem), dtype: problem.dtype.to_string(), mask: mask_text(problem.mask) }
+    }
+
+    /// The problem of this name, if it is one: records come from anywhere.
+    pub fn problem(&self) -> Result<Problem, ShapeError> {
+        let dtype: DType = self.dtype.parse().map_err(|_| ShapeError::Number {
+            text: self.to_string(),
+            part: self.dtype.clone(),
+            meaning: "element type",
+        })?;
+        let problem = parse_shape(&self.shape, dtype)?.with_mask(parse_mask(&self.mask)?);
+        let errors = problem.errors();
+        if errors.is_empty() { Ok(problem) } else { Err(ShapeError::Problem { text: self.to_string(), errors }) }
+    }
+}
+
+impl fmt::Display for ProblemKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {} {}", self.shape, self.dtype, self.mask)
+    }
+}
+
+/// What the gates said before anything was timed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verified {
+    /// Whether all of them were content.
+    pub passed: bool,
+    /// The largest error of an element; nothing where an element is no number.
+    pub max_error: Option<f64>,
+    /// That of a careful implementation of the same precision.
+    pub reference_max_error: Option<f64>,
+    /// The norm of the errors over that of the output.
+    pub relative_l2: Option<f64>,
+    /// What they complained of.
+    pub complaints: Vec<String>,
+}
+
+impl Verified {
+    /// What a verdict says.
+    pub fn of(verdict: &Verdict) -> Self {
+        let number = |value: f64| value.is_finite().then_some(value);
+        Self {
+            passed: verdict.passed(),
+            max_error: number(verdict.max_error),
+            reference_max_error: number(verdict.reference_max_error),
+            relative_l2: number(verdict.relative_l2),
+            complaints: verdict.failures.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// Times of one problem.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measurement {
+    /// What computed: a config of a GPU kernel, `default` for the one that the device takes, or the level of a CPU.
+    pub kernel: String,
+    /// What was computed.
+    pub problem: ProblemKey,
+    /// The seed of its inputs.
+    pub seed: u64,
+    /// What the gates said.
+    pub verified: Verified,
+    /// The SHA-256 of the output that was judged.
+    pub output_sha256: Option<String>,
+    /// What the problem cannot do without.
+    pub work: Work,
+    /// Seconds under which the machine cannot do it.
+    pub floor_seconds: f64,
+    /// What that floor is made of.
+    pub bound: Bound,
+    /// Seconds of each run with warm caches, in order.
+    pub hot_seconds: Vec<f64>,
+    /// Seconds of each run behind a flush of the cache; none where that was not measured.
+    pub cold_seconds: Vec<f64>,
+    /// The SHA-256 of the warm samples.
+    pub samples_sha256: String,
+}
+
+impl Measurement {
+    /// The warm times.
+    pub fn hot(&self) -> Times {
+        Times { seconds: self.hot_seconds.clone() }
+    }
+
+    /// The median of the warm times.
+    pub fn median(&self) -> f64 {
+        self.hot().quantile(0.5)
+    }
+
+    /// Whether it is faster than the machine can be, which only an error in measuring explains. `slack` is how far a
+    /// measured ceiling may be off.
+    pub fn is_below_floor(&self, slack: f64) -> bool {
+        self.median() < self.floor_seconds * (1.0 - slack)
+    }
+
+    /// How far the middle half of the warm times spreads, as a part of the median.
+    pub fn spread(&self) -> f64 {
+        let hot = self.hot();
+        (hot.quantile(0.75) - hot.quantile(0.25)) / hot.quantile(0.5)
+    }
+
+    /// The floor in percent of the median; nothing where the median lies below it, since one of the two is then wrong.
+    pub fn efficiency_percent(&self) -> Option<f64> {
+        let percent = 100.0 * self.floor_seconds / self.median();
+        (percent <= 100.0).then_some(percent)
+    }
+
+    /// Whether the samples are those that were hashed.
+    pub fn is_intact(&self) -> bool {
+        sha256_of_numbers(&self.hot_seconds) == self.samples_sha256
+    }
+}
+
+/// Times of problems.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measurements {
+    /// One for each problem.
+    pub rows: Vec<Measurement>,
+}
+
+impl Content for Measurements {
+    const KIND: Kind = Kind::Measurements;
+}
+
+#[cfg(test)]
+impl Measurement {
+    /// One for tests, of ten samples around a time.
+    pub(crate) fn for_tests(shape: &str, seconds: f64) -> Self {
+        let hot_seconds: Vec<f64> = (0..10).map(|sample| seconds * (1.0 + 0.001 * f64::from(sample % 3))).collect();
+        let problem = ProblemKey { shape: shape.to_owned(), dtype: "f32".to_owned(), mask: "full".to_owned() };
+        let work = Work::of(&problem.problem().expect("a problem"));
+        Self {
+            kernel: "avx2".to_owned(),
+            problem,
+            seed: 0,
+            verified: Verified {
+                passed: true,
+                max_error: Some(1e-7),
+                reference_max_error: Some(2e-7),
+                relative_l2: Some(1e-7),
+                complaints: Vec::new(),
+            },
+            output_sha256: None,
+            work,
+            floor_seconds: seconds / 2.0,
+            bound: Bound::Arithmetic,
+            samples_sha256: sha256_of_numbers(&hot_seconds),
+            hot_seconds,
+            cold_seconds: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_efficiency_is_above_a_hundred() {
+        let measurement = Measurement::for_tests("1x8x512x64", 1e-3);
+        let efficiency = |floor_seconds: f64| {
+            let percent = Measurement { floor_seconds, ..measurement.clone() }.efficiency_percent();
+            percent.map(f64::round)
+        };
+        assert_eq!(efficiency(0.5e-3), Some(50.0));
+        assert_eq!(efficiency(1.1e-3), None);
+    }
+}

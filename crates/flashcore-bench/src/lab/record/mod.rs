@@ -1,0 +1,268 @@
+//! Records: what was measured, where, by which build, in full. Every command that writes or reads one does it here.
+//!
+//! A record is a JSON object with a `schema` number, a `kind`, its `origin` (build, command, moment, machine) and a
+//! `content` of that kind. A reader looks at the number first: a record of another schema is refused, never misread.
+
+mod measurement;
+mod origin;
+mod verification;
+
+use std::fs;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use measurement::{Measurement, Measurements, ProblemKey, Verified};
+pub use origin::{Build, Machine, Origin, gpu_state};
+pub use verification::{FailedCase, Verification};
+
+use crate::util::nearest::nearest;
+use crate::util::printable::printable;
+
+/// The version of the form of records.
+pub const SCHEMA: u64 = 2;
+
+/// What a record holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Times of problems: `flashcore bench --record`.
+    Measurements,
+    /// Two things beside each other: `flashcore compare --record`.
+    Comparison,
+    /// What hardware and simulator counted: `flashcore profile --record`.
+    Profile,
+    /// What passed and what did not: `flashcore verify --record`.
+    Verification,
+    /// What each step brought: `flashcore ladder --record`.
+    Ladder,
+    /// The best of each problem: `flashcore leaderboard`.
+    Leaderboard,
+    /// What a bundle holds: `flashcore repro`.
+    Manifest,
+}
+
+impl Kind {
+    /// Its name in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Measurements => "measurements",
+            Self::Comparison => "comparison",
+            Self::Profile => "profile",
+            Self::Verification => "verification",
+            Self::Ladder => "ladder",
+            Self::Leaderboard => "leaderboard",
+            Self::Manifest => "manifest",
+        }
+    }
+
+    /// All kinds.
+    pub const ALL: [Self; 7] = [
+        Self::Measurements,
+        Self::Comparison,
+        Self::Profile,
+        Self::Verification,
+        Self::Ladder,
+        Self::Leaderboard,
+        Self::Manifest,
+    ];
+
+    /// The command that writes records of this kind.
+    const fn command(self) -> &'static str {
+        match self {
+            Self::Measurements => "flashcore bench --record FILE",
+            Self::Comparison => "flashcore compare A B --record FILE",
+            Self::Profile => "flashcore profile --record FILE",
+            Self::Verification => "flashcore verify --record FILE",
+            Self::Ladder => "flashcore ladder --record FILE",
+            Self::Leaderboard => "flashcore leaderboard promote FILE",
+            Self::Manifest => "flashcore repro",
+        }
+    }
+}
+
+/// What can be the content of a record.
+pub trait Content: Serialize + DeserializeOwned {
+    /// Its kind.
+    const KIND: Kind;
+}
+
+/// A record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record<C> {
+    /// The version of the form.
+    pub schema: u64,
+    /// What it holds.
+    pub kind: Kind,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What was found.
+    pub content: C,
+}
+
+/// Why a record cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The file cannot be read.
+    #[error("{file}: {error}")]
+    File {
+        /// The file.
+        file: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Not JSON, or JSON of something else.
+    #[error("{file}: {}{}", printable(&error.to_string()), meant(error))]
+    Json {
+        /// The file.
+        file: String,
+        /// What is wrong, with line and column.
+        error: serde_json::Error,
+    },
+    /// No number of a schema.
+    #[error("{file}: not a record of flashcore, since it has no `schema`; `{command}` writes one")]
+    NoSchema {
+        /// The file.
+        file: String,
+        /// What writes such a record.
+        command: &'static str,
+    },
+    /// Another schema.
+    #[error("{file}: it has schema {found}, and this program reads schema {SCHEMA}; write a new one with `{command}`")]
+    Schema {
+        /// The file.
+        file: String,
+        /// The schema found.
+        found: String,
+        /// What writes such a record.
+        command: &'static str,
+    },
+    /// Another kind.
+    #[error("{file}: it holds a {found}, not {}; `{}` writes one", wanted.name(), wanted.command())]
+    Kind {
+        /// The file.
+        file: String,
+        /// What it holds.
+        found: String,
+        /// What was wanted.
+        wanted: Kind,
+    },
+}
+
+/// The field that was probably meant, where a field is unknown.
+fn meant(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let mut quoted = text.split('`').skip(1).step_by(2);
+    let (true, Some(name)) = (text.starts_with("unknown field"), quoted.next()) else { return String::new() };
+    nearest(name, quoted).map_or_else(String::new, |known| format!("; did you mean `{known}`?"))
+}
+
+impl<C: Content> Record<C> {
+    /// A record of something just found.
+    pub const fn new(origin: Origin, content: C) -> Self {
+        Self { schema: SCHEMA, kind: C::KIND, origin, content }
+    }
+
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, RecordError> {
+        let file = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|error| RecordError::File { file: file.clone(), error })?;
+        Self::parse(&text, &file)
+    }
+
+    /// Reads a text; `file` is for complaints.
+    pub fn parse(text: &str, file: &str) -> Result<Self, RecordError> {
+        let found = kind_of(text, file, C::KIND)?;
+        if found != C::KIND.name() {
+            return Err(RecordError::Kind { file: file.to_owned(), found, wanted: C::KIND });
+        }
+        serde_json::from_str(text).map_err(|error| RecordError::Json { file: file.to_owned(), error })
+    }
+
+    /// The text of the file.
+    pub fn to_json(&self) -> String {
+        // Everything in a record has a form in JSON, so there is nothing that could fail.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+/// The kind that a text says it is of, if its schema is ours; `wanted` is for complaints.
+fn kind_of(text: &str, file: &str, wanted: Kind) -> Result<String, RecordError> {
+    let file = || file.to_owned();
+    let command = wanted.command();
+    let value: Value = serde_json::from_str(text).map_err(|error| RecordError::Json { file: file(), error })?;
+    match &value["schema"] {
+        Value::Null => Err(RecordError::NoSchema { file: file(), command }),
+        schema if schema.as_u64() == Some(SCHEMA) => {
+            Ok(printable(value["kind"].as_str().unwrap_or("thing without a kind")).into_owned())
+        }
+        other => Err(RecordError::Schema { file: file(), found: other.to_string(), command }),
+    }
+}
+
+/// What a file holds, without reading all of it: its kind, or nothing if it is no record of this schema.
+pub fn sniff(path: &Path) -> Option<Kind> {
+    let text = fs::read_to_string(path).ok()?;
+    let found = kind_of(&text, "", Kind::Measurements).ok()?;
+    Kind::ALL.into_iter().find(|kind| kind.name() == found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record<Measurements> {
+        Record::new(Origin::for_tests(), Measurements { rows: vec![Measurement::for_tests("1x8x512x64", 1e-3)] })
+    }
+
+    #[test]
+    fn records_survive_the_round_trip() {
+        let record = record();
+        assert_eq!(Record::parse(&record.to_json(), "a.json").expect("a record"), record);
+    }
+
+    #[test]
+    fn every_sample_survives_to_its_last_bit() {
+        let mut record = record();
+        let mut random = flashcore_problem::SplitMix64::new(1);
+        let row = &mut record.content.rows[0];
+        row.hot_seconds = (0..1000).map(|_| random.uniform() * 1e-5).collect();
+        row.samples_sha256 = crate::util::digest::sha256_of_numbers(&row.hot_seconds);
+        let read = Record::<Measurements>::parse(&record.to_json(), "a.json").expect("a record");
+        assert!(read.content.rows[0].is_intact());
+    }
+
+    #[test]
+    fn what_is_no_record_of_ours_is_refused_with_the_reason() {
+        let check = |text: &str, expected: &str| {
+            let error = Record::<Measurements>::parse(text, "a.json").expect_err("no record");
+            assert_eq!(error.to_string(), expected);
+        };
+        check("{", "a.json: EOF while parsing an object at line 1 column 1");
+        check(
+            "{}",
+            "a.json: not a record of flashcore, since it has no `schema`; `flashcore bench --record FILE` writes one",
+        );
+        check(
+            r#"{"schema": 1, "rows": []}"#,
+            "a.json: it has schema 1, and this program reads schema 2; write a new one with `flashcore bench --record FILE`",
+        );
+        check(
+            r#"{"schema": 2, "kind": "comparison"}"#,
+            "a.json: it holds a comparison, not measurements; `flashcore bench --record FILE` writes one",
+        );
+        let misspelt = record().to_json().replace("\"mask\"", "\"mast\"");
+        let line = 1 + misspelt.lines().position(|line| line.contains("\"mast\"")).expect("it is there");
+        check(
+            &misspelt,
+            &format!(
+                "a.json: unknown field `mast`, expected one of `shape`, `dtype`, `mask` at line {line} column 16; did you mean `mask`?"
+            ),
+        );
+    }
+}

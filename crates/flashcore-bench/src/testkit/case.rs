@@ -1,0 +1,160 @@
+//! One thing to verify: a problem, a seed for its inputs, and who computes it.
+
+use core::fmt;
+
+use flashcore_cpu::Level;
+use flashcore_kernels::Config;
+use flashcore_problem::{Inputs, Layout, Mask, Problem, Stress};
+
+use crate::testkit::shape_text;
+use crate::testkit::{BiasForm, Numbers};
+
+/// Who computes attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// The native CPU kernels, at a level.
+    Cpu(Level),
+    /// A GPU kernel in the simulator.
+    Sim(Config),
+    /// A GPU kernel on the first GPU.
+    Cuda(Config),
+}
+
+impl Backend {
+    /// The config of a GPU kernel.
+    pub const fn config(self) -> Option<Config> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Sim(config) | Self::Cuda(config) => Some(config),
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu(level) => write!(formatter, "cpu {level}"),
+            Self::Sim(config) => write!(formatter, "sim {config}"),
+            Self::Cuda(config) => write!(formatter, "cuda {config}"),
+        }
+    }
+}
+
+/// One thing to verify.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// The problem.
+    pub problem: Problem,
+    /// The seed of the inputs, and of the order in which the simulator runs warps.
+    pub seed: u64,
+    /// What the inputs hold.
+    pub numbers: Numbers,
+    /// How the bias lies, where there is one.
+    pub bias: BiasForm,
+    /// Who computes it.
+    pub backend: Backend,
+    /// Runs after the first, which must give the same bits; in the simulator under other orders of warps.
+    pub repeats: usize,
+    /// The command that repeats it, where shape, type, mask and seed do not say everything.
+    pub command: Option<String>,
+}
+
+impl Case {
+    /// Independent normal inputs.
+    pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
+        Self { problem, seed, numbers: Numbers::Normal, bias: BiasForm::PerHead, backend, repeats: 1, command: None }
+    }
+
+    /// Its inputs.
+    pub fn inputs(&self) -> Inputs {
+        self.numbers.inputs(&self.problem, self.seed, self.bias)
+    }
+
+    /// The command that repeats it alone.
+    pub fn command(&self) -> String {
+        let level = match self.backend {
+            Backend::Cpu(level) => format!(" --cpu-level {level}"),
+            Backend::Sim(_) | Backend::Cuda(_) => String::new(),
+        };
+        if let Some(command) = &self.command {
+            return format!("{command}{level}");
+        }
+        let Self { problem, seed, .. } = self;
+        let backend = match self.backend {
+            Backend::Cpu(_) => format!("cpu{level}"),
+            Backend::Sim(config) => format!("sim --kernel {config}"),
+            Backend::Cuda(config) => format!("cuda --kernel {config}"),
+        };
+        let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
+        let lse = if problem.lse { " --lse" } else { "" };
+        let stress = match self.numbers {
+            Numbers::Stress(stress) => format!(" --stress {}", stress_name(stress)),
+            Numbers::Normal | Numbers::Planted(_) => String::new(),
+        };
+        let layout = match problem.layout {
+            Layout::Bhsd => "",
+            Layout::Bshd => " --layout bshd",
+            Layout::PackedQkv => " --layout packed-qkv",
+            Layout::Strided(_) => " --layout strided",
+        };
+        format!(
+            "flashcore verify --backend {backend} --shape {shape} --dtype {dtype} --mask {mask} --seed {seed}{lse}{layout}{stress}"
+        )
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { problem, seed, backend, .. } = self;
+        let mask = mask_text(problem.mask);
+        write!(formatter, "{backend} {} {} {mask} seed {seed}", shape_text(problem), problem.dtype)?;
+        match self.numbers {
+            Numbers::Normal => {}
+            Numbers::Stress(stress) => write!(formatter, " {}", stress_name(stress))?,
+            Numbers::Planted(planted) => write!(formatter, " {}", planted.name())?,
+        }
+        if let Some(softcap) = problem.softcap {
+            write!(formatter, " softcap {softcap}")?;
+        }
+        let usual = Problem::new(1, 1, 1, problem.head_dim, problem.dtype).scale;
+        if problem.scale != usual {
+            write!(formatter, " scale {}", problem.scale)?;
+        }
+        let optional = [
+            (problem.alibi, "alibi"),
+            (problem.sinks, "sinks"),
+            (problem.bias, self.bias.name()),
+            (problem.seqused_k, "seqused-k"),
+            (matches!(problem.layout, Layout::Strided(_)), "strided"),
+        ];
+        optional.iter().filter(|(present, _)| *present).try_for_each(|(_, name)| write!(formatter, " {name}"))
+    }
+}
+
+/// The name of a kind of inputs on the command line.
+pub const fn stress_name(stress: Stress) -> &'static str {
+    match stress {
+        Stress::LargeScores => "large-scores",
+        Stress::OneHot => "one-hot",
+        Stress::Constant => "constant",
+        Stress::SmallIntegers => "small-integers",
+    }
+}
+
+/// A mask as the command line spells it.
+pub fn mask_text(mask: Mask) -> String {
+    use flashcore_problem::Alignment::{BottomRight, TopLeft};
+    match mask {
+        Mask::None => "full".to_owned(),
+        Mask::Causal(TopLeft) => "causal-top-left".to_owned(),
+        Mask::Causal(BottomRight) => "causal".to_owned(),
+        Mask::Window { left, right, alignment } => {
+            let side = |limit: Option<usize>| limit.map_or_else(|| "all".to_owned(), |limit| limit.to_string());
+            let corner = match alignment {
+                TopLeft => "-top-left",
+                BottomRight => "",
+            };
+            format!("window{corner}:{},{}", side(left), side(right))
+        }
+    }
+}

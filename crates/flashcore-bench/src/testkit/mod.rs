@@ -1,0 +1,21 @@
+//! The test kit: cases, the backends that run them, and the gates that judge them.
+
+mod case;
+pub mod conformance;
+pub mod expressions;
+pub mod gpu;
+pub mod guard_pages;
+pub mod jobs;
+pub mod memory;
+pub mod mutants;
+mod numbers;
+pub mod resources;
+pub mod sample;
+mod shape;
+pub mod simulate;
+pub mod suites;
+pub mod verify;
+
+pub use case::{Backend, Case, mask_text, stress_name};
+pub use numbers::{BiasForm, Numbers, Planted, attended_by_some_row};
+pub use shape::{ShapeError, parse_mask, parse_shape, shape_text};

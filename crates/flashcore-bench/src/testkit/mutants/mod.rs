@@ -1,0 +1,340 @@
+//! Planted bugs, and what kills them.
+//!
+//! A gate that has never seen a wrong kernel proves nothing. Here each bug of the [catalogue](all) is planted in
+//! the real kernels, and the same checks that accept the kernels must refuse the mutant: the verifier, a fault of the
+//! simulator, the gate, or, for bugs that only cost time, the simulator's counters. A mutant that survives is a hole.
+
+mod addressing;
+mod catalogue;
+mod edit;
+mod hopper;
+mod numeric;
+mod ranges;
+mod trials;
+
+use core::fmt;
+
+use flashcore_ir::{Arch, Kernel, VerifiedKernel};
+use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_problem::{Invalid, Problem, Verdict};
+use flashcore_sim::{Counters, SimError};
+
+pub use addressing::{ADDRESSING, FAR, PARTS};
+pub use catalogue::{CATALOGUE, Mutation};
+pub use hopper::HOPPER;
+pub use numeric::{CLUSTERS, LATE, NUMERIC};
+pub use ranges::RANGES;
+pub use trials::Group;
+
+use crate::testkit::Numbers;
+use crate::testkit::shape_text;
+use crate::testkit::simulate::FarApart;
+use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
+use trials::Start;
+
+/// All planted bugs.
+pub fn all() -> impl Iterator<Item = &'static Mutation> {
+    let lists = [CATALOGUE, HOPPER, RANGES, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
+    lists.into_iter().flatten()
+}
+
+/// The architecture that mutants of a kernel are verified for.
+const fn arch(config: Config) -> Arch {
+    match config {
+        Config::Hopper(_) => Arch::Sm90a,
+        Config::Scalar(_) | Config::Ladder(_) | Config::Ampere(_) => Arch::Sm80,
+    }
+}
+
+/// The kernel before another that finds out what an expression leaves it, as the catalogues call it.
+const RANGES_FAMILY: &str = "ranges";
+/// The kernel behind another that adds up parts of the keys.
+const COMBINE_FAMILY: &str = "combine";
+
+/// Orders of warps that the kernels as they are must pass under, in the trials that most bugs are tried on.
+const BASELINE_SEEDS: u64 = 8;
+/// The same in the others, which have the same kernels.
+const FEWER_SEEDS: u64 = 2;
+
+const fn baseline_seeds(group: Group) -> u64 {
+    match group {
+        Group::Plain => BASELINE_SEEDS,
+        _ => FEWER_SEEDS,
+    }
+}
+
+/// What killed a mutant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Killer {
+    /// A rule of the language.
+    Verifier,
+    /// A fault of the simulator.
+    Fault,
+    /// The correctness gate.
+    Gate,
+    /// More shared-memory transactions than the kernel as it is.
+    Counters,
+}
+
+impl Killer {
+    /// The name in the matrix.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Verifier => "verifier",
+            Self::Fault => "simulator",
+            Self::Gate => "gate",
+            Self::Counters => "counters",
+        }
+    }
+}
+
+/// What became of a mutant.
+#[derive(Debug, Clone)]
+pub struct Fate {
+    /// The bug.
+    pub mutation: Mutation,
+    /// What killed it and what was said; `None` if it survived.
+    pub killed: Option<Kill>,
+}
+
+/// How a mutant was killed.
+#[derive(Debug, Clone)]
+pub struct Kill {
+    /// What killed it.
+    pub by: Killer,
+    /// What was said, in one line.
+    pub report: String,
+    /// The problem it was killed on.
+    pub problem: String,
+}
+
+/// Why mutants could not be tried.
+#[derive(Debug, thiserror::Error)]
+pub enum MutantsError {
+    /// A problem of the trials is impossible.
+    #[error("a trial is not a valid problem: {0}")]
+    Invalid(#[from] Invalid),
+    /// A kernel does not take a problem of the trials.
+    #[error("a kernel does not take a trial: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<Reason>),
+    /// The kernel as it is does not pass.
+    #[error("the unchanged {config} kernel fails on {problem}: {complaint}")]
+    Baseline {
+        /// The kernel.
+        config: Config,
+        /// The problem.
+        problem: String,
+        /// What is wrong.
+        complaint: String,
+    },
+    /// A mutation found nothing to change: the kernel has changed, and the mutation must follow.
+    #[error("the mutation `{name}` of the {family} kernel finds nothing to change; adapt it to the kernel")]
+    NothingToChange {
+        /// The mutation.
+        name: &'static str,
+        /// The kernel.
+        family: &'static str,
+    },
+    /// The simulator broke.
+    #[error("{0}")]
+    Simulator(SimError),
+}
+
+/// The problems that mutants are tried on, with kernels that pass them.
+#[derive(Debug)]
+pub struct Trials {
+    trials: Vec<Trial>,
+}
+
+#[derive(Debug)]
+struct Trial {
+    group: Group,
+    config: Config,
+    plan: Plan,
+    problem: Problem,
+    far: Option<FarApart>,
+    yardstick: Yardstick,
+    transactions_per_request: f64,
+}
+
+impl Trials {
+    /// Prepares the trials that can kill `mutations`: the kernels as they are must pass all of them, under several orders
+    /// of warps. `go_on` hears of each trial before it begins, with its index and how many there are; there are no trials
+    /// if it says no.
+    pub fn prepare(
+        mutations: &[Mutation],
+        mut go_on: impl FnMut(usize, usize, &str) -> bool,
+    ) -> Result<Option<Self>, MutantsError> {
+        let mut starts = trials::all();
+        starts.retain(|start| mutations.iter().any(|mutation| mutation.group == start.group));
+        let (count, mut trials) = (starts.len(), Vec::new());
+        for start in starts {
+            if !go_on(trials.len(), count, &format!("{} {}", start.config, shape_text(&start.problem))) {
+                return Ok(None);
+            }
+            trials.push(Trial::prepare(start)?);
+        }
+        Ok(Some(Self { trials }))
+    }
+
+    /// How many there are.
+    pub const fn count(&self) -> usize {
+        self.trials.len()
+    }
+
+    /// How many problems, kernels and orders of warps the kernels as they are have passed.
+    pub fn passed(&self) -> u64 {
+        self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum()
+    }
+
+    /// Plants one bug and finds what kills it.
+    pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
+        let mut planted = false;
+        for trial in self.trials.iter().filter(|trial| trial.group == mutation.group) {
+            let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
+            let mut kernel = kernel.clone().into_kernel();
+            if (mutation.plant)(&mut kernel) == 0 {
+                continue;
+            }
+            planted = true;
+            if let Some(kill) = trial.try_to_kill(kernel, mutation.family)? {
+                return Ok(Fate { mutation, killed: Some(kill) });
+            }
+        }
+        if planted {
+            Ok(Fate { mutation, killed: None })
+        } else {
+            Err(MutantsError::NothingToChange { name: mutation.name, family: mutation.family })
+        }
+    }
+}
+
+impl Trial {
+    fn prepare(start: Start) -> Result<Self, MutantsError> {
+        let Start { group, problem, config, bias, far } = start;
+        let plan = if let Some(far) = &far {
+            plan_far(config, &problem, far, arch(config)).map_err(MutantsError::Refused)?
+        } else {
+            let plan = Plan::new(&problem, config, arch(config)).map_err(MutantsError::Refused)?;
+            plan.with_at_most(SIMULATED_CTAS)
+        };
+        let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
+        let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };
+        let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(&trial.problem), complaint };
+        let mut counters = None;
+        let verdict = trial
+            .verify(&trial.plan, baseline_seeds(group) - 1, &mut counters)
+            .map_err(|no_verdict| baseline(no_verdict.to_string()))?;
+        if !verdict.passed() {
+            return Err(baseline(verdict.to_string()));
+        }
+        trial.transactions_per_request = counters.map_or(0.0, |counters| counters.transactions_per_request());
+        Ok(trial)
+    }
+
+    fn verify(&self, plan: &Plan, repeats: u64, counters: &mut Option<Counters>) -> Result<Verdict, NoVerdict> {
+        match &self.far {
+            Some(far) => verify_plan_far(plan, far, &self.problem, &self.yardstick, 0, repeats, counters),
+            None => verify_plan(plan, &self.problem, &self.yardstick, 0, repeats, counters),
+        }
+    }
+
+    /// The kernel that bugs of a family are planted in, if there is one.
+    fn kernel_of(&self, family: &str) -> Option<&VerifiedKernel> {
+        if family == RANGES_FAMILY {
+            return self.plan.ranges.as_ref().map(|side| &side.kernel);
+        }
+        if family == COMBINE_FAMILY {
+            return self.plan.combine.as_ref().map(|side| &side.kernel);
+        }
+        (self.config.family() == family).then_some(&self.plan.kernel)
+    }
+
+    fn try_to_kill(&self, kernel: Kernel, family: &str) -> Result<Option<Kill>, MutantsError> {
+        let kill =
+            |by, report: String| Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) });
+        let kernel = match kernel.verify(arch(self.config)) {
+            Err(errors) => return Ok(kill(Killer::Verifier, errors[0].to_string())),
+            Ok(kernel) => kernel,
+        };
+        let mut counters = None;
+        let plan = match family {
+            RANGES_FAMILY => self.plan.with_ranges(kernel),
+            COMBINE_FAMILY => self.plan.with_combine(kernel),
+            _ => self.plan.with_kernel(kernel),
+        };
+        let verdict = match self.verify(&plan, 1, &mut counters) {
+            Ok(verdict) => verdict,
+            Err(NoVerdict::Simulator(SimError::Fault(fault))) => return Ok(kill(Killer::Fault, fault.to_string())),
+            Err(NoVerdict::Simulator(error)) => return Err(MutantsError::Simulator(error)),
+            Err(NoVerdict::Invalid(invalid)) => return Err(invalid.into()),
+            Err(
+                other @ (NoVerdict::Impossible(_)
+                | NoVerdict::Refused(_)
+                | NoVerdict::RefusedByGpu(_)
+                | NoVerdict::Gpu(_)
+                | NoVerdict::Cpu(_)
+                | NoVerdict::Panicked(_)
+                | NoVerdict::GuardPages(_)),
+            ) => {
+                return Ok(kill(Killer::Verifier, other.to_string()));
+            }
+        };
+        if let Some(failure) = verdict.failures.first() {
+            return Ok(kill(Killer::Gate, failure.to_string()));
+        }
+        let transactions = counters.map_or(0.0, |counters| counters.transactions_per_request());
+        if transactions > self.transactions_per_request {
+            let report = format!(
+                "{transactions:.2} shared-memory transactions per request instead of {:.2}",
+                self.transactions_per_request
+            );
+            return Ok(kill(Killer::Counters, report));
+        }
+        Ok(None)
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Killer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that changes leaves no mutation behind that changes nothing.
+    #[test]
+    fn every_mutation_finds_something_to_change() {
+        let plans: Vec<(Group, Config, Plan)> = trials::all()
+            .into_iter()
+            .map(|Start { group, problem, config, .. }| {
+                (group, config, Plan::new(&problem, config, arch(config)).expect("a plan"))
+            })
+            .collect();
+        let finds = |mutation: &&Mutation| {
+            plans.iter().filter(|(group, _, _)| *group == mutation.group).any(|(_, config, plan)| {
+                let kernel = match mutation.family {
+                    RANGES_FAMILY => plan.ranges.as_ref().map(|side| &side.kernel),
+                    COMBINE_FAMILY => plan.combine.as_ref().map(|side| &side.kernel),
+                    family => (config.family() == family).then_some(&plan.kernel),
+                };
+                kernel.is_some_and(|kernel| (mutation.plant)(&mut kernel.clone().into_kernel()) > 0)
+            })
+        };
+        let idle: Vec<_> = all().filter(|mutation| !finds(mutation)).map(|m| (m.family, m.name)).collect();
+        assert_eq!(idle, []);
+        let mut names: Vec<_> =
+            all().map(|mutation| (mutation.family, mutation.group as usize, mutation.name)).collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count, "two mutations of one name");
+    }
+}

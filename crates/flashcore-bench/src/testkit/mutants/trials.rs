@@ -1,0 +1,184 @@
+//! The problems that mutants are tried on, with kernels that pass them.
+
+use flashcore_kernels::{Config, HopperConfig, WarpScheduler};
+use flashcore_problem::{Alignment, DType, Mask, MaskMod, Problem};
+
+use crate::testkit::BiasForm;
+use crate::testkit::expressions;
+use crate::testkit::simulate::FarApart;
+use crate::testkit::suites::far_trials;
+
+/// A group of trials, by the bugs they are made to find. A bug is planted in the kernels of one group only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// Everything that the other groups are not about.
+    Plain,
+    /// The wrong batch, head, row or key.
+    Addressing,
+    /// Offsets of 4 GiB and more.
+    Far,
+    /// More parts of the keys than a warp has lanes.
+    Parts,
+    /// Numbers that are slightly off, lengths one beyond a tile.
+    Numeric,
+    /// Many tiles of keys, and many tiles of rows for each CTA.
+    Late,
+    /// Clusters of CTAs that share keys, with one warpgroup in each.
+    Clusters,
+}
+
+/// A trial before it is prepared.
+pub(super) struct Start {
+    pub(super) group: Group,
+    pub(super) problem: Problem,
+    pub(super) config: Config,
+    pub(super) bias: BiasForm,
+    pub(super) far: Option<FarApart>,
+}
+
+/// All of them.
+pub(super) fn all() -> Vec<Start> {
+    let start = |group| {
+        move |(problem, config): (Problem, Config)| Start { group, problem, config, bias: BiasForm::PerHead, far: None }
+    };
+    let mut all: Vec<Start> = plain().into_iter().map(start(Group::Plain)).collect();
+    for (problem, bias) in addressed() {
+        for config in [Config::scalar(), Config::ampere(), small_hopper()] {
+            all.push(Start { bias, ..start(Group::Addressing)((problem.clone(), config)) });
+        }
+    }
+    for (problem, far) in far_trials() {
+        for config in [
+            Config::scalar(),
+            Config::ampere(),
+            named("hopper-64x48-2stage"),
+            named("ampere-32x32-2stage-swizzled-3splits"),
+        ] {
+            all.push(Start { far: Some(far.clone()), ..start(Group::Far)((problem.clone(), config)) });
+        }
+    }
+    let mut decoding = Problem::new(1, 2, 1, 32, DType::F16);
+    (decoding.key_length, decoding.lse) = (1280, true);
+    all.push(start(Group::Parts)((decoding, named("ampere-32x32-2stage-swizzled-40splits"))));
+    for problem in numeric() {
+        for config in [Config::scalar(), Config::ampere(), small_hopper()] {
+            all.push(start(Group::Numeric)((problem.clone(), config)));
+        }
+    }
+    for problem in long() {
+        all.extend([Config::ampere(), small_hopper()].map(|config| start(Group::Late)((problem.clone(), config))));
+    }
+    let mut shared = Problem::new(1, 2, 97, 64, DType::F16);
+    (shared.key_length, shared.lse) = (203, true);
+    all.push(start(Group::Clusters)((shared, named("hopper-64x64-4stage-2cluster"))));
+    all
+}
+
+fn named(name: &str) -> Config {
+    name.parse().unwrap_or_else(|_| Config::ampere())
+}
+
+/// Groups of 3 and of 7 query heads, five batches of different lengths, with everything that has heads or batches.
+fn addressed() -> Vec<(Problem, BiasForm)> {
+    let problem = |batch, (heads, key_heads): (usize, usize)| {
+        let mut problem = Problem::new(batch, heads, 17, 32, DType::F16);
+        (problem.key_heads, problem.key_length, problem.lse) = (key_heads, 70, true);
+        problem
+    };
+    let mut everything = problem(5, (6, 2)).with_alibi(true).with_sinks(true).with_bias(true).with_seqused_k(true);
+    everything.mask = Mask::Causal(Alignment::BottomRight);
+    vec![
+        (problem(5, (6, 2)), BiasForm::PerHead),
+        (problem(5, (3, 3)).with_bias(true), BiasForm::PerKey),
+        (problem(5, (2, 2)).with_bias(true), BiasForm::PerBatchAndHead),
+        (problem(1, (14, 2)), BiasForm::PerHead),
+        (everything, BiasForm::PerBatchAndHead),
+    ]
+}
+
+/// Both 16-bit types, and one key beyond a tile.
+fn numeric() -> Vec<Problem> {
+    let problem = |queries, keys, dtype| {
+        let mut problem = Problem::new(1, 4, queries, 64, dtype);
+        (problem.key_heads, problem.key_length, problem.lse) = (2, keys, true);
+        problem
+    };
+    vec![problem(97, 203, DType::F16), problem(97, 203, DType::Bf16), problem(33, 257, DType::F16)]
+}
+
+/// More than ten tiles of keys; more than five tiles of rows for each CTA.
+fn long() -> Vec<Problem> {
+    let mut keys = Problem::new(1, 2, 33, 32, DType::F16);
+    (keys.key_length, keys.lse, keys.scale) = (780, true, 1.0);
+    let mut heads = Problem::new(1, 18, 33, 32, DType::F16);
+    (heads.key_length, heads.lse) = (150, true);
+    vec![keys, heads]
+}
+
+/// The Hopper kernel with tiles so small that every problem here has several of them.
+fn small_hopper() -> Config {
+    Config::Hopper(HopperConfig { tile_n: 48, ..HopperConfig::default() })
+}
+
+/// The Hopper kernel whose warpgroups share keys, in the two CTAs of a cluster.
+fn sharing_hopper() -> Config {
+    Config::Hopper(HopperConfig {
+        kv_split_warpgroups: 2,
+        cluster: 2,
+        tile_n: 16,
+        stages: 4,
+        warp_scheduler: WarpScheduler::Free,
+        persistent: false,
+        ..HopperConfig::default()
+    })
+}
+
+/// The Hopper kernel whose warpgroups go through tiles of keys of their own, where an expression leaves them some.
+fn alone_hopper() -> Config {
+    Config::Hopper(HopperConfig { tile_n: 48, warp_scheduler: WarpScheduler::Free, ..HopperConfig::default() })
+}
+
+/// Every problem with every kernel, and an expression with those that have a kernel before them.
+fn plain() -> Vec<(Problem, Config)> {
+    let configs = [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()];
+    let plain = problems().into_iter().flat_map(|problem| configs.map(|config| (problem.clone(), config)));
+    // Documents that end within tiles of rows and of keys; rows of which each attends one key less than the one before, or
+    // one more; two documents, the second of which begins within a tile of rows.
+    let documents = masked(expressions::mask_mod("documents"));
+    let later = masked(Some(MaskMod::new("later", |at| at.key.at_least(at.query))));
+    let earlier = masked(Some(MaskMod::new("earlier", |at| at.query.at_least(at.key))));
+    let halves = masked(Some(MaskMod::new("halves", |at| {
+        let [row, key] = [at.query, at.key].map(|position| position.less(150));
+        (row & key) | (!row & !key)
+    })));
+    // Several tiles of rows for each CTA, with one of keys each.
+    let short = earlier.clone().with_query_heads(12).with_key_heads(12).with_query_length(33).with_key_length(40);
+    let on_hopper = [documents.clone(), later, earlier, halves, short].map(|problem| (problem, alone_hopper()));
+    plain.chain(on_hopper).chain([(documents, Config::ampere())]).collect()
+}
+
+fn masked(mask_mod: Option<MaskMod>) -> Problem {
+    let mut problem = Problem::new(1, 2, 300, 64, DType::F16);
+    problem.lse = true;
+    expressions::give(&mut problem, None, mask_mod);
+    problem
+}
+
+/// Independent inputs, more than three tiles of keys with a ragged tail, groups of heads, rows that attend nothing.
+fn problems() -> Vec<Problem> {
+    let problem = |query_length, key_length, mask| {
+        let mut problem = Problem::new(1, 4, query_length, 64, DType::F16);
+        (problem.key_heads, problem.key_length) = (2, key_length);
+        (problem.mask, problem.lse) = (mask, true);
+        problem
+    };
+    vec![
+        problem(97, 203, Mask::Causal(Alignment::BottomRight)),
+        problem(97, 203, Mask::None),
+        problem(203, 97, Mask::Causal(Alignment::BottomRight)),
+        // Scores that raise the maximum far, and more than once.
+        problem(33, 70, Mask::None).with_scale(4.0),
+        // Several tiles of rows for each CTA, with one of keys each: copies run furthest ahead.
+        problem(33, 40, Mask::None).with_query_heads(12),
+    ]
+}

@@ -1,0 +1,225 @@
+//! What the kernels cost on each architecture, and the gates on it.
+
+use flashcore_ir::{Arch, VerifyError};
+use flashcore_kernels::{Config, Specialization};
+use flashcore_problem::{DType, MaskMod, ScoreMod};
+use flashcore_ptx::{PtxasError, Resources, assemble, print};
+use serde::Serialize;
+
+use crate::testkit::expressions;
+
+/// Registers of a SM, on every architecture here.
+const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
+/// The registers of a thread are handed out in eights.
+const REGISTER_GRANULARITY: u32 = 8;
+/// Shared memory that the system takes for each CTA.
+const RESERVED_SHARED_BYTES: u32 = 1024;
+
+/// One kernel on one architecture.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// The config.
+    pub config: String,
+    /// The element type.
+    pub dtype: String,
+    /// The head dimension.
+    pub head_dim: u32,
+    /// What is compiled into it.
+    pub kind: Kind,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Registers per thread that the config declares as its budget.
+    pub register_budget: u32,
+    /// Bytes of shared memory of a CTA.
+    pub shared_bytes: u32,
+    /// CTAs that one SM holds at a time.
+    pub ctas_per_sm: u32,
+    /// What ptxas says.
+    pub resources: Resources,
+    /// What the gates say; nothing when they are content.
+    pub complaints: Vec<String>,
+}
+
+/// Why a row could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ResourcesError {
+    /// The kernel breaks a rule of the language.
+    #[error("{config}: {error}")]
+    Verify {
+        /// The config.
+        config: Config,
+        /// The rule and its place.
+        error: Box<VerifyError>,
+    },
+    /// ptxas is missing, or refuses the kernel.
+    #[error(transparent)]
+    Ptxas(#[from] PtxasError),
+}
+
+/// What is compiled into a listed kernel besides the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Nothing but the log-sum-exp.
+    Full,
+    /// A causal mask.
+    Causal,
+    /// Every feature but the bias.
+    Unbiased,
+    /// Every feature.
+    Everything,
+    /// Expressions for scores and for masks.
+    Expressions,
+}
+
+impl Kind {
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Causal => "causal",
+            Self::Unbiased => "unbiased",
+            Self::Everything => "everything",
+            Self::Expressions => "expressions",
+        }
+    }
+
+    fn specialization(self, head_dim: u32) -> Specialization {
+        let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialization::new(dtype, head_dim));
+        match self {
+            Self::Full => Specialization { lse: true, ..f16 },
+            Self::Causal => Specialization { right: true, lse: true, ..bf16 },
+            Self::Unbiased => Specialization { bias: false, ..Self::Everything.specialization(head_dim) },
+            Self::Expressions => Specialization {
+                right: true,
+                score_mod: expressions::score_mod("relative").map(ScoreMod::expression),
+                mask_mod: expressions::mask_mod("documents").map(MaskMod::expression),
+                lse: true,
+                ..bf16
+            },
+            Self::Everything => Specialization {
+                left: true,
+                right: true,
+                seqused_k: true,
+                softcap: true,
+                alibi: true,
+                bias: true,
+                sinks: true,
+                scaled_first: true,
+                lse: true,
+                ..f16
+            },
+        }
+    }
+}
+
+/// The kernels that are listed for an architecture: each config with the head dimensions it has room for. For `sm_90a`,
+/// those that only it has.
+pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
+    let mut kernels = Vec::new();
+    for &config in configs {
+        for head_dim in Specialization::HEAD_DIMS {
+            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions] {
+                kernels.push((config, head_dim, kind));
+            }
+        }
+    }
+    // The others are those of `sm_90`.
+    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
+    // What does not fit is refused for every caller: it is no kernel there.
+    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization(head_dim), arch));
+    kernels
+}
+
+/// Compiles one kernel and holds it against the gates: no spills, no stack, registers within the budget.
+pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
+    let specialization = kind.specialization(head_dim);
+    let kernel = config
+        .generate(specialization)
+        .verify(arch)
+        .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
+    let resources = assemble(&print(&kernel), arch)?;
+    let complaints = complaints(&resources, kernel.register_budget);
+    Ok(Row {
+        config: config.to_string(),
+        dtype: specialization.dtype.to_string(),
+        head_dim,
+        kind,
+        threads: kernel.threads,
+        register_budget: kernel.register_budget,
+        shared_bytes: kernel.shared_bytes,
+        ctas_per_sm: occupancy(arch, kernel.threads, resources.registers, kernel.shared_bytes),
+        resources,
+        complaints,
+    })
+}
+
+fn complaints(resources: &Resources, budget: u32) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if resources.spill_store_bytes + resources.spill_load_bytes > 0 {
+        let Resources { spill_store_bytes, spill_load_bytes, .. } = resources;
+        complaints.push(format!("spills {spill_store_bytes} bytes out and {spill_load_bytes} in; none are allowed"));
+    }
+    if resources.stack_frame_bytes > 0 {
+        complaints.push(format!("has a stack of {} bytes; none is allowed", resources.stack_frame_bytes));
+    }
+    if resources.registers > budget {
+        complaints.push(format!("uses {} registers; its budget is {budget}", resources.registers));
+    }
+    // Products of warpgroups that wait for each other, registers that are not reallocated.
+    let losses = resources.remarks.iter().filter(|remark| remark.contains("Potential Performance Loss"));
+    complaints.extend(losses.map(|remark| format!("ptxas says: {remark}")));
+    complaints
+}
+
+/// CTAs that one SM holds: by warps, by registers, by shared memory.
+pub fn occupancy(arch: Arch, threads: u32, registers: u32, shared_bytes: u32) -> u32 {
+    let warps = threads.div_ceil(32);
+    let by_warps = arch.warps_per_sm() / warps;
+    let registers_per_cta = registers.next_multiple_of(REGISTER_GRANULARITY) * 32 * warps;
+    let by_registers = REGISTERS_PER_MULTIPROCESSOR / registers_per_cta.max(1);
+    let by_shared = arch.shared_bytes_per_sm() / (shared_bytes + RESERVED_SHARED_BYTES);
+    by_warps.min(by_registers).min(by_shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn occupancy_is_the_least_of_three_limits() {
+        // By warps: 48 on Ada, 64 on Ampere.
+        assert_eq!(occupancy(Arch::Sm89, 128, 32, 0), 12);
+        assert_eq!(occupancy(Arch::Sm80, 128, 32, 0), 16);
+        // By registers: 168 × 128 threads fit three times, 169 round up to 176 and fit twice.
+        assert_eq!(occupancy(Arch::Sm89, 128, 168, 0), 3);
+        assert_eq!(occupancy(Arch::Sm89, 128, 169, 0), 2);
+        // By shared memory: 40 KB and the reserved one fit twice into 100.
+        assert_eq!(occupancy(Arch::Sm89, 128, 32, 40 * 1024), 2);
+    }
+
+    #[test]
+    fn gates_name_every_excess() {
+        let resources = Resources {
+            arch: "sm_89".to_owned(),
+            registers: 170,
+            static_shared_bytes: 0,
+            stack_frame_bytes: 8,
+            spill_store_bytes: 12,
+            spill_load_bytes: 4,
+            barriers: 1,
+            compile_milliseconds: 1.0,
+            remarks: vec![
+                "warpgroup.arrive is injected".to_owned(),
+                "Potential Performance Loss: wgmma.mma_async instructions are serialized".to_owned(),
+            ],
+        };
+        let expected = [
+            "spills 12 bytes out and 4 in; none are allowed",
+            "has a stack of 8 bytes; none is allowed",
+            "uses 170 registers; its budget is 168",
+            "ptxas says: Potential Performance Loss: wgmma.mma_async instructions are serialized",
+        ];
+        assert_eq!(complaints(&resources, 168), expected);
+    }
+}

@@ -1,0 +1,181 @@
+//! Shapes as people write them: `1x8x512x64`, `1x8/2x97,203x64`.
+
+use flashcore_problem::{Alignment, DType, Mask, Problem, ProblemError};
+
+use crate::testkit::expressions;
+
+/// Why a text is no shape.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ShapeError {
+    /// Not four parts.
+    #[error(
+        "`{text}` has {parts} parts; a shape has four: batch x heads[/key heads] x queries[,keys] x dim[,value dim], such as 1x8x512x64 or 2x8/2x97,203x64"
+    )]
+    Parts {
+        /// What was given.
+        text: String,
+        /// How many parts it has.
+        parts: usize,
+    },
+    /// A part that is no number.
+    #[error("`{part}` in `{text}` is not a valid {meaning}")]
+    Number {
+        /// What was given.
+        text: String,
+        /// The part of it.
+        part: String,
+        /// What it should be.
+        meaning: &'static str,
+    },
+    /// Not an expression, or the second of its kind.
+    #[error(
+        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks",
+        expressions::SCORE_MODS.join(", "),
+        expressions::MASK_MODS.join(", ")
+    )]
+    Expression {
+        /// What was given.
+        text: String,
+        /// The part of it.
+        name: String,
+    },
+    /// Not a problem.
+    #[error("`{text}`: {}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Problem {
+        /// What was given.
+        text: String,
+        /// Everything that is wrong with it.
+        errors: Vec<ProblemError>,
+    },
+    /// Not a mask.
+    #[error(
+        "`{text}` is not a mask; allowed are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit"
+    )]
+    Mask {
+        /// What was given.
+        text: String,
+    },
+}
+
+/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+expression]...`.
+pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
+    let (sizes, names) = text.split_once('+').unwrap_or((text, ""));
+    let parts: Vec<&str> = sizes.split(['x', '×']).map(str::trim).collect();
+    let [batch, heads, lengths, dims] = parts[..] else {
+        return Err(ShapeError::Parts { text: text.to_owned(), parts: parts.len() });
+    };
+    let number = |part: &str, meaning: &'static str| {
+        part.parse::<usize>().map_err(|_| ShapeError::Number { text: text.to_owned(), part: part.to_owned(), meaning })
+    };
+    let pair = |part: &str, separator: char, first: &'static str, second: &'static str| match part.split_once(separator)
+    {
+        Some((a, b)) => Ok((number(a, first)?, number(b, second)?)),
+        None => number(part, first).map(|both| (both, both)),
+    };
+    let batch = number(batch, "batch")?;
+    let (query_heads, key_heads) = pair(heads, '/', "heads", "key heads")?;
+    let (query_length, key_length) = pair(lengths, ',', "queries", "keys")?;
+    let (head_dim, value_dim) = pair(dims, ',', "head dim", "value dim")?;
+    let mut problem = Problem::new(batch, query_heads, query_length, head_dim, dtype);
+    problem.key_heads = key_heads;
+    problem.key_length = key_length;
+    problem.value_dim = value_dim;
+    let (mut score, mut mask) = (None, None);
+    for name in names.split('+').filter(|name| !name.is_empty()) {
+        match (expressions::score_mod(name), expressions::mask_mod(name)) {
+            (Some(score_mod), _) if score.is_none() => score = Some(score_mod),
+            (None, Some(mask_mod)) if mask.is_none() => mask = Some(mask_mod),
+            _ => return Err(ShapeError::Expression { text: text.to_owned(), name: name.to_owned() }),
+        }
+    }
+    expressions::give(&mut problem, score, mask);
+    Ok(problem)
+}
+
+/// The shape of a problem, as [`parse_shape`] reads it.
+pub fn shape_text(problem: &Problem) -> String {
+    let pair = |first: usize, separator: char, second: usize| {
+        if first == second { first.to_string() } else { format!("{first}{separator}{second}") }
+    };
+    let expressions: String = problem.expressions().flat_map(|(_, expression)| ["+", expression.name()]).collect();
+    format!(
+        "{}x{}x{}x{}{expressions}",
+        problem.batch,
+        pair(problem.query_heads, '/', problem.key_heads),
+        pair(problem.query_length, ',', problem.key_length),
+        pair(problem.head_dim, ',', problem.value_dim)
+    )
+}
+
+/// Reads a mask.
+pub fn parse_mask(text: &str) -> Result<Mask, ShapeError> {
+    let unknown = || ShapeError::Mask { text: text.to_owned() };
+    let (name, limits) = match text.split_once(':') {
+        Some((name, limits)) => (name, Some(limits)),
+        None => (text, None),
+    };
+    let window = |alignment| {
+        let (left, right) = limits.and_then(|limits| limits.split_once(',')).ok_or_else(unknown)?;
+        let side = |limit: &str| match limit {
+            "all" => Ok(None),
+            limit => limit.parse().map(Some).map_err(|_| unknown()),
+        };
+        Ok(Mask::Window { left: side(left)?, right: side(right)?, alignment })
+    };
+    match (name, limits) {
+        ("full", None) => Ok(Mask::None),
+        ("causal", None) => Ok(Mask::Causal(Alignment::BottomRight)),
+        ("causal-top-left", None) => Ok(Mask::Causal(Alignment::TopLeft)),
+        ("window", Some(_)) => window(Alignment::BottomRight),
+        ("window-top-left", Some(_)) => window(Alignment::TopLeft),
+        _ => Err(unknown()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::mask_text;
+
+    #[test]
+    fn shapes_survive_the_round_trip() {
+        for text in [
+            "1x8x512x64",
+            "2x8/2x97,203x64",
+            "1x1x1x32,64",
+            "0x4x0,7x128",
+            "1x2x99x64+relative+documents",
+            "1x2x99x64+blocks",
+        ] {
+            let problem = parse_shape(text, DType::F16).expect("a shape");
+            assert_eq!(shape_text(&problem), text);
+        }
+    }
+
+    #[test]
+    fn bad_shapes_say_which_part_is_bad() {
+        let check = |text: &str, expected: ShapeError| assert_eq!(parse_shape(text, DType::F16), Err(expected));
+        check("1x8x512", ShapeError::Parts { text: "1x8x512".to_owned(), parts: 3 });
+        let number = |text: &str, part: &str, meaning| ShapeError::Number {
+            text: text.to_owned(),
+            part: part.to_owned(),
+            meaning,
+        };
+        check("1x8x-5x64", number("1x8x-5x64", "-5", "queries"));
+        let expression =
+            |text: &str, name: &str| ShapeError::Expression { text: text.to_owned(), name: name.to_owned() };
+        check("1x8x5x64+nothing", expression("1x8x5x64+nothing", "nothing"));
+        check("1x8x5x64+blocks+prefix", expression("1x8x5x64+blocks+prefix", "prefix"));
+        check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));
+    }
+
+    #[test]
+    fn masks_survive_the_round_trip() {
+        for text in ["full", "causal", "causal-top-left", "window:3,all", "window-top-left:all,0"] {
+            assert_eq!(mask_text(parse_mask(text).expect("a mask")), text);
+        }
+        for text in ["", "causal:1", "window", "window:1", "window:1,x"] {
+            assert_eq!(parse_mask(text), Err(ShapeError::Mask { text: text.to_owned() }));
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
+
+use flashcore_cpu::Level;
+use flashcore_kernels::{Config, Specialization};
+use flashcore_problem::{DType, SplitMix64, Stress};
+
+use super::covering::{Setting, covering_rows};
+use super::every_feature::{random_features, shrink};
+use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::{Kernels, Runner, kernel_option, takes};
+use crate::testkit::{Backend, Case};
+use crate::testkit::{BiasForm, Numbers, Planted};
+
+/// Cases of the pairwise design, at least.
+const COVERING_CASES: usize = 480;
+/// Every so many of them there is another with plain scores.
+const PLAIN_STEP: usize = 16;
+/// Where the choices of the design begin.
+const COVERING_SEED: u64 = 0x69c0;
+/// Multiplications of a random case: what the simulator does in a fraction of a second.
+const MOST_WORK: usize = 1_500_000;
+
+const HEAD_DIMS: [usize; 12] = [8, 16, 24, 32, 40, 64, 80, 96, 128, 136, 192, 256];
+/// The first four: the head dimension itself.
+const VALUE_DIMS: [usize; 9] = [0, 0, 0, 0, 8, 48, 64, 128, 256];
+const HEADS: [(usize, usize); 8] = [(1, 1), (2, 2), (4, 2), (3, 1), (8, 1), (6, 2), (14, 2), (24, 2)];
+const BATCHES: [usize; 4] = [1, 2, 3, 5];
+/// The most scores of one head, where there are more heads than this.
+const MANY_HEADS: (usize, usize) = (8, 7_000);
+/// The same where there are more batches than this, and the most heads there.
+const MANY_BATCHES: (usize, usize, usize) = (3, 17_000, 7);
+const LENGTHS: [(usize, usize); 12] = [
+    (1, 1),
+    (1, 300),
+    (7, 131),
+    (33, 203),
+    (65, 389),
+    (97, 203),
+    (130, 257),
+    (203, 97),
+    (63, 63),
+    (128, 128),
+    (161, 161),
+    (5, 0),
+];
+const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
+/// What tensor cores compute like the oracle, which flush what is subnormal. Keys that no row attends hold NaN and
+/// infinities in some; a NaN that some row of a tile attends and others do not is not among them.
+const NUMBERS: [Numbers; 12] = [
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Normal,
+    Numbers::Stress(Stress::LargeScores),
+    Numbers::Stress(Stress::OneHot),
+    Numbers::Stress(Stress::Constant),
+    Numbers::Stress(Stress::SmallIntegers),
+    Numbers::Planted(Planted::MinusInfiniteBias),
+    Numbers::Planted(Planted::ExtremeSinks),
+    Numbers::Planted(Planted::Unattended),
+];
+
+/// The features of the design, in the order of its rows.
+enum Feature {
+    HeadDim,
+    ValueDim,
+    Heads,
+    Batch,
+    Lengths,
+    DType,
+    ScaleFactor,
+    Mask,
+    Softcap,
+    Alibi,
+    Sinks,
+    Bias,
+    SequsedK,
+    Lse,
+    Layout,
+    Numbers,
+    Expressions,
+}
+
+const BIASES: [Option<BiasForm>; 11] = [
+    None,
+    None,
+    None,
+    Some(BiasForm::PerHead),
+    Some(BiasForm::PerBatchAndHead),
+    Some(BiasForm::PerKey),
+    Some(BiasForm::Padded),
+    Some(BiasForm::KeyMajor),
+    Some(BiasForm::PerRowAndKey),
+    Some(BiasForm::PerRow),
+    Some(BiasForm::Single),
+];
+
+/// A pairwise design: every two values of every two features meet in a case. Kernels take turns.
+pub(super) fn covering(runner: Runner) -> Vec<Case> {
+    let sizes = [
+        HEAD_DIMS.len(),
+        VALUE_DIMS.len(),
+        HEADS.len(),
+        BATCHES.len(),
+        LENGTHS.len(),
+        DTYPES.len(),
+        SCALE_FACTORS.len(),
+        MASKS.len(),
+        SOFTCAPS.len(),
+        2,
+        2,
+        BIASES.len(),
+        2,
+        2,
+        LayoutForm::ALL.len(),
+        NUMBERS.len(),
+        EXPRESSIONS.len(),
+    ];
+    let excludes = |(first, x): Setting, (second, y): Setting| {
+        let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
+        let scores = |lengths: usize| LENGTHS[lengths].0 * LENGTHS[lengths].1;
+        if is(Feature::Heads, Feature::Lengths) {
+            HEADS[x].0 > MANY_HEADS.0 && scores(y) > MANY_HEADS.1
+        } else if is(Feature::Batch, Feature::Lengths) {
+            BATCHES[x] > MANY_BATCHES.0 && scores(y) > MANY_BATCHES.1
+        } else if is(Feature::Heads, Feature::Batch) {
+            BATCHES[y] > MANY_BATCHES.0 && HEADS[x].0 > MANY_BATCHES.2
+        } else if is(Feature::Lengths, Feature::Layout) {
+            LayoutForm::ALL[y] == LayoutForm::PackedQkv && LENGTHS[x].0 != LENGTHS[x].1
+        } else if is(Feature::Sinks, Feature::Numbers) {
+            !suits(NUMBERS[y], Some(BiasForm::PerHead), false, x == 1)
+        } else if is(Feature::Bias, Feature::Numbers) {
+            !suits(NUMBERS[y], BIASES[x], false, true)
+        } else {
+            false
+        }
+    };
+    let mut rows = covering_rows(&sizes, excludes, COVERING_CASES, COVERING_SEED);
+    // Configs that pack heads take problems in which nothing is done to scores, and few of the design are.
+    let plain: Vec<_> = rows.iter().step_by(PLAIN_STEP).cloned().collect();
+    rows.extend(plain.into_iter().map(|mut row| {
+        for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Expressions, Feature::Numbers] {
+            row[feature as usize] = 0;
+        }
+        row
+    }));
+    // The config that had the fewest cases so far comes first: some take few.
+    let mut configs: Vec<(usize, Config)> = Config::all().into_iter().map(|config| (0, config)).collect();
+    let case = |(index, row): (usize, Vec<usize>)| {
+        let at = |feature: Feature| row[feature as usize];
+        let head_dim = HEAD_DIMS[at(Feature::HeadDim)];
+        let value_dim = match VALUE_DIMS[at(Feature::ValueDim)] {
+            0 => head_dim,
+            other => other,
+        };
+        let features = Features {
+            batch: BATCHES[at(Feature::Batch)],
+            heads: HEADS[at(Feature::Heads)],
+            lengths: LENGTHS[at(Feature::Lengths)],
+            dims: (head_dim, value_dim),
+            dtype: DTYPES[at(Feature::DType)],
+            scale_factor: SCALE_FACTORS[at(Feature::ScaleFactor)],
+            mask: MASKS[at(Feature::Mask)],
+            softcap: SOFTCAPS[at(Feature::Softcap)],
+            alibi: at(Feature::Alibi) == 1,
+            sinks: at(Feature::Sinks) == 1,
+            bias: BIASES[at(Feature::Bias)],
+            seqused_k: at(Feature::SequsedK) == 1,
+            lse: at(Feature::Lse) == 1,
+            layout: LayoutForm::ALL[at(Feature::Layout)],
+            numbers: NUMBERS[at(Feature::Numbers)],
+            expressions: EXPRESSIONS[at(Feature::Expressions)],
+        };
+        let (backend, kernels) = named(runner);
+        let option = kernel_option(kernels);
+        let command = format!("flashcore verify --backend {backend}{option} --suite features --only {index}");
+        let order: Vec<Config> = configs.iter().map(|(_, config)| *config).collect();
+        let case = case(features, runner, index as u64, &order, command);
+        if let Some(position) = configs.iter().position(|(_, config)| case.backend.config() == Some(*config)) {
+            configs[position].0 += 1;
+            configs.sort_by_key(|(count, _)| *count);
+        }
+        case
+    };
+    rows.into_iter().enumerate().map(case).collect()
+}
+
+/// Random problems that follow each other and have one kernel: a GPU compiles it once, and runs them in less time.
+const CASES_PER_KERNEL: u64 = 8;
+/// Keeps the sizes of a problem apart from what its kernel is compiled for.
+const SIZES: u64 = 1;
+
+/// A random problem over every feature that kernels have. What is compiled in follows from the number of its kernel, sizes
+/// and contents from its own.
+pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
+    let kernel = number / CASES_PER_KERNEL;
+    let mut random = SplitMix64::stream(kernel, stream);
+    let mut features = random_features(&mut random);
+    features.dtype = DTYPES[random.below(DTYPES.len())];
+    if !NUMBERS.contains(&features.numbers) {
+        features.numbers = Numbers::Normal;
+    }
+    let sizes = random_features(&mut SplitMix64::stream(number, stream ^ SIZES << 32));
+    (features.batch, features.heads, features.lengths) = (sizes.batch, sizes.heads, sizes.lengths);
+    if features.layout == LayoutForm::PackedQkv {
+        features.lengths.0 = features.lengths.1.min(LONGEST_PACKED);
+        features.lengths.1 = features.lengths.0;
+    }
+    shrink(&mut features, MOST_WORK);
+    let (backend, kernels) = named(runner);
+    let option = kernel_option(kernels);
+    let command = format!("flashcore verify --backend {backend}{option} --fuzz 1 --seed {number}");
+    let mut order = Config::all();
+    let turn = kernel as usize % order.len();
+    order.rotate_left(turn);
+    case(features, runner, number, &order, command)
+}
+
+/// Queries and keys where there are as many of both: none can be taken away alone.
+const LONGEST_PACKED: usize = 465;
+
+fn named(runner: Runner) -> (&'static str, Kernels) {
+    match runner {
+        Runner::Sim(kernels) => ("sim", kernels),
+        Runner::Cuda(kernels) => ("cuda", kernels),
+        Runner::Cpu(_) => ("cpu", Kernels::All),
+    }
+}
+
+/// The case with the first of the configs that takes it; with the default where none does.
+fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], command: String) -> Case {
+    let round = |dim: usize| dim.next_multiple_of(8).min(256);
+    features.dims = (round(features.dims.0), round(features.dims.1));
+    let kernels = named(runner).1;
+    if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
+        features.dtype = DType::Bf16;
+    }
+    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).width < 16 {
+        // Rows that tensor copies cannot find.
+        features.layout = LayoutForm::Bshd;
+    }
+    let config = match kernels {
+        Kernels::Only(config) => of_family(config, &mut features),
+        Kernels::All => {
+            let problem = features.problem();
+            *order.iter().find(|config| takes(Backend::Sim(**config), &problem)).unwrap_or(&Config::scalar())
+        }
+    };
+    let backend = match runner {
+        Runner::Sim(_) => Backend::Sim(config),
+        Runner::Cuda(_) | Runner::Cpu(_) => Backend::Cuda(config),
+    };
+    Case { backend, ..features.case(number, Level::Portable, command) }
+}
+
+/// The config, or another of its family where its tiles do not fit; where those of none do, the heads get narrower.
+fn of_family(config: Config, features: &mut Features) -> Config {
+    const WIDTHS: [usize; 4] = [256, 192, 128, 64];
+    let family = Config::all().into_iter().filter(|other| other.family() == config.family());
+    let configs: Vec<Config> = [config].into_iter().chain(family).collect();
+    for width in WIDTHS {
+        features.dims = (features.dims.0.min(width), features.dims.1.min(width));
+        let problem = features.problem();
+        if let Some(fitting) = configs.iter().find(|config| takes(Backend::Sim(**config), &problem)) {
+            return *fitting;
+        }
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_of_the_design_has_a_config_of_the_family_that_was_asked_for() {
+        for config in [Config::scalar(), Config::ampere(), Config::hopper()] {
+            let cases = covering(Runner::Sim(Kernels::Only(config)));
+            assert!(cases.len() >= COVERING_CASES, "{}", cases.len());
+            for case in cases {
+                let Backend::Sim(taken) = case.backend else { panic!("{case}") };
+                assert_eq!(taken.family(), config.family(), "{case}");
+                assert!(case.problem.output_shape().is_empty() || takes(case.backend, &case.problem), "{case}");
+            }
+        }
+    }
+
+    #[test]
+    fn cases_that_follow_each_other_share_a_kernel() {
+        let specialization = |number| {
+            let case = fuzz_case(Runner::Sim(Kernels::All), number, 7);
+            let Backend::Sim(config) = case.backend else { panic!("{case}") };
+            (case.problem.output_shape().is_empty(), config, config.specialization(&case.problem))
+        };
+        let (mut kernels, mut shared) = (Vec::new(), 0);
+        for number in 0..400 {
+            let (is_empty, config, specialization) = specialization(number);
+            let kernel = (config, specialization);
+            shared += usize::from(is_empty || kernels.contains(&kernel));
+            kernels.push(kernel);
+        }
+        // Most of seven in eight; strides of a size of 1 and dims of large problems make the others.
+        assert!(shared > 250, "{shared}");
+    }
+
+    #[test]
+    fn the_design_is_large_and_meets_every_config() {
+        let cases = covering(Runner::Sim(Kernels::All));
+        assert!(cases.len() >= COVERING_CASES, "{}", cases.len());
+        for config in Config::all() {
+            let count = cases.iter().filter(|case| case.backend == Backend::Sim(config)).count();
+            assert!(count >= 5, "{config} is in {count} cases");
+        }
+        for case in &cases {
+            assert_eq!(case.problem.validate(), Ok(()), "{case}");
+        }
+    }
+}

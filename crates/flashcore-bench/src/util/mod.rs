@@ -1,0 +1,8 @@
+//! Files, folders, names and text.
+
+pub mod digest;
+pub mod moment;
+pub mod nearest;
+pub mod printable;
+pub mod temporary_folder;
+pub mod whole_file;

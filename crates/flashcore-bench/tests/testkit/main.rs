@@ -1,0 +1,9 @@
+//! Tests of the kernels with the test kit, one binary: each case is run and judged.
+
+mod choices;
+mod conformance;
+mod expressions;
+mod features;
+mod guard_pages;
+mod kernels;
+mod unattended_keys;

@@ -1,0 +1,138 @@
+//! Ctrl-C in every long command: exit code 130, what was finished is written down, what was not run is said.
+
+#![cfg(unix)]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::interrupted::interrupted_output;
+use serde_json::Value;
+
+/// A folder of one test, empty at first.
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("interrupt-{name}"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+fn flashcore(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    command.args(arguments).env("CUDA_VISIBLE_DEVICES", "").env("FLASHCORE_PTXAS", "/nowhere/ptxas");
+    command
+}
+
+/// What a command says on standard output that gets Ctrl-C after a while, and how it ends.
+fn said(arguments: &[&str], after: Duration) -> String {
+    let output = interrupted_output(&mut flashcore(arguments), after);
+    let standard_error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{arguments:?}: {text}{standard_error}");
+    let notice = "flashcore: stopping after the current step; press Ctrl-C again to stop at once\n";
+    assert_eq!(standard_error.matches(notice).count(), 1, "{arguments:?}: {standard_error}");
+    text
+}
+
+/// The numbers of a last line such as `3 passed, 0 failed, 225 not run: interrupted`.
+fn numbers(text: &str, ending: &str) -> Vec<usize> {
+    let last = text.lines().last().expect("a line");
+    assert!(last.ends_with(ending), "{text}");
+    last.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+const A_WHILE: Duration = Duration::from_secs(3);
+/// Before the first of many steps is over.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+#[test]
+fn verify() {
+    let text = said(&["verify", "--backend", "sim", "--suite", "seeds"], A_WHILE);
+    let found = numbers(&text, " not run: interrupted");
+    assert!(found.len() == 3 && found[1] == 0 && found[2] > 0, "{text}");
+    assert_eq!(found.iter().sum::<usize>(), 228, "{text}");
+}
+
+#[test]
+fn bench_in_the_simulator() {
+    let text = said(&["bench", "--backend", "sim", "--shape", "1x8x512x64"], AT_ONCE);
+    assert_eq!(text.lines().last(), Some("1 simulated, 1 not run: interrupted"), "{text}");
+    // What was finished is in the table.
+    assert_eq!(text.lines().count(), 3, "{text}");
+}
+
+#[test]
+fn ladder() {
+    let folder = folder("ladder");
+    let record = folder.join("ladder.json");
+    let file = record.to_str().expect("a path of letters");
+    let arguments = ["ladder", "--backend", "sim", "--record", file, "--format", "json"];
+    let output = interrupted_output(&mut flashcore(&arguments), A_WHILE);
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown: Vec<Value> = serde_json::from_slice(&output.stdout).expect("one array of rows");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let last = said.lines().last().expect("a line");
+    let found: Vec<usize> =
+        last.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
+    assert!(last.starts_with("steps: ") && last.ends_with(" not run: interrupted"), "{said}");
+    assert_eq!(found[0], shown.len(), "{said}");
+    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    let ladders = written["content"]["ladders"].as_array().expect("ladders");
+    let rungs: usize = ladders.iter().map(|ladder| ladder["rungs"].as_array().map_or(0, Vec::len)).sum();
+    assert_eq!(rungs, found[0]);
+}
+
+#[test]
+fn mutants() {
+    // While the kernels as they are go through the trials.
+    let text = said(&["mutants", "--only", "swizzle"], A_WHILE);
+    let found = numbers(&text, " not run: interrupted");
+    assert!(found[0] == 0 && found[1] > 0, "{text}");
+}
+
+#[test]
+fn profile() {
+    let folder = folder("profile");
+    let record = folder.join("profile.json");
+    let file = record.to_str().expect("a path of letters");
+    let shapes = ["--shape", "1x1x2048x64"].repeat(20);
+    let arguments = [&["profile", "--kernel", "ampere", "--record", file][..], &shapes].concat();
+    let text = said(&arguments, AT_ONCE);
+    let profiled = text.matches("\nampere-64x64-2stage-swizzled on ").count();
+    assert!((1..20).contains(&profiled), "{text}");
+    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    assert_eq!(written["content"]["rows"].as_array().map(Vec::len), Some(profiled));
+}
+
+#[test]
+fn an_experiment() {
+    let folder = folder("experiment");
+    let text = "title = \"t\"\ndate = \"2026-01-01\"\nhypothesis = \"h\"\npredicted_percent = 0.0\na = \"cpu\"\nb = \"cpu\"\n\
+                arguments = [\"--shape\", \"1x1x64x32\", \"--seconds\", \"60\", \"--minimum\", \"0.001\"]\n\
+                conclusion = \"\"\n";
+    fs::write(folder.join("long.toml"), text).expect("a file");
+    let path = folder.to_str().expect("a path of letters");
+    let output = interrupted_output(&mut flashcore(&["experiments", "run", "long", "--folder", path]), A_WHILE);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert_eq!(said.lines().last(), Some("the comparison was interrupted; `long` stays as it is"), "{said}");
+    assert_eq!(fs::read_to_string(folder.join("long.toml")).expect("a file"), text);
+}
+
+#[test]
+fn a_second_ctrl_c_ends_it_at_once() {
+    let mut child = flashcore(&["bench", "--backend", "sim", "--shape", "4x16x1024x64"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the command runs");
+    crate::interrupted::wait_until_watching(&child);
+    let start = std::time::Instant::now();
+    for _ in 0..2 {
+        crate::interrupted::interrupt(&child);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    assert!(start.elapsed() < Duration::from_secs(20));
+}

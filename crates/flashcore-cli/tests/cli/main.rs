@@ -1,0 +1,17 @@
+//! Tests of the `flashcore` command, one binary: each runs the command and looks at what it says, writes and returns.
+
+mod attend;
+mod build_script;
+mod command;
+mod conformance;
+mod doctor_and_cache;
+mod hostile_files;
+mod interrupt;
+mod interrupted;
+mod jobs;
+mod ladder_and_tune;
+mod limits;
+mod output_files;
+mod scratch;
+mod verdicts;
+mod workbench;

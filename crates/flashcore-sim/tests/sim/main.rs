@@ -1,0 +1,18 @@
+//! Tests of the simulator, one binary: small kernels, their values, their faults and their counters.
+
+mod bulk;
+mod clusters;
+mod copies;
+mod counters;
+mod faults;
+mod hopper;
+mod mbarriers;
+mod memory;
+mod races;
+mod schedule;
+mod support;
+mod tensor;
+mod tensor_copies;
+mod values;
+mod warp_specialized;
+mod warpgroups;
