@@ -77,34 +77,24 @@
 mod builder;
 mod dtype;
 pub mod formula;
-mod gate;
-mod guard;
 mod invalid;
 mod layout;
-mod limits;
 mod mask;
-mod oracle;
 mod problem;
-mod random;
-mod reference;
-mod rounding_bias;
 mod tensors;
-mod verdict;
+mod verify;
 mod views;
 
 pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use formula::{MaskMod, ScoreMod};
-pub use gate::{Evidence, judge};
-pub use guard::{GuardError, Guarded};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
-pub use limits::Limits;
 pub use mask::{Alignment, Mask};
-pub use oracle::{Expected, oracle};
 pub use problem::Problem;
-pub use random::{SplitMix64, Stress};
-pub use reference::{ReferenceError, reference};
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
-pub use verdict::{Element, Failure, Verdict, Worst};
+pub use verify::{
+    Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SplitMix64, Stress, Verdict,
+    Worst, judge, oracle, reference,
+};
 pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorView, TensorViewMut};

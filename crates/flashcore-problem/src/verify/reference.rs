@@ -1,7 +1,7 @@
 //! What a careful implementation in the problem's own precision gives: the yardstick of the gate.
 
+use super::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::formula::FormulaReal;
-use crate::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
 use rayon::prelude::*;
 

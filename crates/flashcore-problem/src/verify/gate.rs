@@ -1,6 +1,6 @@
 //! The judge of every backend.
 
-use crate::reference::ErrorNorms;
+use super::reference::ErrorNorms;
 use crate::{
     DType, Element, Expected, Failure, GuardError, Inputs, Limits, Outputs, Problem, ReferenceError, Shape, Strides,
     Tensor, Verdict, Worst,
