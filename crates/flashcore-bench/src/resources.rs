@@ -175,10 +175,10 @@ fn complaints(resources: &Resources, budget: u32) -> Vec<String> {
 /// CTAs that one multiprocessor holds: by warps, by registers, by shared memory.
 pub fn occupancy(arch: Arch, threads: u32, registers: u32, shared_bytes: u32) -> u32 {
     let warps = threads.div_ceil(32);
-    let by_warps = arch.warps_per_multiprocessor() / warps;
+    let by_warps = arch.warps_per_sm() / warps;
     let registers_per_cta = registers.next_multiple_of(REGISTER_GRANULARITY) * 32 * warps;
     let by_registers = REGISTERS_PER_MULTIPROCESSOR / registers_per_cta.max(1);
-    let by_shared = arch.shared_bytes_per_multiprocessor() / (shared_bytes + RESERVED_SHARED_BYTES);
+    let by_shared = arch.shared_bytes_per_sm() / (shared_bytes + RESERVED_SHARED_BYTES);
     by_warps.min(by_registers).min(by_shared)
 }
 

@@ -42,7 +42,7 @@ pub struct Attributes {
     /// Bytes of shared memory that one CTA can have, if it asks for them.
     pub shared_bytes_per_cta: u32,
     /// Bytes of shared memory of one multiprocessor.
-    pub shared_bytes_per_multiprocessor: u32,
+    pub shared_bytes_per_sm: u32,
     /// Registers of one multiprocessor.
     pub registers_per_multiprocessor: u32,
     /// The highest clock of the multiprocessors, in kHz; like all below, 0 where the driver does not say.
@@ -123,9 +123,7 @@ impl Device {
                 multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
                 shared_bytes_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-                shared_bytes_per_multiprocessor: attribute(
-                    Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
-                )?,
+                shared_bytes_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
                 registers_per_multiprocessor: attribute(
                     Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
                 )?,
