@@ -1,7 +1,7 @@
 //! The clocks of the warps of a cluster, by which accesses are ordered: the rules stand at the top of [`crate::race`].
 
 use crate::race::{ALL_LANES, Stamp};
-use crate::registers::ALL;
+use crate::state::registers::ALL;
 
 /// The clocks of the warps of a cluster.
 #[derive(Debug)]

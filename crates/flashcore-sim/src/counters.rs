@@ -4,7 +4,7 @@ use core::ops::AddAssign;
 
 use flashcore_ir::Class;
 
-use crate::registers::{LANES, lanes};
+use crate::state::registers::{LANES, lanes};
 
 /// What a launch did. All numbers are sums over the warps of all CTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -15,8 +15,8 @@ use crate::placement::Placement;
 use crate::program::Program;
 use crate::race::MOST_STEPS;
 use crate::random::Random;
-use crate::registers::LANES;
 use crate::schedule::{Failure, run};
+use crate::state::registers::LANES;
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
 ///

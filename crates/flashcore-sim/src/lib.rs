@@ -73,25 +73,20 @@
 //! A [`Fault`] is a mistake of the kernel, with its place; a [`LaunchError`] one of the caller; an [`InternalError`] one
 //! of ours.
 
-mod barrier;
 mod clocks;
-mod cluster_barrier;
 mod counters;
 mod error;
 mod execute;
 mod fault;
 mod launch;
-mod mbarrier;
 mod memory;
 mod numeric;
 mod placement;
 mod program;
 mod race;
 mod random;
-mod registers;
 mod schedule;
-mod warp;
-mod warpgroup;
+mod state;
 
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};

@@ -5,7 +5,7 @@ use flashcore_ir::{Block, Class, Effect, Guard, Op, Operand, Origin, RegisterId,
 use crate::fault::Place;
 use crate::placement::Placement;
 use crate::race::Stamp;
-use crate::registers::Layout;
+use crate::state::registers::Layout;
 
 /// A kernel ready to be executed.
 #[derive(Debug)]

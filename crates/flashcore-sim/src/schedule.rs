@@ -2,13 +2,11 @@
 
 use flashcore_ir::Space;
 
-use crate::barrier::{Arrival, Barriers};
 use crate::clocks::Clocks;
-use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
 use crate::error::{InternalError, Stop, Trouble};
-use crate::execute::transfer::{self, Transfer};
-use crate::execute::{Context, Flow, Scene, Signals, asynchronous, execute, warpgroup};
+use crate::execute::tma::{self, Transfer};
+use crate::execute::{Context, Flow, Scene, Signals, async_copy, execute, wgmma};
 use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
@@ -17,9 +15,11 @@ use crate::memory::view::{GlobalView, History};
 use crate::program::{Action, Together, is_of_products};
 use crate::race::LAST_EPOCH;
 use crate::random::Random;
-use crate::registers::{ALL, LANES, lanes};
-use crate::warp::Warp;
-use crate::warpgroup::{Products, WARPS, Warpgroup};
+use crate::state::cluster_barrier::ClusterBarrier;
+use crate::state::named_barrier::{Arrival, Barriers};
+use crate::state::registers::{ALL, LANES, lanes};
+use crate::state::warp::Warp;
+use crate::state::wgmma::{Products, WARPS, Warpgroup};
 
 /// What a cluster leaves behind.
 pub(crate) struct Finished {
@@ -155,7 +155,7 @@ where
     fn arrive(&mut self) -> Result<(), Failure> {
         let chosen = self.random.below(self.transfers.len() as u32) as usize;
         let transfer = self.transfers.swap_remove(chosen);
-        let finished = transfer::finish(&transfer, &mut self.shared, &self.clocks, &mut self.signals);
+        let finished = tma::finish(&transfer, &mut self.shared, &self.clocks, &mut self.signals);
         finished.map_err(|stop| self.failure(stop, transfer.started.warp(), transfer.started.step()))?;
         if !self.signals.completed.is_empty() {
             self.wake_completed();
@@ -271,7 +271,7 @@ where
                 }
                 if program.has_products && !is_of_products(operation.op) {
                     let touched = warp.products.touch(&operation.reads, &operation.writes);
-                    touched.map_err(|used| warpgroup::in_use(&self.context(warp_index, step, mask), used))?;
+                    touched.map_err(|used| wgmma::in_use(&self.context(warp_index, step, mask), used))?;
                 }
                 self.counters.instructions[operation.class as usize] += 1;
                 self.counters.lane_operations += u64::from(mask.count_ones());
@@ -281,7 +281,7 @@ where
             }
             Action::End => {
                 let mask = warp.active;
-                asynchronous::end(&mut self.context(warp_index, step, mask))?;
+                async_copy::end(&mut self.context(warp_index, step, mask))?;
                 (Flow::Exit, mask)
             }
             action @ (Action::If { .. }

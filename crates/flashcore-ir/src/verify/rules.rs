@@ -47,9 +47,7 @@ pub enum Rule {
     VectorSize { count: u32, bytes: u32 },
     #[error("shared memory has no cache hints or prefetches")]
     SharedCacheHint,
-    #[error(
-        "the operation does not exist on {space} memory; the CTA's own shared memory has it"
-    )]
+    #[error("the operation does not exist on {space} memory; the CTA's own shared memory has it")]
     NotInSpace { space: Space },
     #[error("an mbarrier counts 1 to {MOST_ARRIVALS} arrivals, not {count}")]
     MbarrierCount { count: u64 },

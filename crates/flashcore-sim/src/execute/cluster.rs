@@ -10,7 +10,7 @@ use crate::execute::{Context, Scene};
 use crate::fault::FaultKind;
 use crate::memory::Refusal;
 use crate::memory::shared::SharedMemory;
-use crate::registers::lanes;
+use crate::state::registers::lanes;
 
 const WINDOW_BITS: u32 = 24;
 const WINDOW_MASK: u32 = (1 << WINDOW_BITS) - 1;

@@ -8,10 +8,10 @@ use crate::execute::cluster::{Located, locate};
 use crate::execute::memory::addresses;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::{AccessKind, FaultKind, MbarrierProblem};
-use crate::mbarrier::{MBARRIER_BYTES, Mbarrier, Refused};
 use crate::memory::{Reason, Refusal};
 use crate::race::MOST_MBARRIERS;
-use crate::registers::{LANES, lanes};
+use crate::state::mbarrier::{MBARRIER_BYTES, Mbarrier, Refused};
+use crate::state::registers::{LANES, lanes};
 
 /// The fault that a refused operation of a lane is.
 pub(crate) fn refused((problem, state): Refused, lane: usize, address: u64) -> Stop {

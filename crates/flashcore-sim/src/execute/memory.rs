@@ -7,7 +7,7 @@ use crate::execute::cluster::locate;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::AccessKind;
 use crate::numeric::{canonical, flush};
-use crate::registers::{LANES, Registers, lanes};
+use crate::state::registers::{LANES, Registers, lanes};
 
 /// The most bytes that a lane loads or stores at once.
 const MOST_BYTES: usize = 32;

@@ -1,31 +1,30 @@
 //! One operation, executed by the active lanes of a warp: the match on the table of operations.
 
 mod arithmetic;
-pub(crate) mod asynchronous;
+pub(crate) mod async_copy;
 mod bits;
 mod cluster;
 mod convert;
 mod exchange;
 mod lanes;
-pub(crate) mod matrix;
+pub(crate) mod matrix_descriptor;
 mod mbarrier;
 mod memory;
-mod tensor;
-mod tensor_box;
-pub(crate) mod transfer;
-pub(crate) mod warpgroup;
+mod mma;
+pub(crate) mod tma;
+mod tma_box;
+pub(crate) mod wgmma;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
 use crate::clocks::Clocks;
-use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
 use crate::error::Stop;
 use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
 use crate::execute::mbarrier::Arrival;
-use crate::execute::tensor::Mma;
-use crate::execute::transfer::Transfer;
+use crate::execute::mma::Mma;
+use crate::execute::tma::Transfer;
 use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
 use crate::launch::Arguments;
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
@@ -34,9 +33,10 @@ use crate::memory::{Reason, Refusal};
 use crate::placement::Placement;
 use crate::program::{Action, Program};
 use crate::race::Stamp;
-use crate::registers::{ALL, LANES};
-use crate::warp::Warp;
-use crate::warpgroup::Warpgroup;
+use crate::state::cluster_barrier::ClusterBarrier;
+use crate::state::registers::{ALL, LANES};
+use crate::state::warp::Warp;
+use crate::state::wgmma::Warpgroup;
 
 /// What an operation works on.
 pub(crate) struct Context<'c, 'k, 'm> {
@@ -319,24 +319,24 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         Op::Reduce { space, op, ty, ref a, target } => memory::atomic(context, space, op, ty, None, a[0], target)?,
 
         Op::CopyAsync { bytes, cache: _, prefetch: _, zero_fill: _, ref source_bytes, target, source } => {
-            asynchronous::copy(context, bytes, source_bytes.first().copied(), target, source)?;
+            async_copy::copy(context, bytes, source_bytes.first().copied(), target, source)?;
         }
         Op::CopyAsyncCommit {} => context.warp.copies.commit(mask),
-        Op::CopyAsyncWait { pending } => asynchronous::wait(context, Some(pending)),
-        Op::CopyAsyncWaitAll {} => asynchronous::wait(context, None),
-        Op::BulkStore { bytes, target, source } => asynchronous::bulk_store(context, bytes, target, source)?,
+        Op::CopyAsyncWait { pending } => async_copy::wait(context, Some(pending)),
+        Op::CopyAsyncWaitAll {} => async_copy::wait(context, None),
+        Op::BulkStore { bytes, target, source } => async_copy::bulk_store(context, bytes, target, source)?,
         Op::BulkCommit {} => context.warp.copies.bulk_commit(mask),
-        Op::BulkWait { pending, read } => asynchronous::bulk_wait(context, pending, read),
+        Op::BulkWait { pending, read } => async_copy::bulk_wait(context, pending, read),
         Op::FenceProxyAsync {} => context.clocks.fence_proxy(context.warp_index, mask),
 
         Op::BulkLoad { bytes, target, source, barrier } => {
-            transfer::bulk_load(context, bytes, target, source, barrier)?;
+            tma::bulk_load(context, bytes, target, source, barrier)?;
         }
         Op::TensorLoad { ref map, ref coordinates, ref mask, target, barrier, .. } => {
-            transfer::tensor_load(context, map[0], coordinates, mask.first().copied(), target, barrier)?;
+            tma::tensor_load(context, map[0], coordinates, mask.first().copied(), target, barrier)?;
         }
         Op::TensorStore { ref map, ref coordinates, source, .. } => {
-            transfer::tensor_store(context, map[0], coordinates, source)?;
+            tma::tensor_store(context, map[0], coordinates, source)?;
         }
 
         Op::LoadMatrix { count: _, transposed, ty: _, ref d, source } => {
@@ -349,18 +349,18 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             debug_assert_eq!(mask, ALL, "the scheduler lets only whole warps through");
             context.counters.mma += 1;
             context.counters.tensor_flops += 2 * 16 * 8 * u64::from(shape.depth());
-            tensor::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
+            mma::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
         }
-        Op::Wgmma { .. } => warpgroup::start(context, op)?,
+        Op::Wgmma { .. } => wgmma::start(context, op)?,
         Op::WgmmaFence {} => {
-            warpgroup::together(context, &[])?;
+            wgmma::together(context, &[])?;
             context.warp.products.fence();
         }
         Op::WgmmaCommit {} => {
-            warpgroup::together(context, &[])?;
+            wgmma::together(context, &[])?;
             context.warp.products.commit();
         }
-        Op::WgmmaWait { pending } => warpgroup::wait(context, pending)?,
+        Op::WgmmaWait { pending } => wgmma::wait(context, pending)?,
 
         Op::BarrierSync { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: true }),
         Op::BarrierArrive { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: false }),
@@ -406,12 +406,12 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         | Op::LaunchDependents {} => {}
 
         Op::SetRegisterCount { change, count } => {
-            if !warpgroup::set_register_count(context, change, count)? {
+            if !wgmma::set_register_count(context, change, count)? {
                 return Ok(Flow::Wait);
             }
         }
         Op::Exit {} => {
-            asynchronous::end(context)?;
+            async_copy::end(context)?;
             return Ok(Flow::Exit);
         }
     }

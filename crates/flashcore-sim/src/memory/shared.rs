@@ -1,11 +1,11 @@
 //! The shared memory of a CTA.
 
 use crate::clocks::{Access, Clocks};
-use crate::execute::matrix::CHUNK_BYTES;
+use crate::execute::matrix_descriptor::CHUNK_BYTES;
 use crate::fault::Nearest;
-use crate::mbarrier::Mbarriers;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
+use crate::state::mbarrier::Mbarriers;
 
 /// The address at which shared memory begins: not 0, so that a kernel that forgets to add the base faults, and a
 /// multiple of the 1024 bytes that the widest swizzle needs.

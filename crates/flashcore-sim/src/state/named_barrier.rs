@@ -5,8 +5,8 @@ use flashcore_ir::Operand;
 use crate::clocks::Clocks;
 use crate::error::Stop;
 use crate::fault::{BarrierProblem, FaultKind};
-use crate::registers::{LANES, lanes};
-use crate::warp::Warp;
+use crate::state::registers::{LANES, lanes};
+use crate::state::warp::Warp;
 
 /// Barriers of a CTA.
 const BARRIERS: usize = 16;

@@ -8,10 +8,10 @@ use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::error::Stop;
 use crate::execute::memory::addresses;
-use crate::execute::{Attempt, Context, aligned, warpgroup};
+use crate::execute::{Attempt, Context, aligned, wgmma};
 use crate::fault::{AccessKind, CopySize, FaultKind, InFlight, TooEarly};
 use crate::race::Stamp;
-use crate::registers::{LANES, lanes};
+use crate::state::registers::{LANES, lanes};
 
 /// The copies of a warp that nobody has waited for, oldest first.
 #[derive(Debug, Default)]
@@ -209,7 +209,7 @@ fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usiz
 /// has read its source completes on its own.
 pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
     if context.scene.program.has_products {
-        warpgroup::end(context)?;
+        wgmma::end(context)?;
     }
     let mask = context.mask;
     let ends = |lane: usize| mask >> lane & 1 == 1;

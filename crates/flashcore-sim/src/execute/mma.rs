@@ -12,7 +12,7 @@ use flashcore_ir::{MmaShape, RegisterId, Type};
 
 use crate::error::Stop;
 use crate::numeric::{Bf16, F16, Half, TF32_MASK, canonical, join, split};
-use crate::registers::{ALL, Registers};
+use crate::state::registers::{ALL, Registers};
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use flashcore_ir::{MatrixSource, Op, RegisterId, Type};
 
 use crate::error::Stop;
-use crate::execute::matrix::SharedMatrix;
+use crate::execute::matrix_descriptor::SharedMatrix;
 use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
 use crate::race::Stamp;
 

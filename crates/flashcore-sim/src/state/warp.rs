@@ -3,11 +3,11 @@
 use flashcore_ir::RegisterId;
 
 use crate::error::Stop;
-use crate::execute::asynchronous::InFlightCopies;
+use crate::execute::async_copy::InFlightCopies;
 use crate::fault::FaultKind;
 use crate::program::Action;
-use crate::registers::{Layout, Registers};
-use crate::warpgroup::Products;
+use crate::state::registers::{Layout, Registers};
+use crate::state::wgmma::Products;
 
 /// The state of one warp.
 #[derive(Debug)]

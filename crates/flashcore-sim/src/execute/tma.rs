@@ -11,15 +11,15 @@ use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::clocks::Clocks;
 use crate::error::{Stop, Trouble};
-use crate::execute::asynchronous::BULK_UNIT;
+use crate::execute::async_copy::BULK_UNIT;
 use crate::execute::memory::addresses;
-use crate::execute::tensor_box::{Piece, TensorBox};
+use crate::execute::tma_box::{Piece, TensorBox};
 use crate::execute::{Attempt, Context, Signals, aligned};
 use crate::fault::{AccessKind, CopySize, FaultKind, MbarrierProblem};
 use crate::memory::shared::SharedMemory;
 use crate::memory::{Reason, Refusal};
 use crate::race::Stamp;
-use crate::registers::{LANES, lanes};
+use crate::state::registers::{LANES, lanes};
 
 /// A load under way to one CTA.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec
     let Context { scene, clocks, cluster, counters, transfers, warp_index, step, .. } = context;
     let accessor = clocks.accessor(*warp_index, *step);
     let access = accessor.lane(lane);
-    aligned(Space::Shared, barrier.into(), crate::mbarrier::MBARRIER_BYTES, lane)?;
+    aligned(Space::Shared, barrier.into(), crate::state::mbarrier::MBARRIER_BYTES, lane)?;
     for rank in lanes(ranks) {
         let Some(shared) = cluster.get_mut(rank) else {
             let kind = FaultKind::NoSuchCta { rank: rank as u32, ctas: scene.placement.ctas() as u32 };
@@ -232,7 +232,7 @@ pub(crate) fn tensor_store(
         for piece in &pieces {
             context.counters.global_stores.count_part(piece.address, piece.bytes);
         }
-        super::asynchronous::start_store(context, lane, source, tensor_box.map.box_bytes(), |data| {
+        super::async_copy::start_store(context, lane, source, tensor_box.map.box_bytes(), |data| {
             pieces.iter().map(|piece| (piece.address, tensor_box.taken(source, *piece, data))).collect()
         })?;
     }

@@ -8,12 +8,12 @@
 use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
 use crate::error::{InternalError, Stop};
-use crate::execute::matrix::{CHUNK_BYTES, DEPTH, SharedMatrix};
+use crate::execute::matrix_descriptor::{CHUNK_BYTES, DEPTH, SharedMatrix};
 use crate::execute::{Attempt, Context};
 use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
 use crate::numeric::{Bf16, F16, Half, canonical, join, split};
-use crate::registers::{ALL, LANES, Registers};
-use crate::warpgroup::{Disagreement, InUse, Product, membership};
+use crate::state::registers::{ALL, LANES, Registers};
+use crate::state::wgmma::{Disagreement, InUse, Product, membership};
 
 /// Rows of A, and those of one warp.
 const ROWS: usize = 64;
@@ -32,7 +32,7 @@ pub(crate) fn together(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> R
     let placement = context.scene.placement;
     let (_, warp) = placement.rank_and_warp(context.warp_index);
     let (group, member) = membership(warp, placement.warps_per_cta)?;
-    let groups = placement.warps_per_cta.div_ceil(crate::warpgroup::WARPS);
+    let groups = placement.warps_per_cta.div_ceil(crate::state::wgmma::WARPS);
     let group = &mut context.warpgroups[context.rank * groups + group];
     group.come(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
 }
@@ -54,7 +54,7 @@ pub(crate) fn end(context: &Context<'_, '_, '_>) -> Result<(), Stop> {
     let placement = context.scene.placement;
     let (_, warp) = placement.rank_and_warp(context.warp_index);
     let Ok((group, member)) = membership(warp, placement.warps_per_cta) else { return Ok(()) };
-    let groups = placement.warps_per_cta.div_ceil(crate::warpgroup::WARPS);
+    let groups = placement.warps_per_cta.div_ceil(crate::state::wgmma::WARPS);
     let missed = context.warpgroups.get(context.rank * groups + group).and_then(|group| group.missed(member));
     if let Some(missed) = missed {
         return Err(disagreement(context, missed));
@@ -180,7 +180,7 @@ fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<()
         _ => Bf16::decode,
     };
     let (_, warp) = context.scene.placement.rank_and_warp(context.warp_index);
-    let first_row = warp % crate::warpgroup::WARPS * WARP_ROWS;
+    let first_row = warp % crate::state::wgmma::WARPS * WARP_ROWS;
     let columns = *columns as usize;
     let Context { warp, clocks, cluster, rank, warp_index, .. } = context;
     let shared = &mut cluster[*rank];
