@@ -116,13 +116,13 @@ pub struct InternalError {
 /// Why a step did not succeed.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    Fault(Box<Trouble>),
+    Fault(Box<UnlocatedFault>),
     Internal(InternalError),
 }
 
 /// A fault whose place is the step that is being executed.
 #[derive(Debug)]
-pub(crate) struct Trouble {
+pub(crate) struct UnlocatedFault {
     pub(crate) kind: FaultKind,
     pub(crate) lane: Option<u32>,
     pub(crate) address: Option<u64>,
@@ -131,23 +131,23 @@ pub(crate) struct Trouble {
 impl Stop {
     /// A fault of the warp as a whole.
     pub(crate) fn warp(kind: FaultKind) -> Self {
-        Self::Fault(Box::new(Trouble { kind, lane: None, address: None }))
+        Self::Fault(Box::new(UnlocatedFault { kind, lane: None, address: None }))
     }
 
     /// A fault of a lane.
     pub(crate) fn lane(kind: FaultKind, lane: usize) -> Self {
-        Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: None }))
+        Self::Fault(Box::new(UnlocatedFault { kind, lane: Some(lane as u32), address: None }))
     }
 
     /// A fault of a lane at an address.
     pub(crate) fn address(kind: FaultKind, lane: usize, address: u64) -> Self {
-        Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(address) }))
+        Self::Fault(Box::new(UnlocatedFault { kind, lane: Some(lane as u32), address: Some(address) }))
     }
 
     /// The same fault, of the warp as a whole.
     pub(crate) fn by_warp(self) -> Self {
         match self {
-            Self::Fault(trouble) => Self::Fault(Box::new(Trouble { lane: None, ..*trouble })),
+            Self::Fault(fault) => Self::Fault(Box::new(UnlocatedFault { lane: None, ..*fault })),
             Self::Internal(error) => Self::Internal(error),
         }
     }

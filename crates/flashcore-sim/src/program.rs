@@ -14,7 +14,7 @@ pub(crate) struct Program<'k> {
     pub(crate) layout: Layout,
     pub(crate) steps: Vec<Step<'k>>,
     /// Whether it has products of warpgroups.
-    pub(crate) has_products: bool,
+    pub(crate) has_wgmma: bool,
 }
 
 /// What a warp does at one value of its program counter.
@@ -51,7 +51,7 @@ pub(crate) struct Operation<'k> {
     pub(crate) op: &'k Op,
     pub(crate) guard: Option<Guard>,
     pub(crate) class: Class,
-    pub(crate) together: Together,
+    pub(crate) convergence: Convergence,
     /// Whether it accesses memory.
     pub(crate) touches: bool,
     /// Every register it reads.
@@ -62,7 +62,7 @@ pub(crate) struct Operation<'k> {
 
 /// Which lanes of a warp must execute an operation together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Together {
+pub(crate) enum Convergence {
     /// Whichever are active.
     Lanes,
     /// Every thread of the warp, of which the last warp of a CTA may have less than 32.
@@ -71,10 +71,10 @@ pub(crate) enum Together {
     Warp,
 }
 
-fn together(op: &Op) -> Together {
+fn convergence(op: &Op) -> Convergence {
     match (op.is_aligned(), op.class()) {
-        (false, _) => Together::Lanes,
-        (true, Class::Barrier) => Together::Threads,
+        (false, _) => Convergence::Lanes,
+        (true, Class::Barrier) => Convergence::Threads,
         (
             true,
             Class::Integer
@@ -86,12 +86,12 @@ fn together(op: &Op) -> Together {
             | Class::Asynchronous
             | Class::Tensor
             | Class::Control,
-        ) => Together::Warp,
+        ) => Convergence::Warp,
     }
 }
 
 /// Whether an operation is for all four warps of a warpgroup.
-pub(crate) fn is_of_products(op: &Op) -> bool {
+pub(crate) fn is_wgmma(op: &Op) -> bool {
     matches!(
         op,
         Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. } | Op::SetRegisterCount { .. }
@@ -105,11 +105,11 @@ impl<'k> Program<'k> {
         let last = steps.last().map(|step| step.origin);
         let origin = last.unwrap_or(Origin { section: flashcore_ir::SectionId(0), file: "", line: 0 });
         steps.push(Step { action: Action::End, origin });
-        let has_products = steps.iter().any(|step| match &step.action {
-            Action::Operation(operation) => is_of_products(operation.op),
+        let has_wgmma = steps.iter().any(|step| match &step.action {
+            Action::Operation(operation) => is_wgmma(operation.op),
             _ => false,
         });
-        Self { kernel, layout: Layout::new(kernel), steps, has_products }
+        Self { kernel, layout: Layout::new(kernel), steps, has_wgmma }
     }
 
     /// The place of a step, without the lane and the address.
@@ -157,7 +157,7 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
                         op,
                         guard: instruction.guard,
                         class: op.class(),
-                        together: together(op),
+                        convergence: convergence(op),
                         touches: !matches!(op.effect(), Effect::None | Effect::Order),
                         reads: reads.into(),
                         writes: writes.into(),

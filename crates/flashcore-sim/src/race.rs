@@ -266,17 +266,7 @@ impl Shadow {
     /// Checks that a write may happen, without remembering it.
     pub(crate) fn may_write(&self, range: Cells, access: &Access<'_>) -> Result<(), Conflict> {
         for index in range {
-            let cell = &self.cells[index];
-            if cell.filling != Stamp::NONE {
-                return Err(Conflict::Filling { cell: index, started: cell.filling });
-            }
-            if cell.draining != Stamp::NONE {
-                return Err(Conflict::Draining { cell: index, started: cell.draining });
-            }
-            if !access.is_after(cell.write) {
-                return Err(Conflict::Race { cell: index, earlier: cell.write, earlier_kind: AccessKind::Write });
-            }
-            self.after_reads(index, access)?;
+            self.may_replace(index, access)?;
             if !self.atomics.is_empty() {
                 self.after_atomics(index, access)?;
             }
@@ -301,17 +291,7 @@ impl Shadow {
     /// Checks an atomic access and remembers it.
     pub(crate) fn atomic(&mut self, range: Cells, access: &Access<'_>) -> Result<(), Conflict> {
         for index in range {
-            let cell = &self.cells[index];
-            if cell.filling != Stamp::NONE {
-                return Err(Conflict::Filling { cell: index, started: cell.filling });
-            }
-            if cell.draining != Stamp::NONE {
-                return Err(Conflict::Draining { cell: index, started: cell.draining });
-            }
-            if !access.is_after(cell.write) {
-                return Err(Conflict::Race { cell: index, earlier: cell.write, earlier_kind: AccessKind::Write });
-            }
-            self.after_reads(index, access)?;
+            self.may_replace(index, access)?;
             let entries = self.atomics.entry(index).or_insert_with(|| vec![Stamp::NONE; self.warps]);
             entries[access.warp] = access.merge(entries[access.warp]);
         }
@@ -346,6 +326,21 @@ impl Shadow {
         for index in range {
             self.remember_read(index, access);
         }
+    }
+
+    /// Checks that a write or an atomic is ordered after the plain accesses to a cell, and that no copy claims it.
+    fn may_replace(&self, index: usize, access: &Access<'_>) -> Result<(), Conflict> {
+        let cell = &self.cells[index];
+        if cell.filling != Stamp::NONE {
+            return Err(Conflict::Filling { cell: index, started: cell.filling });
+        }
+        if cell.draining != Stamp::NONE {
+            return Err(Conflict::Draining { cell: index, started: cell.draining });
+        }
+        if !access.is_after(cell.write) {
+            return Err(Conflict::Race { cell: index, earlier: cell.write, earlier_kind: AccessKind::Write });
+        }
+        self.after_reads(index, access)
     }
 
     fn after_reads(&self, index: usize, access: &Access<'_>) -> Result<(), Conflict> {

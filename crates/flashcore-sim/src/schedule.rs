@@ -4,25 +4,25 @@ use flashcore_ir::Space;
 
 use crate::clocks::Clocks;
 use crate::counters::Counters;
-use crate::error::{InternalError, Stop, Trouble};
-use crate::execute::tma::{self, Transfer};
+use crate::error::{InternalError, Stop, UnlocatedFault};
+use crate::execute::tma::{self, TmaLoad};
 use crate::execute::{Context, Flow, Scene, Signals, async_copy, execute, wgmma};
 use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::{GlobalView, History};
-use crate::program::{Action, Together, is_of_products};
+use crate::program::{Action, Operation, is_wgmma};
 use crate::race::LAST_EPOCH;
 use crate::random::Random;
 use crate::state::cluster_barrier::ClusterBarrier;
 use crate::state::named_barrier::{Arrival, Barriers};
 use crate::state::registers::{ALL, LANES, lanes};
 use crate::state::warp::Warp;
-use crate::state::wgmma::{Products, WARPS, Warpgroup};
+use crate::state::wgmma::{InFlightProducts, WARPS, Warpgroup};
 
 /// What a cluster leaves behind.
-pub(crate) struct Finished {
+pub(crate) struct ClusterResult {
     pub(crate) counters: Counters,
     /// Its accesses to global memory.
     pub(crate) history: History,
@@ -41,7 +41,7 @@ pub(crate) fn run(
     memory: &GlobalMemory,
     options: &Options,
     random: Random,
-) -> Result<Finished, Failure> {
+) -> Result<ClusterResult, Failure> {
     Cluster::new(scene, memory, options, random).run()
 }
 
@@ -60,9 +60,9 @@ struct Cluster<'c, 'k, 'm> {
     /// The warpgroups of all CTAs; none without products.
     warpgroups: Vec<Warpgroup>,
     /// Loads under way.
-    transfers: Vec<Transfer>,
+    tma_loads: Vec<TmaLoad>,
     /// One turn in so many, on average, a load arrives; otherwise when no warp can go on.
-    laziness: u32,
+    arrival_interval: u32,
     random: Random,
     longest_turn: u32,
     steps: u64,
@@ -85,12 +85,12 @@ where
         let count = scene.placement.warps_per_cta;
         let ctas = scene.placement.ctas();
         let warp = |warp: usize| Warp::new(&scene.program.layout, kernel.threads - (warp % count * LANES) as u32);
-        let groups = if scene.program.has_products { ctas * count.div_ceil(WARPS) } else { 0 };
+        let groups = if scene.program.has_wgmma { ctas * count.div_ceil(WARPS) } else { 0 };
         let ready = if count == 32 { ALL } else { (1 << count) - 1 };
         let mut warps: Vec<Warp<'k>> = (0..ctas * count).map(warp).collect();
-        if scene.program.has_products {
+        if scene.program.has_wgmma {
             for warp in &mut warps {
-                warp.products = Products::new(kernel.registers.len());
+                warp.products = InFlightProducts::new(kernel.registers.len());
                 warp.register_count = kernel.register_budget.next_multiple_of(8);
             }
         }
@@ -105,8 +105,8 @@ where
             barrier: ClusterBarrier::new(ctas * count),
             signals: Signals::default(),
             warpgroups: core::iter::repeat_with(Warpgroup::default).take(groups).collect(),
-            transfers: Vec::new(),
-            laziness: 0,
+            tma_loads: Vec::new(),
+            arrival_interval: 0,
             random,
             longest_turn: options.longest_turn.max(1),
             steps: 0,
@@ -114,9 +114,9 @@ where
         }
     }
 
-    fn run(mut self) -> Result<Finished, Failure> {
+    fn run(mut self) -> Result<ClusterResult, Failure> {
         loop {
-            if !self.transfers.is_empty() && self.is_time_to_arrive() {
+            if !self.tma_loads.is_empty() && self.is_time_to_arrive() {
                 self.arrive()?;
                 continue;
             }
@@ -137,26 +137,26 @@ where
             }
         }
         if self.warps.iter().all(Warp::is_done) {
-            return Ok(Finished { counters: self.counters, history: self.global.into_history() });
+            return Ok(ClusterResult { counters: self.counters, history: self.global.into_history() });
         }
         Err(Failure::Fault(Box::new(self.deadlock())))
     }
 
     /// Whether a load arrives before a warp goes on. Under some seeds loads are fast, under others slow.
     fn is_time_to_arrive(&mut self) -> bool {
-        if self.laziness == 0 {
-            self.laziness = 1 << (2 * self.random.below(4));
+        if self.arrival_interval == 0 {
+            self.arrival_interval = 1 << (2 * self.random.below(4));
         }
         let someone_goes_on = self.ctas.iter().any(|cta| cta.ready != 0);
-        !someone_goes_on || self.random.below(self.laziness) == 0
+        !someone_goes_on || self.random.below(self.arrival_interval) == 0
     }
 
     /// One of the loads under way arrives.
     fn arrive(&mut self) -> Result<(), Failure> {
-        let chosen = self.random.below(self.transfers.len() as u32) as usize;
-        let transfer = self.transfers.swap_remove(chosen);
-        let finished = tma::finish(&transfer, &mut self.shared, &self.clocks, &mut self.signals);
-        finished.map_err(|stop| self.failure(stop, transfer.started.warp(), transfer.started.step()))?;
+        let chosen = self.random.below(self.tma_loads.len() as u32) as usize;
+        let load = self.tma_loads.swap_remove(chosen);
+        let finished = tma::finish(&load, &mut self.shared, &self.clocks, &mut self.signals);
+        finished.map_err(|stop| self.failure(stop, load.started.warp(), load.started.step()))?;
         if !self.signals.completed.is_empty() {
             self.wake_completed();
         }
@@ -187,11 +187,11 @@ where
 
     fn failure(&self, stop: Stop, warp: usize, step: usize) -> Failure {
         match stop {
-            Stop::Fault(trouble) => {
+            Stop::Fault(fault) => {
                 let mut place = self.scene.place(step, warp);
-                place.lane = trouble.lane;
-                place.address = trouble.address;
-                Failure::Fault(Box::new(Fault { kind: trouble.kind, place }))
+                place.lane = fault.lane;
+                place.address = fault.address;
+                Failure::Fault(Box::new(Fault { kind: fault.kind, place }))
             }
             Stop::Internal(error) => Failure::Internal(error),
         }
@@ -242,97 +242,77 @@ where
         self.steps += 1;
         let program = self.scene.program;
         let warp = &mut self.warps[warp_index];
-        let step = warp.next;
-        let flow = match &program.steps[step].action {
-            Action::Operation(operation) => {
-                warp.next += 1;
-                let mut mask = warp.active;
-                if let Some(guard) = operation.guard {
-                    warp.must_be_written(guard.predicate, mask)?;
-                    let holds = warp.registers.predicate_of(guard.predicate);
-                    mask &= if guard.negated { !holds } else { holds };
-                }
-                if mask == 0 {
-                    return Ok(());
-                }
-                let together = match operation.together {
-                    Together::Lanes => mask,
-                    Together::Threads => warp.threads(),
-                    Together::Warp => ALL,
-                };
-                if mask != together {
-                    return Err(Stop::warp(FaultKind::DivergentCollective { active: mask }));
-                }
-                for &register in &operation.reads {
-                    warp.must_be_written(register, mask)?;
-                }
-                if operation.touches {
-                    self.clocks.touch(warp_index, mask);
-                }
-                if program.has_products && !is_of_products(operation.op) {
-                    let touched = warp.products.touch(&operation.reads, &operation.writes);
-                    touched.map_err(|used| wgmma::in_use(&self.context(warp_index, step, mask), used))?;
-                }
-                self.counters.instructions[operation.class as usize] += 1;
-                self.counters.lane_operations += u64::from(mask.count_ones());
-                let mut context = self.context(warp_index, step, mask);
-                let flow = execute(&mut context, operation.op)?;
-                (flow, mask)
-            }
+        match &program.steps[warp.next].action {
+            Action::Operation(operation) => self.operation(warp_index, operation),
             Action::End => {
-                let mask = warp.active;
+                let (step, mask) = (warp.next, warp.active);
                 async_copy::end(&mut self.context(warp_index, step, mask))?;
-                (Flow::Exit, mask)
+                self.exit(warp_index, mask)
             }
             action @ (Action::If { .. }
             | Action::Else { .. }
             | Action::EndIf
             | Action::LoopEnter
             | Action::LoopTest { .. }
-            | Action::LoopBack { .. }) => return warp.branch(action),
-        };
+            | Action::LoopBack { .. }) => warp.branch(action),
+        }
+    }
+
+    /// Executes an operation of a warp, and counts it unless the warp has to wait and execute it again.
+    fn operation(&mut self, warp_index: usize, operation: &Operation<'k>) -> Result<(), Stop> {
+        let warp = &mut self.warps[warp_index];
+        let step = warp.next;
+        warp.next += 1;
+        let mask = warp.executing(operation)?;
+        if mask == 0 {
+            return Ok(());
+        }
+        if operation.touches {
+            self.clocks.touch(warp_index, mask);
+        }
+        if self.scene.program.has_wgmma && !is_wgmma(operation.op) {
+            let touched = warp.products.touch(&operation.reads, &operation.writes);
+            touched.map_err(|used| wgmma::in_use(&self.context(warp_index, step, mask), used))?;
+        }
+        let flow = execute(&mut self.context(warp_index, step, mask), operation.op)?;
         let (rank, local) = self.scene.placement.rank_and_warp(warp_index);
         match flow {
-            (Flow::Next, _) => Ok(()),
-            (Flow::Barrier { barrier, threads, waits }, _) => {
+            Flow::Next => {}
+            Flow::Wait => {
+                self.ctas[rank].ready &= !(1 << local);
+                self.warps[warp_index].next = step;
+                return Ok(());
+            }
+            Flow::Barrier { barrier, threads, waits } => {
                 let cta_threads = self.scene.program.kernel.threads;
                 let arrival = Arrival { warp: local, barrier, threads, waits, cta_threads };
                 let Cta { ready, barriers } = &mut self.ctas[rank];
                 barriers.arrive(arrival, &self.warps[warp_index], &mut self.clocks, ready)?;
                 self.counters.barriers += 1;
-                Ok(())
             }
-            (Flow::ClusterArrive, _) => {
+            Flow::ClusterArrive => {
                 self.counters.barriers += 1;
                 if self.barrier.arrive(warp_index, &mut self.clocks)? {
                     self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
                 }
-                Ok(())
             }
-            (Flow::Wait, mask) => {
-                self.ctas[rank].ready &= !(1 << local);
-                // It will be executed, and counted, again.
-                let warp = &mut self.warps[warp_index];
-                warp.next = step;
-                if let Action::Operation(operation) = &program.steps[step].action {
-                    self.counters.instructions[operation.class as usize] -= 1;
-                    self.counters.lane_operations -= u64::from(mask.count_ones());
-                }
-                Ok(())
-            }
-            (Flow::Exit, mask) => {
-                let warp = &mut self.warps[warp_index];
-                warp.end(mask);
-                if warp.is_done() {
-                    self.end(warp_index, rank, local)?;
-                }
-                Ok(())
-            }
+            Flow::Exit => self.exit(warp_index, mask)?,
         }
+        self.counters.instructions[operation.class as usize] += 1;
+        self.counters.lane_operations += u64::from(mask.count_ones());
+        Ok(())
+    }
+
+    /// Ends lanes of a warp, and with the last of them the warp.
+    fn exit(&mut self, warp_index: usize, mask: u32) -> Result<(), Stop> {
+        let warp = &mut self.warps[warp_index];
+        warp.end(mask);
+        if warp.is_done() { self.end(warp_index) } else { Ok(()) }
     }
 
     /// A warp has ended, and perhaps its CTA.
-    fn end(&mut self, warp: usize, rank: usize, local: usize) -> Result<(), Stop> {
+    fn end(&mut self, warp: usize) -> Result<(), Stop> {
+        let (rank, local) = self.scene.placement.rank_and_warp(warp);
         self.ctas[rank].ready &= !(1 << local);
         if self.barrier.end(warp) {
             self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
@@ -343,7 +323,7 @@ where
             return Ok(());
         }
         // A load that arrives when the CTA has ended writes into memory that is no longer there.
-        let Some(late) = self.transfers.iter().find(|transfer| transfer.rank == rank) else { return Ok(()) };
+        let Some(late) = self.tma_loads.iter().find(|load| load.rank == rank) else { return Ok(()) };
         let address = u64::from(late.target);
         let mut started = self.scene.place_of(late.started, address);
         started.lane = Some(late.lane as u32);
@@ -353,7 +333,7 @@ where
             in_flight: InFlight::TransferTarget,
             started: Box::new(started),
         };
-        Err(Stop::Fault(Box::new(Trouble { kind, lane: None, address: Some(address) })))
+        Err(Stop::Fault(Box::new(UnlocatedFault { kind, lane: None, address: Some(address) })))
     }
 
     /// Lets the warps go on that `wakes` says have waited for what has come.
@@ -394,7 +374,7 @@ where
             counters: &mut self.counters,
             cluster_barrier: &mut self.barrier,
             signals: &mut self.signals,
-            transfers: &mut self.transfers,
+            tma_loads: &mut self.tma_loads,
             warpgroups: &mut self.warpgroups,
         }
     }

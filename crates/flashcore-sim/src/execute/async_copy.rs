@@ -208,7 +208,7 @@ fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usiz
 /// Checks that lanes may end: a copy still needs the shared memory of the CTA, which ends with them. A bulk store that
 /// has read its source completes on its own.
 pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
-    if context.scene.program.has_products {
+    if context.scene.program.has_wgmma {
         wgmma::end(context)?;
     }
     let mask = context.mask;

@@ -17,14 +17,14 @@ const WINDOW_MASK: u32 = (1 << WINDOW_BITS) - 1;
 
 /// A place in the shared memory of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Located {
+pub(crate) struct SharedLocation {
     /// The CTA in the cluster.
     pub(crate) rank: usize,
     /// The address as that CTA knows it.
     pub(crate) address: u32,
 }
 
-impl Located {
+impl SharedLocation {
     /// The refusal of an access to this place, at the address that the executing CTA has used.
     pub(crate) fn refused(self, address: u64, refusal: Refusal) -> Refusal {
         Refusal { address: refusal.address + (address - u64::from(self.address)), ..refusal }
@@ -52,8 +52,8 @@ pub(crate) fn locate(
     space: Space,
     address: u64,
     lane: usize,
-) -> Result<Located, Stop> {
-    let here = Located { rank: executing, address: address as u32 };
+) -> Result<SharedLocation, Stop> {
+    let here = SharedLocation { rank: executing, address: address as u32 };
     let window = address as u32 >> WINDOW_BITS;
     if space != Space::Cluster || window == 0 {
         return Ok(here);
@@ -67,5 +67,5 @@ pub(crate) fn locate(
     if cluster[rank].has_ended {
         return Err(Stop::address(FaultKind::EndedCta { cta: scene.placement.cta(rank) }, lane, address));
     }
-    Ok(Located { rank, address: address as u32 & WINDOW_MASK })
+    Ok(SharedLocation { rank, address: address as u32 & WINDOW_MASK })
 }

@@ -4,7 +4,7 @@ use flashcore_ir::{Address, FenceScope, Operand, RegisterId, Space};
 
 use crate::clocks::Participants;
 use crate::error::{InternalError, Stop};
-use crate::execute::cluster::{Located, locate};
+use crate::execute::cluster::{SharedLocation, locate};
 use crate::execute::memory::addresses;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::{AccessKind, FaultKind, MbarrierProblem};
@@ -74,7 +74,12 @@ fn race(
 }
 
 /// Where a lane's barrier lies, if it is ordered after its initialisation.
-fn use_barrier(context: &mut Context<'_, '_, '_>, space: Space, address: u64, lane: usize) -> Result<Located, Stop> {
+fn use_barrier(
+    context: &mut Context<'_, '_, '_>,
+    space: Space,
+    address: u64,
+    lane: usize,
+) -> Result<SharedLocation, Stop> {
     let place = locate(&context.scene, context.cluster, context.rank, space, address, lane)?;
     aligned(space, place.address.into(), MBARRIER_BYTES, lane)?;
     let accessor = context.clocks.accessor(context.warp_index, context.step);
@@ -95,7 +100,7 @@ impl Context<'_, '_, '_> {
     }
 
     /// A barrier that [`use_barrier`] has found.
-    fn barrier(&mut self, place: Located) -> Result<&mut Mbarrier, Refused> {
+    fn barrier(&mut self, place: SharedLocation) -> Result<&mut Mbarrier, Refused> {
         self.cluster[place.rank].mbarriers.get(place.address)
     }
 }
@@ -121,7 +126,7 @@ pub(crate) fn arrive(
     let (Arrival::Count(operand) | Arrival::Expect(operand) | Arrival::ExpectOnly(operand)) = arrival;
     let numbers = context.warp.registers.word(operand);
     let targets = addresses(&context.warp.registers, space, target);
-    let mut places = [Located { rank: 0, address: 0 }; LANES];
+    let mut places = [SharedLocation { rank: 0, address: 0 }; LANES];
     for lane in lanes(context.mask) {
         places[lane] = use_barrier(context, space, targets[lane], lane)?;
     }
@@ -133,8 +138,8 @@ pub(crate) fn arrive(
         let Context { cluster, clocks, .. } = context;
         let done = cluster[place.rank].mbarriers.get(place.address).and_then(|barrier| match arrival {
             Arrival::Count(_) => barrier.arrive(numbers[lane], clocks),
-            Arrival::Expect(_) => barrier.expect(numbers[lane]).and_then(|()| barrier.arrive(1, clocks)),
-            Arrival::ExpectOnly(_) => barrier.expect(numbers[lane]).map(|()| false),
+            Arrival::Expect(_) => barrier.expect_tx(numbers[lane]).and_then(|()| barrier.arrive(1, clocks)),
+            Arrival::ExpectOnly(_) => barrier.expect_tx(numbers[lane]).map(|()| false),
         });
         if done.map_err(|problem| refused(problem, lane, address))? {
             context.signals.completed.push((place.rank, place.address));
@@ -146,7 +151,7 @@ pub(crate) fn arrive(
 }
 
 /// The lanes release to the present phases of their barriers, those with the same barrier together.
-fn release(context: &mut Context<'_, '_, '_>, places: &[Located; LANES], mask: u32) {
+fn release(context: &mut Context<'_, '_, '_>, places: &[SharedLocation; LANES], mask: u32) {
     let mut rest = mask;
     while rest != 0 {
         let place = places[rest.trailing_zeros() as usize];

@@ -5,7 +5,7 @@
 //! `g`. Of `tf32`, register `r` of A holds row `g + 8(r % 2)`, column `t + 4(r / 2)`, and register `r` of B row `t + 4r`
 //! of column `g`. The accumulator has rows `g` and `g + 8`, columns `2t` and the next.
 //!
-//! Products are exact and summed in `f64` from the accumulator on, in order of the depth; the sum is rounded once, to
+//! InFlightProducts are exact and summed in `f64` from the accumulator on, in order of the depth; the sum is rounded once, to
 //! nearest even. Hardware sums in a wider fixed-point format and truncates: the last bits may differ.
 
 use flashcore_ir::{MmaShape, RegisterId, Type};

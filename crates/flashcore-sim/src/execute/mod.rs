@@ -24,7 +24,7 @@ use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
 use crate::execute::mbarrier::Arrival;
 use crate::execute::mma::Mma;
-use crate::execute::tma::Transfer;
+use crate::execute::tma::TmaLoad;
 use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
 use crate::launch::Arguments;
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
@@ -56,7 +56,7 @@ pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) counters: &'c mut Counters,
     pub(crate) cluster_barrier: &'c mut ClusterBarrier,
     pub(crate) signals: &'c mut Signals,
-    pub(crate) transfers: &'c mut Vec<Transfer>,
+    pub(crate) tma_loads: &'c mut Vec<TmaLoad>,
     /// The warpgroups of all CTAs; none without products.
     pub(crate) warpgroups: &'c mut [Warpgroup],
 }
@@ -99,7 +99,7 @@ impl Scene<'_, '_> {
     }
 
     /// Whether what started is a load that an `mbarrier` hears of.
-    fn is_transfer(&self, started: Stamp) -> bool {
+    fn is_tma_load(&self, started: Stamp) -> bool {
         matches!(self.operation(started), Some(Op::BulkLoad { .. } | Op::TensorLoad { .. }))
     }
 
@@ -127,7 +127,7 @@ impl Scene<'_, '_> {
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
-                    Space::Shared | Space::Cluster if self.is_transfer(started) => InFlight::TransferTarget,
+                    Space::Shared | Space::Cluster if self.is_tma_load(started) => InFlight::TransferTarget,
                     Space::Shared | Space::Cluster => InFlight::CopyTarget,
                     Space::Global => InFlight::BulkTarget,
                 };
@@ -353,11 +353,11 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         }
         Op::Wgmma { .. } => wgmma::start(context, op)?,
         Op::WgmmaFence {} => {
-            wgmma::together(context, &[])?;
+            wgmma::in_lockstep(context, &[])?;
             context.warp.products.fence();
         }
         Op::WgmmaCommit {} => {
-            wgmma::together(context, &[])?;
+            wgmma::in_lockstep(context, &[])?;
             context.warp.products.commit();
         }
         Op::WgmmaWait { pending } => wgmma::wait(context, pending)?,

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::clocks::Clocks;
-use crate::error::{Stop, Trouble};
+use crate::error::{Stop, UnlocatedFault};
 use crate::execute::async_copy::BULK_UNIT;
 use crate::execute::memory::addresses;
 use crate::execute::tma_box::{Piece, TensorBox};
@@ -23,7 +23,7 @@ use crate::state::registers::{LANES, lanes};
 
 /// A load under way to one CTA.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct TmaLoad {
     pub(crate) started: Stamp,
     pub(crate) lane: usize,
     /// The CTA that receives.
@@ -48,7 +48,7 @@ fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec
     let Destination { lane, ranks, target, barrier } = *destination;
     let bytes = data.len() as u32;
     let data: Rc<[u8]> = data.into();
-    let Context { scene, clocks, cluster, counters, transfers, warp_index, step, .. } = context;
+    let Context { scene, clocks, cluster, counters, tma_loads, warp_index, step, .. } = context;
     let accessor = clocks.accessor(*warp_index, *step);
     let access = accessor.lane(lane);
     aligned(Space::Shared, barrier.into(), crate::state::mbarrier::MBARRIER_BYTES, lane)?;
@@ -75,9 +75,9 @@ fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec
         }
         found.used(&access);
         let attempt = Attempt { space: Space::Shared, kind: AccessKind::Write, bytes, lane };
-        let claimed = shared.start_transfer(target, bytes, &access, clocks);
+        let claimed = shared.start_tma_load(target, bytes, &access, clocks);
         claimed.map_err(|refusal| scene.refused(attempt, refusal))?;
-        transfers.push(Transfer { started: access.stamp, lane, rank, target, data: Rc::clone(&data), barrier });
+        tma_loads.push(TmaLoad { started: access.stamp, lane, rank, target, data: Rc::clone(&data), barrier });
         counters.bulk_load_bytes += u64::from(bytes);
     }
     Ok(())
@@ -85,22 +85,22 @@ fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec
 
 /// A load arrives. A fault of it is one of the operation that started it.
 pub(crate) fn finish(
-    transfer: &Transfer,
+    load: &TmaLoad,
     cluster: &mut [SharedMemory],
     clocks: &Clocks,
     signals: &mut Signals,
 ) -> Result<(), Stop> {
-    let Transfer { started, lane, rank, target, ref data, barrier } = *transfer;
+    let TmaLoad { started, lane, rank, target, ref data, barrier } = *load;
     let shared = &mut cluster[rank];
     let refuse = |problem| {
         let (problem, state) = problem;
         let kind = FaultKind::Mbarrier { problem, state };
-        Stop::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(barrier.into()) }))
+        Stop::Fault(Box::new(UnlocatedFault { kind, lane: Some(lane as u32), address: Some(barrier.into()) }))
     };
     let found = shared.mbarriers.get(barrier).map_err(refuse)?;
     let written = found.completion(started);
-    let completes = found.bring(data.len() as u32, clocks).map_err(refuse)?;
-    shared.finish_transfer(target, data, started, written);
+    let completes = found.complete_tx(data.len() as u32, clocks).map_err(refuse)?;
+    shared.finish_tma_load(target, data, started, written);
     if completes {
         signals.completed.push((rank, barrier));
     }

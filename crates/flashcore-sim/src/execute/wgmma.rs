@@ -1,9 +1,9 @@
-//! Products of warpgroups: `wgmma`, its fence, its groups and waits.
+//! InFlightProducts of warpgroups: `wgmma`, its fence, its groups and waits.
 //!
 //! Warp `w` of the group has rows 16 `w` to 16 `w` + 15 of A and of the accumulator. Of the accumulator, lane `l` is thread
 //! `t = l % 4` of `g = l / 4`: register `r` of `f32` holds row `g + 8 (r / 2 % 2)`, column `8 (r / 4) + 2t + r % 2`;
 //! register `r` of pairs row `g + 8 (r % 2)`, columns `8 (r / 2) + 2t` and the next. A in registers is the fragment of
-//! `mma`. Products are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
+//! `mma`. InFlightProducts are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
 
 use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
@@ -28,13 +28,13 @@ pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
 }
 
 /// Checks that the four warps execute a step together, with these operands.
-pub(crate) fn together(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> Result<(), Stop> {
+pub(crate) fn in_lockstep(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> Result<(), Stop> {
     let placement = context.scene.placement;
     let (_, warp) = placement.rank_and_warp(context.warp_index);
     let (group, member) = membership(warp, placement.warps_per_cta)?;
     let groups = placement.warps_per_cta.div_ceil(crate::state::wgmma::WARPS);
     let group = &mut context.warpgroups[context.rank * groups + group];
-    group.come(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
+    group.arrive(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
 }
 
 /// The fault that warps of a group that do not agree are.
@@ -89,7 +89,7 @@ pub(crate) fn set_register_count(
     context.warp.register_count = count;
     context.warp.waiting.registers = 0;
     context.signals.released_registers |= count < current;
-    together(context, &[])?;
+    in_lockstep(context, &[])?;
     Ok(true)
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     }
     matrices.push((uniform(registers.wide_of(b[0]))?, *b_major, *columns as usize));
     operands.extend(matrices.iter().map(|(descriptor, ..)| *descriptor));
-    together(context, &operands)?;
+    in_lockstep(context, &operands)?;
     let fragment = if *source == MatrixSource::Registers { &a[..] } else { &[] };
     let checked = context.warp.products.check(d, fragment, (*columns, *accumulate));
     checked.map_err(|problem| match problem {
@@ -164,7 +164,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
 
 /// Computes the products that a wait covers.
 pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: u32) -> Result<(), Stop> {
-    together(context, &[])?;
+    in_lockstep(context, &[])?;
     for product in context.warp.products.take(pending) {
         finish(context, &product)?;
     }

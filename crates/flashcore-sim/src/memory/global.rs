@@ -35,7 +35,7 @@ const LONGEST: u64 = (1 << SLOT_SHIFT) - (1 << 33);
 
 /// A place in a buffer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Location {
+pub(crate) struct BufferOffset {
     pub(crate) buffer: usize,
     pub(crate) offset: u64,
 }
@@ -118,7 +118,7 @@ impl GlobalMemory {
         assert!(offset + count as u64 <= length, "{count} bytes at {offset} are not in a buffer of {length}");
         assert!(offset.is_multiple_of(2), "bytes are read in pairs, and {offset} is odd");
         let mut bytes = vec![0; count];
-        self.load(Location { buffer, offset }, &mut bytes);
+        self.load(BufferOffset { buffer, offset }, &mut bytes);
         bytes
     }
 
@@ -158,12 +158,12 @@ impl GlobalMemory {
     }
 
     /// The place of `bytes` at `address`, if a buffer has them all.
-    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Location, Nearest> {
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<BufferOffset, Nearest> {
         let slot = (address >> SLOT_SHIFT) as usize;
         if let Some(buffer) = slot.checked_sub(1).filter(|&buffer| buffer < self.buffers.len()) {
             let start = address_of(buffer);
             if address >= start && address - start + bytes <= self.buffers[buffer].length {
-                return Ok(Location { buffer, offset: address - start });
+                return Ok(BufferOffset { buffer, offset: address - start });
             }
         }
         Err(self.nearest(address))
@@ -183,7 +183,7 @@ impl GlobalMemory {
     }
 
     /// The address of a place.
-    pub(crate) fn address(location: Location) -> u64 {
+    pub(crate) fn address(location: BufferOffset) -> u64 {
         address_of(location.buffer) + location.offset
     }
 
@@ -193,17 +193,17 @@ impl GlobalMemory {
     }
 
     /// Copies bytes out.
-    pub(crate) fn load(&self, location: Location, bytes: &mut [u8]) {
+    pub(crate) fn load(&self, location: BufferOffset, bytes: &mut [u8]) {
         self.buffers[location.buffer].storage.load(location.offset, bytes);
     }
 
     /// Copies bytes in.
-    pub(crate) fn store(&self, location: Location, bytes: &[u8]) {
+    pub(crate) fn store(&self, location: BufferOffset, bytes: &[u8]) {
         self.buffers[location.buffer].storage.put(location.offset, bytes, State::InLaunch);
     }
 
     /// Replaces bytes as one step among atomics.
-    pub(crate) fn replace(&self, location: Location, bytes: &mut [u8], update: impl FnOnce(&mut [u8])) {
+    pub(crate) fn replace(&self, location: BufferOffset, bytes: &mut [u8], update: impl FnOnce(&mut [u8])) {
         let _guard = self.atomics.lock().unwrap_or_else(PoisonError::into_inner);
         self.load(location, bytes);
         update(bytes);

@@ -8,7 +8,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::fault::AccessKind;
-use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::global::{BufferOffset, GlobalMemory};
 use crate::memory::pages::Pages;
 use crate::memory::view::{History, PAGE_BYTES};
 use crate::race::{CELL_BYTES, PLACE_BITS, Stamp};
@@ -100,7 +100,7 @@ impl GridHistory {
             pages.iter().find_map(|(page, accesses)| {
                 let (cell, first, second) = accesses.race()?;
                 let offset = page as u64 * PAGE_BYTES + cell as u64 * CELL_BYTES;
-                Some(GridRace { address: GlobalMemory::address(Location { buffer, offset }), first, second })
+                Some(GridRace { address: GlobalMemory::address(BufferOffset { buffer, offset }), first, second })
             })
         })
     }

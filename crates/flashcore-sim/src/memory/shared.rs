@@ -156,7 +156,7 @@ impl SharedMemory {
 
     /// Starts a copy by the asynchronous proxy that will write `bytes` at `address`. What the generic proxy has written
     /// there must be fenced, or it might come later.
-    pub(crate) fn start_transfer(
+    pub(crate) fn start_tma_load(
         &mut self,
         address: u32,
         bytes: u32,
@@ -174,7 +174,7 @@ impl SharedMemory {
     }
 
     /// The copy that started with `started` writes its data, with the stamp `written`.
-    pub(crate) fn finish_transfer(&mut self, address: u32, data: &[u8], started: Stamp, written: Stamp) {
+    pub(crate) fn finish_tma_load(&mut self, address: u32, data: &[u8], started: Stamp, written: Stamp) {
         let offset = (address - SHARED_BASE) as usize;
         let range = cells(offset as u64, data.len() as u64);
         self.shadow.end_claim(range.clone(), Claim::Fill, started);

@@ -1,7 +1,7 @@
 //! Global memory as one CTA sees it: the buffers, and the history of its own accesses to them.
 
 use crate::clocks::Access;
-use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::global::{BufferOffset, GlobalMemory};
 use crate::memory::pages::Pages;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
@@ -30,14 +30,14 @@ struct Piece {
     base: u64,
 }
 
-fn pieces(location: Location, bytes: u64) -> impl Iterator<Item = Piece> {
+fn pieces(location: BufferOffset, bytes: u64) -> impl Iterator<Item = Piece> {
     let start = location.offset;
     let end = start + bytes;
     (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
         let page_start = page * PAGE_BYTES;
         let from = start.max(page_start);
         let to = end.min(page_start + PAGE_BYTES);
-        let base = GlobalMemory::address(Location { buffer: location.buffer, offset: page_start });
+        let base = GlobalMemory::address(BufferOffset { buffer: location.buffer, offset: page_start });
         Piece { page: page as usize, cells: cells(from - page_start, to - from), base }
     })
 }
@@ -48,7 +48,7 @@ impl<'m> GlobalView<'m> {
         Self { memory, warps, pages: pages.collect() }
     }
 
-    fn locate(&self, address: u64, bytes: u64) -> Result<Location, Refusal> {
+    fn locate(&self, address: u64, bytes: u64) -> Result<BufferOffset, Refusal> {
         let located = self.memory.locate(address, bytes);
         located.map_err(|nearest| Refusal { address, reason: Reason::OutOfBounds(Box::new(nearest)) })
     }
@@ -60,7 +60,7 @@ impl<'m> GlobalView<'m> {
 
     /// Only what was written before the launch or by this CTA has a value: what another CTA wrote is a race, whether
     /// or not it came first this time.
-    fn initialised(&mut self, location: Location, bytes: u64) -> Result<(), Refusal> {
+    fn initialised(&mut self, location: BufferOffset, bytes: u64) -> Result<(), Refusal> {
         let memory = self.memory;
         for Piece { page, cells, base } in pieces(location, bytes) {
             let first_pair = page * (PAGE_BYTES / CELL_BYTES) as usize;

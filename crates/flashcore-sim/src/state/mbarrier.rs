@@ -162,7 +162,7 @@ impl Mbarrier {
     }
 
     /// Announces bytes. Never completes a phase, since an arrival is pending or bytes are.
-    pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), Refused> {
+    pub(crate) fn expect_tx(&mut self, bytes: u32) -> Result<(), Refused> {
         let sum = self.bytes + i64::from(bytes);
         if sum > MOST {
             return Err(self.refuse(MbarrierProblem::Bytes { bytes: sum }));
@@ -172,7 +172,7 @@ impl Mbarrier {
     }
 
     /// Bytes come; whether that completes the phase.
-    pub(crate) fn bring(&mut self, bytes: u32, clocks: &Clocks) -> Result<bool, Refused> {
+    pub(crate) fn complete_tx(&mut self, bytes: u32, clocks: &Clocks) -> Result<bool, Refused> {
         let sum = self.bytes - i64::from(bytes);
         if sum < -MOST {
             return Err(self.refuse(MbarrierProblem::Bytes { bytes: sum }));

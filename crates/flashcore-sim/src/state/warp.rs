@@ -5,9 +5,9 @@ use flashcore_ir::RegisterId;
 use crate::error::Stop;
 use crate::execute::async_copy::InFlightCopies;
 use crate::fault::FaultKind;
-use crate::program::Action;
-use crate::state::registers::{Layout, Registers};
-use crate::state::wgmma::Products;
+use crate::program::{Action, Convergence, Operation};
+use crate::state::registers::{ALL, Layout, Registers};
+use crate::state::wgmma::InFlightProducts;
 
 /// The state of one warp.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Warp<'k> {
     /// The open choices and loops, innermost last.
     open: Vec<Frame>,
     pub(crate) waiting: Waiting,
-    pub(crate) products: Products<'k>,
+    pub(crate) products: InFlightProducts<'k>,
     /// Registers per thread.
     pub(crate) register_count: u32,
 }
@@ -65,7 +65,7 @@ impl<'k> Warp<'k> {
             alive: active,
             open: Vec::new(),
             waiting: Waiting::default(),
-            products: Products::default(),
+            products: InFlightProducts::default(),
             register_count: 0,
         }
     }
@@ -89,6 +89,32 @@ impl<'k> Warp<'k> {
     pub(crate) fn end(&mut self, mask: u32) {
         self.alive &= !mask;
         self.active &= !mask;
+    }
+
+    /// The active lanes whose guard holds, none of which may be missing where the operation needs them all, and which must
+    /// have written what it reads.
+    pub(crate) fn executing(&self, operation: &Operation<'_>) -> Result<u32, Stop> {
+        let mut mask = self.active;
+        if let Some(guard) = operation.guard {
+            self.must_be_written(guard.predicate, mask)?;
+            let holds = self.registers.predicate_of(guard.predicate);
+            mask &= if guard.negated { !holds } else { holds };
+        }
+        if mask == 0 {
+            return Ok(0);
+        }
+        let needed = match operation.convergence {
+            Convergence::Lanes => mask,
+            Convergence::Threads => self.threads(),
+            Convergence::Warp => ALL,
+        };
+        if mask != needed {
+            return Err(Stop::warp(FaultKind::DivergentCollective { active: mask }));
+        }
+        for &register in &operation.reads {
+            self.must_be_written(register, mask)?;
+        }
+        Ok(mask)
     }
 
     /// Checks that the lanes of `mask` have written a register.
@@ -155,7 +181,7 @@ mod tests {
     use flashcore_ir::{Arch, Builder, types::U32};
 
     use super::*;
-    use crate::error::Trouble;
+    use crate::error::UnlocatedFault;
 
     /// The verifier refuses kernels that read before they write, so no launch comes to this fault; it guards against a
     /// verifier that lets one pass.
@@ -169,8 +195,8 @@ mod tests {
         warp.registers.set_word(register, 0x0000_ff0f, &[7; 32]);
         assert!(warp.must_be_written(register, 0x0000_0f0f).is_ok());
         let stop = warp.must_be_written(register, 0x0000_0fff).expect_err("lanes 4 to 7 have not written it");
-        let Stop::Fault(trouble) = stop else { panic!("a fault of the kernel, not {stop:?}") };
-        let Trouble { kind, lane, address } = *trouble;
+        let Stop::Fault(fault) = stop else { panic!("a fault of the kernel, not {stop:?}") };
+        let UnlocatedFault { kind, lane, address } = *fault;
         assert_eq!((kind, lane, address), (FaultKind::UninitialisedRegister { register }, Some(4), None));
     }
 }

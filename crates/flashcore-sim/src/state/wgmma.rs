@@ -1,4 +1,4 @@
-//! Products of warpgroups under way: what they use, and that the four warps agree.
+//! InFlightProducts of warpgroups under way: what they use, and that the four warps agree.
 //!
 //! A product is in flight from the step that starts it to the wait that covers its group. In between its accumulator must
 //! not be touched, nor its operand in registers written, nor its operands in shared memory; so when it is computed makes
@@ -31,7 +31,7 @@ pub(crate) struct Product<'k> {
 
 /// The products of a warp.
 #[derive(Debug, Default)]
-pub(crate) struct Products<'k> {
+pub(crate) struct InFlightProducts<'k> {
     pending: Vec<Product<'k>>,
     /// Groups that were committed.
     groups: u32,
@@ -66,7 +66,7 @@ pub(crate) struct InUse {
     pub(crate) started: Stamp,
 }
 
-impl<'k> Products<'k> {
+impl<'k> InFlightProducts<'k> {
     /// For a kernel of so many registers that has products.
     pub(crate) fn new(registers: usize) -> Self {
         Self { touched: vec![Touched::No; registers], users: vec![None; registers], ..Self::default() }
@@ -112,7 +112,7 @@ impl<'k> Products<'k> {
         if let Some(&register) = a.iter().find(|register| unfenced(**register, Touched::Written)) {
             return Err(Err(register));
         }
-        // Products of one shape may follow each other on one accumulator.
+        // InFlightProducts of one shape may follow each other on one accumulator.
         for &register in d {
             let other = self.users[register.0 as usize].filter(|user| user.accumulator != Some(shape));
             if let Some(User { started, .. }) = other {
@@ -182,7 +182,7 @@ pub(crate) struct Warpgroup {
 
 impl Warpgroup {
     /// A warp comes to a step that all must execute together, with these operands. `warp` is its number in the cluster.
-    pub(crate) fn come(
+    pub(crate) fn arrive(
         &mut self,
         member: usize,
         warp: usize,
