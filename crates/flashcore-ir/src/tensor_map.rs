@@ -114,7 +114,7 @@ impl TensorMap {
         map
     }
 
-    /// The same map with a swizzle of its box in shared memory.
+    /// This map with a swizzle of its box in shared memory.
     #[must_use]
     pub const fn with_swizzle(self, swizzle: Swizzle) -> Self {
         Self { swizzle, ..self }

@@ -1,4 +1,5 @@
-//! How fast the simulator runs what attention consists of: copies, `ldmatrix`, `mma`, exponentials, barriers.
+//! Simulator throughput on the operations that attention consists of: copies, `ldmatrix`, `mma`, exponentials,
+//! barriers.
 //!
 //! `cargo run --release -p flashcore-sim --example throughput`, on one thread with `RAYON_NUM_THREADS=1`.
 

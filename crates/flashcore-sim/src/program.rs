@@ -1,4 +1,4 @@
-//! A kernel as a line of steps: the statement tree flattened, so that a warp can stop and go on at any of them.
+//! A kernel as a sequence of steps: the statement tree flattened, so that a warp can stop and resume at any of them.
 
 use flashcore_ir::{Block, Class, Effect, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
 
@@ -13,11 +13,11 @@ pub(crate) struct Program<'k> {
     pub(crate) kernel: &'k VerifiedKernel,
     pub(crate) layout: Layout,
     pub(crate) steps: Vec<Step<'k>>,
-    /// Whether it has products of warpgroups.
+    /// True if it has `wgmma`s.
     pub(crate) has_wgmma: bool,
 }
 
-/// What a warp does at one value of its program counter.
+/// The action of a warp at one value of its program counter.
 #[derive(Debug)]
 pub(crate) struct Step<'k> {
     pub(crate) action: Action<'k>,
@@ -29,15 +29,15 @@ pub(crate) struct Step<'k> {
 pub(crate) enum Action<'k> {
     /// Executes an operation.
     Operation(Operation<'k>),
-    /// Opens a choice; a warp whose lanes all decline goes on at the `Else` behind `target`.
+    /// Opens a choice; a warp whose lanes all decline jumps to the `Else` at `otherwise`.
     If { condition: RegisterId, uniform: bool, otherwise: usize },
-    /// The lanes that declined take over; without any, the warp goes on at `end`.
+    /// Activates the lanes that declined; without any, the warp jumps to `end`.
     Else { end: usize },
-    /// All lanes of the choice go on together.
+    /// Reconverges the lanes of the choice.
     EndIf,
     /// Opens a loop.
     LoopEnter,
-    /// Lanes for which the condition fails drop out; without any left, the warp goes on at `end`, the loop closed.
+    /// Deactivates the lanes for which the condition fails; without any left, the warp jumps to `end`, the loop closed.
     LoopTest { condition: RegisterId, uniform: bool, end: usize },
     /// Back to the header.
     LoopBack { header: usize },
@@ -45,14 +45,14 @@ pub(crate) enum Action<'k> {
     End,
 }
 
-/// An operation with what the inner loop wants to know of it.
+/// An operation with precomputed properties for the inner loop.
 #[derive(Debug)]
 pub(crate) struct Operation<'k> {
     pub(crate) op: &'k Op,
     pub(crate) guard: Option<Guard>,
     pub(crate) class: Class,
     pub(crate) convergence: Convergence,
-    /// Whether it accesses memory.
+    /// True if it accesses memory.
     pub(crate) touches: bool,
     /// Every register it reads.
     pub(crate) reads: Box<[RegisterId]>,
@@ -60,14 +60,14 @@ pub(crate) struct Operation<'k> {
     pub(crate) writes: Box<[RegisterId]>,
 }
 
-/// Which lanes of a warp must execute an operation together.
+/// The lanes of a warp that must execute an operation together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Convergence {
-    /// Whichever are active.
+    /// The active ones, whichever they are.
     Lanes,
-    /// Every thread of the warp, of which the last warp of a CTA may have less than 32.
+    /// Every thread of the warp; the last warp of a CTA may have less than 32.
     Threads,
-    /// 32, all of which the operation exchanges values with.
+    /// All 32, among which the operation exchanges values.
     Warp,
 }
 
@@ -90,7 +90,7 @@ fn convergence(op: &Op) -> Convergence {
     }
 }
 
-/// Whether an operation is for all four warps of a warpgroup.
+/// True if all four warps of a warpgroup execute the operation.
 pub(crate) fn is_wgmma(op: &Op) -> bool {
     matches!(
         op,
@@ -112,7 +112,7 @@ impl<'k> Program<'k> {
         Self { kernel, layout: Layout::new(kernel), steps, has_wgmma }
     }
 
-    /// The place of a step, without the lane and the address.
+    /// The location of a step, without the lane and the address.
     pub(crate) fn place(&self, step: usize, placement: &Placement, warp: usize) -> Place {
         let Step { action, origin } = &self.steps[step];
         let operation = match action {
@@ -130,7 +130,7 @@ impl<'k> Program<'k> {
         Place { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
     }
 
-    /// The place of an earlier access.
+    /// The location of an earlier access.
     pub(crate) fn place_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Place {
         let mut place = self.place(stamp.step(), placement, stamp.warp());
         place.lane = stamp.lane();

@@ -1,4 +1,4 @@
-//! Which accesses to memory are ordered, and the detector of those that are not.
+//! The memory model: which accesses are ordered, and the detector of those that are not.
 //!
 //! # The model
 //!
@@ -138,7 +138,7 @@ impl Stamp {
         (lane < ALL_LANES).then_some(lane as u32)
     }
 
-    /// The same access without its epoch, which means nothing outside its cluster.
+    /// This access without its epoch, which means nothing outside its cluster.
     pub(crate) fn without_epoch(self) -> u64 {
         self.0 & ((1 << EPOCH_SHIFT) - 1)
     }

@@ -1,4 +1,4 @@
-//! A cluster of CTAs: its warps, interleaved by a seeded scheduler, and what they wait for.
+//! The seeded scheduler of a cluster: interleaves its warps, and wakes those whose event has come.
 
 use flashcore_ir::Space;
 
@@ -21,21 +21,21 @@ use crate::state::registers::{ALL, LANES, lanes};
 use crate::state::warp::Warp;
 use crate::state::wgmma::{InFlightProducts, WARPS, Warpgroup};
 
-/// What a cluster leaves behind.
+/// The outcome of a cluster without faults.
 pub(crate) struct ClusterResult {
     pub(crate) counters: Counters,
-    /// Its accesses to global memory.
+    /// The accesses to global memory.
     pub(crate) history: History,
 }
 
-/// Why a cluster did not end.
+/// The reason why a cluster did not complete.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Fault(Box<Fault>),
     Internal(InternalError),
 }
 
-/// Executes a cluster; `random` decides which warp goes on when.
+/// Executes a cluster; `random` decides which warp runs when.
 pub(crate) fn run(
     scene: Scene<'_, '_>,
     memory: &GlobalMemory,
@@ -57,11 +57,11 @@ struct Cluster<'c, 'k, 'm> {
     counters: Counters,
     barrier: ClusterBarrier,
     signals: Signals,
-    /// The warpgroups of all CTAs; none without products.
+    /// The warpgroups of all CTAs; none without `wgmma`.
     warpgroups: Vec<Warpgroup>,
-    /// Loads under way.
+    /// TMA loads in flight.
     tma_loads: Vec<TmaLoad>,
-    /// One turn in so many, on average, a load arrives; otherwise when no warp can go on.
+    /// The average number of turns between arrivals of loads; they also arrive when no warp can proceed.
     arrival_interval: u32,
     random: Random,
     longest_turn: u32,
@@ -69,9 +69,9 @@ struct Cluster<'c, 'k, 'm> {
     step_limit: u64,
 }
 
-/// What the scheduler knows of a CTA.
+/// The scheduler's state of a CTA.
 struct Cta {
-    /// The warps that can go on.
+    /// The warps that can proceed.
     ready: u32,
     barriers: Barriers,
 }
@@ -142,7 +142,7 @@ where
         Err(Failure::Fault(Box::new(self.deadlock())))
     }
 
-    /// Whether a load arrives before a warp goes on. Under some seeds loads are fast, under others slow.
+    /// Returns true if a load arrives before a warp proceeds. Under some seeds loads are fast, under others slow.
     fn is_time_to_arrive(&mut self) -> bool {
         if self.arrival_interval == 0 {
             self.arrival_interval = 1 << (2 * self.random.below(4));
@@ -151,7 +151,7 @@ where
         !someone_goes_on || self.random.below(self.arrival_interval) == 0
     }
 
-    /// One of the loads under way arrives.
+    /// Completes one of the loads in flight.
     fn arrive(&mut self) -> Result<(), Failure> {
         let chosen = self.random.below(self.tma_loads.len() as u32) as usize;
         let load = self.tma_loads.swap_remove(chosen);
@@ -163,7 +163,7 @@ where
         Ok(())
     }
 
-    /// One of the warps that can go on.
+    /// One of the warps that can proceed.
     fn choose(&mut self) -> Option<usize> {
         let ready: u32 = self.ctas.iter().map(|cta| cta.ready.count_ones()).sum();
         if ready == 0 {
@@ -310,7 +310,7 @@ where
         if warp.is_done() { self.end(warp_index) } else { Ok(()) }
     }
 
-    /// A warp has ended, and perhaps its CTA.
+    /// Handles the end of a warp, and perhaps of its CTA.
     fn end(&mut self, warp: usize) -> Result<(), Stop> {
         let (rank, local) = self.scene.placement.rank_and_warp(warp);
         self.ctas[rank].ready &= !(1 << local);
@@ -322,7 +322,7 @@ where
         if !self.shared[rank].has_ended {
             return Ok(());
         }
-        // A load that arrives when the CTA has ended writes into memory that is no longer there.
+        // A load that arrives after the CTA has ended would write into memory that no longer exists.
         let Some(late) = self.tma_loads.iter().find(|load| load.rank == rank) else { return Ok(()) };
         let address = u64::from(late.target);
         let mut started = self.scene.place_of(late.started, address);
@@ -336,7 +336,7 @@ where
         Err(Stop::Fault(Box::new(UnlocatedFault { kind, lane: None, address: Some(address) })))
     }
 
-    /// Lets the warps go on that `wakes` says have waited for what has come.
+    /// Makes the warps ready for which `wakes` returns true.
     fn wake(&mut self, mut wakes: impl FnMut(usize, &mut Warp<'k>) -> bool) {
         let placement = self.scene.placement;
         for (index, warp) in self.warps.iter_mut().enumerate() {
@@ -347,7 +347,7 @@ where
         }
     }
 
-    /// Lets the warps go on that wait for phases that are complete.
+    /// Makes the warps ready that wait for completed phases.
     fn wake_completed(&mut self) {
         let completed = core::mem::take(&mut self.signals.completed);
         self.wake(|rank, warp| {

@@ -414,7 +414,7 @@ fn deadlock_at_a_barrier() {
     assert_eq!(actual, expected);
     assert_eq!(
         actual.kind.to_string(),
-        "deadlock, no warp can go on: warp 1 at mbarrier 0x400 (phase 1, 32 of 64 arrived, 0 bytes under way); some warp \
+        "deadlock, no warp can proceed: warp 1 at mbarrier 0x400 (phase 1, 32 of 64 arrived, 0 bytes in flight); some warp \
          has exited or waits elsewhere"
     );
     assert!(run(&write(2), &[], &GlobalMemory::new()).is_ok());

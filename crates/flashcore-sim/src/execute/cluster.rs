@@ -1,7 +1,7 @@
-//! Addresses in the shared memory of the CTAs of a cluster.
+//! DSMEM: addresses in the shared memory of the CTAs of a cluster.
 //!
-//! An address that `mapa` makes has, above its 24 low bits, the rank of the CTA plus one; without, it is one of the CTA
-//! that executes.
+//! An address made by `mapa` has, above its 24 low bits, the rank of the CTA plus one; without it, the address is one
+//! of the executing CTA.
 
 use flashcore_ir::{Operand, RegisterId, Space};
 
@@ -15,7 +15,7 @@ use crate::state::registers::lanes;
 const WINDOW_BITS: u32 = 24;
 const WINDOW_MASK: u32 = (1 << WINDOW_BITS) - 1;
 
-/// A place in the shared memory of a CTA.
+/// A location in the shared memory of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SharedLocation {
     /// The CTA in the cluster.
@@ -25,7 +25,7 @@ pub(crate) struct SharedLocation {
 }
 
 impl SharedLocation {
-    /// The refusal of an access to this place, at the address that the executing CTA has used.
+    /// The refusal of an access to this location, at the address that the executing CTA has used.
     pub(crate) fn refused(self, address: u64, refusal: Refusal) -> Refusal {
         Refusal { address: refusal.address + (address - u64::from(self.address)), ..refusal }
     }
@@ -44,7 +44,7 @@ pub(crate) fn map(context: &mut Context<'_, '_, '_>, d: RegisterId, a: Operand, 
     Ok(())
 }
 
-/// The place that an address means to the executing CTA.
+/// The location that an address means to the executing CTA.
 pub(crate) fn locate(
     scene: &Scene<'_, '_>,
     cluster: &[SharedMemory],

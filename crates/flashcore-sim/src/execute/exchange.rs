@@ -37,7 +37,7 @@ pub(crate) fn shuffle(
     lanes.set_word(d, &received);
 }
 
-/// What all lanes say of a predicate.
+/// The vote of all lanes on a predicate.
 pub(crate) fn vote(lanes: &mut Lanes<'_, '_>, mode: VoteMode, d: RegisterId, a: RegisterId) {
     let holds = lanes.registers.predicate_of(a);
     let answer = match mode {

@@ -1,4 +1,5 @@
-//! Operations on `mbarrier`s, in the shared memory of this CTA or of another of the cluster.
+//! Steps on `mbarrier`s, in the shared memory of this CTA or of another of the cluster. Their state is in
+//! [`crate::state::mbarrier`].
 
 use flashcore_ir::{Address, FenceScope, Operand, RegisterId, Space};
 
@@ -13,12 +14,12 @@ use crate::race::MOST_MBARRIERS;
 use crate::state::mbarrier::{MBARRIER_BYTES, Mbarrier, Refused};
 use crate::state::registers::{LANES, lanes};
 
-/// The fault that a refused operation of a lane is.
+/// The fault for a refused operation of a lane.
 pub(crate) fn refused((problem, state): Refused, lane: usize, address: u64) -> Stop {
     Stop::address(FaultKind::Mbarrier { problem, state }, lane, address)
 }
 
-/// Initialises barriers.
+/// Initialises `mbarrier`s.
 pub(crate) fn initialise(context: &mut Context<'_, '_, '_>, count: Operand, target: Address) -> Result<(), Stop> {
     let counts = context.warp.registers.word(count);
     let targets = addresses(&context.warp.registers, Space::Shared, target);
@@ -45,7 +46,7 @@ pub(crate) fn initialise(context: &mut Context<'_, '_, '_>, count: Operand, targ
     Ok(())
 }
 
-/// Ends barriers.
+/// Invalidates `mbarrier`s.
 pub(crate) fn invalidate(context: &mut Context<'_, '_, '_>, target: Address) -> Result<(), Stop> {
     let targets = addresses(&context.warp.registers, Space::Shared, target);
     for lane in lanes(context.mask) {
@@ -73,7 +74,7 @@ fn race(
     context.scene.refused(attempt, Refusal { address, reason: Reason::Race { earlier, earlier_kind } })
 }
 
-/// Where a lane's barrier lies, if it is ordered after its initialisation.
+/// The location of a lane's `mbarrier`, if the lane is ordered after its initialisation.
 fn use_barrier(
     context: &mut Context<'_, '_, '_>,
     space: Space,
@@ -99,24 +100,25 @@ impl Context<'_, '_, '_> {
         Participants { warp: self.warp_index, lanes: 1 << lane, alive: self.warp.alive() }
     }
 
-    /// A barrier that [`use_barrier`] has found.
+    /// An `mbarrier` that [`use_barrier`] has found.
     fn barrier(&mut self, place: SharedLocation) -> Result<&mut Mbarrier, Refused> {
         self.cluster[place.rank].mbarriers.get(place.address)
     }
 }
 
-/// What an arrival does.
+/// The kind of an arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Arrives so many times.
+    /// Arrives this many times.
     Count(Operand),
-    /// Announces bytes and arrives.
+    /// Expects bytes (`expect_tx`) and arrives.
     Expect(Operand),
-    /// Announces bytes only.
+    /// Expects bytes (`expect_tx`) only.
     ExpectOnly(Operand),
 }
 
-/// Arrives at barriers or announces bytes, or both. All lanes release before one of them arrives: they execute together.
+/// Arrives at `mbarrier`s or expects bytes, or both. All lanes release before one of them arrives: they execute
+/// together.
 pub(crate) fn arrive(
     context: &mut Context<'_, '_, '_>,
     space: Space,
@@ -143,14 +145,14 @@ pub(crate) fn arrive(
         });
         if done.map_err(|problem| refused(problem, lane, address))? {
             context.signals.completed.push((place.rank, place.address));
-            // The lanes behind this one arrive in the next phase.
+            // The lanes after this one arrive in the next phase.
             release(context, &places, context.mask & u32::MAX.checked_shl(lane as u32 + 1).unwrap_or(0));
         }
     }
     Ok(())
 }
 
-/// The lanes release to the present phases of their barriers, those with the same barrier together.
+/// Releases to the current phases of the lanes' `mbarrier`s, for lanes with the same one together.
 fn release(context: &mut Context<'_, '_, '_>, places: &[SharedLocation; LANES], mask: u32) {
     let mut rest = mask;
     while rest != 0 {
@@ -171,7 +173,7 @@ fn check_parity(parity: u32, lane: usize, address: u64) -> Result<(), Stop> {
     if parity < 2 { Ok(()) } else { Err(wrong()) }
 }
 
-/// Whether the lanes of a warp that wait can all go on. Those that can have acquired.
+/// Returns true if all waiting lanes of a warp can proceed. Those that can have acquired.
 pub(crate) fn wait(
     context: &mut Context<'_, '_, '_>,
     scope: FenceScope,
@@ -198,7 +200,7 @@ pub(crate) fn wait(
     Ok(all)
 }
 
-/// Lanes whose phases are complete acquire, those with the same barrier together.
+/// Acquires for lanes whose phases are complete, for those with the same `mbarrier` together.
 fn acquire(context: &mut Context<'_, '_, '_>, mask: u32, scope: FenceScope, sources: &[u64; LANES]) {
     let mut rest = mask;
     while rest != 0 {
@@ -213,7 +215,7 @@ fn acquire(context: &mut Context<'_, '_, '_>, mask: u32, scope: FenceScope, sour
     }
 }
 
-/// `d` tells whether the phases are complete.
+/// `d` is true if the phases are complete.
 pub(crate) fn test(
     context: &mut Context<'_, '_, '_>,
     scope: FenceScope,

@@ -113,7 +113,7 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(all)
 }
 
-/// What an atomic makes of the old value and its operand.
+/// The combining function of an atomic, of the old value and its operand.
 ///
 /// The manual of `atom` and `red`: adding `f32` "on global memory flushes subnormal inputs and results to
 /// sign-preserving zero"; on shared memory it "supports subnormal inputs and results".
@@ -205,7 +205,8 @@ fn update(
 const ROW_BYTES: u32 = 16;
 const ROWS: usize = 8;
 
-/// Stores 8 × 8 matrices whose rows the lanes point at. The warp writes as one: a row has elements of several lanes.
+/// Stores 8 × 8 matrices whose rows the lanes point at. The warp writes as one agent: a row has elements of several
+/// lanes.
 pub(crate) fn store_matrix(
     context: &mut Context<'_, '_, '_>,
     transposed: bool,
@@ -238,8 +239,8 @@ pub(crate) fn store_matrix(
     Ok(())
 }
 
-/// Loads 8 × 8 matrices whose rows the lanes point at. The warp reads as one: the lane that gives the address of a row
-/// is not the one that receives it.
+/// Loads 8 × 8 matrices whose rows the lanes point at. The warp reads as one agent: the lane that gives the address of
+/// a row is not the one that receives it.
 pub(crate) fn load_matrix(
     context: &mut Context<'_, '_, '_>,
     transposed: bool,

@@ -1,11 +1,11 @@
-//! The tensor core: `mma.sync` and its fragment layouts.
+//! Tensor cores: `mma.sync` and its fragment layouts.
 //!
 //! Lane `l` is thread `t = l % 4` of group `g = l / 4`. Of an operand of 16-bit elements, register `r` of A holds row
 //! `g + 8(r % 2)`, columns `2t + 8(r / 2)` and the next; register `r` of B holds rows `2t + 8r` and the next of column
 //! `g`. Of `tf32`, register `r` of A holds row `g + 8(r % 2)`, column `t + 4(r / 2)`, and register `r` of B row `t + 4r`
 //! of column `g`. The accumulator has rows `g` and `g + 8`, columns `2t` and the next.
 //!
-//! InFlightProducts are exact and summed in `f64` from the accumulator on, in order of the depth; the sum is rounded once, to
+//! Products are exact and summed in `f64` from the accumulator on, in order of the depth; the sum is rounded once, to
 //! nearest even. Hardware sums in a wider fixed-point format and truncates: the last bits may differ.
 
 use flashcore_ir::{MmaShape, RegisterId, Type};

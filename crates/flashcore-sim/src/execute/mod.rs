@@ -1,4 +1,4 @@
-//! One operation, executed by the active lanes of a warp: the match on the table of operations.
+//! Steps: one operation, executed by the active lanes of a warp; the match on the table of operations.
 
 mod arithmetic;
 pub(crate) mod async_copy;
@@ -38,7 +38,7 @@ use crate::state::registers::{ALL, LANES};
 use crate::state::warp::Warp;
 use crate::state::wgmma::Warpgroup;
 
-/// What an operation works on.
+/// The operands of a step: the executing warp, and the state of its cluster.
 pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) scene: Scene<'c, 'k>,
     /// The warp in the cluster.
@@ -57,20 +57,20 @@ pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) cluster_barrier: &'c mut ClusterBarrier,
     pub(crate) signals: &'c mut Signals,
     pub(crate) tma_loads: &'c mut Vec<TmaLoad>,
-    /// The warpgroups of all CTAs; none without products.
+    /// The warpgroups of all CTAs; none without `wgmma`.
     pub(crate) warpgroups: &'c mut [Warpgroup],
 }
 
-/// What an operation tells the scheduler.
+/// Events that an operation reports to the scheduler.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// The `mbarrier`s of which a phase is complete: the CTA in the cluster, and the address.
+    /// The `mbarrier`s of which a phase has completed: the CTA in the cluster, and the address.
     pub(crate) completed: Vec<(usize, u32)>,
-    /// Whether a warp has given registers back.
+    /// True if a warp has given registers back.
     pub(crate) released_registers: bool,
 }
 
-/// What is the same for all warps of a cluster.
+/// The constants of a cluster, shared by all its warps.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
@@ -88,17 +88,17 @@ pub(crate) struct Attempt {
 }
 
 impl Scene<'_, '_> {
-    /// The place of a step of a warp, without the lane and the address.
+    /// The location of a step of a warp, without the lane and the address.
     pub(crate) fn place(&self, step: usize, warp: usize) -> Place {
         self.program.place(step, &self.placement, warp)
     }
 
-    /// The place of an access of this cluster.
+    /// The location of an access of this cluster.
     pub(crate) fn place_of(&self, stamp: Stamp, address: u64) -> Place {
         self.program.place_of(stamp, &self.placement, address)
     }
 
-    /// Whether what started is a load that an `mbarrier` hears of.
+    /// True if the step that started is a TMA load, whose completion an `mbarrier` counts.
     fn is_tma_load(&self, started: Stamp) -> bool {
         matches!(self.operation(started), Some(Op::BulkLoad { .. } | Op::TensorLoad { .. }))
     }
@@ -110,7 +110,7 @@ impl Scene<'_, '_> {
         }
     }
 
-    /// The fault that a refused access is.
+    /// The fault for a refused access.
     pub(crate) fn refused(&self, attempt: Attempt, refusal: Refusal) -> Stop {
         let Attempt { space, kind: access, bytes, lane } = attempt;
         let address = refusal.address;
@@ -155,16 +155,16 @@ pub(crate) fn aligned(space: Space, address: u64, alignment: u32, lane: usize) -
     Err(Stop::address(FaultKind::Misaligned { space, alignment }, lane, address))
 }
 
-/// How a warp goes on after an operation.
+/// The continuation of a warp after an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// With the next step.
+    /// Proceeds with the next step.
     Next,
-    /// At a barrier, whose operands these are.
+    /// Arrives at a named barrier with these operands.
     Barrier { barrier: Operand, threads: Operand, waits: bool },
-    /// At the barrier of the cluster.
+    /// Arrives at the cluster barrier.
     ClusterArrive,
-    /// With the same step, when what it waits for has come.
+    /// Waits, and executes the step again.
     Wait,
     /// The lanes that executed it have ended.
     Exit,
@@ -302,7 +302,7 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             context.lanes().set_word(d, &[holds; LANES]);
         }
         Op::ReduceWarp { op, ty, d, ref a } => exchange::reduce(&mut context.lanes(), op, ty, d, a[0])?,
-        // Any lane would do; one that kernels do not expect finds out those that rely on the first.
+        // Any lane would do; the last one exposes kernels that rely on the first.
         Op::Elect { d } => context.lanes().set_predicate(d, 1 << (LANES - 1)),
         Op::WarpSync {} => context.clocks.warp_sync(context.warp_index),
 
@@ -396,9 +396,8 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             }
         }
 
-        // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
-        // them is a barrier.
-        // Launches follow each other here, so there is nothing to wait for.
+        // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; a barrier makes others
+        // see them. Launches follow each other here, so a dependent launch (PDL) has nothing to wait for.
         Op::Prefetch { source: _ }
         | Op::PrefetchTensorMap { map: _ }
         | Op::Fence { scope: _ }

@@ -1,9 +1,9 @@
-//! Bulk loads and tensor copies: agents of the asynchronous proxy.
+//! TMA: bulk loads and tensor loads and stores, agents of the async proxy.
 //!
-//! A load takes what it reads when it starts. From then on its target is claimed: touching it is a fault. At a moment
-//! that the scheduler chooses, the bytes appear and the `mbarrier` hears of them; they count as written by the phase in
-//! which that happens, so that only who has seen this phase complete may touch them. A load for several CTAs arrives at
-//! each of them at its own time. A store is waited for in groups, as a bulk store is.
+//! A load reads its source when it starts. From then on its target is claimed: touching it is a fault. At a moment that
+//! the scheduler chooses, the bytes appear and the `mbarrier` counts them (`complete_tx`); they count as written by the
+//! phase in which that happens, so that only those who have seen this phase complete may touch them. A multicast load
+//! arrives at each CTA at its own time. A store is waited for in bulk groups.
 
 use std::rc::Rc;
 
@@ -21,20 +21,20 @@ use crate::memory::{Reason, Refusal};
 use crate::race::Stamp;
 use crate::state::registers::{LANES, lanes};
 
-/// A load under way to one CTA.
+/// A TMA load in flight to one CTA.
 #[derive(Debug)]
 pub(crate) struct TmaLoad {
     pub(crate) started: Stamp,
     pub(crate) lane: usize,
     /// The CTA that receives.
     pub(crate) rank: usize,
-    /// Where it will write.
+    /// The target address.
     pub(crate) target: u32,
     data: Rc<[u8]>,
     barrier: u32,
 }
 
-/// Where a load of one lane goes.
+/// The targets of a load of one lane.
 struct Destination {
     lane: usize,
     /// The CTAs that receive, one bit for each.
@@ -43,7 +43,7 @@ struct Destination {
     barrier: u32,
 }
 
-/// Checks and claims the targets of a load that reads `data`, and sends it on its way.
+/// Checks and claims the targets of a load of `data`, and puts it in flight.
 fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec<u8>) -> Result<(), Stop> {
     let Destination { lane, ranks, target, barrier } = *destination;
     let bytes = data.len() as u32;
@@ -83,7 +83,7 @@ fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec
     Ok(())
 }
 
-/// A load arrives. A fault of it is one of the operation that started it.
+/// Completes a load. A fault here is reported at the operation that started it.
 pub(crate) fn finish(
     load: &TmaLoad,
     cluster: &mut [SharedMemory],
@@ -138,7 +138,7 @@ pub(crate) fn bulk_load(
     Ok(())
 }
 
-/// Reads global memory for the asynchronous proxy.
+/// Reads global memory for the async proxy.
 fn read(context: &mut Context<'_, '_, '_>, source: u64, data: &mut [u8], lane: usize) -> Result<(), Stop> {
     let Context { scene, clocks, global, .. } = context;
     let accessor = clocks.accessor(context.warp_index, context.step);
@@ -152,7 +152,7 @@ fn read(context: &mut Context<'_, '_, '_>, source: u64, data: &mut [u8], lane: u
         .map_err(|refusal| scene.refused(attempt, refusal))
 }
 
-/// The box of a tensor that a lane names.
+/// The box of a tensor at the coordinates that a lane gives.
 fn tensor_box(
     context: &Context<'_, '_, '_>,
     map: RegisterId,
@@ -174,12 +174,12 @@ fn tensor_box(
     Ok(TensorBox { map, at })
 }
 
-/// The alignment of boxes in shared memory: what their swizzle repeats after, and at least 128.
+/// The alignment of boxes in shared memory: the period of their swizzle, and at least 128.
 fn box_alignment(tensor_box: &TensorBox) -> u32 {
     tensor_box.map.swizzle.period().max(128)
 }
 
-/// Starts loads of boxes.
+/// Starts TMA loads of tensor boxes.
 pub(crate) fn tensor_load(
     context: &mut Context<'_, '_, '_>,
     map: RegisterId,
@@ -211,7 +211,7 @@ pub(crate) fn tensor_load(
     Ok(())
 }
 
-/// Starts stores of boxes.
+/// Starts TMA stores of tensor boxes.
 pub(crate) fn tensor_store(
     context: &mut Context<'_, '_, '_>,
     map: RegisterId,

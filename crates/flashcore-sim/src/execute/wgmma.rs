@@ -1,9 +1,10 @@
-//! InFlightProducts of warpgroups: `wgmma`, its fence, its groups and waits.
+//! Steps of a warpgroup: `wgmma`, its fence, its groups and waits, and `setmaxnreg`. Products in flight are in
+//! [`crate::state::wgmma`].
 //!
 //! Warp `w` of the group has rows 16 `w` to 16 `w` + 15 of A and of the accumulator. Of the accumulator, lane `l` is thread
 //! `t = l % 4` of `g = l / 4`: register `r` of `f32` holds row `g + 8 (r / 2 % 2)`, column `8 (r / 4) + 2t + r % 2`;
 //! register `r` of pairs row `g + 8 (r % 2)`, columns `8 (r / 2) + 2t` and the next. A in registers is the fragment of
-//! `mma`. InFlightProducts are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
+//! `mma`. Products are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
 
 use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
@@ -19,7 +20,7 @@ use crate::state::wgmma::{Disagreement, InUse, Product, membership};
 const ROWS: usize = 64;
 const WARP_ROWS: usize = 16;
 
-/// The fault that a register in use by a product is.
+/// The fault for a register in use by a `wgmma`.
 pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
     let InUse { register, access, started } = used;
     let mut started = context.scene.place_of(started, 0);
@@ -27,7 +28,7 @@ pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
     Stop::warp(FaultKind::RegisterInFlight { register, access, started: Box::new(started) })
 }
 
-/// Checks that the four warps execute a step together, with these operands.
+/// Checks that the four warps execute a step in lockstep, with these operands.
 pub(crate) fn in_lockstep(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> Result<(), Stop> {
     let placement = context.scene.placement;
     let (_, warp) = placement.rank_and_warp(context.warp_index);
@@ -37,7 +38,7 @@ pub(crate) fn in_lockstep(context: &mut Context<'_, '_, '_>, operands: &[u64]) -
     group.arrive(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
 }
 
-/// The fault that warps of a group that do not agree are.
+/// The fault for warps of a group that do not agree.
 pub(crate) fn disagreement(context: &Context<'_, '_, '_>, other: Disagreement) -> Stop {
     let Disagreement { step, warp, same } = other;
     let place = Box::new(context.scene.place(step, warp));
@@ -65,7 +66,7 @@ pub(crate) fn end(context: &Context<'_, '_, '_>) -> Result<(), Stop> {
     Err(Stop::warp(FaultKind::UnfinishedProduct { started: Box::new(started) }))
 }
 
-/// Gives registers back, or takes them; whether there are enough.
+/// Gives registers back or takes them (`setmaxnreg`). Returns true if there are enough.
 pub(crate) fn set_register_count(
     context: &mut Context<'_, '_, '_>,
     change: RegisterChange,
@@ -93,7 +94,7 @@ pub(crate) fn set_register_count(
     Ok(true)
 }
 
-/// The value that all lanes give.
+/// The value that all lanes give; a fault if they disagree.
 fn uniform(values: &[u64; LANES]) -> Result<u64, Stop> {
     if values.iter().all(|value| *value == values[0]) {
         return Ok(values[0]);
@@ -101,7 +102,7 @@ fn uniform(values: &[u64; LANES]) -> Result<u64, Stop> {
     Err(Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::LanesDisagree }))
 }
 
-/// Starts a product.
+/// Starts a `wgmma`.
 pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result<(), Stop> {
     let Op::Wgmma { columns, accumulate, accumulation, source, a_major, b_major, d, scale, a, b, .. } = op else {
         return Err(Stop::no_such_form("Wgmma", op));
@@ -152,7 +153,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
             read.map_err(|refusal| scene.refused(attempt, refusal).by_warp())?;
         }
     }
-    // The next product may add to it before it is there; for everybody else it is in use until the wait.
+    // The next `wgmma` may add to it before it is complete; for all other uses it is in flight until the wait.
     for &register in d {
         warp.registers.will_be_written(register);
     }
@@ -162,7 +163,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     Ok(())
 }
 
-/// Computes the products that a wait covers.
+/// Computes the `wgmma`s that a wait covers.
 pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: u32) -> Result<(), Stop> {
     in_lockstep(context, &[])?;
     for product in context.warp.products.take(pending) {

@@ -1,4 +1,4 @@
-//! The bytes of a buffer, and which of them have been written.
+//! The bytes of a buffer, and the state of each: written before or during the launch, or never.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::memory::view::PAGE_BYTES;
 
-/// When a pair of bytes was written.
+/// The time at which a pair of bytes was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
@@ -15,12 +15,12 @@ pub(super) enum State {
     Unwritten,
     /// By the host or an earlier launch.
     BeforeLaunch,
-    /// By the launch under way.
+    /// By the running launch.
     InLaunch,
 }
 
 impl State {
-    /// The state after another write. What was written before the launch stays so: a CTA may read it either way.
+    /// The state after another write. A pair that was written before the launch stays so: a CTA may read it either way.
     const fn after(self, written: Self) -> Self {
         match (self, written) {
             (Self::Unwritten, _) | (_, Self::BeforeLaunch) => written,
@@ -37,10 +37,10 @@ impl State {
     }
 }
 
-/// What unwritten memory holds: a NaN in every float format.
+/// The contents of unwritten memory: a NaN in every float format.
 const POISON: u16 = 0xffff;
 
-/// The bytes of a buffer, in pairs: the smallest thing that operations access. Offsets are even.
+/// The bytes of a buffer, in pairs: the smallest unit that operations access. Offsets are even.
 pub(super) enum Storage {
     /// All of them.
     Dense {
@@ -48,7 +48,7 @@ pub(super) enum Storage {
         /// For each pair, a [`State`].
         states: Vec<AtomicU8>,
     },
-    /// Pages that have been written, by their number: for buffers that reach over more than a machine has memory for.
+    /// Pages that have been written, by their number: for buffers larger than the memory of the machine.
     Sparse(Mutex<BTreeMap<u64, Page>>),
 }
 
@@ -65,7 +65,7 @@ impl Default for Page {
     }
 }
 
-/// The page of a pair, and its place there.
+/// The page of a pair, and the index in it.
 const fn place(pair: u64) -> (u64, usize) {
     (pair / PAIRS_PER_PAGE as u64, (pair % PAIRS_PER_PAGE as u64) as usize)
 }
@@ -133,7 +133,7 @@ impl Storage {
         }
     }
 
-    /// Whether a pair of bytes was written before the launch.
+    /// True if a pair of bytes was written before the launch.
     pub(super) fn was_written(&self, pair: usize) -> bool {
         let state = match self {
             Self::Dense { states, .. } => State::from_bits(states[pair].load(Ordering::Relaxed)),
@@ -145,7 +145,7 @@ impl Storage {
         state == State::BeforeLaunch
     }
 
-    /// What the launch wrote is now what was written before the next.
+    /// Counts the writes of the launch as written before the next.
     pub(super) fn end_launch(&self) {
         match self {
             Self::Dense { states, .. } => {

@@ -6,7 +6,7 @@ use crate::memory::pages::Pages;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
 
-/// Bytes of global memory that share a piece of history, made when first touched.
+/// Bytes of global memory that share a page of history, created when first touched.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// For each buffer, the accesses to its pages.
@@ -58,8 +58,8 @@ impl<'m> GlobalView<'m> {
         self.pages[buffer].get_or_insert_with(page, || Box::new(Shadow::new(PAGE_BYTES, warps)))
     }
 
-    /// Only what was written before the launch or by this CTA has a value: what another CTA wrote is a race, whether
-    /// or not it came first this time.
+    /// Checks that bytes have a value: only those written before the launch or by this CTA have one. A write of another
+    /// CTA is a race, whether or not it came first this time.
     fn initialised(&mut self, location: BufferOffset, bytes: u64) -> Result<(), Refusal> {
         let memory = self.memory;
         for Piece { page, cells, base } in pieces(location, bytes) {
@@ -116,7 +116,7 @@ impl<'m> GlobalView<'m> {
         Ok(())
     }
 
-    /// Updates bytes as one step; `data` becomes the bytes after it.
+    /// Updates bytes atomically; `data` becomes the bytes after it.
     pub(crate) fn atomic(
         &mut self,
         address: u64,
@@ -146,7 +146,7 @@ impl<'m> GlobalView<'m> {
         Ok(())
     }
 
-    /// The copy that started with `started` writes its data.
+    /// Writes the data of the copy that started with `started`.
     pub(crate) fn finish_fill(&mut self, address: u64, data: &[u8], started: Stamp, access: &Access<'_>) {
         let bytes = data.len() as u64;
         let Ok(location) = self.memory.locate(address, bytes) else { return };

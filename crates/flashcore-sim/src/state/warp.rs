@@ -1,4 +1,4 @@
-//! A warp: where it is, which of its lanes are active, and what it has in its hands.
+//! A warp: program counter, active lanes, registers, and operations in flight.
 
 use flashcore_ir::RegisterId;
 
@@ -30,16 +30,16 @@ pub(crate) struct Warp<'k> {
     pub(crate) register_count: u32,
 }
 
-/// What a warp waits for that will execute the same step again.
+/// The events that a waiting warp, which will execute its step again, waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     /// The addresses of `mbarrier`s.
     pub(crate) mbarriers: Vec<u32>,
-    /// The lanes that wait no more.
+    /// The lanes whose wait is over.
     pub(crate) done: u32,
     /// The registers per thread that it waits for.
     pub(crate) registers: u32,
-    /// Whether it waits for the barrier of the cluster.
+    /// True if it waits at the cluster barrier.
     pub(crate) cluster: bool,
 }
 
@@ -70,7 +70,7 @@ impl<'k> Warp<'k> {
         }
     }
 
-    /// The lanes that are threads: all, except in the last warp of a CTA that is not full.
+    /// The lanes that are threads: all, except in a partial last warp of a CTA.
     pub(crate) fn threads(&self) -> u32 {
         self.threads
     }
@@ -80,7 +80,7 @@ impl<'k> Warp<'k> {
         self.alive
     }
 
-    /// Whether every lane has ended.
+    /// True if every lane has ended.
     pub(crate) fn is_done(&self) -> bool {
         self.alive == 0
     }
@@ -91,8 +91,8 @@ impl<'k> Warp<'k> {
         self.active &= !mask;
     }
 
-    /// The active lanes whose guard holds, none of which may be missing where the operation needs them all, and which must
-    /// have written what it reads.
+    /// The active lanes for which the guard holds. Checks that they are all that the operation needs, and have written
+    /// what it reads.
     pub(crate) fn executing(&self, operation: &Operation<'_>) -> Result<u32, Stop> {
         let mut mask = self.active;
         if let Some(guard) = operation.guard {
@@ -126,7 +126,7 @@ impl<'k> Warp<'k> {
         Err(Stop::lane(FaultKind::UninitialisedRegister { register }, missing.trailing_zeros() as usize))
     }
 
-    /// Executes a step that is no operation.
+    /// Executes a control-flow step.
     pub(crate) fn branch(&mut self, action: &Action<'_>) -> Result<(), Stop> {
         let mut next = self.next + 1;
         match *action {
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::error::UnlocatedFault;
 
-    /// The verifier refuses kernels that read before they write, so no launch comes to this fault; it guards against a
+    /// The verifier refuses kernels that read before they write, so no launch reaches this fault; it guards against a
     /// verifier that lets one pass.
     #[test]
     fn a_lane_reads_only_what_it_has_written() {
