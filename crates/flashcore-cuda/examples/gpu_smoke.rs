@@ -1,6 +1,6 @@
-//! Everything of this crate that only a GPU can answer, in one run: `cargo run --release --example gpu_smoke`.
+//! Smoke test of everything in this crate that needs a GPU: `cargo run --release --example gpu_smoke`.
 //!
-//! It ends with an illegal address on purpose, because nothing can follow one.
+//! It ends with an illegal address on purpose, because nothing works after one.
 
 #![expect(unsafe_code, reason = "launches")]
 #![expect(clippy::print_stdout, reason = "a program for people")]
@@ -62,7 +62,7 @@ fn attend(context: &Context, folder: &std::path::Path, config: Config, arch: Arc
     let kernels = open();
     let kernel = timed("first load", || kernels.load(&plan.kernel))?;
     println!("{:?} {:?}\n{:?}\n{:?}", kernel.source(), kernel.timings(), kernel.usage(), kernel.report());
-    println!("CTAs per multiprocessor: {}\nlog:\n{}", kernel.ctas_per_multiprocessor()?, kernel.log());
+    println!("CTAs per SM: {}\nlog:\n{}", kernel.ctas_per_sm()?, kernel.log());
     let again = timed("load from disk", || open().load(&plan.kernel))?;
     println!("{:?} {:?}", again.source(), again.timings());
 
@@ -96,7 +96,7 @@ fn attend(context: &Context, folder: &std::path::Path, config: Config, arch: Arc
     Ok(())
 }
 
-/// By events around launches, cold and hot, and by replay of a graph.
+/// Times launches by events, cold and hot, and by replay of a graph.
 fn time(kernel: &Kernel, launch: &Launch, stream: &Stream) -> Result<(), CudaError> {
     let context = kernel.context();
     let (start, end) = (Event::new(context)?, Event::new(context)?);
@@ -138,7 +138,7 @@ fn time(kernel: &Kernel, launch: &Launch, stream: &Stream) -> Result<(), CudaErr
     stream.synchronize()
 }
 
-/// What a user sees whose kernel does not compile, and that the context survives it.
+/// Shows the message for a kernel that does not compile, and that the context survives it.
 fn complaint(context: &Context) {
     let ptx = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n    bogus.u32 %r1, 1;\n}\n";
     println!(
@@ -158,7 +158,7 @@ fn illegal_address(context: &Context) -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(context)?;
     let nowhere = Buffers { log_sum_exp: 16, ..Buffers::new(16, 16, 16, 16) };
     let launch = kernel.prepare(plan.grid, &plan.arguments(nowhere))?;
-    // SAFETY: there is none. The device faults, which is the point; the host's memory is not touched.
+    // SAFETY: there is none. The device faults on purpose; the host's memory is not touched.
     println!("launch: {:?}", unsafe { kernel.launch(&stream, &launch) });
     println!("wait: {}", stream.synchronize().unwrap_err());
     println!("later: {}", stream.synchronize().unwrap_err());

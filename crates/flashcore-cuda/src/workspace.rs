@@ -12,7 +12,7 @@ use crate::error::CudaError;
 use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 
-/// Streams that have a workspace at once; one more takes over the one that was not used for longest.
+/// The most streams with a workspace; one more takes over the least recently used one.
 const MOST_STREAMS: usize = 32;
 
 /// A workspace of the same size for each stream that launches.
@@ -28,7 +28,7 @@ pub struct Workspaces {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Allocated, and used by nobody yet.
+    /// Allocated, and not used yet.
     spare: Option<DeviceBuffer>,
     /// The most recently used last.
     by_stream: Vec<(u64, DeviceBuffer)>,
@@ -37,27 +37,27 @@ struct Held {
 }
 
 impl Workspaces {
-    /// Workspaces of so many bytes; none are needed where these are 0.
+    /// Workspaces of this many bytes; none are needed if it is 0.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         let spare = Some(DeviceBuffer::uninitialised(context, bytes)?);
         Ok(Self { context: context.clone(), bytes, held: Mutex::new(Held { spare, ..Held::default() }) })
     }
 
-    /// Bytes of each.
+    /// Bytes of each workspace.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Calls `launch` with the address of the stream's workspace; 0 where none is needed.
     ///
-    /// `launch` puts on the stream everything that uses the workspace. Meanwhile nobody else does: threads that launch on
-    /// the same stream at the same time come one after the other, or their kernels would alternate.
+    /// `launch` enqueues on the stream everything that uses the workspace. Meanwhile nobody else does: threads that
+    /// launch on the same stream at the same time take turns, or their kernels would interleave.
     pub fn with<T>(&self, stream: &Stream, launch: impl FnOnce(u64) -> Result<T, CudaError>) -> Result<T, CudaError> {
         if self.bytes == 0 {
             return launch(0);
         }
         let graph = stream.capture()?;
-        // A stream that records a graph refuses to tell its number; its handle stays its own until the graph is done.
+        // A stream that captures a graph does not tell its number; its handle stays its own until the graph is done.
         let owner = if graph.is_some() { stream.handle().addr() as u64 } else { stream.id()? };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let address = match graph {
@@ -73,7 +73,7 @@ impl Workspaces {
         let buffer = match known {
             Some(index) => by_stream.remove(index).1,
             None if by_stream.len() == MOST_STREAMS => {
-                // Whatever used it last may still run, on a stream that may not exist any more.
+                // Its last user may still run, on a stream that may not exist any more.
                 self.context.relax_capture(Context::synchronize)?;
                 by_stream.remove(0).1
             }
@@ -84,7 +84,7 @@ impl Workspaces {
         Ok(address)
     }
 
-    /// One that no other launch has: the graph may run at any time, on any stream.
+    /// A workspace that no other launch has: the graph may run at any time, on any stream.
     fn of_graph(&self, held: &mut Held, graph: [u64; 2]) -> Result<u64, CudaError> {
         let Held { spare, by_graph, .. } = held;
         if let Some((_, buffer)) = by_graph.iter().rfind(|(owner, _)| *owner == graph) {
@@ -99,7 +99,7 @@ impl Workspaces {
     fn take(&self, spare: &mut Option<DeviceBuffer>) -> Result<DeviceBuffer, CudaError> {
         match spare.take() {
             Some(buffer) => Ok(buffer),
-            // An allocation is no part of a graph that is recorded meanwhile, and must not spoil it.
+            // An allocation is not part of a graph that is captured meanwhile, and must not invalidate it.
             None => self.context.relax_capture(|context| DeviceBuffer::uninitialised(context, self.bytes)),
         }
     }
@@ -151,7 +151,7 @@ mod tests {
         recorded.sort_unstable();
         recorded.dedup();
         assert_eq!(recorded.len(), 3);
-        // While a graph is recorded, allocating is allowed, and forbidden again afterwards.
+        // During capture, allocating is allowed, and forbidden again afterwards.
         assert_eq!(state(|state| (state.count("cuThreadExchangeStreamCaptureMode"), state.relaxed)), (4, false));
     }
 
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(state(|state| (state.count("cuMemAlloc_v2"), state.count("cuStreamGetId"))), (0, 0));
     }
 
-    /// Two threads on one stream: all that one puts there comes before all of the other.
+    /// Two threads on one stream: all work of one comes before all work of the other.
     #[test]
     fn launches_on_one_stream_do_not_alternate() {
         let context = context();
