@@ -37,6 +37,7 @@
 //! could run.
 
 mod instruction;
+pub mod log;
 mod names;
 mod print;
 pub mod ptxas;

@@ -121,7 +121,7 @@ fn compile(path: &Path, ptx: &str, arch: Arch) -> Result<(String, Vec<u8>), Ptxa
     if output.status.success() {
         Ok((report, fs::read(&compiled).map_err(failed)?))
     } else {
-        Err(PtxasError::Refused { arch, message: with_lines(&report, ptx) })
+        Err(PtxasError::Refused { arch, message: crate::log::with_lines(&report, ptx) })
     }
 }
 
@@ -151,35 +151,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Inserts after each complaint the line of PTX that it is about.
-fn with_lines(report: &str, ptx: &str) -> String {
-    let line_of = |complaint: &str| {
-        let number: usize = complaint.split_once(", line ")?.1.split_once(';')?.0.parse().ok()?;
-        let text = ptx.lines().nth(number.checked_sub(1)?)?;
-        Some(format!("{number:>6} | {text}"))
-    };
-    let with_line = |complaint: &str| [Some(complaint.to_owned()), line_of(complaint)];
-    report.lines().flat_map(with_line).flatten().collect::<Vec<_>>().join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn complaints_show_their_lines() {
-        let ptx = ".version 7.0\n.target sm_80\nadd.rn.f16x2 %a, %b, 0x3c003c00;\n";
-        let report = "ptxas kernel.ptx, line 3; error   : Arguments mismatch for instruction 'add'\n\
-                      ptxas kernel.ptx, line 99; fatal   : Parsing error near '-': syntax error\n\
-                      ptxas fatal   : Ptx assembly aborted due to errors\n";
-        assert_eq!(
-            with_lines(report, ptx),
-            "ptxas kernel.ptx, line 3; error   : Arguments mismatch for instruction 'add'\n     \
-             3 | add.rn.f16x2 %a, %b, 0x3c003c00;\n\
-             ptxas kernel.ptx, line 99; fatal   : Parsing error near '-': syntax error\n\
-             ptxas fatal   : Ptx assembly aborted due to errors"
-        );
-    }
 
     #[test]
     fn an_installation_above_is_found() {

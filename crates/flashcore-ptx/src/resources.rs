@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use flashcore_ir::Arch;
 
+use crate::log::figure;
 use crate::ptxas::{self, PtxasError};
 
 /// Resource usage of a module's entry point, per thread unless a field says otherwise.
@@ -54,13 +55,6 @@ fn parse(report: &str, arch: Arch) -> Option<Resources> {
             .find_map(|line| line.split_once("Compile time = ")?.1.trim().strip_suffix("ms")?.trim().parse().ok())?,
         remarks: report.lines().filter(|line| is_remark(line)).map(|line| line.trim().to_owned()).collect(),
     })
-}
-
-/// The number before the words.
-fn figure(report: &str, words: &str) -> Option<u32> {
-    report
-        .split([',', '\n'])
-        .find_map(|part| part.trim().strip_suffix(words)?.trim_end().rsplit(' ').next()?.parse().ok())
 }
 
 fn is_remark(line: &str) -> bool {
