@@ -36,7 +36,7 @@ pub struct Device {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// Number of SMs.
-    pub multiprocessors: u32,
+    pub num_sms: u32,
     /// Bytes of the L2 cache.
     pub l2_bytes: u32,
     /// Bytes of shared memory that one CTA can opt in to.
@@ -120,7 +120,7 @@ impl Device {
             ),
             memory_bytes,
             attributes: Attributes {
-                multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+                num_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
                 shared_bytes_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
                 shared_bytes_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,

@@ -1,6 +1,6 @@
 //! Errors of a problem, or of the tensors given for it.
 
-use crate::formula::MOST_STEPS;
+use crate::expression::MOST_STEPS;
 use crate::{DType, Shape};
 use std::fmt;
 
@@ -61,21 +61,21 @@ pub enum ProblemError {
         /// The softcap.
         softcap: f32,
     },
-    /// A formula has more steps than kernels support.
+    /// An expression has more steps than kernels support.
     #[error(
         "{argument} has {steps} steps; at most {} are supported: precompute what does not change and read it from a table",
         MOST_STEPS
     )]
-    FormulaTooLong {
+    ExpressionTooLong {
         /// The field.
         argument: &'static str,
         /// The number of steps.
         steps: usize,
     },
-    /// A formula reads a table that the problem does not have.
+    /// An expression reads a table that the problem does not have.
     #[error("{argument} reads the {table}, which is 0; give it the number of its entries")]
     TableMissing {
-        /// The formula.
+        /// The expression.
         argument: &'static str,
         /// The table.
         table: &'static str,
