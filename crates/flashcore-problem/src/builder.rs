@@ -29,7 +29,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Heads of key and value, where they are not as many as those of the query.
+    /// Heads of key and value; by default those of the query.
     pub const fn key_heads(mut self, key_heads: usize) -> Self {
         self.key_heads = Some(key_heads);
         self
@@ -41,7 +41,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Rows of key and value, where they are not as many as those of the query.
+    /// Rows of key and value; by default those of the query.
     pub const fn key_length(mut self, key_length: usize) -> Self {
         self.key_length = Some(key_length);
         self
@@ -53,7 +53,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Columns of value and output, where they are not as many as those of query and key.
+    /// Columns of value and output; by default those of query and key.
     pub const fn value_dim(mut self, value_dim: usize) -> Self {
         self.value_dim = Some(value_dim);
         self

@@ -243,7 +243,7 @@ fn grid_fault(program: &Program<'_>, grid: [u32; 3], race: GridRace) -> Fault {
         space: Space::Global,
         access: second.kind,
         earlier_access: first.kind,
-        earlier: Box::new(program.place_of(first.stamp, &placement(program, grid, first.cluster), address)),
+        earlier: Box::new(program.location_of(first.stamp, &placement(program, grid, first.cluster), address)),
     };
-    Fault { kind, place: program.place_of(second.stamp, &placement(program, grid, second.cluster), address) }
+    Fault { kind, location: program.location_of(second.stamp, &placement(program, grid, second.cluster), address) }
 }

@@ -92,8 +92,8 @@ mod state;
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
 pub use fault::{
-    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, MbarrierProblem,
-    MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
+    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, Location, MbarrierProblem,
+    MbarrierState, Nearest, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
 };
 pub use launch::{Argument, Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Block, Class, Effect, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
 
-use crate::fault::Place;
+use crate::fault::Location;
 use crate::placement::Placement;
 use crate::race::Stamp;
 use crate::state::registers::Layout;
@@ -113,7 +113,7 @@ impl<'k> Program<'k> {
     }
 
     /// The location of a step, without the lane and the address.
-    pub(crate) fn place(&self, step: usize, placement: &Placement, warp: usize) -> Place {
+    pub(crate) fn location(&self, step: usize, placement: &Placement, warp: usize) -> Location {
         let Step { action, origin } = &self.steps[step];
         let operation = match action {
             Action::Operation(operation) => operation.op.to_string(),
@@ -127,15 +127,15 @@ impl<'k> Program<'k> {
         let section = self.kernel.section(origin.section).to_string();
         let (rank, warp) = placement.rank_and_warp(warp);
         let (cta, warp) = (placement.cta(rank), warp as u32);
-        Place { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
+        Location { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
     }
 
     /// The location of an earlier access.
-    pub(crate) fn place_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Place {
-        let mut place = self.place(stamp.step(), placement, stamp.warp());
-        place.lane = stamp.lane();
-        place.address = Some(address);
-        place
+    pub(crate) fn location_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Location {
+        let mut location = self.location(stamp.step(), placement, stamp.warp());
+        location.lane = stamp.lane();
+        location.address = Some(address);
+        location
     }
 }
 

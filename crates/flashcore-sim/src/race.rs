@@ -24,7 +24,7 @@
 //! * when a barrier completes, each warp that waits *acquires*: `V(w) := max(V(w), what the barrier joined)`. A warp
 //!   that only arrived acquires nothing, not even the order of its own lanes.
 //! * `fence.proxy.async` by some lanes of `w` in epoch `f = c(w)`: `c(w) += 1`. A write of such a lane in an epoch
-//!   `e ≤ f` is visible to the asynchronous proxy for those after whom the fence is ordered: `f + 1 ≤ V(issuer)[w]`, or
+//!   `e ≤ f` is visible to the async proxy for those after whom the fence is ordered: `f + 1 ≤ V(issuer)[w]`, or
 //!   the lane itself.
 //! * arriving at an `mbarrier` releases into its phase; whoever has seen the phase complete acquires what the phase
 //!   joined, and nothing of other phases. Lanes do this one by one. What some lanes of `w` acquire is known to these

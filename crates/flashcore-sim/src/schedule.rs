@@ -188,10 +188,10 @@ where
     fn failure(&self, stop: Stop, warp: usize, step: usize) -> Failure {
         match stop {
             Stop::Fault(fault) => {
-                let mut place = self.scene.place(step, warp);
-                place.lane = fault.lane;
-                place.address = fault.address;
-                Failure::Fault(Box::new(Fault { kind: fault.kind, place }))
+                let mut location = self.scene.location(step, warp);
+                location.lane = fault.lane;
+                location.address = fault.address;
+                Failure::Fault(Box::new(Fault { kind: fault.kind, location }))
             }
             Stop::Internal(error) => Failure::Internal(error),
         }
@@ -206,32 +206,32 @@ where
                 waiting.extend(lanes(barrier.waiting).map(|warp| rank * count + warp).map(|warp| WaitingWarp {
                     waits_for: WaitsFor::Barrier { barrier: index, arrived, expected },
                     // A warp that waits has gone past its barrier.
-                    place: self.scene.place(self.warps[warp].next - 1, warp),
+                    location: self.scene.location(self.warps[warp].next - 1, warp),
                 }));
             }
         }
         for (warp, waits) in self.warps.iter().enumerate() {
-            let place = || self.scene.place(waits.next, warp);
+            let location = || self.scene.location(waits.next, warp);
             let (rank, _) = self.scene.placement.rank_and_warp(warp);
             for &address in &waits.waiting.mbarriers {
                 if let Some(barrier) = self.shared[rank].mbarriers.overlapping(address, 1) {
-                    let mut place = place();
-                    place.address = Some(address.into());
-                    waiting.push(WaitingWarp { waits_for: WaitsFor::Mbarrier(barrier.state()), place });
+                    let mut location = location();
+                    location.address = Some(address.into());
+                    waiting.push(WaitingWarp { waits_for: WaitsFor::Mbarrier(barrier.state()), location });
                 }
             }
             if waits.waiting.registers > 0 {
                 let (wanted, free) = (waits.waiting.registers, self.shared[rank].free_registers);
-                waiting.push(WaitingWarp { waits_for: WaitsFor::Registers { wanted, free }, place: place() });
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Registers { wanted, free }, location: location() });
             }
             if waits.waiting.cluster {
                 let (arrived, expected) = self.barrier.progress();
-                waiting.push(WaitingWarp { waits_for: WaitsFor::Cluster { arrived, expected }, place: place() });
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Cluster { arrived, expected }, location: location() });
             }
         }
-        waiting.sort_by_key(|waiting| (waiting.place.cta, waiting.place.warp));
-        let place = waiting[0].place.clone();
-        Fault { kind: FaultKind::Deadlock { waiting }, place }
+        waiting.sort_by_key(|waiting| (waiting.location.cta, waiting.location.warp));
+        let location = waiting[0].location.clone();
+        Fault { kind: FaultKind::Deadlock { waiting }, location }
     }
 
     /// Executes the next step of a warp.
@@ -325,12 +325,12 @@ where
         // A load that arrives after the CTA has ended would write into memory that no longer exists.
         let Some(late) = self.tma_loads.iter().find(|load| load.rank == rank) else { return Ok(()) };
         let address = u64::from(late.target);
-        let mut started = self.scene.place_of(late.started, address);
+        let mut started = self.scene.location_of(late.started, address);
         started.lane = Some(late.lane as u32);
         let kind = FaultKind::MissingWait {
             space: Space::Shared,
             touch: TooEarly::Exit,
-            in_flight: InFlight::TransferTarget,
+            in_flight: InFlight::TmaLoadTarget,
             started: Box::new(started),
         };
         Err(Stop::Fault(Box::new(UnlocatedFault { kind, lane: None, address: Some(address) })))

@@ -6,7 +6,7 @@ use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress, Space};
 use flashcore_sim::{AccessKind, Argument, CopySize, Fault, FaultKind, GlobalMemory, InFlight, TooEarly};
-use support::{At, SHARED, bytes, delay, fault, kernel, missing_wait, one_after_the_other, place, run};
+use support::{At, SHARED, bytes, delay, fault, kernel, location, missing_wait, one_after_the_other, run};
 
 /// Starts the copy of `CopyBytes` from `x` to the 16 bytes of a lane at the `stage`th half kilobyte, as section "copy".
 fn start_copy(k: &mut Builder, x: Reg<U64>, stage: u32, count: CopyBytes) -> Reg<U32> {
@@ -83,12 +83,12 @@ fn a_wait_covers_all_but_the_latest_groups() {
             continue;
         }
         let address = SHARED + 512 * u64::from(stage);
-        let started = place(&kernel, &format!("copy {stage}"), "CopyAsync", 0).lane(0).address(address);
+        let started = location(&kernel, &format!("copy {stage}"), "CopyAsync", 0).lane(0).address(address);
         let expected = missing_wait(
             TooEarly::Read,
             InFlight::CopyTarget,
             started,
-            place(&kernel, "read", "Load", 0).lane(0).address(address),
+            location(&kernel, "read", "Load", 0).lane(0).address(address),
         );
         assert_eq!(fault(result), expected, "{pending} pending, stage {stage}");
     }
@@ -116,8 +116,8 @@ fn a_wait_for_groups_needs_a_commit() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(false);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
-    let at = place(&wrong, "overwrite", "Store", 0).lane(0).address(SHARED);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
+    let at = location(&wrong, "overwrite", "Store", 0).lane(0).address(SHARED);
     let expected = missing_wait(TooEarly::Write, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -139,8 +139,8 @@ fn a_copy_must_end_before_its_thread() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(false);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
-    let at = place(&wrong, "end", "Exit", 0).lane(0).address(SHARED);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
+    let at = location(&wrong, "end", "Exit", 0).lane(0).address(SHARED);
     let expected = missing_wait(TooEarly::Exit, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -181,9 +181,9 @@ fn waiting_is_not_synchronising() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
         },
-        place: place(&wrong, "read", "Load", 1).lane(0).address(SHARED),
+        location: location(&wrong, "read", "Load", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -207,8 +207,8 @@ fn lanes_wait_for_themselves() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(16);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(16).address(SHARED + 256);
-    let at = place(&wrong, "read", "Load", 0).lane(16).address(SHARED + 256);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(16).address(SHARED + 256);
+    let at = location(&wrong, "read", "Load", 0).lane(16).address(SHARED + 256);
     let expected = missing_wait(TooEarly::Read, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(32), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -250,9 +250,9 @@ fn a_barrier_between_start_and_wait_orders_nothing() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
         },
-        place: place(&wrong, "read", "Load", 1).lane(0).address(SHARED),
+        location: location(&wrong, "read", "Load", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -290,8 +290,8 @@ fn synchronising_is_not_waiting() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(false);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
-    let at = place(&wrong, "read", "Load", 1).lane(0).address(SHARED);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
+    let at = location(&wrong, "read", "Load", 1).lane(0).address(SHARED);
     let expected = missing_wait(TooEarly::Read, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -335,9 +335,9 @@ fn a_copy_into_what_others_read() {
             space: Space::Shared,
             access: AccessKind::Write,
             earlier_access: AccessKind::Read,
-            earlier: Box::new(place(&wrong, "read", "Load", 0).lane(0).address(SHARED + 8)),
+            earlier: Box::new(location(&wrong, "read", "Load", 0).lane(0).address(SHARED + 8)),
         },
-        place: place(&wrong, "copy 0", "CopyAsync", 1).lane(0).address(SHARED + 8),
+        location: location(&wrong, "copy 0", "CopyAsync", 1).lane(0).address(SHARED + 8),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -357,7 +357,7 @@ fn invalid_copy_size() {
     let (x, _) = input(&mut memory, 128);
     let expected = Fault {
         kind: FaultKind::InvalidCopySize { bytes: 17, allowed: CopySize::AtMost(16) },
-        place: place(&kernel, "copy 0", "CopyAsync", 0).lane(17),
+        location: location(&kernel, "copy 0", "CopyAsync", 0).lane(17),
     };
     assert_eq!(fault(run(&kernel, &[Argument::U64(x), Argument::U32(31)], &memory)), expected);
     assert_eq!(run(&kernel, &[Argument::U64(x), Argument::U32(16)], &memory).map(|_| ()), Ok(()));

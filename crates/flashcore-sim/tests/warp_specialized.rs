@@ -10,7 +10,7 @@ use flashcore_ir::{
 };
 use flashcore_sim::{Argument, Fault, FaultKind, GlobalMemory, InFlight, SimError, TooEarly, WaitsFor};
 use half::bf16;
-use support::{At, SHARED, fault, kernel, place, run_seeded};
+use support::{At, SHARED, fault, kernel, location, run_seeded};
 
 const SIDE: u32 = 64;
 const DEPTH: u32 = 192;
@@ -224,12 +224,12 @@ const FULL: u32 = SHARED as u32 + 4 * TILE_BYTES + SIDE * SIDE * 2;
 #[test]
 fn missing_expect() {
     check(Planted::MissingExpect, |kernel, found| match &found.kind {
-        FaultKind::MissingWait { in_flight: InFlight::TransferTarget, touch: TooEarly::Read, started, .. } => {
-            assert_eq!(started.operation, place(kernel, &started.section, "TensorLoad", 4).operation);
-            assert!(found.place.section.starts_with("multiply"), "{found}");
+        FaultKind::MissingWait { in_flight: InFlight::TmaLoadTarget, touch: TooEarly::Read, started, .. } => {
+            assert_eq!(started.operation, location(kernel, &started.section, "TensorLoad", 4).operation);
+            assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Race { .. } | FaultKind::UninitialisedMemory { .. } => {
-            assert!(found.place.section.starts_with("multiply"), "{found}");
+            assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Deadlock { waiting } => {
             let unannounced = waiting.iter().any(
@@ -237,7 +237,7 @@ fn missing_expect() {
             );
             assert!(unannounced, "{found}");
         }
-        FaultKind::Mbarrier { .. } => assert!(found.place.section.starts_with("load"), "{found}"),
+        FaultKind::Mbarrier { .. } => assert!(found.location.section.starts_with("load"), "{found}"),
         other => panic!("{other}"),
     });
 }
@@ -246,13 +246,13 @@ fn missing_expect() {
 #[test]
 fn wrong_phase() {
     check(Planted::WrongPhase, |_, found| match &found.kind {
-        FaultKind::MissingWait { in_flight: InFlight::TransferTarget, .. }
+        FaultKind::MissingWait { in_flight: InFlight::TmaLoadTarget, .. }
         | FaultKind::Race { .. }
         | FaultKind::UninitialisedMemory { .. } => {
-            assert!(found.place.section.starts_with("multiply"), "{found}");
+            assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Deadlock { waiting } => {
-            let full = waiting.iter().filter(|warp| warp.place.section == "wait for full").count();
+            let full = waiting.iter().filter(|warp| warp.location.section == "wait for full").count();
             assert!(full > 0, "{found}");
         }
         other => panic!("{other}"),
@@ -265,9 +265,9 @@ fn missing_fence_before_the_store() {
         let FaultKind::MissingProxyFence { written } = &found.kind else { panic!("{found}") };
         assert_eq!(
             **written,
-            place(kernel, &written.section, "Store", 0).lane(0).address(found.place.address.unwrap_or(0))
+            location(kernel, &written.section, "Store", 0).lane(0).address(found.location.address.unwrap_or(0))
         );
-        assert_eq!(found.place.section, "result / store");
+        assert_eq!(found.location.section, "result / store");
     });
 }
 
@@ -276,7 +276,7 @@ fn a_sum_read_before_the_wait() {
     check(Planted::ReadBeforeWait, |kernel, found| {
         let FaultKind::RegisterInFlight { started, .. } = &found.kind else { panic!("{found}") };
         assert!(started.section.starts_with("multiply / slice"), "{found}");
-        assert_eq!(found.place, place(kernel, "early", "Mul", found.place.warp));
+        assert_eq!(found.location, location(kernel, "early", "Mul", found.location.warp));
     });
 }
 
@@ -285,12 +285,12 @@ fn a_sum_read_before_the_wait() {
 fn a_stage_released_too_early() {
     check(Planted::EarlyRelease, |_, found| {
         match &found.kind {
-            FaultKind::MissingWait { in_flight: InFlight::ProductOperand, touch: TooEarly::Write, started, .. } => {
+            FaultKind::MissingWait { in_flight: InFlight::WgmmaOperand, touch: TooEarly::Write, started, .. } => {
                 assert!(started.section.starts_with("multiply / slice"), "{found}");
             }
             FaultKind::Race { earlier, .. } => assert!(earlier.section.starts_with("multiply / slice"), "{found}"),
             other => panic!("{other}"),
         }
-        assert!(["load a", "load b"].contains(&&*found.place.section), "{found}");
+        assert!(["load a", "load b"].contains(&&*found.location.section), "{found}");
     });
 }

@@ -220,7 +220,7 @@ pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
         .map(|copy| (copy.started, copy.lane, copy.target, InFlight::CopyTarget))
         .or(bulk.map(|bulk| (bulk.started, bulk.lane, bulk.source, InFlight::BulkSource)));
     if let Some((started, lane, address, in_flight)) = unfinished {
-        let started = Box::new(context.scene.place_of(started, address.into()));
+        let started = Box::new(context.scene.location_of(started, address.into()));
         let kind = FaultKind::MissingWait { space: Space::Shared, touch: TooEarly::Exit, in_flight, started };
         return Err(Stop::address(kind, lane, address.into()));
     }

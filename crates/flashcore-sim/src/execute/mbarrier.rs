@@ -50,15 +50,15 @@ pub(crate) fn initialise(context: &mut Context<'_, '_, '_>, count: Operand, targ
 pub(crate) fn invalidate(context: &mut Context<'_, '_, '_>, target: Address) -> Result<(), Stop> {
     let targets = addresses(&context.warp.registers, Space::Shared, target);
     for lane in lanes(context.mask) {
-        let place = use_barrier(context, Space::Shared, targets[lane], lane)?;
+        let location = use_barrier(context, Space::Shared, targets[lane], lane)?;
         let accessor = context.clocks.accessor(context.warp_index, context.step);
         let access = accessor.lane(lane);
-        let shared = &mut context.cluster[place.rank];
-        let earlier = shared.mbarriers.get(place.address).map(|barrier| barrier.unordered_use(&access));
+        let shared = &mut context.cluster[location.rank];
+        let earlier = shared.mbarriers.get(location.address).map(|barrier| barrier.unordered_use(&access));
         if let Ok(Some(earlier)) = earlier {
             return Err(race(context, earlier, AccessKind::Atomic, targets[lane], lane));
         }
-        shared.mbarriers.invalidate(place.address);
+        shared.mbarriers.invalidate(location.address);
     }
     Ok(())
 }
@@ -81,18 +81,18 @@ fn use_barrier(
     address: u64,
     lane: usize,
 ) -> Result<SharedLocation, Stop> {
-    let place = locate(&context.scene, context.cluster, context.rank, space, address, lane)?;
-    aligned(space, place.address.into(), MBARRIER_BYTES, lane)?;
+    let location = locate(&context.scene, context.cluster, context.rank, space, address, lane)?;
+    aligned(space, location.address.into(), MBARRIER_BYTES, lane)?;
     let accessor = context.clocks.accessor(context.warp_index, context.step);
     let access = accessor.lane(lane);
-    let barrier = context.cluster[place.rank].mbarriers.get(place.address);
+    let barrier = context.cluster[location.rank].mbarriers.get(location.address);
     let barrier = barrier.map_err(|problem| refused(problem, lane, address))?;
     let initialised = barrier.initialised();
     if !access.is_after(initialised) {
         return Err(race(context, initialised, AccessKind::Write, address, lane));
     }
     barrier.used(&access);
-    Ok(place)
+    Ok(location)
 }
 
 impl Context<'_, '_, '_> {
@@ -101,8 +101,8 @@ impl Context<'_, '_, '_> {
     }
 
     /// An `mbarrier` that [`use_barrier`] has found.
-    fn barrier(&mut self, place: SharedLocation) -> Result<&mut Mbarrier, Refused> {
-        self.cluster[place.rank].mbarriers.get(place.address)
+    fn barrier(&mut self, location: SharedLocation) -> Result<&mut Mbarrier, Refused> {
+        self.cluster[location.rank].mbarriers.get(location.address)
     }
 }
 
@@ -128,41 +128,41 @@ pub(crate) fn arrive(
     let (Arrival::Count(operand) | Arrival::Expect(operand) | Arrival::ExpectOnly(operand)) = arrival;
     let numbers = context.warp.registers.word(operand);
     let targets = addresses(&context.warp.registers, space, target);
-    let mut places = [SharedLocation { rank: 0, address: 0 }; LANES];
+    let mut locations = [SharedLocation { rank: 0, address: 0 }; LANES];
     for lane in lanes(context.mask) {
-        places[lane] = use_barrier(context, space, targets[lane], lane)?;
+        locations[lane] = use_barrier(context, space, targets[lane], lane)?;
     }
     if !matches!(arrival, Arrival::ExpectOnly(_)) {
-        release(context, &places, context.mask);
+        release(context, &locations, context.mask);
     }
     for lane in lanes(context.mask) {
-        let (place, address) = (places[lane], targets[lane]);
+        let (location, address) = (locations[lane], targets[lane]);
         let Context { cluster, clocks, .. } = context;
-        let done = cluster[place.rank].mbarriers.get(place.address).and_then(|barrier| match arrival {
+        let done = cluster[location.rank].mbarriers.get(location.address).and_then(|barrier| match arrival {
             Arrival::Count(_) => barrier.arrive(numbers[lane], clocks),
             Arrival::Expect(_) => barrier.expect_tx(numbers[lane]).and_then(|()| barrier.arrive(1, clocks)),
             Arrival::ExpectOnly(_) => barrier.expect_tx(numbers[lane]).map(|()| false),
         });
         if done.map_err(|problem| refused(problem, lane, address))? {
-            context.signals.completed.push((place.rank, place.address));
+            context.signals.completed.push((location.rank, location.address));
             // The lanes after this one arrive in the next phase.
-            release(context, &places, context.mask & u32::MAX.checked_shl(lane as u32 + 1).unwrap_or(0));
+            release(context, &locations, context.mask & u32::MAX.checked_shl(lane as u32 + 1).unwrap_or(0));
         }
     }
     Ok(())
 }
 
 /// Releases to the current phases of the lanes' `mbarrier`s, for lanes with the same one together.
-fn release(context: &mut Context<'_, '_, '_>, places: &[SharedLocation; LANES], mask: u32) {
+fn release(context: &mut Context<'_, '_, '_>, locations: &[SharedLocation; LANES], mask: u32) {
     let mut rest = mask;
     while rest != 0 {
-        let place = places[rest.trailing_zeros() as usize];
-        let same = lanes(rest).filter(|&lane| places[lane] == place).fold(0, |mask, lane| mask | 1 << lane);
+        let location = locations[rest.trailing_zeros() as usize];
+        let same = lanes(rest).filter(|&lane| locations[lane] == location).fold(0, |mask, lane| mask | 1 << lane);
         rest &= !same;
         let participants = Participants { warp: context.warp_index, lanes: same, alive: context.warp.alive() };
-        let here = place.rank == context.rank;
+        let here = location.rank == context.rank;
         let Context { cluster, clocks, .. } = context;
-        if let Ok(barrier) = cluster[place.rank].mbarriers.get(place.address) {
+        if let Ok(barrier) = cluster[location.rank].mbarriers.get(location.address) {
             barrier.release(clocks, participants, here);
         }
     }
@@ -186,12 +186,12 @@ pub(crate) fn wait(
     context.warp.waiting.mbarriers.clear();
     for lane in lanes(context.mask & !complete) {
         check_parity(parities[lane], lane, sources[lane])?;
-        let place = use_barrier(context, Space::Shared, sources[lane], lane)?;
-        let done = context.barrier(place).map(|barrier| barrier.is_complete(parities[lane]));
+        let location = use_barrier(context, Space::Shared, sources[lane], lane)?;
+        let done = context.barrier(location).map(|barrier| barrier.is_complete(parities[lane]));
         if done.map_err(|problem| refused(problem, lane, sources[lane]))? {
             complete |= 1 << lane;
-        } else if !context.warp.waiting.mbarriers.contains(&place.address) {
-            context.warp.waiting.mbarriers.push(place.address);
+        } else if !context.warp.waiting.mbarriers.contains(&location.address) {
+            context.warp.waiting.mbarriers.push(location.address);
         }
     }
     acquire(context, complete & !context.warp.waiting.done, scope, &sources);
@@ -228,8 +228,8 @@ pub(crate) fn test(
     let mut complete = 0;
     for lane in lanes(context.mask) {
         check_parity(parities[lane], lane, sources[lane])?;
-        let place = use_barrier(context, Space::Shared, sources[lane], lane)?;
-        let done = context.barrier(place).map(|barrier| barrier.is_complete(parities[lane]));
+        let location = use_barrier(context, Space::Shared, sources[lane], lane)?;
+        let done = context.barrier(location).map(|barrier| barrier.is_complete(parities[lane]));
         complete |= u32::from(done.map_err(|problem| refused(problem, lane, sources[lane]))?) << lane;
     }
     acquire(context, complete, scope, &sources);

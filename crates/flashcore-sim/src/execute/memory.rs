@@ -44,9 +44,10 @@ pub(crate) fn load(
         let attempt = Attempt { space, kind: AccessKind::Read, bytes: bytes as u32, lane };
         let read = match space {
             Space::Shared | Space::Cluster => {
-                let place = locate(scene, cluster, *rank, space, address, lane)?;
-                let read = cluster[place.rank].read(place.address, bytes as u32, &access);
-                read.map(|read| data[..bytes].copy_from_slice(read)).map_err(|refusal| place.refused(address, refusal))
+                let location = locate(scene, cluster, *rank, space, address, lane)?;
+                let read = cluster[location.rank].read(location.address, bytes as u32, &access);
+                read.map(|read| data[..bytes].copy_from_slice(read))
+                    .map_err(|refusal| location.refused(address, refusal))
             }
             Space::Global if cache == LoadCache::ReadOnly => global
                 .must_be_constant(address, bytes as u64)
@@ -90,9 +91,9 @@ pub(crate) fn store(
         let attempt = Attempt { space, kind: AccessKind::Write, bytes: bytes as u32, lane };
         let written = match space {
             Space::Shared | Space::Cluster => {
-                let place = locate(scene, cluster, *rank, space, address, lane)?;
-                let written = cluster[place.rank].write(place.address, &data[..bytes], &access);
-                written.map_err(|refusal| place.refused(address, refusal))
+                let location = locate(scene, cluster, *rank, space, address, lane)?;
+                let written = cluster[location.rank].write(location.address, &data[..bytes], &access);
+                written.map_err(|refusal| location.refused(address, refusal))
             }
             Space::Global => global.write(address, &data[..bytes], &access),
         };

@@ -25,7 +25,7 @@ use crate::execute::lanes::Lanes;
 use crate::execute::mbarrier::Arrival;
 use crate::execute::mma::Mma;
 use crate::execute::tma::TmaLoad;
-use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
+use crate::fault::{AccessKind, FaultKind, InFlight, Location, MbarrierProblem, TooEarly};
 use crate::launch::Arguments;
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
 use crate::memory::view::GlobalView;
@@ -89,13 +89,13 @@ pub(crate) struct Attempt {
 
 impl Scene<'_, '_> {
     /// The location of a step of a warp, without the lane and the address.
-    pub(crate) fn place(&self, step: usize, warp: usize) -> Place {
-        self.program.place(step, &self.placement, warp)
+    pub(crate) fn location(&self, step: usize, warp: usize) -> Location {
+        self.program.location(step, &self.placement, warp)
     }
 
     /// The location of an access of this cluster.
-    pub(crate) fn place_of(&self, stamp: Stamp, address: u64) -> Place {
-        self.program.place_of(stamp, &self.placement, address)
+    pub(crate) fn location_of(&self, stamp: Stamp, address: u64) -> Location {
+        self.program.location_of(stamp, &self.placement, address)
     }
 
     /// True if the step that started is a TMA load, whose completion an `mbarrier` counts.
@@ -114,7 +114,7 @@ impl Scene<'_, '_> {
     pub(crate) fn refused(&self, attempt: Attempt, refusal: Refusal) -> Stop {
         let Attempt { space, kind: access, bytes, lane } = attempt;
         let address = refusal.address;
-        let place = |stamp| Box::new(self.place_of(stamp, address));
+        let location = |stamp| Box::new(self.location_of(stamp, address));
         let touch = match access {
             AccessKind::Read => TooEarly::Read,
             AccessKind::Write | AccessKind::Atomic => TooEarly::Write,
@@ -123,25 +123,25 @@ impl Scene<'_, '_> {
             Reason::OutOfBounds(nearest) => FaultKind::OutOfBounds { space, bytes, nearest: *nearest },
             Reason::Uninitialised => FaultKind::UninitialisedMemory { space },
             Reason::Race { earlier, earlier_kind } => {
-                FaultKind::Race { space, access, earlier_access: earlier_kind, earlier: place(earlier) }
+                FaultKind::Race { space, access, earlier_access: earlier_kind, earlier: location(earlier) }
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
-                    Space::Shared | Space::Cluster if self.is_tma_load(started) => InFlight::TransferTarget,
+                    Space::Shared | Space::Cluster if self.is_tma_load(started) => InFlight::TmaLoadTarget,
                     Space::Shared | Space::Cluster => InFlight::CopyTarget,
                     Space::Global => InFlight::BulkTarget,
                 };
-                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
+                FaultKind::MissingWait { space, touch, in_flight, started: location(started) }
             }
             Reason::Draining(started) => {
                 let product = matches!(self.operation(started), Some(Op::Wgmma { .. }));
-                let in_flight = if product { InFlight::ProductOperand } else { InFlight::BulkSource };
-                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
+                let in_flight = if product { InFlight::WgmmaOperand } else { InFlight::BulkSource };
+                FaultKind::MissingWait { space, touch, in_flight, started: location(started) }
             }
-            Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
+            Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: location(written) },
             Reason::Mbarrier(state) => FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) },
-            Reason::UnfencedGlobal(written) => FaultKind::UnfencedGlobal { written: place(written) },
-            Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
+            Reason::UnfencedGlobal(written) => FaultKind::UnfencedGlobal { written: location(written) },
+            Reason::Stale(written) => FaultKind::StaleRead { written: location(written) },
         };
         Stop::address(kind, lane, address)
     }

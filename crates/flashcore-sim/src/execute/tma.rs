@@ -203,7 +203,7 @@ pub(crate) fn tensor_load(
             row.resize(piece.bytes as usize, 0);
             read(context, piece.address, &mut row, lane)?;
             context.counters.global_loads.count_part(piece.address, piece.bytes);
-            tensor_box.place(target, piece, &row, &mut data);
+            tensor_box.write_piece(target, piece, &row, &mut data);
         }
         let destination = Destination { lane, ranks: masks[lane], target, barrier: barriers[lane] as u32 };
         start(context, &destination, data)?;
@@ -233,7 +233,7 @@ pub(crate) fn tensor_store(
             context.counters.global_stores.count_part(piece.address, piece.bytes);
         }
         super::async_copy::start_store(context, lane, source, tensor_box.map.box_bytes(), |data| {
-            pieces.iter().map(|piece| (piece.address, tensor_box.taken(source, *piece, data))).collect()
+            pieces.iter().map(|piece| (piece.address, tensor_box.read_piece(source, *piece, data))).collect()
         })?;
     }
     Ok(())

@@ -61,7 +61,7 @@ impl TensorBox {
     }
 
     /// Writes the bytes of a piece into a box at `target`, swizzled by the address.
-    pub(crate) fn place(&self, target: u32, piece: Piece, bytes: &[u8], data: &mut [u8]) {
+    pub(crate) fn write_piece(&self, target: u32, piece: Piece, bytes: &[u8], data: &mut [u8]) {
         for (offset, pair) in (piece.offset..).step_by(2).zip(bytes.chunks_exact(2)) {
             let at = (self.map.swizzle.apply(target + offset) - target) as usize;
             data[at..at + 2].copy_from_slice(pair);
@@ -69,7 +69,7 @@ impl TensorBox {
     }
 
     /// Reads the bytes of a piece from a box at `source`.
-    pub(crate) fn taken(&self, source: u32, piece: Piece, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn read_piece(&self, source: u32, piece: Piece, data: &[u8]) -> Vec<u8> {
         let offsets = (piece.offset..piece.offset + piece.bytes).step_by(2);
         let pairs = offsets.map(|offset| (self.map.swizzle.apply(source + offset) - source) as usize);
         pairs.flat_map(|at| [data[at], data[at + 1]]).collect()

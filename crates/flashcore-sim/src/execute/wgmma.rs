@@ -23,7 +23,7 @@ const WARP_ROWS: usize = 16;
 /// The fault for a register in use by a `wgmma`.
 pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
     let InUse { register, access, started } = used;
-    let mut started = context.scene.place_of(started, 0);
+    let mut started = context.scene.location_of(started, 0);
     started.address = None;
     Stop::warp(FaultKind::RegisterInFlight { register, access, started: Box::new(started) })
 }
@@ -41,11 +41,11 @@ pub(crate) fn in_lockstep(context: &mut Context<'_, '_, '_>, operands: &[u64]) -
 /// The fault for warps of a group that do not agree.
 pub(crate) fn disagreement(context: &Context<'_, '_, '_>, other: Disagreement) -> Stop {
     let Disagreement { step, warp, same } = other;
-    let place = Box::new(context.scene.place(step, warp));
+    let location = Box::new(context.scene.location(step, warp));
     let problem = if same {
-        WarpgroupProblem::OperandsDiffer { other: place }
+        WarpgroupProblem::OperandsDiffer { other: location }
     } else {
-        WarpgroupProblem::Disagrees { other: place }
+        WarpgroupProblem::Disagrees { other: location }
     };
     Stop::warp(FaultKind::Warpgroup { problem })
 }
@@ -61,9 +61,9 @@ pub(crate) fn end(context: &Context<'_, '_, '_>) -> Result<(), Stop> {
         return Err(disagreement(context, missed));
     }
     let Some(product) = context.warp.products.unfinished() else { return Ok(()) };
-    let mut started = context.scene.place_of(product.started, 0);
+    let mut started = context.scene.location_of(product.started, 0);
     started.address = None;
-    Err(Stop::warp(FaultKind::UnfinishedProduct { started: Box::new(started) }))
+    Err(Stop::warp(FaultKind::UnfinishedWgmma { started: Box::new(started) }))
 }
 
 /// Gives registers back or takes them (`setmaxnreg`). Returns true if there are enough.

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::Place;
+use super::Location;
 
 /// An `mbarrier` as a report shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,12 +128,12 @@ pub enum WarpgroupProblem {
     /// The warps of the group give different operands.
     OperandsDiffer {
         /// The other warp's operation.
-        other: Box<Place>,
+        other: Box<Location>,
     },
     /// Another warp of the group executes another such operation in its place.
     Disagrees {
         /// The operation of the other warp.
-        other: Box<Place>,
+        other: Box<Location>,
     },
     /// A descriptor with a base offset.
     BaseOffset {

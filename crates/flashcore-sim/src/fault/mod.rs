@@ -10,17 +10,17 @@ pub use hopper::{ClusterBarrierProblem, MbarrierProblem, MbarrierState, Warpgrou
 
 /// A mistake of the kernel and its location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{kind}\n  at {place}")]
+#[error("{kind}\n  at {location}")]
 pub struct Fault {
     /// The kind of mistake.
     pub kind: FaultKind,
     /// The location at which the simulator noticed.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// An operation of one warp of one CTA, and its source location.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The operation as text.
     pub operation: String,
     /// The section of the kernel, outermost name first.
@@ -39,7 +39,7 @@ pub struct Place {
     pub address: Option<u64>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, section, file, line, cta: [x, y, z], warp, lane, address } = self;
         write!(formatter, "`{operation}` in \"{section}\" ({file}:{line}), CTA ({x}, {y}, {z}), warp {warp}")?;
@@ -84,9 +84,9 @@ pub enum InFlight {
     /// A TMA store will write its target in global memory.
     BulkTarget,
     /// A TMA load will write its target in shared memory.
-    TransferTarget,
+    TmaLoadTarget,
     /// A `wgmma` will read its operand in shared memory.
-    ProductOperand,
+    WgmmaOperand,
 }
 
 impl InFlight {
@@ -96,8 +96,8 @@ impl InFlight {
                 "wait with `copy_async_wait` in the thread that copies, then synchronise with the others"
             }
             Self::BulkSource => "wait with `bulk_wait(.., read: true)` in the thread that stores, then synchronise",
-            Self::ProductOperand => "wait with `wgmma_wait` in all four warps, then synchronise",
-            Self::TransferTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
+            Self::WgmmaOperand => "wait with `wgmma_wait` in all four warps, then synchronise",
+            Self::TmaLoadTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
             Self::BulkTarget => "wait with `bulk_wait(.., read: false)` in the thread that stores, then synchronise",
         }
     }
@@ -180,7 +180,7 @@ pub struct WaitingWarp {
     /// The event that it waits for.
     pub waits_for: WaitsFor,
     /// The location of the wait.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// The event that a warp waits for.
@@ -215,7 +215,7 @@ pub enum WaitsFor {
 
 impl fmt::Display for WaitingWarp {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "warp {} at ", self.place.warp)?;
+        write!(formatter, "warp {} at ", self.location.warp)?;
         match &self.waits_for {
             WaitsFor::Barrier { barrier, arrived, expected } => {
                 write!(formatter, "barrier {barrier} ({arrived} of {expected} threads arrived)")
@@ -248,7 +248,7 @@ pub enum FaultKind {
         /// The access of the earlier operation.
         earlier_access: AccessKind,
         /// The location of the earlier operation.
-        earlier: Box<Place>,
+        earlier: Box<Location>,
     },
     /// An access outside every buffer, or outside the shared memory of the CTA.
     #[error(
@@ -295,7 +295,7 @@ pub enum FaultKind {
         /// The pending access of the copy.
         in_flight: InFlight,
         /// The location at which the copy was started.
-        started: Box<Place>,
+        started: Box<Location>,
     },
     /// A TMA store reads bytes that were written without a proxy fence.
     #[error(
@@ -304,7 +304,7 @@ pub enum FaultKind {
     )]
     MissingProxyFence {
         /// The write.
-        written: Box<Place>,
+        written: Box<Location>,
     },
     /// An asynchronous copy reads global memory that the cluster has written in this launch.
     #[error(
@@ -313,7 +313,7 @@ pub enum FaultKind {
     )]
     UnfencedGlobal {
         /// The write.
-        written: Box<Place>,
+        written: Box<Location>,
     },
     /// An address that is not that of a tensor map.
     #[error("this is not the address of a tensor map; take it from `Builder::tensor_map`")]
@@ -342,7 +342,7 @@ pub enum FaultKind {
     )]
     StaleRead {
         /// The write.
-        written: Box<Place>,
+        written: Box<Location>,
     },
     /// A divergent warp at an operation that needs all its lanes.
     #[error(
@@ -394,7 +394,7 @@ pub enum FaultKind {
         /// The access to it.
         access: AccessKind,
         /// The location at which the `wgmma` was started.
-        started: Box<Place>,
+        started: Box<Location>,
     },
     /// A `wgmma` that uses a register which ordinary instructions have accessed since the last fence.
     #[error(
@@ -407,9 +407,9 @@ pub enum FaultKind {
     },
     /// A thread that ends with a `wgmma` in flight.
     #[error("end of a warp with the wgmma started at {started} still in flight; `wgmma_wait` for it first")]
-    UnfinishedProduct {
+    UnfinishedWgmma {
         /// The location at which it was started.
-        started: Box<Place>,
+        started: Box<Location>,
     },
     /// A `setmaxnreg` increase that does not increase, or a decrease that does not decrease.
     #[error("setmaxnreg to {count} registers per thread goes in the wrong direction: the warp has {current}")]

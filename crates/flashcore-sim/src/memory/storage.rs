@@ -66,7 +66,7 @@ impl Default for Page {
 }
 
 /// The page of a pair, and the index in it.
-const fn place(pair: u64) -> (u64, usize) {
+const fn page_and_index(pair: u64) -> (u64, usize) {
     (pair / PAIRS_PER_PAGE as u64, (pair % PAIRS_PER_PAGE as u64) as usize)
 }
 
@@ -99,7 +99,7 @@ impl Storage {
             Self::Sparse(pages) => {
                 let pages = locked(pages);
                 for (chunk, pair) in bytes.chunks_mut(2).zip(offset / 2..) {
-                    let (page, index) = place(pair);
+                    let (page, index) = page_and_index(pair);
                     copy(chunk, pages.get(&page).map_or(POISON, |page| page.pairs[index]));
                 }
             }
@@ -124,7 +124,7 @@ impl Storage {
             Self::Sparse(pages) => {
                 let mut pages = locked(pages);
                 for (chunk, pair) in bytes.chunks(2).zip(offset / 2..) {
-                    let (page, index) = place(pair);
+                    let (page, index) = page_and_index(pair);
                     let page = pages.entry(page).or_default();
                     page.pairs[index] = pair_of(chunk);
                     page.states[index] = page.states[index].after(state);
@@ -138,7 +138,7 @@ impl Storage {
         let state = match self {
             Self::Dense { states, .. } => State::from_bits(states[pair].load(Ordering::Relaxed)),
             Self::Sparse(pages) => {
-                let (page, index) = place(pair as u64);
+                let (page, index) = page_and_index(pair as u64);
                 locked(pages).get(&page).map_or(State::Unwritten, |page| page.states[index])
             }
         };
