@@ -1,4 +1,4 @@
-//! Evaluator of score_mod and mask_mod expressions on the CPU, for several scores at a time.
+//! Evaluator of `score_mod` and `mask_mod` expressions on the CPU, for several scores at a time.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -101,7 +101,7 @@ impl<'a, R: ExpressionReal> Evaluator<'a, R> {
         self.numbers[self.expression.result().index()]
     }
 
-    /// True for the scores that a mask_mod keeps.
+    /// True for the scores that a `mask_mod` keeps.
     pub fn attended(&mut self, places: &Places) -> [bool; WIDTH] {
         self.evaluate(places, &[R::from_f32(0.0); WIDTH]);
         self.integers[self.expression.result().index()].map(|truth| truth != 0)

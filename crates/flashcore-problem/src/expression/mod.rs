@@ -1,4 +1,4 @@
-//! score_mod and mask_mod: changes to scores and masks beyond the features of a problem, written as Rust closures.
+//! `score_mod` and `mask_mod`: changes to scores and masks beyond the features of a problem, written as Rust closures.
 //!
 //! A closure is called once, with handles instead of numbers. Its operations on them are traced into an [`Expression`],
 //! which every backend uses: kernels are generated from it, the CPU and the oracle evaluate it. Its constants are not
@@ -337,7 +337,7 @@ impl Expression {
     }
 }
 
-/// A score_mod: the change of each score, given its indices.
+/// A `score_mod`: the change of each score, given its indices.
 ///
 /// The closure is called once, and its structure is separated from its constants, the `f32` and `i32` that were written in
 /// it or captured by it:
@@ -369,7 +369,7 @@ pub struct ScoreMod {
     constants: Constants,
 }
 
-/// A mask_mod: the keys that take part, besides the limits of the mask.
+/// A `mask_mod`: the keys that take part, besides the limits of the mask.
 ///
 /// The lifetime of structures, and what is compiled for them, are as for [`ScoreMod`].
 ///
