@@ -1,11 +1,11 @@
 //! The table of driver functions that this crate calls, found at run time.
 //!
-//! They are looked up all at once, so that a missing library or symbol is an ordinary error, and return their code as a
-//! number, because a newer driver has codes that no enum here would have a value for. That each signature is the one
-//! that `cudarc` generated from NVIDIA's header is checked by the compiler, in tests.
+//! They are looked up all at once, so that a missing library or symbol is an ordinary error. They return their code as
+//! a number, because a newer driver may return codes that no enum here has. The compiler checks in tests that each
+//! signature is the one that `cudarc` generated from NVIDIA's header.
 //!
-//! The table is data: tests fill it with functions of their own (see `fake`) and so exercise, without a GPU, everything
-//! that this crate does with what a driver answers.
+//! The table is data: tests fill it with functions of their own (see `fake`) and so exercise, without a GPU, how this
+//! crate handles a driver's answers.
 
 #![expect(non_snake_case, reason = "the names of the driver")]
 
@@ -22,7 +22,7 @@ use crate::sys::{
     CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
 
-/// What every function returns: 0, or the number of an error.
+/// The return type of every function: 0, or the number of an error.
 pub(crate) type Code = c_uint;
 
 macro_rules! functions {
@@ -55,7 +55,7 @@ macro_rules! functions {
             }
         }
 
-        // Each signature above is the generated one; that one returns the enum where ours returns its number.
+        // Each signature above is the generated one, which returns the enum where ours returns its number.
         #[cfg(test)]
         mod declared {
             use super::*;
@@ -147,7 +147,7 @@ functions! {
         cuStreamGetCaptureInfo_v2(
             CUstream, *mut CUstreamCaptureStatus, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize,
         );
-        // With the number in place of the enum, so that any code can be asked for.
+        // With the number in place of the enum, so that any code can be passed.
         cuGetErrorName(Code, *mut *const c_char);
         cuGetErrorString(Code, *mut *const c_char);
     }

@@ -1,11 +1,11 @@
-//! Which of the architectures that kernels are generated for a GPU runs.
+//! The architectures, among those that kernels are generated for, that a GPU runs.
 
 use flashcore_ir::Arch;
 
-/// Whether a GPU of this compute capability runs what is generated for `arch`.
+/// True if a GPU of this compute capability runs kernels generated for `arch`.
 ///
-/// PTX of one architecture is compiled for every later one, except PTX with an `a` to its name, which is for that one
-/// alone.
+/// PTX of one architecture is compiled for every later one, except PTX of an architecture with the suffix `a`, which is
+/// for that one alone.
 pub fn runs(compute: (u32, u32), arch: Arch) -> bool {
     let compute = number(compute);
     match arch {
@@ -14,15 +14,16 @@ pub fn runs(compute: (u32, u32), arch: Arch) -> bool {
     }
 }
 
-/// The newest architecture without an `a` that a GPU of this compute capability runs; `None` for those before 8.0.
+/// The newest architecture without the suffix `a` that a GPU of this compute capability runs; `None` for those before
+/// 8.0.
 ///
-/// A GPU that is newer than all of them gets the newest of them: a driver that knows the GPU compiles it. What fits
-/// into its shared memory is for the device's own attributes to say.
+/// A GPU that is newer than all of them gets the newest of them: a driver that knows the GPU compiles it. The size of
+/// its shared memory is in the device's own attributes.
 pub fn best(compute: (u32, u32)) -> Option<Arch> {
     Arch::ALL.into_iter().filter(|&arch| arch != Arch::Sm90a && runs(compute, arch)).max()
 }
 
-/// The architecture with everything that a GPU of this compute capability has, with an `a` to its name where there is one.
+/// The architecture with all instructions of a GPU of this compute capability, with the suffix `a` where there is one.
 pub fn specific(compute: (u32, u32)) -> Option<Arch> {
     if runs(compute, Arch::Sm90a) { Some(Arch::Sm90a) } else { best(compute) }
 }

@@ -1,4 +1,4 @@
-//! The arguments of a launch in the form in which the driver reads them, without an allocation.
+//! Kernel arguments in the form in which the driver reads them, without an allocation.
 
 use core::ffi::c_void;
 
@@ -7,29 +7,29 @@ use flashcore_ir::{Argument, Parameter, ParameterType, TensorMap};
 use crate::error::CudaError;
 use crate::tensor_map::{EncodedTensorMap, TENSOR_MAP_BYTES};
 
-/// Arguments that a launch has room for.
+/// The most arguments of a launch.
 pub const MOST_ARGUMENTS: usize = 96;
-/// Bytes of each argument's place: the largest argument there is.
+/// Bytes of each argument's slot: the size of the largest argument.
 const PLACE_BYTES: usize = 8;
 
-/// Tensor maps that a launch has room for.
+/// The most tensor maps of a launch.
 pub(crate) const MOST_TENSOR_MAPS: usize = 8;
 
-/// The arguments of one launch, each at the start of a place of its own.
+/// The arguments of one launch, each at the start of a slot of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(128))]
 pub(crate) struct Arguments {
     tensor_maps: [EncodedTensorMap; MOST_TENSOR_MAPS],
     places: [[u8; PLACE_BYTES]; MOST_ARGUMENTS],
-    /// For each argument that is a tensor map, its place among them.
+    /// For each argument that is a tensor map, its index among them.
     map_places: [Option<u8>; MOST_ARGUMENTS],
 }
 
-/// Makes of a description what hardware reads.
+/// Encodes a tensor map for the hardware.
 pub(crate) type Encode<'a> = &'a dyn Fn(&TensorMap) -> Result<EncodedTensorMap, CudaError>;
 
 impl Arguments {
-    /// The arguments, if they are what the parameters of the kernel ask for.
+    /// The arguments, if they match the parameters of the kernel.
     pub(crate) fn new(
         kernel: &str,
         parameters: &[Parameter],
@@ -121,7 +121,7 @@ mod tests {
         types.iter().map(|&ty| Parameter { name: format!("p_{}", ty.name()), ty: ty.into() }).collect()
     }
 
-    /// A map that tells its base.
+    /// An encoding that holds the base address.
     #[expect(clippy::unnecessary_wraps, reason = "the form of what the driver does")]
     fn encode(map: &TensorMap) -> Result<EncodedTensorMap, CudaError> {
         let mut bytes = [7; TENSOR_MAP_BYTES];
@@ -167,7 +167,7 @@ mod tests {
         let packed = Arguments::new("k", &types, &values, &encode).unwrap();
         let pointers = packed.pointers();
         assert!(pointers.iter().all(|pointer| pointer.addr() % 8 == 0));
-        // SAFETY: each pointer is to the first byte of a place of eight in `packed`.
+        // SAFETY: each pointer is to the first byte of a slot of eight in `packed`.
         let read = |index: usize| unsafe { *pointers[index].cast::<u64>() };
         let expected = [0x1122_3344_5566_7788, 7, u64::from(-3i32 as u32), u64::from((-0.0f32).to_bits()), u64::MAX];
         assert_eq!([read(0), read(1), read(2), read(3), read(4)], expected);

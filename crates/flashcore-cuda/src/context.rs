@@ -1,4 +1,4 @@
-//! The primary context of a device: what every call here needs, and what an error on the GPU ends.
+//! The primary context of a device, which every call here needs, and which a sticky error ends.
 
 use core::ffi::{c_uint, c_void};
 use core::fmt;
@@ -11,8 +11,8 @@ use crate::device::Device;
 use crate::error::{CudaError, Failure, code};
 use crate::sys::{CUcontext, CUlimit, CUstreamCaptureMode};
 
-/// Calls a function of the driver in a context: `cuda!(context, cuMemFree_v2(address))`, in an `unsafe` block. Gives
-/// `Result<(), CudaError>`.
+/// Calls a function of the driver in a context: `cuda!(context, cuMemFree_v2(address))`, in an `unsafe` block.
+/// Evaluates to `Result<(), CudaError>`.
 macro_rules! cuda {
     ($context:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $context.check(stringify!($function), ($context.api().$function)($($argument),*))
@@ -24,11 +24,11 @@ pub(crate) use cuda;
 /// and the runtime library too, so their pointers and streams can be used here.
 ///
 /// It is retained as long as a `Context` or anything made from one exists, and made current around each call, on the
-/// thread of the call; what was current there before is so again afterwards. Clones are the same context, and so are two
-/// contexts of one device.
+/// thread of the call; the previously current context is restored afterwards. Clones are the same context, and so are
+/// two contexts of one device.
 ///
 /// An illegal address or another error that ends all work on the device *poisons* it: the call that met the error
-/// reports it, every later one answers [`CudaError::Poisoned`] without asking the driver.
+/// reports it, every later one returns [`CudaError::Poisoned`] without calling the driver.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -37,7 +37,7 @@ pub struct Context {
 pub(crate) struct Inner {
     device: Device,
     raw: CUcontext,
-    /// The first error after which nothing works.
+    /// The first sticky error, after which nothing works.
     poison: OnceLock<Failure>,
     /// The first error of a destructor.
     drop_failure: OnceLock<Failure>,
@@ -51,7 +51,7 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Context {
-    /// The primary context of a device. The first of a process takes the driver some hundred milliseconds to make.
+    /// The primary context of a device. The driver takes some hundred milliseconds to create the first of a process.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         let driver = device.driver;
         let mut contexts = driver.contexts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +90,7 @@ impl Context {
         unsafe { cuda!(self, cuCtxSynchronize()) }
     }
 
-    /// Calls what would spoil a graph that is being recorded, and is no part of it: an allocation, a wait.
+    /// Makes a call that would invalidate a graph capture and is not part of the graph: an allocation, a wait.
     pub(crate) fn relax_capture<T>(&self, call: impl FnOnce(&Self) -> Result<T, CudaError>) -> Result<T, CudaError> {
         let _current = self.enter()?;
         // As a number: a newer driver may have more modes than the enum.
@@ -99,12 +99,12 @@ impl Context {
         // SAFETY: the function exchanges an enum with the size of the integer.
         unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(mode)) }?;
         let result = call(self);
-        // SAFETY: as above; this gives back what was there before.
+        // SAFETY: as above; this restores the previous mode.
         unsafe { cuda!(self, cuThreadExchangeStreamCaptureMode(mode)) }?;
         result
     }
 
-    /// Bytes of memory that are free, and that there are.
+    /// Free and total bytes of memory.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         let _current = self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -113,7 +113,7 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Sets as much of L2 aside for what launches ask it to keep as the device allows, and says how much; 0 where it cannot.
+    /// Sets aside as much of L2 for persisting accesses as the device allows, and returns how much; 0 where it cannot.
     pub fn keep_in_l2(&self) -> Result<usize, CudaError> {
         let bytes = self.inner.device.attributes.persisting_l2_bytes as usize;
         if bytes > 0 {
@@ -124,12 +124,12 @@ impl Context {
         Ok(bytes)
     }
 
-    /// The error that ended all work here, if one did.
+    /// The sticky error that ended all work here, if one did.
     pub fn poison(&self) -> Option<&Failure> {
         self.inner.poison.get()
     }
 
-    /// The first error of a destructor. A destructor has nobody to return it to; it neither panics nor hides it.
+    /// The first error of a destructor, which cannot return it: it neither panics nor hides it.
     pub fn drop_failure(&self) -> Option<&Failure> {
         self.inner.drop_failure.get()
     }
@@ -154,12 +154,12 @@ impl Context {
         Ok(Current { context: self, pushed, thread: PhantomData })
     }
 
-    /// Ok or the failure, which poisons the context if it is one of those.
+    /// Ok or the failure, which poisons the context if it is sticky.
     pub(crate) fn check(&self, call: &'static str, answer: Code) -> Result<(), CudaError> {
         if answer == code::SUCCESS { Ok(()) } else { Err(self.failure(call, answer).into()) }
     }
 
-    /// Runs the destructor of something in this context. What was made in a poisoned context is gone already.
+    /// Runs the destructor of an object of this context. Objects of a poisoned context are gone already.
     pub(crate) fn destroy(&self, destructor: impl FnOnce(&Self) -> Result<(), CudaError>) {
         match self.enter().and_then(|_current| destructor(self)) {
             // The process is exiting and the driver with it.
@@ -171,7 +171,7 @@ impl Context {
         }
     }
 
-    /// Remembers the kernel that later errors may come from.
+    /// Records the kernel that later errors may come from.
     pub(crate) fn launched(&self, kernel: &Arc<str>) {
         let mut last = self.inner.last_launch.lock().unwrap_or_else(PoisonError::into_inner);
         if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, kernel)) {
@@ -210,12 +210,12 @@ impl fmt::Debug for Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: retained once when this was made. The answer is of use to nobody: the context has no user left here.
+        // SAFETY: retained once when this was made. The answer is ignored: the context has no user left here.
         let _ = unsafe { (self.device.driver.api.cuDevicePrimaryCtxRelease_v2)(self.device.raw) };
     }
 }
 
-/// While it exists, the context is current on this thread.
+/// A guard: while it exists, the context is current on this thread.
 pub(crate) struct Current<'context> {
     context: &'context Context,
     pushed: bool,
@@ -227,7 +227,7 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = ptr::null_mut();
-            // SAFETY: the function writes one handle; what it takes from the stack is what `enter` put there.
+            // SAFETY: the function writes one handle; the context that it pops is the one that `enter` pushed.
             let popping = unsafe { cuda!(self.context, cuCtxPopCurrent_v2(&raw mut popped)) };
             if let Err(CudaError::Call(failure)) = popping {
                 let _ = self.context.inner.drop_failure.set(*failure);

@@ -1,4 +1,4 @@
-//! A GPU: what it is and what it has.
+//! A GPU: its identity and attributes.
 
 use core::ffi::{CStr, c_char};
 use core::fmt;
@@ -10,48 +10,48 @@ use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 
-/// Room for the name of a device.
+/// Buffer size for the name of a device.
 const NAME_BYTES: usize = 256;
 
-/// A GPU that the driver sees. Asking for it creates nothing on it.
+/// A GPU that the driver sees. Querying it creates nothing on it.
 #[derive(Debug, Clone)]
 pub struct Device {
     pub(crate) driver: &'static Driver,
     pub(crate) raw: CUdevice,
-    /// Its number, from 0, among those that this process sees.
+    /// The number, from 0, among those that this process sees.
     pub ordinal: usize,
-    /// Its name, like `NVIDIA H200`.
+    /// The name, like `NVIDIA H200`.
     pub name: String,
-    /// Its identity, the same in every process and under every numbering.
+    /// The identity, the same in every process and under every numbering.
     pub uuid: Uuid,
     /// Compute capability, (9, 0) for 9.0.
     pub compute: (u32, u32),
     /// Bytes of memory.
     pub memory_bytes: usize,
-    /// What it has.
+    /// The attributes.
     pub attributes: Attributes,
 }
 
-/// What a GPU has.
+/// The attributes of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// SMs.
+    /// Number of SMs.
     pub num_sms: u32,
     /// Bytes of the L2 cache.
     pub l2_bytes: u32,
-    /// Bytes of shared memory that one CTA can have, if it asks for them.
+    /// Bytes of shared memory that one CTA can opt in to.
     pub shared_bytes_per_cta: u32,
     /// Bytes of shared memory of one SM.
     pub shared_bytes_per_sm: u32,
     /// Registers of one SM.
     pub registers_per_sm: u32,
-    /// The highest clock of the SMs, in kHz; like all below, 0 where the driver does not say.
+    /// The highest clock of the SMs, in kHz; like all fields below, 0 where the driver does not say.
     pub clock_khz: u32,
     /// The highest clock of the memory, in kHz.
     pub memory_clock_khz: u32,
     /// Width of the memory bus in bits.
     pub memory_bus_bits: u32,
-    /// Bytes of L2 that can be set aside for data that is to stay.
+    /// Bytes of L2 that can be set aside for persisting accesses.
     pub persisting_l2_bytes: u32,
 }
 
@@ -133,24 +133,24 @@ impl Device {
         })
     }
 
-    /// The driver it belongs to.
+    /// The driver.
     pub const fn driver(&self) -> &'static Driver {
         self.driver
     }
 
-    /// The newest architecture to generate for, unless a kernel wants `sm_90a` and [`runs`](Self::runs) says yes.
+    /// The newest architecture to generate for, unless a kernel needs `sm_90a` and [`runs`](Self::runs) returns true.
     pub fn arch(&self) -> Result<Arch, CudaError> {
         arch::best(self.compute)
             .ok_or_else(|| CudaError::DeviceTooOld { name: self.name.clone(), compute: self.compute })
     }
 
-    /// The architecture with everything that it has: kernels for it run on no other.
+    /// The architecture with all instructions of the GPU: kernels for it run on no other.
     pub fn specific_arch(&self) -> Result<Arch, CudaError> {
         arch::specific(self.compute)
             .ok_or_else(|| CudaError::DeviceTooOld { name: self.name.clone(), compute: self.compute })
     }
 
-    /// Whether it runs kernels generated for `arch`.
+    /// True if it runs kernels generated for `arch`.
     pub fn runs(&self, arch: Arch) -> bool {
         arch::runs(self.compute, arch)
     }

@@ -1,4 +1,4 @@
-//! What this crate does with what a driver answers.
+//! Tests of the device side against the fake driver's answers.
 
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ fn an_error_that_ends_all_work_is_reported_once_and_remembered() {
     };
     assert_eq!(stream.synchronize(), Err(CudaError::from(first.clone())));
     fail("cuStreamSynchronize", None);
-    // From here on nobody asks the driver.
+    // From here on the driver is not called.
     let calls = state(|state| state.calls.values().sum::<usize>());
     let poisoned = CudaError::Poisoned { first: Box::new(first.clone()) };
     assert_eq!(stream.synchronize(), Err(poisoned.clone()));
@@ -202,7 +202,7 @@ fn a_graph_records_and_replays() {
     let launch = kernel.prepare([1, 1, 1], &[Argument::U64(8), Argument::U32(0), Argument::F32(1.0)]).unwrap();
     let mut buffer = DeviceBuffer::uninitialised(kernels.context(), 4).unwrap();
     let graph = Graph::capture(&stream, |stream| {
-        // What would touch the host's memory at each replay is refused, and leaves the recording as it was.
+        // Calls that would touch the host's memory at each replay are refused, and leave the recording as it was.
         let refused = |call| Err(CudaError::Capturing { call });
         assert_eq!(buffer.copy_from_host(stream, &[0; 4]), refused("a copy from the host"));
         assert_eq!(buffer.to_host(stream).map(|_| ()), refused("a copy to the host"));
@@ -351,7 +351,7 @@ fn code_that_the_driver_refuses_is_compiled_again() {
     let scratch = Scratch::new("refused");
     let verified = kernel(Arch::Sm90);
     let key = kernels(CacheOptions::folder(scratch.path())).load(&verified).unwrap().key();
-    // A sound entry with unusable code, as a deceiver or another machine would leave it.
+    // A sound entry with unusable code, as an attacker or another machine would leave it.
     let cache = KernelCache::open(CacheOptions::folder(scratch.path()));
     let listed = cache.list().unwrap().remove(0);
     cache.clear().unwrap();
@@ -361,7 +361,7 @@ fn code_that_the_driver_refuses_is_compiled_again() {
     let kernels = kernels(CacheOptions::folder(scratch.path()));
     assert_eq!(kernels.load(&verified).unwrap().source(), Source::Compiled);
     assert!(scratch.path().join(format!("v1/{key}.bad")).exists());
-    // And code that is refused as it comes from the compiler is an error, not a loop.
+    // Code that is refused right after compilation is an error, not a loop.
     fail("cuModuleLoadData", Some(code::INVALID_IMAGE));
     let other = self::kernels(CacheOptions::memory());
     let error = CudaError::from(failure("cuModuleLoadData", code::INVALID_IMAGE));
@@ -386,7 +386,7 @@ fn the_compiler_is_told_what_to_do() {
     assert!(options().contains(&(number(CUjit_option::CU_JIT_GENERATE_LINE_INFO), 1)));
     assert_eq!(state(|state| state.count("cuLinkDestroy")), 2);
 
-    // A driver that takes no target by name: once more without it.
+    // A driver that takes no target by name: retried without it.
     fail("cuLinkCreate_v2", Some(code::INVALID_VALUE));
     let refused = compile(&context, "k", ptx, Arch::Sm90a, JitOptions::default()).unwrap_err();
     let failure = Box::new(failure("cuLinkCreate_v2", code::INVALID_VALUE));
@@ -394,7 +394,7 @@ fn the_compiler_is_told_what_to_do() {
     assert_eq!(state(|state| state.count("cuLinkCreate_v2")), 4);
 }
 
-/// The linker ignores the reallocation of registers; what is loaded whole does not.
+/// The linker ignores `setmaxnreg`; a program loaded whole does not.
 #[test]
 fn kernels_that_reallocate_registers_are_compiled_whole() {
     let context = context();

@@ -1,4 +1,4 @@
-//! The driver: finding it, its version, its devices.
+//! The driver: its library, version and devices.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
@@ -34,7 +34,7 @@ impl fmt::Display for DriverVersion {
 /// NVIDIA's driver, loaded and initialised.
 pub struct Driver {
     pub(crate) api: Api,
-    /// One context per device, so that an error that ends all work is known to everybody who uses the device.
+    /// One context per device, so that every user of the device learns of a sticky error.
     pub(crate) contexts: Mutex<HashMap<i32, Weak<context::Inner>>>,
     version: DriverVersion,
     release: Option<String>,
@@ -42,7 +42,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The driver of this machine. Loaded once; a machine without one answers [`CudaError::NoDriver`] each time.
+    /// The driver of this machine. Loaded once; a machine without one returns [`CudaError::NoDriver`] each time.
     pub fn load() -> Result<&'static Self, CudaError> {
         static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
         DRIVER.get_or_init(Self::load_now).as_ref().map_err(Clone::clone)
@@ -50,7 +50,7 @@ impl Driver {
 
     fn load_now() -> Result<Self, CudaError> {
         let library = open()?;
-        // The version first: what an older driver lacks is no defect of it.
+        // The version first: a function that an older driver lacks is not a defect of it.
         // SAFETY: the symbol is the function of this signature in every driver there is; see `api`.
         let get_version = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> Code>(b"cuDriverGetVersion\0") }
             .map_err(|_| CudaError::MissingSymbol { symbol: "cuDriverGetVersion" })?;
@@ -73,7 +73,7 @@ impl Driver {
         match unsafe { (driver.api.cuInit)(0) } {
             code::SUCCESS => {}
             code::NO_DEVICE => return Err(CudaError::NoDevice),
-            // What the toolkit gives to linkers on machines without a driver.
+            // The library that the toolkit gives to linkers on machines without a driver.
             code::STUB_LIBRARY => return Err(CudaError::NoDriver { reason: "only its stub is installed".to_owned() }),
             other => return Err(driver.failure("cuInit", other).into()),
         }
@@ -92,7 +92,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The version of CUDA it implements.
+    /// The version of CUDA that it implements.
     pub const fn version(&self) -> DriverVersion {
         self.version
     }
@@ -103,12 +103,12 @@ impl Driver {
         self.release.as_deref()
     }
 
-    /// Version and release in one text, by which compiled kernels are told apart.
+    /// Version and release in one text, part of the cache key of compiled kernels.
     pub fn fingerprint(&self) -> String {
         format!("{} {}", self.version.0, self.release().unwrap_or("unknown"))
     }
 
-    /// How many GPUs it sees.
+    /// The number of GPUs that it sees.
     pub const fn device_count(&self) -> usize {
         self.devices
     }
@@ -123,7 +123,7 @@ impl Driver {
         (0..self.devices).map(|ordinal| self.device(ordinal)).collect()
     }
 
-    /// What a code means.
+    /// The failure that a code stands for.
     pub(crate) fn failure(&self, call: &'static str, code: Code) -> Failure {
         let name = Self::describe(self.api.cuGetErrorName, code).unwrap_or_else(|| format!("CUDA error {code}"));
         let text = Self::describe(self.api.cuGetErrorString, code)
@@ -165,7 +165,7 @@ fn open() -> Result<Library, CudaError> {
         // SAFETY: loading NVIDIA's driver runs its initialisers, which are made to be run in any process.
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(library),
-            // What the loader says is below what libloading says, which is that it failed.
+            // The loader's message is the source of libloading's error, which only says that it failed.
             Err(error) => reason = error.source().map_or_else(|| error.to_string(), ToString::to_string),
         }
     }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_machine_without_a_driver_says_so() {
         let loaded = Driver::load();
-        // On a machine with a GPU this test has nothing to say: everything else here is about that case.
+        // On a machine with a GPU this test checks nothing: everything else here is about that case.
         let Err(error) = loaded else { return };
         if cfg!(target_os = "linux") {
             let reason = "libcuda.so.1: cannot open shared object file: No such file or directory".to_owned();

@@ -1,4 +1,4 @@
-//! What can go wrong between here and a GPU.
+//! Errors of the driver and of the GPU.
 
 use core::fmt;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ pub struct Failure {
     pub call: &'static str,
     /// The number of the error.
     pub code: u32,
-    /// Its name, like `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// The name, like `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
-    /// What the driver says of it.
+    /// The driver's description.
     pub text: String,
-    /// The kernel launched last before the call: errors of kernels surface at whatever call comes later.
+    /// The kernel launched last before the call: errors of kernels surface at any later call.
     pub last_launch: Option<Arc<str>>,
 }
 
-/// The numbers of the errors that mean something to this crate.
+/// The numbers of the errors that this crate handles.
 pub(crate) mod code {
     pub(crate) const SUCCESS: u32 = 0;
     pub(crate) const INVALID_VALUE: u32 = 1;
@@ -39,7 +39,8 @@ pub(crate) mod code {
 }
 
 impl Failure {
-    /// Whether nothing works any more in this context: what was on the GPU is lost, and every later call fails too.
+    /// True for a sticky error, after which nothing works in this context: data on the GPU is lost, and every later
+    /// call fails too.
     pub const fn is_sticky(&self) -> bool {
         matches!(
             self.code,
@@ -60,7 +61,7 @@ impl Failure {
         )
     }
 
-    /// What to do about it, where that is known.
+    /// A remedy, where one is known.
     const fn advice(&self) -> Option<&'static str> {
         match self.code {
             code::UNSUPPORTED_PTX_VERSION => Some("the driver is older than this kernel needs: update it"),
@@ -85,7 +86,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Why something did not happen on a GPU.
+/// The reason why a call did not succeed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CudaError {
     /// No driver is installed, or it cannot be loaded.
@@ -93,7 +94,7 @@ pub enum CudaError {
         "no NVIDIA driver: {reason} (tried {}); install one, or use the cpu backend", LIBRARIES.join(", ")
     )]
     NoDriver {
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
     /// The driver is older than the oldest this crate works with.
@@ -118,72 +119,72 @@ pub enum CudaError {
     UnknownDevice {
         /// The number.
         ordinal: usize,
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
     },
-    /// The GPU lacks what every kernel here needs.
+    /// The GPU lacks instructions that every kernel here needs.
     #[error("{name} has compute capability {}.{}; kernels need 8.0 or higher", compute.0, compute.1)]
     DeviceTooOld {
         /// The GPU.
         name: String,
-        /// Its compute capability.
+        /// The compute capability.
         compute: (u32, u32),
     },
-    /// The kernel was generated for a GPU that this one cannot stand in for.
+    /// The kernel was generated for an architecture that this GPU does not run.
     #[error("kernel `{kernel}` is for {arch}; {device} has compute capability {}.{}", compute.0, compute.1)]
     WrongArch {
         /// The kernel.
         kernel: String,
-        /// What it was generated for.
+        /// The architecture of the kernel.
         arch: Arch,
         /// The GPU.
         device: String,
-        /// Its compute capability.
+        /// The compute capability.
         compute: (u32, u32),
     },
     /// A driver function failed.
     #[error(transparent)]
     Call(Box<Failure>),
     /// An earlier error has ended all work on this GPU in this process.
-    #[error("the GPU cannot be used any more by this process because earlier {first}; restart the process")]
+    #[error("this process can no longer use the GPU because earlier {first}; restart the process")]
     Poisoned {
         /// The error.
         first: Box<Failure>,
     },
     /// Not enough memory on the GPU.
-    #[error("no room for {bytes} bytes on the GPU: {free} of {total} bytes are free")]
+    #[error("out of GPU memory: {bytes} bytes requested, {free} of {total} bytes are free")]
     OutOfMemory {
-        /// What was asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// What is free.
+        /// Bytes free.
         free: usize,
-        /// What there is.
+        /// Bytes in all.
         total: usize,
     },
-    /// A copy from or to a part of a buffer that is not there.
-    #[error("bytes {offset}..{} are outside of a buffer of {bytes} bytes", offset.saturating_add(*length))]
+    /// A copy from or to bytes outside a buffer.
+    #[error("bytes {offset}..{} are outside a buffer of {bytes} bytes", offset.saturating_add(*length))]
     OutOfBounds {
-        /// Where the part starts.
+        /// The start of the range.
         offset: usize,
-        /// Bytes of the part.
+        /// Bytes of the range.
         length: usize,
         /// Bytes of the buffer.
         bytes: usize,
     },
-    /// A wait or a copy to the host while the stream records a graph, which executes nothing.
+    /// A wait or a copy to the host while the stream captures a graph, which executes nothing.
     #[error("{call} on a stream that is recording a graph; do it before or after the capture")]
     Capturing {
-        /// What was asked for.
+        /// The call.
         call: &'static str,
     },
-    /// The driver does not compile the kernel.
-    #[error("the driver does not compile kernel `{kernel}`: {failure}\n{log}")]
+    /// The driver cannot compile the kernel.
+    #[error("the driver cannot compile kernel `{kernel}`: {failure}\n{log}")]
     Compile {
         /// The kernel.
         kernel: String,
         /// The call that failed.
         failure: Box<Failure>,
-        /// What the compiler said, with the lines it is about.
+        /// The compiler's log, with the lines it is about.
         log: String,
     },
     /// The kernel needs more of something than the GPU gives to one CTA.
@@ -191,11 +192,11 @@ pub enum CudaError {
     TooLarge {
         /// The kernel.
         kernel: String,
-        /// Of what.
+        /// The resource.
         what: &'static str,
-        /// What it needs.
+        /// The amount that it needs.
         needed: u32,
-        /// What there is.
+        /// The amount that there is.
         available: u32,
         /// The GPU.
         device: String,
@@ -205,9 +206,9 @@ pub enum CudaError {
     ArgumentCount {
         /// The kernel.
         kernel: String,
-        /// Its parameters.
+        /// The number of parameters.
         expected: usize,
-        /// The arguments.
+        /// The number of arguments.
         found: usize,
     },
     /// An argument of another type than its parameter.
@@ -219,28 +220,28 @@ pub enum CudaError {
         index: usize,
         /// The name of the parameter.
         parameter: String,
-        /// Its type.
+        /// The type of the parameter.
         expected: ParameterType,
         /// The argument.
         found: Box<Argument>,
     },
-    /// A tensor map that hardware has no form for.
-    #[error("no tensor map that hardware has: {0}")]
+    /// A tensor map that hardware cannot encode.
+    #[error("not a tensor map that hardware can encode: {0}")]
     TensorMap(#[from] InvalidTensorMap),
-    /// A kernel with more tensor maps than a launch has room for.
+    /// A kernel with more tensor maps than a launch can have.
     #[error("kernel `{kernel}` has {tensor_maps} tensor maps as parameters; a launch has room for {MOST_TENSOR_MAPS}")]
     TooManyTensorMaps {
         /// The kernel.
         kernel: String,
-        /// How many it has.
+        /// The number of tensor maps.
         tensor_maps: usize,
     },
-    /// A kernel with more parameters than a launch has room for.
+    /// A kernel with more parameters than a launch can have.
     #[error("kernel `{kernel}` has {parameters} parameters; a launch has room for {MOST_ARGUMENTS}")]
     TooManyParameters {
         /// The kernel.
         kernel: String,
-        /// How many it has.
+        /// The number of parameters.
         parameters: usize,
     },
     /// A grid that no GPU takes.
@@ -285,8 +286,7 @@ mod tests {
                     an illegal memory access was encountered; the last kernel launched was `ampere_f16_64`";
         assert_eq!(failure.to_string(), said);
         let poisoned = CudaError::Poisoned { first: Box::new(failure) };
-        let later =
-            format!("the GPU cannot be used any more by this process because earlier {said}; restart the process");
+        let later = format!("this process can no longer use the GPU because earlier {said}; restart the process");
         assert_eq!(poisoned.to_string(), later);
         let old = CudaError::DriverTooOld { found: DriverVersion(11_040), needed: OLDEST_DRIVER };
         assert_eq!(

@@ -21,7 +21,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A new event that takes the time.
+    /// A new event with timing.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let _current = context.enter()?;
         let mut raw = ptr::null_mut();
@@ -30,14 +30,14 @@ impl Event {
         Ok(Self { context: context.clone(), raw })
     }
 
-    /// Puts it on a stream: it happens when what was put there before has finished.
+    /// Records it on a stream: it happens when the work before it has finished.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
         // SAFETY: both handles are valid as long as their borrows; the driver keeps what it needs of them.
         unsafe { cuda!(self.context, cuEventRecord(self.raw, stream.handle())) }
     }
 
-    /// Whether it has happened. An event that was never put on a stream has.
+    /// True if it has happened. An event that was never recorded has.
     pub fn has_happened(&self) -> Result<bool, CudaError> {
         let _current = self.context.enter()?;
         // SAFETY: the handle is valid as long as `self`.
@@ -54,8 +54,8 @@ impl Event {
         unsafe { cuda!(self.context, cuEventSynchronize(self.raw)) }
     }
 
-    /// Milliseconds on the device from `earlier` to this event, both of which must have happened. The clock behind it
-    /// advances by half a microsecond.
+    /// Milliseconds on the device from `earlier` to this event, both of which must have happened. The clock has a
+    /// resolution of half a microsecond.
     pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32, CudaError> {
         let _current = self.context.enter()?;
         let mut milliseconds = 0.0;

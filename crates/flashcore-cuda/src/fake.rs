@@ -1,7 +1,7 @@
-//! A driver made of functions that remember what they were asked: the device side of this crate, tested without a device.
+//! A fake driver of functions that record their calls: the device side of this crate, tested without a device.
 //!
-//! Its memory is the host's, so copies copy; its kernels do nothing but leave their configuration and arguments; and any
-//! function can be told to answer with an error. Each thread has a driver of its own.
+//! The memory is the host's, so copies copy; its kernels only leave their configuration and arguments; and any function
+//! can be told to return an error. Each thread has a driver of its own.
 
 #![expect(non_snake_case, reason = "the names of the driver")]
 
@@ -36,25 +36,25 @@ pub(crate) struct SeenLaunch {
     pub(crate) arguments: Vec<u64>,
 }
 
-/// What the driver of this thread knows.
+/// The state of this thread's driver.
 pub(crate) struct State {
-    /// The functions that were called, and how often.
+    /// The number of calls of each function.
     pub(crate) calls: BTreeMap<&'static str, usize>,
-    /// What to answer instead of doing something.
+    /// The error codes that functions return instead of doing something.
     pub(crate) failures: HashMap<&'static str, Code>,
-    /// How many arguments the next launches have.
+    /// The number of arguments of the next launches.
     pub(crate) argument_count: usize,
     pub(crate) launches: Vec<SeenLaunch>,
     pub(crate) capturing: bool,
-    /// The number of the graph that is recorded.
+    /// The number of the graph that is captured.
     pub(crate) capture_id: u64,
-    /// Whether calls are allowed that would spoil a graph.
+    /// True while calls are allowed that would invalidate a capture.
     pub(crate) relaxed: bool,
-    /// What is current on this thread, innermost last.
+    /// The contexts current on this thread, innermost last.
     pub(crate) current: Vec<usize>,
     pub(crate) compute: (i32, i32),
     pub(crate) attributes: HashMap<u32, i32>,
-    /// What the compiler says, to its two logs.
+    /// The contents of the compiler's two logs.
     pub(crate) info: &'static str,
     pub(crate) errors: &'static str,
     /// The options of the last link, as numbers.
@@ -69,7 +69,7 @@ pub(crate) struct State {
     next_handle: usize,
 }
 
-/// The answer to what a stream must not be asked while it records a graph.
+/// The error for calls that a stream does not allow during capture.
 const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 /// The handle of the primary context.
 pub(crate) const PRIMARY: usize = 0xC0;
@@ -112,7 +112,7 @@ impl State {
         self.allocations.len()
     }
 
-    /// How often a function was called.
+    /// The number of calls of a function.
     pub(crate) fn count(&self, function: &str) -> usize {
         self.calls.get(function).copied().unwrap_or(0)
     }
@@ -122,12 +122,12 @@ thread_local! {
     static STATE: RefCell<State> = RefCell::new(State::new());
 }
 
-/// What the driver of this thread knows, to be read and changed.
+/// Reads or changes the state of this thread's driver.
 pub(crate) fn state<T>(with: impl FnOnce(&mut State) -> T) -> T {
     STATE.with_borrow_mut(with)
 }
 
-/// Lets a function answer with an error from now on, or no more.
+/// Makes a function return an error from now on, or no more.
 pub(crate) fn fail(function: &'static str, answer: Option<Code>) {
     state(|state| match answer {
         Some(answer) => state.failures.insert(function, answer),
@@ -434,6 +434,6 @@ fn device(address: CUdeviceptr) -> *mut u8 {
 }
 
 fn slice<'image>(image: *const c_void, bytes: usize) -> &'image [u8] {
-    // SAFETY: only called on images, which this crate gives in whole words with more of them behind.
+    // SAFETY: only called on images, which this crate passes in whole words, with more words after them.
     unsafe { std::slice::from_raw_parts(image.cast(), bytes) }
 }

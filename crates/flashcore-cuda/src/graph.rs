@@ -1,4 +1,4 @@
-//! Graphs: work recorded once and launched many times, without the cost of each single launch.
+//! CUDA graphs: work captured once and launched many times, without the cost of each single launch.
 
 use core::ptr;
 
@@ -7,7 +7,7 @@ use crate::error::CudaError;
 use crate::stream::Stream;
 use crate::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
-/// Recorded work, ready to be launched.
+/// Captured work, ready to be launched.
 #[derive(Debug)]
 pub struct Graph {
     context: Context,
@@ -20,10 +20,10 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `work` puts on the stream, instead of executing it.
+    /// Captures the work that `work` enqueues on the stream, instead of executing it.
     ///
-    /// Only what is put on this stream, by this thread, is recorded; other threads may go on using the device. If `work`
-    /// fails or panics, the recording is thrown away and the stream is as it was before.
+    /// Only work of this stream, by this thread, is captured; other threads may keep using the device. If `work` fails
+    /// or panics, the capture is discarded and the stream is as it was before.
     pub fn capture<E: From<CudaError>>(
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), E>,
@@ -35,17 +35,17 @@ impl Graph {
         Ok(graph.instantiate(context)?)
     }
 
-    /// How many operations were recorded.
+    /// The number of captured operations.
     pub const fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// Puts all of it on a stream.
+    /// Enqueues all of it on a stream.
     ///
     /// # Safety
     ///
-    /// What was promised for each recorded launch holds now, and until this launch has finished: the addresses and the
-    /// kernels that were recorded are still valid, and nobody else uses the memory in a way that conflicts.
+    /// The contract of each captured launch holds now, and until this launch has finished: the addresses and the
+    /// kernels that were captured are still valid, and nobody else uses the memory in a way that conflicts.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         let _current = self.context.enter()?;
         // SAFETY: both handles are valid as long as their borrows; what the graph refers to is valid by the contract.
@@ -61,7 +61,7 @@ impl Drop for Graph {
     }
 }
 
-/// A stream that records.
+/// A stream in capture.
 struct Capture<'stream> {
     stream: &'stream Stream,
     recording: bool,
@@ -71,7 +71,7 @@ impl<'stream> Capture<'stream> {
     fn begin(stream: &'stream Stream) -> Result<Self, CudaError> {
         let context = stream.context();
         let _current = context.enter()?;
-        // What other threads do at the same time is none of this recording's business.
+        // Calls of other threads at the same time do not affect this capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is valid as long as the borrow.
         unsafe { cuda!(context, cuStreamBeginCapture_v2(stream.handle(), mode)) }?;
@@ -87,7 +87,7 @@ impl<'stream> Capture<'stream> {
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
         if self.recording {
-            // The stream must leave its state of recording. The error that brought us here is already on its way.
+            // The stream must leave capture mode. The error that led here is already being returned.
             let _ = end(self.stream);
         }
     }
@@ -97,13 +97,13 @@ fn end(stream: &Stream) -> Result<Template, CudaError> {
     let context = stream.context();
     let _current = context.enter()?;
     let mut graph = ptr::null_mut();
-    // SAFETY: the function writes one handle, null if the recording was spoilt; it is destroyed with `Template`.
+    // SAFETY: the function writes one handle, null if the capture was invalidated; it is destroyed with `Template`.
     let ended = unsafe { cuda!(context, cuStreamEndCapture(stream.handle(), &raw mut graph)) };
     let template = Template { context: context.clone(), graph };
     ended.map(|()| template)
 }
 
-/// What was recorded, before it is made executable.
+/// The captured graph, before it is made executable.
 struct Template {
     context: Context,
     graph: CUgraph,

@@ -1,10 +1,10 @@
-//! PTX to machine code, by the compiler in the driver.
+//! JIT: PTX to machine code, by the compiler in the driver.
 //!
-//! The driver's linker gives the machine code, which can be kept. But it compiles parts that may be linked with others,
-//! and ignores `setmaxnreg` in them; then products of warpgroups find too few registers and wait for each other: a third
-//! of the speed, measured on an H200. Kernels that reallocate registers are compiled as the driver loads them instead,
-//! and what is kept of them is the PTX; the driver has a cache of its own, in which it finds what it has compiled with the
-//! same options.
+//! The driver's linker returns machine code, which can be cached. But it compiles parts that may be linked with others,
+//! and ignores `setmaxnreg` in them; then `wgmma`s have too few registers and wait for each other: a third of the
+//! speed, measured on an H200. Kernels that reallocate registers are compiled as the driver loads them instead, and the
+//! cache keeps their PTX; the driver has a cache of its own, in which it finds code that it has compiled with the same
+//! options.
 
 use core::ffi::{c_uint, c_void};
 use std::ffi::CString;
@@ -16,18 +16,18 @@ use flashcore_ir::Arch;
 
 use crate::context::{Context, cuda};
 use crate::error::{CudaError, code};
-use crate::jit_log::{self, JitReport};
+use crate::jit_log::JitReport;
 use crate::sys::{CUjit_option as Option_, CUjit_target, CUjitInputType, CUlinkState, CUmodule};
 
-/// Room for what the compiler says. More is cut off by the driver.
+/// Buffer size for the compiler's log. The driver cuts off more.
 const LOG_BYTES: usize = 64 * 1024;
 
-/// How kernels are compiled.
+/// Compiler options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JitOptions {
     /// From 0 to 4, the driver's default.
     pub optimisation: u32,
-    /// Whether profilers are told the lines of the PTX.
+    /// True to give profilers the lines of the PTX.
     pub line_info: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for JitOptions {
 }
 
 impl JitOptions {
-    /// All options in one text, by which compiled kernels are told apart.
+    /// All options in one text, part of the cache key of compiled kernels.
     pub fn fingerprint(&self) -> String {
         let Self { optimisation, line_info } = self;
         format!("optimisation={optimisation} line_info={line_info}")
@@ -50,11 +50,11 @@ impl JitOptions {
 pub struct Cubin {
     /// The file.
     pub bytes: Vec<u8>,
-    /// What the compiler said.
+    /// The compiler's log.
     pub log: String,
-    /// What it says the kernel uses, if it does.
+    /// The resource usage in the log, if it has one.
     pub report: Option<JitReport>,
-    /// How long it took.
+    /// The compile time.
     pub elapsed: Duration,
 }
 
@@ -84,7 +84,7 @@ pub fn compile(
     finished(linked, kernel, ptx, start)
 }
 
-/// What is honoured in whole programs only.
+/// The instruction that is honoured in whole programs only.
 const WHOLE_ONLY: &str = "setmaxnreg.";
 
 fn finished(linked: Result<Linked, Refused>, kernel: &str, ptx: &str, start: Instant) -> Result<Cubin, CudaError> {
@@ -93,17 +93,19 @@ fn finished(linked: Result<Linked, Refused>, kernel: &str, ptx: &str, start: Ins
             let report = JitReport::parse(&log);
             Ok(Cubin { bytes, log, report, elapsed: start.elapsed() })
         }
-        Err(Refused { error: CudaError::Call(failure), log }) if !failure.is_sticky() => {
-            Err(CudaError::Compile { kernel: kernel.to_owned(), failure, log: jit_log::with_lines(&log, ptx) })
-        }
+        Err(Refused { error: CudaError::Call(failure), log }) if !failure.is_sticky() => Err(CudaError::Compile {
+            kernel: kernel.to_owned(),
+            failure,
+            log: flashcore_ptx::log::with_lines(&log, ptx),
+        }),
         Err(Refused { error, .. }) => Err(error),
     }
 }
 
-/// What the linker is told to compile for.
+/// The target that the linker compiles for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
-    /// The device of the context. It is the default, so nothing is said.
+    /// The device of the context: the default, which is not passed.
     Context,
     /// An architecture with instructions that the plain one of the device lacks.
     Accelerated(CUjit_target),
@@ -125,7 +127,7 @@ struct Linked {
 
 struct Refused {
     error: CudaError,
-    /// The complaints, if there are any.
+    /// The error log, if there is one.
     log: String,
 }
 
@@ -137,7 +139,7 @@ fn link(context: &Context, ptx: &str, name: &str, options: JitOptions, target: T
         .map_err(|error| Refused { error, log: link.errors.text() })
 }
 
-/// Compiles PTX as a whole program, by loading it. What comes back is the PTX.
+/// Compiles PTX as a whole program, by loading it. Returns the PTX.
 fn load_whole(context: &Context, ptx: &str, options: JitOptions) -> Result<Linked, Refused> {
     let mut link = Link::new(options, Target::Context);
     let text = [ptx.as_bytes(), b"\0"].concat();
@@ -148,7 +150,7 @@ fn load_whole(context: &Context, ptx: &str, options: JitOptions) -> Result<Linke
     Ok(Linked { bytes: text, log: link.info.text() })
 }
 
-/// Loads what [`compile`] gave as PTX, if it did: with the options it was compiled with, so that the driver finds it in
+/// Loads the result of [`compile`] if it is PTX: with the options it was compiled with, so that the driver finds it in
 /// its cache. The text ends with a zero.
 pub(crate) fn load_text(context: &Context, text: &[u8], options: JitOptions) -> Option<Result<CUmodule, CudaError>> {
     let is_text = !text.starts_with(b"\x7fELF") && text.ends_with(b"\0");
@@ -156,12 +158,12 @@ pub(crate) fn load_text(context: &Context, text: &[u8], options: JitOptions) -> 
     (is_text && is_whole()).then(|| Link::new(options, Target::Context).load(context, text))
 }
 
-/// A call of the linker, and all that it must find in its place until the end.
+/// A call of the linker, with everything that must stay in place until its end.
 struct Link {
     info: Log,
     errors: Log,
     keys: Vec<Option_>,
-    /// Each value is a number or an address in the place of a pointer, as `cuLinkCreate` wants them. The driver writes
+    /// Each value is a number or an address in the form of a pointer, as `cuLinkCreate` takes them. The driver writes
     /// the lengths of the logs into theirs.
     values: Vec<*mut c_void>,
 }
@@ -245,7 +247,7 @@ impl Drop for Linker<'_> {
     }
 }
 
-/// A place for text that the driver writes, zero behind its end.
+/// A buffer for text that the driver writes, zero after its end.
 struct Log(Vec<u8>);
 
 impl Log {

@@ -1,18 +1,20 @@
-//! What the driver's compiler says, as numbers, and its complaints beside the lines they are about.
+//! The resource usage that the log of the driver's compiler gives.
 
-/// What the compiler says that a kernel uses. The driver's own account, [`Usage`](crate::Usage), has the registers too;
-/// spills are told here alone.
+use flashcore_ptx::log::figure;
+
+/// Resource usage of a kernel as the compiler reports it. The driver's own account, [`Usage`](crate::Usage), has the
+/// registers too; spills are reported here alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JitReport {
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes of the stack of a thread.
     pub stack_bytes: u32,
-    /// Bytes written to local memory by spills, where the compiler says so.
+    /// Bytes written to local memory by spills, where the compiler reports them.
     pub spill_store_bytes: Option<u32>,
-    /// Bytes read from local memory by spills, where the compiler says so.
+    /// Bytes read from local memory by spills, where the compiler reports them.
     pub spill_load_bytes: Option<u32>,
-    /// Bytes of shared memory of a CTA whose size the module fixes.
+    /// Bytes of static shared memory of a CTA.
     pub static_shared_bytes: u32,
 }
 
@@ -32,26 +34,10 @@ impl JitReport {
         })
     }
 
-    /// Whether registers were spilled to memory, as far as the compiler says.
+    /// True if registers were spilled to memory, as far as the compiler reports it.
     pub fn spills(&self) -> bool {
         self.spill_store_bytes.unwrap_or(0) > 0 || self.spill_load_bytes.unwrap_or(0) > 0
     }
-}
-
-/// The number before the words, where a part of the log ends with them.
-fn figure(log: &str, words: &str) -> Option<u32> {
-    log.split([',', '\n']).find_map(|part| part.trim().strip_suffix(words)?.trim_end().rsplit(' ').next()?.parse().ok())
-}
-
-/// Puts below each complaint the line of PTX that it is about.
-pub(crate) fn with_lines(log: &str, ptx: &str) -> String {
-    let line_of = |complaint: &str| {
-        let number: usize = complaint.split_once(", line ")?.1.split_once(';')?.0.trim().parse().ok()?;
-        let text = ptx.lines().nth(number.checked_sub(1)?)?;
-        Some(format!("{number:>6} | {text}"))
-    };
-    let with_line = |complaint: &str| [Some(complaint.trim_end().to_owned()), line_of(complaint)];
-    log.trim().lines().flat_map(with_line).flatten().collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -119,18 +105,5 @@ mod tests {
     fn logs_without_figures() {
         check("", None);
         check("info    : 0 bytes gmem\n", None);
-    }
-
-    #[test]
-    fn complaints_show_their_lines() {
-        let ptx = ".version 8.0\n.target sm_90a\nbad.f32 %a, %b;\n";
-        assert_eq!(
-            with_lines("ptxas application ptx input, line 3; fatal   : Parsing error near '.': syntax error\n\n", ptx),
-            "ptxas application ptx input, line 3; fatal   : Parsing error near '.': syntax error\n     3 | bad.f32 %a, %b;"
-        );
-        assert_eq!(
-            with_lines("ptxas fatal   : aborted, line x; line 0;\n", ptx),
-            "ptxas fatal   : aborted, line x; line 0;"
-        );
     }
 }

@@ -31,32 +31,33 @@ pub struct Kernel {
     source: Source,
     timings: Timings,
     self_check: RwLock<SelfCheck>,
-    /// Whether it waits for the kernel before it on the stream by itself, and the driver lets it start before.
+    /// True if the kernel waits for the preceding kernel on the stream by itself (PDL), and the driver lets it start
+    /// early.
     overlaps_previous: bool,
 }
 
-/// The first driver that records launches which overlap with others in graphs.
+/// The first driver that captures programmatic dependent launches (PDL) in graphs.
 const OVERLAP_IN_GRAPHS: DriverVersion = DriverVersion(12_030);
 
-/// Whether a kernel waits for the one before it on the stream by itself.
+/// True if a kernel waits for the preceding one on the stream by itself (`griddepcontrol.wait`).
 fn waits_for_previous(kernel: &VerifiedKernel) -> bool {
     let mut waits = false;
     kernel.instructions(&mut |instruction| waits |= matches!(instruction.op, Op::GridDependencyWait {}));
     waits
 }
 
-/// Where the time to the first launch went.
+/// The parts of the time to the first launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timings {
     /// Writing the PTX.
     pub print: Duration,
-    /// The cache, and the compiler if it was asked.
+    /// The cache, and the compiler on a miss.
     pub compile: Duration,
     /// Loading the code on the device.
     pub load: Duration,
 }
 
-/// A launch that has been checked: what is left to do is the call. It can be launched any number of times.
+/// A checked launch: only the driver call is left to do. It can be launched any number of times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     shape: LaunchShape,
@@ -64,7 +65,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Its shape.
+    /// The shape.
     pub const fn shape(&self) -> &LaunchShape {
         &self.shape
     }
@@ -132,7 +133,7 @@ impl Kernel {
         })
     }
 
-    /// Its name.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -142,7 +143,7 @@ impl Kernel {
         self.arch
     }
 
-    /// Its context.
+    /// The context.
     pub fn context(&self) -> &Context {
         self.function.context()
     }
@@ -157,37 +158,37 @@ impl Kernel {
         self.shared_bytes
     }
 
-    /// What it uses, in the driver's own account.
+    /// The resource usage, in the driver's own account.
     pub const fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// What the compiler said when it compiled it.
+    /// The log of its compilation.
     pub fn log(&self) -> &str {
         &self.log
     }
 
-    /// What the compiler said that it uses, if it did.
+    /// The resource usage in the compiler's log, if it has one.
     pub fn report(&self) -> Option<JitReport> {
         JitReport::parse(&self.log)
     }
 
-    /// Its name in the cache.
+    /// The key in the cache.
     pub const fn key(&self) -> Key {
         self.key
     }
 
-    /// Where its code came from.
+    /// The origin of the code.
     pub const fn source(&self) -> Source {
         self.source
     }
 
-    /// Where the time to the first launch went.
+    /// The parts of the time to the first launch.
     pub const fn timings(&self) -> Timings {
         self.timings
     }
 
-    /// Whether a first run of it was right.
+    /// The verdict of the first run.
     pub fn self_check(&self) -> SelfCheck {
         self.self_check.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -200,7 +201,7 @@ impl Kernel {
         *self.self_check.write().unwrap_or_else(PoisonError::into_inner) = verdict;
     }
 
-    /// How many CTAs of it one SM holds at a time.
+    /// The number of CTAs that one SM holds at a time (occupancy).
     pub fn ctas_per_sm(&self) -> Result<u32, CudaError> {
         self.function.ctas_per_sm(self.threads, self.shared_bytes)
     }
@@ -211,8 +212,8 @@ impl Kernel {
         self.prepare_shape(LaunchShape { overlaps_previous: self.overlaps_previous, ..shape }, arguments)
     }
 
-    /// [`prepare`](Self::prepare) with clusters, or with overlap with the kernel before it. Threads and shared memory
-    /// are those of the kernel, whatever the shape says.
+    /// [`prepare`](Self::prepare) with clusters, or with overlap with the preceding kernel (PDL). Threads and shared
+    /// memory are those of the kernel, whatever the shape says.
     pub fn prepare_shape(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<Launch, CudaError> {
         let shape = LaunchShape { threads: self.threads, shared_bytes: self.shared_bytes, ..shape };
         shape.validate()?;
@@ -231,7 +232,7 @@ impl Kernel {
         launch.arguments.set(&self.name, parameter, index, argument, &encode)
     }
 
-    /// Puts a launch that this kernel prepared on a stream, or on the graph that the stream records. Allocates nothing.
+    /// Enqueues a launch that this kernel prepared on a stream, or captures it in a graph. Allocates nothing.
     ///
     /// An error of the kernel itself surfaces at a later call that waits for it, or at the next launch.
     ///

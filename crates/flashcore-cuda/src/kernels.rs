@@ -1,4 +1,4 @@
-//! From verified kernels to kernels on a device: print, cache, compile, load.
+//! The kernels of a device: verified kernels are printed, looked up in the cache or compiled, and loaded.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use flashcore_ir::VerifiedKernel;
 
-use crate::cache::{Compiled, Found, KernelCache, Key, KeySource, Metadata, SelfCheck, Source, Unsound};
+use crate::cache::{Compiled, KernelCache, Key, KeySource, Lookup, Metadata, SelfCheck, Source, Unsound};
 use crate::context::Context;
 use crate::error::{CudaError, code};
 use crate::jit::{self, JitOptions};
 use crate::kernel::{Kernel, Timings};
 
-/// The version by which compiled kernels are told apart.
+/// The crate version, part of the cache key of compiled kernels.
 const CRATE_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The kernels of one device: each is compiled once per machine and loaded once per process.
@@ -25,7 +25,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels of a device, none yet.
+    /// The kernels of a device, none loaded yet.
     pub fn new(context: &Context, cache: Arc<KernelCache>, options: JitOptions) -> Self {
         Self { context: context.clone(), cache, options, loaded: Mutex::default() }
     }
@@ -35,15 +35,15 @@ impl Kernels {
         &self.context
     }
 
-    /// The cache behind them.
+    /// The cache that they come from.
     pub const fn cache(&self) -> &Arc<KernelCache> {
         &self.cache
     }
 
-    /// A kernel, loaded: as it was loaded before, or from the cache, or compiled now.
+    /// Loads a kernel: as it was loaded before, or from the cache, or compiled now.
     ///
-    /// Whether it may be trusted is in [`Kernel::self_check`]; whoever knows the oracle runs the check and gives the
-    /// verdict to [`set_verdict`](Self::set_verdict).
+    /// The verdict of its first run is in [`Kernel::self_check`]; the caller, who knows the oracle, runs the check and
+    /// gives the verdict to [`set_verdict`](Self::set_verdict).
     pub fn load(&self, kernel: &VerifiedKernel) -> Result<Arc<Kernel>, CudaError> {
         let device = self.context.device();
         if !device.runs(kernel.arch()) {
@@ -62,8 +62,8 @@ impl Kernels {
             return Ok(loaded);
         }
         let kernel = match self.load_with(kernel, &ptx, key, print) {
-            // The cache kept its word, but the driver does not take the code: of a file that was made to deceive, or of
-            // another machine with the same driver. Once more, from the source.
+            // The file was intact, but the driver does not take the code: it was made to deceive, or comes from another
+            // machine with the same driver. Compile once more, from the source.
             Err(Refused { error: CudaError::Call(failure), source: Source::Memory | Source::Disk })
                 if matches!(failure.code, code::INVALID_IMAGE | code::NO_BINARY_FOR_GPU | code::INVALID_SOURCE) =>
             {
@@ -74,11 +74,11 @@ impl Kernels {
         }
         .map_err(|refused| refused.error)?;
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have been faster; then everybody uses its kernel.
+        // Another thread may have been faster; then all use its kernel.
         Ok(loaded.entry(key).or_insert_with(|| Arc::new(kernel)).clone())
     }
 
-    /// Keeps the verdict of a first run with a kernel, in memory and on disk.
+    /// Stores the verdict of a first run with a kernel, in memory and on disk.
     pub fn set_verdict(&self, kernel: &Kernel, verdict: SelfCheck) {
         kernel.set_self_check(verdict.clone());
         self.cache.set_verdict(kernel.key(), verdict);
@@ -93,7 +93,7 @@ impl Kernels {
         Key::of(&KeySource {
             ptx,
             options: &self.options.fingerprint(),
-            // The code is for the device; what it was generated for is in the PTX too.
+            // The code is for the device; the architecture it was generated for is in the PTX too.
             arch: &format!("{} on {major}.{minor}", kernel.arch()),
             driver: &self.context.device().driver().fingerprint(),
             crate_version: CRATE_VERSION,
@@ -108,7 +108,7 @@ impl Kernels {
         print: std::time::Duration,
     ) -> Result<Kernel, Refused> {
         let start = Instant::now();
-        let Found { entry, source } = self
+        let Lookup { entry, source } = self
             .cache
             .get_or_compile(key, || self.compile(kernel, ptx))
             .map_err(|error| Refused { error, source: Source::Compiled })?;
@@ -135,7 +135,7 @@ impl Kernels {
     }
 }
 
-/// An error, and where the code came from that it is about.
+/// An error, and the origin of the code that it is about.
 struct Refused {
     error: CudaError,
     source: Source,

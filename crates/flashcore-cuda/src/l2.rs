@@ -5,17 +5,17 @@ use crate::error::CudaError;
 use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 
-/// How many times the size of the cache is written, so that nothing of before stays in it whatever it prefers to keep.
+/// Size of the flush relative to the cache, so that no old line stays, whatever the replacement policy.
 const TIMES: usize = 2;
 
-/// Memory that is written to push everything else out of the L2 cache.
+/// Memory that is written to evict everything else from the L2 cache.
 #[derive(Debug)]
 pub struct L2Flush {
     buffer: DeviceBuffer,
 }
 
 impl L2Flush {
-    /// Takes twice the size of the cache.
+    /// Allocates twice the size of the cache.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let bytes = TIMES * context.device().attributes.l2_bytes as usize;
         Ok(Self { buffer: DeviceBuffer::uninitialised(context, bytes)? })
@@ -26,7 +26,7 @@ impl L2Flush {
         self.buffer.len()
     }
 
-    /// Puts on the stream what pushes everything else out of the cache. Can be recorded in a graph.
+    /// Enqueues a write that evicts everything else from the cache. Can be captured in a graph.
     pub fn flush(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.buffer.fill(stream, 0)
     }

@@ -1,4 +1,4 @@
-//! What a launch is made of besides the kernel, and the call itself.
+//! Launch shape and attributes, and the call of `cuLaunchKernelEx`.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -15,35 +15,36 @@ use crate::sys::{
 
 /// The most CTAs of a grid, by dimension.
 const MOST_CTAS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
-/// Attributes that a launch can have here.
+/// The most attributes of a launch here.
 const MOST_ATTRIBUTES: usize = 3;
 
-/// How many threads a launch has, in what groups, and what it may overlap with.
+/// The shape of a launch: grid, threads, shared memory, clusters, and its overlap with other launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchShape {
     /// CTAs.
     pub grid: [u32; 3],
     /// Threads of a CTA.
     pub threads: u32,
-    /// Bytes of shared memory of a CTA, besides those that the kernel fixes.
+    /// Bytes of dynamic shared memory of a CTA.
     pub shared_bytes: u32,
-    /// CTAs of a cluster, whose shared memories reach each other.
+    /// CTAs of a cluster, which reach each other's shared memory (DSMEM).
     pub cluster: Option<[u32; 3]>,
-    /// Whether it may start before the kernel before it on the stream has finished. The kernel must then wait for it
-    /// itself (`griddepcontrol.wait`) before it reads what that one writes.
+    /// True if it may start before the preceding kernel on the stream has finished: programmatic dependent launch
+    /// (PDL). The kernel must then wait itself (`griddepcontrol.wait`) before it reads data that the preceding one
+    /// writes.
     pub overlaps_previous: bool,
-    /// What L2 keeps in the part that [`Context::keep_in_l2`](crate::Context::keep_in_l2) set aside.
+    /// The range that L2 keeps in the part that [`Context::keep_in_l2`](crate::Context::keep_in_l2) set aside.
     pub l2_window: Option<L2Range>,
 }
 
 /// Device memory that L2 is asked to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct L2Range {
-    /// Where it begins.
+    /// The start address.
     pub address: u64,
-    /// How long it is.
+    /// The length in bytes.
     pub bytes: usize,
-    /// The part of L2 that is set aside: of a range that is longer, so much is kept.
+    /// The size of the part of L2 that is set aside: of a longer range, this much is kept.
     pub kept_bytes: usize,
 }
 
@@ -53,7 +54,7 @@ impl LaunchShape {
         Self { grid, threads, shared_bytes, cluster: None, overlaps_previous: false, l2_window: None }
     }
 
-    /// Checks what the driver would answer with a bare "invalid value".
+    /// Checks the limits that the driver reports as a bare "invalid value".
     pub(crate) fn validate(&self) -> Result<(), CudaError> {
         let grid = self.grid;
         if grid.iter().zip(MOST_CTAS).any(|(&ctas, most)| ctas == 0 || ctas > most) {
@@ -67,7 +68,7 @@ impl LaunchShape {
         Ok(())
     }
 
-    /// The attributes of the launch, and how many of them count.
+    /// The attributes of the launch, and their number.
     fn attributes(&self) -> ([CUlaunchAttribute; MOST_ATTRIBUTES], usize) {
         let nothing = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
@@ -101,12 +102,12 @@ impl LaunchShape {
     }
 }
 
-/// Puts a launch on a stream, or on the graph that the stream records. Allocates nothing: all that the driver reads is on
+/// Enqueues a launch on a stream, or captures it in a graph. Allocates nothing: everything that the driver reads is on
 /// the stack, and read before it returns.
 ///
 /// # Safety
 ///
-/// The arguments are those of the function, and what they promise it holds until it has finished.
+/// The arguments are those of the function, and the memory that they point to is valid until it has finished.
 pub(crate) unsafe fn launch(
     function: &Function,
     stream: &Stream,

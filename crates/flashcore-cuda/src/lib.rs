@@ -1,4 +1,4 @@
-//! Runs flashcore kernels on NVIDIA GPUs, with nothing installed but the driver.
+//! CUDA driver backend: runs flashcore kernels on NVIDIA GPUs, with nothing installed but the driver.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -28,38 +28,37 @@
 //! # Ok::<(), flashcore_cuda::CudaError>(())
 //! ```
 //!
-//! # The way of a kernel
+//! # The path of a kernel
 //!
 //! A verified kernel is printed as PTX; the text, the options, the GPU, the driver and the version of this crate make
-//! its [key](cache::Key). Under it lies the machine code in the [cache], in memory or on disk. What is not there is
-//! compiled by the driver's linker, whose log is kept: registers and spills of a kernel, complaints about its text. The
-//! code is loaded, its needs are held against what the device has, and what is left for each call is one
-//! `cuLaunchKernelEx`, with arguments that lie ready.
+//! its [key](cache::Key). The [cache] has the machine code by key, in memory or on disk. On a miss the driver's linker
+//! compiles it, and its log is kept: registers and spills of a kernel, complaints about its text. The code is loaded,
+//! its needs are checked against the device, and each call is one `cuLaunchKernelEx`, with arguments that are ready.
 //!
 //! | module | is |
 //! |---|---|
 //! | `api`, `sys` | the functions of the driver, found at run time, and their types |
-//! | `driver`, `device`, [`arch`] | what is there: version, GPUs, which kernels they run |
-//! | `context` | the device's primary context, shared with every other library; who is current; what poisons it |
+//! | `driver`, `device`, [`arch`] | version, GPUs, and the kernels that they run |
+//! | `context` | the device's primary context, shared with every other library; which one is current; what poisons it |
 //! | `stream`, `event`, `graph` | order, time, and replay |
 //! | `workspace` | scratch memory between the kernels of a launch, one for each stream |
-//! | `memory`, `l2` | bytes on the device, and a cold cache for measurements |
-//! | `jit`, `jit_log` | PTX to machine code, and what the compiler said |
+//! | `memory`, `l2` | device memory, and a cold cache for measurements |
+//! | `jit`, `jit_log` | PTX to machine code, and the compiler's log |
 //! | `module`, `arguments`, `launch` | loaded code, and the call of it |
-//! | `kernel`, `kernels` | all of the above in their order |
-//! | [`cache`] | compiled kernels that outlive the process, without a word about CUDA |
+//! | `kernel`, `kernels` | all of the above in order |
+//! | [`cache`] | compiled kernels that outlive the process, independent of CUDA |
 //!
 //! # Invariants
 //!
-//! * Nothing here panics for what a machine lacks. No driver, an old one, no GPU, a full one, a kernel that does not
-//!   compile, an illegal address: each is a [`CudaError`] that says what to do.
-//! * Every call of the driver is checked, and its error names the call. An error that ends all work is reported once;
-//!   later calls say that it happened, and do not ask the driver.
+//! * Nothing here panics because a machine lacks something. No driver, an old one, no GPU, a full one, a kernel that
+//!   does not compile, an illegal address: each is a [`CudaError`] that says what to do.
+//! * Every call of the driver is checked, and its error names the call. A sticky error is reported once; later calls
+//!   say that it happened, and do not call the driver.
 //! * A destructor neither panics nor hides an error: [`Context::drop_failure`] has it.
 //! * A launch allocates nothing, waits for nothing, and can be recorded in a graph.
-//! * `unsafe` to call are exactly the functions that take a caller's word for addresses or handles: [`Kernel::launch`],
-//!   [`run_owned`], [`Graph::launch`], [`Stream::from_raw`]. What copies from or to the host's memory waits until it is
-//!   done, and is refused while a graph is recorded.
+//! * `unsafe` to call are exactly the functions that rely on the caller for addresses or handles: [`Kernel::launch`],
+//!   [`run_owned`], [`Graph::launch`], [`Stream::from_raw`]. A copy from or to the host's memory waits until it is
+//!   done, and is refused while a graph is captured.
 //! * Every thread that calls has its own current context back afterwards.
 //! * Nothing of the CUDA toolkit is needed, at build time or at run time.
 //! * No test needs a GPU: the table of the driver's functions is data, and tests fill it with their own.

@@ -1,4 +1,4 @@
-//! Memory of a device.
+//! Device memory.
 
 use core::ffi::c_void;
 
@@ -7,11 +7,11 @@ use crate::error::{CudaError, code};
 use crate::stream::Stream;
 use crate::sys::CUdeviceptr;
 
-/// Bytes in the memory of a device.
+/// A buffer in device memory.
 ///
-/// Dropping it frees the memory with `cuMemFree`, which first waits for what the device is doing: a kernel that still
-/// reads the buffer finishes first, and so a drop costs time that a hot path does not have. What is freed while a graph
-/// refers to it must not be launched again; that is part of the contract of [`Graph::launch`](crate::Graph::launch).
+/// Dropping it frees the memory with `cuMemFree`, which first waits for the device: a kernel that still reads the
+/// buffer finishes first, and so a drop costs time that a hot path does not have. A graph that refers to a freed buffer
+/// must not be launched again; that is part of the contract of [`Graph::launch`](crate::Graph::launch).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Context,
@@ -20,10 +20,10 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Memory whose contents are whatever was there before.
+    /// Allocates memory with undefined contents.
     pub fn uninitialised(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         let mut address = 0;
-        // The driver gives no empty allocations; an empty buffer needs none.
+        // The driver has no empty allocations; an empty buffer needs none.
         if bytes > 0 {
             let _current = context.enter()?;
             // SAFETY: the function writes one address, freed with the buffer.
@@ -36,41 +36,41 @@ impl DeviceBuffer {
         Ok(Self { context: context.clone(), address, bytes })
     }
 
-    /// Memory with these bytes.
+    /// Allocates memory with these bytes.
     pub fn from_host(stream: &Stream, bytes: &[u8]) -> Result<Self, CudaError> {
         let mut buffer = Self::uninitialised(stream.context(), bytes.len())?;
         buffer.copy_from_host(stream, bytes)?;
         Ok(buffer)
     }
 
-    /// Memory full of one byte.
+    /// Allocates memory filled with one byte.
     pub fn filled(stream: &Stream, bytes: usize, byte: u8) -> Result<Self, CudaError> {
         let mut buffer = Self::uninitialised(stream.context(), bytes)?;
         buffer.fill(stream, byte)?;
         Ok(buffer)
     }
 
-    /// Its address, for the arguments of a launch; 0 if it is empty. A multiple of 256.
+    /// The address, for the arguments of a launch; 0 if it is empty. A multiple of 256.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Its context.
+    /// The context.
     pub const fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Copies bytes of the host to its start, after what is on the stream, and waits until they are there.
+    /// Copies bytes of the host to its start, in stream order, and waits for the copy.
     pub fn copy_from_host(&mut self, stream: &Stream, from: &[u8]) -> Result<(), CudaError> {
         self.check_range(0, from.len())?;
         stream.not_capturing("a copy from the host")?;
@@ -84,7 +84,7 @@ impl DeviceBuffer {
         stream.synchronize()
     }
 
-    /// Copies its bytes from `offset` on to the host, after what is on the stream, and waits until they are there.
+    /// Copies its bytes from `offset` on to the host, in stream order, and waits for the copy.
     pub fn copy_to_host(&self, stream: &Stream, offset: usize, to: &mut [u8]) -> Result<(), CudaError> {
         self.check_range(offset, to.len())?;
         stream.not_capturing("a copy to the host")?;
@@ -98,14 +98,14 @@ impl DeviceBuffer {
         stream.synchronize()
     }
 
-    /// All its bytes.
+    /// Copies all bytes to the host.
     pub fn to_host(&self, stream: &Stream) -> Result<Vec<u8>, CudaError> {
         let mut bytes = vec![0; self.bytes];
         self.copy_to_host(stream, 0, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Puts a copy of all bytes of `from`, a buffer of the same context, to its start on the stream.
+    /// Enqueues a copy of all bytes of `from`, a buffer of the same context, to its start.
     pub fn copy_from(&mut self, stream: &Stream, from: &Self) -> Result<(), CudaError> {
         self.check_range(0, from.bytes)?;
         if from.is_empty() {
@@ -116,7 +116,7 @@ impl DeviceBuffer {
         unsafe { cuda!(self.context, cuMemcpyDtoDAsync_v2(self.address, from.address, from.bytes, stream.handle())) }
     }
 
-    /// Puts on the stream that all its bytes become `byte`.
+    /// Enqueues a fill of all bytes with `byte`.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
         if self.is_empty() {
             return Ok(());
@@ -126,7 +126,7 @@ impl DeviceBuffer {
         unsafe { cuda!(self.context, cuMemsetD8Async(self.address, byte, self.bytes, stream.handle())) }
     }
 
-    /// Frees it now, and says how that went.
+    /// Frees it now, and returns the error if that fails.
     pub fn free(mut self) -> Result<(), CudaError> {
         let address = core::mem::take(&mut self.address);
         if address == 0 {

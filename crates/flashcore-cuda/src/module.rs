@@ -1,4 +1,4 @@
-//! Machine code on a device, and the functions in it.
+//! Modules: machine code loaded on a device, and its functions.
 
 use core::ffi::c_int;
 use std::ffi::CString;
@@ -27,16 +27,16 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; the driver synchronises concurrent calls.
 unsafe impl Sync for Inner {}
 
-/// What a function uses, in the driver's own account.
+/// Resource usage of a function, in the driver's own account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes of local memory of a thread: spills and arrays.
     pub local_bytes: u32,
-    /// Bytes of shared memory of a CTA whose size the module fixes.
+    /// Bytes of static shared memory of a CTA.
     pub static_shared_bytes: u32,
-    /// Threads that a CTA can have at most.
+    /// The most threads of a CTA.
     pub most_threads: u32,
     /// The architecture it was compiled for, 90 for 9.0.
     pub binary_version: u32,
@@ -56,7 +56,7 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads what was [compiled](crate::compile) with these options.
+    /// Loads the result of [`compile`](crate::compile) with the same options.
     pub fn load(context: &Context, compiled: &[u8], options: JitOptions) -> Result<Self, CudaError> {
         let _current = context.enter()?;
         let raw = match jit::load_text(context, compiled, options) {
@@ -71,7 +71,7 @@ impl Module {
         let context = &self.inner.context;
         let _current = context.enter()?;
         let mut raw = ptr::null_mut();
-        // A name with a zero inside is found by nobody, like the empty one.
+        // A name with a zero inside does not exist, like the empty one.
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the function reads the name and writes one handle, which is valid as long as the module.
         unsafe { cuda!(context, cuModuleGetFunction(&raw mut raw, self.inner.raw, name.as_ptr())) }?;
@@ -83,13 +83,13 @@ fn load_cubin(context: &Context, cubin: &[u8]) -> Result<CUmodule, CudaError> {
     let mut raw = ptr::null_mut();
     let image = aligned(cubin);
     // SAFETY: the function reads the image during the call and writes one handle. The driver takes the length from the
-    // header; that the bytes are a whole image is the word of its own linker, kept by the checksum of the cache.
+    // header; its own linker made the bytes a whole image, and the checksum of the cache kept them.
     unsafe { cuda!(context, cuModuleLoadData(&raw mut raw, image.as_ptr().cast())) }?;
     Ok(raw)
 }
 
-/// The bytes from an address on that the headers in them can be read from, and zeros behind them for what is shorter
-/// than a header.
+/// The bytes as aligned words, from which headers can be read, followed by zeros in case they are shorter than a
+/// header.
 fn aligned(bytes: &[u8]) -> Vec<u64> {
     const HEADER_WORDS: usize = 8;
     let words = bytes.chunks(8).map(|chunk| {
@@ -109,7 +109,7 @@ impl Drop for Inner {
 }
 
 impl Function {
-    /// The context of its module.
+    /// The context of the module.
     pub fn context(&self) -> &Context {
         &self.module.inner.context
     }
@@ -118,7 +118,7 @@ impl Function {
         self.raw
     }
 
-    /// What it uses.
+    /// The resource usage.
     pub fn usage(&self) -> Result<Usage, CudaError> {
         Ok(Usage {
             registers: self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
@@ -129,7 +129,7 @@ impl Function {
         })
     }
 
-    /// Allows launches with up to this many bytes of shared memory. Without it 48 KiB are the limit.
+    /// Allows launches with up to this many bytes of shared memory. The default limit is 48 KiB.
     pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), CudaError> {
         let context = self.context();
         let _current = context.enter()?;
@@ -138,7 +138,7 @@ impl Function {
         unsafe { cuda!(context, cuFuncSetAttribute(self.raw, attribute, bytes as c_int)) }
     }
 
-    /// How many CTAs of so many threads with so much shared memory one SM holds at a time.
+    /// The number of CTAs with this many threads and this much shared memory that one SM holds at a time (occupancy).
     pub fn ctas_per_sm(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
         let context = self.context();
         let _current = context.enter()?;

@@ -9,7 +9,7 @@ use crate::error::CudaError;
 use crate::event::Event;
 use crate::sys::{CUstream, CUstream_flags, CUstreamCaptureStatus};
 
-/// A queue of work on a device: what is put on it executes in order. Clones are the same stream.
+/// A queue of work on a device, which executes in order. Clones are the same stream.
 #[derive(Debug, Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
@@ -37,12 +37,12 @@ impl Stream {
         Ok(Self { inner: Arc::new(Inner { context: context.clone(), raw, owned: true }) })
     }
 
-    /// The default stream of the context, on which libraries work that nobody has told otherwise. It cannot be captured.
+    /// The default stream of the context, which libraries use unless told otherwise. It cannot be captured.
     pub fn default_of(context: &Context) -> Self {
         Self { inner: Arc::new(Inner { context: context.clone(), raw: ptr::null_mut(), owned: false }) }
     }
 
-    /// The stream of somebody else, who destroys it.
+    /// A stream that another library owns and destroys.
     ///
     /// # Safety
     ///
@@ -52,7 +52,7 @@ impl Stream {
         Self { inner: Arc::new(Inner { context: context.clone(), raw: raw.cast(), owned: false }) }
     }
 
-    /// Its context.
+    /// The context.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
@@ -66,7 +66,7 @@ impl Stream {
         self.inner.raw
     }
 
-    /// Waits until everything on it has finished. Errors of kernels that ran on it surface here.
+    /// Waits until everything on it has finished. Errors of its kernels surface here.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.not_capturing("a wait for a stream")?;
         let _current = self.context().enter()?;
@@ -74,14 +74,14 @@ impl Stream {
         unsafe { cuda!(self.context(), cuStreamSynchronize(self.handle())) }
     }
 
-    /// Lets what is put on it from now on wait for an event.
+    /// Makes later work on it wait for an event.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         let _current = self.context().enter()?;
         // SAFETY: both handles are valid as long as their borrows; the driver keeps what it needs of the event.
         unsafe { cuda!(self.context(), cuStreamWaitEvent(self.handle(), event.raw(), 0)) }
     }
 
-    /// Whether it records a graph instead of executing.
+    /// True while it captures a graph instead of executing.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
         let _current = self.context().enter()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -91,9 +91,9 @@ impl Stream {
     }
 
     /// A number that no other stream of the process has or will have. The default stream of each thread has its own.
-    /// Refused while it records a graph.
+    /// Refused while it captures a graph.
     pub(crate) fn id(&self) -> Result<u64, CudaError> {
-        // The default stream is not asked: it refuses while another stream that waits for it records a graph.
+        // The default stream is not queried: it refuses while another stream that waits for it captures a graph.
         if self.handle().is_null() {
             return Ok(u64::MAX);
         }
@@ -104,9 +104,9 @@ impl Stream {
         Ok(id)
     }
 
-    /// The number of the graph that it records, if it does: unique in the process.
+    /// The number of the graph that it captures, if it does: unique in the process.
     pub(crate) fn capture(&self) -> Result<Option<u64>, CudaError> {
-        // The default stream cannot be captured, and does not like to be asked while another is.
+        // The default stream cannot be captured, and the query fails while another is.
         if self.handle().is_null() {
             return Ok(None);
         }
@@ -119,8 +119,8 @@ impl Stream {
         Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
     }
 
-    /// An error while it records a graph, for calls that would otherwise touch the host's memory when the graph is
-    /// launched, or spoil the capture.
+    /// An error while it captures a graph, for calls that would otherwise touch the host's memory when the graph is
+    /// launched, or invalidate the capture.
     pub(crate) fn not_capturing(&self, call: &'static str) -> Result<(), CudaError> {
         if self.is_capturing()? { Err(CudaError::Capturing { call }) } else { Ok(()) }
     }

@@ -1,8 +1,8 @@
 //! Types of the driver: the part of NVIDIA's `cuda.h` that this crate needs, under its names.
 //!
 //! They are written out here because crates that declare all of it let exactly one CUDA version be chosen in a build;
-//! then a program could not have this crate beside another that chooses a version. The driver keeps what is declared
-//! here as it is: functions get a new name when a type of theirs changes (`cuMemAlloc_v2`).
+//! then a program could not have this crate beside another that chooses a version. The driver never changes these
+//! declarations: a function gets a new name when one of its types changes (`cuMemAlloc_v2`).
 //!
 //! In tests the compiler compares every number, every layout and every signature with those that `cudarc` generated from
 //! NVIDIA's header.
@@ -11,7 +11,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// What the same type is called by `cudarc`.
+/// The type of the same name in `cudarc`.
 #[cfg(test)]
 pub(crate) trait Declared {
     type Type;
@@ -20,7 +20,7 @@ pub(crate) trait Declared {
 #[cfg(test)]
 use cudarc::driver::sys as declared;
 
-/// Handles that nobody looks into.
+/// Opaque handles.
 macro_rules! handles {
     ($($handle:ident = *mut $target:ident;)*) => {
         $(
@@ -57,8 +57,8 @@ pub(crate) type CUdevice = c_int;
 /// An address on a device.
 pub(crate) type CUdeviceptr = c_ulonglong;
 
-/// Enums that are given to the driver, with the values that are used here. None is ever read from the driver, which may
-/// know more values than these.
+/// Enums that are passed to the driver, with the values that are used here. None is ever read from the driver, which
+/// may know more values than these.
 macro_rules! numbers {
     ($($name:ident { $($value:ident = $number:literal,)* })*) => {
         $(
@@ -168,7 +168,7 @@ numbers! {
     }
 }
 
-/// A state that the driver answers with: a number, because a newer driver may have more of them.
+/// A state that the driver returns: a number, because a newer driver may have more of them.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUstreamCaptureStatus(pub(crate) c_uint);
@@ -248,7 +248,7 @@ structures! {
     }
 }
 
-/// Types that are what they are everywhere.
+/// Types that are the same everywhere.
 #[cfg(test)]
 mod checks {
     use super::{CUstreamCaptureStatus, Declared, c_void, declared};

@@ -1,4 +1,4 @@
-//! Tensor maps in the form in which hardware reads them: 128 bytes that the driver makes.
+//! Tensor maps (TMA descriptors) as hardware reads them: 128 bytes that the driver encodes.
 
 use core::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -20,8 +20,8 @@ pub(crate) const TENSOR_MAP_BYTES: usize = 128;
 pub type EncodedTensorMap = [u8; TENSOR_MAP_BYTES];
 
 impl Context {
-    /// The description of a tensor as hardware reads it. The address in it is that of memory of this device; nothing is
-    /// read from there.
+    /// Encodes the description of a tensor for TMA. Its address is in the memory of this device; nothing is read from
+    /// there.
     pub fn encode_tensor_map(&self, map: &TensorMap) -> Result<EncodedTensorMap, CudaError> {
         map.validate()?;
         let _current = self.enter()?;

@@ -1,7 +1,8 @@
-//! What was measured to be best on this machine, remembered beside the compiled kernels.
+//! The tuning store: the configs measured to be best on this machine, in a file beside the compiled kernels. It is in
+//! this crate because it shares the folder of the cache and its atomic file writes.
 //!
-//! One JSON file with the version of its form; a file of another version is an error that says so, and is never misread.
-//! What a device, a driver and a class of problems are is for the caller to say: here they are words.
+//! One JSON file with a schema version; a file of another version is an error that says so, and is never misread.
+//! Devices, drivers and classes of problems are opaque names here, which the caller chooses.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,27 +13,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{KernelCache, NoDisk, write_whole};
 
-/// The version of the form of the file.
+/// The schema version of the file.
 const SCHEMA: u32 = 1;
 /// The name of the file in the folder of the cache.
 const FILE: &str = "tuned.json";
 
-/// What was found best for a class of problems.
+/// The best config of a class of problems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tuned {
     /// The device.
     pub device: String,
-    /// Its driver.
+    /// The driver.
     pub driver: String,
     /// The class of problems.
     pub class: String,
     /// The name of the config that was best.
     pub config: String,
-    /// Seconds it took.
+    /// Seconds that it took.
     pub seconds: f64,
-    /// The config that the class has otherwise.
+    /// The config that the class has by default.
     pub default_config: String,
-    /// Seconds that one took.
+    /// Seconds that the default took.
     pub default_seconds: f64,
     /// The problem that was measured.
     pub problem: String,
@@ -50,7 +51,7 @@ struct File {
     tuned: Vec<Tuned>,
 }
 
-/// Why nothing could be remembered or read.
+/// The reason why the store could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TuningError {
     /// Nothing is kept on disk.
@@ -61,27 +62,27 @@ pub enum TuningError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         reason: io::Error,
     },
-    /// The file is not what was written.
+    /// The file is not a tuning store of this version.
     #[error("{} cannot be read: {reason}; `flashcore tune --forget all` removes it", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 }
 
-/// The file of what was measured.
+/// The file of tuned configs.
 #[derive(Debug, Clone)]
 pub struct TuningStore {
     folder: PathBuf,
 }
 
 impl TuningStore {
-    /// That in the folder of a cache.
+    /// The store in the folder of a cache.
     pub fn of(cache: &KernelCache) -> Result<Self, TuningError> {
         match cache.disk() {
             Ok(folder) => Ok(Self { folder: folder.to_owned() }),
@@ -89,12 +90,12 @@ impl TuningStore {
         }
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> PathBuf {
         self.folder.join(FILE)
     }
 
-    /// Everything that is remembered; nothing where there is no file.
+    /// All tuned configs; empty where there is no file.
     pub fn read(&self) -> Result<Vec<Tuned>, TuningError> {
         let path = self.path();
         let text = match fs::read_to_string(&path) {
@@ -103,7 +104,7 @@ impl TuningStore {
             Err(reason) => return Err(TuningError::Unusable { path, reason }),
         };
         let unreadable = |reason: String| TuningError::Unreadable { path: path.clone(), reason };
-        // The version first: what comes behind it may be anything in another.
+        // The version first: in another version the rest may be anything.
         let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
         match value["schema"].as_u64() {
             Some(schema) if schema == u64::from(SCHEMA) => {}
@@ -113,7 +114,7 @@ impl TuningStore {
         Ok(file.tuned)
     }
 
-    /// Remembers one, in the place of what was known of the same device, driver and class.
+    /// Stores one, replacing the one of the same device, driver and class.
     pub fn remember(&self, tuned: Tuned) -> Result<(), TuningError> {
         let mut all = self.read()?;
         all.retain(|other| other.key() != tuned.key());
@@ -121,7 +122,7 @@ impl TuningStore {
         self.write(all)
     }
 
-    /// Forgets what `which` says; returns how many were forgotten.
+    /// Removes those for which `which` returns true; returns their number.
     pub fn forget(&self, which: impl Fn(&Tuned) -> bool) -> Result<usize, TuningError> {
         let mut all = self.read()?;
         let before = all.len();
@@ -133,7 +134,7 @@ impl TuningStore {
         Ok(forgotten)
     }
 
-    /// Removes the file, whatever is in it; returns whether there was one.
+    /// Removes the file, whatever is in it; returns true if there was one.
     pub fn forget_all(&self) -> Result<bool, TuningError> {
         let path = self.path();
         match fs::remove_file(&path) {
@@ -215,7 +216,7 @@ mod tests {
                     store.path().display()
                 )
             );
-            // Nothing is written over what is not understood.
+            // A file that is not understood is not overwritten.
             assert!(store.remember(tuned("1", "x", "a")).is_err());
         }
     }

@@ -12,7 +12,7 @@ use crate::error::CudaError;
 use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 
-/// Streams that have a workspace at once; one more takes over the one that was not used for longest.
+/// The most streams with a workspace; one more takes over the least recently used one.
 const MOST_STREAMS: usize = 32;
 
 /// A workspace of the same size for each stream that launches.
@@ -39,21 +39,21 @@ impl Workspaces {
         Self { context: context.clone(), bytes, held: Mutex::default() }
     }
 
-    /// Bytes of each.
+    /// Bytes of each workspace.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Calls `launch` with the address of the stream's workspace; 0 where none is needed.
     ///
-    /// `launch` puts on the stream everything that uses the workspace. Meanwhile nobody else does: threads that launch on
-    /// the same stream at the same time come one after the other, or their kernels would alternate.
+    /// `launch` enqueues on the stream everything that uses the workspace. Meanwhile nobody else does: threads that
+    /// launch on the same stream at the same time take turns, or their kernels would interleave.
     pub fn with<T>(&self, stream: &Stream, launch: impl FnOnce(u64) -> Result<T, CudaError>) -> Result<T, CudaError> {
         if self.bytes == 0 {
             return launch(0);
         }
         let graph = stream.capture()?;
-        // A stream that records a graph refuses to tell its number; its handle stays its own until the graph is done.
+        // A stream that captures a graph does not tell its number; its handle stays its own until the graph is done.
         let owner = if graph.is_some() { stream.handle().addr() as u64 } else { stream.id()? };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let address = match graph {
@@ -69,7 +69,7 @@ impl Workspaces {
         let buffer = match known {
             Some(index) => by_stream.remove(index).1,
             None if by_stream.len() == MOST_STREAMS => {
-                // Whatever used it last may still run, on a stream that may not exist any more.
+                // Its last user may still run, on a stream that may not exist any more.
                 self.context.relax_capture(Context::synchronize)?;
                 by_stream.remove(0).1
             }
@@ -80,7 +80,7 @@ impl Workspaces {
         Ok(address)
     }
 
-    /// One that no other launch has: the graph may run at any time, on any stream.
+    /// A workspace that no other launch has: the graph may run at any time, on any stream.
     fn of_graph(&self, held: &mut Held, graph: [u64; 2]) -> Result<u64, CudaError> {
         let Held { by_graph, .. } = held;
         if let Some((_, buffer)) = by_graph.iter().rfind(|(owner, _)| *owner == graph) {
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(state(|state| (state.count("cuMemAlloc_v2"), state.count("cuStreamGetId"))), (0, 0));
     }
 
-    /// Two threads on one stream: all that one puts there comes before all of the other.
+    /// Two threads on one stream: all work of one comes before all work of the other.
     #[test]
     fn launches_on_one_stream_do_not_alternate() {
         let context = context();

@@ -28,7 +28,7 @@ const LARGEST_PAYLOAD: u64 = 96 * 1024;
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 /// All of it ends by then, or something hangs.
 const LIMIT: Duration = Duration::from_secs(55);
-/// What a worker does after it is told to stop takes no longer.
+/// The time in which a worker must end after it is told to stop.
 const LAST_STEPS: Duration = Duration::from_secs(20);
 
 const FOLDER: &str = "FLASHCORE_TORTURE_FOLDER";
@@ -79,11 +79,11 @@ fn compile(key: Key, random: &mut Random) -> Compiled {
     Compiled { metadata, payload: payload(key) }
 }
 
-/// What a process does: everything that the cache offers, in random order, until it is told to stop or killed.
+/// A worker process: uses all operations of the cache, in random order, until it is told to stop or killed.
 #[test]
 fn worker() {
     let (Some(folder), Ok(seed)) = (std::env::var_os(FOLDER).map(PathBuf::from), std::env::var(SEED)) else {
-        // Not a worker but a test run, which calls it by its name.
+        // A test run, not a worker.
         return;
     };
     let mut random = Random::new(seed.parse().unwrap());
@@ -128,7 +128,7 @@ fn spawn(folder: &Path, seed: u64) -> Child {
         .unwrap()
 }
 
-/// Flips bits, cuts files off and lets them grow, until told to stop. Returns how often.
+/// Flips bits, truncates files and lets them grow, until told to stop. Returns how often.
 fn damage(folder: &Path, stop: &AtomicBool) -> usize {
     let mut random = Random::new(3);
     let mut damaged = 0;
@@ -179,7 +179,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Waits for a process, but not for ever.
+/// Waits for a process, with a time limit.
 fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {
@@ -223,7 +223,7 @@ fn nothing_hangs_crashes_or_loads_a_wrong_payload() {
         let status = wait(child, LAST_STEPS).expect("a worker hangs");
         assert!(status.success(), "a worker failed: {status}");
     }
-    // After all that the cache is in order again, and of use.
+    // After all that the cache is consistent again, and usable.
     let cache = KernelCache::open(CacheOptions::folder(&folder));
     let verified = cache.verify().unwrap();
     assert!(verified.sound <= ENTRIES as usize && verified.unreadable.is_empty(), "{verified:?}");

@@ -1,29 +1,29 @@
-//! The columns of the table of operations: what a row says besides the name and the operands.
+//! The columns of the table of operations, apart from the name and the operands.
 
 use crate::operand::{Operand, Space};
 use crate::types::Type;
 
-/// What the table says of an operation, apart from what depends on its modifiers.
+/// The columns of a row that do not depend on the modifiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The name of the [`Op`](crate::Op) variant.
     pub name: &'static str,
-    /// What it computes.
+    /// One sentence that defines the result.
     pub summary: &'static str,
-    /// Its form, in the notation of the PTX manual. For readers; the printer writes the text.
+    /// The form in the notation of the PTX manual. For readers; the printer writes the text.
     pub form: &'static str,
-    /// The anchor of its section in the PTX manual.
+    /// The anchor of the section in the PTX manual.
     pub manual: &'static str,
 }
 
 impl Entry {
-    /// The address of its section in the PTX manual.
+    /// The address of the section in the PTX manual.
     pub fn manual_url(&self) -> String {
         format!("https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#{}", self.manual)
     }
 }
 
-/// The kind of work an operation is, by which the simulator counts.
+/// The kind of work of an operation, by which the simulator counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
     /// Integer arithmetic, logic, comparisons and moves.
@@ -38,7 +38,7 @@ pub enum Class {
     Warp,
     /// Loads, stores and atomics.
     Memory,
-    /// Asynchronous copies, their groups and waits.
+    /// Asynchronous copies, their groups and waits: `cp.async`, bulk copies and TMA.
     Asynchronous,
     /// Tensor cores and the loads of their fragments.
     Tensor,
@@ -89,17 +89,17 @@ pub enum Effect {
     Read(Space),
     /// Writes the space.
     Write(Space),
-    /// Reads and writes the space as one step.
+    /// Reads and writes the space atomically.
     Atomic(Space),
-    /// Reads global and writes shared memory at some time before its group is waited for.
+    /// Reads global and writes shared memory at some time before its group, or its `mbarrier`, is waited for.
     CopyToShared,
-    /// Reads shared and writes global memory, through the asynchronous proxy, before its group is waited for.
+    /// Reads shared and writes global memory, through the async proxy, before its group is waited for.
     CopyToGlobal,
-    /// Touches none but orders the accesses of others, or of this thread.
+    /// Touches none, but orders the accesses of other threads or of this one.
     Order,
 }
 
-/// Whether an operand is read or written.
+/// The direction of an operand: read or written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Written.
@@ -117,7 +117,7 @@ pub enum Role {
 pub struct Slot {
     /// Read or written.
     pub role: Role,
-    /// Its name in the form.
+    /// The operand's name in the form.
     pub name: &'static str,
     /// The operand.
     pub operand: Operand,
@@ -128,7 +128,7 @@ pub struct Slot {
 /// A vector operand whose length is not what the modifiers demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LengthMismatch {
-    /// Its name in the form.
+    /// The operand's name in the form.
     pub name: &'static str,
     /// The length it has.
     pub actual: usize,

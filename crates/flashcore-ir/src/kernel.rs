@@ -7,7 +7,7 @@ use crate::operation::{Class, Op};
 use crate::target::{AMPERE, Since};
 use crate::types::Type;
 
-/// A kernel: what a launch of one entry point executes.
+/// A kernel: the code of one entry point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kernel {
     /// The name of the entry point.
@@ -18,24 +18,25 @@ pub struct Kernel {
     pub threads: u32,
     /// Bytes of shared memory of one CTA.
     pub shared_bytes: u32,
-    /// CTAs of a cluster in x, y and z, which run together and reach each other's shared memory; all 1 without clusters.
+    /// CTAs of a cluster in x, y and z, which run together and reach each other's shared memory (DSMEM); all 1 without
+    /// clusters.
     pub cluster: [u32; 3],
-    /// The registers per thread that the compiler may use at most, by which the kernel fits its occupancy.
+    /// The most registers per thread that the compiler may use (`.maxnreg`), by which the kernel fits its occupancy.
     pub register_budget: u32,
     /// All registers.
     pub registers: Vec<Register>,
     /// The named parts of the kernel that statements and registers belong to.
     pub sections: Vec<Section>,
-    /// What each thread executes.
+    /// The statements that each thread executes.
     pub body: Block,
 }
 
 /// A parameter of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its type.
+    /// The type.
     pub ty: ParameterType,
 }
 
@@ -44,12 +45,12 @@ pub struct Parameter {
 pub enum ParameterType {
     /// A value that a register holds.
     Value(Type),
-    /// The 128 bytes of a [`TensorMap`](crate::TensorMap), which stay where they are.
+    /// The 128 bytes of a [`TensorMap`](crate::TensorMap) (TMA descriptor), which the kernel uses in place.
     TensorMap,
 }
 
 impl ParameterType {
-    /// The bytes it takes.
+    /// Size in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             Self::Value(ty) => ty.bytes(),
@@ -57,7 +58,7 @@ impl ParameterType {
         }
     }
 
-    /// What its place is a multiple of.
+    /// Alignment in bytes.
     pub const fn alignment(self) -> u32 {
         match self {
             Self::Value(ty) => ty.bytes(),
@@ -84,11 +85,11 @@ impl fmt::Display for ParameterType {
 /// A register of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Register {
-    /// Its type.
+    /// The type.
     pub ty: Type,
     /// The section that made it.
     pub section: SectionId,
-    /// Its number among the registers of that section and type, which an edit elsewhere does not change.
+    /// The number among the registers of that section and type, which an edit elsewhere does not change.
     pub number: u32,
 }
 
@@ -109,7 +110,7 @@ impl fmt::Display for Section {
     }
 }
 
-/// Where a statement was written.
+/// The Rust source location of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
     /// The section it belongs to.
@@ -139,7 +140,7 @@ pub enum Statement {
 }
 
 impl Statement {
-    /// Where it was written.
+    /// The origin of the statement.
     pub const fn origin(&self) -> Origin {
         match self {
             Self::Instruction(instruction) => instruction.origin,
@@ -149,14 +150,14 @@ impl Statement {
     }
 }
 
-/// An operation, and the predicate without which it does nothing.
+/// An operation with an optional guard.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instruction {
     /// The operation.
     pub op: Op,
-    /// Lanes for which it does not hold skip the operation.
+    /// The predicate that decides, per lane, whether the operation is executed.
     pub guard: Option<Guard>,
-    /// Where it was written.
+    /// The source location.
     pub origin: Origin,
 }
 
@@ -165,11 +166,11 @@ pub struct Instruction {
 pub struct Guard {
     /// The predicate.
     pub predicate: RegisterId,
-    /// Whether it must be false instead.
+    /// True if the guard holds where the predicate is false.
     pub negated: bool,
 }
 
-/// A choice: lanes for which `condition` holds execute `then`, the others `otherwise`; all go on together.
+/// A choice: lanes for which `condition` holds execute `then`, the others `otherwise`; all reconverge after it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct If {
     /// A predicate.
@@ -180,12 +181,12 @@ pub struct If {
     pub then: Block,
     /// Executed where it does not.
     pub otherwise: Block,
-    /// Where it was written.
+    /// The source location.
     pub origin: Origin,
 }
 
-/// A repetition: `header`, then, for the lanes for which `condition` holds, `body`, and again; the lanes for which it
-/// does not hold wait behind the loop.
+/// A loop: `header`, then `body` for the lanes for which `condition` holds, and again; the other lanes wait at the end
+/// of the loop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loop {
     /// Computes the condition.
@@ -196,7 +197,7 @@ pub struct Loop {
     pub uniform: bool,
     /// Repeated while the condition holds.
     pub body: Block,
-    /// Where it was written.
+    /// The source location.
     pub origin: Origin,
 }
 
@@ -216,17 +217,17 @@ impl Kernel {
         self.body.instructions(visit);
     }
 
-    /// Visits every instruction in program order, for change. For tools that transform kernels.
+    /// Visits every instruction in program order, mutably. For tools that transform kernels.
     pub fn instructions_mut(&mut self, visit: &mut impl FnMut(&mut Instruction)) {
         self.body.instructions_mut(visit);
     }
 
-    /// Visits every sequence of statements, outer ones first, for change. For tools that transform kernels.
+    /// Visits every sequence of statements, outer ones first, mutably. For tools that transform kernels.
     pub fn blocks_mut(&mut self, visit: &mut impl FnMut(&mut Block)) {
         self.body.blocks_mut(visit);
     }
 
-    /// The PTX version and architecture it needs.
+    /// The PTX version and architecture that the kernel needs.
     pub fn since(&self) -> Since {
         let mut since = AMPERE;
         self.instructions(&mut |instruction| since = since.and(instruction.op.since()));
@@ -240,7 +241,7 @@ impl Kernel {
         counts
     }
 
-    /// A new register of a type in a section; its number follows those already there.
+    /// Adds a register of a type to a section; its number follows those already there.
     pub fn add_register(&mut self, ty: Type, section: SectionId) -> RegisterId {
         let number = self
             .registers

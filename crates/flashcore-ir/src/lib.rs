@@ -1,4 +1,4 @@
-//! The kernel language of flashcore.
+//! The kernel language of flashcore: a typed, structured IR one step above PTX.
 //!
 //! A kernel is data: [`Kernel`] holds parameters, registers and a tree of statements, each instruction an [`Op`] of
 //! the one [table](operation). [`Builder`] writes it, [`Kernel::verify`] judges it, `flashcore-ptx` prints it and

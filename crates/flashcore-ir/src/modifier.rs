@@ -1,4 +1,4 @@
-//! The modifiers of operations: which form of an operation it is.
+//! The modifiers of operations, which select one form of an operation.
 
 use core::fmt;
 
@@ -30,11 +30,11 @@ macro_rules! modifier {
 modifier! {
     /// A memory space that operations address by a register.
     Space {
-        /// Memory of the device, 64-bit addresses.
+        /// Device memory, 64-bit addresses.
         Global = "global",
-        /// Memory of the CTA, 32-bit addresses.
+        /// Shared memory of the CTA, 32-bit addresses.
         Shared = "shared",
-        /// Memory of a CTA of the same cluster, 32-bit addresses that `mapa` makes.
+        /// Shared memory of any CTA of the cluster (DSMEM), 32-bit addresses made by `mapa`.
         Cluster = "shared::cluster",
     }
 }
@@ -58,7 +58,7 @@ modifier! {
 }
 
 modifier! {
-    /// Where a shuffle takes its value from.
+    /// The source lane of a shuffle.
     ShuffleMode {
         /// Lane `index`.
         Index = "idx",
@@ -72,19 +72,19 @@ modifier! {
 }
 
 modifier! {
-    /// What a vote asks of the predicate over the warp.
+    /// The condition that a vote tests over the predicates of a warp.
     VoteMode {
         /// True in every lane.
         All = "all",
         /// True in some lane.
         Any = "any",
-        /// The same in every lane.
+        /// Equal in all lanes.
         Uniform = "uni",
     }
 }
 
 modifier! {
-    /// What an atomic, a reduction to memory or a warp reduction does with the values.
+    /// The combining operation of an atomic, a reduction to memory or a warp reduction.
     ReduceOp {
         /// Sum.
         Add = "add",
@@ -104,7 +104,7 @@ modifier! {
 }
 
 modifier! {
-    /// How a load may be cached.
+    /// The cache operator of a load.
     LoadCache {
         /// The default: all levels.
         All = "ca",
@@ -114,13 +114,13 @@ modifier! {
         Streaming = "cs",
         /// Read-only data through the non-coherent path; the kernel never writes it.
         ReadOnly = "nc",
-        /// Never from a cache.
+        /// Bypasses all caches.
         Volatile = "cv",
     }
 }
 
 modifier! {
-    /// How a store may be cached.
+    /// The cache operator of a store.
     StoreCache {
         /// The default: write back at all levels.
         WriteBack = "wb",
@@ -134,7 +134,7 @@ modifier! {
 }
 
 modifier! {
-    /// Which caches an asynchronous copy goes through.
+    /// The caches that a `cp.async` goes through.
     CopyCache {
         /// L1 and L2; 4, 8 or 16 bytes.
         All = "ca",
@@ -144,9 +144,9 @@ modifier! {
 }
 
 modifier! {
-    /// How much around an access is brought into L2 as well.
+    /// The size of the L2 prefetch that accompanies an access.
     L2Prefetch {
-        /// Nothing asked for.
+        /// No prefetch.
         None = "none",
         /// 64 bytes.
         Bytes64 = "L2::64B",
@@ -158,7 +158,7 @@ modifier! {
 }
 
 modifier! {
-    /// The threads among which a fence orders memory.
+    /// The threads for which a fence orders memory.
     FenceScope {
         /// This CTA.
         Cta = "cta",
@@ -195,41 +195,41 @@ impl MmaShape {
 }
 
 modifier! {
-    /// How the number of registers of a warpgroup changes.
+    /// The direction in which `setmaxnreg` changes the registers of a warpgroup.
     RegisterChange {
-        /// It grows, once others have released as many.
+        /// Grows, once other warpgroups have released as many.
         Increase = "inc",
-        /// It shrinks.
+        /// Shrinks.
         Decrease = "dec",
     }
 }
 
 modifier! {
-    /// Whether a product of a warpgroup is added to what the accumulator holds.
+    /// The use of the old accumulator in a `wgmma` (`scale-d` of the PTX manual).
     Accumulation {
-        /// It takes the place of it.
+        /// The product replaces it.
         Replace = "replace",
-        /// It is added.
+        /// The product is added to it.
         Add = "add",
-        /// It is added where a predicate holds, and takes the place elsewhere.
+        /// The product is added where a predicate holds, and replaces it elsewhere.
         AddWhere = "add where",
     }
 }
 
 modifier! {
-    /// Which elements of a matrix in shared memory are adjacent.
+    /// The major-ness of a matrix in shared memory: the dimension along which elements are adjacent.
     Major {
-        /// Those along the dimension summed over.
+        /// K-major: along the dimension summed over.
         Depth = "depth",
-        /// Those along rows of the product for A, columns for B.
+        /// MN-major: along rows of the product for A, columns for B.
         Outer = "outer",
     }
 }
 
 modifier! {
-    /// Where the first operand of a product of a warpgroup is.
+    /// The location of the A operand of a `wgmma`.
     MatrixSource {
-        /// In shared memory, as a descriptor says.
+        /// In shared memory, given by a descriptor.
         Shared = "shared",
         /// In registers.
         Registers = "registers",
@@ -237,9 +237,9 @@ modifier! {
 }
 
 modifier! {
-    /// How rows of shared memory are permuted in pieces of 16 bytes, so that a column of them lies in different banks.
+    /// A shared-memory swizzle: the permutation of 16-byte pieces of a row that spreads a column over different banks.
     Swizzle {
-        /// Not at all.
+        /// No permutation.
         None = "no swizzle",
         /// Pairs of pieces, over 256 bytes.
         Bytes32 = "32 bytes",
@@ -269,8 +269,8 @@ impl Swizzle {
         }
     }
 
-    /// Where the byte lies that would lie at `address` without swizzle: the bits that number a piece of 16 bytes are
-    /// changed by those that number a row of 128.
+    /// Returns the swizzled address of the byte at `address` of the plain layout: the bits that number a piece of 16
+    /// bytes are xored with those that number a row of 128.
     pub const fn apply(self, address: u32) -> u32 {
         match self.bytes() {
             None => address,
@@ -280,7 +280,7 @@ impl Swizzle {
 }
 
 modifier! {
-    /// How a conversion rounds.
+    /// The rounding mode of a conversion.
     Rounding {
         /// Exact, or truncating between integers.
         Exact = "exact",

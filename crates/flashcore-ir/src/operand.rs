@@ -1,4 +1,4 @@
-//! What an operation refers to: registers, constants and addresses.
+//! The operands of operations: registers, constants and addresses.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -136,7 +136,7 @@ pub struct SharedAddress {
     pub(crate) offset: i32,
 }
 
-/// An address in the shared memory of a CTA of the cluster: a base register and a constant offset.
+/// An address in the shared memory of a CTA of the cluster (DSMEM): a base register and a constant offset.
 #[derive(Debug, Clone, Copy)]
 pub struct ClusterAddress {
     pub(crate) base: Reg<U32>,
@@ -179,7 +179,7 @@ impl ClusterAddress {
 }
 
 impl GlobalAddress {
-    /// The register it begins with.
+    /// The base register.
     pub const fn base(self) -> Reg<U64> {
         self.base
     }
@@ -191,29 +191,29 @@ impl GlobalAddress {
     }
 }
 
-/// An address whose space the Rust type tells.
-pub trait Place: Copy {
+/// An address whose memory space is part of its Rust type.
+pub trait TypedAddress: Copy {
     /// The space it points into.
     const SPACE: Space;
     /// The untyped address.
     fn address(self) -> Address;
 }
 
-impl Place for SharedAddress {
+impl TypedAddress for SharedAddress {
     const SPACE: Space = Space::Shared;
     fn address(self) -> Address {
         Address { base: self.base.id(), offset: self.offset }
     }
 }
 
-impl Place for ClusterAddress {
+impl TypedAddress for ClusterAddress {
     const SPACE: Space = Space::Cluster;
     fn address(self) -> Address {
         Address { base: self.base.id(), offset: self.offset }
     }
 }
 
-impl Place for GlobalAddress {
+impl TypedAddress for GlobalAddress {
     const SPACE: Space = Space::Global;
     fn address(self) -> Address {
         Address { base: self.base.id(), offset: self.offset }

@@ -1,10 +1,10 @@
 //! The one table of operations.
 //!
-//! Each row says what an operation is called, its form in the notation of the PTX manual, the section of the manual
-//! that defines it, its modifiers and operands with their types, its class, the memory it touches, whether a whole
-//! warp must execute it together, and the first PTX version and architecture that have it. The printer, the
-//! simulator and the verifier match on [`Op`] without a wildcard arm, so a new row breaks the build in each place
-//! that must learn it; `docs/add-an-operation.md` lists those places.
+//! Each row has an operation's name, its form in the notation of the PTX manual, the section of the manual that defines
+//! it, its modifiers and operands with their types, its class, the memory it touches, whether a whole warp must execute
+//! it together, and the first PTX version and architecture that have it. The printer, the simulator and the verifier
+//! match on [`Op`] without a wildcard arm, so a new row breaks the build in each place that must learn it;
+//! `docs/add-an-operation.md` lists those places.
 
 pub use crate::columns::{Class, Effect, Entry, LengthMismatch, Role, Slot};
 use crate::operand::{
@@ -36,7 +36,7 @@ const fn pair_arithmetic(ty: Type) -> Since {
     }
 }
 
-/// Accesses that bring their surroundings into L2 came with a later PTX than plain ones.
+/// Accesses with an L2 prefetch came with a later PTX than plain ones.
 const fn with_prefetch(prefetch: L2Prefetch) -> Since {
     match prefetch {
         L2Prefetch::None => AMPERE,
@@ -44,7 +44,7 @@ const fn with_prefetch(prefetch: L2Prefetch) -> Since {
     }
 }
 
-/// The shared memory of other CTAs came with clusters.
+/// DSMEM, the shared memory of other CTAs, came with clusters.
 const fn in_space(space: Space) -> Since {
     match space {
         Space::Global | Space::Shared => AMPERE,
@@ -90,7 +90,7 @@ operations! {
     Mov "mov.type d, a" @ "data-movement-and-conversion-instructions-mov"
         { ty: Type } out (d: ty) in (a: ty)
         : arithmetic(ty), Effect::None, false, AMPERE;
-    /// `d` takes the bits of `a`, as another type of the same width.
+    /// `d` is the bits of `a`, as another type of the same width.
     Reinterpret "mov.b32 d, a" @ "data-movement-and-conversion-instructions-mov"
         { to: Type, from: Type } out (d: to) in (a: from)
         : Class::Integer, Effect::None, false, AMPERE;
@@ -310,7 +310,7 @@ operations! {
         { mode: ShuffleMode, control: u32, ty: Type } out (d: ty) in (index: Type::U32) ins (a[1]: ty)
         for ty in [U32 S32 F32 Tf32 F16x2 Bf16x2]
         : Class::Warp, Effect::None, true, AMPERE;
-    /// What all lanes together say of a predicate.
+    /// `d` is the vote of all lanes on a predicate.
     Vote "vote.sync.mode.pred d, a, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-vote-sync"
         { mode: VoteMode } out (d: Type::Pred) ins (a[1]: Type::Pred)
         : Class::Warp, Effect::None, true, AMPERE;
@@ -323,31 +323,31 @@ operations! {
         { op: ReduceOp, ty: Type } out (d: ty) ins (a[1]: ty)
         for ty in [U32 S32]
         : Class::Warp, Effect::None, true, AMPERE;
-    /// `d` holds in one lane of the warp, always the same; which one is for the machine to choose.
+    /// `d` holds in one lane of the warp, always the same one, which the hardware chooses.
     Elect "elect.sync _|d, 0xffffffff" @ "parallel-synchronization-and-communication-instructions-elect-sync"
         out (d: Type::Pred)
         : Class::Warp, Effect::None, true, HOPPER;
-    /// Waits for the lanes of the warp and orders their accesses to memory.
+    /// Synchronises the lanes of the warp and orders their accesses to memory.
     WarpSync "bar.warp.sync 0xffffffff" @ "parallel-synchronization-and-communication-instructions-bar-warp-sync"
         : Class::Barrier, Effect::Order, true, AMPERE;
 
     // ---- memory ---------------------------------------------------------------------------------------------------
 
-    /// Loads `d.len()` adjacent elements; the address is a multiple of their size together.
+    /// Loads `d.len()` adjacent elements; the address is a multiple of their total size.
     Load "ld.space{.cache}{.prefetch}{.vec}.type d, [source]" @ "data-movement-and-conversion-instructions-ld"
         { space: Space, cache: LoadCache, prefetch: L2Prefetch, ty: Type, count: u32 } outs (d[count]: ty) at (source: space)
         for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
         : Class::Memory, Effect::Read(space), false, with_prefetch(prefetch).and(in_space(space));
-    /// Stores `a.len()` adjacent elements; the address is a multiple of their size together.
+    /// Stores `a.len()` adjacent elements; the address is a multiple of their total size.
     Store "st.space{.cache}{.vec}.type [target], a" @ "data-movement-and-conversion-instructions-st"
         { space: Space, cache: StoreCache, ty: Type, count: u32 } ins (a[count]: ty) at (target: space)
         for ty in [U16 F16 Bf16 U32 S32 F32 Tf32 F16x2 Bf16x2 U64 S64]
         : Class::Memory, Effect::Write(space), false, in_space(space);
-    /// Brings the cache line at the address into L2.
+    /// Prefetches the cache line at the address into L2.
     Prefetch "prefetch.global.L2 [source]" @ "data-movement-and-conversion-instructions-prefetch-prefetchu"
         at (source: Space::Global)
         : Class::Memory, Effect::None, false, AMPERE;
-    /// `d` is the old value at the address, which becomes `op(old, a)`, in one step seen by the whole GPU. Relaxed.
+    /// `d` is the old value at the address, which becomes `op(old, a)`, atomically for the whole GPU. Relaxed.
     Atomic "atom.space.op.type d, [target], a" @ "parallel-synchronization-and-communication-instructions-atom"
         { space: Space, op: ReduceOp, ty: Type } out (d: ty) ins (a[1]: ty) at (target: space)
         for ty in [U32 S32 U64 F32]
@@ -357,7 +357,7 @@ operations! {
         { space: Space, ty: Type } out (d: ty) ins (compare[1]: ty, value[1]: ty) at (target: space)
         for ty in [U32 U64]
         : Class::Memory, Effect::Atomic(space), false, AMPERE;
-    /// The value at the address becomes `op(old, a)`, in one step seen by the whole GPU. Relaxed.
+    /// The value at the address becomes `op(old, a)`, atomically for the whole GPU. Relaxed.
     Reduce "red.space.op.type [target], a" @ "parallel-synchronization-and-communication-instructions-red"
         { space: Space, op: ReduceOp, ty: Type } ins (a[1]: ty) at (target: space)
         for ty in [U32 S32 U64 F32]
@@ -366,7 +366,7 @@ operations! {
     // ---- asynchronous copies --------------------------------------------------------------------------------------
 
     /// Starts a copy of `bytes` from global to shared memory. With `zero_fill`, only `source_bytes` are read and the
-    /// rest becomes 0. It is done, and visible to this thread alone, when its group has been waited for.
+    /// rest becomes 0. The copy is complete, and visible to this thread alone, once its group has been waited for.
     CopyAsync "cp.async.cache.shared.global{.prefetch} [target], [source], bytes{, source_bytes}" @ "data-movement-and-conversion-instructions-cp-async"
         { bytes: u32, cache: CopyCache, prefetch: L2Prefetch, zero_fill: bool }
         ins (source_bytes[zero_fill]: Type::U32) at (target: Space::Shared, source: Space::Global)
@@ -381,45 +381,45 @@ operations! {
     /// Waits for all of this thread's copies, committed or not.
     CopyAsyncWaitAll "cp.async.wait_all" @ "data-movement-and-conversion-instructions-cp-async-wait-group"
         : Class::Asynchronous, Effect::Order, false, AMPERE;
-    /// Starts a copy of `bytes` (a multiple of 16) from shared to global memory by the asynchronous proxy, which sees
-    /// ordinary writes to shared memory only behind a [`Op::FenceProxyAsync`].
+    /// Starts a bulk copy (TMA) of `bytes` (a multiple of 16) from shared to global memory by the async proxy, which
+    /// sees ordinary writes to shared memory only after an [`Op::FenceProxyAsync`].
     BulkStore "cp.async.bulk.global.shared::cta.bulk_group [target], [source], bytes" @ "data-movement-and-conversion-instructions-cp-async-bulk"
         in (bytes: Type::U32) at (target: Space::Global, source: Space::Shared)
         : Class::Asynchronous, Effect::CopyToGlobal, false, HOPPER;
     /// Closes the group of all bulk copies this thread started since the last commit.
     BulkCommit "cp.async.bulk.commit_group" @ "data-movement-and-conversion-instructions-cp-async-bulk-commit-group"
         : Class::Asynchronous, Effect::None, false, HOPPER;
-    /// Waits until at most `pending` of this thread's bulk groups are unfinished; with `read`, until they have only
+    /// Waits until at most `pending` of this thread's bulk groups are unfinished; with `read`, until the others have
     /// read their source.
     BulkWait "cp.async.bulk.wait_group{.read} pending" @ "data-movement-and-conversion-instructions-cp-async-bulk-wait-group"
         { pending: u32, read: bool }
         : Class::Asynchronous, Effect::Order, false, HOPPER;
-    /// Makes this thread's earlier accesses to shared memory visible to the asynchronous proxy.
+    /// Makes this thread's earlier accesses to shared memory visible to the async proxy.
     FenceProxyAsync "fence.proxy.async.shared::cta" @ "parallel-synchronization-and-communication-instructions-membar-fence"
         : Class::Barrier, Effect::Order, false, HOPPER;
 
-    // ---- bulk loads and tensors -----------------------------------------------------------------------------------
+    // ---- TMA: bulk loads and tensors -------------------------------------------------------------------------------
 
-    /// Starts a copy of `bytes` (a multiple of 16) from global to shared memory by the asynchronous proxy. When it is done,
-    /// and visible to those who see the phase complete, the `mbarrier` has the bytes.
+    /// Starts a bulk copy (TMA) of `bytes` (a multiple of 16) from global to shared memory by the async proxy. Its
+    /// completion is counted by the `mbarrier` (`complete_tx`) and visible to those who see the phase complete.
     BulkLoad "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [target], [source], bytes, [barrier]" @ "data-movement-and-conversion-instructions-cp-async-bulk"
         in (bytes: Type::U32) at (target: Space::Shared, source: Space::Global, barrier: Space::Shared)
         : Class::Asynchronous, Effect::CopyToShared, false, HOPPER;
-    /// Starts a copy of a box of a tensor to shared memory by the asynchronous proxy, with `multicast` to that of several
-    /// CTAs of the cluster. When it is done, the `mbarrier` of each has the bytes of the box.
+    /// Starts a TMA load of a box of a tensor to shared memory, with `multicast` to that of several CTAs of the
+    /// cluster. Its completion is counted by the `mbarrier` of each CTA (`complete_tx` of the box's bytes).
     TensorLoad "cp.async.bulk.tensor.rank.shared::cluster.global.tile.mbarrier::complete_tx::bytes{.multicast::cluster}{.L2::cache_hint} [target], [map, {coordinates}], [barrier]{, mask}{, policy}" @ "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
         { rank: u32, multicast: bool, hinted: bool }
         ins (map[1]: Type::U64, coordinates[rank]: Type::S32, mask[multicast]: Type::U16, policy[hinted]: Type::U64)
         at (target: Space::Shared, barrier: Space::Shared)
         : Class::Asynchronous, Effect::CopyToShared, false, HOPPER;
-    /// Starts a copy from shared memory to a box of a tensor by the asynchronous proxy, which sees ordinary writes only
-    /// behind a [`Op::FenceProxyAsync`]. It is waited for as bulk stores are.
+    /// Starts a TMA store from shared memory to a box of a tensor. The async proxy sees ordinary writes only after an
+    /// [`Op::FenceProxyAsync`]. The store belongs to a bulk group, as [`Op::BulkStore`] does.
     TensorStore "cp.async.bulk.tensor.rank.global.shared::cta.tile.bulk_group{.L2::cache_hint} [map, {coordinates}], [source]{, policy}" @ "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
         { rank: u32, hinted: bool }
         ins (map[1]: Type::U64, coordinates[rank]: Type::S32, policy[hinted]: Type::U64)
         at (source: Space::Shared)
         : Class::Asynchronous, Effect::CopyToGlobal, false, HOPPER;
-    /// Brings a tensor map into the cache.
+    /// Prefetches a tensor map (TMA descriptor) into the cache.
     PrefetchTensorMap "prefetch.tensormap [map]" @ "data-movement-and-conversion-instructions-prefetch-prefetchu"
         ins (map[1]: Type::U64)
         : Class::Memory, Effect::None, false, HOPPER;
@@ -449,11 +449,11 @@ operations! {
         for operand in [F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::None, true, AMPERE;
 
-    // ---- products of warpgroups -----------------------------------------------------------------------------------
+    // ---- wgmma: warpgroup products ---------------------------------------------------------------------------------
 
-    /// Starts a product of 64 × 16 by 16 × `columns` elements on the tensor cores of four warps, `d = a · b` or
-    /// `d = a · b + d`. Descriptors say how operands lie in shared memory, which the asynchronous proxy reads. `d`, and `a`
-    /// in registers, are in use until the group of the product has been waited for.
+    /// Starts a product of 64 × 16 by 16 × `columns` elements on the tensor cores of a warpgroup, `d = a · b` or `d = a
+    /// · b + d`. Descriptors give the layout of operands in shared memory, which the async proxy reads. `d`, and `a` in
+    /// registers, are in use until the group of the product has been waited for.
     Wgmma "wgmma.mma_async.sync.aligned.m64n(columns)k16.accumulate.operand.operand d{=c}, a, b, scale, 1, 1{, a_major, b_major}" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-mma-async"
         {
             columns: u32, operand: Type, accumulate: Type, accumulation: Accumulation, source: MatrixSource,
@@ -471,21 +471,21 @@ operations! {
     /// Orders earlier accesses of the warpgroup to registers before its products that use them.
     WgmmaFence "wgmma.fence.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-fence"
         : Class::Tensor, Effect::Order, true, HOPPER_ONLY;
-    /// Closes the group of all products this warpgroup started since the last commit.
+    /// Closes the group of all `wgmma`s this warpgroup started since the last commit.
     WgmmaCommit "wgmma.commit_group.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-commit-group"
         : Class::Tensor, Effect::None, true, HOPPER_ONLY;
-    /// Waits until at most `pending` groups of products are unfinished.
+    /// Waits until at most `pending` `wgmma` groups are unfinished.
     WgmmaWait "wgmma.wait_group.sync.aligned pending" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-wait-group"
         { pending: u32 }
         : Class::Tensor, Effect::Order, true, HOPPER_ONLY;
 
     // ---- barriers and fences --------------------------------------------------------------------------------------
 
-    /// Waits at barrier `barrier` until `threads` threads have arrived, and orders their accesses to memory.
+    /// Waits at named barrier `barrier` until `threads` threads have arrived, and orders their accesses to memory.
     BarrierSync "barrier.sync.aligned barrier, threads" @ "parallel-synchronization-and-communication-instructions-bar"
         in (barrier: Type::U32, threads: Type::U32)
         : Class::Barrier, Effect::Order, true, AMPERE;
-    /// Arrives at barrier `barrier` of `threads` threads and goes on.
+    /// Arrives at named barrier `barrier` of `threads` threads without waiting.
     BarrierArrive "barrier.arrive.aligned barrier, threads" @ "parallel-synchronization-and-communication-instructions-bar"
         in (barrier: Type::U32, threads: Type::U32)
         : Class::Barrier, Effect::Order, true, AMPERE;
@@ -496,65 +496,66 @@ operations! {
 
     // ---- mbarriers ------------------------------------------------------------------------------------------------
 
-    /// Makes the 8 bytes at the address a barrier in shared memory. Its phases, numbered from 0, complete one after the
-    /// other, each when `count` arrivals and all bytes that were announced for it have come.
+    /// Makes the 8 bytes at the address an `mbarrier`. Its phases, numbered from 0, complete one after the other, each
+    /// when `count` arrivals and all its expected bytes (`expect_tx`) have come.
     MbarrierInit "mbarrier.init.shared::cta.b64 [target], count" @ "parallel-synchronization-and-communication-instructions-mbarrier-init"
         in (count: Type::U32) at (target: Space::Shared)
         : Class::Barrier, Effect::Write(Space::Shared), false, HOPPER;
-    /// Ends the barrier at the address, whose bytes can then be used for something else.
+    /// Invalidates the `mbarrier` at the address, whose bytes can then be used for something else.
     MbarrierInvalidate "mbarrier.inval.shared::cta.b64 [target]" @ "parallel-synchronization-and-communication-instructions-mbarrier-inval"
         at (target: Space::Shared)
         : Class::Barrier, Effect::Write(Space::Shared), false, HOPPER;
-    /// Arrives `count` times at the barrier, and releases what this thread has done before.
+    /// Arrives `count` times at the `mbarrier`, and releases what this thread has done before.
     MbarrierArrive "mbarrier.arrive{.release.cluster}.space.b64 _, [target], count" @ "parallel-synchronization-and-communication-instructions-mbarrier-arrive"
         { space: Space } in (count: Type::U32) at (target: space)
         : Class::Barrier, Effect::Order, false, HOPPER;
-    /// Announces `bytes` that asynchronous copies will bring in the present phase, then arrives once.
+    /// Adds `bytes` to those that the current phase expects of asynchronous copies, then arrives once.
     MbarrierArriveExpect "mbarrier.arrive.expect_tx{.release.cluster}.space.b64 _, [target], bytes" @ "parallel-synchronization-and-communication-instructions-mbarrier-arrive"
         { space: Space } in (bytes: Type::U32) at (target: space)
         : Class::Barrier, Effect::Order, false, HOPPER;
-    /// Announces `bytes` that asynchronous copies will bring in the present phase.
+    /// Adds `bytes` to those that the current phase expects of asynchronous copies.
     MbarrierExpect "mbarrier.expect_tx.relaxed.scope.space.b64 [target], bytes" @ "parallel-synchronization-and-communication-instructions-mbarrier-expect-tx"
         { space: Space } in (bytes: Type::U32) at (target: space)
         : Class::Barrier, Effect::Order, false, HOPPER;
-    /// Waits until the phase of this parity is complete: the one before the present phase, which may be the one before
+    /// Waits until the phase of this parity is complete: the one before the current phase, which may be the one before
     /// the first, of parity 1. Acquires what was released to it by threads of the scope.
     MbarrierWait "mbarrier.try_wait.parity{.acquire.cluster}.shared::cta.b64 complete, [source], parity" @ "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait"
         { scope: FenceScope } in (parity: Type::U32) at (source: Space::Shared)
         : Class::Barrier, Effect::Order, false, HOPPER;
-    /// `d` tells whether the phase of this parity is complete, as in [`Op::MbarrierWait`]; with `suspends`, after waiting
+    /// `d` is true if the phase of this parity is complete, as in [`Op::MbarrierWait`]; with `suspends`, after waiting
     /// for some time.
     MbarrierTest "mbarrier.test_wait.parity{.acquire.cluster}.shared::cta.b64 d, [source], parity" @ "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait"
         { suspends: bool, scope: FenceScope } out (d: Type::Pred) in (parity: Type::U32) at (source: Space::Shared)
         : Class::Barrier, Effect::Order, false, HOPPER;
-    /// Makes the barriers that this thread has initialised visible to the cluster and to asynchronous copies.
+    /// Makes the `mbarrier`s that this thread has initialised visible to the cluster and to asynchronous copies.
     FenceMbarrierInit "fence.mbarrier_init.release.cluster" @ "parallel-synchronization-and-communication-instructions-membar-fence"
         : Class::Barrier, Effect::Order, false, HOPPER;
 
     // ---- clusters -------------------------------------------------------------------------------------------------
 
-    /// `d` is the address `a` of this CTA's shared memory in the CTA of the cluster that has the rank.
+    /// `d` is the address (DSMEM) of `a` in the CTA of the cluster that has the rank.
     MapShared "mapa.shared::cluster.u32 d, a, rank" @ "data-movement-and-conversion-instructions-mapa"
         out (d: Type::U32) in (a: Type::U32, rank: Type::U32)
         : Class::Integer, Effect::None, false, HOPPER;
-    /// Arrives at the barrier of the cluster, releases, and goes on.
+    /// Arrives at the cluster barrier, releases, and does not wait.
     ClusterArrive "barrier.cluster.arrive.release.aligned" @ "parallel-synchronization-and-communication-instructions-barrier-cluster"
         : Class::Barrier, Effect::Order, true, HOPPER;
-    /// Waits until all threads of the cluster have arrived at its barrier, and acquires.
+    /// Waits until all threads of the cluster have arrived at the cluster barrier, and acquires.
     ClusterWait "barrier.cluster.wait.acquire.aligned" @ "parallel-synchronization-and-communication-instructions-barrier-cluster"
         : Class::Barrier, Effect::Order, true, HOPPER;
 
     // ---- control --------------------------------------------------------------------------------------------------
 
-    /// Changes the number of registers per thread that a warpgroup has: it gives some back, or takes them once others of
-    /// the CTA have. What it began with is what the kernel declares.
+    /// Changes the number of registers per thread of a warpgroup: it gives some back, or takes them once others of the
+    /// CTA have. It starts with what the kernel declares.
     SetRegisterCount "setmaxnreg.change.sync.aligned.u32 count" @ "miscellaneous-instructions-setmaxnreg"
         { change: RegisterChange, count: u32 }
         : Class::Control, Effect::None, true, HOPPER_ONLY;
-    /// Waits until the kernels before this one on the stream, if this launch overlaps with them, have finished.
+    /// Programmatic dependent launch (PDL): waits until the preceding kernels on the stream, if this launch overlaps
+    /// with them, have finished.
     GridDependencyWait "griddepcontrol.wait" @ "parallel-synchronization-and-communication-instructions-griddepcontrol"
         : Class::Control, Effect::Order, false, HOPPER;
-    /// Lets the kernel behind this one on the stream start, if it overlaps with this one.
+    /// Programmatic dependent launch (PDL): lets the next kernel on the stream start, if it overlaps with this one.
     LaunchDependents "griddepcontrol.launch_dependents" @ "parallel-synchronization-and-communication-instructions-griddepcontrol"
         : Class::Control, Effect::None, false, HOPPER;
     /// Ends the thread.

@@ -1,4 +1,4 @@
-//! What is made of the table of operations: the enum, and what each column says of a value of it.
+//! The macro that turns the table of operations into the enum [`Op`](crate::Op) and one method per column.
 
 macro_rules! operations {
     ($(
@@ -54,17 +54,17 @@ macro_rules! operations {
                 match self { $(Self::$name { .. } => &TABLE[Row::$name as usize],)* }
             }
 
-            /// The kind of work it is.
+            /// The class of the operation.
             pub fn class(&self) -> Class {
                 match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $class })* }
             }
 
-            /// The memory it touches.
+            /// The memory effect of the operation.
             pub fn effect(&self) -> Effect {
                 match self { $(Self::$name { $($($attribute,)*)? .. } => { $($(let $attribute = *$attribute;)*)? $effect })* }
             }
 
-            /// Whether all 32 lanes of the warp must execute it together.
+            /// True if all 32 lanes of the warp must execute it together (`.aligned`).
             pub fn is_aligned(&self) -> bool {
                 match self { $(Self::$name { .. } => $aligned,)* }
             }
@@ -106,7 +106,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Visits every register operand for change, those it writes first. For tools that transform kernels.
+            /// Visits every register operand mutably, those it writes first. For tools that transform kernels.
             pub fn registers_mut(&mut self, visit: &mut impl FnMut(Role, &'static str, &mut RegisterId)) {
                 match self {
                     $(Self::$name {

@@ -1,4 +1,4 @@
-//! Architectures and PTX versions: what a kernel needs, and what a GPU has.
+//! Architectures and PTX versions: the needs of a kernel, and the abilities of a GPU.
 
 use core::fmt;
 use core::str::FromStr;
@@ -10,17 +10,17 @@ pub struct Since {
     pub ptx: (u8, u8),
     /// Compute capability, 80 for 8.0.
     pub compute: u32,
-    /// Whether only GPUs of just this capability have it, under the target whose name ends in `a`.
+    /// True if only GPUs of exactly this capability have it, under the target whose name ends in `a`.
     pub specific: bool,
 }
 
 impl Since {
-    /// The first version and the lowest architecture of something that all later ones have as well.
+    /// The first version and the lowest architecture of a feature that all later ones have as well.
     pub const fn new(ptx: (u8, u8), compute: u32) -> Self {
         Self { ptx, compute, specific: false }
     }
 
-    /// What is needed to have both.
+    /// The requirement that includes both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Since {
     }
 }
 
-/// PTX 7.0 on `sm_80`: what everything here needs at least.
+/// PTX 7.0 on `sm_80`: the least that any operation here needs.
 pub const AMPERE: Since = Since::new((7, 0), 80);
 /// PTX 7.1 on `sm_80`: `bf16` as `f32` in one conversion.
 pub const AMPERE_BF16: Since = Since::new((7, 1), 80);
@@ -39,9 +39,9 @@ pub const AMPERE_BF16: Since = Since::new((7, 1), 80);
 pub const AMPERE_PREFETCH: Since = Since::new((7, 4), 80);
 /// PTX 7.8 on `sm_90`: the arithmetic of `bf16` pairs.
 pub const HOPPER_PAIRS: Since = Since::new((7, 8), 90);
-/// PTX 8.0 on `sm_90`: bulk copies and the asynchronous proxy.
+/// PTX 8.0 on `sm_90`: TMA, bulk copies and the async proxy.
 pub const HOPPER: Since = Since::new((8, 0), 90);
-/// PTX 8.0 on `sm_90a`: products of warpgroups and the reallocation of registers, which later GPUs do not have.
+/// PTX 8.0 on `sm_90a`: `wgmma` and `setmaxnreg`, which later GPUs do not have.
 pub const HOPPER_ONLY: Since = Since { ptx: (8, 0), compute: 90, specific: true };
 
 impl fmt::Display for Since {
@@ -62,7 +62,7 @@ pub enum Arch {
     Sm89,
     /// H100, H200.
     Sm90,
-    /// H100, H200 with the instructions that only they have.
+    /// H100, H200 with the instructions that only they have (`wgmma`, `setmaxnreg`).
     Sm90a,
     /// RTX 50.
     Sm120,
@@ -106,7 +106,7 @@ impl Arch {
         }
     }
 
-    /// Whether the target has the instructions of just this capability.
+    /// True for a target with the instructions of exactly one capability.
     pub const fn is_specific(self) -> bool {
         match self {
             Self::Sm90a => true,
@@ -140,7 +140,7 @@ impl Arch {
         }
     }
 
-    /// Whether it has everything that `since` asks for.
+    /// True if the architecture has everything that `since` requires.
     pub const fn has(self, since: Since) -> bool {
         if since.specific {
             self.is_specific() && self.compute() == since.compute
@@ -156,9 +156,9 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A name that is no architecture of ours.
+/// A name that is not a supported architecture.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown architecture `{name}`; known are sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120")]
+#[error("unknown architecture `{name}`; supported are sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120")]
 pub struct UnknownArch {
     /// The name.
     pub name: String,

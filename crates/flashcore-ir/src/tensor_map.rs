@@ -1,11 +1,12 @@
-//! Tensors in global memory as bulk tensor copies see them: the host's description of what a kernel receives as 128 bytes.
+//! Tensor maps (TMA descriptors): tensors in global memory as TMA sees them. The host encodes one, and a kernel
+//! receives it as 128 bytes.
 
 use crate::operand::Swizzle;
 
 /// The most dimensions of a tensor.
 pub const MOST_DIMENSIONS: usize = 5;
 
-/// What a tensor holds.
+/// The element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorElement {
     /// 16-bit unsigned integers.
@@ -30,7 +31,7 @@ impl TensorElement {
     }
 }
 
-/// What a load gives for elements outside the tensor.
+/// The value that a load gives for elements outside the tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OutOfBounds {
     /// Zeros.
@@ -40,9 +41,9 @@ pub enum OutOfBounds {
     Nan,
 }
 
-/// A tensor in global memory and the box of it that one copy moves.
+/// A tensor in global memory and the box of it that one TMA copy moves.
 ///
-/// Dimensions are counted from the innermost, whose elements are adjacent. What lies outside the tensor is read as
+/// Dimensions are counted from the innermost, whose elements are adjacent. Elements outside the tensor are read as
 /// [`TensorMap::fill`] and not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorMap {
@@ -50,7 +51,7 @@ pub struct TensorMap {
     pub base: u64,
     /// The type of the elements.
     pub element: TensorElement,
-    /// The number of dimensions, 1 to 5; of the arrays, the first so many count.
+    /// The number of dimensions, 1 to 5; only that many entries of the arrays count.
     pub rank: u32,
     /// Elements in each dimension.
     pub dimensions: [u64; MOST_DIMENSIONS],
@@ -60,13 +61,13 @@ pub struct TensorMap {
     pub box_dimensions: [u32; MOST_DIMENSIONS],
     /// Steps between the elements that are moved, 1 to 8; 1 in the innermost dimension.
     pub element_strides: [u32; MOST_DIMENSIONS],
-    /// How the box is laid out in shared memory.
+    /// The swizzle of the box in shared memory.
     pub swizzle: Swizzle,
-    /// What is read outside the tensor.
+    /// The value read outside the tensor.
     pub fill: OutOfBounds,
 }
 
-/// A description that the hardware has no form for.
+/// A description that the hardware cannot encode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum InvalidTensorMap {
@@ -74,7 +75,7 @@ pub enum InvalidTensorMap {
     Rank { rank: u32 },
     #[error("a tensor begins at a multiple of 16 bytes, not at {base:#x}")]
     Base { base: u64 },
-    #[error("dimension {axis} has {size} elements; 1 to 4294967296 are possible")]
+    #[error("dimension {axis} has {size} elements; allowed are 1 to 4294967296")]
     Dimension { axis: usize, size: u64 },
     #[error("the stride of dimension {axis} is {stride} bytes; it must be a multiple of 16 below 1099511627776")]
     Stride { axis: usize, stride: u64 },
@@ -86,7 +87,7 @@ pub enum InvalidTensorMap {
         "the innermost dimension of a box has {bytes} bytes, more than the {swizzle} of its swizzle; split the box"
     )]
     SwizzledBox { bytes: u32, swizzle: Swizzle },
-    #[error("the element stride of dimension {axis} is {stride}; 1 to 8 are possible, and 1 in dimension 0")]
+    #[error("the element stride of dimension {axis} is {stride}; allowed are 1 to 8, and only 1 in dimension 0")]
     ElementStride { axis: usize, stride: u32 },
     #[error("integers have no NaN to fill with")]
     Fill,
@@ -113,7 +114,7 @@ impl TensorMap {
         map
     }
 
-    /// Laid out in shared memory with a swizzle.
+    /// This map with a swizzle of its box in shared memory.
     #[must_use]
     pub const fn with_swizzle(self, swizzle: Swizzle) -> Self {
         Self { swizzle, ..self }
@@ -124,12 +125,13 @@ impl TensorMap {
         core::array::from_fn(|axis| self.box_dimensions[axis].div_ceil(self.element_strides[axis].max(1)))
     }
 
-    /// Bytes of a box in shared memory, which is what a copy brings to its `mbarrier`, those outside the tensor included.
+    /// Bytes of a box in shared memory: those that a copy adds to its `mbarrier` (`complete_tx`), elements outside the
+    /// tensor included.
     pub fn box_bytes(&self) -> u32 {
         self.moved().iter().product::<u32>() * self.element.bytes()
     }
 
-    /// Checks what the hardware demands.
+    /// Checks the limits of the hardware.
     pub fn validate(&self) -> Result<(), InvalidTensorMap> {
         let rank = self.rank as usize;
         if !(1..=MOST_DIMENSIONS).contains(&rank) {

@@ -97,7 +97,7 @@ mod sealed {
 
 /// A Rust marker for a register type.
 pub trait Ty: sealed::Sealed + Copy + 'static {
-    /// The same type as a value.
+    /// The marked type as a value.
     const TYPE: Type;
 }
 
@@ -123,9 +123,9 @@ pub trait HalfPair: Float + Word + Storable {
     /// The type of one element of the pair.
     type Element: Ty + Storable;
 }
-/// What a tensor core multiplies.
+/// Operand types of the tensor cores.
 pub trait MatrixOperand: Word {}
-/// What a tensor core accumulates in: `f32`, or `f16` in pairs.
+/// Accumulator types of the tensor cores: `f32`, or `f16` in pairs.
 pub trait Accumulator: Word {}
 
 macro_rules! markers {

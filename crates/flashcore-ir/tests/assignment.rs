@@ -67,7 +67,7 @@ fn written_by_otherwise_alone() {
     refused(k, &[at(line, 3, "Add ty=U32 d=%3, a=%2, b=0x1", unwritten(X))]);
 }
 
-/// What one arm writes the other has not.
+/// A write in one arm is not seen in the other.
 #[test]
 fn written_by_then_and_read_by_otherwise() {
     let Start { mut k, low, x } = start();
@@ -139,7 +139,7 @@ fn written_by_the_header_of_a_loop() {
 
 /// The body may not run.
 #[test]
-fn written_by_the_body_of_a_loop_and_read_behind_it() {
+fn written_by_the_body_of_a_loop_and_read_after_it() {
     let Start { mut k, low, x } = start();
     k.while_lanes(|_| low, |k| k.set(x, 1u32));
     let line = line!() + 1;
@@ -317,7 +317,7 @@ fn an_arm_that_exits_under_a_guard_writes_nothing() {
 
 /// A loop whose body exits may not run it.
 #[test]
-fn a_body_that_exits_writes_nothing_behind_the_loop() {
+fn a_body_that_exits_writes_nothing_after_the_loop() {
     let Start { mut k, low, x } = start();
     k.while_lanes(|_| low, |k| k.exit());
     let line = line!() + 1;

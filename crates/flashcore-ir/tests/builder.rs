@@ -1,4 +1,4 @@
-//! What the builder writes: structures, guards, sections, origins, shared memory.
+//! The output of the builder: structures, guards, sections, origins, shared memory.
 
 use std::collections::BTreeSet;
 
@@ -143,7 +143,7 @@ Exit",
     );
 }
 
-/// A structure inside a guard has its own condition, and behind it the guard is in force again.
+/// A structure inside a guard has its own condition, and after it the guard is in force again.
 #[test]
 fn structures_inside_guards() {
     check(
@@ -187,7 +187,7 @@ else",
     );
 }
 
-/// What is inside two guards is executed where both hold; all lanes combine them.
+/// Instructions inside two guards are executed where both hold; all lanes combine them.
 #[test]
 fn guards_inside_guards() {
     check(
@@ -456,7 +456,7 @@ fn every_method() -> Kernel {
     k.finish()
 }
 
-/// No method hides its caller behind a line of the builder.
+/// No method reports a line of the builder instead of its caller's.
 #[test]
 fn every_method_leads_to_its_caller() {
     let kernel = every_method();
@@ -557,7 +557,7 @@ fn shared_memory_is_aligned() {
     assert_eq!(k.finish().shared_bytes, 161);
 }
 
-/// What a barrier of all threads waits for: warps, the last of which may not be full.
+/// A barrier of all threads waits for warps, the last of which may be partial.
 #[test]
 fn cta_barriers_count_whole_warps() {
     for (threads, waited_for) in [(1, 32), (32, 32), (48, 64), (128, 128), (1024, 1024)] {

@@ -1,4 +1,4 @@
-//! Problems by name: a builder for their sizes, setters for everything else.
+//! Problem builder: sizes by name, and setters for everything else.
 
 use crate::{DType, Invalid, Layout, Mask, MaskMod, Problem, ProblemError, ScoreMod};
 
@@ -29,7 +29,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Heads of key and value, where they are not as many as those of the query.
+    /// Heads of key and value; by default those of the query.
     pub const fn key_heads(mut self, key_heads: usize) -> Self {
         self.key_heads = Some(key_heads);
         self
@@ -41,7 +41,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Rows of key and value, where they are not as many as those of the query.
+    /// Rows of key and value; by default those of the query.
     pub const fn key_length(mut self, key_length: usize) -> Self {
         self.key_length = Some(key_length);
         self
@@ -53,14 +53,14 @@ impl ProblemBuilder {
         self
     }
 
-    /// Columns of value and output, where they are not as many as those of query and key.
+    /// Columns of value and output; by default those of query and key.
     pub const fn value_dim(mut self, value_dim: usize) -> Self {
         self.value_dim = Some(value_dim);
         self
     }
 
-    /// The problem, with the defaults of [`Problem::new`]; or every size that was not given, or what is wrong with those
-    /// that were.
+    /// Returns the problem, with the defaults of [`Problem::new`]; or an error that lists every missing size, or every
+    /// mistake in those given.
     pub fn build(self) -> Result<Problem, Invalid> {
         let Self { dtype, batch, query_heads, key_heads, query_length, key_length, head_dim, value_dim } = self;
         let (Some(batch), Some(query_heads), Some(query_length), Some(head_dim)) =
@@ -89,8 +89,8 @@ impl Problem {
     /// A builder that takes each size by its name, where the four numbers of [`new`](Self::new) could be mistaken for
     /// each other.
     ///
-    /// `batch`, `query_heads`, `query_length` and `head_dim` must be given; without `key_heads`, `key_length` and
-    /// `value_dim` those of the query count.
+    /// `batch`, `query_heads`, `query_length` and `head_dim` must be given; `key_heads`, `key_length` and `value_dim`
+    /// default to those of the query.
     ///
     /// ```
     /// # use flashcore_problem as flashcore;
@@ -129,7 +129,7 @@ impl Problem {
 /// Declares a method that sets one field, with the first line of the field's documentation.
 macro_rules! setters {
     ($($(#[$documentation:meta])* $name:ident($field:ident: $type:ty);)*) => {
-        /// One field each, for problems that are written as one expression.
+        /// Setters of single fields, for problems that are written as one expression.
         impl Problem {
             $(
                 $(#[$documentation])*

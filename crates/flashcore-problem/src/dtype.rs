@@ -62,7 +62,7 @@ impl DType {
     /// The bit pattern with which outputs are poisoned before a run.
     ///
     /// A signalling NaN with a payload of its own: arithmetic only ever produces quiet NaNs, so a backend can leave
-    /// this pattern in an output in one way, by not writing the element.
+    /// this pattern in an output only by not writing the element.
     pub const fn poison(self) -> u64 {
         match self {
             Self::F16 => 0x7D5A,
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Halfway between each two neighbours goes to the even one; the closest `f64` on either side does not.
+    /// The midpoint of two neighbours goes to the even one; the closest `f64` on either side does not.
     #[test]
     fn ties_go_to_even_and_near_ties_to_the_nearest() {
         for dtype in [DType::F16, DType::Bf16] {

@@ -1,10 +1,10 @@
-//! What can be wrong with a problem or with the tensors given for it.
+//! Errors of a problem, or of the tensors given for it.
 
 use crate::expression::MOST_STEPS;
 use crate::{DType, Shape};
 use std::fmt;
 
-/// One thing that is wrong with a [`Problem`](crate::Problem).
+/// One mistake in a [`Problem`](crate::Problem).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProblemError {
@@ -30,7 +30,7 @@ pub enum ProblemError {
         /// The field.
         argument: &'static str,
     },
-    /// Query heads cannot be shared out among the key heads.
+    /// The query heads are not a multiple of the key heads (GQA).
     #[error("query_heads is {query_heads} and key_heads is {key_heads}; query_heads must be a multiple of key_heads")]
     HeadsNotMultiple {
         /// Heads of the query.
@@ -38,12 +38,12 @@ pub enum ProblemError {
         /// Heads of key and value.
         key_heads: usize,
     },
-    /// A length that positions cannot count.
+    /// A length beyond `isize::MAX`.
     #[error("{argument} is {length}; it may be at most {}", isize::MAX)]
     LengthTooLarge {
         /// The field.
         argument: &'static str,
-        /// Its value.
+        /// The value.
         length: usize,
     },
     /// The scale is infinite or NaN.
@@ -71,15 +71,15 @@ pub enum ProblemError {
         /// The softcap.
         softcap: f32,
     },
-    /// An expression has more steps than kernels repeat.
+    /// An expression has more steps than kernels support.
     #[error(
-        "{argument} has {steps} steps; at most {} are taken: compute what does not change into a table",
+        "{argument} has {steps} steps; at most {} are supported: precompute what does not change and read it from a table",
         MOST_STEPS
     )]
     ExpressionTooLong {
         /// The field.
         argument: &'static str,
-        /// Its steps.
+        /// The number of steps.
         steps: usize,
     },
     /// An expression reads a table that the problem does not have.
@@ -90,12 +90,12 @@ pub enum ProblemError {
         /// The table.
         table: &'static str,
     },
-    /// A table that indices of 32 bits cannot count.
+    /// A table beyond 32-bit indices.
     #[error("{argument} is {entries}; it may be at most {}", i32::MAX)]
     TableTooLarge {
         /// The table.
         argument: &'static str,
-        /// Its entries.
+        /// The number of entries.
         entries: usize,
     },
     /// A window with no limit on either side.
@@ -126,7 +126,7 @@ pub enum ProblemError {
         /// Columns of the tensor.
         columns: usize,
     },
-    /// Two elements of the output have the same place.
+    /// Two elements of the output share an address.
     #[error("the output strides (batch {batch}, head {head}, row {row}) let elements of {shape} overlap")]
     OutputOverlaps {
         /// Stride between batches.
@@ -143,12 +143,12 @@ pub enum ProblemError {
     TooLarge {
         /// The tensor.
         tensor: &'static str,
-        /// Its shape.
+        /// The shape.
         shape: Shape,
     },
 }
 
-/// One thing that is wrong with the tensors given for a problem.
+/// One mistake in the tensors given for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
@@ -157,9 +157,9 @@ pub enum TensorError {
     DType {
         /// The tensor.
         tensor: &'static str,
-        /// What was given.
+        /// The type given.
         actual: DType,
-        /// What the problem says.
+        /// The type of the problem.
         expected: DType,
     },
     /// The tensor ends before its last element.
@@ -182,38 +182,38 @@ pub enum TensorError {
         /// Entries needed.
         needed: usize,
     },
-    /// The problem has the feature on, and its tensor was not given.
+    /// The tensor of a feature that the problem has on is missing.
     #[error("{tensor} is missing; the problem has it switched on")]
     Missing {
         /// The tensor.
         tensor: &'static str,
     },
-    /// A tensor was given that the problem would not use.
+    /// A tensor was given that the problem does not use.
     #[error("{tensor} was given; the problem has it switched off")]
     Unexpected {
         /// The tensor.
         tensor: &'static str,
     },
-    /// A batch has more keys than there are.
+    /// A batch has more keys than `key_length`.
     #[error("the key length of batch {batch} is {length}; it may be at most key_length, which is {key_length}")]
     KeyLength {
         /// The batch.
         batch: usize,
-        /// Its key length.
+        /// The key length of the batch.
         length: u32,
         /// Rows of key and value.
         key_length: usize,
     },
 }
 
-/// Why a problem cannot be computed: everything that is wrong with it, or with its tensors.
+/// The reason why a problem cannot be computed: all mistakes in it, or in its tensors.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Invalid {
     /// The problem itself.
     #[error("{}", listed(.0))]
     Problem(Vec<ProblemError>),
-    /// The tensors of a problem that is valid.
+    /// The tensors of a valid problem.
     #[error("{}", listed(.0))]
     Tensors(Vec<TensorError>),
 }

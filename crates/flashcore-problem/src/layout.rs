@@ -1,4 +1,4 @@
-//! Where the elements of a tensor lie in memory.
+//! Tensor layouts: shapes and strides.
 
 use crate::Problem;
 
@@ -21,7 +21,7 @@ impl Shape {
         self.batch.checked_mul(self.heads)?.checked_mul(self.rows)?.checked_mul(self.columns)
     }
 
-    /// Whether the shape holds no element at all.
+    /// True if the shape has no elements.
     pub fn is_empty(self) -> bool {
         self.batch == 0 || self.heads == 0 || self.rows == 0 || self.columns == 0
     }
@@ -36,7 +36,7 @@ impl Shape {
     }
 }
 
-/// Pairs of distances in two dimensions that are tried to tell whether elements share a place.
+/// The most pairs of distances in two dimensions that are tried to decide if elements overlap.
 const MOST_PAIRS: usize = 1 << 12;
 
 /// Distances in elements between neighbours of each dimension. Neighbouring columns are always adjacent.
@@ -51,14 +51,14 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Contiguous `[batch, head, row, column]`. Saturates; validation refuses what does not fit.
+    /// Contiguous `[batch, head, row, column]`. Saturates; validation refuses sizes that do not fit.
     pub fn bhsd(shape: Shape) -> Self {
         let row = shape.columns;
         let head = row.saturating_mul(shape.rows);
         Self { batch: head.saturating_mul(shape.heads), head, row }
     }
 
-    /// Contiguous `[batch, row, head, column]`. Saturates; validation refuses what does not fit.
+    /// Contiguous `[batch, row, head, column]`. Saturates; validation refuses sizes that do not fit.
     pub fn bshd(shape: Shape) -> Self {
         let head = shape.columns;
         let row = head.saturating_mul(shape.heads);
@@ -82,13 +82,13 @@ impl Strides {
         last_batch.checked_add(last_head)?.checked_add(last_row)?.checked_add(shape.columns)
     }
 
-    /// Whether no two elements share a place, as far as that is told cheaply: where dimensions are interleaved and two of
-    /// them have many elements, the answer is no.
+    /// True if no two elements share an address, as far as that can be decided cheaply: where dimensions are
+    /// interleaved and two of them have many elements, the answer is false.
     pub fn is_disjoint(self, shape: Shape) -> bool {
         shape.is_empty() || self.is_nested(shape) || self.is_interleaved(shape)
     }
 
-    /// Sorted by stride, each dimension steps over all that is inside it.
+    /// True if, sorted by stride, each dimension steps over everything inside it.
     fn is_nested(self, shape: Shape) -> bool {
         let mut dimensions = [(self.batch, shape.batch), (self.head, shape.heads), (self.row, shape.rows)];
         dimensions.sort_unstable();
@@ -104,8 +104,8 @@ impl Strides {
         true
     }
 
-    /// No two rows are nearer than a row is long: for all distances in the two smaller dimensions, there is no distance
-    /// in the largest that brings rows together.
+    /// True if no two rows are nearer than a row is long: for all distances in the two smaller dimensions, no distance
+    /// in the largest brings rows together.
     fn is_interleaved(self, shape: Shape) -> bool {
         let mut dimensions = [(shape.batch, self.batch), (shape.heads, self.head), (shape.rows, self.row)];
         dimensions.sort_unstable();
@@ -139,9 +139,9 @@ impl Strides {
     }
 }
 
-/// How the four tensors of a [`Problem`] are laid out.
+/// The layout of the four tensors of a [`Problem`].
 ///
-/// A named layout follows the problem when its sizes change; [`Layout::Strided`] is taken as it is.
+/// A named layout follows the problem when its sizes change; [`Layout::Strided`] is used as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// Each tensor contiguous, `[batch, head, row, column]`: `PyTorch`.
@@ -169,7 +169,7 @@ pub struct TensorStrides {
 }
 
 impl Layout {
-    /// The strides this layout means for `problem`. Saturates; validation refuses what does not fit.
+    /// The strides of this layout for `problem`. Saturates; validation refuses sizes that do not fit.
     pub(crate) fn strides(self, problem: &Problem) -> TensorStrides {
         let shapes = [problem.query_shape(), problem.key_shape(), problem.value_shape(), problem.output_shape()];
         let [query, key, value, output] = match self {
@@ -224,7 +224,7 @@ mod tests {
         assert!(Strides { batch: 0, head: 3, row: 2 }.is_disjoint(shape));
         // 0, 2, 4 and 2, 4, 6.
         assert!(!Strides { batch: 0, head: 2, row: 2 }.is_disjoint(shape));
-        // Too many to be tried: refused, and quickly.
+        // Too many to try: refused, and quickly.
         let many = Shape { batch: 1 << 20, heads: 1 << 21, rows: 2, columns: 1 };
         assert!(!Strides { batch: 3, head: 2, row: 1 << 50 }.is_disjoint(many));
     }

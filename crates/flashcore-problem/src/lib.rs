@@ -1,4 +1,4 @@
-//! What attention is, and who decides whether a backend computed it.
+//! The attention problem, and the verification of every backend's answer to it.
 //!
 //! Every backend of flashcore (the CPU kernels, the simulator, the GPU) answers the same [`Problem`] on the same
 //! [`Inputs`] and is judged by the same gate:
@@ -13,7 +13,7 @@
 //! problem.lse = true;
 //! let inputs = Inputs::random(&problem, 7);
 //!
-//! // What is right, in f64, and how far a careful implementation in f16 is from it.
+//! // The right answer, in f64, and the error of a careful implementation in f16.
 //! let expected = oracle(&problem, &inputs)?;
 //! let yardstick = ReferenceError::measure(&problem, &inputs, &expected)?;
 //!
@@ -44,7 +44,7 @@
 //!
 //! # NaN in keys that take no part
 //!
-//! A key/value cache has rows that nobody has written yet. Whether a NaN or an infinity there can reach an output:
+//! A KV cache has rows that nobody has written yet. The table says if a NaN or an infinity there can reach an output:
 //!
 //! | it stands in | oracle, CPU | GPU kernels |
 //! |---|---|---|
@@ -59,7 +59,7 @@
 //!
 //! # Numbers that are not finite
 //!
-//! * Of NaN in keys that take no part, see above.
+//! * For NaN in keys that take no part, see above.
 //! * A score of minus infinity is a weight of 0. A score that is NaN or plus infinity makes output and log-sum-exp of its
 //!   row NaN, where step 8 taken by the letter would give plus infinity: the quotient of step 7 is NaN then, and whoever
 //!   merges rows by their log-sum-exp must not take it for a number.
@@ -80,35 +80,25 @@ mod operands;
 mod builder;
 mod dtype;
 pub mod expression;
-mod gate;
-mod guard;
 mod invalid;
 mod layout;
-mod limits;
 mod mask;
-mod oracle;
 mod problem;
-mod random;
-mod reference;
-mod rounding_bias;
 mod tensors;
-mod verdict;
+mod verify;
 mod views;
 
 pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use expression::{MaskMod, ScoreMod};
-pub use gate::{Evidence, judge};
-pub use guard::{GuardError, Guarded};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
-pub use limits::Limits;
 pub use mask::{Alignment, Mask};
 pub use operands::{Access, Operand, OperandSet};
-pub use oracle::{Expected, oracle};
 pub use problem::Problem;
-pub use random::{SplitMix64, Stress};
-pub use reference::{ReferenceError, reference};
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
-pub use verdict::{Element, Failure, Verdict, Worst};
+pub use verify::{
+    Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SplitMix64, Stress, Verdict,
+    Worst, judge, oracle, reference,
+};
 pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorView, TensorViewMut};

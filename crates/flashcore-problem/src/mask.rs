@@ -1,9 +1,9 @@
-//! Which keys a query row attends.
+//! Masks: the keys that a query row attends.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Which keys each query row attends, apart from the batch's key length.
+/// The keys that each query row attends, apart from the batch's key length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mask {
     /// Every key.
@@ -15,27 +15,27 @@ pub enum Mask {
     /// `left: Some(w)` with `right: Some(0)` attends `w + 1` keys. Hugging Face's `sliding_window = w` counts the row
     /// itself, so it is `left: Some(w - 1)` here.
     Window {
-        /// How many keys before the row's own position are attended.
+        /// Number of attended keys before the row's own position.
         left: Option<usize>,
-        /// How many keys after the row's own position are attended.
+        /// Number of attended keys after the row's own position.
         right: Option<usize>,
-        /// Where the row's own position lies.
+        /// The alignment of the row's own position.
         alignment: Alignment,
     },
 }
 
-/// Where query row `i` stands among the keys when there are not as many keys as queries.
+/// The position of query row `i` among the keys when there are not as many keys as queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Alignment {
-    /// Row `i` stands at key `i`: the first query meets the first key, as in `PyTorch`.
+    /// Row `i` stands at key `i`: the first query is aligned with the first key, as in `PyTorch`.
     TopLeft,
-    /// Row `i` stands at key `i + key_length - query_length`: the last query meets the last key, as in
-    /// `FlashAttention` and in decoding with a cache. The key length is the batch's own where there is one.
+    /// Row `i` stands at key `i + key_length - query_length`: the last query is aligned with the last key, as in
+    /// `FlashAttention` and in decoding with a KV cache. The key length is the batch's own where there is one.
     BottomRight,
 }
 
 impl Alignment {
-    /// What is added to a query row to give its position among the keys.
+    /// The position of a query row among the keys, less the row.
     pub fn offset(self, query_length: usize, key_length: usize) -> isize {
         match self {
             Self::TopLeft => 0,
@@ -45,7 +45,7 @@ impl Alignment {
 }
 
 impl Mask {
-    /// How positions are aligned. Without a mask only `ALiBi` can tell, and there it is bottom-right, as in
+    /// The alignment of positions. Without a mask only `ALiBi` depends on it, and there it is bottom-right, as in
     /// `FlashAttention`.
     pub fn alignment(self) -> Alignment {
         match self {
@@ -54,7 +54,7 @@ impl Mask {
         }
     }
 
-    /// The mask as a window: how many keys are attended to the left and to the right of the row's own position.
+    /// The mask as a window: the number of keys attended to the left and to the right of the row's own position.
     pub fn limits(self) -> (Option<usize>, Option<usize>) {
         match self {
             Self::None => (None, None),

@@ -139,7 +139,7 @@ impl Problem {
         self.mask.attended_keys(self.query_length, batch_key_length, row)
     }
 
-    /// Whether query row `row` attends key `key` when its batch has `batch_key_length` keys.
+    /// True if query row `row` attends key `key` when its batch has `batch_key_length` keys.
     pub fn attends(&self, batch_key_length: usize, row: usize, key: usize) -> bool {
         self.attended_keys(batch_key_length, row).contains(&key)
     }
@@ -153,13 +153,13 @@ impl Problem {
         self.attended_keys(batch_key_length, 0).start..self.attended_keys(batch_key_length, last_row).end
     }
 
-    /// What is added to a query row to give its position among `batch_key_length` keys.
+    /// The position of a query row among `batch_key_length` keys, less the row.
     pub fn position_offset(&self, batch_key_length: usize) -> isize {
         self.mask.alignment().offset(self.query_length, batch_key_length)
     }
 
-    /// The key head that a query head reads: neighbouring query heads share one. That of a problem that does not
-    /// validate is meaningless.
+    /// The key head that a query head reads (GQA): neighbouring query heads share one. Meaningless for a problem that
+    /// does not validate.
     pub fn key_head(&self, query_head: usize) -> usize {
         let group = self.query_heads.checked_div(self.key_heads).unwrap_or(1);
         query_head / group.max(1)
@@ -308,7 +308,7 @@ impl Problem {
     }
 }
 
-/// Whether a finite number becomes infinite or zero in `f32`.
+/// True if a finite number becomes infinite or zero in `f32`.
 fn is_lost_in_f32(number: f64) -> bool {
     let narrow = number as f32;
     narrow.is_infinite() || (narrow == 0.0 && number != 0.0)
@@ -372,7 +372,8 @@ mod tests {
         check(|problem| problem.scale = -1.0, &[]);
     }
 
-    /// A scale is used in `f32` unless the problem is in `f64`: what would become infinite or zero there is refused.
+    /// A scale is used in `f32` unless the problem is in `f64`: one that would become infinite or zero there is
+    /// refused.
     #[test]
     fn a_scale_that_f32_does_not_have() {
         for (scale, is_lost) in

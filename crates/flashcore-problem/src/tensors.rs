@@ -204,7 +204,7 @@ macro_rules! define_inputs {
                 $(if Operand::$Input.is_present(problem) {
                     let mut random = SplitMix64::stream(seed, $stream);
                     let elements = Operand::$Input.elements(problem).unwrap_or(0);
-                    self.$input = Some(crate::random::$fill(problem, elements, &mut random));
+                    self.$input = Some(crate::verify::random::$fill(problem, elements, &mut random));
                 })*
             }
         }

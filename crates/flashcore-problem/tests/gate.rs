@@ -1,4 +1,4 @@
-//! The gate on trial: it must pass what is right and fail what is wrong.
+//! The gate on trial: it must pass right answers and fail wrong ones.
 
 mod flash;
 
@@ -187,7 +187,7 @@ struct Run {
     guarded: Guarded,
 }
 
-/// Three queries on two keys, so that the first row attends nothing, and two unused places after each output row.
+/// Three queries on two keys, so that the first row attends nothing, and two elements of padding after each output row.
 fn strided_problem() -> Problem {
     let mut problem = Problem::new(2, 2, 3, 4, DType::F16);
     problem.lse = true;
@@ -201,7 +201,7 @@ fn strided_problem() -> Problem {
     problem
 }
 
-/// Spoils a run that passes and compares what the gate says.
+/// Spoils a run that passes and compares the failures.
 fn check(spoil: impl FnOnce(&mut Run), expected: impl FnOnce(&Trial, &Limits) -> Vec<Failure>) {
     let problem = strided_problem();
     let trial = Trial::new(&problem, Inputs::random(&problem, 1));
@@ -388,7 +388,7 @@ fn outputs_of_another_problem_are_refused() {
     );
 }
 
-/// What a user reads when a kernel is wrong.
+/// The messages for a wrong kernel.
 #[test]
 fn failures_explain_themselves() {
     let worst = Worst { element: LAST, expected: 0.25, actual: -0.5 };

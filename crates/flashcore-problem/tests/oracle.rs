@@ -125,7 +125,7 @@ fn scale_and_softmax() {
     Case::new(1, 1, &[0.0, 1.0, 2.0], &[7.0, 14.0, 28.0]).check(&[(7.0 + 28.0 + 112.0) / 7.0], &[7.0]);
 }
 
-/// What expressions read.
+/// The table that expressions read.
 const NUMBERS: [f32; 3] = [LN_2, 0.0, 2.0 * LN_2];
 const INTEGERS: [i32; 4] = [5, 5, 6, 6];
 
@@ -170,7 +170,7 @@ fn windows_include_both_ends() {
 fn rows_that_attend_nothing_are_zero() {
     let case = || Case::new(1, 3, &[0.0], &[5.0]).masked(Mask::Causal(BOTTOM_RIGHT));
     case().check(&[0.0, 0.0, 5.0], &[0.0, 0.0, 1.0]);
-    // With a sink the output is still 0; the sink is all there is in the denominator.
+    // With a sink the output is still 0; the denominator is the sink alone.
     let mut with_sink = case();
     with_sink.sink = Some(2.0 * LN_2);
     with_sink.check(&[0.0, 0.0, 1.0], &[4.0, 4.0, 5.0]);
@@ -264,7 +264,7 @@ fn neighbouring_query_heads_share_a_key_head() {
     assert_eq!(oracle(&problem, &inputs).unwrap().output, [10.0, 10.0, 20.0, 20.0]);
 }
 
-/// The same numbers in another layout are the same problem.
+/// The values in another layout are the same problem.
 #[test]
 fn layouts_do_not_change_the_answer() {
     let mut problem = Problem::new(2, 4, 5, 3, DType::F32);

@@ -10,13 +10,14 @@ use crate::names::{Names, storage};
 /// The name of the variable that stands for the shared memory of a CTA.
 pub(crate) const SHARED_MEMORY: &str = "shared_memory";
 
-/// The predicate that tells a loop of waiting whether to go on, in a scope of its own.
+/// The predicate that ends a wait loop, in a scope of its own.
 const COMPLETE: &str = "complete";
 
-/// The lanes that take part in what a warp does together: all.
+/// The member mask of warp-wide operations: all lanes.
 const WHOLE_WARP: &str = "0xffffffff";
 
-/// The lines of an instruction with its guard. What takes several has a scope of its own for its labels.
+/// The lines of an instruction with its guard. An instruction that takes several lines has a scope of its own for its
+/// labels.
 pub(crate) fn lines(op: &Op, guard: &str, kernel: &Kernel, names: &Names) -> Vec<String> {
     let text = text(op, kernel, names);
     let Op::MbarrierWait { .. } = op else { return vec![format!("{guard}{text};")] };
@@ -46,7 +47,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
     };
     let list = |registers: &[RegisterId]| registers.iter().map(r).collect::<Vec<_>>().join(", ");
     // An operand that may be absent, of at most one register.
-    let behind = |registers: &[RegisterId]| match registers {
+    let optional = |registers: &[RegisterId]| match registers {
         [register] => format!(", {}", r(register)),
         _ => String::new(),
     };
@@ -210,7 +211,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::TensorLoad { rank, multicast, hinted, coordinates, mask, policy, target, map, barrier } => {
             let multicast = if *multicast { ".multicast::cluster" } else { "" };
             let hint = if *hinted { ".L2::cache_hint" } else { "" };
-            let rest = [&mask[..], policy].map(behind).concat();
+            let rest = [&mask[..], policy].map(optional).concat();
             format!(
                 "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}{hint} \
                  {}, [{}, {{{}}}], {}{rest}",
@@ -222,7 +223,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         }
         Op::TensorStore { rank, hinted, coordinates, policy, map, source } => {
             let hint = if *hinted { ".L2::cache_hint" } else { "" };
-            let rest = behind(policy);
+            let rest = optional(policy);
             let (map, coordinates, source) = (list(map), list(coordinates), m(source));
             format!(
                 "cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group{hint} \
@@ -319,7 +320,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
     }
 }
 
-/// Where an arrival goes, and to whom it releases: without a word, to the CTA.
+/// The release scope of an arrival, by the space of its address; CTA scope is the default of PTX and not written.
 const fn released(space: Space) -> &'static str {
     match space {
         Space::Cluster => ".release.cluster.shared::cluster",
@@ -327,7 +328,7 @@ const fn released(space: Space) -> &'static str {
     }
 }
 
-/// From whom a wait acquires: without a word, from the CTA.
+/// The acquire scope of a wait; CTA scope is the default of PTX and not written.
 const fn acquired(scope: FenceScope) -> &'static str {
     match scope {
         FenceScope::Cluster => ".acquire.cluster",
@@ -337,7 +338,7 @@ const fn acquired(scope: FenceScope) -> &'static str {
 
 /// A constant as PTX reads it for an operand of the type.
 fn constant(bits: u64, ty: Type) -> String {
-    /// Up to here a number reads best in decimal: a count, an offset. Beyond, it is likely a pattern of bits.
+    /// Up to here a number reads best in decimal: a count, an offset. Larger ones are likely bit patterns.
     const LARGEST_DECIMAL: u64 = 0xffff;
     match ty {
         Type::F32 => format!("0f{bits:08X}"),
@@ -358,8 +359,8 @@ const fn is_float(ty: Type) -> bool {
     }
 }
 
-/// `.rn` of float arithmetic is what plain `add` and `mul` would do as well, but those the compiler may contract into
-/// one `fma`, which rounds once where the kernel and the simulator round twice.
+/// `.rn` of float arithmetic is the default of plain `add` and `mul`, but the compiler may contract those into one
+/// `fma`, which rounds once where the kernel and the simulator round twice.
 const fn rounded(ty: Type) -> &'static str {
     if is_float(ty) { ".rn" } else { "" }
 }
@@ -374,7 +375,7 @@ const fn untyped(ty: Type) -> Type {
     }
 }
 
-/// The type as `mov` and `selp` name it: they have those of numbers, and bits for the rest.
+/// The type as `mov` and `selp` name it: numeric types, and bits for the rest.
 const fn select_type(ty: Type) -> &'static str {
     match ty {
         Type::U16 | Type::U32 | Type::S32 | Type::F32 | Type::U64 | Type::S64 => ty.name(),
@@ -382,7 +383,7 @@ const fn select_type(ty: Type) -> &'static str {
     }
 }
 
-/// The type of a reduction: logic and exchange have those of bits alone.
+/// The type of a reduction: logic and exchange take bit types only.
 const fn reduced_type(op: ReduceOp, ty: Type) -> &'static str {
     match op {
         ReduceOp::Add | ReduceOp::Min | ReduceOp::Max => ty.name(),
@@ -390,7 +391,7 @@ const fn reduced_type(op: ReduceOp, ty: Type) -> &'static str {
     }
 }
 
-/// The element of a pair: `mma` names its matrices by what they hold.
+/// The element of a pair: `mma` names its matrices by their element type.
 const fn element(ty: Type) -> &'static str {
     match ty {
         Type::F16x2 => Type::F16.name(),

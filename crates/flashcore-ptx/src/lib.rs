@@ -1,4 +1,4 @@
-//! Prints flashcore IR as PTX, and reads back what ptxas says of it.
+//! PTX printer for flashcore IR, and the reader of ptxas's report on it.
 //!
 //! [`print()`] takes a kernel that the verifier has accepted, so it cannot fail; its text is what the driver of a GPU
 //! compiles. It is written to be read and compared: registers and labels are named after the sections of the kernel,
@@ -37,6 +37,7 @@
 //! could run.
 
 mod instruction;
+pub mod log;
 mod names;
 mod print;
 pub mod ptxas;

@@ -14,7 +14,7 @@ pub(crate) struct Names {
     registers: Vec<String>,
     /// By section.
     slugs: Vec<String>,
-    /// How many labels of a kind a section has.
+    /// Number of labels of each kind in each section.
     labels: BTreeMap<(SectionId, &'static str), u32>,
 }
 
@@ -62,8 +62,8 @@ impl Names {
     }
 }
 
-/// The kind of register that holds the type. Sizes without a kind of number: PTX lets every instruction use those,
-/// where it would refuse an `.f32` register as an operand of `mma` or `ldmatrix`.
+/// The kind of register that holds the type: sizes without a kind of number, because PTX lets every instruction use
+/// those, where it would refuse an `.f32` register as an operand of `mma` or `ldmatrix`.
 pub(crate) const fn storage(ty: Type) -> &'static str {
     match ty {
         Type::Pred => "pred",

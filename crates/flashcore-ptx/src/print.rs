@@ -9,7 +9,7 @@ use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, ParameterType, Sec
 use crate::instruction;
 use crate::names::Names;
 
-/// What a print shows besides the program.
+/// Options of a print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrintOptions {
     /// The Rust file and line beside each instruction. Off by default: they change with every edit above them.
@@ -72,7 +72,7 @@ impl Printer<'_> {
             let [x, y, z] = kernel.cluster;
             self.line(format_args!(".reqnctapercluster {x}, {y}, {z}"));
         }
-        // Always: without it ptxas may prefer spills to fewer CTAs on a SM.
+        // Always: without it ptxas may prefer spills to fewer CTAs on an SM.
         self.line(format_args!(".maxnreg {}", register_limit(kernel)));
         self.line("{");
         self.depth = 1;
@@ -126,7 +126,7 @@ impl Printer<'_> {
         self.line(format!("@!{condition} {} {skip};", branch(choice.uniform)));
         self.nested(&choice.then.statements);
         if has_otherwise {
-            // Whoever is here has executed `then`, so all of them leave.
+            // Every lane here has executed `then`, so all of them leave.
             self.nested_line(format_args!("{} {end};", branch(true)));
             self.line(format_args!("{otherwise}:"));
             self.nested(&choice.otherwise.statements);
@@ -142,12 +142,12 @@ impl Printer<'_> {
         let leave = format!("@!{condition} {} {label}_end;", branch(repetition.uniform));
         self.nested_line(leave);
         self.nested(&repetition.body.statements);
-        // Whoever is here has executed the body, so all of them go back.
+        // Every lane here has executed the body, so all of them go back.
         self.nested_line(format_args!("{} {label};", branch(true)));
         self.line(format_args!("{label}_end:"));
     }
 
-    /// Says where what follows was written, if that is elsewhere than what came before.
+    /// Writes a comment with the origin of the following lines, if it is not that of the lines before.
     fn comment(&mut self, origin: Origin) {
         let place = (origin.section, origin.file);
         if self.place != Some(place) {
@@ -169,7 +169,7 @@ impl Printer<'_> {
     }
 }
 
-/// With `.uni` the compiler need not provide for lanes that go different ways.
+/// `.uni` tells the compiler that the lanes do not diverge.
 const fn branch(uniform: bool) -> &'static str {
     if uniform { "bra.uni" } else { "bra" }
 }
@@ -180,9 +180,9 @@ fn file_name(path: &str) -> &str {
 }
 
 /// The registers per thread that the kernel may use, and with which its CTA can still be launched: ptxas takes
-/// `.maxnreg` at its word, and 254 registers for each of 512 threads are more than a SM has.
+/// `.maxnreg` literally, and 254 registers for each of 512 threads are more than an SM has.
 fn register_limit(kernel: &Kernel) -> u32 {
-    /// A SM is four partitions; warps go to them in turn, and to each thread registers by eights.
+    /// An SM has four partitions; warps go to them in turn, and to each thread registers by eights.
     const PARTITIONS: u32 = 4;
     const PARTITION_REGISTERS: u32 = 16_384;
     const WARP: u32 = 32;
@@ -192,8 +192,8 @@ fn register_limit(kernel: &Kernel) -> u32 {
     kernel.register_budget.min(share)
 }
 
-/// What the start of shared memory is a multiple of: 1024 bytes where hardware swizzles by address, of which the widest
-/// pattern repeats after so many; else 128, which suits bulk copies.
+/// Alignment of shared memory: 1024 bytes where hardware swizzles by address, the period of the widest pattern; else
+/// 128, which suits bulk copies.
 fn shared_alignment(kernel: &Kernel) -> u32 {
     let mut swizzles = false;
     kernel.instructions(&mut |instruction| {

@@ -1,4 +1,4 @@
-//! Finds and runs NVIDIA's PTX assembler.
+//! NVIDIA's PTX assembler, ptxas: finds it and runs it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,10 +12,10 @@ use flashcore_ir::Arch;
 /// The environment variable that names the ptxas to use.
 pub const PTXAS_VARIABLE: &str = "FLASHCORE_PTXAS";
 
-/// Where `scripts/install-ptxas.sh` puts it, from the root of the repository.
+/// The folder that `scripts/install-ptxas.sh` installs into, from the root of the repository.
 const INSTALLATION: &str = ".venv/ptxas";
 
-/// Why a module was not assembled.
+/// The reason why a module was not assembled.
 #[derive(Debug, thiserror::Error)]
 pub enum PtxasError {
     /// No ptxas is installed where [`find`] looks.
@@ -28,29 +28,29 @@ pub enum PtxasError {
     /// The environment names a file that is not there.
     #[error("{PTXAS_VARIABLE} is {path:?}, which is not a file; set it to an existing ptxas, or unset it")]
     NoSuchFile {
-        /// What the variable says.
+        /// The value of the variable.
         path: PathBuf,
     },
-    /// It could not be run.
+    /// ptxas could not be run.
     #[error("could not run {path:?} on a temporary file: {source}")]
     Run {
         /// The ptxas.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It refuses the module.
+    /// ptxas refuses the module.
     #[error("ptxas refuses the module for {arch}:\n{message}")]
     Refused {
         /// The architecture.
         arch: Arch,
-        /// All it said, each complaint followed by the line of PTX that it is about.
+        /// The whole output, each complaint followed by the line of PTX that it is about.
         message: String,
     },
-    /// It accepted the module, but its report lacks figures; another version may word it otherwise.
-    #[error("ptxas reported no resources, or in words that are not known here:\n{report}")]
+    /// ptxas accepted the module, but its report lacks figures; another version may word it otherwise.
+    #[error("ptxas reported no resource usage, or in an unknown format:\n{report}")]
     Unreadable {
-        /// What it said.
+        /// The report.
         report: String,
     },
 }
@@ -99,12 +99,12 @@ pub fn cubin(ptx: &str, arch: Arch) -> Result<Vec<u8>, PtxasError> {
     Ok(compile(&find()?, ptx, arch)?.1)
 }
 
-/// Runs the ptxas at `path` on a module and returns what it reports.
+/// Runs the ptxas at `path` on a module and returns its report.
 pub(crate) fn run(path: &Path, ptx: &str, arch: Arch) -> Result<String, PtxasError> {
     Ok(compile(path, ptx, arch)?.0)
 }
 
-/// What the ptxas at `path` reports of a module, and the file that it makes.
+/// Runs the ptxas at `path` and returns its report and the compiled file.
 fn compile(path: &Path, ptx: &str, arch: Arch) -> Result<(String, Vec<u8>), PtxasError> {
     let failed = |source| PtxasError::Run { path: path.to_owned(), source };
     let scratch = Scratch::new().map_err(failed)?;
@@ -121,7 +121,7 @@ fn compile(path: &Path, ptx: &str, arch: Arch) -> Result<(String, Vec<u8>), Ptxa
     if output.status.success() {
         Ok((report, fs::read(&compiled).map_err(failed)?))
     } else {
-        Err(PtxasError::Refused { arch, message: with_lines(&report, ptx) })
+        Err(PtxasError::Refused { arch, message: crate::log::with_lines(&report, ptx) })
     }
 }
 
@@ -146,40 +146,14 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A folder that stays behind in the temporary files harms nobody.
+        // A folder left over among the temporary files harms nobody.
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-/// Puts below each complaint the line of PTX that it is about.
-fn with_lines(report: &str, ptx: &str) -> String {
-    let line_of = |complaint: &str| {
-        let number: usize = complaint.split_once(", line ")?.1.split_once(';')?.0.parse().ok()?;
-        let text = ptx.lines().nth(number.checked_sub(1)?)?;
-        Some(format!("{number:>6} | {text}"))
-    };
-    let with_line = |complaint: &str| [Some(complaint.to_owned()), line_of(complaint)];
-    report.lines().flat_map(with_line).flatten().collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn complaints_show_their_lines() {
-        let ptx = ".version 7.0\n.target sm_80\nadd.rn.f16x2 %a, %b, 0x3c003c00;\n";
-        let report = "ptxas kernel.ptx, line 3; error   : Arguments mismatch for instruction 'add'\n\
-                      ptxas kernel.ptx, line 99; fatal   : Parsing error near '-': syntax error\n\
-                      ptxas fatal   : Ptx assembly aborted due to errors\n";
-        assert_eq!(
-            with_lines(report, ptx),
-            "ptxas kernel.ptx, line 3; error   : Arguments mismatch for instruction 'add'\n     \
-             3 | add.rn.f16x2 %a, %b, 0x3c003c00;\n\
-             ptxas kernel.ptx, line 99; fatal   : Parsing error near '-': syntax error\n\
-             ptxas fatal   : Ptx assembly aborted due to errors"
-        );
-    }
 
     #[test]
     fn an_installation_above_is_found() {

@@ -1,4 +1,4 @@
-//! What a compiled kernel costs, by the word of ptxas: registers, spills, shared memory, barriers.
+//! Resource usage of a compiled kernel as ptxas reports it: registers, spills, shared memory, barriers.
 //!
 //! [`assemble`] compiles a module without a GPU. The driver of a GPU contains the same compiler, possibly of another
 //! version, so the figures here are close to what will run there, not equal to it.
@@ -7,16 +7,17 @@ use serde::Serialize;
 
 use flashcore_ir::Arch;
 
+use crate::log::figure;
 use crate::ptxas::{self, PtxasError};
 
-/// What the entry point of a module uses, per thread unless it says otherwise.
+/// Resource usage of a module's entry point, per thread unless a field says otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Resources {
     /// The architecture it was compiled for, as compilers spell it.
     pub arch: String,
     /// Registers.
     pub registers: u32,
-    /// Bytes of shared memory of a CTA whose size the module fixes; what a launch asks for is not in it.
+    /// Bytes of static shared memory of a CTA; dynamic shared memory of a launch is not in it.
     pub static_shared_bytes: u32,
     /// Bytes of local memory: spilled registers and arrays.
     pub stack_frame_bytes: u32,
@@ -28,7 +29,7 @@ pub struct Resources {
     pub barriers: u32,
     /// Milliseconds the compilation took.
     pub compile_milliseconds: f64,
-    /// Whatever else was said: warnings, lost performance.
+    /// Other output: warnings, lost performance.
     pub remarks: Vec<String>,
 }
 
@@ -38,7 +39,7 @@ pub fn assemble(ptx: &str, arch: Arch) -> Result<Resources, PtxasError> {
     parse(&report, arch).ok_or(PtxasError::Unreadable { report })
 }
 
-/// Reads what `ptxas -v` reports.
+/// Parses the report of `ptxas -v`.
 fn parse(report: &str, arch: Arch) -> Option<Resources> {
     Some(Resources {
         arch: arch.name().to_owned(),
@@ -54,13 +55,6 @@ fn parse(report: &str, arch: Arch) -> Option<Resources> {
             .find_map(|line| line.split_once("Compile time = ")?.1.trim().strip_suffix("ms")?.trim().parse().ok())?,
         remarks: report.lines().filter(|line| is_remark(line)).map(|line| line.trim().to_owned()).collect(),
     })
-}
-
-/// The number before the words.
-fn figure(report: &str, words: &str) -> Option<u32> {
-    report
-        .split([',', '\n'])
-        .find_map(|part| part.trim().strip_suffix(words)?.trim_end().rsplit(' ').next()?.parse().ok())
 }
 
 fn is_remark(line: &str) -> bool {

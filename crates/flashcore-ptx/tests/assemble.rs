@@ -1,4 +1,4 @@
-//! What comes back from ptxas, where there is one.
+//! Results of ptxas, where there is one.
 
 use flashcore_ir::types::{F32, U64};
 use flashcore_ir::{Arch, Builder, SpecialRegister};

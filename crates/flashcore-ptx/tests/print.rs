@@ -1,4 +1,4 @@
-//! What prints look like, and what an edit changes in them.
+//! The layout of prints, and the extent of a diff after an edit.
 
 use std::collections::BTreeMap;
 
@@ -184,7 +184,7 @@ fn source_lines_on_request() {
     );
 }
 
-/// ptxas uses as many registers as `.maxnreg` says, also where such a CTA could not be launched.
+/// ptxas uses as many registers as `.maxnreg` allows, even where such a CTA could not be launched.
 #[test]
 fn the_register_limit_lets_the_cta_launch() {
     let limit = |threads, budget| {

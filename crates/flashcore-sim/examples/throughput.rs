@@ -1,4 +1,5 @@
-//! How fast the simulator runs what attention consists of: copies, `ldmatrix`, `mma`, exponentials, barriers.
+//! Simulator throughput on the operations that attention consists of: copies, `ldmatrix`, `mma`, exponentials,
+//! barriers.
 //!
 //! `cargo run --release -p flashcore-sim --example throughput`, on one thread with `RAYON_NUM_THREADS=1`.
 
@@ -48,10 +49,10 @@ fn write() -> VerifiedKernel {
             let chunk = k.add::<U32>(chunk, 2 * depth);
             let chunk = k.xor::<U32>(chunk, key_row);
             let chunk = k.and::<U32>(chunk, 7u32);
-            let place = k.mad::<U32>(key_row, 128u32, base);
-            let place = k.mad::<U32>(chunk, 16u32, place);
+            let address = k.mad::<U32>(key_row, 128u32, base);
+            let address = k.mad::<U32>(chunk, 16u32, address);
             for keys in 0..4 {
-                let key = k.load_matrix::<F16x2>(SharedAddress::from(place).plus(1024 * keys), 4, false);
+                let key = k.load_matrix::<F16x2>(SharedAddress::from(address).plus(1024 * keys), 4, false);
                 let sums = &sums[4 * keys as usize..][..4];
                 for half in key.chunks(2) {
                     for _ in 0..2 {

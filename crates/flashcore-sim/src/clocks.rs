@@ -1,7 +1,8 @@
-//! The clocks of the warps of a cluster, by which accesses are ordered: the rules stand at the top of [`crate::race`].
+//! The vector clocks of the warps of a cluster, by which accesses are ordered: the rules stand at the top of
+//! [`crate::race`].
 
 use crate::race::{ALL_LANES, Stamp};
-use crate::registers::ALL;
+use crate::state::registers::ALL;
 
 /// The clocks of the warps of a cluster.
 #[derive(Debug)]
@@ -19,24 +20,24 @@ struct Clock {
     epoch: u32,
     /// `V(w)`.
     vector: Vec<u32>,
-    /// What some lanes know beyond `V(w)`; no lane is in two of them.
+    /// Clocks that some lanes have beyond `V(w)`; no lane is in two of them.
     partial: Vec<Partial>,
-    /// The lanes that have accessed memory since the lanes of the warp have last seen each other.
+    /// The lanes that have accessed memory since the lanes of the warp last synchronised.
     touched: u32,
     /// The proxy fences: the epoch they closed, and the lanes that executed them.
     fences: Vec<(u32, u32)>,
-    /// The same for fences of initialised `mbarrier`s.
+    /// The fences of initialised `mbarrier`s: the epoch they closed, and the lanes that executed them.
     mbarrier_fences: Vec<(u32, u32)>,
 }
 
-/// What some lanes of a warp have acquired and others have not.
+/// A vector that some lanes of a warp have acquired and others have not.
 #[derive(Debug)]
 struct Partial {
     lanes: u32,
     vector: Vec<u32>,
 }
 
-/// The lanes of a warp that synchronise, of all that are still there.
+/// The lanes of a warp that synchronise, out of all that are alive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Participants {
     pub(crate) warp: usize,
@@ -63,7 +64,7 @@ impl Clocks {
         Self { warps, width: warps, by_warp: (0..warps).map(clock).collect() }
     }
 
-    /// Makes room for one more `mbarrier` and returns its number.
+    /// Adds an entry for one more `mbarrier` and returns its number.
     pub(crate) fn add_mbarrier(&mut self) -> usize {
         self.width += 1;
         for clock in &mut self.by_warp {
@@ -78,13 +79,13 @@ impl Clocks {
         self.warps + mbarrier
     }
 
-    /// The identity of what `warp` accesses in `step`.
+    /// The identity under which `warp` accesses memory in `step`.
     pub(crate) fn accessor(&self, warp: usize, step: usize) -> Accessor<'_> {
         let Clock { epoch, vector, partial, .. } = &self.by_warp[warp];
         Accessor { stamp: Stamp::new(warp, 0, *epoch, step), warp, warps: self.warps, vector, partial }
     }
 
-    /// Lanes of a warp access memory.
+    /// Records that lanes of a warp access memory.
     pub(crate) fn touch(&mut self, warp: usize, lanes: u32) {
         self.by_warp[warp].touched |= lanes;
     }
@@ -100,13 +101,13 @@ impl Clocks {
         clock.touched = 0;
     }
 
-    /// Joins what all threads of `warp` release into `joined`.
+    /// Joins the clock of all threads of `warp` into `joined`: a release.
     pub(crate) fn release(&mut self, warp: usize, joined: &mut Vec<u32>) {
         self.release_lanes(Participants { warp, lanes: ALL, alive: ALL }, joined);
     }
 
-    /// Joins what some lanes release into `joined`. The accesses of other lanes are covered only as far as the lanes of
-    /// the warp have seen each other.
+    /// Joins the clock of some lanes into `joined`: a release. The accesses of other lanes are covered only up to the
+    /// last synchronisation of the warp's lanes.
     pub(crate) fn release_lanes(&mut self, participants: Participants, joined: &mut Vec<u32>) {
         let Participants { warp, lanes, alive } = participants;
         joined.resize(self.width, 0);
@@ -121,7 +122,7 @@ impl Clocks {
         }
     }
 
-    /// All threads of `warp`, which have released before, take over what a barrier joined.
+    /// Takes a barrier's joined clock over into all threads of `warp`, which have released before: an acquire.
     pub(crate) fn acquire(&mut self, warp: usize, joined: &[u32]) {
         let clock = &mut self.by_warp[warp];
         join(&mut clock.vector, joined);
@@ -129,7 +130,7 @@ impl Clocks {
         clock.touched = 0;
     }
 
-    /// Some lanes take over what others have released.
+    /// Takes a released clock over into some lanes: an acquire.
     pub(crate) fn acquire_lanes(&mut self, participants: Participants, joined: &[u32]) {
         let Participants { warp, lanes, alive } = participants;
         let clock = &mut self.by_warp[warp];
@@ -174,18 +175,18 @@ impl Clocks {
         clock.epoch += 1;
     }
 
-    /// Whether a write is visible to what the asynchronous proxy does for `access`.
+    /// True if a write is visible to the async proxy when it acts for `access`.
     pub(crate) fn is_fenced(&self, write: Stamp, access: &Access<'_>) -> bool {
         write.completion().is_some() || fenced(&self.by_warp[write.warp()].fences, write, access)
     }
 
-    /// Whether an `mbarrier` that was initialised by `write` is visible to what the asynchronous proxy does.
+    /// True if an `mbarrier` that was initialised by `write` is visible to the async proxy.
     pub(crate) fn is_initialisation_fenced(&self, write: Stamp, access: &Access<'_>) -> bool {
         self.is_fenced(write, access) || fenced(&self.by_warp[write.warp()].mbarrier_fences, write, access)
     }
 }
 
-/// Whether a fence by the writer lies between a write and an access.
+/// True if a fence by the writer lies between a write and an access.
 fn fenced(fences: &[(u32, u32)], write: Stamp, access: &Access<'_>) -> bool {
     let writer = write.warp();
     let first = fences.partition_point(|&(epoch, _)| epoch < write.epoch());
@@ -217,14 +218,14 @@ impl Accessor<'_> {
         known.map_or(self.vector, |partial| &partial.vector)
     }
 
-    /// As the warp, which knows what each of its lanes knows.
+    /// As the warp, which knows only what each of its lanes knows.
     pub(crate) fn all_lanes(&self) -> Access<'_> {
         let stamp = self.stamp.by_lane(ALL_LANES as usize);
         Access { stamp, warp: self.warp, warps: self.warps, vector: self.vector }
     }
 }
 
-/// One access: its stamp and what is ordered before it.
+/// One access: its stamp, and the clock of what is ordered before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access<'a> {
     pub(crate) stamp: Stamp,
@@ -245,7 +246,7 @@ impl Access<'_> {
         earlier.raw_lane() == self.stamp.raw_lane() && earlier.lane().is_some()
     }
 
-    /// What to remember of this read and an earlier one of the same warp.
+    /// The stamp to keep for this read and an earlier one of the same warp.
     pub(crate) fn merge(&self, earlier: Stamp) -> Stamp {
         if self.is_after(earlier) { self.stamp } else { self.stamp.by_all_lanes() }
     }

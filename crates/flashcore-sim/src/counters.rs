@@ -1,12 +1,12 @@
-//! What a launch did, in numbers: the gates that a profiler gives on a GPU.
+//! Counters of a launch: the figures that a profiler gives on a GPU.
 
 use core::ops::AddAssign;
 
 use flashcore_ir::Class;
 
-use crate::registers::{LANES, lanes};
+use crate::state::registers::{LANES, lanes};
 
-/// What a launch did. All numbers are sums over the warps of all CTAs.
+/// Counters of a launch. All numbers are sums over the warps of all CTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Instructions executed by warps, by [`Class`]; see [`Counters::instructions_of`].
@@ -29,22 +29,22 @@ pub struct Counters {
     pub load_matrix: SharedTraffic,
     /// `stmatrix`.
     pub store_matrix: SharedTraffic,
-    /// What `cp.async` writes to shared memory.
+    /// Writes of `cp.async` to shared memory.
     pub copy_async_writes: SharedTraffic,
-    /// Loads from global memory, by instructions, by `cp.async` and by bulk loads.
+    /// Loads from global memory, by instructions, by `cp.async` and by TMA.
     pub global_loads: GlobalTraffic,
-    /// Stores to global memory, by instructions and by bulk copies.
+    /// Stores to global memory, by instructions and by TMA.
     pub global_stores: GlobalTraffic,
     /// Bytes that `cp.async` read from global memory, which [`Counters::global_loads`] includes.
     pub copy_async_bytes: u64,
-    /// Bytes that were loaded from and stored to the shared memory of CTAs of the cluster, which do not pass the banks of
+    /// Bytes loaded from and stored to the shared memory of CTAs of the cluster (DSMEM), which do not pass the banks of
     /// the SM that executes it.
     pub cluster_bytes: u64,
     /// Atomics and reductions to memory, executed by lanes.
     pub atomics: u64,
     /// Barrier operations executed by warps, waiting or only arriving.
     pub barriers: u64,
-    /// Bytes that bulk loads and loads of boxes write to shared memory, of all CTAs that receive them.
+    /// Bytes that TMA loads write to shared memory, summed over all CTAs that receive them.
     pub bulk_load_bytes: u64,
     /// Waits for phases of `mbarrier`s, executed by warps.
     pub mbarrier_waits: u64,
@@ -52,8 +52,9 @@ pub struct Counters {
 
 /// Traffic between registers and shared memory.
 ///
-/// A request is what the banks can serve at once if no two lanes conflict: 32 lanes of at most 4 bytes, 16 of 8, 8 of
-/// 16, or the 8 rows of a matrix. It takes as many transactions as the busiest of the 32 banks has different words.
+/// A request is the work that the banks can serve at once if no two lanes conflict: 32 lanes of at most 4 bytes, 16 of
+/// 8, 8 of 16, or the 8 rows of a matrix. It takes as many transactions as the busiest of the 32 banks has different
+/// words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SharedTraffic {
     /// Requests with an active lane.
@@ -71,7 +72,7 @@ impl SharedTraffic {
     }
 }
 
-/// Traffic between a SM and global memory.
+/// Traffic between an SM and global memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GlobalTraffic {
     /// Instructions of warps.
@@ -83,7 +84,7 @@ pub struct GlobalTraffic {
 }
 
 impl GlobalTraffic {
-    /// Of the bytes that the sectors moved, the part that was asked for. More than 1 where lanes share bytes.
+    /// The requested fraction of the bytes that the sectors moved. More than 1 where lanes share bytes.
     pub fn sector_use(&self) -> f64 {
         if self.sectors == 0 { 1.0 } else { self.bytes as f64 / (self.sectors * SECTOR_BYTES) as f64 }
     }

@@ -1,25 +1,25 @@
-//! What a launch can end with: a fault of the kernel, a mistake of the caller, a bug of the simulator.
+//! The ways a launch can fail: a fault of the kernel, a mistake of the caller, a bug of the simulator.
 
 use flashcore_ir::{InvalidTensorMap, ParameterType};
 
 use crate::fault::{Fault, FaultKind};
 
-/// Why a launch did not run to its end.
+/// The reason why a launch did not complete.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SimError {
-    /// The kernel did something wrong.
+    /// The kernel broke a rule.
     #[error(transparent)]
     Fault(Box<Fault>),
     /// The launch does not fit the kernel.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The simulator is wrong.
+    /// The simulator has a bug.
     #[error(transparent)]
     Internal(#[from] InternalError),
 }
 
 impl SimError {
-    /// The fault of the kernel, if it is one.
+    /// The fault of the kernel, if the error is one.
     pub fn fault(&self) -> Option<&Fault> {
         match self {
             Self::Fault(fault) => Some(fault),
@@ -32,7 +32,7 @@ impl SimError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// As many arguments as parameters.
+    /// The number of arguments is not that of the parameters.
     #[error("kernel `{kernel}` has {expected} parameters, but the launch gives {actual} arguments")]
     ArgumentCount {
         /// The kernel.
@@ -42,35 +42,35 @@ pub enum LaunchError {
         /// Arguments given.
         actual: usize,
     },
-    /// Each argument of the type of its parameter.
+    /// An argument does not have the type of its parameter.
     #[error("argument {index} is for parameter `{name}` of type {expected}, but the launch gives {actual}")]
     ArgumentType {
-        /// Which argument.
+        /// The index of the argument.
         index: usize,
         /// The name of the parameter.
         name: String,
-        /// Its type.
+        /// The type of the parameter.
         expected: ParameterType,
         /// The type given.
         actual: ParameterType,
     },
-    /// A tensor map that hardware has a form for.
-    #[error("argument {index} for parameter `{name}` is no tensor map that hardware has: {reason}")]
+    /// A tensor map that hardware cannot encode.
+    #[error("argument {index} for parameter `{name}` is not a tensor map that hardware can encode: {reason}")]
     TensorMap {
-        /// Which argument.
+        /// The index of the argument.
         index: usize,
         /// The name of the parameter.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: InvalidTensorMap,
     },
-    /// A grid with a CTA in each dimension.
+    /// A grid without CTAs.
     #[error("a grid of {} × {} × {} CTAs is empty; each dimension must be at least 1", grid[0], grid[1], grid[2])]
     EmptyGrid {
         /// The grid given.
         grid: [u32; 3],
     },
-    /// A grid within the limits of hardware and simulator.
+    /// A grid beyond the limits of hardware or simulator.
     #[error(
         "a grid of {} × {} × {} CTAs is too large; x may be 2147483647, y and z 65535, and the simulator runs at most {most} CTAs",
         grid[0], grid[1], grid[2]
@@ -78,12 +78,12 @@ pub enum LaunchError {
     GridTooLarge {
         /// The grid given.
         grid: [u32; 3],
-        /// The most CTAs together.
+        /// The most CTAs in all.
         most: u64,
     },
-    /// A grid of whole clusters.
+    /// A grid that is not a whole number of clusters.
     #[error(
-        "a grid of {} × {} × {} CTAs is no whole number of clusters of {} × {} × {}; make each dimension a multiple",
+        "a grid of {} × {} × {} CTAs is not a whole number of clusters of {} × {} × {}; make each dimension a multiple",
         grid[0], grid[1], grid[2], cluster[0], cluster[1], cluster[2]
     )]
     NotWholeClusters {
@@ -92,10 +92,10 @@ pub enum LaunchError {
         /// CTAs of a cluster.
         cluster: [u32; 3],
     },
-    /// One launch at a time: what another writes cannot be told from a race.
+    /// Another launch on the same memory: its writes could not be told from races.
     #[error("another launch is running on this memory; wait for it, or give each launch its own `GlobalMemory`")]
     MemoryInUse,
-    /// No more steps than the simulator can number.
+    /// More steps than the simulator can number.
     #[error("the kernel has {steps} steps; the simulator runs at most {most}: keep loops instead of unrolling them")]
     TooLong {
         /// The steps of the kernel.
@@ -109,20 +109,20 @@ pub enum LaunchError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("bug of the simulator, please report it: {message}")]
 pub struct InternalError {
-    /// What was unexpected.
+    /// The unexpected condition.
     pub message: String,
 }
 
-/// Why a step did not succeed.
+/// The reason why a step did not succeed.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    Fault(Box<Trouble>),
+    Fault(Box<UnlocatedFault>),
     Internal(InternalError),
 }
 
-/// A fault whose place is the step that is being executed.
+/// A fault whose location is the step that is being executed.
 #[derive(Debug)]
-pub(crate) struct Trouble {
+pub(crate) struct UnlocatedFault {
     pub(crate) kind: FaultKind,
     pub(crate) lane: Option<u32>,
     pub(crate) address: Option<u64>,
@@ -131,28 +131,28 @@ pub(crate) struct Trouble {
 impl Stop {
     /// A fault of the warp as a whole.
     pub(crate) fn warp(kind: FaultKind) -> Self {
-        Self::Fault(Box::new(Trouble { kind, lane: None, address: None }))
+        Self::Fault(Box::new(UnlocatedFault { kind, lane: None, address: None }))
     }
 
     /// A fault of a lane.
     pub(crate) fn lane(kind: FaultKind, lane: usize) -> Self {
-        Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: None }))
+        Self::Fault(Box::new(UnlocatedFault { kind, lane: Some(lane as u32), address: None }))
     }
 
     /// A fault of a lane at an address.
     pub(crate) fn address(kind: FaultKind, lane: usize, address: u64) -> Self {
-        Self::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(address) }))
+        Self::Fault(Box::new(UnlocatedFault { kind, lane: Some(lane as u32), address: Some(address) }))
     }
 
-    /// The same fault, of the warp as a whole.
+    /// This fault as one of the warp as a whole.
     pub(crate) fn by_warp(self) -> Self {
         match self {
-            Self::Fault(trouble) => Self::Fault(Box::new(Trouble { lane: None, ..*trouble })),
+            Self::Fault(fault) => Self::Fault(Box::new(UnlocatedFault { lane: None, ..*fault })),
             Self::Internal(error) => Self::Internal(error),
         }
     }
 
-    /// An operation in a form that the verifier should not have let pass.
+    /// An operation in a form that the verifier should have refused.
     pub(crate) fn no_such_form(operation: &str, form: impl core::fmt::Display) -> Self {
         Self::Internal(InternalError { message: format!("{operation} has no form for {form}") })
     }

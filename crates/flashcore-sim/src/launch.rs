@@ -1,4 +1,4 @@
-//! Launching a kernel on the simulated device.
+//! Launches of a kernel on the simulated device.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,13 +15,13 @@ use crate::placement::Placement;
 use crate::program::Program;
 use crate::race::MOST_STEPS;
 use crate::random::Random;
-use crate::registers::LANES;
 use crate::schedule::{Failure, run};
+use crate::state::registers::LANES;
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
 ///
-/// With several faults, the one of the cluster that comes first in the grid is returned, so the result is the same every
-/// time. What was written before a fault stays written.
+/// With several faults, the one of the cluster that comes first in the grid is returned, so the result is
+/// deterministic. Writes before a fault remain.
 pub fn launch(
     kernel: &VerifiedKernel,
     launch: &Launch,
@@ -37,7 +37,7 @@ pub fn launch(
     run_grid(&program, launch.grid, &arguments, memory, options).map(|counters| Report { counters })
 }
 
-/// What to launch a kernel with.
+/// Grid and arguments of a launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
     /// CTAs in x, y and z.
@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
     tensor_maps: Vec<Option<TensorMap>>,
 }
 
-/// Where the addresses of tensor maps begin: in no buffer.
+/// The start of the addresses of tensor maps, outside every buffer.
 const TENSOR_MAPS: u64 = 1 << 62;
 
 impl Arguments {
@@ -90,14 +90,14 @@ fn bits(argument: Argument, index: u64) -> u64 {
     }
 }
 
-/// How to run a launch.
+/// Options of the simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Decides how the warps of a CTA interleave. A kernel without faults gives the same results under every seed.
     pub seed: u64,
-    /// The most steps that one CTA may take, counted over its warps; what exceeds it is taken for an endless loop.
+    /// The most steps that one CTA may take, counted over its warps; more are taken for an endless loop.
     pub step_limit: u64,
-    /// The most steps that a warp takes before another may go on.
+    /// The most steps that a warp takes before another may run.
     pub longest_turn: u32,
 }
 
@@ -107,10 +107,10 @@ impl Default for Options {
     }
 }
 
-/// What a launch did.
+/// The outcome of a launch without faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// In numbers.
+    /// The counters.
     pub counters: Counters,
 }
 
@@ -173,7 +173,7 @@ fn run_grid(
     let clusters = core::array::from_fn(|axis| grid[axis] / program.kernel.cluster[axis]);
     let count = cta_count(clusters) as u64;
     let history = (count > 1).then(|| GridHistory::new(memory));
-    // Clusters behind one that failed need not run, but all before it must: one of them may fail as well.
+    // Clusters after one that failed need not run, but all before it must: one of them may fail as well.
     let first_failed = AtomicU64::new(u64::MAX);
     let run_cluster = |cluster: u64| -> Result<Counters, (u64, Failure)> {
         if cluster > first_failed.load(Ordering::Relaxed) {
@@ -214,7 +214,7 @@ fn grid_fault(program: &Program<'_>, grid: [u32; 3], race: GridRace) -> Fault {
         space: Space::Global,
         access: second.kind,
         earlier_access: first.kind,
-        earlier: Box::new(program.place_of(first.stamp, &placement(program, grid, first.cluster), address)),
+        earlier: Box::new(program.location_of(first.stamp, &placement(program, grid, first.cluster), address)),
     };
-    Fault { kind, place: program.place_of(second.stamp, &placement(program, grid, second.cluster), address) }
+    Fault { kind, location: program.location_of(second.stamp, &placement(program, grid, second.cluster), address) }
 }

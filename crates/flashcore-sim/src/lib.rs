@@ -1,7 +1,7 @@
-//! Executes kernels of the flashcore language on a CPU: values, asynchrony, faults and counters.
+//! Simulator of the flashcore kernel language on a CPU: values, asynchrony, faults and counters.
 //!
-//! The simulator is the living definition of the language: what an operation of the table means is what happens here,
-//! and a kernel that runs here without a fault, under several seeds, keeps the rules that hardware does not check.
+//! The simulator is the living definition of the language: an operation of the table means what happens here, and a
+//! kernel that runs here without a fault, under several seeds, keeps the rules that hardware does not check.
 //!
 //! ```
 //! use flashcore_ir::{Arch, Builder, types::{F32, U64}};
@@ -36,8 +36,8 @@
 //!
 //! A warp executes one operation at a time for its active lanes. Control flow is structured, so the active lanes are
 //! known exactly: a choice executes its first branch for the lanes that take it, then its second for the others; lanes
-//! leave a loop one by one and wait behind it. An operation that needs all lanes (a shuffle, `mma`, a barrier) faults if
-//! one is missing, and a branch that was promised to be uniform faults if lanes disagree.
+//! leave a loop one by one and wait at its end. An operation that needs all lanes (a shuffle, `mma`, a barrier) faults
+//! if one is missing, and a branch that was promised to be uniform faults if lanes disagree.
 //!
 //! Integer operations and conversions are bit-exact. `add`, `sub`, `mul`, `fma` and `div` of floats are IEEE, rounded to
 //! nearest even, with subnormals; a NaN that they return is the canonical one (`0x7fffffff`, or `0x7fff` in 16 bits). The
@@ -46,58 +46,54 @@
 //!
 //! # Memory
 //!
-//! Global memory is a set of named buffers with nothing in between; shared memory begins at address 1024. Every access is
-//! checked for alignment, bounds, a value (what neither the host nor the kernel wrote cannot be read) and races. What is a
-//! race, and how it is found, stands above the code in `race.rs`. Clusters run in parallel and are never ordered.
+//! Global memory is a set of named buffers with nothing in between; shared memory begins at address 1024. Every access
+//! is checked for alignment, bounds, a value (bytes that neither the host nor the kernel wrote cannot be read) and
+//! races. The memory model, and how races are found, stand above the code in `race.rs`. Clusters run in parallel and
+//! are never ordered.
 //!
 //! # Asynchrony
 //!
-//! A copy takes effect at the last moment: when the thread that started it waits for it. Until then its target, and the
-//! source of a bulk store, must not be touched by anyone. After the wait the bytes count as written by that thread, so
-//! others need a barrier as well. What the generic proxy writes is seen by a bulk store only if the writing thread
-//! executed a proxy fence before the barrier that orders the two.
+//! A copy (`cp.async`, a TMA store) takes effect at the last moment: when the thread that started it waits for it.
+//! Until then its target, and the source of a TMA store, must not be touched by anyone. After the wait the bytes count
+//! as written by that thread, so others need a barrier as well. A TMA store sees a write of the generic proxy only if
+//! the writing thread executed a proxy fence before the barrier that orders the two.
 //!
-//! A bulk load or a load of a box arrives when the seed says, between its start and the time when nothing else can go on.
-//! Its bytes belong to the phase of the `mbarrier` in which it arrives: who has not seen that phase complete, nor
-//! synchronised with one who has, must not touch them. A product of a warpgroup uses its registers and its operands in
-//! shared memory until the wait that covers it; all four warps execute the same operations on products, and a
-//! `wgmma.fence` stands between other uses of a register and that of a product.
+//! A TMA load arrives when the seed decides, between its start and the time when no warp can proceed. Its bytes belong
+//! to the phase of the `mbarrier` in which it arrives: threads that have not seen that phase complete, nor synchronised
+//! with one that has, must not touch them. A `wgmma` uses its registers and its operands in shared memory until the
+//! wait that covers it; all four warps execute the same `wgmma` operations, and a `wgmma.fence` stands between other
+//! uses of a register and that of a `wgmma`.
 //!
 //! # Time
 //!
-//! The warps of a CTA, and of all CTAs of a cluster, take turns in an order that [`Options::seed`] decides. A kernel without faults gives the same result
-//! under every seed, except for what atomics return.
+//! The warps of a CTA, and of all CTAs of a cluster, take turns in an order that [`Options::seed`] decides. A kernel
+//! without faults gives the same result under every seed, except for what atomics return.
 //!
 //! # Errors
 //!
-//! A [`Fault`] is a mistake of the kernel, with its place; a [`LaunchError`] one of the caller; an [`InternalError`] one
-//! of ours.
+//! A [`Fault`] is a mistake of the kernel, with its location; a [`LaunchError`] one of the caller; an [`InternalError`]
+//! one of ours.
 
-mod barrier;
 mod clocks;
-mod cluster_barrier;
 mod counters;
 mod error;
 mod execute;
 mod fault;
 mod launch;
-mod mbarrier;
 mod memory;
 mod numeric;
 mod placement;
 mod program;
 mod race;
 mod random;
-mod registers;
 mod schedule;
-mod warp;
-mod warpgroup;
+mod state;
 
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
 pub use fault::{
-    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, MbarrierProblem,
-    MbarrierState, Nearest, Place, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
+    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, Location, MbarrierProblem,
+    MbarrierState, Nearest, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
 };
 pub use flashcore_ir::Argument;
 pub use launch::{Launch, Options, Report, launch};

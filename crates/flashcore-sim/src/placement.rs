@@ -1,6 +1,6 @@
-//! Where the CTAs of a cluster lie in the grid, and which warps are whose.
+//! Positions of the CTAs of a cluster in the grid, and the numbering of their warps.
 
-/// A cluster of a grid. Without clusters each CTA is one of its own.
+/// A cluster of a grid. Without clusters each CTA is a cluster of its own.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placement {
     /// CTAs of the grid.

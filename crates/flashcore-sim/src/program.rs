@@ -1,11 +1,11 @@
-//! A kernel as a line of steps: the statement tree flattened, so that a warp can stop and go on at any of them.
+//! A kernel as a sequence of steps: the statement tree flattened, so that a warp can stop and resume at any of them.
 
 use flashcore_ir::{Block, Class, Effect, Guard, Op, Operand, Origin, RegisterId, Role, Statement, VerifiedKernel};
 
-use crate::fault::Place;
+use crate::fault::Location;
 use crate::placement::Placement;
 use crate::race::Stamp;
-use crate::registers::Layout;
+use crate::state::registers::Layout;
 
 /// A kernel ready to be executed.
 #[derive(Debug)]
@@ -13,11 +13,11 @@ pub(crate) struct Program<'k> {
     pub(crate) kernel: &'k VerifiedKernel,
     pub(crate) layout: Layout,
     pub(crate) steps: Vec<Step<'k>>,
-    /// Whether it has products of warpgroups.
-    pub(crate) has_products: bool,
+    /// True if it has `wgmma`s.
+    pub(crate) has_wgmma: bool,
 }
 
-/// What a warp does at one value of its program counter.
+/// The action of a warp at one value of its program counter.
 #[derive(Debug)]
 pub(crate) struct Step<'k> {
     pub(crate) action: Action<'k>,
@@ -29,15 +29,15 @@ pub(crate) struct Step<'k> {
 pub(crate) enum Action<'k> {
     /// Executes an operation.
     Operation(Operation<'k>),
-    /// Opens a choice; a warp whose lanes all decline goes on at the `Else` behind `target`.
+    /// Opens a choice; a warp whose lanes all decline jumps to the `Else` at `otherwise`.
     If { condition: RegisterId, uniform: bool, otherwise: usize },
-    /// The lanes that declined take over; without any, the warp goes on at `end`.
+    /// Activates the lanes that declined; without any, the warp jumps to `end`.
     Else { end: usize },
-    /// All lanes of the choice go on together.
+    /// Reconverges the lanes of the choice.
     EndIf,
     /// Opens a loop.
     LoopEnter,
-    /// Lanes for which the condition fails drop out; without any left, the warp goes on at `end`, the loop closed.
+    /// Deactivates the lanes for which the condition fails; without any left, the warp jumps to `end`, the loop closed.
     LoopTest { condition: RegisterId, uniform: bool, end: usize },
     /// Back to the header.
     LoopBack { header: usize },
@@ -45,14 +45,14 @@ pub(crate) enum Action<'k> {
     End,
 }
 
-/// An operation with what the inner loop wants to know of it.
+/// An operation with precomputed properties for the inner loop.
 #[derive(Debug)]
 pub(crate) struct Operation<'k> {
     pub(crate) op: &'k Op,
     pub(crate) guard: Option<Guard>,
     pub(crate) class: Class,
-    pub(crate) together: Together,
-    /// Whether it accesses memory.
+    pub(crate) convergence: Convergence,
+    /// True if it accesses memory.
     pub(crate) touches: bool,
     /// Every register it reads.
     pub(crate) reads: Box<[RegisterId]>,
@@ -60,21 +60,21 @@ pub(crate) struct Operation<'k> {
     pub(crate) writes: Box<[RegisterId]>,
 }
 
-/// Which lanes of a warp must execute an operation together.
+/// The lanes of a warp that must execute an operation together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Together {
-    /// Whichever are active.
+pub(crate) enum Convergence {
+    /// The active ones, whichever they are.
     Lanes,
-    /// Every thread of the warp, of which the last warp of a CTA may have less than 32.
+    /// Every thread of the warp; the last warp of a CTA may have less than 32.
     Threads,
-    /// 32, all of which the operation exchanges values with.
+    /// All 32, among which the operation exchanges values.
     Warp,
 }
 
-fn together(op: &Op) -> Together {
+fn convergence(op: &Op) -> Convergence {
     match (op.is_aligned(), op.class()) {
-        (false, _) => Together::Lanes,
-        (true, Class::Barrier) => Together::Threads,
+        (false, _) => Convergence::Lanes,
+        (true, Class::Barrier) => Convergence::Threads,
         (
             true,
             Class::Integer
@@ -86,12 +86,12 @@ fn together(op: &Op) -> Together {
             | Class::Asynchronous
             | Class::Tensor
             | Class::Control,
-        ) => Together::Warp,
+        ) => Convergence::Warp,
     }
 }
 
-/// Whether an operation is for all four warps of a warpgroup.
-pub(crate) fn is_of_products(op: &Op) -> bool {
+/// True if all four warps of a warpgroup execute the operation.
+pub(crate) fn is_wgmma(op: &Op) -> bool {
     matches!(
         op,
         Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. } | Op::SetRegisterCount { .. }
@@ -105,15 +105,15 @@ impl<'k> Program<'k> {
         let last = steps.last().map(|step| step.origin);
         let origin = last.unwrap_or(Origin { section: flashcore_ir::SectionId(0), file: "", line: 0 });
         steps.push(Step { action: Action::End, origin });
-        let has_products = steps.iter().any(|step| match &step.action {
-            Action::Operation(operation) => is_of_products(operation.op),
+        let has_wgmma = steps.iter().any(|step| match &step.action {
+            Action::Operation(operation) => is_wgmma(operation.op),
             _ => false,
         });
-        Self { kernel, layout: Layout::new(kernel), steps, has_products }
+        Self { kernel, layout: Layout::new(kernel), steps, has_wgmma }
     }
 
-    /// The place of a step, without the lane and the address.
-    pub(crate) fn place(&self, step: usize, placement: &Placement, warp: usize) -> Place {
+    /// The location of a step, without the lane and the address.
+    pub(crate) fn location(&self, step: usize, placement: &Placement, warp: usize) -> Location {
         let Step { action, origin } = &self.steps[step];
         let operation = match action {
             Action::Operation(operation) => operation.op.to_string(),
@@ -127,15 +127,15 @@ impl<'k> Program<'k> {
         let section = self.kernel.section(origin.section).to_string();
         let (rank, warp) = placement.rank_and_warp(warp);
         let (cta, warp) = (placement.cta(rank), warp as u32);
-        Place { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
+        Location { operation, section, file: origin.file, line: origin.line, cta, warp, lane: None, address: None }
     }
 
-    /// The place of an earlier access.
-    pub(crate) fn place_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Place {
-        let mut place = self.place(stamp.step(), placement, stamp.warp());
-        place.lane = stamp.lane();
-        place.address = Some(address);
-        place
+    /// The location of an earlier access.
+    pub(crate) fn location_of(&self, stamp: Stamp, placement: &Placement, address: u64) -> Location {
+        let mut location = self.location(stamp.step(), placement, stamp.warp());
+        location.lane = stamp.lane();
+        location.address = Some(address);
+        location
     }
 }
 
@@ -157,7 +157,7 @@ fn flatten<'k>(block: &'k Block, steps: &mut Vec<Step<'k>>) {
                         op,
                         guard: instruction.guard,
                         class: op.class(),
-                        together: together(op),
+                        convergence: convergence(op),
                         touches: !matches!(op.effect(), Effect::None | Effect::Order),
                         reads: reads.into(),
                         writes: writes.into(),

@@ -1,4 +1,4 @@
-//! Which accesses to memory are ordered, and the detector of those that are not.
+//! The memory model: which accesses are ordered, and the detector of those that are not.
 //!
 //! # The model
 //!
@@ -24,7 +24,7 @@
 //! * when a barrier completes, each warp that waits *acquires*: `V(w) := max(V(w), what the barrier joined)`. A warp
 //!   that only arrived acquires nothing, not even the order of its own lanes.
 //! * `fence.proxy.async` by some lanes of `w` in epoch `f = c(w)`: `c(w) += 1`. A write of such a lane in an epoch
-//!   `e ≤ f` is visible to the asynchronous proxy for those after whom the fence is ordered: `f + 1 ≤ V(issuer)[w]`, or
+//!   `e ≤ f` is visible to the async proxy for those after whom the fence is ordered: `f + 1 ≤ V(issuer)[w]`, or
 //!   the lane itself.
 //! * arriving at an `mbarrier` releases into its phase; whoever has seen the phase complete acquires what the phase
 //!   joined, and nothing of other phases. Lanes do this one by one. What some lanes of `w` acquire is known to these
@@ -138,7 +138,7 @@ impl Stamp {
         (lane < ALL_LANES).then_some(lane as u32)
     }
 
-    /// The same access without its epoch, which means nothing outside its cluster.
+    /// This access without its epoch, which means nothing outside its cluster.
     pub(crate) fn without_epoch(self) -> u64 {
         self.0 & ((1 << EPOCH_SHIFT) - 1)
     }
@@ -266,17 +266,7 @@ impl Shadow {
     /// Checks that a write may happen, without remembering it.
     pub(crate) fn may_write(&self, range: Cells, access: &Access<'_>) -> Result<(), Conflict> {
         for index in range {
-            let cell = &self.cells[index];
-            if cell.filling != Stamp::NONE {
-                return Err(Conflict::Filling { cell: index, started: cell.filling });
-            }
-            if cell.draining != Stamp::NONE {
-                return Err(Conflict::Draining { cell: index, started: cell.draining });
-            }
-            if !access.is_after(cell.write) {
-                return Err(Conflict::Race { cell: index, earlier: cell.write, earlier_kind: AccessKind::Write });
-            }
-            self.after_reads(index, access)?;
+            self.may_replace(index, access)?;
             if !self.atomics.is_empty() {
                 self.after_atomics(index, access)?;
             }
@@ -301,17 +291,7 @@ impl Shadow {
     /// Checks an atomic access and remembers it.
     pub(crate) fn atomic(&mut self, range: Cells, access: &Access<'_>) -> Result<(), Conflict> {
         for index in range {
-            let cell = &self.cells[index];
-            if cell.filling != Stamp::NONE {
-                return Err(Conflict::Filling { cell: index, started: cell.filling });
-            }
-            if cell.draining != Stamp::NONE {
-                return Err(Conflict::Draining { cell: index, started: cell.draining });
-            }
-            if !access.is_after(cell.write) {
-                return Err(Conflict::Race { cell: index, earlier: cell.write, earlier_kind: AccessKind::Write });
-            }
-            self.after_reads(index, access)?;
+            self.may_replace(index, access)?;
             let entries = self.atomics.entry(index).or_insert_with(|| vec![Stamp::NONE; self.warps]);
             entries[access.warp] = access.merge(entries[access.warp]);
         }
@@ -346,6 +326,21 @@ impl Shadow {
         for index in range {
             self.remember_read(index, access);
         }
+    }
+
+    /// Checks that a write or an atomic is ordered after the plain accesses to a cell, and that no copy claims it.
+    fn may_replace(&self, index: usize, access: &Access<'_>) -> Result<(), Conflict> {
+        let cell = &self.cells[index];
+        if cell.filling != Stamp::NONE {
+            return Err(Conflict::Filling { cell: index, started: cell.filling });
+        }
+        if cell.draining != Stamp::NONE {
+            return Err(Conflict::Draining { cell: index, started: cell.draining });
+        }
+        if !access.is_after(cell.write) {
+            return Err(Conflict::Race { cell: index, earlier: cell.write, earlier_kind: AccessKind::Write });
+        }
+        self.after_reads(index, access)
     }
 
     fn after_reads(&self, index: usize, access: &Access<'_>) -> Result<(), Conflict> {

@@ -1,4 +1,4 @@
-//! Random numbers, by which the scheduler decides.
+//! Random numbers for the scheduler.
 
 /// A sequence of random numbers (`SplitMix64`, Steele, Lea and Flood, 2014).
 #[derive(Debug, Clone)]

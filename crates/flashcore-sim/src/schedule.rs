@@ -1,47 +1,47 @@
-//! A cluster of CTAs: its warps, interleaved by a seeded scheduler, and what they wait for.
+//! The seeded scheduler of a cluster: interleaves its warps, and wakes those whose event has come.
 
 use flashcore_ir::Space;
 
-use crate::barrier::{Arrival, Barriers};
 use crate::clocks::Clocks;
-use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
-use crate::error::{InternalError, Stop, Trouble};
-use crate::execute::transfer::{self, Transfer};
-use crate::execute::{Context, Flow, Scene, Signals, asynchronous, execute, warpgroup};
+use crate::error::{InternalError, Stop, UnlocatedFault};
+use crate::execute::tma::{self, TmaLoad};
+use crate::execute::{Context, Flow, Scene, Signals, async_copy, execute, wgmma};
 use crate::fault::{Fault, FaultKind, InFlight, TooEarly, WaitingWarp, WaitsFor};
 use crate::launch::Options;
 use crate::memory::global::GlobalMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::{GlobalView, History};
-use crate::program::{Action, Together, is_of_products};
+use crate::program::{Action, Operation, is_wgmma};
 use crate::race::LAST_EPOCH;
 use crate::random::Random;
-use crate::registers::{ALL, LANES, lanes};
-use crate::warp::Warp;
-use crate::warpgroup::{Products, WARPS, Warpgroup};
+use crate::state::cluster_barrier::ClusterBarrier;
+use crate::state::named_barrier::{Arrival, Barriers};
+use crate::state::registers::{ALL, LANES, lanes};
+use crate::state::warp::Warp;
+use crate::state::wgmma::{InFlightProducts, WARPS, Warpgroup};
 
-/// What a cluster leaves behind.
-pub(crate) struct Finished {
+/// The outcome of a cluster without faults.
+pub(crate) struct ClusterResult {
     pub(crate) counters: Counters,
-    /// Its accesses to global memory.
+    /// The accesses to global memory.
     pub(crate) history: History,
 }
 
-/// Why a cluster did not end.
+/// The reason why a cluster did not complete.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Fault(Box<Fault>),
     Internal(InternalError),
 }
 
-/// Executes a cluster; `random` decides which warp goes on when.
+/// Executes a cluster; `random` decides which warp runs when.
 pub(crate) fn run(
     scene: Scene<'_, '_>,
     memory: &GlobalMemory,
     options: &Options,
     random: Random,
-) -> Result<Finished, Failure> {
+) -> Result<ClusterResult, Failure> {
     Cluster::new(scene, memory, options, random).run()
 }
 
@@ -57,21 +57,21 @@ struct Cluster<'c, 'k, 'm> {
     counters: Counters,
     barrier: ClusterBarrier,
     signals: Signals,
-    /// The warpgroups of all CTAs; none without products.
+    /// The warpgroups of all CTAs; none without `wgmma`.
     warpgroups: Vec<Warpgroup>,
-    /// Loads under way.
-    transfers: Vec<Transfer>,
-    /// One turn in so many, on average, a load arrives; otherwise when no warp can go on.
-    laziness: u32,
+    /// TMA loads in flight.
+    tma_loads: Vec<TmaLoad>,
+    /// The average number of turns between arrivals of loads; they also arrive when no warp can proceed.
+    arrival_interval: u32,
     random: Random,
     longest_turn: u32,
     steps: u64,
     step_limit: u64,
 }
 
-/// What the scheduler knows of a CTA.
+/// The scheduler's state of a CTA.
 struct Cta {
-    /// The warps that can go on.
+    /// The warps that can proceed.
     ready: u32,
     barriers: Barriers,
 }
@@ -85,12 +85,12 @@ where
         let count = scene.placement.warps_per_cta;
         let ctas = scene.placement.ctas();
         let warp = |warp: usize| Warp::new(&scene.program.layout, kernel.threads - (warp % count * LANES) as u32);
-        let groups = if scene.program.has_products { ctas * count.div_ceil(WARPS) } else { 0 };
+        let groups = if scene.program.has_wgmma { ctas * count.div_ceil(WARPS) } else { 0 };
         let ready = if count == 32 { ALL } else { (1 << count) - 1 };
         let mut warps: Vec<Warp<'k>> = (0..ctas * count).map(warp).collect();
-        if scene.program.has_products {
+        if scene.program.has_wgmma {
             for warp in &mut warps {
-                warp.products = Products::new(kernel.registers.len());
+                warp.products = InFlightProducts::new(kernel.registers.len());
                 warp.register_count = kernel.register_budget.next_multiple_of(8);
             }
         }
@@ -105,8 +105,8 @@ where
             barrier: ClusterBarrier::new(ctas * count),
             signals: Signals::default(),
             warpgroups: core::iter::repeat_with(Warpgroup::default).take(groups).collect(),
-            transfers: Vec::new(),
-            laziness: 0,
+            tma_loads: Vec::new(),
+            arrival_interval: 0,
             random,
             longest_turn: options.longest_turn.max(1),
             steps: 0,
@@ -114,9 +114,9 @@ where
         }
     }
 
-    fn run(mut self) -> Result<Finished, Failure> {
+    fn run(mut self) -> Result<ClusterResult, Failure> {
         loop {
-            if !self.transfers.is_empty() && self.is_time_to_arrive() {
+            if !self.tma_loads.is_empty() && self.is_time_to_arrive() {
                 self.arrive()?;
                 continue;
             }
@@ -137,33 +137,33 @@ where
             }
         }
         if self.warps.iter().all(Warp::is_done) {
-            return Ok(Finished { counters: self.counters, history: self.global.into_history() });
+            return Ok(ClusterResult { counters: self.counters, history: self.global.into_history() });
         }
         Err(Failure::Fault(Box::new(self.deadlock())))
     }
 
-    /// Whether a load arrives before a warp goes on. Under some seeds loads are fast, under others slow.
+    /// Returns true if a load arrives before a warp proceeds. Under some seeds loads are fast, under others slow.
     fn is_time_to_arrive(&mut self) -> bool {
-        if self.laziness == 0 {
-            self.laziness = 1 << (2 * self.random.below(4));
+        if self.arrival_interval == 0 {
+            self.arrival_interval = 1 << (2 * self.random.below(4));
         }
         let someone_goes_on = self.ctas.iter().any(|cta| cta.ready != 0);
-        !someone_goes_on || self.random.below(self.laziness) == 0
+        !someone_goes_on || self.random.below(self.arrival_interval) == 0
     }
 
-    /// One of the loads under way arrives.
+    /// Completes one of the loads in flight.
     fn arrive(&mut self) -> Result<(), Failure> {
-        let chosen = self.random.below(self.transfers.len() as u32) as usize;
-        let transfer = self.transfers.swap_remove(chosen);
-        let finished = transfer::finish(&transfer, &mut self.shared, &self.clocks, &mut self.signals);
-        finished.map_err(|stop| self.failure(stop, transfer.started.warp(), transfer.started.step()))?;
+        let chosen = self.random.below(self.tma_loads.len() as u32) as usize;
+        let load = self.tma_loads.swap_remove(chosen);
+        let finished = tma::finish(&load, &mut self.shared, &self.clocks, &mut self.signals);
+        finished.map_err(|stop| self.failure(stop, load.started.warp(), load.started.step()))?;
         if !self.signals.completed.is_empty() {
             self.wake_completed();
         }
         Ok(())
     }
 
-    /// One of the warps that can go on.
+    /// One of the warps that can proceed.
     fn choose(&mut self) -> Option<usize> {
         let ready: u32 = self.ctas.iter().map(|cta| cta.ready.count_ones()).sum();
         if ready == 0 {
@@ -187,11 +187,11 @@ where
 
     fn failure(&self, stop: Stop, warp: usize, step: usize) -> Failure {
         match stop {
-            Stop::Fault(trouble) => {
-                let mut place = self.scene.place(step, warp);
-                place.lane = trouble.lane;
-                place.address = trouble.address;
-                Failure::Fault(Box::new(Fault { kind: trouble.kind, place }))
+            Stop::Fault(fault) => {
+                let mut location = self.scene.location(step, warp);
+                location.lane = fault.lane;
+                location.address = fault.address;
+                Failure::Fault(Box::new(Fault { kind: fault.kind, location }))
             }
             Stop::Internal(error) => Failure::Internal(error),
         }
@@ -206,32 +206,32 @@ where
                 waiting.extend(lanes(barrier.waiting).map(|warp| rank * count + warp).map(|warp| WaitingWarp {
                     waits_for: WaitsFor::Barrier { barrier: index, arrived, expected },
                     // A warp that waits has gone past its barrier.
-                    place: self.scene.place(self.warps[warp].next - 1, warp),
+                    location: self.scene.location(self.warps[warp].next - 1, warp),
                 }));
             }
         }
         for (warp, waits) in self.warps.iter().enumerate() {
-            let place = || self.scene.place(waits.next, warp);
+            let location = || self.scene.location(waits.next, warp);
             let (rank, _) = self.scene.placement.rank_and_warp(warp);
             for &address in &waits.waiting.mbarriers {
                 if let Some(barrier) = self.shared[rank].mbarriers.overlapping(address, 1) {
-                    let mut place = place();
-                    place.address = Some(address.into());
-                    waiting.push(WaitingWarp { waits_for: WaitsFor::Mbarrier(barrier.state()), place });
+                    let mut location = location();
+                    location.address = Some(address.into());
+                    waiting.push(WaitingWarp { waits_for: WaitsFor::Mbarrier(barrier.state()), location });
                 }
             }
             if waits.waiting.registers > 0 {
                 let (wanted, free) = (waits.waiting.registers, self.shared[rank].free_registers);
-                waiting.push(WaitingWarp { waits_for: WaitsFor::Registers { wanted, free }, place: place() });
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Registers { wanted, free }, location: location() });
             }
             if waits.waiting.cluster {
                 let (arrived, expected) = self.barrier.progress();
-                waiting.push(WaitingWarp { waits_for: WaitsFor::Cluster { arrived, expected }, place: place() });
+                waiting.push(WaitingWarp { waits_for: WaitsFor::Cluster { arrived, expected }, location: location() });
             }
         }
-        waiting.sort_by_key(|waiting| (waiting.place.cta, waiting.place.warp));
-        let place = waiting[0].place.clone();
-        Fault { kind: FaultKind::Deadlock { waiting }, place }
+        waiting.sort_by_key(|waiting| (waiting.location.cta, waiting.location.warp));
+        let location = waiting[0].location.clone();
+        Fault { kind: FaultKind::Deadlock { waiting }, location }
     }
 
     /// Executes the next step of a warp.
@@ -242,97 +242,77 @@ where
         self.steps += 1;
         let program = self.scene.program;
         let warp = &mut self.warps[warp_index];
-        let step = warp.next;
-        let flow = match &program.steps[step].action {
-            Action::Operation(operation) => {
-                warp.next += 1;
-                let mut mask = warp.active;
-                if let Some(guard) = operation.guard {
-                    warp.must_be_written(guard.predicate, mask)?;
-                    let holds = warp.registers.predicate_of(guard.predicate);
-                    mask &= if guard.negated { !holds } else { holds };
-                }
-                if mask == 0 {
-                    return Ok(());
-                }
-                let together = match operation.together {
-                    Together::Lanes => mask,
-                    Together::Threads => warp.threads(),
-                    Together::Warp => ALL,
-                };
-                if mask != together {
-                    return Err(Stop::warp(FaultKind::DivergentCollective { active: mask }));
-                }
-                for &register in &operation.reads {
-                    warp.must_be_written(register, mask)?;
-                }
-                if operation.touches {
-                    self.clocks.touch(warp_index, mask);
-                }
-                if program.has_products && !is_of_products(operation.op) {
-                    let touched = warp.products.touch(&operation.reads, &operation.writes);
-                    touched.map_err(|used| warpgroup::in_use(&self.context(warp_index, step, mask), used))?;
-                }
-                self.counters.instructions[operation.class as usize] += 1;
-                self.counters.lane_operations += u64::from(mask.count_ones());
-                let mut context = self.context(warp_index, step, mask);
-                let flow = execute(&mut context, operation.op)?;
-                (flow, mask)
-            }
+        match &program.steps[warp.next].action {
+            Action::Operation(operation) => self.operation(warp_index, operation),
             Action::End => {
-                let mask = warp.active;
-                asynchronous::end(&mut self.context(warp_index, step, mask))?;
-                (Flow::Exit, mask)
+                let (step, mask) = (warp.next, warp.active);
+                async_copy::end(&mut self.context(warp_index, step, mask))?;
+                self.exit(warp_index, mask)
             }
             action @ (Action::If { .. }
             | Action::Else { .. }
             | Action::EndIf
             | Action::LoopEnter
             | Action::LoopTest { .. }
-            | Action::LoopBack { .. }) => return warp.branch(action),
-        };
+            | Action::LoopBack { .. }) => warp.branch(action),
+        }
+    }
+
+    /// Executes an operation of a warp, and counts it unless the warp has to wait and execute it again.
+    fn operation(&mut self, warp_index: usize, operation: &Operation<'k>) -> Result<(), Stop> {
+        let warp = &mut self.warps[warp_index];
+        let step = warp.next;
+        warp.next += 1;
+        let mask = warp.executing(operation)?;
+        if mask == 0 {
+            return Ok(());
+        }
+        if operation.touches {
+            self.clocks.touch(warp_index, mask);
+        }
+        if self.scene.program.has_wgmma && !is_wgmma(operation.op) {
+            let touched = warp.products.touch(&operation.reads, &operation.writes);
+            touched.map_err(|used| wgmma::in_use(&self.context(warp_index, step, mask), used))?;
+        }
+        let flow = execute(&mut self.context(warp_index, step, mask), operation.op)?;
         let (rank, local) = self.scene.placement.rank_and_warp(warp_index);
         match flow {
-            (Flow::Next, _) => Ok(()),
-            (Flow::Barrier { barrier, threads, waits }, _) => {
+            Flow::Next => {}
+            Flow::Wait => {
+                self.ctas[rank].ready &= !(1 << local);
+                self.warps[warp_index].next = step;
+                return Ok(());
+            }
+            Flow::Barrier { barrier, threads, waits } => {
                 let cta_threads = self.scene.program.kernel.threads;
                 let arrival = Arrival { warp: local, barrier, threads, waits, cta_threads };
                 let Cta { ready, barriers } = &mut self.ctas[rank];
                 barriers.arrive(arrival, &self.warps[warp_index], &mut self.clocks, ready)?;
                 self.counters.barriers += 1;
-                Ok(())
             }
-            (Flow::ClusterArrive, _) => {
+            Flow::ClusterArrive => {
                 self.counters.barriers += 1;
                 if self.barrier.arrive(warp_index, &mut self.clocks)? {
                     self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
                 }
-                Ok(())
             }
-            (Flow::Wait, mask) => {
-                self.ctas[rank].ready &= !(1 << local);
-                // It will be executed, and counted, again.
-                let warp = &mut self.warps[warp_index];
-                warp.next = step;
-                if let Action::Operation(operation) = &program.steps[step].action {
-                    self.counters.instructions[operation.class as usize] -= 1;
-                    self.counters.lane_operations -= u64::from(mask.count_ones());
-                }
-                Ok(())
-            }
-            (Flow::Exit, mask) => {
-                let warp = &mut self.warps[warp_index];
-                warp.end(mask);
-                if warp.is_done() {
-                    self.end(warp_index, rank, local)?;
-                }
-                Ok(())
-            }
+            Flow::Exit => self.exit(warp_index, mask)?,
         }
+        self.counters.instructions[operation.class as usize] += 1;
+        self.counters.lane_operations += u64::from(mask.count_ones());
+        Ok(())
     }
 
-    /// A warp has ended, and perhaps its CTA.
-    fn end(&mut self, warp: usize, rank: usize, local: usize) -> Result<(), Stop> {
+    /// Ends lanes of a warp, and with the last of them the warp.
+    fn exit(&mut self, warp_index: usize, mask: u32) -> Result<(), Stop> {
+        let warp = &mut self.warps[warp_index];
+        warp.end(mask);
+        if warp.is_done() { self.end(warp_index) } else { Ok(()) }
+    }
+
+    /// Handles the end of a warp, and perhaps of its CTA.
+    fn end(&mut self, warp: usize) -> Result<(), Stop> {
+        let (rank, local) = self.scene.placement.rank_and_warp(warp);
         self.ctas[rank].ready &= !(1 << local);
         if self.barrier.end(warp) {
             self.wake(|_, warp| core::mem::take(&mut warp.waiting.cluster));
@@ -342,21 +322,21 @@ where
         if !self.shared[rank].has_ended {
             return Ok(());
         }
-        // A load that arrives when the CTA has ended writes into memory that is no longer there.
-        let Some(late) = self.transfers.iter().find(|transfer| transfer.rank == rank) else { return Ok(()) };
+        // A load that arrives after the CTA has ended would write into memory that no longer exists.
+        let Some(late) = self.tma_loads.iter().find(|load| load.rank == rank) else { return Ok(()) };
         let address = u64::from(late.target);
-        let mut started = self.scene.place_of(late.started, address);
+        let mut started = self.scene.location_of(late.started, address);
         started.lane = Some(late.lane as u32);
         let kind = FaultKind::MissingWait {
             space: Space::Shared,
             touch: TooEarly::Exit,
-            in_flight: InFlight::TransferTarget,
+            in_flight: InFlight::TmaLoadTarget,
             started: Box::new(started),
         };
-        Err(Stop::Fault(Box::new(Trouble { kind, lane: None, address: Some(address) })))
+        Err(Stop::Fault(Box::new(UnlocatedFault { kind, lane: None, address: Some(address) })))
     }
 
-    /// Lets the warps go on that `wakes` says have waited for what has come.
+    /// Makes the warps ready for which `wakes` returns true.
     fn wake(&mut self, mut wakes: impl FnMut(usize, &mut Warp<'k>) -> bool) {
         let placement = self.scene.placement;
         for (index, warp) in self.warps.iter_mut().enumerate() {
@@ -367,7 +347,7 @@ where
         }
     }
 
-    /// Lets the warps go on that wait for phases that are complete.
+    /// Makes the warps ready that wait for completed phases.
     fn wake_completed(&mut self) {
         let completed = core::mem::take(&mut self.signals.completed);
         self.wake(|rank, warp| {
@@ -394,7 +374,7 @@ where
             counters: &mut self.counters,
             cluster_barrier: &mut self.barrier,
             signals: &mut self.signals,
-            transfers: &mut self.transfers,
+            tma_loads: &mut self.tma_loads,
             warpgroups: &mut self.warpgroups,
         }
     }

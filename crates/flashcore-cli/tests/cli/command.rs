@@ -38,7 +38,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_allowed() {
     check(
         &["resources", "--arch", "sm_75"],
         2,
-        "flashcore: unknown architecture `sm_75`; known are sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120\n",
+        "flashcore: unknown architecture `sm_75`; supported are sm_80, sm_86, sm_89, sm_90, sm_90a and sm_120\n",
     );
 }
 

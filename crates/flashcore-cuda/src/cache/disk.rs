@@ -1,4 +1,4 @@
-//! The part of the cache that outlives the process: one file per entry in one folder.
+//! The disk level of the cache: one file per entry in one folder.
 
 use std::fs;
 use std::io;
@@ -7,41 +7,41 @@ use std::sync::Once;
 use std::time::Duration;
 
 use super::entry::{Corruption, Entry};
-use super::file::{self, Found};
+use super::file::{self, FileContents};
 use super::folder::{self, NoDisk};
 use super::key::Key;
 use super::lock::{self, Lock};
 
-/// How names of entries end.
+/// File extension of entries.
 const ENTRY: &str = "kernel";
-/// How names of files that were no sound entries end.
+/// File extension of quarantined files, which were not sound entries.
 const QUARANTINED: &str = "bad";
 
-/// What lay under the name of an entry and was not that entry.
+/// The reason why a file under the name of an entry is not that entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsound {
-    /// A file that is not what was written.
+    /// A file whose contents have changed.
     #[error(transparent)]
     Corrupt(#[from] Corruption),
-    /// Nothing that this crate writes.
-    #[error("{what} lies there")]
-    Stranger {
-        /// What it is.
+    /// A file that this crate does not write.
+    #[error("it is {what}")]
+    Foreign {
+        /// A description of it.
         what: String,
     },
     /// Code that the driver refuses.
-    #[error("the driver does not load it: {reason}")]
+    #[error("the driver cannot load it: {reason}")]
     Refused {
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
 }
 
-/// Why there is no entry.
+/// The reason why there is no entry.
 #[derive(Debug)]
 pub(super) enum Miss {
     Absent,
-    /// Not readable now. It may be sound, so it stays where it is.
+    /// Not readable now. It may be sound, so it is left alone.
     Unreadable(io::Error),
     Unsound(Unsound),
 }
@@ -68,9 +68,9 @@ impl Disk {
 
     pub(super) fn load(&self, key: Key) -> Result<Entry, Miss> {
         match file::read(&self.path(key)) {
-            Ok(Found::Nothing) => Err(Miss::Absent),
-            Ok(Found::Stranger(what)) => Err(Miss::Unsound(Unsound::Stranger { what })),
-            Ok(Found::Bytes(bytes)) => Entry::decode(&bytes, key).map_err(|error| Miss::Unsound(error.into())),
+            Ok(FileContents::Nothing) => Err(Miss::Absent),
+            Ok(FileContents::Foreign(what)) => Err(Miss::Unsound(Unsound::Foreign { what })),
+            Ok(FileContents::Bytes(bytes)) => Entry::decode(&bytes, key).map_err(|error| Miss::Unsound(error.into())),
             Err(error) => Err(Miss::Unreadable(error)),
         }
     }
@@ -82,7 +82,7 @@ impl Disk {
         let name = format!("{}.{ENTRY}", entry.key);
         let bytes = entry.encode();
         match file::write(&self.folder, &name, &bytes) {
-            // Somebody removed the folder, or our temporary file, under our hands. Once more, with the same care.
+            // Another process removed the folder, or the temporary file, meanwhile. Try once more, with the same care.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 folder::prepare(&self.base).map_err(io::Error::other)?;
                 file::write(&self.folder, &name, &bytes)
@@ -91,8 +91,8 @@ impl Disk {
         }
     }
 
-    /// Takes an unsound file out of the way and keeps it for whoever wants to know. If another process has just put a
-    /// sound one in its place, that one goes, and is compiled again: a loss of time, not of truth.
+    /// Renames an unsound file and keeps it for inspection. If another process has just put a sound one in its place,
+    /// that one goes, and is compiled again: a loss of time, not of correctness.
     pub(super) fn quarantine(&self, key: Key) {
         // A folder that cannot be written to keeps the file; it is recognised again next time.
         let _ = fs::rename(self.path(key), self.folder.join(format!("{key}.{QUARANTINED}")));
@@ -110,8 +110,8 @@ impl Disk {
         Ok(keys)
     }
 
-    /// Removes every file of ours: entries, quarantined files, locks and what dead writers left. Returns how many
-    /// entries there were and which could not be removed.
+    /// Removes every file of the cache: entries, quarantined files, locks and leftovers of dead writers. Returns the
+    /// number of entries removed and the files that could not be removed.
     pub(super) fn clear(&self) -> io::Result<(usize, Vec<PathBuf>)> {
         let mut removed = 0;
         let mut kept = Vec::new();
@@ -123,7 +123,7 @@ impl Disk {
             let path = self.folder.join(&name);
             match fs::remove_file(&path) {
                 Ok(()) => removed += usize::from(kind == ENTRY),
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(_) => kept.push(path),
             }

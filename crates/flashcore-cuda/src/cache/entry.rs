@@ -12,9 +12,9 @@
 //!     …   payload
 //! ```
 //!
-//! One file holds all there is of an entry, so there is no moment at which half of it exists. The checksum covers every
-//! byte but itself: a file is either exactly what was written or recognised as something else. It protects against
-//! accidents, not against an attacker; against those stands the check of the folder's owner and mode.
+//! One file holds a whole entry, so there is no moment at which half of it exists. The checksum covers every byte but
+//! itself: a file is either exactly what was written or recognised as something else. It protects against accidents,
+//! not against an attacker; the check of the folder's owner and mode protects against those.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -29,7 +29,7 @@ const HASHED_HEADER_BYTES: usize = 8 + 4 + Key::BYTES + 4 + 8;
 const CHECKSUM_BYTES: usize = 32;
 const HEADER_BYTES: usize = HASHED_HEADER_BYTES + CHECKSUM_BYTES;
 
-/// What is known of a compiled kernel beside its code.
+/// The description of a compiled kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     /// The name of the entry point.
@@ -38,18 +38,18 @@ pub struct Metadata {
     pub arch: String,
     /// The driver that compiled it.
     pub driver: String,
-    /// What the compiler said.
+    /// The log of the compiler.
     pub log: String,
     /// Milliseconds the compilation took.
     pub compile_milliseconds: u64,
-    /// Whether a first run was right.
+    /// The verdict of the first run.
     pub self_check: SelfCheck,
 }
 
-/// What a compilation gives to the cache.
+/// The result of a compilation, to be cached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
-    /// What is known of it.
+    /// The description.
     pub metadata: Metadata,
     /// The code.
     pub payload: Vec<u8>,
@@ -58,15 +58,15 @@ pub struct Compiled {
 /// A compiled kernel in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
+    /// The key.
     pub key: Key,
-    /// What is known of it.
+    /// The description.
     pub metadata: Metadata,
     /// The code.
     pub payload: Vec<u8>,
 }
 
-/// Why a file is not the entry that was asked for.
+/// The reason why a file is not the requested entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Corruption {
     /// Shorter than the header.
@@ -75,24 +75,24 @@ pub enum Corruption {
         /// Bytes of the file.
         bytes: usize,
     },
-    /// Not a file of ours.
+    /// A file of another kind.
     #[error("the file does not start with `FLASHKRN`")]
     Magic,
-    /// Of another version of the format, in a folder where only this version belongs.
+    /// Another version of the format, in a folder where only this version belongs.
     #[error("the file has format version {found}, not {VERSION}")]
     Version {
         /// The version in the file.
         found: u32,
     },
-    /// Cut off, or grown.
-    #[error("the header announces {announced} bytes, the file has {bytes}")]
+    /// Truncated, or with extra bytes.
+    #[error("the header says {announced} bytes, the file has {bytes}")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         announced: u64,
         /// Bytes of the file.
         bytes: u64,
     },
-    /// Some byte changed since it was written.
+    /// A byte has changed since it was written.
     #[error("the checksum does not match: the file has changed since it was written")]
     Checksum,
     /// A sound entry under another entry's name.
@@ -103,10 +103,10 @@ pub enum Corruption {
         /// The key of its name.
         requested: Key,
     },
-    /// A sound file whose description cannot be read.
+    /// A sound file whose metadata cannot be read.
     #[error("the metadata cannot be read: {reason}")]
     Metadata {
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
 }
@@ -128,7 +128,7 @@ impl Entry {
         file
     }
 
-    /// The entry in a file, if the file is exactly what was written for this key.
+    /// Decodes the entry in a file, if the file is exactly what was written for this key.
     pub(super) fn decode(file: &[u8], requested: Key) -> Result<Self, Corruption> {
         let (header, body) = file.split_at_checked(HEADER_BYTES).ok_or(Corruption::Truncated { bytes: file.len() })?;
         let (hashed, stored_checksum) = header.split_at(HASHED_HEADER_BYTES);
@@ -168,7 +168,7 @@ fn checksum(header: &[u8], metadata: &[u8], payload: &[u8]) -> [u8; CHECKSUM_BYT
     hash.finalize().into()
 }
 
-/// What is left of a header of known length.
+/// The unread rest of a header of known length.
 struct Fields<'header>(&'header [u8]);
 
 impl Fields<'_> {

@@ -1,4 +1,4 @@
-//! Reading and writing single files so that a reader sees a whole file or none, whoever dies when.
+//! Atomic reads and writes of single files: a reader sees a whole file or none, whichever process dies when.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -6,43 +6,43 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How names of files that are being written end.
+/// File extension of files that are being written.
 pub(super) const TEMPORARY: &str = "tmp";
-/// The largest file that is read: far above any kernel, and far below what would exhaust the memory.
+/// The largest file that is read: far larger than any kernel, and far too small to exhaust the memory.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// What lies under a name.
+/// The result of reading a path.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum FileContents {
     Nothing,
     Bytes(Vec<u8>),
-    /// Something that no writer of ours puts there: a link, a pipe, a folder, a file of somebody else.
-    Stranger(String),
+    /// Something that this crate does not write: a link, a pipe, a folder, a file of another user.
+    Foreign(String),
 }
 
 /// Reads a file, if it is a regular file of this user that nobody else can write to.
-pub(super) fn read(path: &Path) -> io::Result<Found> {
+pub(super) fn read(path: &Path) -> io::Result<FileContents> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // Not through a link; and without waiting for a writer, should it be a pipe.
+    // Does not follow a link, nor wait for a writer if it is a pipe.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = match options.open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(FileContents::Nothing),
         #[cfg(unix)]
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
-            return Ok(Found::Stranger("a symbolic link".to_owned()));
+            return Ok(FileContents::Foreign("a symbolic link".to_owned()));
         }
         Err(error) => return Err(error),
     };
     let metadata = file.metadata()?;
     if let Some(reason) = stranger(&metadata) {
-        return Ok(Found::Stranger(reason));
+        return Ok(FileContents::Foreign(reason));
     }
     let mut bytes = Vec::with_capacity(metadata.len() as usize);
     file.take(MOST_BYTES).read_to_end(&mut bytes)?;
-    Ok(Found::Bytes(bytes))
+    Ok(FileContents::Bytes(bytes))
 }
 
 fn stranger(metadata: &fs::Metadata) -> Option<String> {
@@ -69,24 +69,24 @@ fn stranger(metadata: &fs::Metadata) -> Option<String> {
     None
 }
 
-/// Writes a whole file under a name of `folder`, replacing what is there.
+/// Writes a whole file under a name of `folder`, replacing the file that is there.
 ///
-/// The bytes go to a file of their own, reach the disk, and only then take the name, in one step. A process that dies
-/// on the way leaves a temporary file, which [`sweep`] removes.
+/// The bytes go to a temporary file, reach the disk, and only then take the name, atomically. A process that dies
+/// before that leaves a temporary file, which [`sweep`] removes.
 pub(crate) fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     write_with(folder, name, |file| file.write_all(bytes))
 }
 
 fn write_with(folder: &Path, name: &str, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let (mut file, path) = create_temporary(folder, name)?;
-    // Held until the file is closed, by this process or by its death: how `sweep` knows that somebody is still at it.
-    // A file system without locks has no sweep either.
+    // Held until the file is closed, by this process or by its death: `sweep` tells by it that the writer lives. A file
+    // system without locks has no sweep either.
     let _ = file.try_lock();
     let written = fill(&mut file).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&path, folder.join(name)));
     // A process forked by another thread meanwhile has the file open too; its copy holds no lock after this.
     let _ = file.unlock();
     if written.is_err() {
-        // The name is unique to this call, so what is removed is ours; if that fails too, sweep will do it.
+        // The name is unique to this call, so the removed file is ours; if that fails too, `sweep` removes it.
         let _ = fs::remove_file(&path);
     }
     written
@@ -111,8 +111,8 @@ fn create_temporary(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
     }
 }
 
-/// Removes temporary files whose writers are dead, and returns how many there were. Files of writers that live are
-/// left alone: the lock on them is what tells.
+/// Removes temporary files whose writers are dead, and returns their number. The lock on a file tells that its writer
+/// lives.
 pub(super) fn sweep(folder: &Path) -> usize {
     let Ok(files) = fs::read_dir(folder) else { return 0 };
     let temporary = |path: &PathBuf| path.extension().is_some_and(|extension| extension == TEMPORARY);
@@ -124,13 +124,13 @@ fn remove_if_abandoned(path: &Path) -> bool {
     options.write(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    // Between the creation of a file and its lock a living writer can lose it here; its rename then fails, and it goes
-    // on with what it has in memory.
+    // Between the creation of a file and its lock a living writer can lose it here; its rename then fails, and it
+    // continues with what it has in memory.
     options.open(path).is_ok_and(|file| file.try_lock().is_ok()) && fs::remove_file(path).is_ok()
 }
 
-/// Whether an error of a write says nothing about the next write: somebody else was faster, the network hiccupped, the
-/// process has too many files open.
+/// True for an error that says nothing about the next write: another process was faster, the network failed for a
+/// moment, the process has too many files open.
 pub(super) fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, IsADirectory, NotFound, ResourceBusy, StaleNetworkFileHandle, WouldBlock};
     #[cfg(unix)]
@@ -199,11 +199,11 @@ mod tests {
         for (name, expected) in [
             ("file", "Bytes([98, 121, 116, 101, 115])"),
             ("nothing", "Nothing"),
-            ("link", "Stranger(\"a symbolic link\")"),
-            ("folder", "Stranger(\"not a regular file\")"),
-            ("pipe", "Stranger(\"not a regular file\")"),
-            ("open", "Stranger(\"a file with mode 666, which others can write to\")"),
-            ("huge", "Stranger(\"a file of 268435457 bytes; no kernel has more than 268435456\")"),
+            ("link", "Foreign(\"a symbolic link\")"),
+            ("folder", "Foreign(\"not a regular file\")"),
+            ("pipe", "Foreign(\"not a regular file\")"),
+            ("open", "Foreign(\"a file with mode 666, which others can write to\")"),
+            ("huge", "Foreign(\"a file of 268435457 bytes; no kernel has more than 268435456\")"),
         ] {
             assert_eq!(format!("{:?}", read(&at(name)).unwrap()), expected, "{name}");
         }

@@ -1,4 +1,4 @@
-//! Where the cache lies, and whether that place can be trusted with code that will run.
+//! The folder of the cache, and the checks that it can be trusted with code that will run.
 
 use std::ffi::OsString;
 use std::fs;
@@ -6,25 +6,25 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The folder of this version of the format. A later version uses another, so that two releases of this crate can be
-/// used side by side and neither reads what it does not understand.
+/// used side by side and neither reads a format that it does not know.
 const FORMAT_FOLDER: &str = "v1";
 
-/// Why nothing is kept on disk.
+/// The reason why nothing is kept on disk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoDisk {
-    /// The caller or `FLASHCORE_CACHE=off` asked for it.
+    /// The caller or `FLASHCORE_CACHE=off` turned it off.
     #[error("the disk cache is turned off")]
     Off,
-    /// No variable names a folder, and there is no home.
-    #[error("there is no place for the cache; set FLASHCORE_CACHE_DIR to a folder, or HOME")]
+    /// No variable names a folder, and there is no home directory.
+    #[error("there is no folder for the cache; set FLASHCORE_CACHE_DIR to one, or HOME")]
     NoHome,
-    /// Something else has the name of the folder.
+    /// The path exists and is not a folder.
     #[error("{} is not a folder; remove it or set FLASHCORE_CACHE_DIR to another place", path.display())]
     NotAFolder {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody else could put code there.
+    /// Another user owns the folder and could put code there.
     #[error(
         "{} belongs to user {owner} and this process runs as user {user}; \
          set FLASHCORE_CACHE_DIR to a folder of your own", path.display()
@@ -32,30 +32,30 @@ pub enum NoDisk {
     ForeignOwner {
         /// The folder.
         path: PathBuf,
-        /// The user it belongs to.
+        /// The owner.
         owner: u32,
         /// The user this process runs as.
         user: u32,
     },
-    /// Others can put code there.
-    #[error("{} has mode {mode:o}, with which others can write to it; run `chmod 700` on it", path.display())]
+    /// Others can write to the folder and could put code there.
+    #[error("{} has mode {mode:o}, so others can write to it; run `chmod 700` on it", path.display())]
     WritableByOthers {
         /// The folder.
         path: PathBuf,
-        /// Its permissions.
+        /// The permissions.
         mode: u32,
     },
-    /// The system said no.
+    /// The system refused.
     #[error("cannot use {}: {reason}", path.display())]
     Unusable {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
 }
 
-/// The folder that the environment asks for.
+/// The folder that the environment names.
 pub(super) fn from_environment(
     variable: impl Fn(&str) -> Option<OsString>,
     home: Option<PathBuf>,
@@ -67,7 +67,7 @@ pub(super) fn from_environment(
     if let Some(folder) = folder("FLASHCORE_CACHE_DIR") {
         return Ok(folder);
     }
-    // A relative path there is to be ignored, says the XDG specification.
+    // The XDG specification says to ignore a relative path there.
     if let Some(caches) = folder("XDG_CACHE_HOME").filter(|folder| folder.is_absolute()) {
         return Ok(caches.join("flashcore"));
     }
@@ -80,7 +80,7 @@ pub(super) fn from_environment(
     Ok(home.join(".cache").join("flashcore"))
 }
 
-/// Creates the folder of this format in `base` where it is missing, and judges both.
+/// Creates the folder of this format in `base` where it is missing, and checks both.
 pub(super) fn prepare(base: &Path) -> Result<PathBuf, NoDisk> {
     let folder = base.join(FORMAT_FOLDER);
     create(&folder)?;
@@ -139,26 +139,26 @@ fn judge_folder(folder: &Path) -> Result<(), NoDisk> {
     if metadata.is_dir() { Ok(()) } else { Err(NoDisk::NotAFolder { path: folder.to_owned() }) }
 }
 
-/// The user on whose behalf files are opened.
+/// The effective user of this process.
 #[cfg(unix)]
 pub(super) fn user() -> u32 {
     // SAFETY: the call takes nothing, touches no memory of ours and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Who may own a place and who may write to it, as functions of owner and mode alone.
+/// The allowed owners and permissions of a folder, as functions of owner and mode alone.
 #[cfg(unix)]
 pub(super) mod rule {
     use super::{NoDisk, Path};
 
     const WRITABLE_BY_GROUP: u32 = 0o020;
     const WRITABLE_BY_ALL: u32 = 0o002;
-    /// Only owners may rename or remove what lies in such a folder.
+    /// Only owners may rename or remove files in such a folder.
     const STICKY: u32 = 0o1000;
     const PERMISSIONS: u32 = 0o7777;
     const ROOT: u32 = 0;
 
-    /// A rule that a place breaks.
+    /// A broken rule.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Broken {
         Owner { owner: u32, user: u32 },
@@ -175,8 +175,8 @@ pub(super) mod rule {
         }
     }
 
-    /// The folder above: whoever can write to it can replace ours. A group may, for its members are the user's choice
-    /// and on many systems the user alone.
+    /// The parent folder: a user who can write to it can replace ours. A group may, because its members are the user's
+    /// choice and on many systems the user alone.
     pub(crate) fn base(owner: u32, mode: u32, user: u32) -> Result<(), Broken> {
         if owner != user && owner != ROOT {
             return Err(Broken::Owner { owner, user });

@@ -1,12 +1,12 @@
-//! The name of a compiled kernel: a hash of everything that decides what the compiler makes of it.
+//! The key of a compiled kernel: a hash of everything that determines its code.
 
 use core::fmt;
 use core::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-/// Everything that decides what the compiler makes of a kernel. Two sources that differ in any field have different
-/// keys, so an entry is never stale: what would have made it stale has changed its name.
+/// Everything that determines the code of a compiled kernel. Two sources that differ in any field have different keys,
+/// so an entry is never stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeySource<'source> {
     /// The whole PTX text.
@@ -47,7 +47,7 @@ impl Key {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The bytes.
     pub const fn bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
@@ -65,9 +65,9 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A text that is no key.
+/// A text that is not a key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no key; a key is 64 hexadecimal digits in lower case")]
+#[error("`{text}` is not a key; a key is 64 lowercase hexadecimal digits")]
 pub struct InvalidKey {
     /// The text.
     pub text: String,
@@ -106,7 +106,7 @@ mod tests {
             KeySource { arch: "sm_86", ..SOURCE },
             KeySource { driver: "13010", ..SOURCE },
             KeySource { crate_version: "0.1.1", ..SOURCE },
-            // The same characters, differently divided.
+            // The same characters, divided differently.
             KeySource { ptx: ".version 7.0O", options: "4", ..SOURCE },
         ];
         let keys: std::collections::BTreeSet<Key> = variants.iter().map(Key::of).collect();

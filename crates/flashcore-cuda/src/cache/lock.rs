@@ -1,15 +1,16 @@
-//! One process compiles, the others wait for it: an economy, never a condition.
+//! Compilation locks: one process compiles, the others wait for it. They save work; correctness does not depend on
+//! them.
 //!
-//! The lock belongs to the operating system, which releases it when its holder dies; the file it is on means nothing by
-//! existing. Who waits too long, or is on a file system without locks, compiles as well: entries are written whole and
-//! under names that say what they are, so two writers of one entry do no harm.
+//! The lock belongs to the operating system, which releases it when its holder dies; the existence of its file means
+//! nothing. A process that waits too long, or is on a file system without locks, compiles as well: entries are written
+//! whole and under their keys, so two writers of one entry do no harm.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How names of lock files end.
+/// File extension of lock files.
 pub(super) const LOCK: &str = "lock";
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
@@ -22,7 +23,7 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Waits for the lock for at most `wait`; `None` if it did not come or there are no locks here.
+    /// Waits for the lock for at most `wait`; `None` on timeout, or if there are no locks here.
     pub(super) fn acquire(path: &Path, wait: Duration) -> Option<Self> {
         let deadline = Instant::now() + wait;
         let mut pause = FIRST_PAUSE;
@@ -47,7 +48,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Whoever has the file open already locks what has no name any more, and compiles beside somebody else.
+        // A process that already has the file open locks a file without a name, and compiles in parallel with another.
         let _ = fs::remove_file(&self.path);
         // A process forked by another thread meanwhile has the file open too; its copy holds no lock after this.
         let _ = self.file.unlock();

@@ -1,4 +1,4 @@
-//! The kernel cache: memory, then disk. It knows nothing of CUDA; what it keeps are bytes with a description.
+//! The kernel cache: memory, then disk. It knows nothing of CUDA; an entry is bytes with a description.
 //!
 //! ```
 //! use flashcore_cuda::cache::{CacheOptions, Compiled, Key, KeySource, KernelCache, Metadata, SelfCheck, Source};
@@ -21,17 +21,17 @@
 //! # Ok::<(), std::convert::Infallible>(())
 //! ```
 //!
-//! What holds, whoever is killed when and whatever happens to the files:
+//! Guarantees, whichever process is killed when and whatever happens to the files:
 //!
 //! * A payload that is returned is the payload that was compiled for that key. Each load checks length, checksum and
 //!   key; a file that fails is renamed to `*.bad` and compiled again.
 //! * Nothing waits without bound. Locks are the operating system's and die with their holder; they save work and
 //!   guarantee nothing, so the cache works without them.
-//! * No failure of the disk is a failure of the call. A place that cannot be used or trusted, a full or read-only disk
-//!   turn the cache into one of memory alone, with one [`Warning`].
+//! * No failure of the disk is a failure of the call. With a folder that cannot be used or trusted, or a full or
+//!   read-only disk, the cache works in memory alone, with one [`Warning`].
 //! * No clock decides anything, and a later format lives in another folder.
-//! * Only what this user wrote is read: the folder is made with mode 0700 and refused where it belongs to or can be
-//!   written by somebody else; links are not followed. The checksum is integrity, not authenticity.
+//! * Only files that this user wrote are read: the folder is made with mode 0700 and refused where it belongs to or can
+//!   be written by another user; links are not followed. The checksum is integrity, not authenticity.
 
 mod disk;
 mod entry;
@@ -63,12 +63,12 @@ pub use key::{InvalidKey, Key, KeySource};
 pub use self_check::SelfCheck;
 pub use warning::{Warning, Warnings};
 
-/// How long to wait for another process that compiles the same kernel: longer than a compilation takes.
+/// Time to wait for another process that compiles the same kernel: longer than a compilation takes.
 const LOCK_WAIT: Duration = Duration::from_secs(20);
 
-/// Where entries are kept beside the memory of the process.
+/// The location of entries beside the memory of the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Place {
+pub enum Location {
     /// `$FLASHCORE_CACHE_DIR`, else `$XDG_CACHE_HOME/flashcore`, else `~/.cache/flashcore`; nowhere with
     /// `FLASHCORE_CACHE=off`.
     #[default]
@@ -79,115 +79,115 @@ pub enum Place {
     Memory,
 }
 
-/// How a cache is opened.
+/// Options to open a cache with.
 #[derive(Debug)]
 pub struct CacheOptions {
-    /// Where entries are kept.
-    pub place: Place,
-    /// How long to wait for another process that compiles the same kernel, before compiling it too.
+    /// The location of entries.
+    pub location: Location,
+    /// Time to wait for another process that compiles the same kernel, before compiling it too.
     pub lock_wait: Duration,
-    /// Hears what a user should know.
+    /// The listener for warnings.
     pub warnings: Warnings,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self { place: Place::default(), lock_wait: LOCK_WAIT, warnings: Warnings::ignored() }
+        Self { location: Location::default(), lock_wait: LOCK_WAIT, warnings: Warnings::ignored() }
     }
 }
 
 impl CacheOptions {
     /// A cache that ends with the process.
     pub fn memory() -> Self {
-        Self { place: Place::Memory, ..Self::default() }
+        Self { location: Location::Memory, ..Self::default() }
     }
 
     /// A cache in a folder below `base`.
     pub fn folder(base: impl Into<PathBuf>) -> Self {
-        Self { place: Place::Folder(base.into()), ..Self::default() }
+        Self { location: Location::Folder(base.into()), ..Self::default() }
     }
 
-    /// The same with somebody who listens.
+    /// These options with a listener for warnings.
     #[must_use]
     pub fn with_warnings(self, listener: impl Fn(&Warning) + Send + Sync + 'static) -> Self {
         Self { warnings: Warnings::to(listener), ..self }
     }
 }
 
-/// Where an entry came from.
+/// The origin of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// This process had it.
+    /// The memory of this process.
     Memory,
-    /// An earlier process had left it, or another one just did.
+    /// The disk, from an earlier process or a concurrent one.
     Disk,
-    /// It was compiled now.
+    /// A compilation just now.
     Compiled,
 }
 
-/// An entry, and where it came from.
+/// The result of a lookup: an entry and its origin.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct Lookup {
     /// The entry.
     pub entry: Arc<Entry>,
-    /// Where it came from.
+    /// The origin.
     pub source: Source,
 }
 
 /// An entry on disk as `list` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
+pub struct ListedEntry {
+    /// The key.
     pub key: Key,
-    /// What is known of it.
+    /// The description.
     pub metadata: Metadata,
-    /// Bytes of its code.
+    /// Bytes of the code.
     pub payload_bytes: usize,
 }
 
-/// What `verify` found.
+/// The result of `verify`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Verified {
-    /// Entries that are exactly what was written.
+pub struct VerifyReport {
+    /// Number of sound entries.
     pub sound: usize,
-    /// Files that were not, and are now `*.bad`.
+    /// Unsound files, renamed to `*.bad`.
     pub quarantined: Vec<(Key, Unsound)>,
-    /// Files that could not be read, and what the system said.
+    /// Files that could not be read, with the system's message.
     pub unreadable: Vec<(Key, String)>,
 }
 
-/// What `clear` did.
+/// The result of `clear`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cleared {
+pub struct ClearReport {
     /// Entries removed from disk.
     pub removed: usize,
     /// Files that could not be removed.
     pub kept: Vec<PathBuf>,
 }
 
-/// Compiled kernels by what they were compiled from. Shared between threads by reference, between processes by files.
+/// A cache of compiled kernels by key. Shared between threads by reference, between processes by files.
 pub struct KernelCache {
     disk: Result<Disk, NoDisk>,
-    /// Set by the first write that fails for a reason that will last.
+    /// Set by the first write that fails for a lasting reason.
     read_only: OnceLock<Warning>,
     memory: Mutex<HashMap<Key, Arc<Slot>>>,
     lock_wait: Duration,
     warnings: Warnings,
 }
 
-/// The place of one entry in memory. Its lock is held while the entry is compiled, so that threads of one process wait
-/// for each other also where there is no disk.
+/// The slot of one entry in memory. Its lock is held while the entry is compiled, so that threads of one process wait
+/// for each other even without a disk.
 type Slot = Mutex<Option<Arc<Entry>>>;
 
 impl KernelCache {
-    /// Opens the cache. Always succeeds: where there is no usable place on disk, it is one of memory alone, and
+    /// Opens the cache. Always succeeds: without a usable folder on disk, it works in memory alone, and
     /// [`disk`](Self::disk) says why.
     pub fn open(options: CacheOptions) -> Self {
-        let CacheOptions { place, lock_wait, warnings } = options;
-        let disk = match place {
-            Place::Memory => Err(NoDisk::Off),
-            Place::Folder(base) => Disk::open(&base),
-            Place::Environment => folder::from_environment(|name| std::env::var_os(name), std::env::home_dir())
+        let CacheOptions { location, lock_wait, warnings } = options;
+        let disk = match location {
+            Location::Memory => Err(NoDisk::Off),
+            Location::Folder(base) => Disk::open(&base),
+            Location::Environment => folder::from_environment(|name| std::env::var_os(name), std::env::home_dir())
                 .and_then(|base| Disk::open(&base)),
         };
         if let Err(reason) = &disk
@@ -198,12 +198,12 @@ impl KernelCache {
         Self { disk, read_only: OnceLock::new(), memory: Mutex::default(), lock_wait, warnings }
     }
 
-    /// The folder of the entries, or why there is none.
+    /// The folder of the entries, or the reason why there is none.
     pub fn disk(&self) -> Result<&Path, &NoDisk> {
         self.disk.as_ref().map(Disk::folder)
     }
 
-    /// The warning by which this process stopped writing to disk, if it did.
+    /// The warning with which this process stopped writing to disk, if it did.
     pub fn read_only(&self) -> Option<&Warning> {
         self.read_only.get()
     }
@@ -212,32 +212,32 @@ impl KernelCache {
     ///
     /// Threads and processes that ask for the same key at the same time compile it once, as far as locks allow. The only
     /// errors are those of `compile`.
-    pub fn get_or_compile<E>(&self, key: Key, compile: impl FnOnce() -> Result<Compiled, E>) -> Result<Found, E> {
+    pub fn get_or_compile<E>(&self, key: Key, compile: impl FnOnce() -> Result<Compiled, E>) -> Result<Lookup, E> {
         let slot = self.slot(key);
         let mut slot = unpoisoned(slot.lock());
         if let Some(entry) = &*slot {
-            return Ok(Found { entry: entry.clone(), source: Source::Memory });
+            return Ok(Lookup { entry: entry.clone(), source: Source::Memory });
         }
         let mut found = self.load(key);
         if found.is_none() {
-            // Held until the entry is on disk, or until this process is no more.
+            // Held until the entry is on disk, or until this process ends.
             let _lock = self.writable_disk().and_then(|disk| disk.lock(key, self.lock_wait));
-            // Whoever held the lock before may have compiled it.
+            // The previous holder of the lock may have compiled it.
             found = self.load(key);
             if found.is_none() {
                 let Compiled { metadata, payload } = compile()?;
                 let entry = Arc::new(Entry { key, metadata, payload });
                 self.store(&entry);
                 *slot = Some(entry.clone());
-                return Ok(Found { entry, source: Source::Compiled });
+                return Ok(Lookup { entry, source: Source::Compiled });
             }
         }
         let entry = Arc::new(found.expect("a missing entry was compiled above"));
         *slot = Some(entry.clone());
-        Ok(Found { entry, source: Source::Disk })
+        Ok(Lookup { entry, source: Source::Disk })
     }
 
-    /// Keeps the verdict on an entry with it, in memory and on disk. False if there is no such entry.
+    /// Stores the verdict on an entry with it, in memory and on disk. Returns false if there is no such entry.
     pub fn set_verdict(&self, key: Key, verdict: SelfCheck) -> bool {
         let slot = self.slot(key);
         let mut slot = unpoisoned(slot.lock());
@@ -251,7 +251,7 @@ impl KernelCache {
         true
     }
 
-    /// Forgets an entry that turned out to be of no use, and takes its file out of the way.
+    /// Removes an entry that turned out to be unusable, and quarantines its file.
     pub fn discard(&self, key: Key, reason: Unsound) {
         let slot = self.slot(key);
         *unpoisoned(slot.lock()) = None;
@@ -260,18 +260,18 @@ impl KernelCache {
         }
     }
 
-    /// The sound entries on disk, by key. Files that are no sound entries are left out; `verify` names them.
-    pub fn list(&self) -> io::Result<Vec<Listed>> {
+    /// The sound entries on disk, by key. Other files are left out; `verify` names them.
+    pub fn list(&self) -> io::Result<Vec<ListedEntry>> {
         let Ok(disk) = &self.disk else { return Ok(Vec::new()) };
         let sound = |key: Key| disk.load(key).ok();
         let listed =
-            |entry: Entry| Listed { key: entry.key, metadata: entry.metadata, payload_bytes: entry.payload.len() };
+            |entry: Entry| ListedEntry { key: entry.key, metadata: entry.metadata, payload_bytes: entry.payload.len() };
         Ok(disk.keys()?.into_iter().filter_map(sound).map(listed).collect())
     }
 
-    /// Reads every file, and takes those that are no sound entries out of the way.
-    pub fn verify(&self) -> io::Result<Verified> {
-        let mut verified = Verified::default();
+    /// Reads every file, and quarantines those that are not sound entries.
+    pub fn verify(&self) -> io::Result<VerifyReport> {
+        let mut verified = VerifyReport::default();
         let Ok(disk) = &self.disk else { return Ok(verified) };
         for key in disk.keys()? {
             match disk.load(key) {
@@ -288,12 +288,12 @@ impl KernelCache {
         Ok(verified)
     }
 
-    /// Forgets everything and removes the files of this cache, and no others.
-    pub fn clear(&self) -> io::Result<Cleared> {
+    /// Clears the memory and removes the files of this cache, and no others.
+    pub fn clear(&self) -> io::Result<ClearReport> {
         unpoisoned(self.memory.lock()).clear();
-        let Ok(disk) = &self.disk else { return Ok(Cleared::default()) };
+        let Ok(disk) = &self.disk else { return Ok(ClearReport::default()) };
         let (removed, kept) = disk.clear()?;
-        Ok(Cleared { removed, kept })
+        Ok(ClearReport { removed, kept })
     }
 
     fn slot(&self, key: Key) -> Arc<Slot> {
@@ -340,7 +340,7 @@ impl fmt::Debug for KernelCache {
     }
 }
 
-/// What a lock protects. A thread that panicked with it held has left a map that is whole: each change is one step.
+/// The value in a lock. A thread that panicked with it held has left a consistent map: each change is one step.
 fn unpoisoned<T>(locked: LockResult<MutexGuard<'_, T>>) -> MutexGuard<'_, T> {
     locked.unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Folders of tests, removed with them.
+//! Scratch folders of tests, removed with them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

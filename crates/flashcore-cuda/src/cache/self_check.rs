@@ -1,22 +1,22 @@
-//! What a first run of a kernel on a tiny problem said of it.
+//! The verdict of a kernel's first run, on a tiny problem.
 
 use serde::{Deserialize, Serialize};
 
 /// The verdict on a compiled kernel, kept with it in the cache.
 ///
 /// Drivers have compiled valid PTX into wrong programs, so a kernel that is new to a driver is run once against the
-/// oracle before it is trusted. This crate stores the verdict; whoever knows the oracle gives it.
+/// oracle before it is trusted. This crate stores the verdict; the caller, who knows the oracle, gives it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "verdict")]
 pub enum SelfCheck {
-    /// Nobody has run it yet.
+    /// Not run yet.
     #[default]
     NotRun,
-    /// Its output agreed with the oracle.
+    /// The output agreed with the oracle.
     Passed,
-    /// Its output did not agree with the oracle: it must not be used.
+    /// The output did not agree with the oracle: the kernel must not be used.
     Failed {
-        /// What was wrong.
+        /// The difference.
         reason: String,
     },
 }

@@ -9,7 +9,7 @@ use super::entry::tests::entry;
 use super::scratch::Scratch;
 use super::*;
 
-/// A cache and all it has warned of.
+/// A cache and all its warnings.
 struct Heard {
     cache: KernelCache,
     warnings: Arc<Mutex<Vec<Warning>>>,
@@ -24,7 +24,7 @@ impl Heard {
         Self { cache: KernelCache::open(options), warnings }
     }
 
-    /// Asks for an entry as a user does, and says where it came from.
+    /// Looks an entry up as a user does, and returns its origin.
     fn get(&self, wanted: &Entry) -> Source {
         let found = self.cache.get_or_compile(wanted.key, || Ok::<_, Infallible>(compiled(wanted)));
         let Ok(found) = found;
@@ -114,14 +114,14 @@ fn links_are_not_followed() {
     let scratch = Scratch::new("links");
     let wanted = entry("k", b"code");
     Heard::open(scratch.path()).get(&wanted);
-    // Sound bytes behind a link: whoever could place the link could exchange them after the check.
+    // Sound bytes reached through a link: whoever could place the link could exchange them after the check.
     let path = file_of(scratch.path(), wanted.key);
     let elsewhere = scratch.path().join("elsewhere");
     fs::rename(&path, &elsewhere).unwrap();
     symlink(&elsewhere, &path).unwrap();
     let heard = Heard::open(scratch.path());
     assert_eq!(heard.get(&wanted), Source::Compiled);
-    let reason = Unsound::Stranger { what: "a symbolic link".to_owned() };
+    let reason = Unsound::Foreign { what: "a symbolic link".to_owned() };
     assert_eq!(heard.warnings(), [Warning::Quarantined { path: path.clone(), reason }]);
     assert!(fs::symlink_metadata(&path).unwrap().is_file());
 
@@ -283,7 +283,7 @@ fn threads_compile_once() {
 
 #[test]
 fn caches_of_one_folder_compile_once() {
-    // Two caches in one process share no memory: what they share are the lock and the file, as processes do.
+    // Two caches in one process share no memory: they share the lock and the file, as processes do.
     let scratch = Scratch::new("processes");
     let wanted = entry("k", b"code");
     let compilations = AtomicUsize::new(0);
@@ -348,20 +348,23 @@ fn list_verify_and_clear() {
     for entry in &entries {
         heard.get(entry);
     }
-    let listed =
-        |entry: &Entry| Listed { key: entry.key, metadata: entry.metadata.clone(), payload_bytes: entry.payload.len() };
+    let listed = |entry: &Entry| ListedEntry {
+        key: entry.key,
+        metadata: entry.metadata.clone(),
+        payload_bytes: entry.payload.len(),
+    };
     assert_eq!(heard.cache.list().unwrap(), entries.iter().map(listed).collect::<Vec<_>>());
-    assert_eq!(heard.cache.verify().unwrap(), Verified { sound: 3, ..Verified::default() });
+    assert_eq!(heard.cache.verify().unwrap(), VerifyReport { sound: 3, ..VerifyReport::default() });
 
     fs::write(file_of(scratch.path(), entries[1].key), b"short").unwrap();
     fs::write(scratch.path().join("v1/notes.txt"), b"of the user").unwrap();
     assert_eq!(heard.cache.list().unwrap(), [listed(&entries[0]), listed(&entries[2])]);
     let reason = Unsound::Corrupt(Corruption::Truncated { bytes: 5 });
-    let expected = Verified { sound: 2, quarantined: vec![(entries[1].key, reason)], unreadable: vec![] };
+    let expected = VerifyReport { sound: 2, quarantined: vec![(entries[1].key, reason)], unreadable: vec![] };
     assert_eq!(heard.cache.verify().unwrap(), expected);
-    assert_eq!(heard.cache.verify().unwrap(), Verified { sound: 2, ..Verified::default() });
+    assert_eq!(heard.cache.verify().unwrap(), VerifyReport { sound: 2, ..VerifyReport::default() });
 
-    assert_eq!(heard.cache.clear().unwrap(), Cleared { removed: 2, kept: vec![] });
+    assert_eq!(heard.cache.clear().unwrap(), ClearReport { removed: 2, kept: vec![] });
     let left: Vec<_> = fs::read_dir(scratch.path().join("v1")).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert_eq!(left, ["notes.txt"]);
     assert_eq!(heard.get(&entries[0]), Source::Compiled);

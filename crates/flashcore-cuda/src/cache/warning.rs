@@ -1,4 +1,4 @@
-//! What a user should know and no caller can act on.
+//! Warnings: conditions that a user should know of and no caller can act on.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,46 +6,46 @@ use std::path::PathBuf;
 use super::disk::Unsound;
 use super::folder::NoDisk;
 
-/// Something about the cache that costs time and nothing else.
+/// A condition of the cache that costs time and nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
-    /// Said once, when the cache is opened.
+    /// Reported once, when the cache is opened.
     #[error("kernels are compiled anew in each process: {reason}")]
     NoDisk {
-        /// Why.
+        /// The reason.
         reason: NoDisk,
     },
-    /// Said once, at the first write that fails; what is on disk is still read.
+    /// Reported once, at the first write that fails; files on disk are still read.
     #[error("new kernels are kept in memory only: cannot write to {}: {reason}", folder.display())]
     ReadOnly {
         /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
-    /// Said for each such file.
+    /// Reported for each such file.
     #[error("{} was set aside as *.bad and is compiled again: {reason}", path.display())]
     Quarantined {
-        /// Where it was.
+        /// The path of the file.
         path: PathBuf,
-        /// What was wrong.
+        /// The reason.
         reason: Unsound,
     },
 }
 
 type Listener = dyn Fn(&Warning) + Send + Sync;
 
-/// Who hears warnings.
+/// The listener for warnings.
 #[derive(Default)]
 pub struct Warnings(Option<Box<Listener>>);
 
 impl Warnings {
-    /// Nobody.
+    /// No listener.
     pub const fn ignored() -> Self {
         Self(None)
     }
 
-    /// This function, called in the thread that met the cause.
+    /// A listener, called in the thread that met the cause.
     pub fn to(listener: impl Fn(&Warning) + Send + Sync + 'static) -> Self {
         Self(Some(Box::new(listener)))
     }

@@ -104,7 +104,7 @@ fixed_type! {
 }
 
 impl Builder {
-    /// A new register with the value.
+    /// Copies the value into a new register.
     #[track_caller]
     pub fn copy<T: Ty>(&mut self, value: impl Into<Value<T>>) -> Reg<T> {
         let d = self.register();
@@ -261,7 +261,7 @@ impl Builder {
         self.special(SpecialRegister::Lane)
     }
 
-    /// The warp in the CTA, which all its lanes agree on.
+    /// The warp in the CTA, known to be the same in all its lanes.
     #[track_caller]
     pub fn warp(&mut self) -> Reg<U32> {
         let thread = self.special(SpecialRegister::ThreadX);
@@ -373,7 +373,7 @@ impl Builder {
         (low, high)
     }
 
-    /// The same bits as another type of the same width.
+    /// The bits of `a` as another type of the same width.
     #[track_caller]
     pub fn reinterpret<From: Ty, To: Ty>(&mut self, a: Reg<From>) -> Reg<To> {
         let d = self.register::<To>();

@@ -1,4 +1,4 @@
-//! Clusters: CTAs that run together and reach each other's shared memory.
+//! Clusters: CTAs that run together and reach each other's shared memory (DSMEM).
 
 use super::Builder;
 use crate::operand::{ClusterAddress, Reg, SharedAddress, SpecialRegister, StoreCache, Value};
@@ -11,7 +11,7 @@ impl Builder {
         self.kernel.cluster = cluster;
     }
 
-    /// Whether a cluster has more than one CTA.
+    /// True if a cluster has more than one CTA.
     pub const fn has_clusters(&self) -> bool {
         let [x, y, z] = self.kernel.cluster;
         x != 1 || y != 1 || z != 1
@@ -45,19 +45,19 @@ impl Builder {
         self.store_with::<T, ClusterAddress>(target, values, StoreCache::WriteBack);
     }
 
-    /// Arrives at the barrier of the cluster and goes on.
+    /// Arrives at the cluster barrier without waiting.
     #[track_caller]
     pub fn cluster_arrive(&mut self) {
         self.push(Op::ClusterArrive {});
     }
 
-    /// Waits until all threads of the cluster have arrived at its barrier.
+    /// Waits until all threads of the cluster have arrived at the cluster barrier.
     #[track_caller]
     pub fn cluster_wait(&mut self) {
         self.push(Op::ClusterWait {});
     }
 
-    /// Waits for all threads of the cluster.
+    /// Arrives at the cluster barrier and waits for all threads of the cluster.
     #[track_caller]
     pub fn cluster_sync(&mut self) {
         self.cluster_arrive();

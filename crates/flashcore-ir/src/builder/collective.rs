@@ -1,4 +1,4 @@
-//! What a warp or a CTA does together: shuffles, votes, matrices, barriers.
+//! Collective operations of a warp or a CTA: shuffles, votes, `ldmatrix`, `mma`, named barriers.
 
 use super::Builder;
 use crate::operand::{
@@ -11,7 +11,7 @@ use crate::types::{Accumulator, Integer32, MatrixOperand, Pred, U32, Word};
 const LANES: u32 = 32;
 /// Operand c of a shuffle over the whole warp: no segments, clamp at lane 31.
 const WHOLE_WARP: u32 = 0x1f;
-/// The same for shuffles towards lower lanes, which clamp at lane 0.
+/// Operand c of a shuffle towards lower lanes, which clamps at lane 0.
 const WHOLE_WARP_UP: u32 = 0;
 
 impl Builder {
@@ -28,7 +28,7 @@ impl Builder {
         d
     }
 
-    /// What all lanes together say of a predicate.
+    /// The vote of all lanes on a predicate.
     #[track_caller]
     pub fn vote(&mut self, mode: VoteMode, a: Reg<Pred>) -> Reg<Pred> {
         let d = self.register::<Pred>();
@@ -52,7 +52,7 @@ impl Builder {
         d
     }
 
-    /// Holds in one lane of the warp, always the same.
+    /// Elects one lane of the warp, always the same one: the predicate holds there.
     #[track_caller]
     pub fn elect(&mut self) -> Reg<Pred> {
         let d = self.register::<Pred>();
@@ -60,13 +60,13 @@ impl Builder {
         d
     }
 
-    /// Waits for the lanes of the warp and orders their accesses to memory.
+    /// Synchronises the lanes of the warp and orders their accesses to memory.
     #[track_caller]
     pub fn warp_sync(&mut self) {
         self.push(Op::WarpSync {});
     }
 
-    /// `count` 8 × 8 matrices of 16-bit elements, whose rows the lanes point at.
+    /// Loads `count` 8 × 8 matrices of 16-bit elements (`ldmatrix`), whose rows the lanes point at.
     #[track_caller]
     pub fn load_matrix<T: MatrixOperand>(
         &mut self,
@@ -74,7 +74,7 @@ impl Builder {
         count: u32,
         transposed: bool,
     ) -> Vec<Reg<T>> {
-        let source = crate::operand::Place::address(source.into());
+        let source = crate::operand::TypedAddress::address(source.into());
         let d = self.registers::<T>(count);
         self.push(Op::LoadMatrix {
             count,
@@ -86,7 +86,7 @@ impl Builder {
         d
     }
 
-    /// Stores 1, 2 or 4 matrices of 8 × 8 16-bit elements, whose rows the lanes point at.
+    /// Stores 1, 2 or 4 matrices of 8 × 8 16-bit elements (`stmatrix`), whose rows the lanes point at.
     #[track_caller]
     pub fn store_matrix<T: MatrixOperand>(
         &mut self,
@@ -99,7 +99,7 @@ impl Builder {
             transposed,
             ty: T::TYPE,
             a: values.iter().map(|register| register.id()).collect(),
-            target: crate::operand::Place::address(target.into()),
+            target: crate::operand::TypedAddress::address(target.into()),
         });
     }
 
@@ -126,20 +126,20 @@ impl Builder {
         });
     }
 
-    /// Waits at barrier `barrier` until `threads` threads have arrived.
+    /// Waits at named barrier `barrier` until `threads` threads have arrived.
     #[track_caller]
     pub fn barrier_sync(&mut self, barrier: impl Into<Value<U32>>, threads: impl Into<Value<U32>>) {
         self.push(Op::BarrierSync { barrier: barrier.into().operand(), threads: threads.into().operand() });
     }
 
-    /// Arrives at barrier `barrier` of `threads` threads and goes on.
+    /// Arrives at named barrier `barrier` of `threads` threads without waiting.
     #[track_caller]
     pub fn barrier_arrive(&mut self, barrier: impl Into<Value<U32>>, threads: impl Into<Value<U32>>) {
         self.push(Op::BarrierArrive { barrier: barrier.into().operand(), threads: threads.into().operand() });
     }
 
-    /// Waits at barrier 0 for all threads of the CTA. A barrier counts warps, so a last one that is not full is whole
-    /// to it.
+    /// Waits at barrier 0 for all threads of the CTA. A barrier counts warps, so a partial last warp counts as a whole
+    /// one.
     #[track_caller]
     pub fn cta_sync(&mut self) {
         self.barrier_sync(0u32, self.threads().div_ceil(LANES).saturating_mul(LANES));
@@ -151,25 +151,25 @@ impl Builder {
         self.push(Op::Fence { scope });
     }
 
-    /// Gives registers of the warpgroup back, down to `count` per thread.
+    /// Gives registers of the warpgroup back, down to `count` per thread (`setmaxnreg`).
     #[track_caller]
     pub fn decrease_registers(&mut self, count: u32) {
         self.push(Op::SetRegisterCount { change: RegisterChange::Decrease, count });
     }
 
-    /// Takes registers that others have given back, up to `count` per thread.
+    /// Takes registers that other warpgroups have given back, up to `count` per thread (`setmaxnreg`).
     #[track_caller]
     pub fn increase_registers(&mut self, count: u32) {
         self.push(Op::SetRegisterCount { change: RegisterChange::Increase, count });
     }
 
-    /// Waits until the kernels before this one on the stream have finished.
+    /// Waits until the preceding kernels on the stream have finished (PDL).
     #[track_caller]
     pub fn grid_dependency_wait(&mut self) {
         self.push(Op::GridDependencyWait {});
     }
 
-    /// Lets the kernel behind this one on the stream start.
+    /// Lets the next kernel on the stream start (PDL).
     #[track_caller]
     pub fn launch_dependents(&mut self) {
         self.push(Op::LaunchDependents {});

@@ -1,7 +1,7 @@
-//! Barriers in shared memory, by which threads wait for each other and for asynchronous copies.
+//! `mbarrier`s: barriers in shared memory by which threads wait for each other and for asynchronous copies.
 
 use super::Builder;
-use crate::operand::{ClusterAddress, FenceScope, Place, Reg, SharedAddress, Space, Value};
+use crate::operand::{ClusterAddress, FenceScope, Reg, SharedAddress, Space, TypedAddress, Value};
 use crate::operation::Op;
 use crate::types::{Pred, U32};
 
@@ -11,69 +11,69 @@ impl Builder {
         self.reserve_shared(8, 8)
     }
 
-    /// Makes the 8 bytes at the address a barrier whose phases complete after `count` arrivals each. One thread does this;
-    /// the others use it behind a barrier, and copies behind [`Builder::fence_mbarrier_init`].
+    /// Makes the 8 bytes at the address an `mbarrier` whose phases complete after `count` arrivals each. One thread
+    /// does this; the others may use it after a barrier, and copies after [`Builder::fence_mbarrier_init`].
     #[track_caller]
     pub fn mbarrier_init(&mut self, target: impl Into<SharedAddress>, count: impl Into<Value<U32>>) {
         self.push(Op::MbarrierInit { count: count.into().operand(), target: target.into().address() });
     }
 
-    /// Ends the barrier at the address.
+    /// Invalidates the `mbarrier` at the address.
     #[track_caller]
     pub fn mbarrier_invalidate(&mut self, target: impl Into<SharedAddress>) {
         self.push(Op::MbarrierInvalidate { target: target.into().address() });
     }
 
-    /// Arrives `count` times at the barrier.
+    /// Arrives `count` times at the `mbarrier`.
     #[track_caller]
     pub fn mbarrier_arrive(&mut self, target: impl Into<SharedAddress>, count: impl Into<Value<U32>>) {
         let (count, target) = (count.into().operand(), target.into().address());
         self.push(Op::MbarrierArrive { space: Space::Shared, count, target });
     }
 
-    /// Arrives `count` times at a barrier of another CTA of the cluster.
+    /// Arrives `count` times at an `mbarrier` of another CTA of the cluster.
     #[track_caller]
     pub fn mbarrier_arrive_remote(&mut self, target: ClusterAddress, count: impl Into<Value<U32>>) {
         let (count, target) = (count.into().operand(), target.address());
         self.push(Op::MbarrierArrive { space: Space::Cluster, count, target });
     }
 
-    /// Announces `bytes` that copies will bring in the present phase, then arrives once.
+    /// Adds `bytes` to those that the current phase expects of copies (`expect_tx`), then arrives once.
     #[track_caller]
     pub fn mbarrier_arrive_expect(&mut self, target: impl Into<SharedAddress>, bytes: impl Into<Value<U32>>) {
         let (bytes, target) = (bytes.into().operand(), target.into().address());
         self.push(Op::MbarrierArriveExpect { space: Space::Shared, bytes, target });
     }
 
-    /// Announces `bytes` that copies will bring in the present phase of a barrier of another CTA, then arrives there once.
+    /// Adds `bytes` to those that the current phase of another CTA's `mbarrier` expects, then arrives there once.
     #[track_caller]
     pub fn mbarrier_arrive_expect_remote(&mut self, target: ClusterAddress, bytes: impl Into<Value<U32>>) {
         let (bytes, target) = (bytes.into().operand(), target.address());
         self.push(Op::MbarrierArriveExpect { space: Space::Cluster, bytes, target });
     }
 
-    /// Announces `bytes` that copies will bring in the present phase.
+    /// Adds `bytes` to those that the current phase expects of copies (`expect_tx`).
     #[track_caller]
     pub fn mbarrier_expect(&mut self, target: impl Into<SharedAddress>, bytes: impl Into<Value<U32>>) {
         let (bytes, target) = (bytes.into().operand(), target.into().address());
         self.push(Op::MbarrierExpect { space: Space::Shared, bytes, target });
     }
 
-    /// Waits until the phase of this parity is complete: 0 for the first phase, then 1 and 0 in turn. Parity 1 on a
-    /// barrier in its first phase waits for nothing.
+    /// Waits until the phase of this parity is complete: 0 for the first phase, then 1 and 0 alternately. Parity 1 on
+    /// an `mbarrier` in its first phase does not wait.
     #[track_caller]
     pub fn mbarrier_wait(&mut self, source: impl Into<SharedAddress>, parity: impl Into<Value<U32>>) {
         let (parity, source) = (parity.into().operand(), source.into().address());
         self.push(Op::MbarrierWait { scope: self.mbarrier_scope(), parity, source });
     }
 
-    /// Whether the phase of this parity is complete.
+    /// Tests if the phase of this parity is complete.
     #[track_caller]
     pub fn mbarrier_test(&mut self, source: impl Into<SharedAddress>, parity: impl Into<Value<U32>>) -> Reg<Pred> {
         self.mbarrier_ask(source.into(), parity.into(), false)
     }
 
-    /// Whether the phase of this parity is complete, after waiting for some time.
+    /// Tests if the phase of this parity is complete, after waiting for some time.
     #[track_caller]
     pub fn mbarrier_try_wait(&mut self, source: impl Into<SharedAddress>, parity: impl Into<Value<U32>>) -> Reg<Pred> {
         self.mbarrier_ask(source.into(), parity.into(), true)
@@ -87,12 +87,12 @@ impl Builder {
         d
     }
 
-    /// In a cluster, threads of other CTAs and copies for several of them arrive.
+    /// Cluster scope in a cluster: threads of other CTAs and multicast copies arrive there.
     const fn mbarrier_scope(&self) -> FenceScope {
         if self.has_clusters() { FenceScope::Cluster } else { FenceScope::Cta }
     }
 
-    /// Makes the barriers that this thread has initialised visible to the cluster and to asynchronous copies.
+    /// Makes the `mbarrier`s that this thread has initialised visible to the cluster and to asynchronous copies.
     #[track_caller]
     pub fn fence_mbarrier_init(&mut self) {
         self.push(Op::FenceMbarrierInit {});

@@ -2,17 +2,17 @@
 
 use super::Builder;
 use crate::operand::{
-    CopyCache, GlobalAddress, L2Prefetch, LoadCache, Place, ReduceOp, Reg, SharedAddress, StoreCache, Value,
+    CopyCache, GlobalAddress, L2Prefetch, LoadCache, ReduceOp, Reg, SharedAddress, StoreCache, TypedAddress, Value,
 };
 use crate::operation::Op;
 use crate::types::{Storable, U32};
 
-/// How a load may be cached and what it brings along.
+/// Cache operator and prefetch of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// Which caches.
+    /// The cache operator.
     pub cache: LoadCache,
-    /// How much around it L2 fetches.
+    /// The size of the L2 prefetch.
     pub prefetch: L2Prefetch,
 }
 
@@ -22,16 +22,16 @@ impl Default for LoadOptions {
     }
 }
 
-/// How many bytes an asynchronous copy writes and reads.
+/// Bytes that a `cp.async` writes and reads.
 #[derive(Debug, Clone, Copy)]
 pub enum CopyBytes {
     /// 4, 8 or 16 bytes.
     All(u32),
-    /// 4, 8 or 16 bytes written, of which the first `read` are read and the rest is zero.
+    /// 4, 8 or 16 bytes written; the first `read` of them are copied, the rest is zero.
     ZeroFill {
         /// Bytes written.
         written: u32,
-        /// Bytes read, at most as many.
+        /// Bytes read, at most `written`.
         read: Reg<U32>,
     },
 }
@@ -45,9 +45,9 @@ impl Builder {
         d
     }
 
-    /// `count` adjacent elements.
+    /// Loads `count` adjacent elements.
     #[track_caller]
-    pub fn load_with<T: Storable, P: Place>(
+    pub fn load_with<T: Storable, P: TypedAddress>(
         &mut self,
         source: impl Into<P>,
         count: u32,
@@ -67,19 +67,19 @@ impl Builder {
         d
     }
 
-    /// `count` adjacent elements of global memory.
+    /// Loads `count` adjacent elements of global memory.
     #[track_caller]
     pub fn load<T: Storable>(&mut self, source: impl Into<GlobalAddress>, count: u32) -> Vec<Reg<T>> {
         self.load_with(source, count, LoadOptions::default())
     }
 
-    /// One element of global memory.
+    /// Loads one element of global memory.
     #[track_caller]
     pub fn load_one<T: Storable>(&mut self, source: impl Into<GlobalAddress>) -> Reg<T> {
         self.load(source, 1)[0]
     }
 
-    /// `count` adjacent elements of shared memory.
+    /// Loads `count` adjacent elements of shared memory.
     #[track_caller]
     pub fn load_shared<T: Storable>(&mut self, source: impl Into<SharedAddress>, count: u32) -> Vec<Reg<T>> {
         self.load_with(source, count, LoadOptions::default())
@@ -102,7 +102,12 @@ impl Builder {
 
     /// Stores adjacent elements.
     #[track_caller]
-    pub fn store_with<T: Storable, P: Place>(&mut self, target: impl Into<P>, values: &[Reg<T>], cache: StoreCache) {
+    pub fn store_with<T: Storable, P: TypedAddress>(
+        &mut self,
+        target: impl Into<P>,
+        values: &[Reg<T>],
+        cache: StoreCache,
+    ) {
         self.push(Op::Store {
             space: P::SPACE,
             cache,
@@ -131,7 +136,7 @@ impl Builder {
         self.store_with::<T, SharedAddress>(target, values, StoreCache::WriteBack);
     }
 
-    /// Brings the cache line at the address into L2.
+    /// Prefetches the cache line at the address into L2.
     #[track_caller]
     pub fn prefetch(&mut self, source: impl Into<GlobalAddress>) {
         self.push(Op::Prefetch { source: source.into().address() });
@@ -139,7 +144,12 @@ impl Builder {
 
     /// The old value at the address, which becomes `op(old, value)`.
     #[track_caller]
-    pub fn atomic<T: Storable, P: Place>(&mut self, op: ReduceOp, target: impl Into<P>, value: Reg<T>) -> Reg<T> {
+    pub fn atomic<T: Storable, P: TypedAddress>(
+        &mut self,
+        op: ReduceOp,
+        target: impl Into<P>,
+        value: Reg<T>,
+    ) -> Reg<T> {
         let d = self.register::<T>();
         let target = target.into().address();
         self.push(Op::Atomic { space: P::SPACE, op, ty: T::TYPE, d: d.id(), a: vec![value.id()], target });
@@ -148,7 +158,7 @@ impl Builder {
 
     /// The old value at the address, which becomes `value` if it was `compare`.
     #[track_caller]
-    pub fn compare_and_swap<T: Storable, P: Place>(
+    pub fn compare_and_swap<T: Storable, P: TypedAddress>(
         &mut self,
         target: impl Into<P>,
         compare: Reg<T>,
@@ -169,7 +179,7 @@ impl Builder {
 
     /// The value at the address becomes `op(old, value)`.
     #[track_caller]
-    pub fn reduce<T: Storable, P: Place>(&mut self, op: ReduceOp, target: impl Into<P>, value: Reg<T>) {
+    pub fn reduce<T: Storable, P: TypedAddress>(&mut self, op: ReduceOp, target: impl Into<P>, value: Reg<T>) {
         let target = target.into().address();
         self.push(Op::Reduce { space: P::SPACE, op, ty: T::TYPE, a: vec![value.id()], target });
     }
@@ -216,7 +226,7 @@ impl Builder {
         self.push(Op::CopyAsyncWaitAll {});
     }
 
-    /// Starts a copy from shared to global memory by the asynchronous proxy.
+    /// Starts a bulk copy (TMA) from shared to global memory by the async proxy.
     #[track_caller]
     pub fn bulk_store(
         &mut self,
@@ -240,7 +250,7 @@ impl Builder {
         self.push(Op::BulkWait { pending, read });
     }
 
-    /// Makes this thread's accesses to shared memory visible to the asynchronous proxy.
+    /// Makes this thread's accesses to shared memory visible to the async proxy.
     #[track_caller]
     pub fn fence_proxy_async(&mut self) {
         self.push(Op::FenceProxyAsync {});

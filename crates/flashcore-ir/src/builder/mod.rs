@@ -1,4 +1,5 @@
-//! Writes kernels: each method appends one operation, or a structure around what a closure appends.
+//! The builder of kernels: each method appends one operation, or a structure around the operations that a closure
+//! appends.
 //!
 //! ```
 //! use flashcore_ir::{Builder, types::{F32, U32, U64}};
@@ -25,7 +26,7 @@ mod cluster;
 mod collective;
 mod mbarrier;
 mod memory;
-mod tensor_copy;
+mod tma;
 mod warpgroup;
 
 use core::panic::Location;
@@ -39,7 +40,7 @@ use crate::operation::Op;
 use crate::types::{Integer, Pred, Storable, Ty, U32, U64};
 
 pub use memory::{CopyBytes, LoadOptions};
-pub use tensor_copy::{CachePolicy, TensorCopyOptions};
+pub use tma::{CachePolicy, TensorCopyOptions};
 pub use warpgroup::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
 
 /// The most registers per thread that hardware has.
@@ -72,13 +73,13 @@ impl Builder {
         Self { kernel, open: vec![Block::default()], section: SectionId(0), guard: None }
     }
 
-    /// The kernel as written so far.
+    /// Returns the kernel as written so far.
     pub fn finish(mut self) -> Kernel {
         self.kernel.body = self.open.pop().unwrap_or_default();
         self.kernel
     }
 
-    /// Declares the registers per thread that the compiler may use at most.
+    /// Declares the most registers per thread that the compiler may use.
     pub fn set_register_budget(&mut self, registers: u32) {
         self.kernel.register_budget = registers;
     }
@@ -91,13 +92,13 @@ impl Builder {
     /// Reserves `bytes` of shared memory at a multiple of `alignment` (a power of two) and returns their offset from
     /// [`Builder::shared_base`].
     pub fn reserve_shared(&mut self, bytes: u32, alignment: u32) -> u32 {
-        // More than can be counted is more than there is: the verifier refuses the kernel.
+        // An overflow exceeds every limit: the verifier refuses the kernel.
         let offset = self.kernel.shared_bytes.checked_next_multiple_of(alignment).unwrap_or(u32::MAX);
         self.kernel.shared_bytes = offset.saturating_add(bytes);
         offset
     }
 
-    /// Appends what `write` writes, as part of the section `name` inside the present one.
+    /// Appends the operations of `write` as part of the section `name` inside the current one.
     pub fn section<R>(&mut self, name: &str, write: impl FnOnce(&mut Self) -> R) -> R {
         let outer = self.section;
         let mut path = match outer {
@@ -135,7 +136,7 @@ impl Builder {
         d
     }
 
-    /// A register with no value yet.
+    /// A new register, not yet written.
     pub fn register<T: Ty>(&mut self) -> Reg<T> {
         Reg::new(self.kernel.add_register(T::TYPE, self.section))
     }
@@ -144,9 +145,9 @@ impl Builder {
         (0..count).map(|_| self.register()).collect()
     }
 
-    /// Appends what `write` writes, each instruction executed only by the lanes for which `predicate` holds.
-    /// Instructions only: a structure inside keeps its own condition. Inside another guard, the lanes for which both
-    /// hold, by an instruction that combines them.
+    /// Appends the instructions of `write`, each executed only by the lanes for which `predicate` holds. Instructions
+    /// only: a structure inside keeps its own condition. Inside another guard, an instruction combines the two, and the
+    /// lanes for which both hold execute them.
     #[track_caller]
     pub fn when<R>(&mut self, predicate: Reg<Pred>, write: impl FnOnce(&mut Self) -> R) -> R {
         self.guarded(Guard { predicate: predicate.id(), negated: false }, write)

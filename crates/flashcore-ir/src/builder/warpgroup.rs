@@ -1,14 +1,14 @@
-//! Products of warpgroups, and descriptors of their operands in shared memory.
+//! `wgmma`, and the matrix descriptors of its operands in shared memory.
 
 use super::Builder;
 use crate::operand::{Accumulation, Major, MatrixSource, Reg, RegisterId, Swizzle};
 use crate::operation::Op;
 use crate::types::{Accumulator, HalfPair, Pred, Ty, Type, U32, U64};
 
-/// How a matrix of 16-bit elements lies in shared memory.
+/// The layout of a matrix of 16-bit elements in shared memory.
 ///
-/// It is made of *core matrices* of 8 × 16 bytes: 8 lines of 16 bytes, which follow each other without swizzle, and lie in
-/// 8 rows of the swizzle's width with one. What the two strides mean depends on the [`Major`] and the swizzle:
+/// It is made of *core matrices* of 8 × 16 bytes: 8 lines of 16 bytes, which follow each other without swizzle, and lie
+/// in 8 rows of the swizzle's width with one. The meaning of the two strides depends on the [`Major`] and the swizzle:
 ///
 /// | major | swizzle | `leading_bytes` | `stride_bytes` |
 /// |---|---|---|---|
@@ -27,7 +27,7 @@ pub struct MatrixLayout {
 }
 
 impl MatrixLayout {
-    /// The bits of a descriptor but for the address.
+    /// The bits of a descriptor apart from the address.
     pub const fn bits(self) -> u64 {
         let swizzle: u64 = match self.swizzle {
             Swizzle::None => 0,
@@ -42,29 +42,29 @@ impl MatrixLayout {
 /// A matrix in shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedMatrix {
-    /// Its descriptor, from [`Builder::matrix_descriptor`].
+    /// The descriptor, from [`Builder::matrix_descriptor`].
     pub descriptor: Reg<U64>,
-    /// Which of its elements are adjacent.
+    /// The dimension along which elements are adjacent.
     pub major: Major,
 }
 
-/// The first operand of a product of a warpgroup, 64 × 16.
+/// The A operand of a `wgmma`, 64 × 16.
 #[derive(Debug, Clone, Copy)]
 pub enum LeftMatrix<'a, T: HalfPair> {
     /// In shared memory.
     Shared(SharedMatrix),
-    /// In four registers of each lane: of warp `w`, the fragment of rows 16 `w` on that `mma` has.
+    /// In four registers of each lane: for warp `w`, the `mma` fragment of the 16 rows from 16 `w` on.
     Registers(&'a [Reg<T>]),
 }
 
-/// What a product of a warpgroup does to its accumulator.
+/// The use of the old accumulator in a `wgmma`.
 #[derive(Debug, Clone, Copy)]
 pub enum Adds {
-    /// Takes its place.
+    /// The product replaces it.
     Replace,
-    /// Is added.
+    /// The product is added to it.
     Add,
-    /// Is added where the predicate holds, and takes the place elsewhere. All lanes of the warpgroup agree.
+    /// The product is added where the predicate holds, and replaces it elsewhere. All lanes of the warpgroup agree.
     Where(Reg<Pred>),
 }
 
@@ -73,7 +73,7 @@ fn ids<T: Ty>(registers: &[Reg<T>]) -> Vec<RegisterId> {
 }
 
 impl Builder {
-    /// The descriptor of a matrix at an address of shared memory.
+    /// The descriptor of a matrix at a shared-memory address.
     #[track_caller]
     pub fn matrix_descriptor(&mut self, address: Reg<U32>, layout: MatrixLayout) -> Reg<U64> {
         let start = self.bit_field_extract(address, 4u32, 14u32);
@@ -123,25 +123,25 @@ impl Builder {
         });
     }
 
-    /// Registers for the accumulator of a product, without values yet: 64 × `columns` elements over the warpgroup.
+    /// Registers for the accumulator of a `wgmma`, not yet written: 64 × `columns` elements over the warpgroup.
     pub fn warpgroup_accumulator<A: Accumulator>(&mut self, columns: u32) -> Vec<Reg<A>> {
         let per_register = if A::TYPE == Type::F16x2 { 4 } else { 2 };
         self.registers(columns / per_register)
     }
 
-    /// Orders earlier accesses to registers before products that use them.
+    /// Orders earlier accesses to registers before `wgmma`s that use them.
     #[track_caller]
     pub fn wgmma_fence(&mut self) {
         self.push(Op::WgmmaFence {});
     }
 
-    /// Closes the group of the products started since the last commit.
+    /// Closes the group of the `wgmma`s started since the last commit.
     #[track_caller]
     pub fn wgmma_commit(&mut self) {
         self.push(Op::WgmmaCommit {});
     }
 
-    /// Waits until at most `pending` groups of products are unfinished.
+    /// Waits until at most `pending` `wgmma` groups are unfinished.
     #[track_caller]
     pub fn wgmma_wait(&mut self, pending: u32) {
         self.push(Op::WgmmaWait { pending });

@@ -1,8 +1,8 @@
-//! Every register is written before it is read, on every path.
+//! Definite assignment: every register is written before it is read, on every path.
 //!
 //! A forward analysis over the statement tree: the state is the set of registers surely written. A guarded write adds
-//! nothing, since some lanes may skip it; a choice adds what both arms write; a loop adds what its header writes,
-//! since the body may not run. Behind an unguarded exit there is no lane left, so there everything counts as written.
+//! nothing, since some lanes may skip it; a choice adds what both arms write; a loop adds what its header writes, since
+//! the body may not run. After an unguarded exit there is no lane left, so there everything counts as written.
 
 use super::{Rule, Verifier};
 use crate::kernel::{Block, Statement};
@@ -36,7 +36,7 @@ fn block(verifier: &mut Verifier<'_>, statements: &Block, written: &mut [bool]) 
                 for register in unwritten {
                     let rule = Rule::ReadBeforeWrite { register };
                     verifier.report(rule, instruction.op.to_string(), instruction.origin);
-                    // One report per register and path: what follows on the path would only repeat it.
+                    // One report per register and path: later reads on the path would only repeat it.
                     written[register.0 as usize] = true;
                 }
                 if instruction.guard.is_none() {

@@ -1,11 +1,11 @@
-//! The rules of what came with Hopper: `mbarrier`s, clusters and products of warpgroups.
+//! The rules of operations that came with Hopper: `mbarrier`s, clusters and `wgmma`.
 
 use super::Rule;
 use crate::operand::{FenceScope, Operand};
 use crate::target::{Arch, HOPPER};
 use crate::types::Type;
 
-/// The most arrivals, and the most bytes under way, that an `mbarrier` counts.
+/// The most arrivals, and the most bytes in flight, that an `mbarrier` counts.
 pub(super) const MOST_ARRIVALS: u64 = (1 << 20) - 1;
 /// The most CTAs of a cluster that every GPU with clusters can run.
 const MOST_CTAS: u32 = 8;

@@ -2,8 +2,8 @@
 //!
 //! Printer and simulator take a [`VerifiedKernel`] and may rely on the rules: register indices are valid, operand
 //! types are those of the table, every register is written before it is read, and every operation exists on the
-//! architecture. A rule that only a run can decide (does the warp agree, is the address in bounds) is the
-//! simulator's.
+//! architecture. A rule that only a run can decide (does the warp agree, is the address in bounds) is checked by the
+//! simulator.
 
 mod assignment;
 mod hopper;
@@ -47,20 +47,20 @@ impl Deref for VerifiedKernel {
     }
 }
 
-/// A broken rule and its place.
+/// A broken rule and its location.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{place}: {rule}")]
+#[error("{location}: {rule}")]
 pub struct VerifyError {
-    /// Where it is broken.
-    pub place: Place,
+    /// The location of the violation.
+    pub location: Location,
     /// The rule.
     pub rule: Rule,
 }
 
-/// Where a rule is broken.
+/// The location of a broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// In what the kernel declares.
+pub enum Location {
+    /// In the declarations of the kernel.
     Kernel {
         /// The name of the kernel.
         name: String,
@@ -80,7 +80,7 @@ pub enum Place {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kernel { name } => write!(formatter, "kernel `{name}`"),
@@ -115,9 +115,9 @@ struct Verifier<'kernel> {
 
 impl Verifier<'_> {
     fn declarations(&mut self) {
-        let place = Place::Kernel { name: self.kernel.name.clone() };
+        let location = Location::Kernel { name: self.kernel.name.clone() };
         for rule in rules::declarations(self.kernel, self.arch) {
-            self.errors.push(VerifyError { place: place.clone(), rule });
+            self.errors.push(VerifyError { location: location.clone(), rule });
         }
     }
 
@@ -219,7 +219,7 @@ impl Verifier<'_> {
 
     fn report(&mut self, rule: Rule, text: String, origin: Origin) {
         let section = self.kernel.sections.get(origin.section.0 as usize).map_or_else(String::new, ToString::to_string);
-        let place = Place::Statement { index: self.index, text, section, file: origin.file, line: origin.line };
-        self.errors.push(VerifyError { place, rule });
+        let location = Location::Statement { index: self.index, text, section, file: origin.file, line: origin.line };
+        self.errors.push(VerifyError { location, rule });
     }
 }

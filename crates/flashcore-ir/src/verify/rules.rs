@@ -1,4 +1,4 @@
-//! The rules that the table's columns cannot say: which combinations of modifiers exist, and the limits of hardware.
+//! The rules beyond the table's columns: which combinations of modifiers exist, and the limits of hardware.
 
 use super::hopper::{self, MOST_ARRIVALS};
 use crate::builder::MOST_REGISTERS;
@@ -47,11 +47,11 @@ pub enum Rule {
     VectorSize { count: u32, bytes: u32 },
     #[error("shared memory has no cache hints or prefetches")]
     SharedCacheHint,
-    #[error("{space} memory has none of these; what does not say otherwise is for the shared memory of the CTA")]
+    #[error("the operation does not exist on {space} memory; the CTA's own shared memory has it")]
     NotInSpace { space: Space },
     #[error("an mbarrier counts 1 to {MOST_ARRIVALS} arrivals, not {count}")]
     MbarrierCount { count: u64 },
-    #[error("an mbarrier counts at most {MOST_ARRIVALS} bytes of a phase; announce {bytes} in parts")]
+    #[error("an mbarrier counts at most {MOST_ARRIVALS} bytes in a phase; split the expect_tx of {bytes} bytes")]
     MbarrierBytes { bytes: u64 },
     #[error("the parity of a phase is 0 or 1, not {parity}")]
     Parity { parity: u64 },
@@ -65,56 +65,56 @@ pub enum Rule {
     VolatilePrefetch,
     #[error("there is no `{op}` of type {ty} here")]
     NoReduction { op: ReduceOp, ty: Type },
-    #[error("an asynchronous copy has 4, 8 or 16 bytes, and 16 if it goes through L2 only; not {bytes} with `{cache}`")]
+    #[error("cp.async copies 4, 8 or 16 bytes, and only 16 if it bypasses L1 (`cg`); not {bytes} with `{cache}`")]
     CopySize { bytes: u32, cache: CopyCache },
-    #[error("a bulk copy has a multiple of 16 bytes, more than none; not {bytes}")]
+    #[error("a bulk copy moves a positive multiple of 16 bytes, not {bytes}")]
     BulkSize { bytes: u64 },
     #[error("a warpgroup has 24 to 256 registers per thread, a multiple of 8; not {count}")]
     RegisterCount { count: u32 },
     #[error("ldmatrix loads 1, 2 or 4 matrices, and stmatrix stores as many; not {count}")]
     MatrixCount { count: u32 },
-    #[error("there is no {shape} product of {operand} accumulated in {accumulate}")]
+    #[error("there is no {shape} mma of {operand} accumulated in {accumulate}")]
     NoProduct { shape: MmaShape, operand: Type, accumulate: Type },
-    #[error("a product of a warpgroup has 8 to 256 columns, a multiple of 8; not {columns}")]
+    #[error("wgmma takes 8 to 256 columns (N), a multiple of 8; not {columns}")]
     ProductColumns { columns: u32 },
-    #[error("there is no product of a warpgroup of {operand} accumulated in {accumulate}")]
+    #[error("there is no wgmma of {operand} accumulated in {accumulate}")]
     NoWarpgroupProduct { operand: Type, accumulate: Type },
-    #[error("a product of a warpgroup accumulates in place: `c` must be the registers of `d`")]
+    #[error("wgmma accumulates in place: `c` must be the registers of `d`")]
     AccumulatorMoved,
-    #[error("an operand in registers has its elements along the depth side by side")]
+    #[error("a wgmma operand in registers is K-major: elements along the depth are adjacent")]
     RegisterMajor,
     #[error("shuffle control {control:#x} has bits outside the clamp (0 to 4) and the segment mask (8 to 12)")]
     ShuffleControl { control: u32 },
     #[error("{name} of a bit field is {value}; hardware takes 0 to 255")]
     BitField { name: &'static str, value: u64 },
-    #[error("barriers are numbered 0 to 15; there is no barrier {barrier}")]
+    #[error("named barriers are numbered 0 to 15; there is no barrier {barrier}")]
     BarrierNumber { barrier: u64 },
     #[error(
-        "a barrier waits for whole warps, and a CTA of {of} threads has {} of them: for a multiple of 32 threads up to \
-         that, not for {threads}",
+        "a named barrier counts whole warps, of which a CTA of {of} threads has {}: it waits for a multiple of 32 \
+         threads up to that, not {threads}",
         of.div_ceil(LANES)
     )]
     BarrierThreads { threads: u64, of: u32 },
     #[error("a CTA has 1 to 1024 threads, not {threads}")]
     Threads { threads: u32 },
-    #[error("{bytes} bytes of shared memory are more than the {limit} that a CTA can have on {arch}")]
+    #[error("{bytes} bytes of shared memory exceed the {limit} that a CTA can have on {arch}")]
     SharedMemory { bytes: u32, limit: u32, arch: Arch },
     #[error(
         "a register budget of {budget} for {threads} threads does not fit: 24 to 255 per thread, rounded up to a multiple \
          of 8, and 65,536 per CTA of whole warps"
     )]
     RegisterBudget { budget: u32, threads: u32 },
-    #[error("parameters take {bytes} bytes; 4,096 are the most that every PTX version accepts")]
+    #[error("parameters take {bytes} bytes; every PTX version accepts at most 4,096")]
     ParameterBytes { bytes: u32 },
     #[error("`{name}` is declared twice")]
     DuplicateParameter { name: String },
     #[error("parameter `{name}` has type {ty}; parameters have one of {}", list(allowed))]
     NoParameterType { name: String, ty: Type, allowed: &'static [Type] },
-    #[error("`{name}` is no identifier: a letter, then letters, digits and underscores, and not `WARP_SZ`")]
+    #[error("`{name}` is not an identifier: a letter, then letters, digits and underscores, and not `WARP_SZ`")]
     Name { name: String },
     #[error("there is no section {}; the kernel has {declared}", section.0)]
     UnknownSection { section: SectionId, declared: usize },
-    #[error("{register} is written twice by one operation, which leaves open what it holds afterwards")]
+    #[error("{register} is written twice by one operation, so its value afterwards is undefined")]
     WrittenTwice { register: RegisterId },
 }
 
@@ -122,7 +122,7 @@ fn list(types: &[Type]) -> String {
     types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The bytes of parameters that every PTX version accepts.
+/// The most bytes of parameters that every PTX version accepts.
 const MOST_PARAMETER_BYTES: u32 = 4096;
 /// The types that `ld.param` loads.
 const PARAMETER_TYPES: &[Type] = &[Type::U32, Type::S32, Type::F32, Type::U64, Type::S64];
@@ -177,14 +177,14 @@ pub(super) fn has_section(kernel: &Kernel, section: SectionId) -> bool {
     (section.0 as usize) < kernel.sections.len()
 }
 
-/// Whether all warps of a CTA find their registers.
+/// True if the registers of all warps of a CTA fit.
 fn fits(budget: u32, threads: u32) -> bool {
     let warps = threads.div_ceil(LANES);
     let per_warp = budget.next_multiple_of(REGISTER_GRANULE) * LANES;
     warps.saturating_mul(per_warp) <= REGISTERS_PER_CTA
 }
 
-/// Where the last parameter ends: each begins at a multiple of its own size, or of 64.
+/// The end of the last parameter in bytes: each begins at a multiple of its own size, or of 64.
 fn parameter_bytes(parameters: &[Parameter]) -> u32 {
     parameters.iter().fold(0u32, |end, parameter| {
         let (size, alignment) = (parameter.ty.bytes(), parameter.ty.alignment());
@@ -199,7 +199,7 @@ fn is_identifier(name: &str) -> bool {
         && name.chars().all(|character| character.is_ascii_alphanumeric() || character == '_')
 }
 
-/// Whether instructions take constants of the type. Those of 16-bit floats must be moved into a register first.
+/// True if instructions take constants of the type. Those of 16-bit floats must be moved into a register first.
 pub(super) const fn may_be_constant(ty: Type) -> bool {
     match ty {
         Type::U32 | Type::S32 | Type::F32 | Type::U64 | Type::S64 => true,
@@ -338,7 +338,7 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         Op::MbarrierWait { scope, parity, .. } | Op::MbarrierTest { scope, parity, .. } => {
             hopper::phase(*scope, *parity, broken);
         }
-        // The columns of the table say all there is to check.
+        // The table's columns check everything there is.
         Op::Mov { .. }
         | Op::Special { .. }
         | Op::SharedBase { .. }

@@ -1,8 +1,8 @@
-//! What the tests of the verifier share.
+//! Shared helpers of the verifier's tests.
 
 use std::panic::Location;
 
-use flashcore_ir::verify::{Place, Rule};
+use flashcore_ir::verify::{self, Rule};
 use flashcore_ir::{Arch, Kernel, VerifyError};
 
 /// The kernel breaks these rules on the architecture, in this order, and no other; with none it is accepted as it is.
@@ -23,5 +23,5 @@ pub(crate) fn check(kernel: Kernel, arch: Arch, expected: &[VerifyError]) {
 #[track_caller]
 pub(crate) fn at(line: u32, index: usize, text: &str, rule: Rule) -> VerifyError {
     let (text, section, file) = (text.to_owned(), "prologue".to_owned(), Location::caller().file());
-    VerifyError { place: Place::Statement { index, text, section, file, line }, rule }
+    VerifyError { location: verify::Location::Statement { index, text, section, file, line }, rule }
 }

@@ -1,4 +1,4 @@
-//! What the table of operations, the types and the architectures promise to those who match on them.
+//! The promises of the table of operations, the types and the architectures to those who match on them.
 
 mod numbering;
 mod samples;
@@ -246,7 +246,7 @@ fn markers_are_their_types() {
     assert_eq!(markers, Type::ALL);
 }
 
-/// What two operations need together is the later of each, which may be of different operations.
+/// Two operations together need the later of each requirement, which may come from different operations.
 #[test]
 fn needs_add_up() {
     let needs = [AMPERE, HOPPER_PAIRS, HOPPER, HOPPER_ONLY, Since::new((8, 7), 80)];
@@ -260,7 +260,7 @@ fn needs_add_up() {
     assert_eq!(HOPPER_PAIRS.and(HOPPER), HOPPER);
     assert_eq!(HOPPER.and(Since::new((8, 7), 80)), Since::new((8, 7), 90));
     assert_eq!(HOPPER_ONLY.and(HOPPER), HOPPER_ONLY);
-    // A version is no decimal number.
+    // A version is not a decimal number.
     let tenth = Since::new((7, 10), 80);
     assert_eq!(tenth.and(Since::new((7, 9), 80)), tenth);
 }

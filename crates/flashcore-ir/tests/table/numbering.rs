@@ -94,7 +94,7 @@ fn sections_are_known_by_their_paths() {
     assert_eq!(paths, ["prologue", "rows", "rows / rows"]);
 }
 
-/// What a kernel needs and how much of each kind it has, structures included.
+/// Requirements and instruction counts of a kernel, structures included.
 #[test]
 fn kernels_add_up() {
     let mut k = Builder::new("kernel", 32);

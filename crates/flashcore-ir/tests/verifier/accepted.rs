@@ -6,7 +6,7 @@ use flashcore_ir::{
     RegisterId, Rounding, SectionId, Space, Statement, Type,
 };
 
-/// Whether a kernel of nothing but the operation keeps the rules, given its registers by `types` in order.
+/// True if a kernel of just this operation keeps the rules, given its registers by `types` in order.
 fn accepts(op: Op, types: &[Type]) -> bool {
     let mut kernel = Builder::new("kernel", 32).finish();
     let origin = Origin { section: SectionId(0), file: file!(), line: line!() };
@@ -177,7 +177,7 @@ fn products() {
     );
 }
 
-/// What global loads have, apart from prefetches by loads that no cache may answer; shared ones have none.
+/// Global loads have every hint, except prefetches with loads that bypass the caches; shared loads have none.
 #[test]
 fn load_hints() {
     let all = || LoadCache::ALL.iter().flat_map(|cache| L2Prefetch::ALL.iter().map(|prefetch| (*cache, *prefetch)));

@@ -1,4 +1,4 @@
-//! What a kernel declares: threads, memory, registers, parameters, names, sections.
+//! The declarations of a kernel: threads, memory, registers, parameters, names, sections.
 
 use flashcore_ir::types::{F16, U32, U64};
 use flashcore_ir::verify::Rule;
@@ -102,7 +102,7 @@ fn budget_too_large() -> Case {
     budget(32, 256, 255)
 }
 
-/// 255 is what a kernel has that declares no budget, so it promises nothing.
+/// 255 is the budget of a kernel that declares none, so it promises nothing.
 fn budget_times_threads() -> Case {
     budget(1024, 254, 255)
 }
@@ -177,8 +177,8 @@ fn parameter_without_memory_form() -> Case {
 fn kernel_name() -> Case {
     let write = |name: &str| (Builder::new(name, 32).finish(), 0);
     let rule = Rule::Name { name: "two words".to_owned() };
-    let place = flashcore_ir::verify::Place::Kernel { name: "two words".to_owned() };
-    case(write, "two words", "two_words", |_| vec![flashcore_ir::VerifyError { place, rule }])
+    let location = flashcore_ir::verify::Location::Kernel { name: "two words".to_owned() };
+    case(write, "two words", "two_words", |_| vec![flashcore_ir::VerifyError { location, rule }])
 }
 
 fn named(mistake: &'static str, correction: &'static str) -> Case {

@@ -1,4 +1,4 @@
-//! The rules of what came with Hopper.
+//! The rules of operations that came with Hopper.
 
 use flashcore_ir::builder::TensorCopyOptions;
 use flashcore_ir::types::U32;

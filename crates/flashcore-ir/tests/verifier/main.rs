@@ -12,7 +12,7 @@ mod together;
 
 use std::collections::BTreeSet;
 
-use flashcore_ir::verify::{Place, Rule};
+use flashcore_ir::verify::{Location, Rule};
 use flashcore_ir::{Arch, Instruction, Kernel, VerifyError};
 
 use support::check;
@@ -50,7 +50,7 @@ impl Case {
 
 /// A broken rule in what the kernel declares; all kernels here are called `kernel`.
 fn declared(rule: Rule) -> VerifyError {
-    VerifyError { place: Place::Kernel { name: "kernel".to_owned() }, rule }
+    VerifyError { location: Location::Kernel { name: "kernel".to_owned() }, rule }
 }
 
 /// Changes the instruction that has `index` others before it.
@@ -113,7 +113,7 @@ fn every_rule_has_a_case() {
     assert_eq!(covered, RULES.iter().copied().collect());
 }
 
-/// How the rules speak to their users, for review.
+/// The messages of the rules, for review.
 #[test]
 fn messages() {
     let lines: Vec<String> = all_cases()
@@ -126,14 +126,14 @@ fn messages() {
 fn an_error_names_its_place() {
     let rule = Rule::Threads { threads: 0 };
     assert_eq!(declared(rule.clone()).to_string(), format!("kernel `kernel`: {rule}"));
-    let place = Place::Statement {
+    let location = Location::Statement {
         index: 3,
         text: "WarpSync".to_owned(),
         section: "scores / mask".to_owned(),
         file: "kernel.rs",
         line: 7,
     };
-    let error = VerifyError { place, rule: Rule::GuardedCollective };
+    let error = VerifyError { location, rule: Rule::GuardedCollective };
     assert_eq!(
         error.to_string(),
         format!("instruction 3 `WarpSync` in `scores / mask` (kernel.rs:7): {}", Rule::GuardedCollective)

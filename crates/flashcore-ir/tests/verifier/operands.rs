@@ -1,4 +1,4 @@
-//! What holds for the operands of every operation: registers, types, lengths, constants, guards, architecture.
+//! Rules for the operands of every operation: registers, types, lengths, constants, guards, architecture.
 
 use flashcore_ir::types::{F16x2, F32, Pred, S32, Tf32, U32, U64};
 use flashcore_ir::verify::Rule;
@@ -404,7 +404,7 @@ fn accumulator_twice() -> Case {
 /// The report of a statement whose section is unknown has no name for it.
 fn nameless(error: flashcore_ir::VerifyError) -> flashcore_ir::VerifyError {
     let mut error = error;
-    if let flashcore_ir::verify::Place::Statement { section, .. } = &mut error.place {
+    if let flashcore_ir::verify::Location::Statement { section, .. } = &mut error.location {
         section.clear();
     }
     error

@@ -1,7 +1,7 @@
 //! Several broken rules in one kernel.
 
 use flashcore_ir::types::{U32, U64};
-use flashcore_ir::verify::{Place, Rule};
+use flashcore_ir::verify::{Location, Rule};
 use flashcore_ir::{Arch, Builder, Compare, RegisterId, VerifyError};
 
 use crate::declared;
@@ -9,7 +9,7 @@ use crate::support::{at, check};
 
 /// The sections that a report names.
 fn within(section: &str, mut error: VerifyError) -> VerifyError {
-    if let Place::Statement { section: present, .. } = &mut error.place {
+    if let Location::Statement { section: present, .. } = &mut error.location {
         section.clone_into(present);
     }
     error

@@ -1,10 +1,10 @@
-//! The constants of a closure, apart from its structure.
+//! The constants of a closure, kept apart from its structure.
 //!
-//! `|score, _| score * temperature` is one structure for all temperatures: a step says which slot it reads, and the value of
-//! the slot comes along with the [`ScoreMod`](super::ScoreMod). A kernel is generated from the structure and receives the
+//! `|score, _| score * temperature` is one structure for all temperatures: a step names the slot that it reads, and the
+//! value of the slot is in the [`ScoreMod`](super::ScoreMod). A kernel is generated from the structure and receives the
 //! constants as arguments, so another temperature compiles nothing.
 
-/// The most constants of a closure that are apart from its structure; those written later are part of it.
+/// The most constants of a closure that are kept apart from its structure; later ones are part of it.
 pub const MOST_CONSTANTS: usize = 16;
 
 /// A constant of a closure, by its number.
@@ -12,13 +12,13 @@ pub const MOST_CONSTANTS: usize = 16;
 pub struct Slot(u8);
 
 impl Slot {
-    /// Its place among the constants.
+    /// The index among the constants.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The order of magnitude of an integer constant, all that the structure has of its value.
+/// The order of magnitude of an integer constant: the only property of its value in the structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Size {
     /// At most [`Size::SMALL`] from zero: sums of a few of them with positions do not wrap.
@@ -53,7 +53,7 @@ impl Constants {
         Some(slot)
     }
 
-    /// The bits of a slot; 0 for one that another expression has.
+    /// The bits of a slot; 0 for a slot of another expression.
     pub fn bits(&self, slot: Slot) -> u32 {
         self.bits.get(slot.index()).copied().unwrap_or_default()
     }

@@ -1,10 +1,10 @@
-//! Expressions with numbers put in, a few places at a time.
+//! Evaluator of `score_mod` and `mask_mod` expressions on the CPU, for several scores at a time.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use super::{Binary, Constants, Expression, Kind, MaskMod, ScoreMod, Step, Term, Unary};
 
-/// Places that are evaluated together.
+/// Scores that are evaluated together.
 pub const WIDTH: usize = 16;
 
 /// The tables that expressions read.
@@ -16,10 +16,10 @@ pub struct Tables<'a> {
     pub integers: &'a [i32],
 }
 
-/// Where scores stand.
+/// The indices of several scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// The batch of all.
+    /// The batch of all of them.
     pub batch: i32,
     /// The query head of each.
     pub head: [i32; WIDTH],
@@ -29,7 +29,7 @@ pub struct Places {
     pub key: [i32; WIDTH],
 }
 
-/// What expressions compute in.
+/// The number type that expressions are evaluated in.
 pub trait ExpressionReal:
     Copy
     + PartialOrd
@@ -39,14 +39,14 @@ pub trait ExpressionReal:
     + Div<Output = Self>
     + Neg<Output = Self>
 {
-    /// The same, exactly.
+    /// The number, exactly.
     fn from_f32(value: f32) -> Self;
-    /// The same, rounded to an `f32` first, as everywhere.
+    /// The integer, rounded to an `f32` first, as on every backend.
     fn from_i32(value: i32) -> Self;
     /// The magnitude.
     #[must_use]
     fn magnitude(self) -> Self;
-    /// `e` to the power of it.
+    /// `e` to the power of the number.
     #[must_use]
     fn exponential(self) -> Self;
     /// The hyperbolic tangent.
@@ -77,31 +77,31 @@ macro_rules! expression_real {
 }
 expression_real!(f32 f64);
 
-/// An expression with its constants, and room for what its steps give.
+/// An expression with its constants, and storage for the results of its steps.
 pub struct Evaluator<'a, R> {
     expression: &'static Expression,
     constants: Constants,
     tables: Tables<'a>,
     numbers: Vec<[R; WIDTH]>,
-    /// Integers, and truths as 0 and 1.
+    /// Integers, and booleans as 0 and 1.
     integers: Vec<[i32; WIDTH]>,
 }
 
 impl<'a, R: ExpressionReal> Evaluator<'a, R> {
-    /// That of an expression and its constants, with the tables of the inputs.
+    /// An evaluator of an expression and its constants, with the tables of the inputs.
     pub fn new(expression: &'static Expression, constants: Constants, tables: Tables<'a>) -> Self {
         let steps = expression.steps().len();
         let (numbers, integers) = (vec![[R::from_f32(0.0); WIDTH]; steps], vec![[0; WIDTH]; steps]);
         Self { expression, constants, tables, numbers, integers }
     }
 
-    /// What scores become.
+    /// The modified scores.
     pub fn scores(&mut self, places: &Places, scores: &[R; WIDTH]) -> [R; WIDTH] {
         self.evaluate(places, scores);
         self.numbers[self.expression.result().index()]
     }
 
-    /// Which places take part.
+    /// True for the scores that a `mask_mod` keeps.
     pub fn attended(&mut self, places: &Places) -> [bool; WIDTH] {
         self.evaluate(places, &[R::from_f32(0.0); WIDTH]);
         self.integers[self.expression.result().index()].map(|truth| truth != 0)
@@ -196,20 +196,20 @@ impl<'a, R: ExpressionReal> Evaluator<'a, R> {
     }
 }
 
-/// What a table has at an index, or at its nearest end; 0 where it is empty, which problems that validate do not have.
+/// The table entry at an index clamped to the table; 0 for an empty table, which validation refuses.
 fn nearest<T: Copy + Default>(table: &[T], index: i32) -> T {
     let nearest = (index.max(0) as usize).min(table.len().saturating_sub(1));
     table.get(nearest).copied().unwrap_or_default()
 }
 
-/// Keys of one row, so many at a time.
+/// The keys of one row, in groups of [`WIDTH`].
 fn places_of_row(batch: usize, head: usize, row: usize, keys: &[usize]) -> Places {
     let key = std::array::from_fn(|lane| keys.get(lane).copied().unwrap_or(0) as i32);
     Places { batch: batch as i32, head: [head as i32; WIDTH], query: [row as i32; WIDTH], key }
 }
 
 impl ScoreMod {
-    /// Replaces the scores of some keys of a row. Entries of a table that is empty are 0.
+    /// Replaces the scores of some keys of a row. Entries of an empty table are 0.
     pub fn apply_to_row<R: ExpressionReal>(
         self,
         tables: Tables<'_>,
@@ -227,7 +227,7 @@ impl ScoreMod {
 }
 
 impl MaskMod {
-    /// Of some keys, those that a row attends. Entries of a table that is empty are 0.
+    /// The keys, among those given, that a row attends. Entries of an empty table are 0.
     pub fn attended(
         self,
         tables: Tables<'_>,

@@ -1,4 +1,4 @@
-//! What closures are given, and what they give back: numbers, integers and truths that are not there yet.
+//! Handles that closures compute with: symbolic numbers, integers and booleans, traced into an expression.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Shr, Sub};
 use super::constants::{Constants, Size};
 use super::{Binary, Expression, Kind, Step, Term, Unary};
 
-/// Writes down what is done with handles.
+/// The trace of operations on handles.
 #[derive(Default)]
 pub(super) struct Writer {
     steps: RefCell<Vec<(Step, Kind)>>,
@@ -16,7 +16,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// The term of a step, which is written once.
+    /// Returns the term of a step, which is recorded once.
     pub(super) fn push(&self, step: Step, kind: Kind) -> Term {
         *self.terms.borrow_mut().entry(step).or_insert_with(|| {
             let mut steps = self.steps.borrow_mut();
@@ -25,8 +25,8 @@ impl Writer {
         })
     }
 
-    /// The term of a constant, each in a slot of its own: which of them are equal is no part of the structure. Where no
-    /// slot is left, the constant is.
+    /// Returns the term of a constant, each in a slot of its own: which of them are equal is not part of the structure.
+    /// Without a free slot, the constant is part of the structure.
     pub(super) fn constant(&self, step: Step, kind: Kind) -> Term {
         let slot = |bits| self.constants.borrow_mut().push(bits);
         let step = match step {
@@ -62,7 +62,7 @@ impl Writer {
     }
 }
 
-/// Where a score stands.
+/// The indices of a score: batch, head, query row, key.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     /// The number of the batch.
@@ -76,12 +76,12 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// What the problem's table of numbers has at `index`; at its nearest end where that is outside.
+    /// The entry of the problem's table of numbers at `index`, clamped to the table.
     pub fn number(&self, index: Integer<'a>) -> Number<'a> {
         index.writer.number(Step::NumberAt(index.term))
     }
 
-    /// What the problem's table of integers has at `index`; at its nearest end where that is outside.
+    /// The entry of the problem's table of integers at `index`, clamped to the table.
     pub fn integer(&self, index: Integer<'a>) -> Integer<'a> {
         index.writer.integer(Step::IntegerAt(index.term))
     }
@@ -101,7 +101,7 @@ pub struct Integer<'a> {
     term: Term,
 }
 
-/// True or false.
+/// A boolean.
 #[derive(Clone, Copy)]
 pub struct Truth<'a> {
     writer: &'a Writer,
@@ -114,7 +114,7 @@ pub trait IntoHandle<'a, Handle> {
     #[doc(hidden)]
     fn handle(self, beside: Handle) -> Handle;
 
-    /// The same where the constant is part of the structure.
+    /// The handle of a constant that is part of the structure.
     #[doc(hidden)]
     fn fixed_handle(self, beside: Handle) -> Handle;
 }
@@ -135,7 +135,7 @@ macro_rules! handles {
                     self.writer.truth(Step::Binary(op, self.term, other.handle(self).term))
                 }
 
-                /// Its magnitude.
+                /// The magnitude.
                 #[must_use]
                 pub fn abs(self) -> Self {
                     self.unary(Unary::Absolute)
@@ -153,28 +153,28 @@ macro_rules! handles {
                     self.binary(Binary::Maximum, other)
                 }
 
-                /// Whether it is less.
+                /// `self < other`.
                 pub fn less(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
                     self.compared(Binary::Less, other)
                 }
 
-                /// Whether it is more.
+                /// `self > other`.
                 pub fn more(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
                     let other = other.handle(self);
                     other.compared(Binary::Less, self)
                 }
 
-                /// Whether it is as much or less.
+                /// `self <= other`.
                 pub fn at_most(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
                     !self.more(other)
                 }
 
-                /// Whether it is as much or more.
+                /// `self >= other`.
                 pub fn at_least(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
                     !self.less(other)
                 }
 
-                /// Whether it is the same.
+                /// `self == other`.
                 pub fn equals(self, other: impl IntoHandle<'a, Self>) -> Truth<'a> {
                     self.compared(Binary::Equal, other)
                 }
@@ -240,7 +240,7 @@ macro_rules! operators {
     };
 }
 
-// An integer factor is part of the structure: how far apart products in a tile can be follows from it.
+// An integer factor is part of the structure: the spread of its products in a tile follows from it.
 operators! {
     Number, f32: Add add Add handle, Sub sub Subtract handle, Mul mul Multiply handle, Div div Divide handle;
     Integer, i32: Add add Add handle, Sub sub Subtract handle, Mul mul Multiply fixed_handle;
@@ -251,13 +251,13 @@ impl Number<'_> {
         self.term
     }
 
-    /// `e` to the power of it.
+    /// `e` to the power of the number.
     #[must_use]
     pub fn exp(self) -> Self {
         self.unary(Unary::Exp)
     }
 
-    /// Its hyperbolic tangent.
+    /// The hyperbolic tangent.
     #[must_use]
     pub fn tanh(self) -> Self {
         self.unary(Unary::Tanh)
@@ -265,7 +265,7 @@ impl Number<'_> {
 }
 
 impl<'a> Integer<'a> {
-    /// The same as a number, rounded where it has more than 24 bits.
+    /// The integer as a number, rounded if it has more than 24 bits.
     pub fn to_number(self) -> Number<'a> {
         self.writer.number(Step::Unary(Unary::ToNumber, self.term))
     }

@@ -1,8 +1,8 @@
-//! What is done to scores beyond the features of a problem: expressions, written as Rust closures.
+//! `score_mod` and `mask_mod`: changes to scores and masks beyond the features of a problem, written as Rust closures.
 //!
-//! A closure is called once, with handles instead of numbers. What it does with them is written down as a [`Expression`],
-//! from which every backend follows: kernels are generated from it, the CPU and the oracle evaluate it. Its constants are
-//! no part of that, but come along with it as [`Constants`].
+//! A closure is called once, with handles instead of numbers. Its operations on them are traced into an [`Expression`],
+//! which every backend uses: kernels are generated from it, the CPU and the oracle evaluate it. Its constants are not
+//! part of it, but accompany it as [`Constants`].
 
 mod constants;
 mod evaluate;
@@ -18,7 +18,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use handles::Writer;
 
-/// The most steps of an expression; kernels repeat them for every score of a tile.
+/// The most steps of an expression; kernels execute them for every score of a tile.
 pub const MOST_STEPS: usize = 64;
 
 /// A step of an expression, by its number.
@@ -26,24 +26,24 @@ pub const MOST_STEPS: usize = 64;
 pub struct Term(u32);
 
 impl Term {
-    /// Its place among the steps.
+    /// The index among the steps.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a step gives.
+/// The type of a step's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A floating-point number.
     Number,
     /// A 32-bit integer, which wraps.
     Integer,
-    /// True or false.
+    /// A boolean.
     Truth,
 }
 
-/// One step of an expression. Terms are steps before it.
+/// One step of an expression. Its terms are earlier steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The score so far.
@@ -64,22 +64,22 @@ pub enum Step {
     Number(u32),
     /// An integer that is part of the structure.
     Integer(i32),
-    /// Of one term.
+    /// An operation on one term.
     Unary(Unary, Term),
-    /// Of two terms, of the same kind.
+    /// An operation on two terms of the same kind.
     Binary(Binary, Term, Term),
     /// The second where the first is true, else the third.
     Select(Term, Term, Term),
-    /// What the table of numbers has at an index; at its nearest end where that is outside.
+    /// The entry of the table of numbers at an index, clamped to the table.
     NumberAt(Term),
-    /// What the table of integers has at an index; at its nearest end where that is outside.
+    /// The entry of the table of integers at an index, clamped to the table.
     IntegerAt(Term),
     /// An integer divided by `2^bits`, rounded down.
     ShiftRight(Term, u32),
 }
 
 impl Step {
-    /// The terms that it is made of, in order.
+    /// The terms that it reads, in order.
     pub fn operands(self) -> impl Iterator<Item = Term> {
         let operands = match self {
             Self::Unary(_, a) | Self::NumberAt(a) | Self::IntegerAt(a) | Self::ShiftRight(a, _) => {
@@ -109,7 +109,7 @@ impl Step {
     }
 }
 
-/// What can be done with one term.
+/// Operations on one term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unary {
     /// `-a`, of numbers and integers.
@@ -126,7 +126,7 @@ pub enum Unary {
     Not,
 }
 
-/// What can be done with two terms.
+/// Operations on two terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Binary {
     /// `a + b`, of numbers and integers.
@@ -151,19 +151,19 @@ pub enum Binary {
     Or,
 }
 
-/// What a term depends on.
+/// The inputs that a term depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each says whether one independent thing is looked at")]
 pub struct Uses {
-    /// On the score.
+    /// The score.
     pub score: bool,
-    /// On the query row.
+    /// The query row.
     pub query: bool,
-    /// On the key.
+    /// The key.
     pub key: bool,
-    /// On the batch.
+    /// The batch.
     pub batch: bool,
-    /// On the head.
+    /// The head.
     pub head: bool,
 }
 
@@ -207,7 +207,7 @@ impl Expression {
         Self { name: name.to_owned(), steps, kinds, uses, result }
     }
 
-    /// What it was called.
+    /// The name given by the caller.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -232,12 +232,12 @@ impl Expression {
         self.steps[term.index()]
     }
 
-    /// What a term is.
+    /// The type of a term.
     pub fn kind(&self, term: Term) -> Kind {
         self.kinds[term.index()]
     }
 
-    /// What a term depends on.
+    /// The inputs that a term depends on.
     pub fn uses(&self, term: Term) -> Uses {
         self.uses[term.index()]
     }
@@ -248,8 +248,8 @@ impl Expression {
         self.steps.iter().zip(&self.kinds).filter_map(|(step, kind)| Some((step.slot()?, *kind)))
     }
 
-    /// The other term, where the result is the score plus or minus a term that does not depend on the score; and what it is
-    /// multiplied by, 1 or -1.
+    /// The other term, if the result is the score plus or minus a term that does not depend on the score; and its sign,
+    /// 1 or -1.
     pub fn added_term(&self) -> Option<(Term, f32)> {
         let Step::Binary(op @ (Binary::Add | Binary::Subtract), a, b) = self.step(self.result) else { return None };
         let (other, sign) = match (op, self.step(a), self.step(b)) {
@@ -261,13 +261,14 @@ impl Expression {
         (!self.uses(other).score).then_some((other, sign))
     }
 
-    /// Whether it reads the table of numbers, and that of integers.
+    /// The tables that it reads: numbers, integers.
     pub fn tables(&self) -> (bool, bool) {
         let has = |is: fn(&Step) -> bool| self.steps.iter().any(is);
         (has(|step| matches!(step, Step::NumberAt(_))), has(|step| matches!(step, Step::IntegerAt(_))))
     }
 
-    /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted from 0 there.
+    /// This expression for a part of a problem: the rows from `row` on of one head of one batch, which are counted from 0
+    /// there.
     fn moved(&self, constants: &Constants, batch: usize, head: usize, row: usize) -> (Self, Constants) {
         let writer = Writer::default();
         let mut terms: Vec<Term> = Vec::with_capacity(self.steps.len());
@@ -302,7 +303,7 @@ impl Expression {
         writer.finish(&self.name, terms[self.result.index()])
     }
 
-    /// Constants no further from zero than these, numbers that are none as 0, and the structure still theirs.
+    /// Clamps constants to these magnitudes, NaNs to 0, without changing the structure.
     fn limited(&self, constants: &Constants, numbers: f32, integers: u32) -> Constants {
         let mut limited = *constants;
         let (number, integer) = (numbers.abs(), integers.min(Size::SMALL) as i32);
@@ -323,7 +324,7 @@ impl Expression {
         limited
     }
 
-    /// Each structure is kept once, for the life of the process: kernels are generated from it and compared by it.
+    /// Interns the structure for the life of the process: kernels are generated from it and compared by it.
     fn kept(self) -> &'static Self {
         static KEPT: LazyLock<Mutex<HashSet<&'static Expression>>> = LazyLock::new(Mutex::default);
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,20 +337,20 @@ impl Expression {
     }
 }
 
-/// What becomes of a score: of each score, given where it stands.
+/// A `score_mod`: the change of each score, given its indices.
 ///
 /// The closure is called once, and its structure is separated from its constants, the `f32` and `i32` that were written in
 /// it or captured by it:
 ///
-/// * The structure (the operations in their order, and the name) is kept for the life of the process, once however often it
-///   is written, and a GPU kernel is compiled for it.
+/// * The structure (the operations in their order, and the name) is kept for the life of the process, once however
+///   often it is written, and a GPU kernel is compiled for it.
 /// * The constants are in this value, and are arguments of the kernel. `|score, _| score * temperature` keeps and compiles
 ///   nothing for another temperature.
 ///
-/// Part of the structure are also: integers that something is multiplied by (`at.head * 257`), the bits of `>>`, whether
-/// an integer is more than `2^24` from zero, and constants beyond the first [`MOST_CONSTANTS`].
-/// Where those change from call to call, read them from a table of the problem. Every constant counts, also one that was
-/// written before; an expression with constants that is needed twice is computed once if it is bound to a name.
+/// Also part of the structure are: integer factors (`at.head * 257`), the bits of `>>`, whether an integer is more than
+/// `2^24` from zero, and constants beyond the first [`MOST_CONSTANTS`]. Where those change from call to call, read them
+/// from a table of the problem. Every constant counts, also a repeated one; an expression with constants that is needed
+/// twice is computed once if it is bound to a name.
 ///
 /// ```
 /// # use flashcore_problem as flashcore;
@@ -368,9 +369,9 @@ pub struct ScoreMod {
     constants: Constants,
 }
 
-/// Which keys take part, besides those that a mask takes out.
+/// A `mask_mod`: the keys that take part, besides the limits of the mask.
 ///
-/// What is kept for the life of the process and what is compiled, and what is not, is as for [`ScoreMod`].
+/// The lifetime of structures, and what is compiled for them, are as for [`ScoreMod`].
 ///
 /// ```
 /// # use flashcore_problem as flashcore;
@@ -390,7 +391,7 @@ pub struct MaskMod {
 }
 
 impl ScoreMod {
-    /// What the closure does, under a name for reports.
+    /// Traces the closure, under a name for reports.
     pub fn new(name: &str, write: impl for<'a> FnOnce(Number<'a>, Place<'a>) -> Number<'a>) -> Self {
         let writer = Writer::default();
         let score = writer.number(Step::Score);
@@ -400,7 +401,7 @@ impl ScoreMod {
 }
 
 impl MaskMod {
-    /// What the closure says, under a name for reports: true where the query row attends the key.
+    /// Traces the closure, under a name for reports: true where the query row attends the key.
     pub fn new(name: &str, write: impl for<'a> FnOnce(Place<'a>) -> Truth<'a>) -> Self {
         let writer = Writer::default();
         let result = write(writer.place()).term();
@@ -416,26 +417,26 @@ macro_rules! of_both {
                     Self { expression: expression.kept(), constants }
                 }
 
-                /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted
-                /// from 0 there.
+                /// This value for a part of a problem: the rows from `row` on of one head of one batch, which are
+                /// counted from 0 there.
                 #[must_use]
                 pub fn moved(self, batch: usize, head: usize, row: usize) -> Self {
                     Self::of(self.expression.moved(&self.constants, batch, head, row))
                 }
 
-                /// The same structure with constants no further from zero than these, numbers that are none as 0; integers
-                /// beyond [`Size::SMALL`] stay as they are.
+                /// This structure with constants clamped to these magnitudes, NaNs to 0; integers beyond
+                /// [`Size::SMALL`] stay as they are.
                 #[must_use]
                 pub fn with_constants_within(self, numbers: f32, integers: u32) -> Self {
                     Self { constants: self.expression.limited(&self.constants, numbers, integers), ..self }
                 }
 
-                /// Its structure.
+                /// The structure.
                 pub const fn expression(self) -> &'static Expression {
                     self.expression
                 }
 
-                /// The values of its constants.
+                /// The values of the constants.
                 pub const fn constants(self) -> Constants {
                     self.constants
                 }
@@ -523,7 +524,7 @@ mod tests {
         assert_eq!(limited(0.25, 1 << 25), write(0.25, -64.0, 1 << 25));
     }
 
-    /// Problems refuse it, and nothing that can be asked of it panics.
+    /// Problems refuse it, and none of its methods panics.
     #[test]
     fn a_expression_of_too_many_steps() {
         let long = ScoreMod::new("long", |score, at| (0..1000).fold(score, |sum, _| sum + at.number(at.key) * 0.5));
@@ -538,7 +539,7 @@ mod tests {
         let mut scores = [1.0];
         long.moved(0, 0, 5).apply_to_row(tables, (0, 0, 0), &[0], &mut scores);
         assert_eq!(scores, [1001.0]);
-        // A table that is not there.
+        // A missing table.
         long.apply_to_row(Tables::default(), (0, 0, 0), &[0], &mut scores);
         assert_eq!(scores, [1001.0]);
     }

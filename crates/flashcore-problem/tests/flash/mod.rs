@@ -1,4 +1,4 @@
-//! Tiled attention as a kernel does it, with a place for each mistake a kernel can make.
+//! Tiled attention as a kernel computes it, with a place for each mistake a kernel can make.
 //!
 //! It stands in for a backend when the gate is tested: without a mistake it must pass, with one it must not.
 
@@ -7,7 +7,7 @@ use flashcore_problem::{DType, Inputs, Outputs, Problem};
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake {
-    /// None: what a good kernel does.
+    /// None: a correct kernel.
     None,
     /// The output is 5% too large.
     OutputScaled,
@@ -27,7 +27,7 @@ pub(crate) enum Mistake {
     SumNotRescaled,
     /// The output is not rescaled when the maximum grows.
     OutputNotRescaled,
-    /// Each row attends what its neighbour should.
+    /// Each row attends the keys of its neighbour.
     MaskShifted,
     /// The scale is `1 / head_dim`.
     ScaleNotRooted,
@@ -39,16 +39,16 @@ pub(crate) enum Mistake {
     LseInBase2,
     /// Two neighbouring columns are exchanged.
     ColumnsExchanged,
-    /// Weights are cut to the bits of the type instead of rounded.
+    /// Weights are truncated to the bits of the type instead of rounded.
     WeightsCut,
-    /// The output is cut to the bits of the type instead of rounded.
+    /// The output is truncated to the bits of the type instead of rounded.
     OutputCut,
     /// The log-sum-exp is 3e-5 too large.
     LseShifted,
 }
 
 impl Mistake {
-    /// Every mistake that is one.
+    /// Every mistake.
     pub(crate) const ALL: [Self; 18] = [
         Self::OutputScaled,
         Self::ElementZeroed,

@@ -37,9 +37,9 @@ pub(crate) fn all(parameters: &[Type]) -> Vec<Op> {
 #[derive(Default)]
 struct List {
     ops: Vec<Op>,
-    /// Which operands of the operation being made are constants, by their bits.
+    /// Bit mask of the operands of the current operation that are constants.
     constants: u32,
-    /// How many it has asked for.
+    /// Number of operands requested so far.
     operands: u32,
 }
 
@@ -93,7 +93,7 @@ fn moves(list: &mut List, parameters: &[Type]) {
     for (parameter, ty) in parameters.iter().enumerate() {
         list.push(|_| Op::LoadParam { ty: *ty, parameter: parameter as u32, d: ANY });
     }
-    // The parameter behind those of values.
+    // The parameter after those of values.
     list.push(|_| Op::TensorMapAddress { parameter: parameters.len() as u32, d: ANY });
     for compare in Compare::ALL {
         list.push_types(|list, ty| {
@@ -321,7 +321,7 @@ fn warpgroups(list: &mut List) {
                     for (a_major, b_major) in Major::ALL.iter().flat_map(|a| Major::ALL.iter().map(move |b| (*a, *b))) {
                         list.push_types(|_, operand| {
                             let count = columns / if accumulate == Type::F16x2 { 4 } else { 2 };
-                            // Written and read: two accumulators are no one, which the verifier refuses.
+                            // Written and read: two accumulators are not one, which the verifier refuses.
                             let read = if *accumulation == Accumulation::Replace { 0 } else { count };
                             Op::Wgmma {
                                 columns,

@@ -4,7 +4,7 @@ mod combinations;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flashcore_ir::verify::Place;
+use flashcore_ir::verify::Location;
 use flashcore_ir::{
     Arch, Builder, Compare, Guard, Instruction, Kernel, Op, Operand, Origin, Parameter, ParameterType, Role, SectionId,
     Statement, TABLE, Type, VerifiedKernel,
@@ -51,8 +51,8 @@ fn the_forms_of_the_table_are_what_is_printed() {
     assert_eq!((lines.next(), lines.next(), lines.next()), (Some("ret;"), Some("}"), None));
 }
 
-/// What needs the same PTX version and architecture is assembled for just these, apart from what needs more, so that
-/// a row that names too low a version is found out.
+/// Operations that need the same PTX version and architecture are assembled for exactly these, apart from those that
+/// need more, so that a row that names too low a version is found.
 #[test]
 fn ptxas_accepts_each_operation_where_the_table_has_it_first() {
     let mut groups = BTreeMap::<_, Vec<Op>>::new();
@@ -97,9 +97,9 @@ fn accepted(arch: Arch) -> Vec<Op> {
         Ok(_) => BTreeSet::new(),
         Err(errors) => errors
             .iter()
-            .map(|error| match &error.place {
-                Place::Statement { index, .. } => *index,
-                Place::Kernel { .. } => panic!("{error}"),
+            .map(|error| match &error.location {
+                Location::Statement { index, .. } => *index,
+                Location::Kernel { .. } => panic!("{error}"),
             })
             .collect(),
     };
@@ -115,8 +115,8 @@ fn kernel(ops: &[Op], arch: Arch) -> VerifiedKernel {
     unverified(ops).verify(arch).unwrap_or_else(|errors| panic!("{}", errors[0]))
 }
 
-/// A kernel of these operations, with registers of the right types: what they read has been written, what they write
-/// is new.
+/// A kernel of these operations, with registers of the right types: those they read have been written, those they write
+/// are new.
 fn unverified(ops: &[Op]) -> Kernel {
     let mut kernel = Builder::new("every_operation", 32).finish();
     kernel.parameters = PARAMETERS.map(|ty| Parameter { name: format!("p_{ty}"), ty: ty.into() }).to_vec();
@@ -154,7 +154,7 @@ fn unverified(ops: &[Op]) -> Kernel {
             let ty = types.next().unwrap();
             *register = if role == Role::Write { kernel.add_register(ty, SectionId(0)) } else { source(ty) };
         });
-        // What accumulates in place reads what it writes, which must have a value.
+        // An operation that accumulates in place reads its result register, which must have a value.
         if let Op::Wgmma { accumulate, d, c, .. } = &mut op
             && !c.is_empty()
         {
@@ -163,7 +163,7 @@ fn unverified(ops: &[Op]) -> Kernel {
                 accumulators.extend(d.iter().map(|register| (*register, *accumulate)));
             }
         }
-        // What follows an unconditional exit would not be compiled.
+        // Code after an unconditional exit would not be compiled.
         let guard = matches!(op, Op::Exit {}).then(|| Guard { predicate: source(Type::Pred), negated: true });
         append(&mut kernel, op, guard);
     }
@@ -185,7 +185,7 @@ fn family(text: &str) -> &str {
     text.split(['.', '{', ' ']).next().unwrap_or_default()
 }
 
-/// The text without what stands in braces.
+/// The text without its braced parts.
 fn without_braces(text: &str) -> String {
     let mut depth = 0;
     text.chars()
@@ -201,7 +201,7 @@ fn without_braces(text: &str) -> String {
         .collect()
 }
 
-/// The number of operands behind the mnemonic.
+/// The number of operands after the mnemonic.
 fn operands(text: &str) -> usize {
     text.split_once(' ').map_or(0, |(_, operands)| operands.split(',').count())
 }

@@ -5,7 +5,7 @@ use flashcore_ir::{Compare, Operand, RegisterId, Type};
 use crate::error::Stop;
 use crate::execute::lanes::Lanes;
 use crate::numeric::{Bf16, F16, add_to_odd, flush, fma, maximum, minimum};
-use crate::registers::{LANES, Wides, Words};
+use crate::state::registers::{LANES, Wides, Words};
 
 type Outcome = Result<(), Stop>;
 

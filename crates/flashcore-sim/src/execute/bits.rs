@@ -74,7 +74,7 @@ pub(crate) fn lop3(table: u8, a: u32, b: u32, c: u32) -> u32 {
     })
 }
 
-/// The mask of a bit field; position and length are bytes, and what lies above the word is cut off.
+/// The mask of a bit field; position and length are bytes, and bits above the word are cut off.
 fn field(position: u32, length: u32) -> (u32, u32) {
     let (position, length) = (position & 0xff, length & 0xff);
     let ones = 1u32.checked_shl(length).map_or(u32::MAX, |bit| bit - 1);

@@ -1,7 +1,7 @@
-//! Addresses in the shared memory of the CTAs of a cluster.
+//! DSMEM: addresses in the shared memory of the CTAs of a cluster.
 //!
-//! An address that `mapa` makes has, above its 24 low bits, the rank of the CTA plus one; without, it is one of the CTA
-//! that executes.
+//! An address made by `mapa` has, above its 24 low bits, the rank of the CTA plus one; without it, the address is one
+//! of the executing CTA.
 
 use flashcore_ir::{Operand, RegisterId, Space};
 
@@ -10,22 +10,22 @@ use crate::execute::{Context, Scene};
 use crate::fault::FaultKind;
 use crate::memory::Refusal;
 use crate::memory::shared::SharedMemory;
-use crate::registers::lanes;
+use crate::state::registers::lanes;
 
 const WINDOW_BITS: u32 = 24;
 const WINDOW_MASK: u32 = (1 << WINDOW_BITS) - 1;
 
-/// A place in the shared memory of a CTA.
+/// A location in the shared memory of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Located {
+pub(crate) struct SharedLocation {
     /// The CTA in the cluster.
     pub(crate) rank: usize,
     /// The address as that CTA knows it.
     pub(crate) address: u32,
 }
 
-impl Located {
-    /// The refusal of an access to this place, at the address that the executing CTA has used.
+impl SharedLocation {
+    /// The refusal of an access to this location, at the address that the executing CTA has used.
     pub(crate) fn refused(self, address: u64, refusal: Refusal) -> Refusal {
         Refusal { address: refusal.address + (address - u64::from(self.address)), ..refusal }
     }
@@ -44,7 +44,7 @@ pub(crate) fn map(context: &mut Context<'_, '_, '_>, d: RegisterId, a: Operand, 
     Ok(())
 }
 
-/// The place that an address means to the executing CTA.
+/// The location that an address means to the executing CTA.
 pub(crate) fn locate(
     scene: &Scene<'_, '_>,
     cluster: &[SharedMemory],
@@ -52,8 +52,8 @@ pub(crate) fn locate(
     space: Space,
     address: u64,
     lane: usize,
-) -> Result<Located, Stop> {
-    let here = Located { rank: executing, address: address as u32 };
+) -> Result<SharedLocation, Stop> {
+    let here = SharedLocation { rank: executing, address: address as u32 };
     let window = address as u32 >> WINDOW_BITS;
     if space != Space::Cluster || window == 0 {
         return Ok(here);
@@ -67,5 +67,5 @@ pub(crate) fn locate(
     if cluster[rank].has_ended {
         return Err(Stop::address(FaultKind::EndedCta { cta: scene.placement.cta(rank) }, lane, address));
     }
-    Ok(Located { rank, address: address as u32 & WINDOW_MASK })
+    Ok(SharedLocation { rank, address: address as u32 & WINDOW_MASK })
 }

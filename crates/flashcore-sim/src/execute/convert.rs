@@ -76,7 +76,7 @@ fn encode_float(ty: Type, number: Number, rounding: Rounding) -> Option<u64> {
 }
 
 fn convert_one(to: Type, from: Type, rounding: Rounding, bits: u64) -> Option<u64> {
-    // By its bits: a NaN would not survive the way through a number with its own.
+    // By its bits: a conversion through a number would not keep the payload of a NaN.
     if (to, from, rounding) == (Type::Tf32, Type::F32, Rounding::NearestAway) {
         return Some(to_tf32(bits as u32).into());
     }

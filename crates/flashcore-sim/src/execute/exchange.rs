@@ -4,7 +4,7 @@ use flashcore_ir::{ReduceOp, RegisterId, ShuffleMode, Type, VoteMode};
 
 use crate::error::Stop;
 use crate::execute::lanes::Lanes;
-use crate::registers::{ALL, Words};
+use crate::state::registers::{ALL, Words};
 
 /// The lane that `lane` receives from: itself where the source would lie outside its segment.
 fn source(mode: ShuffleMode, control: u32, lane: u32, index: u32) -> u32 {
@@ -37,7 +37,7 @@ pub(crate) fn shuffle(
     lanes.set_word(d, &received);
 }
 
-/// What all lanes say of a predicate.
+/// The vote of all lanes on a predicate.
 pub(crate) fn vote(lanes: &mut Lanes<'_, '_>, mode: VoteMode, d: RegisterId, a: RegisterId) {
     let holds = lanes.registers.predicate_of(a);
     let answer = match mode {

@@ -5,7 +5,7 @@ use core::array;
 use flashcore_ir::{Operand, RegisterId};
 
 use crate::numeric::{Half, canonical, join, split};
-use crate::registers::{Registers, Wides, Words};
+use crate::state::registers::{Registers, Wides, Words};
 
 /// The registers of a warp and the lanes that execute.
 pub(crate) struct Lanes<'r, 'k> {

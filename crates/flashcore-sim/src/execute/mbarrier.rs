@@ -1,24 +1,25 @@
-//! Operations on `mbarrier`s, in the shared memory of this CTA or of another of the cluster.
+//! Steps on `mbarrier`s, in the shared memory of this CTA or of another of the cluster. Their state is in
+//! [`crate::state::mbarrier`].
 
 use flashcore_ir::{Address, FenceScope, Operand, RegisterId, Space};
 
 use crate::clocks::Participants;
 use crate::error::{InternalError, Stop};
-use crate::execute::cluster::{Located, locate};
+use crate::execute::cluster::{SharedLocation, locate};
 use crate::execute::memory::addresses;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::{AccessKind, FaultKind, MbarrierProblem};
-use crate::mbarrier::{MBARRIER_BYTES, Mbarrier, Refused};
 use crate::memory::{Reason, Refusal};
 use crate::race::MOST_MBARRIERS;
-use crate::registers::{LANES, lanes};
+use crate::state::mbarrier::{MBARRIER_BYTES, Mbarrier, Refused};
+use crate::state::registers::{LANES, lanes};
 
-/// The fault that a refused operation of a lane is.
+/// The fault for a refused operation of a lane.
 pub(crate) fn refused((problem, state): Refused, lane: usize, address: u64) -> Stop {
     Stop::address(FaultKind::Mbarrier { problem, state }, lane, address)
 }
 
-/// Initialises barriers.
+/// Initialises `mbarrier`s.
 pub(crate) fn initialise(context: &mut Context<'_, '_, '_>, count: Operand, target: Address) -> Result<(), Stop> {
     let counts = context.warp.registers.word(count);
     let targets = addresses(&context.warp.registers, Space::Shared, target);
@@ -45,19 +46,19 @@ pub(crate) fn initialise(context: &mut Context<'_, '_, '_>, count: Operand, targ
     Ok(())
 }
 
-/// Ends barriers.
+/// Invalidates `mbarrier`s.
 pub(crate) fn invalidate(context: &mut Context<'_, '_, '_>, target: Address) -> Result<(), Stop> {
     let targets = addresses(&context.warp.registers, Space::Shared, target);
     for lane in lanes(context.mask) {
-        let place = use_barrier(context, Space::Shared, targets[lane], lane)?;
+        let location = use_barrier(context, Space::Shared, targets[lane], lane)?;
         let accessor = context.clocks.accessor(context.warp_index, context.step);
         let access = accessor.lane(lane);
-        let shared = &mut context.cluster[place.rank];
-        let earlier = shared.mbarriers.get(place.address).map(|barrier| barrier.unordered_use(&access));
+        let shared = &mut context.cluster[location.rank];
+        let earlier = shared.mbarriers.get(location.address).map(|barrier| barrier.unordered_use(&access));
         if let Ok(Some(earlier)) = earlier {
             return Err(race(context, earlier, AccessKind::Atomic, targets[lane], lane));
         }
-        shared.mbarriers.invalidate(place.address);
+        shared.mbarriers.invalidate(location.address);
     }
     Ok(())
 }
@@ -73,20 +74,25 @@ fn race(
     context.scene.refused(attempt, Refusal { address, reason: Reason::Race { earlier, earlier_kind } })
 }
 
-/// Where a lane's barrier lies, if it is ordered after its initialisation.
-fn use_barrier(context: &mut Context<'_, '_, '_>, space: Space, address: u64, lane: usize) -> Result<Located, Stop> {
-    let place = locate(&context.scene, context.cluster, context.rank, space, address, lane)?;
-    aligned(space, place.address.into(), MBARRIER_BYTES, lane)?;
+/// The location of a lane's `mbarrier`, if the lane is ordered after its initialisation.
+fn use_barrier(
+    context: &mut Context<'_, '_, '_>,
+    space: Space,
+    address: u64,
+    lane: usize,
+) -> Result<SharedLocation, Stop> {
+    let location = locate(&context.scene, context.cluster, context.rank, space, address, lane)?;
+    aligned(space, location.address.into(), MBARRIER_BYTES, lane)?;
     let accessor = context.clocks.accessor(context.warp_index, context.step);
     let access = accessor.lane(lane);
-    let barrier = context.cluster[place.rank].mbarriers.get(place.address);
+    let barrier = context.cluster[location.rank].mbarriers.get(location.address);
     let barrier = barrier.map_err(|problem| refused(problem, lane, address))?;
     let initialised = barrier.initialised();
     if !access.is_after(initialised) {
         return Err(race(context, initialised, AccessKind::Write, address, lane));
     }
     barrier.used(&access);
-    Ok(place)
+    Ok(location)
 }
 
 impl Context<'_, '_, '_> {
@@ -94,24 +100,25 @@ impl Context<'_, '_, '_> {
         Participants { warp: self.warp_index, lanes: 1 << lane, alive: self.warp.alive() }
     }
 
-    /// A barrier that [`use_barrier`] has found.
-    fn barrier(&mut self, place: Located) -> Result<&mut Mbarrier, Refused> {
-        self.cluster[place.rank].mbarriers.get(place.address)
+    /// An `mbarrier` that [`use_barrier`] has found.
+    fn barrier(&mut self, location: SharedLocation) -> Result<&mut Mbarrier, Refused> {
+        self.cluster[location.rank].mbarriers.get(location.address)
     }
 }
 
-/// What an arrival does.
+/// The kind of an arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Arrives so many times.
+    /// Arrives this many times.
     Count(Operand),
-    /// Announces bytes and arrives.
+    /// Expects bytes (`expect_tx`) and arrives.
     Expect(Operand),
-    /// Announces bytes only.
+    /// Expects bytes (`expect_tx`) only.
     ExpectOnly(Operand),
 }
 
-/// Arrives at barriers or announces bytes, or both. All lanes release before one of them arrives: they execute together.
+/// Arrives at `mbarrier`s or expects bytes, or both. All lanes release before one of them arrives: they execute
+/// together.
 pub(crate) fn arrive(
     context: &mut Context<'_, '_, '_>,
     space: Space,
@@ -121,41 +128,41 @@ pub(crate) fn arrive(
     let (Arrival::Count(operand) | Arrival::Expect(operand) | Arrival::ExpectOnly(operand)) = arrival;
     let numbers = context.warp.registers.word(operand);
     let targets = addresses(&context.warp.registers, space, target);
-    let mut places = [Located { rank: 0, address: 0 }; LANES];
+    let mut locations = [SharedLocation { rank: 0, address: 0 }; LANES];
     for lane in lanes(context.mask) {
-        places[lane] = use_barrier(context, space, targets[lane], lane)?;
+        locations[lane] = use_barrier(context, space, targets[lane], lane)?;
     }
     if !matches!(arrival, Arrival::ExpectOnly(_)) {
-        release(context, &places, context.mask);
+        release(context, &locations, context.mask);
     }
     for lane in lanes(context.mask) {
-        let (place, address) = (places[lane], targets[lane]);
+        let (location, address) = (locations[lane], targets[lane]);
         let Context { cluster, clocks, .. } = context;
-        let done = cluster[place.rank].mbarriers.get(place.address).and_then(|barrier| match arrival {
+        let done = cluster[location.rank].mbarriers.get(location.address).and_then(|barrier| match arrival {
             Arrival::Count(_) => barrier.arrive(numbers[lane], clocks),
-            Arrival::Expect(_) => barrier.expect(numbers[lane]).and_then(|()| barrier.arrive(1, clocks)),
-            Arrival::ExpectOnly(_) => barrier.expect(numbers[lane]).map(|()| false),
+            Arrival::Expect(_) => barrier.expect_tx(numbers[lane]).and_then(|()| barrier.arrive(1, clocks)),
+            Arrival::ExpectOnly(_) => barrier.expect_tx(numbers[lane]).map(|()| false),
         });
         if done.map_err(|problem| refused(problem, lane, address))? {
-            context.signals.completed.push((place.rank, place.address));
-            // The lanes behind this one arrive in the next phase.
-            release(context, &places, context.mask & u32::MAX.checked_shl(lane as u32 + 1).unwrap_or(0));
+            context.signals.completed.push((location.rank, location.address));
+            // The lanes after this one arrive in the next phase.
+            release(context, &locations, context.mask & u32::MAX.checked_shl(lane as u32 + 1).unwrap_or(0));
         }
     }
     Ok(())
 }
 
-/// The lanes release to the present phases of their barriers, those with the same barrier together.
-fn release(context: &mut Context<'_, '_, '_>, places: &[Located; LANES], mask: u32) {
+/// Releases to the current phases of the lanes' `mbarrier`s, for lanes with the same one together.
+fn release(context: &mut Context<'_, '_, '_>, locations: &[SharedLocation; LANES], mask: u32) {
     let mut rest = mask;
     while rest != 0 {
-        let place = places[rest.trailing_zeros() as usize];
-        let same = lanes(rest).filter(|&lane| places[lane] == place).fold(0, |mask, lane| mask | 1 << lane);
+        let location = locations[rest.trailing_zeros() as usize];
+        let same = lanes(rest).filter(|&lane| locations[lane] == location).fold(0, |mask, lane| mask | 1 << lane);
         rest &= !same;
         let participants = Participants { warp: context.warp_index, lanes: same, alive: context.warp.alive() };
-        let here = place.rank == context.rank;
+        let here = location.rank == context.rank;
         let Context { cluster, clocks, .. } = context;
-        if let Ok(barrier) = cluster[place.rank].mbarriers.get(place.address) {
+        if let Ok(barrier) = cluster[location.rank].mbarriers.get(location.address) {
             barrier.release(clocks, participants, here);
         }
     }
@@ -166,7 +173,7 @@ fn check_parity(parity: u32, lane: usize, address: u64) -> Result<(), Stop> {
     if parity < 2 { Ok(()) } else { Err(wrong()) }
 }
 
-/// Whether the lanes of a warp that wait can all go on. Those that can have acquired.
+/// Returns true if all waiting lanes of a warp can proceed. Those that can have acquired.
 pub(crate) fn wait(
     context: &mut Context<'_, '_, '_>,
     scope: FenceScope,
@@ -179,12 +186,12 @@ pub(crate) fn wait(
     context.warp.waiting.mbarriers.clear();
     for lane in lanes(context.mask & !complete) {
         check_parity(parities[lane], lane, sources[lane])?;
-        let place = use_barrier(context, Space::Shared, sources[lane], lane)?;
-        let done = context.barrier(place).map(|barrier| barrier.is_complete(parities[lane]));
+        let location = use_barrier(context, Space::Shared, sources[lane], lane)?;
+        let done = context.barrier(location).map(|barrier| barrier.is_complete(parities[lane]));
         if done.map_err(|problem| refused(problem, lane, sources[lane]))? {
             complete |= 1 << lane;
-        } else if !context.warp.waiting.mbarriers.contains(&place.address) {
-            context.warp.waiting.mbarriers.push(place.address);
+        } else if !context.warp.waiting.mbarriers.contains(&location.address) {
+            context.warp.waiting.mbarriers.push(location.address);
         }
     }
     acquire(context, complete & !context.warp.waiting.done, scope, &sources);
@@ -193,7 +200,7 @@ pub(crate) fn wait(
     Ok(all)
 }
 
-/// Lanes whose phases are complete acquire, those with the same barrier together.
+/// Acquires for lanes whose phases are complete, for those with the same `mbarrier` together.
 fn acquire(context: &mut Context<'_, '_, '_>, mask: u32, scope: FenceScope, sources: &[u64; LANES]) {
     let mut rest = mask;
     while rest != 0 {
@@ -208,7 +215,7 @@ fn acquire(context: &mut Context<'_, '_, '_>, mask: u32, scope: FenceScope, sour
     }
 }
 
-/// `d` tells whether the phases are complete.
+/// `d` is true if the phases are complete.
 pub(crate) fn test(
     context: &mut Context<'_, '_, '_>,
     scope: FenceScope,
@@ -221,8 +228,8 @@ pub(crate) fn test(
     let mut complete = 0;
     for lane in lanes(context.mask) {
         check_parity(parities[lane], lane, sources[lane])?;
-        let place = use_barrier(context, Space::Shared, sources[lane], lane)?;
-        let done = context.barrier(place).map(|barrier| barrier.is_complete(parities[lane]));
+        let location = use_barrier(context, Space::Shared, sources[lane], lane)?;
+        let done = context.barrier(location).map(|barrier| barrier.is_complete(parities[lane]));
         complete |= u32::from(done.map_err(|problem| refused(problem, lane, sources[lane]))?) << lane;
     }
     acquire(context, complete, scope, &sources);

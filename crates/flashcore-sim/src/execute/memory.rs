@@ -7,7 +7,7 @@ use crate::execute::cluster::locate;
 use crate::execute::{Attempt, Context, aligned};
 use crate::fault::AccessKind;
 use crate::numeric::{canonical, flush};
-use crate::registers::{LANES, Registers, lanes};
+use crate::state::registers::{LANES, Registers, lanes};
 
 /// The most bytes that a lane loads or stores at once.
 const MOST_BYTES: usize = 32;
@@ -44,9 +44,10 @@ pub(crate) fn load(
         let attempt = Attempt { space, kind: AccessKind::Read, bytes: bytes as u32, lane };
         let read = match space {
             Space::Shared | Space::Cluster => {
-                let place = locate(scene, cluster, *rank, space, address, lane)?;
-                let read = cluster[place.rank].read(place.address, bytes as u32, &access);
-                read.map(|read| data[..bytes].copy_from_slice(read)).map_err(|refusal| place.refused(address, refusal))
+                let location = locate(scene, cluster, *rank, space, address, lane)?;
+                let read = cluster[location.rank].read(location.address, bytes as u32, &access);
+                read.map(|read| data[..bytes].copy_from_slice(read))
+                    .map_err(|refusal| location.refused(address, refusal))
             }
             Space::Global if cache == LoadCache::ReadOnly => global
                 .must_be_constant(address, bytes as u64)
@@ -90,9 +91,9 @@ pub(crate) fn store(
         let attempt = Attempt { space, kind: AccessKind::Write, bytes: bytes as u32, lane };
         let written = match space {
             Space::Shared | Space::Cluster => {
-                let place = locate(scene, cluster, *rank, space, address, lane)?;
-                let written = cluster[place.rank].write(place.address, &data[..bytes], &access);
-                written.map_err(|refusal| place.refused(address, refusal))
+                let location = locate(scene, cluster, *rank, space, address, lane)?;
+                let written = cluster[location.rank].write(location.address, &data[..bytes], &access);
+                written.map_err(|refusal| location.refused(address, refusal))
             }
             Space::Global => global.write(address, &data[..bytes], &access),
         };
@@ -113,7 +114,7 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(all)
 }
 
-/// What an atomic makes of the old value and its operand.
+/// The combining function of an atomic, of the old value and its operand.
 ///
 /// The manual of `atom` and `red`: adding `f32` "on global memory flushes subnormal inputs and results to
 /// sign-preserving zero"; on shared memory it "supports subnormal inputs and results".
@@ -205,7 +206,8 @@ fn update(
 const ROW_BYTES: u32 = 16;
 const ROWS: usize = 8;
 
-/// Stores 8 × 8 matrices whose rows the lanes point at. The warp writes as one: a row has elements of several lanes.
+/// Stores 8 × 8 matrices whose rows the lanes point at. The warp writes as one agent: a row has elements of several
+/// lanes.
 pub(crate) fn store_matrix(
     context: &mut Context<'_, '_, '_>,
     transposed: bool,
@@ -238,8 +240,8 @@ pub(crate) fn store_matrix(
     Ok(())
 }
 
-/// Loads 8 × 8 matrices whose rows the lanes point at. The warp reads as one: the lane that gives the address of a row
-/// is not the one that receives it.
+/// Loads 8 × 8 matrices whose rows the lanes point at. The warp reads as one agent: the lane that gives the address of
+/// a row is not the one that receives it.
 pub(crate) fn load_matrix(
     context: &mut Context<'_, '_, '_>,
     transposed: bool,

@@ -1,32 +1,31 @@
-//! One operation, executed by the active lanes of a warp: the match on the table of operations.
+//! Steps: one operation, executed by the active lanes of a warp; the match on the table of operations.
 
 mod arithmetic;
-pub(crate) mod asynchronous;
+pub(crate) mod async_copy;
 mod bits;
 mod cluster;
 mod convert;
 mod exchange;
 mod lanes;
-pub(crate) mod matrix;
+pub(crate) mod matrix_descriptor;
 mod mbarrier;
 mod memory;
-mod tensor;
-mod tensor_box;
-pub(crate) mod transfer;
-pub(crate) mod warpgroup;
+mod mma;
+pub(crate) mod tma;
+mod tma_box;
+pub(crate) mod wgmma;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
 use crate::clocks::Clocks;
-use crate::cluster_barrier::ClusterBarrier;
 use crate::counters::Counters;
 use crate::error::Stop;
 use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
 use crate::execute::mbarrier::Arrival;
-use crate::execute::tensor::Mma;
-use crate::execute::transfer::Transfer;
-use crate::fault::{AccessKind, FaultKind, InFlight, MbarrierProblem, Place, TooEarly};
+use crate::execute::mma::Mma;
+use crate::execute::tma::TmaLoad;
+use crate::fault::{AccessKind, FaultKind, InFlight, Location, MbarrierProblem, TooEarly};
 use crate::launch::Arguments;
 use crate::memory::shared::{SHARED_BASE, SharedMemory};
 use crate::memory::view::GlobalView;
@@ -34,11 +33,12 @@ use crate::memory::{Reason, Refusal};
 use crate::placement::Placement;
 use crate::program::{Action, Program};
 use crate::race::Stamp;
-use crate::registers::{ALL, LANES};
-use crate::warp::Warp;
-use crate::warpgroup::Warpgroup;
+use crate::state::cluster_barrier::ClusterBarrier;
+use crate::state::registers::{ALL, LANES};
+use crate::state::warp::Warp;
+use crate::state::wgmma::Warpgroup;
 
-/// What an operation works on.
+/// The operands of a step: the executing warp, and the state of its cluster.
 pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) scene: Scene<'c, 'k>,
     /// The warp in the cluster.
@@ -56,21 +56,21 @@ pub(crate) struct Context<'c, 'k, 'm> {
     pub(crate) counters: &'c mut Counters,
     pub(crate) cluster_barrier: &'c mut ClusterBarrier,
     pub(crate) signals: &'c mut Signals,
-    pub(crate) transfers: &'c mut Vec<Transfer>,
-    /// The warpgroups of all CTAs; none without products.
+    pub(crate) tma_loads: &'c mut Vec<TmaLoad>,
+    /// The warpgroups of all CTAs; none without `wgmma`.
     pub(crate) warpgroups: &'c mut [Warpgroup],
 }
 
-/// What an operation tells the scheduler.
+/// Events that an operation reports to the scheduler.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// The `mbarrier`s of which a phase is complete: the CTA in the cluster, and the address.
+    /// The `mbarrier`s of which a phase has completed: the CTA in the cluster, and the address.
     pub(crate) completed: Vec<(usize, u32)>,
-    /// Whether a warp has given registers back.
+    /// True if a warp has given registers back.
     pub(crate) released_registers: bool,
 }
 
-/// What is the same for all warps of a cluster.
+/// The constants of a cluster, shared by all its warps.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
@@ -88,18 +88,18 @@ pub(crate) struct Attempt {
 }
 
 impl Scene<'_, '_> {
-    /// The place of a step of a warp, without the lane and the address.
-    pub(crate) fn place(&self, step: usize, warp: usize) -> Place {
-        self.program.place(step, &self.placement, warp)
+    /// The location of a step of a warp, without the lane and the address.
+    pub(crate) fn location(&self, step: usize, warp: usize) -> Location {
+        self.program.location(step, &self.placement, warp)
     }
 
-    /// The place of an access of this cluster.
-    pub(crate) fn place_of(&self, stamp: Stamp, address: u64) -> Place {
-        self.program.place_of(stamp, &self.placement, address)
+    /// The location of an access of this cluster.
+    pub(crate) fn location_of(&self, stamp: Stamp, address: u64) -> Location {
+        self.program.location_of(stamp, &self.placement, address)
     }
 
-    /// Whether what started is a load that an `mbarrier` hears of.
-    fn is_transfer(&self, started: Stamp) -> bool {
+    /// True if the step that started is a TMA load, whose completion an `mbarrier` counts.
+    fn is_tma_load(&self, started: Stamp) -> bool {
         matches!(self.operation(started), Some(Op::BulkLoad { .. } | Op::TensorLoad { .. }))
     }
 
@@ -110,11 +110,11 @@ impl Scene<'_, '_> {
         }
     }
 
-    /// The fault that a refused access is.
+    /// The fault for a refused access.
     pub(crate) fn refused(&self, attempt: Attempt, refusal: Refusal) -> Stop {
         let Attempt { space, kind: access, bytes, lane } = attempt;
         let address = refusal.address;
-        let place = |stamp| Box::new(self.place_of(stamp, address));
+        let location = |stamp| Box::new(self.location_of(stamp, address));
         let touch = match access {
             AccessKind::Read => TooEarly::Read,
             AccessKind::Write | AccessKind::Atomic => TooEarly::Write,
@@ -123,25 +123,25 @@ impl Scene<'_, '_> {
             Reason::OutOfBounds(nearest) => FaultKind::OutOfBounds { space, bytes, nearest: *nearest },
             Reason::Uninitialised => FaultKind::UninitialisedMemory { space },
             Reason::Race { earlier, earlier_kind } => {
-                FaultKind::Race { space, access, earlier_access: earlier_kind, earlier: place(earlier) }
+                FaultKind::Race { space, access, earlier_access: earlier_kind, earlier: location(earlier) }
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
-                    Space::Shared | Space::Cluster if self.is_transfer(started) => InFlight::TransferTarget,
+                    Space::Shared | Space::Cluster if self.is_tma_load(started) => InFlight::TmaLoadTarget,
                     Space::Shared | Space::Cluster => InFlight::CopyTarget,
                     Space::Global => InFlight::BulkTarget,
                 };
-                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
+                FaultKind::MissingWait { space, touch, in_flight, started: location(started) }
             }
             Reason::Draining(started) => {
                 let product = matches!(self.operation(started), Some(Op::Wgmma { .. }));
-                let in_flight = if product { InFlight::ProductOperand } else { InFlight::BulkSource };
-                FaultKind::MissingWait { space, touch, in_flight, started: place(started) }
+                let in_flight = if product { InFlight::WgmmaOperand } else { InFlight::BulkSource };
+                FaultKind::MissingWait { space, touch, in_flight, started: location(started) }
             }
-            Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: place(written) },
+            Reason::Unfenced(written) => FaultKind::MissingProxyFence { written: location(written) },
             Reason::Mbarrier(state) => FaultKind::Mbarrier { problem: MbarrierProblem::Touched, state: Some(state) },
-            Reason::UnfencedGlobal(written) => FaultKind::UnfencedGlobal { written: place(written) },
-            Reason::Stale(written) => FaultKind::StaleRead { written: place(written) },
+            Reason::UnfencedGlobal(written) => FaultKind::UnfencedGlobal { written: location(written) },
+            Reason::Stale(written) => FaultKind::StaleRead { written: location(written) },
         };
         Stop::address(kind, lane, address)
     }
@@ -155,16 +155,16 @@ pub(crate) fn aligned(space: Space, address: u64, alignment: u32, lane: usize) -
     Err(Stop::address(FaultKind::Misaligned { space, alignment }, lane, address))
 }
 
-/// How a warp goes on after an operation.
+/// The continuation of a warp after an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// With the next step.
+    /// Proceeds with the next step.
     Next,
-    /// At a barrier, whose operands these are.
+    /// Arrives at a named barrier with these operands.
     Barrier { barrier: Operand, threads: Operand, waits: bool },
-    /// At the barrier of the cluster.
+    /// Arrives at the cluster barrier.
     ClusterArrive,
-    /// With the same step, when what it waits for has come.
+    /// Waits, and executes the step again.
     Wait,
     /// The lanes that executed it have ended.
     Exit,
@@ -302,7 +302,7 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             context.lanes().set_word(d, &[holds; LANES]);
         }
         Op::ReduceWarp { op, ty, d, ref a } => exchange::reduce(&mut context.lanes(), op, ty, d, a[0])?,
-        // Any lane would do; one that kernels do not expect finds out those that rely on the first.
+        // Any lane would do; the last one exposes kernels that rely on the first.
         Op::Elect { d } => context.lanes().set_predicate(d, 1 << (LANES - 1)),
         Op::WarpSync {} => context.clocks.warp_sync(context.warp_index),
 
@@ -319,24 +319,24 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         Op::Reduce { space, op, ty, ref a, target } => memory::atomic(context, space, op, ty, None, a[0], target)?,
 
         Op::CopyAsync { bytes, cache: _, prefetch: _, zero_fill: _, ref source_bytes, target, source } => {
-            asynchronous::copy(context, bytes, source_bytes.first().copied(), target, source)?;
+            async_copy::copy(context, bytes, source_bytes.first().copied(), target, source)?;
         }
         Op::CopyAsyncCommit {} => context.warp.copies.commit(mask),
-        Op::CopyAsyncWait { pending } => asynchronous::wait(context, Some(pending)),
-        Op::CopyAsyncWaitAll {} => asynchronous::wait(context, None),
-        Op::BulkStore { bytes, target, source } => asynchronous::bulk_store(context, bytes, target, source)?,
+        Op::CopyAsyncWait { pending } => async_copy::wait(context, Some(pending)),
+        Op::CopyAsyncWaitAll {} => async_copy::wait(context, None),
+        Op::BulkStore { bytes, target, source } => async_copy::bulk_store(context, bytes, target, source)?,
         Op::BulkCommit {} => context.warp.copies.bulk_commit(mask),
-        Op::BulkWait { pending, read } => asynchronous::bulk_wait(context, pending, read),
+        Op::BulkWait { pending, read } => async_copy::bulk_wait(context, pending, read),
         Op::FenceProxyAsync {} => context.clocks.fence_proxy(context.warp_index, mask),
 
         Op::BulkLoad { bytes, target, source, barrier } => {
-            transfer::bulk_load(context, bytes, target, source, barrier)?;
+            tma::bulk_load(context, bytes, target, source, barrier)?;
         }
         Op::TensorLoad { ref map, ref coordinates, ref mask, target, barrier, .. } => {
-            transfer::tensor_load(context, map[0], coordinates, mask.first().copied(), target, barrier)?;
+            tma::tensor_load(context, map[0], coordinates, mask.first().copied(), target, barrier)?;
         }
         Op::TensorStore { ref map, ref coordinates, source, .. } => {
-            transfer::tensor_store(context, map[0], coordinates, source)?;
+            tma::tensor_store(context, map[0], coordinates, source)?;
         }
 
         Op::LoadMatrix { count: _, transposed, ty: _, ref d, source } => {
@@ -349,18 +349,18 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             debug_assert_eq!(mask, ALL, "the scheduler lets only whole warps through");
             context.counters.mma += 1;
             context.counters.tensor_flops += 2 * 16 * 8 * u64::from(shape.depth());
-            tensor::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
+            mma::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
         }
-        Op::Wgmma { .. } => warpgroup::start(context, op)?,
+        Op::Wgmma { .. } => wgmma::start(context, op)?,
         Op::WgmmaFence {} => {
-            warpgroup::together(context, &[])?;
+            wgmma::in_lockstep(context, &[])?;
             context.warp.products.fence();
         }
         Op::WgmmaCommit {} => {
-            warpgroup::together(context, &[])?;
+            wgmma::in_lockstep(context, &[])?;
             context.warp.products.commit();
         }
-        Op::WgmmaWait { pending } => warpgroup::wait(context, pending)?,
+        Op::WgmmaWait { pending } => wgmma::wait(context, pending)?,
 
         Op::BarrierSync { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: true }),
         Op::BarrierArrive { barrier, threads } => return Ok(Flow::Barrier { barrier, threads, waits: false }),
@@ -396,9 +396,8 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             }
         }
 
-        // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; what makes others see
-        // them is a barrier.
-        // Launches follow each other here, so there is nothing to wait for.
+        // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; a barrier makes others
+        // see them. Launches follow each other here, so a dependent launch (PDL) has nothing to wait for.
         Op::Prefetch { source: _ }
         | Op::PrefetchTensorMap { map: _ }
         | Op::Fence { scope: _ }
@@ -406,12 +405,12 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         | Op::LaunchDependents {} => {}
 
         Op::SetRegisterCount { change, count } => {
-            if !warpgroup::set_register_count(context, change, count)? {
+            if !wgmma::set_register_count(context, change, count)? {
                 return Ok(Flow::Wait);
             }
         }
         Op::Exit {} => {
-            asynchronous::end(context)?;
+            async_copy::end(context)?;
             return Ok(Flow::Exit);
         }
     }

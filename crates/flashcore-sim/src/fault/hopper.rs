@@ -1,21 +1,21 @@
-//! What goes wrong with `mbarrier`s, clusters and products of warpgroups.
+//! Faults of `mbarrier`s, clusters and `wgmma`.
 
 use core::fmt;
 
-use super::Place;
+use super::Location;
 
 /// An `mbarrier` as a report shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MbarrierState {
-    /// Its address in the shared memory of its CTA.
+    /// The address in the shared memory of its CTA.
     pub address: u32,
-    /// The phase it is in, from 0 on.
+    /// The current phase, from 0 on.
     pub phase: u32,
     /// Arrivals that this phase still waits for.
     pub pending: u32,
     /// Arrivals of a phase.
     pub count: u32,
-    /// Bytes that were announced for this phase and have not come; negative where they came and were not announced.
+    /// Expected bytes (`expect_tx`) that have not come; negative where bytes came before they were expected.
     pub bytes: i64,
 }
 
@@ -25,12 +25,12 @@ impl fmt::Display for MbarrierState {
         let arrived = count - pending;
         write!(
             formatter,
-            "mbarrier {address:#x} (phase {phase}, {arrived} of {count} arrived, {bytes} bytes under way)"
+            "mbarrier {address:#x} (phase {phase}, {arrived} of {count} arrived, {bytes} bytes in flight)"
         )
     }
 }
 
-/// What is wrong with the use of an `mbarrier`.
+/// A wrong use of an `mbarrier`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MbarrierProblem {
     /// Nothing has initialised it, or it was invalidated.
@@ -47,7 +47,7 @@ pub enum MbarrierProblem {
         /// The count.
         count: u32,
     },
-    /// More bytes announced, or come unannounced, than it can count.
+    /// More bytes expected, or come unexpected, than it can count.
     Bytes {
         /// The balance that it would have.
         bytes: i64,
@@ -64,7 +64,7 @@ pub enum MbarrierProblem {
         /// The most.
         most: u32,
     },
-    /// The asynchronous proxy may not see that it is initialised.
+    /// The async proxy may not see that it is initialised.
     Unfenced,
 }
 
@@ -90,17 +90,17 @@ impl fmt::Display for MbarrierProblem {
             ),
             Self::TooManyPhases { most } => write!(formatter, "the simulator counts {most} phases of it"),
             Self::Unfenced => formatter.write_str(
-                "the asynchronous proxy may not see that it is initialised; the thread that did it must execute \
-                 `fence_mbarrier_init` or `fence_proxy_async` behind it and before the barrier",
+                "the async proxy may not see that it is initialised; the thread that did it must execute \
+                 `fence_mbarrier_init` or `fence_proxy_async` after it and before the barrier",
             ),
         }
     }
 }
 
-/// What is wrong at the barrier of a cluster.
+/// A wrong use of the cluster barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ClusterBarrierProblem {
-    /// The warp has arrived and not waited.
+    /// The warp has arrived and not waited since.
     ArrivesTwice,
     /// The warp has not arrived.
     WaitsBeforeArriving,
@@ -115,7 +115,7 @@ impl fmt::Display for ClusterBarrierProblem {
     }
 }
 
-/// What is wrong with an operation that four warps execute together.
+/// A wrong use of an operation that the four warps of a warpgroup execute together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WarpgroupProblem {
     /// The CTA does not have all four warps of the group.
@@ -127,13 +127,13 @@ pub enum WarpgroupProblem {
     LanesDisagree,
     /// The warps of the group give different operands.
     OperandsDiffer {
-        /// The same operation by another warp.
-        other: Box<Place>,
+        /// The other warp's operation.
+        other: Box<Location>,
     },
     /// Another warp of the group executes another such operation in its place.
     Disagrees {
         /// The operation of the other warp.
-        other: Box<Place>,
+        other: Box<Location>,
     },
     /// A descriptor with a base offset.
     BaseOffset {
@@ -152,7 +152,7 @@ impl fmt::Display for WarpgroupProblem {
             Self::OperandsDiffer { other } => write!(formatter, "other operands than those at {other}"),
             Self::Disagrees { other } => write!(
                 formatter,
-                "all four warps must execute the same operations on products, and another executes `{other}`"
+                "all four warps must execute the same wgmma operations, and another executes `{other}`"
             ),
             Self::BaseOffset { descriptor } => {
                 write!(

@@ -1,4 +1,4 @@
-//! What a kernel can do wrong, and where it did.
+//! Faults: the mistakes of a kernel, with their locations and remedies.
 
 mod hopper;
 
@@ -8,19 +8,19 @@ use flashcore_ir::{RegisterId, Space};
 
 pub use hopper::{ClusterBarrierProblem, MbarrierProblem, MbarrierState, WarpgroupProblem};
 
-/// A mistake of the kernel: what, and where.
+/// A mistake of the kernel and its location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{kind}\n  at {place}")]
+#[error("{kind}\n  at {location}")]
 pub struct Fault {
-    /// What is wrong.
+    /// The kind of mistake.
     pub kind: FaultKind,
-    /// Where the simulator noticed.
-    pub place: Place,
+    /// The location at which the simulator noticed.
+    pub location: Location,
 }
 
-/// An operation of one warp of one CTA, and where it was written.
+/// An operation of one warp of one CTA, and its source location.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The operation as text.
     pub operation: String,
     /// The section of the kernel, outermost name first.
@@ -39,7 +39,7 @@ pub struct Place {
     pub address: Option<u64>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, section, file, line, cta: [x, y, z], warp, lane, address } = self;
         write!(formatter, "`{operation}` in \"{section}\" ({file}:{line}), CTA ({x}, {y}, {z}), warp {warp}")?;
@@ -53,14 +53,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// What an access does to memory.
+/// The kind of an access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AccessKind {
     /// Reads.
     Read,
     /// Writes.
     Write,
-    /// Reads and writes in one step.
+    /// Reads and writes atomically.
     Atomic,
 }
 
@@ -74,19 +74,19 @@ impl fmt::Display for AccessKind {
     }
 }
 
-/// What an asynchronous copy that is not finished still has to do.
+/// The pending access of an asynchronous copy or `wgmma` in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InFlight {
-    /// `cp.async` writes its target in shared memory.
+    /// `cp.async` will write its target in shared memory.
     CopyTarget,
-    /// A bulk store reads its source in shared memory.
+    /// A TMA store will read its source in shared memory.
     BulkSource,
-    /// A bulk store writes its target in global memory.
+    /// A TMA store will write its target in global memory.
     BulkTarget,
-    /// A bulk load or a load of a box writes its target in shared memory.
-    TransferTarget,
-    /// A product of a warpgroup reads its operand in shared memory.
-    ProductOperand,
+    /// A TMA load will write its target in shared memory.
+    TmaLoadTarget,
+    /// A `wgmma` will read its operand in shared memory.
+    WgmmaOperand,
 }
 
 impl InFlight {
@@ -96,21 +96,21 @@ impl InFlight {
                 "wait with `copy_async_wait` in the thread that copies, then synchronise with the others"
             }
             Self::BulkSource => "wait with `bulk_wait(.., read: true)` in the thread that stores, then synchronise",
-            Self::ProductOperand => "wait with `wgmma_wait` in all four warps, then synchronise",
-            Self::TransferTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
+            Self::WgmmaOperand => "wait with `wgmma_wait` in all four warps, then synchronise",
+            Self::TmaLoadTarget => "wait for the phase of its mbarrier with `mbarrier_wait`",
             Self::BulkTarget => "wait with `bulk_wait(.., read: false)` in the thread that stores, then synchronise",
         }
     }
 }
 
-/// What was done before an asynchronous copy was waited for.
+/// The action that came before the wait for an asynchronous copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TooEarly {
-    /// Its bytes were read.
+    /// A read of the copy's bytes.
     Read,
-    /// Its bytes were written, by an operation or another copy.
+    /// A write of the copy's bytes, by an operation or another copy.
     Write,
-    /// The thread that started it ended.
+    /// The end of the thread that started the copy.
     Exit,
 }
 
@@ -127,24 +127,24 @@ impl fmt::Display for TooEarly {
 /// The buffer nearest to an address that is in none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nearest {
-    /// Its name.
+    /// The name of the buffer.
     pub buffer: String,
-    /// The address relative to its start; negative before it.
+    /// The address relative to the start of the buffer; negative before it.
     pub offset: i64,
-    /// Its size in bytes.
+    /// The size of the buffer in bytes.
     pub length: u64,
 }
 
-/// What is wrong with the operands of a barrier.
+/// A wrong operand of a named barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BarrierProblem {
-    /// There are 16 barriers, 0 to 15.
+    /// There are 16 named barriers, 0 to 15.
     NoSuchBarrier,
     /// The lanes of the warp give different operands.
     LanesDisagree,
-    /// The count is 0 or no multiple of the 32 threads of a warp.
+    /// The count is 0 or not a multiple of the 32 threads of a warp.
     NotWholeWarps,
-    /// The CTA has only so many threads.
+    /// The count exceeds the threads of the CTA.
     MoreThanCta {
         /// Threads of the CTA.
         threads: u32,
@@ -161,7 +161,7 @@ pub enum BarrierProblem {
 impl fmt::Display for BarrierProblem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoSuchBarrier => formatter.write_str("barriers are numbered 0 to 15"),
+            Self::NoSuchBarrier => formatter.write_str("named barriers are numbered 0 to 15"),
             Self::LanesDisagree => formatter.write_str("the lanes of a warp must give the same barrier and count"),
             Self::NotWholeWarps => formatter.write_str("the count must be a positive multiple of 32"),
             Self::MoreThanCta { threads } => write!(formatter, "the CTA has only {threads} threads"),
@@ -174,19 +174,19 @@ impl fmt::Display for BarrierProblem {
     }
 }
 
-/// A warp that waits.
+/// A warp that waits, in a deadlock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingWarp {
-    /// What it waits for.
+    /// The event that it waits for.
     pub waits_for: WaitsFor,
-    /// Where the warp waits.
-    pub place: Place,
+    /// The location of the wait.
+    pub location: Location,
 }
 
-/// What a warp waits for.
+/// The event that a warp waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WaitsFor {
-    /// A barrier of the CTA.
+    /// A named barrier of the CTA.
     Barrier {
         /// The barrier.
         barrier: u32,
@@ -195,16 +195,16 @@ pub enum WaitsFor {
         /// Threads it waits for.
         expected: u32,
     },
-    /// The phase of an `mbarrier` that some lanes wait for to complete.
+    /// The phase of an `mbarrier`.
     Mbarrier(MbarrierState),
-    /// Registers that others of the CTA have not given back.
+    /// Registers that other warps of the CTA have not given back (`setmaxnreg`).
     Registers {
-        /// More registers per thread that it wants.
+        /// Registers per thread that it asks for in addition.
         wanted: u32,
-        /// Registers per thread of a warp that there are.
+        /// Registers per thread of a warp that are free.
         free: u32,
     },
-    /// The barrier of the cluster.
+    /// The cluster barrier.
     Cluster {
         /// Warps that have arrived at it.
         arrived: u32,
@@ -215,7 +215,7 @@ pub enum WaitsFor {
 
 impl fmt::Display for WaitingWarp {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "warp {} at ", self.place.warp)?;
+        write!(formatter, "warp {} at ", self.location.warp)?;
         match &self.waits_for {
             WaitsFor::Barrier { barrier, arrived, expected } => {
                 write!(formatter, "barrier {barrier} ({arrived} of {expected} threads arrived)")
@@ -225,13 +225,13 @@ impl fmt::Display for WaitingWarp {
                 write!(formatter, "an increase by {wanted} registers ({free} are free)")
             }
             WaitsFor::Cluster { arrived, expected } => {
-                write!(formatter, "the barrier of the cluster ({arrived} of {expected} warps arrived)")
+                write!(formatter, "the cluster barrier ({arrived} of {expected} warps arrived)")
             }
         }
     }
 }
 
-/// What a kernel did wrong. The display says what to change.
+/// The kinds of mistakes. The display says what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -243,12 +243,12 @@ pub enum FaultKind {
     Race {
         /// The memory.
         space: Space,
-        /// What this operation does.
+        /// The access of this operation.
         access: AccessKind,
-        /// What the earlier one did.
+        /// The access of the earlier operation.
         earlier_access: AccessKind,
-        /// The earlier one.
-        earlier: Box<Place>,
+        /// The location of the earlier operation.
+        earlier: Box<Location>,
     },
     /// An access outside every buffer, or outside the shared memory of the CTA.
     #[error(
@@ -263,14 +263,14 @@ pub enum FaultKind {
         /// The nearest buffer.
         nearest: Nearest,
     },
-    /// An address that is no multiple of what the operation demands.
+    /// An address without the alignment that the operation demands.
     #[error(
         "misaligned address in {space} memory: it must be a multiple of {alignment}; use narrower accesses or align the data"
     )]
     Misaligned {
         /// The memory.
         space: Space,
-        /// Bytes of which the address must be a multiple.
+        /// The alignment in bytes.
         alignment: u32,
     },
     /// A read of bytes that neither the host nor this CTA has written.
@@ -290,35 +290,35 @@ pub enum FaultKind {
     MissingWait {
         /// The memory touched.
         space: Space,
-        /// What was done too early.
+        /// The premature action.
         touch: TooEarly,
-        /// What the copy still has to do.
+        /// The pending access of the copy.
         in_flight: InFlight,
-        /// Where the copy was started.
-        started: Box<Place>,
+        /// The location at which the copy was started.
+        started: Box<Location>,
     },
-    /// A bulk store reads what was written without a proxy fence.
+    /// A TMA store reads bytes that were written without a proxy fence.
     #[error(
-        "missing proxy fence: the asynchronous proxy may not see the write at {written}; the writing thread must execute \
+        "missing proxy fence: the async proxy may not see the write at {written}; the writing thread must execute \
          `fence_proxy_async` after it and before the barrier"
     )]
     MissingProxyFence {
         /// The write.
-        written: Box<Place>,
+        written: Box<Location>,
     },
     /// An asynchronous copy reads global memory that the cluster has written in this launch.
     #[error(
-        "the asynchronous proxy may not see the write to global memory at {written}; read it with ordinary loads, or in \
+        "the async proxy may not see the write to global memory at {written}; read it with ordinary loads, or in \
          another launch"
     )]
     UnfencedGlobal {
         /// The write.
-        written: Box<Place>,
+        written: Box<Location>,
     },
     /// An address that is not that of a tensor map.
-    #[error("this is no address of a tensor map; take it from `Builder::tensor_map`")]
+    #[error("this is not the address of a tensor map; take it from `Builder::tensor_map`")]
     NoTensorMap,
-    /// Coordinates of another tensor.
+    /// More or fewer coordinates than the tensor has dimensions.
     #[error("{coordinates} coordinates for a tensor map of {rank} dimensions")]
     TensorRank {
         /// Dimensions of the tensor.
@@ -326,9 +326,9 @@ pub enum FaultKind {
         /// Coordinates given.
         coordinates: u32,
     },
-    /// A store that begins before the tensor, which an H200 answers with an illegal instruction.
+    /// A TMA store that begins before the tensor, which an H200 answers with an illegal instruction.
     #[error(
-        "a tensor store at coordinate {coordinate} of dimension {dimension}, which is before the tensor; clip it at the end only"
+        "a TMA store at coordinate {coordinate} of dimension {dimension}, before the start of the tensor; only its end may be clipped"
     )]
     TensorStoreBefore {
         /// The dimension.
@@ -342,9 +342,9 @@ pub enum FaultKind {
     )]
     StaleRead {
         /// The write.
-        written: Box<Place>,
+        written: Box<Location>,
     },
-    /// Part of a warp at an operation that needs all of it.
+    /// A divergent warp at an operation that needs all its lanes.
     #[error(
         "divergent warp at an operation that all 32 lanes must execute together: active lanes are {active:#010x}; move it out of the branch"
     )]
@@ -352,7 +352,7 @@ pub enum FaultKind {
         /// The lanes that execute it.
         active: u32,
     },
-    /// A branch that promised agreement.
+    /// A branch that was promised to be uniform.
     #[error(
         "the lanes of a warp disagree at a uniform branch: it holds in {holds:#010x} of {active:#010x}; use the form whose lanes may disagree"
     )]
@@ -362,67 +362,67 @@ pub enum FaultKind {
         /// The active lanes.
         active: u32,
     },
-    /// A barrier that cannot be met.
+    /// A named barrier that cannot complete.
     #[error("barrier {barrier} of {threads} threads: {problem}")]
     BarrierCount {
         /// The barrier.
         barrier: u32,
         /// The count given.
         threads: u32,
-        /// What is wrong with it.
+        /// The problem.
         problem: BarrierProblem,
     },
     /// A wrong use of an `mbarrier`.
     #[error("{}: {problem}", mbarrier(state.as_ref()))]
     Mbarrier {
-        /// What is wrong.
+        /// The problem.
         problem: MbarrierProblem,
-        /// The barrier, if there is one.
+        /// The `mbarrier`, if there is one.
         state: Option<MbarrierState>,
     },
-    /// Four warps that do not do together what they must.
+    /// Four warps of a warpgroup that do not execute in lockstep.
     #[error("warpgroup: {problem}")]
     Warpgroup {
-        /// What is wrong.
+        /// The problem.
         problem: WarpgroupProblem,
     },
-    /// A register that a product of a warpgroup uses.
-    #[error("{access} of register {register}, which the product started at {started} uses; `wgmma_wait` for it first")]
+    /// A register that a `wgmma` in flight uses.
+    #[error("{access} of register {register}, which the wgmma started at {started} uses; `wgmma_wait` for it first")]
     RegisterInFlight {
         /// The register.
         register: RegisterId,
-        /// What was done with it.
+        /// The access to it.
         access: AccessKind,
-        /// Where the product was started.
-        started: Box<Place>,
+        /// The location at which the `wgmma` was started.
+        started: Box<Location>,
     },
-    /// A product of a warpgroup that uses what ordinary instructions have touched.
+    /// A `wgmma` that uses a register which ordinary instructions have accessed since the last fence.
     #[error(
-        "missing fence: register {register} of this product was touched by other instructions, or by none that a fence \
-         orders; `wgmma_fence` before it"
+        "missing fence: other instructions have accessed register {register} of this wgmma since the last `wgmma_fence`, or \
+         there was none; execute `wgmma_fence` before it"
     )]
     MissingWgmmaFence {
         /// The register.
         register: RegisterId,
     },
-    /// A thread that ends with a product under way.
-    #[error("end of a warp with the product under way that was started at {started}; `wgmma_wait` for it")]
-    UnfinishedProduct {
-        /// Where it was started.
-        started: Box<Place>,
+    /// A thread that ends with a `wgmma` in flight.
+    #[error("end of a warp with the wgmma started at {started} still in flight; `wgmma_wait` for it first")]
+    UnfinishedWgmma {
+        /// The location at which it was started.
+        started: Box<Location>,
     },
-    /// An increase that is none, or a decrease.
-    #[error("a change to {count} registers per thread in the wrong direction: the warp has {current}")]
+    /// A `setmaxnreg` increase that does not increase, or a decrease that does not decrease.
+    #[error("setmaxnreg to {count} registers per thread goes in the wrong direction: the warp has {current}")]
     RegisterCount {
         /// The count given.
         count: u32,
-        /// What the warp has.
+        /// The registers per thread that the warp has.
         current: u32,
     },
-    /// A wrong use of the barrier of the cluster.
-    #[error("barrier of the cluster: {problem}")]
+    /// A wrong use of the cluster barrier.
+    #[error("cluster barrier: {problem}")]
     ClusterBarrier {
-        /// What is wrong.
+        /// The problem.
         problem: ClusterBarrierProblem,
     },
     /// A CTA that the cluster does not have.
@@ -442,8 +442,8 @@ pub enum FaultKind {
         /// The CTA.
         cta: [u32; 3],
     },
-    /// No warp can go on.
-    #[error("deadlock, no warp can go on: {}; some warp has exited or waits elsewhere", list(waiting))]
+    /// No warp can proceed.
+    #[error("deadlock, no warp can proceed: {}; some warp has exited or waits elsewhere", list(waiting))]
     Deadlock {
         /// The warps that wait, in order.
         waiting: Vec<WaitingWarp>,
@@ -453,23 +453,23 @@ pub enum FaultKind {
     InvalidCopySize {
         /// The bytes given.
         bytes: u32,
-        /// What is possible.
+        /// The allowed sizes.
         allowed: CopySize,
     },
     /// A CTA that does not end.
-    #[error("a CTA executed {limit} steps without an end; correct the loop or raise `Options::step_limit`")]
+    #[error("a CTA executed {limit} steps without ending; correct the loop or raise `Options::step_limit`")]
     StepLimit {
         /// The limit.
         limit: u64,
     },
 }
 
-/// The sizes an asynchronous copy can have.
+/// The sizes that an asynchronous copy can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopySize {
-    /// At most so many.
+    /// At most this many bytes.
     AtMost(u32),
-    /// A multiple of so many, not 0.
+    /// A positive multiple of this many bytes.
     MultipleOf(u32),
 }
 
@@ -477,7 +477,7 @@ impl fmt::Display for CopySize {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtMost(bytes) => write!(formatter, "at most {bytes}"),
-            Self::MultipleOf(bytes) => write!(formatter, "a multiple of {bytes}, more than none"),
+            Self::MultipleOf(bytes) => write!(formatter, "a positive multiple of {bytes}"),
         }
     }
 }

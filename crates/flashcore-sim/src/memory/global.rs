@@ -14,7 +14,7 @@ use crate::memory::storage::{State, Storage};
 #[derive(Default)]
 pub struct GlobalMemory {
     buffers: Vec<Buffer>,
-    /// Set during a launch: what bytes a launch finds written must not change under it.
+    /// Set during a launch: the set of bytes written before it must not change meanwhile.
     launching: AtomicBool,
     /// Held during one atomic operation.
     atomics: Mutex<()>,
@@ -26,16 +26,16 @@ struct Buffer {
     storage: Storage,
 }
 
-/// Address space of one buffer; the first is left out so that small numbers are no addresses.
+/// Address space of one buffer; the first is left out so that small numbers are not addresses.
 const SLOT_SHIFT: u32 = 44;
-/// Where in its slot a buffer begins.
+/// The offset of a buffer in its slot.
 const SLOT_OFFSET: u64 = 256;
-/// The longest buffer: what follows it in its slot is mapped to nothing.
+/// The longest buffer: the rest of its slot is unmapped.
 const LONGEST: u64 = (1 << SLOT_SHIFT) - (1 << 33);
 
-/// A place in a buffer.
+/// A buffer and an offset in it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Location {
+pub(crate) struct BufferOffset {
     pub(crate) buffer: usize,
     pub(crate) offset: u64,
 }
@@ -58,8 +58,8 @@ impl GlobalMemory {
         self.push(name, length as u64, Storage::dense(length))
     }
 
-    /// A new buffer that must be written before it is read, of any length: it takes memory where it is written, and none
-    /// elsewhere. Returns its address.
+    /// A new buffer that must be written before it is read, of any length: it takes memory only where it is written.
+    /// Returns its address.
     ///
     /// # Panics
     ///
@@ -118,11 +118,11 @@ impl GlobalMemory {
         assert!(offset + count as u64 <= length, "{count} bytes at {offset} are not in a buffer of {length}");
         assert!(offset.is_multiple_of(2), "bytes are read in pairs, and {offset} is odd");
         let mut bytes = vec![0; count];
-        self.load(Location { buffer, offset }, &mut bytes);
+        self.load(BufferOffset { buffer, offset }, &mut bytes);
         bytes
     }
 
-    /// Whether every byte of the buffer at `address` has been written.
+    /// True if every byte of the buffer at `address` has been written.
     ///
     /// # Panics
     ///
@@ -151,19 +151,19 @@ impl GlobalMemory {
         self.buffers.iter().map(|buffer| buffer.length)
     }
 
-    /// Begins a launch, unless another is under way.
+    /// Begins a launch, unless another is running.
     pub(crate) fn begin_launch(&self) -> Option<LaunchGuard<'_>> {
         let free = !self.launching.swap(true, Ordering::Acquire);
         free.then(|| LaunchGuard { memory: self })
     }
 
-    /// The place of `bytes` at `address`, if a buffer has them all.
-    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Location, Nearest> {
+    /// Locates `bytes` at `address`, if a buffer has them all.
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<BufferOffset, Nearest> {
         let slot = (address >> SLOT_SHIFT) as usize;
         if let Some(buffer) = slot.checked_sub(1).filter(|&buffer| buffer < self.buffers.len()) {
             let start = address_of(buffer);
             if address >= start && address - start + bytes <= self.buffers[buffer].length {
-                return Ok(Location { buffer, offset: address - start });
+                return Ok(BufferOffset { buffer, offset: address - start });
             }
         }
         Err(self.nearest(address))
@@ -182,28 +182,28 @@ impl GlobalMemory {
         Nearest { buffer: name.clone(), offset: address.wrapping_sub(address_of(buffer)) as i64, length: *length }
     }
 
-    /// The address of a place.
-    pub(crate) fn address(location: Location) -> u64 {
+    /// The address of a location.
+    pub(crate) fn address(location: BufferOffset) -> u64 {
         address_of(location.buffer) + location.offset
     }
 
-    /// Whether a pair of bytes was written before the launch.
+    /// True if a pair of bytes was written before the launch.
     pub(crate) fn was_written(&self, buffer: usize, pair: usize) -> bool {
         self.buffers[buffer].storage.was_written(pair)
     }
 
     /// Copies bytes out.
-    pub(crate) fn load(&self, location: Location, bytes: &mut [u8]) {
+    pub(crate) fn load(&self, location: BufferOffset, bytes: &mut [u8]) {
         self.buffers[location.buffer].storage.load(location.offset, bytes);
     }
 
     /// Copies bytes in.
-    pub(crate) fn store(&self, location: Location, bytes: &[u8]) {
+    pub(crate) fn store(&self, location: BufferOffset, bytes: &[u8]) {
         self.buffers[location.buffer].storage.put(location.offset, bytes, State::InLaunch);
     }
 
-    /// Replaces bytes as one step among atomics.
-    pub(crate) fn replace(&self, location: Location, bytes: &mut [u8], update: impl FnOnce(&mut [u8])) {
+    /// Replaces bytes atomically with respect to other atomics.
+    pub(crate) fn replace(&self, location: BufferOffset, bytes: &mut [u8], update: impl FnOnce(&mut [u8])) {
         let _guard = self.atomics.lock().unwrap_or_else(PoisonError::into_inner);
         self.load(location, bytes);
         update(bytes);
@@ -211,13 +211,13 @@ impl GlobalMemory {
     }
 }
 
-/// A launch under way.
+/// A running launch.
 pub(crate) struct LaunchGuard<'m> {
     memory: &'m GlobalMemory,
 }
 
 impl Drop for LaunchGuard<'_> {
-    /// What the launch wrote is now what was written before the next.
+    /// Counts the writes of the launch as written before the next.
     fn drop(&mut self) {
         self.memory.buffers.iter().for_each(|buffer| buffer.storage.end_launch());
         self.memory.launching.store(false, Ordering::Release);

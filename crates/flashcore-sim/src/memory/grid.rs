@@ -8,7 +8,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::fault::AccessKind;
-use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::global::{BufferOffset, GlobalMemory};
 use crate::memory::pages::Pages;
 use crate::memory::view::{History, PAGE_BYTES};
 use crate::race::{CELL_BYTES, PLACE_BITS, Stamp};
@@ -34,7 +34,7 @@ struct Extremes {
 
 const NEVER: Extremes = Extremes { lowest: u64::MAX, highest: 0 };
 
-/// Room below the cluster for the step, the warp and the lane.
+/// Bits below the cluster for the step, the warp and the lane.
 const CLUSTER_SHIFT: u32 = PLACE_BITS;
 /// The most CTAs a launch can have.
 pub(crate) const MOST_CTAS: u64 = 1 << (63 - CLUSTER_SHIFT);
@@ -73,7 +73,7 @@ impl GridHistory {
         Self { buffers: buffers.collect() }
     }
 
-    /// Adds what a cluster did.
+    /// Adds the history of a cluster.
     pub(crate) fn add(&self, cluster: u64, history: &History) {
         for (buffer, touched) in self.buffers.iter().zip(history) {
             let mut pages = buffer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ impl GridHistory {
             pages.iter().find_map(|(page, accesses)| {
                 let (cell, first, second) = accesses.race()?;
                 let offset = page as u64 * PAGE_BYTES + cell as u64 * CELL_BYTES;
-                Some(GridRace { address: GlobalMemory::address(Location { buffer, offset }), first, second })
+                Some(GridRace { address: GlobalMemory::address(BufferOffset { buffer, offset }), first, second })
             })
         })
     }

@@ -1,4 +1,4 @@
-//! The memory a kernel sees: global buffers, the shared memory of a CTA, and what they refuse.
+//! The memory of a kernel: global buffers, the shared memory of a CTA, and the reasons to refuse an access.
 
 pub(crate) mod global;
 pub(crate) mod grid;
@@ -10,7 +10,7 @@ pub(crate) mod view;
 use crate::fault::{AccessKind, MbarrierState, Nearest};
 use crate::race::{CELL_BYTES, Conflict, Stamp};
 
-/// Why memory does not allow an access. The step that made the access turns it into a fault.
+/// A refused access. The step that made it turns it into a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     /// The first address concerned.
@@ -31,11 +31,11 @@ pub(crate) enum Reason {
     Filling(Stamp),
     /// An asynchronous copy will read it.
     Draining(Stamp),
-    /// The asynchronous proxy may not see this write.
+    /// The async proxy may not see this write.
     Unfenced(Stamp),
     /// The read-only cache may not see this write.
     Stale(Stamp),
-    /// The asynchronous proxy may not see this write to global memory.
+    /// The async proxy may not see this write to global memory.
     UnfencedGlobal(Stamp),
     /// It belongs to an `mbarrier`.
     Mbarrier(MbarrierState),

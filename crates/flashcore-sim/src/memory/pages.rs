@@ -1,11 +1,11 @@
-//! Something for each page of a buffer, made when first touched.
+//! Per-page data of a buffer, created when a page is first touched.
 
 use std::collections::BTreeMap;
 
-/// The most pages that are kept side by side: of 256 MiB. Longer buffers are touched in few places.
+/// The most pages that are kept in a dense vector: of 256 MiB. Longer buffers are touched in few pages.
 const MOST_DENSE: usize = 1 << 16;
 
-/// Something for each page of a buffer.
+/// Per-page data of a buffer.
 #[derive(Debug)]
 pub(crate) enum Pages<T> {
     /// By number.
@@ -15,7 +15,7 @@ pub(crate) enum Pages<T> {
 }
 
 impl<T> Pages<T> {
-    /// Nothing yet, for `count` pages.
+    /// Empty, for `count` pages.
     pub(crate) fn new(count: usize) -> Self {
         if count > MOST_DENSE {
             return Self::Sparse(BTreeMap::new());
@@ -25,7 +25,7 @@ impl<T> Pages<T> {
         Self::Dense(pages)
     }
 
-    /// That of a page, made if there is none.
+    /// The data of a page, created if there is none.
     pub(crate) fn get_or_insert_with(&mut self, page: usize, make: impl FnOnce() -> T) -> &mut T {
         match self {
             Self::Dense(pages) => pages[page].get_or_insert_with(make),
@@ -33,7 +33,7 @@ impl<T> Pages<T> {
         }
     }
 
-    /// Those of all touched pages, with their numbers, in order.
+    /// The data of all touched pages, with their numbers, in order.
     pub(crate) fn iter(&self) -> Box<dyn Iterator<Item = (usize, &T)> + '_> {
         match self {
             Self::Dense(pages) => {

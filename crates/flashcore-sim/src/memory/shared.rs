@@ -1,17 +1,17 @@
-//! The shared memory of a CTA.
+//! The shared memory of a CTA (smem).
 
 use crate::clocks::{Access, Clocks};
-use crate::execute::matrix::CHUNK_BYTES;
+use crate::execute::matrix_descriptor::CHUNK_BYTES;
 use crate::fault::Nearest;
-use crate::mbarrier::Mbarriers;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
+use crate::state::mbarrier::Mbarriers;
 
 /// The address at which shared memory begins: not 0, so that a kernel that forgets to add the base faults, and a
 /// multiple of the 1024 bytes that the widest swizzle needs.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
-/// Bytes of a chunk, as products read them.
+/// Bytes of a chunk, the unit in which `wgmma` reads.
 const CHUNK: usize = CHUNK_BYTES as usize;
 
 /// The bytes of a CTA and their history.
@@ -19,13 +19,13 @@ const CHUNK: usize = CHUNK_BYTES as usize;
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
     shadow: Shadow,
-    /// For each chunk of 16 bytes, how many warps have products under way that read it, and the last of them. Empty
-    /// without products.
+    /// For each chunk of 16 bytes, the number of warps with `wgmma`s in flight that read it, and the last of them.
+    /// Empty without `wgmma`.
     product_readers: Vec<(u32, Stamp)>,
     pub(crate) mbarriers: Mbarriers,
     /// Registers per thread that warps of the CTA have given back, summed over warps.
     pub(crate) free_registers: u32,
-    /// Whether its CTA has ended.
+    /// True once its CTA has ended.
     pub(crate) has_ended: bool,
 }
 
@@ -74,7 +74,7 @@ impl SharedMemory {
         Ok(&self.bytes[offset..offset + bytes as usize])
     }
 
-    /// Refuses a write to what a product under way reads.
+    /// Refuses a write to bytes that a `wgmma` in flight reads.
     fn no_product_reads(&self, offset: usize, bytes: u32) -> Result<(), Refusal> {
         if self.product_readers.is_empty() {
             return Ok(());
@@ -85,7 +85,7 @@ impl SharedMemory {
         Err(Refusal { address, reason: Reason::Draining(self.product_readers[chunk].1) })
     }
 
-    /// Starts to read a chunk of 16 bytes for a product.
+    /// Starts to read a chunk of 16 bytes for a `wgmma`.
     pub(crate) fn start_product(&mut self, address: u32, access: &Access<'_>, clocks: &Clocks) -> Result<(), Refusal> {
         let offset = self.offset(address, CHUNK as u32)?;
         let range = cells(offset as u64, CHUNK as u64);
@@ -101,13 +101,13 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The bytes of a chunk that a product under way reads.
+    /// The bytes of a chunk that a `wgmma` in flight reads.
     pub(crate) fn chunk(&self, address: u32) -> [u8; CHUNK] {
         let offset = (address - SHARED_BASE) as usize;
         core::array::from_fn(|index| self.bytes[offset + index])
     }
 
-    /// A product has read a chunk.
+    /// Ends the read of a chunk by a `wgmma`.
     pub(crate) fn finish_product(&mut self, address: u32, access: &Access<'_>) {
         let offset = (address - SHARED_BASE) as usize;
         self.product_readers[offset / CHUNK].0 -= 1;
@@ -145,7 +145,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The copy that started with `started` writes its data.
+    /// Writes the data of the copy that started with `started`.
     pub(crate) fn finish_fill(&mut self, address: u32, data: &[u8], started: Stamp, access: &Access<'_>) {
         let offset = (address - SHARED_BASE) as usize;
         let range = cells(offset as u64, data.len() as u64);
@@ -154,9 +154,9 @@ impl SharedMemory {
         self.bytes[offset..offset + data.len()].copy_from_slice(data);
     }
 
-    /// Starts a copy by the asynchronous proxy that will write `bytes` at `address`. What the generic proxy has written
-    /// there must be fenced, or it might come later.
-    pub(crate) fn start_transfer(
+    /// Starts a TMA load that will write `bytes` at `address`. Writes of the generic proxy there must be fenced, or
+    /// they might take effect later.
+    pub(crate) fn start_tma_load(
         &mut self,
         address: u32,
         bytes: u32,
@@ -173,8 +173,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The copy that started with `started` writes its data, with the stamp `written`.
-    pub(crate) fn finish_transfer(&mut self, address: u32, data: &[u8], started: Stamp, written: Stamp) {
+    /// Writes the data of the TMA load that started with `started`, with the stamp `written`.
+    pub(crate) fn finish_tma_load(&mut self, address: u32, data: &[u8], started: Stamp, written: Stamp) {
         let offset = (address - SHARED_BASE) as usize;
         let range = cells(offset as u64, data.len() as u64);
         self.shadow.end_claim(range.clone(), Claim::Fill, started);
@@ -182,7 +182,7 @@ impl SharedMemory {
         self.bytes[offset..offset + data.len()].copy_from_slice(data);
     }
 
-    /// Refuses what the asynchronous proxy does with bytes that the generic proxy has written without a fence.
+    /// Refuses an access of the async proxy to bytes that the generic proxy has written without a fence.
     fn must_be_fenced(&self, range: Cells, access: &Access<'_>, clocks: &Clocks) -> Result<(), Refusal> {
         let unfenced = |cell: usize| {
             let write = self.shadow.last_write(cell);
@@ -193,7 +193,7 @@ impl SharedMemory {
         Err(Refusal { address: u64::from(SHARED_BASE) + cell as u64 * CELL_BYTES, reason })
     }
 
-    /// Starts a copy by the asynchronous proxy that will read `bytes` at `address`.
+    /// Starts a TMA store that will read `bytes` at `address`.
     pub(crate) fn start_drain(
         &mut self,
         address: u32,
@@ -211,7 +211,7 @@ impl SharedMemory {
         Ok(&self.bytes[offset..offset + bytes as usize])
     }
 
-    /// The copy that started with `started` has read its source.
+    /// Ends the read of the TMA store that started with `started`.
     pub(crate) fn finish_drain(&mut self, address: u32, bytes: u32, started: Stamp, access: &Access<'_>) {
         let range = cells(u64::from(address - SHARED_BASE), u64::from(bytes));
         self.shadow.end_claim(range.clone(), Claim::Drain, started);

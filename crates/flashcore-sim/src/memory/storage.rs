@@ -1,4 +1,4 @@
-//! The bytes of a buffer, and which of them have been written.
+//! The bytes of a buffer, and the state of each: written before or during the launch, or never.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::memory::view::PAGE_BYTES;
 
-/// When a pair of bytes was written.
+/// The time at which a pair of bytes was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
@@ -15,12 +15,12 @@ pub(super) enum State {
     Unwritten,
     /// By the host or an earlier launch.
     BeforeLaunch,
-    /// By the launch under way.
+    /// By the running launch.
     InLaunch,
 }
 
 impl State {
-    /// The state after another write. What was written before the launch stays so: a CTA may read it either way.
+    /// The state after another write. A pair that was written before the launch stays so: a CTA may read it either way.
     const fn after(self, written: Self) -> Self {
         match (self, written) {
             (Self::Unwritten, _) | (_, Self::BeforeLaunch) => written,
@@ -37,10 +37,10 @@ impl State {
     }
 }
 
-/// What unwritten memory holds: a NaN in every float format.
+/// The contents of unwritten memory: a NaN in every float format.
 const POISON: u16 = 0xffff;
 
-/// The bytes of a buffer, in pairs: the smallest thing that operations access. Offsets are even.
+/// The bytes of a buffer, in pairs: the smallest unit that operations access. Offsets are even.
 pub(super) enum Storage {
     /// All of them.
     Dense {
@@ -48,7 +48,7 @@ pub(super) enum Storage {
         /// For each pair, a [`State`].
         states: Vec<AtomicU8>,
     },
-    /// Pages that have been written, by their number: for buffers that reach over more than a machine has memory for.
+    /// Pages that have been written, by their number: for buffers larger than the memory of the machine.
     Sparse(Mutex<BTreeMap<u64, Page>>),
 }
 
@@ -65,8 +65,8 @@ impl Default for Page {
     }
 }
 
-/// The page of a pair, and its place there.
-const fn place(pair: u64) -> (u64, usize) {
+/// The page of a pair, and the index in it.
+const fn page_and_index(pair: u64) -> (u64, usize) {
     (pair / PAIRS_PER_PAGE as u64, (pair % PAIRS_PER_PAGE as u64) as usize)
 }
 
@@ -99,7 +99,7 @@ impl Storage {
             Self::Sparse(pages) => {
                 let pages = locked(pages);
                 for (chunk, pair) in bytes.chunks_mut(2).zip(offset / 2..) {
-                    let (page, index) = place(pair);
+                    let (page, index) = page_and_index(pair);
                     copy(chunk, pages.get(&page).map_or(POISON, |page| page.pairs[index]));
                 }
             }
@@ -124,7 +124,7 @@ impl Storage {
             Self::Sparse(pages) => {
                 let mut pages = locked(pages);
                 for (chunk, pair) in bytes.chunks(2).zip(offset / 2..) {
-                    let (page, index) = place(pair);
+                    let (page, index) = page_and_index(pair);
                     let page = pages.entry(page).or_default();
                     page.pairs[index] = pair_of(chunk);
                     page.states[index] = page.states[index].after(state);
@@ -133,19 +133,19 @@ impl Storage {
         }
     }
 
-    /// Whether a pair of bytes was written before the launch.
+    /// True if a pair of bytes was written before the launch.
     pub(super) fn was_written(&self, pair: usize) -> bool {
         let state = match self {
             Self::Dense { states, .. } => State::from_bits(states[pair].load(Ordering::Relaxed)),
             Self::Sparse(pages) => {
-                let (page, index) = place(pair as u64);
+                let (page, index) = page_and_index(pair as u64);
                 locked(pages).get(&page).map_or(State::Unwritten, |page| page.states[index])
             }
         };
         state == State::BeforeLaunch
     }
 
-    /// What the launch wrote is now what was written before the next.
+    /// Counts the writes of the launch as written before the next.
     pub(super) fn end_launch(&self) {
         match self {
             Self::Dense { states, .. } => {

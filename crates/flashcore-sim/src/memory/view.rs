@@ -1,12 +1,12 @@
 //! Global memory as one CTA sees it: the buffers, and the history of its own accesses to them.
 
 use crate::clocks::Access;
-use crate::memory::global::{GlobalMemory, Location};
+use crate::memory::global::{BufferOffset, GlobalMemory};
 use crate::memory::pages::Pages;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
 
-/// Bytes of global memory that share a piece of history, made when first touched.
+/// Bytes of global memory that share a page of history, created when first touched.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// For each buffer, the accesses to its pages.
@@ -30,14 +30,14 @@ struct Piece {
     base: u64,
 }
 
-fn pieces(location: Location, bytes: u64) -> impl Iterator<Item = Piece> {
+fn pieces(location: BufferOffset, bytes: u64) -> impl Iterator<Item = Piece> {
     let start = location.offset;
     let end = start + bytes;
     (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
         let page_start = page * PAGE_BYTES;
         let from = start.max(page_start);
         let to = end.min(page_start + PAGE_BYTES);
-        let base = GlobalMemory::address(Location { buffer: location.buffer, offset: page_start });
+        let base = GlobalMemory::address(BufferOffset { buffer: location.buffer, offset: page_start });
         Piece { page: page as usize, cells: cells(from - page_start, to - from), base }
     })
 }
@@ -48,7 +48,7 @@ impl<'m> GlobalView<'m> {
         Self { memory, warps, pages: pages.collect() }
     }
 
-    fn locate(&self, address: u64, bytes: u64) -> Result<Location, Refusal> {
+    fn locate(&self, address: u64, bytes: u64) -> Result<BufferOffset, Refusal> {
         let located = self.memory.locate(address, bytes);
         located.map_err(|nearest| Refusal { address, reason: Reason::OutOfBounds(Box::new(nearest)) })
     }
@@ -58,9 +58,9 @@ impl<'m> GlobalView<'m> {
         self.pages[buffer].get_or_insert_with(page, || Box::new(Shadow::new(PAGE_BYTES, warps)))
     }
 
-    /// Only what was written before the launch or by this CTA has a value: what another CTA wrote is a race, whether
-    /// or not it came first this time.
-    fn initialised(&mut self, location: Location, bytes: u64) -> Result<(), Refusal> {
+    /// Checks that bytes have a value: only those written before the launch or by this CTA have one. A write of another
+    /// CTA is a race, whether or not it came first this time.
+    fn initialised(&mut self, location: BufferOffset, bytes: u64) -> Result<(), Refusal> {
         let memory = self.memory;
         for Piece { page, cells, base } in pieces(location, bytes) {
             let first_pair = page * (PAGE_BYTES / CELL_BYTES) as usize;
@@ -116,7 +116,7 @@ impl<'m> GlobalView<'m> {
         Ok(())
     }
 
-    /// Updates bytes as one step; `data` becomes the bytes after it.
+    /// Updates bytes atomically; `data` becomes the bytes after it.
     pub(crate) fn atomic(
         &mut self,
         address: u64,
@@ -146,7 +146,7 @@ impl<'m> GlobalView<'m> {
         Ok(())
     }
 
-    /// The copy that started with `started` writes its data.
+    /// Writes the data of the copy that started with `started`.
     pub(crate) fn finish_fill(&mut self, address: u64, data: &[u8], started: Stamp, access: &Access<'_>) {
         let bytes = data.len() as u64;
         let Ok(location) = self.memory.locate(address, bytes) else { return };

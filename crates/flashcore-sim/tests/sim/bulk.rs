@@ -1,10 +1,10 @@
 //! Bulk stores by the asynchronous proxy: what they write, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, missing_wait, one_after_the_other, place, run, structure, words};
+use crate::support::{At, SHARED, fault, kernel, missing_wait, one_after_the_other, location, run, structure, words};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, SharedAddress, Space, VerifiedKernel};
 use flashcore_sim::{
-    AccessKind, Argument, CopySize, Fault, FaultKind, GlobalMemory, InFlight, Place, SimError, TooEarly,
+    AccessKind, Argument, CopySize, Fault, FaultKind, GlobalMemory, InFlight, Location, SimError, TooEarly,
 };
 
 /// How a tile leaves through a bulk store, and the ways to get it wrong.
@@ -110,9 +110,9 @@ fn missing_proxy_fence() {
         let (kernel, _, result) = run_store(how);
         let expected = Fault {
             kind: FaultKind::MissingProxyFence {
-                written: Box::new(place(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
+                written: Box::new(location(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
             },
-            place: place(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED),
+            location: location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED),
         };
         assert_eq!(fault(result), expected);
     }
@@ -124,9 +124,9 @@ fn missing_proxy_fence_of_a_lane() {
     let (kernel, _, result) = run_store(Store::FencedByOneLane);
     let expected = Fault {
         kind: FaultKind::MissingProxyFence {
-            written: Box::new(place(&kernel, "write", "Store", 0).lane(1).address(SHARED + 16)),
+            written: Box::new(location(&kernel, "write", "Store", 0).lane(1).address(SHARED + 16)),
         },
-        place: place(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED + 16),
+        location: location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED + 16),
     };
     assert_eq!(fault(result), expected);
 }
@@ -139,9 +139,9 @@ fn bulk_store_without_barrier() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
         },
-        place: place(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED),
+        location: location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(result), expected);
 }
@@ -153,20 +153,20 @@ fn bulk_store_without_wait() {
         (kernel, y, fault(result))
     };
     let (kernel, _, actual) = fault_of(Store::OverwrittenTooEarly);
-    let started = place(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED);
-    let at = place(&kernel, "overwrite", "Store", 1).lane(0).address(SHARED);
+    let started = location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED);
+    let at = location(&kernel, "overwrite", "Store", 1).lane(0).address(SHARED);
     assert_eq!(actual, missing_wait(TooEarly::Write, InFlight::BulkSource, started, at));
 
     let (kernel, y, actual) = fault_of(Store::ReadBackAfterRead);
-    let started = place(&kernel, "store", "BulkStore", 1).lane(0).address(y);
-    let at = place(&kernel, "read back", "Load", 1).lane(0).address(y);
+    let started = location(&kernel, "store", "BulkStore", 1).lane(0).address(y);
+    let at = location(&kernel, "read back", "Load", 1).lane(0).address(y);
     assert_eq!(actual, missing_wait(TooEarly::Read, InFlight::BulkTarget, started, at));
 
-    // The end of the kernel has no operation of its own: its place is that of the last statement, the choice of roles.
+    // The end of the kernel has no operation of its own: its location is that of the last statement, the choice of roles.
     let (kernel, _, actual) = fault_of(Store::WithoutWait);
-    let started = place(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED);
+    let started = location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED);
     let roles = structure(&kernel, "prologue", 0);
-    let at = Place { operation: "End".to_owned(), warp: 1, ..roles }.lane(0).address(SHARED);
+    let at = Location { operation: "End".to_owned(), warp: 1, ..roles }.lane(0).address(SHARED);
     assert_eq!(actual, missing_wait(TooEarly::Exit, InFlight::BulkSource, started, at));
 }
 
@@ -211,9 +211,9 @@ fn others_overwrite_the_source_of_a_bulk_store() {
             space: Space::Shared,
             access: AccessKind::Write,
             earlier_access: AccessKind::Read,
-            earlier: Box::new(place(&wrong, "store", "BulkStore", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "store", "BulkStore", 0).lane(0).address(SHARED)),
         },
-        place: place(&wrong, "overwrite", "Store", 1).lane(0).address(SHARED),
+        location: location(&wrong, "overwrite", "Store", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(y)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(y)], &memory).map(|_| ()), Ok(()));
@@ -226,7 +226,7 @@ fn bulk_store_of_an_invalid_size() {
         let (kernel, _, result) = run_store(Store::OfSize(bytes));
         let expected = Fault {
             kind: FaultKind::InvalidCopySize { bytes, allowed: CopySize::MultipleOf(16) },
-            place: place(&kernel, "store", "BulkStore", 1).lane(0),
+            location: location(&kernel, "store", "BulkStore", 1).lane(0),
         };
         assert_eq!(fault(result), expected);
     }

@@ -1,6 +1,6 @@
 //! Clusters: CTAs that reach each other's shared memory, and what goes wrong between them.
 
-use crate::support::{At, SHARED, fault, kernel, place, words};
+use crate::support::{At, SHARED, fault, kernel, location, words};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Space, SpecialRegister, VerifiedKernel};
 use flashcore_sim::{
@@ -119,7 +119,7 @@ fn missing_cluster_barrier() {
     let (kernel, result) = run_exchange(Exchange::WithoutBarrier, 0);
     let expected = Fault {
         kind: FaultKind::UninitialisedMemory { space: Space::Shared },
-        place: place(&kernel, "read", "Load", 0).lane(0).address(SHARED),
+        location: location(&kernel, "read", "Load", 0).lane(0).address(SHARED),
     };
     assert_eq!(fault(result), expected);
 }
@@ -133,9 +133,9 @@ fn wait_of_too_small_a_scope() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
         },
-        place: place(&kernel, "read", "Load", 0).cta(1).lane(0).address(SHARED),
+        location: location(&kernel, "read", "Load", 0).cta(1).lane(0).address(SHARED),
     };
     assert_eq!(fault(result), expected);
 }
@@ -147,9 +147,9 @@ fn arriving_twice_and_waiting_first() {
         (Exchange::WaitFirst, "wait", "ClusterWait", ClusterBarrierProblem::WaitsBeforeArriving),
     ] {
         let (kernel, result) = run_exchange(how, 0);
-        let Fault { kind, place: at } = fault(result);
+        let Fault { kind, location: at } = fault(result);
         assert_eq!(kind, FaultKind::ClusterBarrier { problem });
-        assert_eq!(at, place(&kernel, section, name, 0).cta(at.cta[0]));
+        assert_eq!(at, location(&kernel, section, name, 0).cta(at.cta[0]));
     }
 }
 
@@ -158,7 +158,7 @@ fn a_rank_that_the_cluster_does_not_have() {
     let (kernel, result) = run_exchange(Exchange::NoSuchRank, 0);
     let expected = Fault {
         kind: FaultKind::NoSuchCta { rank: 2, ctas: 2 },
-        place: place(&kernel, "map", "MapShared", 0).cta(1).lane(0),
+        location: location(&kernel, "map", "MapShared", 0).cta(1).lane(0),
     };
     assert_eq!(fault(result), expected);
 }
@@ -187,9 +187,9 @@ fn the_memory_of_a_cta_that_has_ended() {
     };
     let memory = GlobalMemory::new();
     let wrong = write(false);
-    let mut at = place(&wrong, "read", "Load", 0).lane(0).address(FIRST + SHARED);
+    let mut at = location(&wrong, "read", "Load", 0).lane(0).address(FIRST + SHARED);
     at.cta = [0, 1, 0];
-    let expected = Fault { kind: FaultKind::EndedCta { cta: [0, 0, 0] }, place: at };
+    let expected = Fault { kind: FaultKind::EndedCta { cta: [0, 0, 0] }, location: at };
     assert_eq!(fault(run_grid(&wrong, [1, 2, 1], Vec::new(), &memory, 0)), expected);
     assert!(run_grid(&write(true), [1, 2, 1], Vec::new(), &memory, 0).is_ok());
 }
@@ -226,10 +226,10 @@ fn out_of_bounds_in_another_cta() {
         k.section("write", |k| k.store_cluster(remote.plus(4), &[lane]));
         k.cluster_sync();
     });
-    let Fault { kind, place: at } = fault(run_grid(&wrong, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0));
+    let Fault { kind, location: at } = fault(run_grid(&wrong, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0));
     let FaultKind::OutOfBounds { space: Space::Cluster, bytes: 4, nearest } = kind else { panic!("{kind}") };
     assert_eq!((nearest.offset, nearest.length), (128, 128));
-    assert_eq!(at, place(&wrong, "write", "Store", 0).cta(at.cta[0]).lane(31).address(SECOND + SHARED + 128));
+    assert_eq!(at, location(&wrong, "write", "Store", 0).cta(at.cta[0]).lane(31).address(SECOND + SHARED + 128));
 }
 
 #[test]
@@ -303,14 +303,14 @@ fn deadlock_at_the_barrier_of_the_cluster() {
         k.section("wait", |k| k.cluster_wait());
     });
     let state = flashcore_sim::MbarrierState { address: SHARED as u32, phase: 0, pending: 1, count: 1, bytes: 0 };
-    let at = place(&wrong, "phase", "MbarrierWait", 0).address(SHARED);
+    let at = location(&wrong, "phase", "MbarrierWait", 0).address(SHARED);
     let waiting = vec![
-        WaitingWarp { waits_for: WaitsFor::Mbarrier(state), place: at.clone() },
+        WaitingWarp { waits_for: WaitsFor::Mbarrier(state), location: at.clone() },
         WaitingWarp {
             waits_for: WaitsFor::Cluster { arrived: 1, expected: 2 },
-            place: place(&wrong, "wait", "ClusterWait", 0).cta(1),
+            location: location(&wrong, "wait", "ClusterWait", 0).cta(1),
         },
     ];
     let result = run_grid(&wrong, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0);
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, place: at });
+    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location: at });
 }

@@ -1,6 +1,6 @@
 //! Asynchronous copies: what they write, and what goes wrong around them.
 
-use crate::support::{At, SHARED, bytes, delay, fault, kernel, missing_wait, one_after_the_other, place, run};
+use crate::support::{At, SHARED, bytes, delay, fault, kernel, missing_wait, one_after_the_other, location, run};
 use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress, Space};
@@ -81,12 +81,12 @@ fn a_wait_covers_all_but_the_latest_groups() {
             continue;
         }
         let address = SHARED + 512 * u64::from(stage);
-        let started = place(&kernel, &format!("copy {stage}"), "CopyAsync", 0).lane(0).address(address);
+        let started = location(&kernel, &format!("copy {stage}"), "CopyAsync", 0).lane(0).address(address);
         let expected = missing_wait(
             TooEarly::Read,
             InFlight::CopyTarget,
             started,
-            place(&kernel, "read", "Load", 0).lane(0).address(address),
+            location(&kernel, "read", "Load", 0).lane(0).address(address),
         );
         assert_eq!(fault(result), expected, "{pending} pending, stage {stage}");
     }
@@ -114,8 +114,8 @@ fn a_wait_for_groups_needs_a_commit() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(false);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
-    let at = place(&wrong, "overwrite", "Store", 0).lane(0).address(SHARED);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
+    let at = location(&wrong, "overwrite", "Store", 0).lane(0).address(SHARED);
     let expected = missing_wait(TooEarly::Write, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -137,8 +137,8 @@ fn a_copy_must_end_before_its_thread() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(false);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
-    let at = place(&wrong, "end", "Exit", 0).lane(0).address(SHARED);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
+    let at = location(&wrong, "end", "Exit", 0).lane(0).address(SHARED);
     let expected = missing_wait(TooEarly::Exit, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -179,9 +179,9 @@ fn waiting_is_not_synchronising() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
         },
-        place: place(&wrong, "read", "Load", 1).lane(0).address(SHARED),
+        location: location(&wrong, "read", "Load", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -205,8 +205,8 @@ fn lanes_wait_for_themselves() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(16);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(16).address(SHARED + 256);
-    let at = place(&wrong, "read", "Load", 0).lane(16).address(SHARED + 256);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(16).address(SHARED + 256);
+    let at = location(&wrong, "read", "Load", 0).lane(16).address(SHARED + 256);
     let expected = missing_wait(TooEarly::Read, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(32), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -248,9 +248,9 @@ fn a_barrier_between_start_and_wait_orders_nothing() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED)),
         },
-        place: place(&wrong, "read", "Load", 1).lane(0).address(SHARED),
+        location: location(&wrong, "read", "Load", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -288,8 +288,8 @@ fn synchronising_is_not_waiting() {
     let mut memory = GlobalMemory::new();
     let (x, _) = input(&mut memory, 128);
     let wrong = write(false);
-    let started = place(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
-    let at = place(&wrong, "read", "Load", 1).lane(0).address(SHARED);
+    let started = location(&wrong, "copy 0", "CopyAsync", 0).lane(0).address(SHARED);
+    let at = location(&wrong, "read", "Load", 1).lane(0).address(SHARED);
     let expected = missing_wait(TooEarly::Read, InFlight::CopyTarget, started, at);
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -333,9 +333,9 @@ fn a_copy_into_what_others_read() {
             space: Space::Shared,
             access: AccessKind::Write,
             earlier_access: AccessKind::Read,
-            earlier: Box::new(place(&wrong, "read", "Load", 0).lane(0).address(SHARED + 8)),
+            earlier: Box::new(location(&wrong, "read", "Load", 0).lane(0).address(SHARED + 8)),
         },
-        place: place(&wrong, "copy 0", "CopyAsync", 1).lane(0).address(SHARED + 8),
+        location: location(&wrong, "copy 0", "CopyAsync", 1).lane(0).address(SHARED + 8),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
@@ -355,7 +355,7 @@ fn invalid_copy_size() {
     let (x, _) = input(&mut memory, 128);
     let expected = Fault {
         kind: FaultKind::InvalidCopySize { bytes: 17, allowed: CopySize::AtMost(16) },
-        place: place(&kernel, "copy 0", "CopyAsync", 0).lane(17),
+        location: location(&kernel, "copy 0", "CopyAsync", 0).lane(17),
     };
     assert_eq!(fault(run(&kernel, &[Argument::U64(x), Argument::U32(31)], &memory)), expected);
     assert_eq!(run(&kernel, &[Argument::U64(x), Argument::U32(16)], &memory).map(|_| ()), Ok(()));

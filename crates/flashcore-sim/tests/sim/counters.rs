@@ -16,14 +16,14 @@ fn counters(threads: u32, bytes: usize, write: impl FnOnce(&mut Builder, Reg<U64
     run(&kernel, &[Argument::U64(x)], &memory).unwrap_or_else(|error| panic!("{error}")).counters
 }
 
-/// The traffic of a store of `count` words at a place that `place` computes from the lane.
-fn stores(count: usize, place: impl FnOnce(&mut Builder, Reg<U32>) -> Reg<U32>) -> SharedTraffic {
+/// The traffic of a store of `count` words at a location that `location` computes from the lane.
+fn stores(count: usize, location: impl FnOnce(&mut Builder, Reg<U32>) -> Reg<U32>) -> SharedTraffic {
     let counters = counters(32, 4, |k, _| {
         k.reserve_shared(32 * 1024, 128);
         let (lane, base) = (k.lane(), k.shared_base());
-        let offset = place(k, lane);
-        let place = k.add::<U32>(offset, base);
-        k.store_shared(place, &vec![lane; count]);
+        let offset = location(k, lane);
+        let location = k.add::<U32>(offset, base);
+        k.store_shared(location, &vec![lane; count]);
     });
     counters.shared_stores
 }

@@ -1,14 +1,14 @@
 //! One test for each class of fault but races: the whole located report, and the corrected kernel that passes.
 
-use crate::support::{At, SHARED, fault, kernel, one_after_the_other, place, run, structure};
+use crate::support::{At, SHARED, fault, kernel, one_after_the_other, location, run, structure};
 use flashcore_ir::builder::LoadOptions;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{
     Builder, Compare, GlobalAddress, L2Prefetch, LoadCache, Reg, SharedAddress, ShuffleMode, Space, VerifiedKernel,
 };
 use flashcore_sim::{
-    Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Nearest, Options, Place, SimError,
-    WaitingWarp, WaitsFor, launch,
+    Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Location, Nearest, Options,
+    SimError, WaitingWarp, WaitsFor, launch,
 };
 
 fn passes(kernel: &VerifiedKernel, arguments: &[Argument], memory: &GlobalMemory) {
@@ -22,15 +22,15 @@ fn out_of_bounds_in_shared_memory() {
             k.reserve_shared(128, 16);
             let (lane, base) = (k.lane(), k.shared_base());
             let offset = k.mul::<U32>(lane, 4u32);
-            let place = if add_base { k.add::<U32>(offset, base) } else { offset };
-            k.section("store", |k| k.store_shared(place, &[lane]));
+            let location = if add_base { k.add::<U32>(offset, base) } else { offset };
+            k.section("store", |k| k.store_shared(location, &[lane]));
         })
     };
     let wrong = write(false);
     let nearest = Nearest { buffer: "shared memory".to_owned(), offset: -1024, length: 128 };
     let expected = Fault {
         kind: FaultKind::OutOfBounds { space: Space::Shared, bytes: 4, nearest },
-        place: place(&wrong, "store", "Store", 0).lane(0).address(0),
+        location: location(&wrong, "store", "Store", 0).lane(0).address(0),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(true), &[], &GlobalMemory::new());
@@ -55,7 +55,7 @@ fn out_of_bounds_in_global_memory() {
         let nearest = Nearest { buffer: "x".to_owned(), offset, length: 40 };
         let expected = Fault {
             kind: FaultKind::OutOfBounds { space: Space::Global, bytes: 4, nearest },
-            place: place(wrong, "load", "Load", 0).lane(lane).address(x.wrapping_add_signed(offset)),
+            location: location(wrong, "load", "Load", 0).lane(lane).address(x.wrapping_add_signed(offset)),
         };
         assert_eq!(fault(run(wrong, &[Argument::U64(x)], &memory)), expected);
     };
@@ -67,7 +67,7 @@ fn out_of_bounds_in_global_memory() {
     let nearest = Nearest { buffer: "before".to_owned(), offset: 4096 - 0x1000_0000_0100, length: 400 };
     let expected = Fault {
         kind: FaultKind::OutOfBounds { space: Space::Global, bytes: 4, nearest },
-        place: place(&wrong, "load", "Load", 0).lane(0).address(4096),
+        location: location(&wrong, "load", "Load", 0).lane(0).address(4096),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(4096)], &memory)), expected);
 }
@@ -87,7 +87,7 @@ fn misaligned() {
     let wrong = write(8);
     let expected = Fault {
         kind: FaultKind::Misaligned { space: Space::Global, alignment: 16 },
-        place: place(&wrong, "load", "Load", 0).lane(1).address(x + 8),
+        location: location(&wrong, "load", "Load", 0).lane(1).address(x + 8),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(x)], &memory)), expected);
     passes(&write(16), &[Argument::U64(x)], &memory);
@@ -108,7 +108,7 @@ fn uninitialised_shared_memory() {
     let wrong = write(20);
     let expected = Fault {
         kind: FaultKind::UninitialisedMemory { space: Space::Shared },
-        place: place(&wrong, "load", "Load", 0).lane(20).address(SHARED + 80),
+        location: location(&wrong, "load", "Load", 0).lane(20).address(SHARED + 80),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(32), &[], &GlobalMemory::new());
@@ -132,7 +132,7 @@ fn uninitialised_global_memory() {
     let wrong = write(1);
     let expected = Fault {
         kind: FaultKind::UninitialisedMemory { space: Space::Global },
-        place: place(&wrong, "load", "Load", 0).lane(0).address(y + 4),
+        location: location(&wrong, "load", "Load", 0).lane(0).address(y + 4),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(y)], &memory)), expected);
     passes(&write(2), &[Argument::U64(y)], &memory);
@@ -156,8 +156,8 @@ fn stale_read() {
     let y = memory.allocate("y", &[0; 128]);
     let wrong = write(LoadCache::ReadOnly);
     let expected = Fault {
-        kind: FaultKind::StaleRead { written: Box::new(place(&wrong, "store", "Store", 0).lane(0).address(y)) },
-        place: place(&wrong, "load", "Load", 0).lane(0).address(y),
+        kind: FaultKind::StaleRead { written: Box::new(location(&wrong, "store", "Store", 0).lane(0).address(y)) },
+        location: location(&wrong, "load", "Load", 0).lane(0).address(y),
     };
     assert_eq!(fault(run(&wrong, &[Argument::U64(y)], &memory)), expected);
     passes(&write(LoadCache::All), &[Argument::U64(y)], &memory);
@@ -179,7 +179,7 @@ fn divergent_collective() {
     let wrong = write(true);
     let expected = Fault {
         kind: FaultKind::DivergentCollective { active: 0x0fff_ffff },
-        place: place(&wrong, "outer / meet", "BarrierSync", 1),
+        location: location(&wrong, "outer / meet", "BarrierSync", 1),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(false), &[], &GlobalMemory::new());
@@ -202,8 +202,10 @@ fn divergent_collective_in_a_branch() {
         })
     };
     let wrong = write(true);
-    let expected =
-        Fault { kind: FaultKind::DivergentCollective { active: 0xffff }, place: place(&wrong, "sum", "Shuffle", 0) };
+    let expected = Fault {
+        kind: FaultKind::DivergentCollective { active: 0xffff },
+        location: location(&wrong, "sum", "Shuffle", 0),
+    };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(false), &[], &GlobalMemory::new());
 }
@@ -222,8 +224,10 @@ fn divergent_collective_in_the_last_warp() {
         })
     };
     let wrong = write(true);
-    let expected =
-        Fault { kind: FaultKind::DivergentCollective { active: 0xffff }, place: place(&wrong, "sum", "Shuffle", 1) };
+    let expected = Fault {
+        kind: FaultKind::DivergentCollective { active: 0xffff },
+        location: location(&wrong, "sum", "Shuffle", 1),
+    };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(false), &[], &GlobalMemory::new());
 }
@@ -240,7 +244,7 @@ fn non_uniform_branch() {
     let wrong = write(16);
     let expected = Fault {
         kind: FaultKind::NonUniformBranch { holds: 0xffff, active: 0xffff_ffff },
-        place: Place { operation: "If condition=%1".to_owned(), ..structure(&wrong, "choose", 0) },
+        location: Location { operation: "If condition=%1".to_owned(), ..structure(&wrong, "choose", 0) },
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(0), &[], &GlobalMemory::new());
@@ -265,7 +269,7 @@ fn non_uniform_loop() {
     let wrong = write(true);
     let expected = Fault {
         kind: FaultKind::NonUniformBranch { holds: 0xffff_fffe, active: 0xffff_ffff },
-        place: Place { operation: "Loop condition=%3".to_owned(), ..structure(&wrong, "repeat", 0) },
+        location: Location { operation: "Loop condition=%3".to_owned(), ..structure(&wrong, "repeat", 0) },
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(false), &[], &GlobalMemory::new());
@@ -300,7 +304,7 @@ fn barrier_count() {
         let (section, threads) = if warp == 0 { ("first", first) } else { ("second", second) };
         let expected = Fault {
             kind: FaultKind::BarrierCount { barrier, threads, problem },
-            place: place(&kernel, section, "BarrierSync", warp),
+            location: location(&kernel, section, "BarrierSync", warp),
         };
         assert_eq!(fault(run(arguments)), expected);
     }
@@ -322,7 +326,7 @@ fn barrier_count_by_lanes() {
     let wrong = write(false);
     let expected = Fault {
         kind: FaultKind::BarrierCount { barrier: 0, threads: 32, problem: BarrierProblem::LanesDisagree },
-        place: place(&wrong, "meet", "BarrierSync", 0),
+        location: location(&wrong, "meet", "BarrierSync", 0),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(true), &[], &GlobalMemory::new());
@@ -345,11 +349,11 @@ fn deadlock() {
     let wrong = write(2);
     let waiting = |barrier: u32, section: &str, warp: u32| WaitingWarp {
         waits_for: WaitsFor::Barrier { barrier, arrived: 32, expected: 64 },
-        place: place(&wrong, section, "BarrierSync", warp),
+        location: location(&wrong, section, "BarrierSync", warp),
     };
     let expected = Fault {
         kind: FaultKind::Deadlock { waiting: vec![waiting(1, "first", 0), waiting(2, "second", 1)] },
-        place: place(&wrong, "first", "BarrierSync", 0),
+        location: location(&wrong, "first", "BarrierSync", 0),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     passes(&write(1), &[], &GlobalMemory::new());
@@ -372,7 +376,7 @@ fn step_limit() {
     // Three steps come before the first round, and a round has four: after 1000, the next is the second of a round.
     let expected = Fault {
         kind: FaultKind::StepLimit { limit: 1000 },
-        place: Place { operation: "Loop condition=%2".to_owned(), ..structure(&kernel, "spin", 0) },
+        location: Location { operation: "Loop condition=%2".to_owned(), ..structure(&kernel, "spin", 0) },
     };
     assert_eq!(fault(run(1)), expected);
     assert_eq!(run(0).map(|_| ()), Ok(()));
@@ -397,7 +401,7 @@ fn the_first_cta_reports() {
         let nearest = Nearest { buffer: "x".to_owned(), offset, length: 4 };
         let expected = Fault {
             kind: FaultKind::OutOfBounds { space: Space::Global, bytes: 4, nearest },
-            place: place(&kernel, "load", "Load", 0).cta(first).lane(0).address(x + offset as u64),
+            location: location(&kernel, "load", "Load", 0).cta(first).lane(0).address(x + offset as u64),
         };
         assert_eq!(fault(launch(&kernel, &launched, &memory, &Options::default())), expected);
     }
@@ -442,8 +446,8 @@ fn faults_say_where_and_what_to_change() {
         k.section("scores", |k| k.section("write", |k| k.store_shared(own, &[lane])));
         k.section("scores", |k| k.section("read", |k| k.load_shared::<U32>(SharedAddress::from(other), 1)));
     });
-    let store = place(&wrong, "scores / write", "Store", 0);
-    let load = place(&wrong, "scores / read", "Load", 0);
+    let store = location(&wrong, "scores / write", "Store", 0);
+    let load = location(&wrong, "scores / read", "Load", 0);
     let expected = format!(
         "race in shared memory: this read is not ordered after the write at `{}` in \"scores / write\" ({}:{}), \
          CTA (0, 0, 0), warp 0, lane 1, address 0x404; synchronise between them (a barrier between warps, `warp_sync` \

@@ -1,6 +1,6 @@
 //! Elections, stores of matrices, and the reallocation of registers.
 
-use crate::support::{At, SHARED, fault, kernel, place, run, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, location, run, run_seeded, words};
 use flashcore_ir::types::{F16x2, U32, U64};
 use flashcore_ir::{Compare, GlobalAddress, RegisterChange, SharedAddress, Space, VerifiedKernel};
 use flashcore_sim::{AccessKind, Argument, Fault, FaultKind, GlobalMemory, WaitingWarp, WaitsFor};
@@ -84,9 +84,9 @@ fn a_matrix_read_without_warp_sync() {
             space: Space::Shared,
             access: AccessKind::Read,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&wrong, "store", "StoreMatrix", 0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "store", "StoreMatrix", 0).address(SHARED)),
         },
-        place: place(&wrong, "load", "Load", 0).lane(0).address(SHARED),
+        location: location(&wrong, "load", "Load", 0).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
 }
@@ -123,9 +123,10 @@ fn more_registers_than_there_are() {
     let found = fault(run(&wrong, &[], &GlobalMemory::new()));
     let FaultKind::Deadlock { waiting } = found.kind else { panic!("{found}") };
     // Four warps give 576; seven increases by 80 take 560 of them.
-    let at = |warp: u32| place(&wrong, "increase", "SetRegisterCount", warp);
-    let expected = |warp: u32| WaitingWarp { waits_for: WaitsFor::Registers { wanted: 80, free: 16 }, place: at(warp) };
-    assert_eq!(waiting, [expected(waiting[0].place.warp)]);
+    let at = |warp: u32| location(&wrong, "increase", "SetRegisterCount", warp);
+    let expected =
+        |warp: u32| WaitingWarp { waits_for: WaitsFor::Registers { wanted: 80, free: 16 }, location: at(warp) };
+    assert_eq!(waiting, [expected(waiting[0].location.warp)]);
 }
 
 #[test]
@@ -138,8 +139,8 @@ fn a_change_in_the_wrong_direction() {
                 RegisterChange::Decrease => k.decrease_registers(count),
             });
         });
-        let Fault { kind, place: at } = fault(run(&kernel, &[], &GlobalMemory::new()));
+        let Fault { kind, location: at } = fault(run(&kernel, &[], &GlobalMemory::new()));
         assert_eq!(kind, FaultKind::RegisterCount { count, current: 168 });
-        assert_eq!(at, place(&kernel, "change", "SetRegisterCount", at.warp));
+        assert_eq!(at, location(&kernel, "change", "SetRegisterCount", at.warp));
     }
 }

@@ -1,11 +1,11 @@
 //! Barriers in shared memory: phases, arrivals, announced bytes, and what goes wrong with them.
 
-use crate::support::{At, SHARED, fault, kernel, one_after_the_other, place, run, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, one_after_the_other, location, run, run_seeded, words};
 use flashcore_ir::types::{Pred, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, Space, VerifiedKernel};
 use flashcore_sim::{
-    AccessKind, Argument, Fault, FaultKind, GlobalMemory, MbarrierProblem, MbarrierState, Place, SimError, WaitingWarp,
-    WaitsFor,
+    AccessKind, Argument, Fault, FaultKind, GlobalMemory, Location, MbarrierProblem, MbarrierState, SimError,
+    WaitingWarp, WaitsFor,
 };
 
 /// The barrier of most kernels here lies at the start of shared memory.
@@ -139,7 +139,7 @@ fn a_ring_passes_values() {
 fn race(kernel: &VerifiedKernel, [earlier, later]: [(&str, &str, u32, u32); 2], address: u64) -> Fault {
     let kind = |name: &str| if name == "Store" { AccessKind::Write } else { AccessKind::Read };
     let at = |(section, name, warp, lane): (&str, &str, u32, u32)| {
-        place(kernel, section, name, warp).lane(lane).address(address)
+        location(kernel, section, name, warp).lane(lane).address(address)
     };
     Fault {
         kind: FaultKind::Race {
@@ -148,7 +148,7 @@ fn race(kernel: &VerifiedKernel, [earlier, later]: [(&str, &str, u32, u32); 2], 
             earlier_access: kind(earlier.1),
             earlier: Box::new(at(earlier)),
         },
-        place: at(later),
+        location: at(later),
     }
 }
 
@@ -166,8 +166,8 @@ const EMPTY: u64 = FULL + 8;
 
 fn waiting(kernel: &VerifiedKernel, section: &str, warp: u32, address: u64, phase: u32) -> WaitingWarp {
     let state = MbarrierState { address: address as u32, phase, pending: 32, count: 32, bytes: 0 };
-    let place = place(kernel, section, "MbarrierWait", warp).address(address);
-    WaitingWarp { waits_for: WaitsFor::Mbarrier(state), place }
+    let location = location(kernel, section, "MbarrierWait", warp).address(address);
+    WaitingWarp { waits_for: WaitsFor::Mbarrier(state), location }
 }
 
 /// When the late consumer waits for the phase of parity 1, it is the first that is complete.
@@ -175,8 +175,8 @@ fn waiting(kernel: &VerifiedKernel, section: &str, warp: u32, address: u64, phas
 fn a_ring_with_the_wrong_parity() {
     let (kernel, result) = run_ring(Ring::WrongParity, 0);
     let waiting = vec![waiting(&kernel, "empty", 0, EMPTY, 0), waiting(&kernel, "full", 1, FULL, 1)];
-    let place = waiting[0].place.clone();
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, place });
+    let location = waiting[0].location.clone();
+    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location });
 }
 
 /// The producer runs away: after an even number of rounds the late consumer takes the ring for empty.
@@ -184,8 +184,8 @@ fn a_ring_with_the_wrong_parity() {
 fn a_ring_without_a_wait_for_empty() {
     let (kernel, result) = run_ring(Ring::WithoutEmpty, 0);
     let waiting = vec![waiting(&kernel, "full", 1, FULL, ROUNDS)];
-    let place = waiting[0].place.clone();
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, place });
+    let location = waiting[0].location.clone();
+    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location });
 }
 
 /// What the other lanes have written is not released by an arrival of the first, unless the warp synchronises.
@@ -242,7 +242,7 @@ fn check(
     let wrong = written(true);
     let expected = Fault {
         kind: FaultKind::Mbarrier { problem, state },
-        place: place(&wrong, "wrong", name, 0).lane(lane).address(SHARED),
+        location: location(&wrong, "wrong", name, 0).lane(lane).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     let right = run(&written(false), &[], &GlobalMemory::new());
@@ -289,9 +289,9 @@ fn use_not_ordered_after_init() {
             space: Space::Shared,
             access: AccessKind::Atomic,
             earlier_access: AccessKind::Write,
-            earlier: Box::new(place(&wrong, "init", "MbarrierInit", 0).lane(0).address(SHARED)),
+            earlier: Box::new(location(&wrong, "init", "MbarrierInit", 0).lane(0).address(SHARED)),
         },
-        place: place(&wrong, "arrive", "MbarrierArrive", 0).lane(1).address(SHARED),
+        location: location(&wrong, "arrive", "MbarrierArrive", 0).lane(1).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     assert!(run(&write(true), &[], &GlobalMemory::new()).is_ok());
@@ -405,14 +405,14 @@ fn deadlock_at_a_barrier() {
         })
     };
     let wrong = write(1);
-    let at = place(&wrong, "second", "MbarrierWait", 1).address(SHARED);
-    let waiting = vec![WaitingWarp { waits_for: WaitsFor::Mbarrier(state(1, 32, 64, 0)), place: at.clone() }];
-    let expected = Fault { kind: FaultKind::Deadlock { waiting }, place: at };
+    let at = location(&wrong, "second", "MbarrierWait", 1).address(SHARED);
+    let waiting = vec![WaitingWarp { waits_for: WaitsFor::Mbarrier(state(1, 32, 64, 0)), location: at.clone() }];
+    let expected = Fault { kind: FaultKind::Deadlock { waiting }, location: at };
     let actual = fault(run(&wrong, &[], &GlobalMemory::new()));
     assert_eq!(actual, expected);
     assert_eq!(
         actual.kind.to_string(),
-        "deadlock, no warp can go on: warp 1 at mbarrier 0x400 (phase 1, 32 of 64 arrived, 0 bytes under way); some warp \
+        "deadlock, no warp can proceed: warp 1 at mbarrier 0x400 (phase 1, 32 of 64 arrived, 0 bytes in flight); some warp \
          has exited or waits elsewhere"
     );
     assert!(run(&write(2), &[], &GlobalMemory::new()).is_ok());
@@ -427,9 +427,9 @@ fn deadlock_without_the_announced_bytes() {
         k.when(first, |k| k.mbarrier_arrive_expect(barrier, 64u32));
         k.section("wait", |k| k.mbarrier_wait(barrier, 0u32));
     });
-    let at = place(&wrong, "wait", "MbarrierWait", 0).address(SHARED);
-    let waiting = vec![WaitingWarp { waits_for: WaitsFor::Mbarrier(state(0, 0, 1, 64)), place: at.clone() }];
-    let expected = Fault { kind: FaultKind::Deadlock { waiting }, place: at };
+    let at = location(&wrong, "wait", "MbarrierWait", 0).address(SHARED);
+    let waiting = vec![WaitingWarp { waits_for: WaitsFor::Mbarrier(state(0, 0, 1, 64)), location: at.clone() }];
+    let expected = Fault { kind: FaultKind::Deadlock { waiting }, location: at };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
 }
 
@@ -465,9 +465,12 @@ fn invalidated_while_others_use_it() {
             space: Space::Shared,
             access: AccessKind::Atomic,
             earlier_access: AccessKind::Atomic,
-            earlier: Box::new(Place { lane: None, ..place(&wrong, "arrive", "MbarrierArrive", 0).address(SHARED) }),
+            earlier: Box::new(Location {
+                lane: None,
+                ..location(&wrong, "arrive", "MbarrierArrive", 0).address(SHARED)
+            }),
         },
-        place: place(&wrong, "end", "MbarrierInvalidate", 1).lane(0).address(SHARED),
+        location: location(&wrong, "end", "MbarrierInvalidate", 1).lane(0).address(SHARED),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     assert!(run(&write(true), &[], &GlobalMemory::new()).is_ok());

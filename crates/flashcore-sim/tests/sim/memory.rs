@@ -116,18 +116,18 @@ fn vectors_through_shared_and_global_memory() {
         let lane = k.lane();
         let from = k.mad_wide(lane, 16u32, x);
         let four = k.load::<F32>(from, 4);
-        let place = k.mad::<U32>(lane, 16u32, base);
-        k.store_shared(flashcore_ir::SharedAddress::from(place).plus(offset as i32), &four);
+        let location = k.mad::<U32>(lane, 16u32, base);
+        k.store_shared(flashcore_ir::SharedAddress::from(location).plus(offset as i32), &four);
         k.warp_sync();
         // The neighbour's 16 bytes, as two wide numbers, and again as 16-bit numbers.
         let other = k.xor::<U32>(lane, 1u32);
-        let place = k.mad::<U32>(other, 16u32, base);
-        let two = k.load_shared::<U64>(place, 2);
+        let location = k.mad::<U32>(other, 16u32, base);
+        let two = k.load_shared::<U64>(location, 2);
         let to = k.mad_wide(lane, 32u32, y);
         k.store(to, &two);
-        let halves = k.load_shared::<F16>(flashcore_ir::SharedAddress::from(place).plus(8), 4);
+        let halves = k.load_shared::<F16>(flashcore_ir::SharedAddress::from(location).plus(8), 4);
         k.store(GlobalAddress::from(to).plus(16), &halves);
-        let last = k.load_shared::<U16>(flashcore_ir::SharedAddress::from(place).plus(2), 1);
+        let last = k.load_shared::<U16>(flashcore_ir::SharedAddress::from(location).plus(2), 1);
         k.store(GlobalAddress::from(to).plus(24), &[last[0], last[0], last[0], last[0]]);
         k.fence(FenceScope::Gpu);
         k.prefetch(to);

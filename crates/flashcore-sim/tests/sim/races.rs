@@ -1,13 +1,13 @@
 //! Races: what is one, what is none, and the whole report of each.
 
-use crate::support::{At, SHARED, fault, kernel, one_after_the_other, place, run, run_seeded};
+use crate::support::{At, SHARED, fault, kernel, one_after_the_other, location, run, run_seeded};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, ReduceOp, Reg, SharedAddress, Space, SpecialRegister};
-use flashcore_sim::{AccessKind, Argument, Fault, FaultKind, GlobalMemory, Launch, Options, Place, launch};
+use flashcore_sim::{AccessKind, Argument, Fault, FaultKind, GlobalMemory, Launch, Options, Location, launch};
 
-fn race(space: Space, place: Place, access: AccessKind, earlier: Place, earlier_access: AccessKind) -> Fault {
+fn race(space: Space, location: Location, access: AccessKind, earlier: Location, earlier_access: AccessKind) -> Fault {
     let kind = FaultKind::Race { space, access, earlier_access, earlier: Box::new(earlier) };
-    Fault { kind, place }
+    Fault { kind, location }
 }
 
 /// The place of word `index` in shared memory.
@@ -46,9 +46,9 @@ fn a_warp_reads_what_another_wrote() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "Load", 1).lane(0).address(SHARED + 20),
+        location(&wrong, "consume", "Load", 1).lane(0).address(SHARED + 20),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(5).address(SHARED + 20),
+        location(&wrong, "produce", "Store", 0).lane(5).address(SHARED + 20),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -87,9 +87,9 @@ fn a_warp_overwrites_what_another_reads() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "overwrite", "Store", 1).lane(0).address(SHARED),
+        location(&wrong, "overwrite", "Store", 1).lane(0).address(SHARED),
         AccessKind::Write,
-        place(&wrong, "read", "Load", 0).lane(0).address(SHARED),
+        location(&wrong, "read", "Load", 0).lane(0).address(SHARED),
         AccessKind::Read,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -123,9 +123,9 @@ fn a_write_is_compared_with_the_reads_of_every_warp() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "overwrite", "Store", 3).lane(0).address(SHARED),
+        location(&wrong, "overwrite", "Store", 3).lane(0).address(SHARED),
         AccessKind::Write,
-        place(&wrong, "read", "Load", 1).lane(0).address(SHARED),
+        location(&wrong, "read", "Load", 1).lane(0).address(SHARED),
         AccessKind::Read,
     );
     // Whichever warp reads first.
@@ -158,9 +158,9 @@ fn a_lane_reads_what_another_of_its_warp_wrote() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "Load", 0).lane(0).address(SHARED + 4),
+        location(&wrong, "consume", "Load", 0).lane(0).address(SHARED + 4),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(1).address(SHARED + 4),
+        location(&wrong, "produce", "Store", 0).lane(1).address(SHARED + 4),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -185,9 +185,9 @@ fn load_matrix_reads_as_the_whole_warp() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "LoadMatrix", 0).lane(0).address(SHARED),
+        location(&wrong, "consume", "LoadMatrix", 0).lane(0).address(SHARED),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
+        location(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -201,19 +201,19 @@ fn two_lanes_of_one_store() {
         kernel(32, |k| {
             k.reserve_shared(128, 16);
             let (lane, base) = (k.lane(), k.shared_base());
-            let place = k.mad::<U32>(lane, bytes, base);
-            let place = k.and::<U32>(place, !1u32);
+            let location = k.mad::<U32>(lane, bytes, base);
+            let location = k.and::<U32>(location, !1u32);
             let value = k.to_f32(lane);
             let value = k.f32_to_f16(value);
-            k.section("store", |k| k.store_shared(place, &[value]));
+            k.section("store", |k| k.store_shared(location, &[value]));
         })
     };
     let wrong = write(1);
     let expected = race(
         Space::Shared,
-        place(&wrong, "store", "Store", 0).lane(1).address(SHARED),
+        location(&wrong, "store", "Store", 0).lane(1).address(SHARED),
         AccessKind::Write,
-        place(&wrong, "store", "Store", 0).lane(0).address(SHARED),
+        location(&wrong, "store", "Store", 0).lane(0).address(SHARED),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -250,9 +250,9 @@ fn a_write_after_arriving_is_not_released() {
     let wrong = write(true);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "Load", 1).lane(0).address(SHARED),
+        location(&wrong, "consume", "Load", 1).lane(0).address(SHARED),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
+        location(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -287,9 +287,9 @@ fn arriving_acquires_nothing() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "Load", 1).lane(0).address(SHARED + 4),
+        location(&wrong, "consume", "Load", 1).lane(0).address(SHARED + 4),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 1).lane(1).address(SHARED + 4),
+        location(&wrong, "produce", "Store", 1).lane(1).address(SHARED + 4),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -329,9 +329,9 @@ fn order_is_transitive() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "Load", 2).lane(0).address(SHARED),
+        location(&wrong, "consume", "Load", 2).lane(0).address(SHARED),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
+        location(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -369,9 +369,9 @@ fn a_barrier_forgets() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "consume", "Load", 2).lane(0).address(SHARED),
+        location(&wrong, "consume", "Load", 2).lane(0).address(SHARED),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
+        location(&wrong, "produce", "Store", 0).lane(0).address(SHARED),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -404,11 +404,11 @@ fn an_atomic_and_a_plain_access() {
         })
     };
     let wrong = write(false);
-    let mut earlier = place(&wrong, "count", "Reduce", 0).address(SHARED);
+    let mut earlier = location(&wrong, "count", "Reduce", 0).address(SHARED);
     earlier.lane = None;
     let expected = race(
         Space::Shared,
-        place(&wrong, "look", "Load", 1).lane(0).address(SHARED),
+        location(&wrong, "look", "Load", 1).lane(0).address(SHARED),
         AccessKind::Read,
         earlier,
         AccessKind::Atomic,
@@ -447,9 +447,9 @@ fn an_atomic_after_a_plain_read() {
     let wrong = write(false);
     let expected = race(
         Space::Shared,
-        place(&wrong, "count", "Reduce", 1).lane(0).address(SHARED),
+        location(&wrong, "count", "Reduce", 1).lane(0).address(SHARED),
         AccessKind::Atomic,
-        place(&wrong, "look", "Load", 0).lane(0).address(SHARED),
+        location(&wrong, "look", "Load", 0).lane(0).address(SHARED),
         AccessKind::Read,
     );
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
@@ -486,9 +486,9 @@ fn warps_race_in_global_memory() {
     let wrong = write(false);
     let expected = race(
         Space::Global,
-        place(&wrong, "consume", "Load", 1).lane(0).address(y),
+        location(&wrong, "consume", "Load", 1).lane(0).address(y),
         AccessKind::Read,
-        place(&wrong, "produce", "Store", 0).lane(0).address(y),
+        location(&wrong, "produce", "Store", 0).lane(0).address(y),
         AccessKind::Write,
     );
     assert_eq!(fault(run(&wrong, &[Argument::U64(y)], &memory)), expected);
@@ -517,9 +517,9 @@ fn ctas_race_in_global_memory() {
     let wrong = write(31);
     let expected = race(
         Space::Global,
-        place(&wrong, "store", "Store", 0).cta(1).lane(0).address(y + 4 * 31),
+        location(&wrong, "store", "Store", 0).cta(1).lane(0).address(y + 4 * 31),
         AccessKind::Write,
-        place(&wrong, "store", "Store", 0).lane(31).address(y + 4 * 31),
+        location(&wrong, "store", "Store", 0).lane(31).address(y + 4 * 31),
         AccessKind::Write,
     );
     for _ in 0..20 {
@@ -553,9 +553,9 @@ fn a_cta_reads_what_another_writes() {
     let wrong = write(false);
     let expected = race(
         Space::Global,
-        place(&wrong, "look", "Load", 0).cta(3).lane(0).address(y),
+        location(&wrong, "look", "Load", 0).cta(3).lane(0).address(y),
         AccessKind::Read,
-        place(&wrong, "store", "Store", 0).lane(0).address(y),
+        location(&wrong, "store", "Store", 0).lane(0).address(y),
         AccessKind::Write,
     );
     assert_eq!(fault(start(&wrong)), expected);
@@ -590,9 +590,9 @@ fn ctas_meet_in_atomics() {
         launch(kernel, &launched, &memory, &Options::default())
     };
     let wrong = write(true);
-    let mut later = place(&wrong, "look", "Load", 0).cta(7).address(counter);
+    let mut later = location(&wrong, "look", "Load", 0).cta(7).address(counter);
     later.lane = None;
-    let mut earlier = place(&wrong, "count", "Reduce", 0).address(counter);
+    let mut earlier = location(&wrong, "count", "Reduce", 0).address(counter);
     earlier.lane = None;
     let expected = race(Space::Global, later, AccessKind::Read, earlier, AccessKind::Atomic);
     assert_eq!(fault(start(&wrong)), expected);

@@ -1,6 +1,6 @@
 //! How warps take turns: results that no seed changes, and barriers between producers and consumers.
 
-use crate::support::{fault, kernel, place, run, run_seeded, words};
+use crate::support::{fault, kernel, location, run, run_seeded, words};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress, SpecialRegister, VerifiedKernel};
 use flashcore_sim::{
@@ -131,12 +131,12 @@ fn a_missing_participant_is_a_deadlock() {
         })
     };
     let wrong = write(96);
-    let at = place(&wrong, "consume", "BarrierSync", 1);
+    let at = location(&wrong, "consume", "BarrierSync", 1);
     let waiting = vec![WaitingWarp {
         waits_for: WaitsFor::Barrier { barrier: FULL, arrived: 64, expected: 96 },
-        place: at.clone(),
+        location: at.clone(),
     }];
-    let expected = Fault { kind: FaultKind::Deadlock { waiting }, place: at };
+    let expected = Fault { kind: FaultKind::Deadlock { waiting }, location: at };
     for seed in 0..10 {
         assert_eq!(fault(run_seeded(&wrong, &[], &GlobalMemory::new(), seed)), expected);
     }
@@ -201,7 +201,7 @@ fn a_warp_arrives_twice() {
     let problem = BarrierProblem::ArrivesTwice;
     let expected = Fault {
         kind: FaultKind::BarrierCount { barrier: FULL, threads: 64, problem },
-        place: place(&wrong, "again", "BarrierArrive", 0),
+        location: location(&wrong, "again", "BarrierArrive", 0),
     };
     assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
     assert_eq!(run(&write(true), &[], &GlobalMemory::new()).map(|_| ()), Ok(()));

@@ -5,7 +5,7 @@ use core::fmt::Debug;
 use flashcore_ir::types::U32;
 use flashcore_ir::{Arch, Block, Builder, Compare, Kernel, Space, Statement, VerifiedKernel};
 use flashcore_sim::{
-    Argument, Fault, FaultKind, GlobalMemory, InFlight, Launch, Options, Place, Report, SimError, TooEarly, launch,
+    Argument, Fault, FaultKind, GlobalMemory, InFlight, Launch, Location, Options, Report, SimError, TooEarly, launch,
 };
 
 /// The architecture that has every operation.
@@ -61,9 +61,9 @@ pub(crate) fn words(bytes: &[u8]) -> Vec<u32> {
 /// The address at which shared memory begins in the simulator.
 pub(crate) const SHARED: u64 = 1024;
 
-/// The place of the operation called `name` in a section of the kernel, executed by a warp of the first CTA.
+/// The location of the operation called `name` in a section of the kernel, executed by a warp of the first CTA.
 #[track_caller]
-pub(crate) fn place(kernel: &Kernel, section: &str, name: &str, warp: u32) -> Place {
+pub(crate) fn location(kernel: &Kernel, section: &str, name: &str, warp: u32) -> Location {
     let mut found = Vec::new();
     kernel.instructions(&mut |instruction| {
         let origin = instruction.origin;
@@ -72,7 +72,7 @@ pub(crate) fn place(kernel: &Kernel, section: &str, name: &str, warp: u32) -> Pl
         }
     });
     let [(operation, origin)] = &found[..] else { panic!("`{name}` in `{section}` is {} operations", found.len()) };
-    Place {
+    Location {
         operation: operation.clone(),
         section: section.to_owned(),
         file: origin.file,
@@ -84,9 +84,9 @@ pub(crate) fn place(kernel: &Kernel, section: &str, name: &str, warp: u32) -> Pl
     }
 }
 
-/// The place of the one choice or loop in a section of the kernel, but for its text.
+/// The location of the one choice or loop in a section of the kernel, but for its text.
 #[track_caller]
-pub(crate) fn structure(kernel: &Kernel, section: &str, warp: u32) -> Place {
+pub(crate) fn structure(kernel: &Kernel, section: &str, warp: u32) -> Location {
     fn collect<'k>(block: &'k Block, found: &mut Vec<&'k Statement>) {
         for statement in &block.statements {
             match statement {
@@ -109,7 +109,7 @@ pub(crate) fn structure(kernel: &Kernel, section: &str, warp: u32) -> Place {
     let origin =
         found.into_iter().map(Statement::origin).rfind(|origin| kernel.section(origin.section).to_string() == section);
     let origin = origin.unwrap_or_else(|| panic!("no structure in `{section}`"));
-    Place {
+    Location {
         operation: String::new(),
         section: section.to_owned(),
         file: origin.file,
@@ -121,7 +121,7 @@ pub(crate) fn structure(kernel: &Kernel, section: &str, warp: u32) -> Place {
     }
 }
 
-/// Words about a place that tests add.
+/// Details of a location that tests add.
 pub(crate) trait At {
     /// In a lane.
     fn lane(self, lane: u32) -> Self;
@@ -131,7 +131,7 @@ pub(crate) trait At {
     fn cta(self, x: u32) -> Self;
 }
 
-impl At for Place {
+impl At for Location {
     fn lane(self, lane: u32) -> Self {
         Self { lane: Some(lane), ..self }
     }
@@ -165,12 +165,10 @@ pub(crate) fn one_after_the_other(
 }
 
 /// The report of something done before an asynchronous copy was waited for.
-pub(crate) fn missing_wait(touch: TooEarly, in_flight: InFlight, started: Place, place: Place) -> Fault {
+pub(crate) fn missing_wait(touch: TooEarly, in_flight: InFlight, started: Location, location: Location) -> Fault {
     let space = match in_flight {
-        InFlight::CopyTarget | InFlight::BulkSource | InFlight::TransferTarget | InFlight::ProductOperand => {
-            Space::Shared
-        }
+        InFlight::CopyTarget | InFlight::BulkSource | InFlight::TmaLoadTarget | InFlight::WgmmaOperand => Space::Shared,
         InFlight::BulkTarget => Space::Global,
     };
-    Fault { kind: FaultKind::MissingWait { space, touch, in_flight, started: Box::new(started) }, place }
+    Fault { kind: FaultKind::MissingWait { space, touch, in_flight, started: Box::new(started) }, location }
 }

@@ -175,8 +175,8 @@ fn check_load_matrix(count: u32, transposed: bool) {
         let (base, lane) = (k.shared_base(), k.lane());
         let from = k.mad_wide(lane, 16u32, x);
         let chunk = k.load::<U32>(from, 4);
-        let place = k.mad::<U32>(lane, 16u32, base);
-        k.store_shared(place, &chunk);
+        let location = k.mad::<U32>(lane, 16u32, base);
+        k.store_shared(location, &chunk);
         k.warp_sync();
         let own_line = k.mad_wide(lane, 4u32, lines);
         let own_line = k.load_one::<U32>(own_line);

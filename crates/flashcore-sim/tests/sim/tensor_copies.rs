@@ -1,6 +1,6 @@
 //! Bulk loads and tensor copies: what they move, where it lies, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, missing_wait, place, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, missing_wait, location, run_seeded, words};
 use flashcore_ir::builder::TensorCopyOptions;
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{
@@ -340,9 +340,9 @@ fn missing_expect() {
     let mut kinds = [0; 3];
     for seed in 0..48 {
         let (kernel, result) = run_through(Through::WithoutExpect, seed);
-        let at = place(&kernel, "use", "Load", 1).lane(0).address(DATA);
-        let load = place(&kernel, "load", "TensorLoad", 0).address(DATA);
-        let early = missing_wait(TooEarly::Read, InFlight::TransferTarget, load.clone().lane(0), at.clone());
+        let at = location(&kernel, "use", "Load", 1).lane(0).address(DATA);
+        let load = location(&kernel, "load", "TensorLoad", 0).address(DATA);
+        let early = missing_wait(TooEarly::Read, InFlight::TmaLoadTarget, load.clone().lane(0), at.clone());
         let race = Fault {
             kind: FaultKind::Race {
                 space: Space::Shared,
@@ -350,12 +350,12 @@ fn missing_expect() {
                 earlier_access: AccessKind::Write,
                 earlier: Box::new(load),
             },
-            place: at,
+            location: at,
         };
-        let waits = place(&kernel, "wait", "MbarrierWait", 1).address(SHARED);
+        let waits = location(&kernel, "wait", "MbarrierWait", 1).address(SHARED);
         let waits_for = WaitsFor::Mbarrier(state(0, 0, -i64::from(TILE)));
-        let waiting = vec![WaitingWarp { waits_for, place: waits.clone() }];
-        let stuck = Fault { kind: FaultKind::Deadlock { waiting }, place: waits };
+        let waiting = vec![WaitingWarp { waits_for, location: waits.clone() }];
+        let stuck = Fault { kind: FaultKind::Deadlock { waiting }, location: waits };
         let found = fault(result);
         let kind = [early, race, stuck].iter().position(|expected| *expected == found);
         kinds[kind.unwrap_or_else(|| panic!("{found}"))] += 1;
@@ -368,16 +368,16 @@ fn missing_wait_for_the_phase() {
     for how in [Through::WithoutWait, Through::ReadByOthersWithoutWait] {
         for seed in 0..16 {
             let (kernel, result) = run_through(how, seed);
-            let Fault { kind, place: at } = fault(result);
+            let Fault { kind, location: at } = fault(result);
             // Under some seeds the bytes have come when they are read, and some were never there before.
             let noticed = matches!(
                 kind,
-                FaultKind::MissingWait { in_flight: InFlight::TransferTarget, touch: TooEarly::Read, .. }
+                FaultKind::MissingWait { in_flight: InFlight::TmaLoadTarget, touch: TooEarly::Read, .. }
                     | FaultKind::Race { access: AccessKind::Read, earlier_access: AccessKind::Write, .. }
                     | FaultKind::UninitialisedMemory { space: Space::Shared }
             );
             assert!(noticed, "{kind}");
-            assert_eq!(at, place(&kernel, "use", "Load", 1).lane(0).address(DATA));
+            assert_eq!(at, location(&kernel, "use", "Load", 1).lane(0).address(DATA));
         }
     }
 }
@@ -387,7 +387,7 @@ fn missing_fence_of_the_barrier() {
     let (kernel, result) = run_through(Through::WithoutInitFence, 0);
     let expected = Fault {
         kind: FaultKind::Mbarrier { problem: MbarrierProblem::Unfenced, state: Some(state(0, 0, i64::from(TILE))) },
-        place: place(&kernel, "load", "TensorLoad", 0).lane(0).address(SHARED),
+        location: location(&kernel, "load", "TensorLoad", 0).lane(0).address(SHARED),
     };
     assert_eq!(fault(result), expected);
 }
@@ -397,9 +397,9 @@ fn missing_fence_before_a_store() {
     let (kernel, result) = run_through(Through::WithoutStoreFence, 0);
     let expected = Fault {
         kind: FaultKind::MissingProxyFence {
-            written: Box::new(place(&kernel, "change", "Store", 1).lane(0).address(DATA)),
+            written: Box::new(location(&kernel, "change", "Store", 1).lane(0).address(DATA)),
         },
-        place: place(&kernel, "store", "TensorStore", 1).lane(0).address(DATA),
+        location: location(&kernel, "store", "TensorStore", 1).lane(0).address(DATA),
     };
     assert_eq!(fault(result), expected);
 }
@@ -409,9 +409,9 @@ fn missing_fence_before_a_load_over_a_write() {
     let (kernel, result) = run_through(Through::LoadedOverUnfencedWrite, 0);
     let expected = Fault {
         kind: FaultKind::MissingProxyFence {
-            written: Box::new(place(&kernel, "before", "Store", 1).lane(0).address(DATA)),
+            written: Box::new(location(&kernel, "before", "Store", 1).lane(0).address(DATA)),
         },
-        place: place(&kernel, "load", "TensorLoad", 0).lane(0).address(DATA),
+        location: location(&kernel, "load", "TensorLoad", 0).lane(0).address(DATA),
     };
     assert_eq!(fault(result), expected);
 }
@@ -425,9 +425,9 @@ fn missing_order_between_a_read_and_a_load() {
             space: Space::Shared,
             access: AccessKind::Write,
             earlier_access: AccessKind::Read,
-            earlier: Box::new(place(&kernel, "read", "Load", 1).lane(0).address(DATA)),
+            earlier: Box::new(location(&kernel, "read", "Load", 1).lane(0).address(DATA)),
         },
-        place: place(&kernel, "load", "TensorLoad", 0).lane(0).address(DATA),
+        location: location(&kernel, "load", "TensorLoad", 0).lane(0).address(DATA),
     };
     assert_eq!(fault(result), expected);
 }
@@ -441,8 +441,8 @@ fn an_end_before_the_bytes_have_come() {
         let FaultKind::MissingWait { touch: TooEarly::Exit, in_flight, started, .. } = found.kind else {
             panic!("{found}")
         };
-        assert_eq!(in_flight, InFlight::TransferTarget);
-        assert_eq!(*started, place(&kernel, "load", "TensorLoad", 0).lane(0).address(DATA));
+        assert_eq!(in_flight, InFlight::TmaLoadTarget);
+        assert_eq!(*started, location(&kernel, "load", "TensorLoad", 0).lane(0).address(DATA));
         noticed += 1;
     }
     assert!(noticed > 0);
@@ -452,10 +452,10 @@ fn an_end_before_the_bytes_have_come() {
 #[test]
 fn too_many_bytes_announced() {
     let (kernel, result) = run_through(Through::TooManyBytes, 0);
-    let at = place(&kernel, "wait", "MbarrierWait", 1).address(SHARED);
+    let at = location(&kernel, "wait", "MbarrierWait", 1).address(SHARED);
     let waits_for = WaitsFor::Mbarrier(state(0, 0, i64::from(TILE)));
-    let waiting = vec![WaitingWarp { waits_for, place: at.clone() }];
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, place: at });
+    let waiting = vec![WaitingWarp { waits_for, location: at.clone() }];
+    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location: at });
 }
 
 #[test]
@@ -465,8 +465,8 @@ fn wrong_operands() {
         (Through::OneCoordinate, FaultKind::TensorRank { rank: 2, coordinates: 1 }, None),
     ] {
         let (kernel, result) = run_through(how, 0);
-        let at = place(&kernel, "load", "TensorLoad", 0).lane(0);
-        assert_eq!(fault(result), Fault { kind, place: flashcore_sim::Place { address, ..at } });
+        let at = location(&kernel, "load", "TensorLoad", 0).lane(0);
+        assert_eq!(fault(result), Fault { kind, location: flashcore_sim::Location { address, ..at } });
     }
     let (_, result) = run_through(Through::NoMap, 0);
     assert_eq!(fault(result).kind, FaultKind::NoTensorMap);
@@ -492,8 +492,8 @@ fn a_load_of_what_the_kernel_wrote() {
     let mut memory = GlobalMemory::new();
     let x = memory.allocate("x", &[0; 128]);
     let expected = Fault {
-        kind: FaultKind::UnfencedGlobal { written: Box::new(place(&wrong, "write", "Store", 0).lane(0).address(x)) },
-        place: place(&wrong, "load", "BulkLoad", 0).lane(0).address(x),
+        kind: FaultKind::UnfencedGlobal { written: Box::new(location(&wrong, "write", "Store", 0).lane(0).address(x)) },
+        location: location(&wrong, "load", "BulkLoad", 0).lane(0).address(x),
     };
     assert_eq!(fault(run_seeded(&wrong, &[Argument::U64(x)], &memory, 0)), expected);
 }

@@ -1,7 +1,7 @@
 //! A product in the form of Hopper's kernels: one warp loads tiles through a ring of two stages, four warps multiply, and
 //! the result leaves by a tensor store. Right under every seed, and what is planted in it is found.
 
-use crate::support::{At, SHARED, fault, kernel, place, run_seeded};
+use crate::support::{At, SHARED, fault, kernel, location, run_seeded};
 use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix, TensorCopyOptions};
 use flashcore_ir::types::{Bf16x2, F32, Pred, S32, U32};
 use flashcore_ir::{
@@ -222,12 +222,12 @@ const FULL: u32 = SHARED as u32 + 4 * TILE_BYTES + SIDE * SIDE * 2;
 #[test]
 fn missing_expect() {
     check(Planted::MissingExpect, |kernel, found| match &found.kind {
-        FaultKind::MissingWait { in_flight: InFlight::TransferTarget, touch: TooEarly::Read, started, .. } => {
-            assert_eq!(started.operation, place(kernel, &started.section, "TensorLoad", 4).operation);
-            assert!(found.place.section.starts_with("multiply"), "{found}");
+        FaultKind::MissingWait { in_flight: InFlight::TmaLoadTarget, touch: TooEarly::Read, started, .. } => {
+            assert_eq!(started.operation, location(kernel, &started.section, "TensorLoad", 4).operation);
+            assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Race { .. } | FaultKind::UninitialisedMemory { .. } => {
-            assert!(found.place.section.starts_with("multiply"), "{found}");
+            assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Deadlock { waiting } => {
             let unannounced = waiting.iter().any(
@@ -235,7 +235,7 @@ fn missing_expect() {
             );
             assert!(unannounced, "{found}");
         }
-        FaultKind::Mbarrier { .. } => assert!(found.place.section.starts_with("load"), "{found}"),
+        FaultKind::Mbarrier { .. } => assert!(found.location.section.starts_with("load"), "{found}"),
         other => panic!("{other}"),
     });
 }
@@ -244,13 +244,13 @@ fn missing_expect() {
 #[test]
 fn wrong_phase() {
     check(Planted::WrongPhase, |_, found| match &found.kind {
-        FaultKind::MissingWait { in_flight: InFlight::TransferTarget, .. }
+        FaultKind::MissingWait { in_flight: InFlight::TmaLoadTarget, .. }
         | FaultKind::Race { .. }
         | FaultKind::UninitialisedMemory { .. } => {
-            assert!(found.place.section.starts_with("multiply"), "{found}");
+            assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Deadlock { waiting } => {
-            let full = waiting.iter().filter(|warp| warp.place.section == "wait for full").count();
+            let full = waiting.iter().filter(|warp| warp.location.section == "wait for full").count();
             assert!(full > 0, "{found}");
         }
         other => panic!("{other}"),
@@ -263,9 +263,9 @@ fn missing_fence_before_the_store() {
         let FaultKind::MissingProxyFence { written } = &found.kind else { panic!("{found}") };
         assert_eq!(
             **written,
-            place(kernel, &written.section, "Store", 0).lane(0).address(found.place.address.unwrap_or(0))
+            location(kernel, &written.section, "Store", 0).lane(0).address(found.location.address.unwrap_or(0))
         );
-        assert_eq!(found.place.section, "result / store");
+        assert_eq!(found.location.section, "result / store");
     });
 }
 
@@ -274,7 +274,7 @@ fn a_sum_read_before_the_wait() {
     check(Planted::ReadBeforeWait, |kernel, found| {
         let FaultKind::RegisterInFlight { started, .. } = &found.kind else { panic!("{found}") };
         assert!(started.section.starts_with("multiply / slice"), "{found}");
-        assert_eq!(found.place, place(kernel, "early", "Mul", found.place.warp));
+        assert_eq!(found.location, location(kernel, "early", "Mul", found.location.warp));
     });
 }
 
@@ -283,12 +283,12 @@ fn a_sum_read_before_the_wait() {
 fn a_stage_released_too_early() {
     check(Planted::EarlyRelease, |_, found| {
         match &found.kind {
-            FaultKind::MissingWait { in_flight: InFlight::ProductOperand, touch: TooEarly::Write, started, .. } => {
+            FaultKind::MissingWait { in_flight: InFlight::WgmmaOperand, touch: TooEarly::Write, started, .. } => {
                 assert!(started.section.starts_with("multiply / slice"), "{found}");
             }
             FaultKind::Race { earlier, .. } => assert!(earlier.section.starts_with("multiply / slice"), "{found}"),
             other => panic!("{other}"),
         }
-        assert!(["load a", "load b"].contains(&&*found.place.section), "{found}");
+        assert!(["load a", "load b"].contains(&&*found.location.section), "{found}");
     });
 }

@@ -1,6 +1,6 @@
 //! Products of warpgroups: values in every layout, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, missing_wait, place, run, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, missing_wait, location, run, run_seeded, words};
 use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
 use flashcore_ir::types::{Accumulator, Bf16x2, F16x2, F32, HalfPair, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Major, Reg, Space, SpecialRegister, Swizzle, VerifiedKernel};
@@ -375,9 +375,9 @@ fn operand_register(kernel: &VerifiedKernel, index: usize) -> flashcore_ir::Regi
 fn missing_fences_of_registers() {
     for (how, index) in [(Wrong::WithoutFence, 0), (Wrong::FenceBeforeTheWrite, 3)] {
         let (kernel, result) = found(how);
-        let Fault { kind, place: at } = fault(result);
+        let Fault { kind, location: at } = fault(result);
         assert_eq!(kind, FaultKind::MissingWgmmaFence { register: sum_register(&kernel, index) });
-        assert_eq!(at, place(&kernel, "product", "Wgmma", at.warp));
+        assert_eq!(at, location(&kernel, "product", "Wgmma", at.warp));
     }
 }
 
@@ -391,30 +391,30 @@ fn registers_in_use() {
     ] {
         let (kernel, result) = found(how);
         let register = if is_operand { operand_register(&kernel, 2) } else { sum_register(&kernel, 5) };
-        let Fault { kind, place: at } = fault(result);
-        let started = Box::new(place(&kernel, "product", "Wgmma", at.warp));
+        let Fault { kind, location: at } = fault(result);
+        let started = Box::new(location(&kernel, "product", "Wgmma", at.warp));
         assert_eq!(kind, FaultKind::RegisterInFlight { register, access, started }, "{how:?}");
-        assert_eq!(at, place(&kernel, "early", name, at.warp));
+        assert_eq!(at, location(&kernel, "early", name, at.warp));
     }
 }
 
 #[test]
 fn another_shape_on_the_same_accumulator() {
     let (kernel, result) = found(Wrong::OtherShape);
-    let Fault { kind, place: at } = fault(result);
-    let started = Box::new(place(&kernel, "product", "Wgmma", at.warp));
+    let Fault { kind, location: at } = fault(result);
+    let started = Box::new(location(&kernel, "product", "Wgmma", at.warp));
     let register = sum_register(&kernel, 0);
     assert_eq!(kind, FaultKind::RegisterInFlight { register, access: AccessKind::Write, started });
-    assert_eq!(at, place(&kernel, "again", "Wgmma", at.warp));
+    assert_eq!(at, location(&kernel, "again", "Wgmma", at.warp));
 }
 
 #[test]
 fn operand_without_a_proxy_fence() {
     let (kernel, result) = found(Wrong::UnfencedOperand);
-    let Fault { kind, place: at } = fault(result);
-    let written = Box::new(place(&kernel, "fill", "Store", 0).lane(0).address(SHARED));
+    let Fault { kind, location: at } = fault(result);
+    let written = Box::new(location(&kernel, "fill", "Store", 0).lane(0).address(SHARED));
     assert_eq!(kind, FaultKind::MissingProxyFence { written });
-    assert_eq!(at, place(&kernel, "product", "Wgmma", at.warp).address(SHARED));
+    assert_eq!(at, location(&kernel, "product", "Wgmma", at.warp).address(SHARED));
 }
 
 #[test]
@@ -422,40 +422,41 @@ fn operand_overwritten_before_the_wait() {
     let (kernel, result) = found(Wrong::OverwrittenOperand);
     let found = fault(result);
     let FaultKind::MissingWait { started, .. } = &found.kind else { panic!("{found}") };
-    let (warp, address, lane) = (found.place.warp, found.place.address.unwrap_or(0), found.place.lane.unwrap_or(0));
-    let product = place(&kernel, "product", "Wgmma", started.warp).address(address);
-    let at = place(&kernel, "early", "Store", warp).lane(lane).address(address);
-    assert_eq!(found, missing_wait(TooEarly::Write, InFlight::ProductOperand, product, at));
+    let (warp, address, lane) =
+        (found.location.warp, found.location.address.unwrap_or(0), found.location.lane.unwrap_or(0));
+    let product = location(&kernel, "product", "Wgmma", started.warp).address(address);
+    let at = location(&kernel, "early", "Store", warp).lane(lane).address(address);
+    assert_eq!(found, missing_wait(TooEarly::Write, InFlight::WgmmaOperand, product, at));
 }
 
 #[test]
 fn an_end_without_a_wait() {
     let (kernel, result) = found(Wrong::WithoutWait);
-    let Fault { kind, place: at } = fault(result);
-    let started = Box::new(place(&kernel, "product", "Wgmma", at.warp));
-    assert_eq!(kind, FaultKind::UnfinishedProduct { started });
+    let Fault { kind, location: at } = fault(result);
+    let started = Box::new(location(&kernel, "product", "Wgmma", at.warp));
+    assert_eq!(kind, FaultKind::UnfinishedWgmma { started });
 }
 
 /// Three warps commit where the fourth fences.
 #[test]
 fn warps_that_do_not_agree() {
     let (kernel, result) = found(Wrong::OneWarpMore);
-    let Fault { kind, place: at } = fault(result);
+    let Fault { kind, location: at } = fault(result);
     let FaultKind::Warpgroup { problem: WarpgroupProblem::Disagrees { other } } = kind else { panic!("{kind}") };
-    assert_eq!(*other, place(&kernel, "commit", "WgmmaCommit", other.warp));
-    assert_eq!(at, place(&kernel, "more", "WgmmaFence", 3));
+    assert_eq!(*other, location(&kernel, "commit", "WgmmaCommit", other.warp));
+    assert_eq!(at, location(&kernel, "more", "WgmmaFence", 3));
 }
 
 #[test]
 fn operands_that_do_not_agree() {
     let (kernel, result) = found(Wrong::LanesDisagree);
-    let Fault { kind, place: at } = fault(result);
+    let Fault { kind, location: at } = fault(result);
     assert_eq!(kind, FaultKind::Warpgroup { problem: WarpgroupProblem::LanesDisagree });
-    assert_eq!(at, place(&kernel, "product", "Wgmma", at.warp));
+    assert_eq!(at, location(&kernel, "product", "Wgmma", at.warp));
     let (kernel, result) = found(Wrong::WarpsDisagree);
-    let Fault { kind, place: at } = fault(result);
+    let Fault { kind, location: at } = fault(result);
     let FaultKind::Warpgroup { problem: WarpgroupProblem::OperandsDiffer { other } } = kind else { panic!("{kind}") };
-    assert_eq!(*other, place(&kernel, "product", "Wgmma", other.warp));
+    assert_eq!(*other, location(&kernel, "product", "Wgmma", other.warp));
     assert_ne!(at.warp % 2, other.warp % 2);
 }
 
@@ -463,9 +464,9 @@ fn operands_that_do_not_agree() {
 #[test]
 fn part_of_a_warpgroup() {
     let kernel = wrong_kernel(96, Wrong::Nothing);
-    let Fault { kind, place: at } = fault(run(&kernel, &[], &GlobalMemory::new()));
+    let Fault { kind, location: at } = fault(run(&kernel, &[], &GlobalMemory::new()));
     assert_eq!(kind, FaultKind::Warpgroup { problem: WarpgroupProblem::NotWhole { warps: 3 } });
-    assert_eq!(at, place(&kernel, "fence", "WgmmaFence", at.warp));
+    assert_eq!(at, location(&kernel, "fence", "WgmmaFence", at.warp));
 }
 
 /// A matrix that begins in the middle of its swizzle.
@@ -486,7 +487,7 @@ fn a_descriptor_that_is_not_aligned() {
         k.wgmma_commit();
         k.wgmma_wait(0);
     });
-    let Fault { kind, place: at } = fault(run(&kernel, &[], &GlobalMemory::new()));
+    let Fault { kind, location: at } = fault(run(&kernel, &[], &GlobalMemory::new()));
     assert_eq!(kind, FaultKind::Misaligned { space: Space::Shared, alignment: 1024 });
     assert_eq!(at.address, Some(SHARED + 128));
 }

@@ -1,14 +1,15 @@
-//! Buffers that notice a write past either end.
+//! Guard bands: buffers that detect a write past either end.
 
-/// Bytes of the canary on each side of the payload unless told otherwise: more than any tile row, and a multiple of
-/// the 256 bytes to which device memory is aligned.
+/// Bytes of the canary on each side of the payload by default: more than any tile row, and a multiple of the 256 bytes
+/// to which device memory is aligned.
 const DEFAULT_GUARD_BYTES: usize = 4096;
 
 /// A payload between two guard bands.
 ///
 /// A harness gives the backend the whole of [`bytes`](Self::bytes) with the payload beginning at
-/// [`payload_start`](Self::payload_start), so that a write a little outside lands in a band and not in a crash. What
-/// lies *between* the elements of a strided output is guarded by its poison, see [`Outputs::poisoned`](crate::Outputs::poisoned).
+/// [`payload_start`](Self::payload_start), so that a write a little outside lands in a band and does not crash. Padding
+/// *between* the elements of a strided output is guarded by its poison, see
+/// [`Outputs::poisoned`](crate::Outputs::poisoned).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guarded {
     bytes: Vec<u8>,
@@ -28,7 +29,8 @@ impl Guarded {
         Self { bytes, guard }
     }
 
-    /// What [`bytes`](Self::bytes) of a payload between bands of 4096 bytes became elsewhere, taken back to be checked.
+    /// Reassembles the [`bytes`](Self::bytes) of a payload between bands of 4096 bytes after use elsewhere, to be
+    /// checked.
     ///
     /// # Panics
     ///
@@ -48,7 +50,7 @@ impl Guarded {
         &mut self.bytes
     }
 
-    /// Where the payload begins in [`bytes`](Self::bytes).
+    /// The start of the payload in [`bytes`](Self::bytes).
     pub fn payload_start(&self) -> usize {
         self.guard
     }
@@ -64,11 +66,11 @@ impl Guarded {
         &mut self.bytes[self.guard..end]
     }
 
-    /// Whether both bands are as they were.
+    /// Checks that both bands are unchanged.
     pub fn check(&self) -> Result<(), GuardError> {
         let end = self.bytes.len() - self.guard;
         let changed = |&index: &usize| self.bytes[index] != canary(index);
-        // The nearest to the payload says most about what went wrong.
+        // The change nearest to the payload says most about the mistake.
         if let Some(index) = (0..self.guard).rev().find(changed) {
             return Err(GuardError::Before { distance: self.guard - index, found: self.bytes[index] });
         }
@@ -93,7 +95,7 @@ pub enum GuardError {
     Before {
         /// Bytes from the changed byte to the beginning of the payload; 1 is the byte just before it.
         distance: usize,
-        /// What is there now.
+        /// The value there now.
         found: u8,
     },
     /// The band after the payload.
@@ -101,7 +103,7 @@ pub enum GuardError {
     After {
         /// Bytes from the end of the payload to the changed byte; 0 is the byte just after it.
         distance: usize,
-        /// What is there now.
+        /// The value there now.
         found: u8,
     },
 }

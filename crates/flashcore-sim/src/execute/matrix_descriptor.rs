@@ -1,9 +1,10 @@
-//! Matrices in shared memory as products of warpgroups read them.
+//! Matrix descriptors: matrices in shared memory as `wgmma` reads them.
 //!
 //! A descriptor gives the address of the first element, two strides and the swizzle. Memory is read in *chunks* of 16
-//! bytes, 8 elements along the dimension that is adjacent. Where a chunk lies follows the canonical layouts of the PTX
-//! manual (see [`flashcore_ir::builder::MatrixLayout`]); the swizzle then permutes chunks by the bits of their addresses,
-//! which is why a matrix must begin where the permutation does, but for the offset within a row of the swizzle's width.
+//! bytes, 8 elements along the adjacent dimension. The address of a chunk follows the canonical layouts of the PTX
+//! manual (see [`flashcore_ir::builder::MatrixLayout`]); the swizzle then permutes chunks by the bits of their
+//! addresses, which is why a matrix must begin where the permutation does, except for the offset within a row of the
+//! swizzle's width.
 
 use flashcore_ir::{Major, Swizzle};
 
@@ -26,7 +27,7 @@ pub(crate) struct SharedMatrix {
 }
 
 impl SharedMatrix {
-    /// Reads a descriptor; `None` if it has a base offset, which the language does not have.
+    /// Reads a descriptor; `None` if it has a base offset, which the language does not support.
     pub(crate) fn new(descriptor: u64, major: Major, outer: usize) -> Option<Self> {
         let field = |shift: u32| ((descriptor >> shift & 0x3fff) as u32) << 4;
         let swizzle = match descriptor >> 62 {
@@ -40,12 +41,12 @@ impl SharedMatrix {
         (base_offset == 0).then_some(matrix)
     }
 
-    /// What the address must be a multiple of, but for the offset within a row of the swizzle's width.
+    /// True if the address is aligned for its swizzle, except for the offset within a row of the swizzle's width.
     pub(crate) fn is_aligned(&self) -> bool {
         self.swizzle.bytes().is_none_or(|width| self.start % self.swizzle.period() < width)
     }
 
-    /// The alignment that [`SharedMatrix::is_aligned`] asks for.
+    /// The alignment that [`SharedMatrix::is_aligned`] requires.
     pub(crate) fn alignment(&self) -> u32 {
         self.swizzle.period()
     }

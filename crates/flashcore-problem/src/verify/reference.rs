@@ -1,14 +1,14 @@
-//! What a careful implementation in the problem's own precision gives: the yardstick of the gate.
+//! The reference in the problem's own precision, a careful implementation: the yardstick of the gate.
 
+use super::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::expression::ExpressionReal;
-use crate::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
 use rayon::prelude::*;
 
 /// Naive attention in the problem's precision: inputs in the problem's type, scores and softmax in `f32`, weights
 /// normalised and rounded to the problem's type, weights times values summed in `f32`, output rounded once.
 ///
-/// For `f32` nothing but the order of operations is left to differ, and `f64` computes all of this in `f64`.
+/// For `f32` only the order of operations differs from a kernel's, and `f64` computes all of this in `f64`.
 pub fn reference(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Invalid> {
     inputs.validate(problem)?;
     Ok(match problem.dtype.accumulator() {
@@ -17,7 +17,7 @@ pub fn reference(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Invalid>
     })
 }
 
-/// How far the [`reference()`] is from the [`oracle`](crate::oracle()).
+/// The error of the [`reference()`] against the [`oracle`](crate::oracle()).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceError {
     /// The largest absolute error of an output element.
@@ -26,8 +26,8 @@ pub struct ReferenceError {
     pub relative_l2: f64,
     /// The largest absolute error of a log-sum-exp.
     pub lse: f64,
-    /// The largest [relative bias](crate::Verdict::relative_bias) that rounding weights and outputs to nearest makes on
-    /// these inputs, over several ways to scale the weights; 0 where nothing is rounded to 16 bits.
+    /// The largest [relative bias](crate::Verdict::relative_bias) of rounding weights and outputs to nearest on these
+    /// inputs, over several ways to scale the weights; 0 where nothing is rounded to 16 bits.
     pub relative_bias: f64,
 }
 
@@ -128,7 +128,7 @@ macro_rules! real {
 real!(f32);
 real!(f64);
 
-/// The outputs, and, with what is expected, how far rounded weights lean to one side.
+/// The outputs, and, if expected values are given, the leaning of rounded weights to one side.
 fn attend<R: Real>(problem: &Problem, inputs: &Inputs, expected: Option<&Expected>) -> (Outputs, Leaning) {
     let strides = problem.strides();
     let converted = |values: Vec<f64>| values.into_iter().map(R::from_f64).collect::<Vec<R>>();
@@ -180,7 +180,7 @@ struct Operands<'a, R> {
 }
 
 impl<R: Real> Operands<'_, R> {
-    /// The output and the log-sum-exp of one row, and, with what is expected of it, how far its weights lean.
+    /// The output and the log-sum-exp of one row, and, if expected values are given, the leaning of its weights.
     fn row(&self, at: Element, expected: Option<&[f64]>) -> RowAnswer<R> {
         let (problem, zero) = (self.problem, R::from_f64(0.0));
         let nothing = R::from_f64(f64::NEG_INFINITY);

@@ -1,15 +1,16 @@
-//! The bias of rounding to nearest: how far errors that ought to cancel do not, on given inputs.
+//! The bias of rounding to nearest: the sum of errors that ought to cancel, on given inputs.
 //!
-//! Rounding to nearest errs to both sides, cutting only to one: a kernel that cuts bits off its weights, or off its
-//! output, makes every output about 0.6 unit roundoffs too small. That is too little for a bound on errors and on their
-//! norm, which leave room for three times as much, but it adds up over all elements, where the errors of rounding
-//! cancel: the projection of the errors on the expected output shows it.
+//! Rounding to nearest errs to both sides, truncation only to one: a kernel that truncates its weights, or its output,
+//! makes every output about 0.6 unit roundoffs too small. That is too little for a bound on errors and on their norm,
+//! which leave room for three times as much, but it adds up over all elements, where the errors of rounding cancel: the
+//! projection of the errors on the expected output shows it.
 //!
-//! How well errors cancel depends on the inputs. Where all weights are the same, so are their roundings, and a row of one
-//! weight has one rounding. Which one it is depends on what weights are relative to: the maximum of the row, that of the
-//! tiles so far, or their sum, and all of that is right. So the weights of every row are rounded relative to the largest
-//! of them, and, [`WAYS`] less one times, to multiples of their sum; outputs are rounded after [`WAYS`] shifts of less than
-//! a unit in the last place. The largest projection is what rounding to nearest may make.
+//! The cancellation of errors depends on the inputs. Where all weights are equal, so are their roundings, and a row of
+//! one weight has one rounding. That rounding depends on the number that weights are relative to: the row max, the
+//! running max of the tiles so far, or the sum, and all of these are right. So the weights of every row are rounded
+//! relative to the largest of them, and, [`WAYS`] less one times, to multiples of their sum; outputs are rounded after
+//! [`WAYS`] shifts of less than a unit in the last place. The largest projection is the bias that rounding to nearest
+//! may have.
 
 use crate::DType;
 use std::ops::AddAssign;
@@ -21,12 +22,12 @@ const WAYS: usize = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Leaning([f64; WAYS]);
 
-/// What the weights of a row, the largest of which is 1, are multiplied by before they are rounded.
+/// Factors for the weights of a row, the largest of which is 1, before they are rounded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scales([f32; WAYS]);
 
 impl Scales {
-    /// For a row with such a sum of weights.
+    /// The factors for a row with this sum of weights.
     pub(crate) fn new(sum: f32) -> Self {
         // Seven mantissas from 1 to 2, none of which is simple.
         let of_sum = |way: usize| (way as f32 / (WAYS - 1) as f32).exp2() / sum;
@@ -40,7 +41,8 @@ impl Leaning {
         let factor = split_factor(dtype);
         for (sum, scale) in self.0.iter_mut().zip(scales.0) {
             let scaled = weight * scale;
-            // Veltkamp: what is left of the mantissa after the product is taken away again, rounded to nearest.
+            // Veltkamp splitting: the part of the mantissa that is left after the product is subtracted again is
+            // rounded to nearest.
             let product = scaled * factor;
             let rounded = product - (product - scaled);
             *sum += f64::from(rounded - scaled) / f64::from(scale) * value;

@@ -1,4 +1,4 @@
-//! The box of a tensor that a copy moves: which bytes of global memory it has, and where they lie in shared memory.
+//! The box of a tensor that TMA copies: its bytes in global memory, and their swizzled layout in shared memory.
 
 use flashcore_ir::tensor_map::MOST_DIMENSIONS;
 use flashcore_ir::{OutOfBounds, TensorElement, TensorMap};
@@ -7,7 +7,7 @@ use flashcore_ir::{OutOfBounds, TensorElement, TensorMap};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorBox {
     pub(crate) map: TensorMap,
-    /// The coordinates of its first element, the innermost first.
+    /// The coordinates of the first element, the innermost first.
     pub(crate) at: [i32; MOST_DIMENSIONS],
 }
 
@@ -17,12 +17,12 @@ pub(crate) struct Piece {
     /// In global memory.
     pub(crate) address: u64,
     pub(crate) bytes: u32,
-    /// Where it begins in the box without swizzle.
+    /// The start of the piece in the box without swizzle.
     offset: u32,
 }
 
 impl TensorBox {
-    /// What a load finds where there is no tensor.
+    /// The contents of the box before the load: the fill value, for elements outside the tensor.
     pub(crate) fn filled(&self) -> Vec<u8> {
         let bytes = self.map.box_bytes() as usize;
         match (self.map.fill, self.map.element) {
@@ -32,7 +32,7 @@ impl TensorBox {
         }
     }
 
-    /// The rows of the box, as far as they lie within the tensor.
+    /// The rows of the box, clipped to the tensor.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let Self { map, at } = *self;
         let moved = map.moved();
@@ -60,16 +60,16 @@ impl TensorBox {
         })
     }
 
-    /// Puts the bytes of a piece where they lie in a box at `target`, swizzled by the address.
-    pub(crate) fn place(&self, target: u32, piece: Piece, bytes: &[u8], data: &mut [u8]) {
+    /// Writes the bytes of a piece into a box at `target`, swizzled by the address.
+    pub(crate) fn write_piece(&self, target: u32, piece: Piece, bytes: &[u8], data: &mut [u8]) {
         for (offset, pair) in (piece.offset..).step_by(2).zip(bytes.chunks_exact(2)) {
             let at = (self.map.swizzle.apply(target + offset) - target) as usize;
             data[at..at + 2].copy_from_slice(pair);
         }
     }
 
-    /// Takes the bytes of a piece from a box at `source`.
-    pub(crate) fn taken(&self, source: u32, piece: Piece, data: &[u8]) -> Vec<u8> {
+    /// Reads the bytes of a piece from a box at `source`.
+    pub(crate) fn read_piece(&self, source: u32, piece: Piece, data: &[u8]) -> Vec<u8> {
         let offsets = (piece.offset..piece.offset + piece.bytes).step_by(2);
         let pairs = offsets.map(|offset| (self.map.swizzle.apply(source + offset) - source) as usize);
         pairs.flat_map(|at| [data[at], data[at + 1]]).collect()

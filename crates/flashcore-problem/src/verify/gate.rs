@@ -1,12 +1,12 @@
-//! The judge of every backend.
+//! The gate: judges the outputs of every backend.
 
-use crate::reference::ErrorNorms;
+use super::reference::ErrorNorms;
 use crate::{
     DType, Element, Expected, Failure, GuardError, Inputs, Limits, Operand, Outputs, Problem, ReferenceError, Shape,
     Strides, Tensor, Verdict, Worst,
 };
 
-/// What a run left behind.
+/// The evidence of a run: the state of its buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Evidence<'a> {
     /// The inputs that were given to the backend.
@@ -38,7 +38,7 @@ impl<'a> Evidence<'a> {
 /// * the largest error, the relative L2 error, the relative bias and the error of the log-sum-exp are within [`Limits`];
 /// * every repeated run gave the same bits.
 ///
-/// All the failures are returned, not only the first.
+/// Returns all failures, not only the first.
 pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError, evidence: &Evidence<'_>) -> Verdict {
     let mut verdict = Verdict {
         failures: Vec::new(),

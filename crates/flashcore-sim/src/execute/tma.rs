@@ -1,40 +1,40 @@
-//! Bulk loads and tensor copies: agents of the asynchronous proxy.
+//! TMA: bulk loads and tensor loads and stores, agents of the async proxy.
 //!
-//! A load takes what it reads when it starts. From then on its target is claimed: touching it is a fault. At a moment
-//! that the scheduler chooses, the bytes appear and the `mbarrier` hears of them; they count as written by the phase in
-//! which that happens, so that only who has seen this phase complete may touch them. A load for several CTAs arrives at
-//! each of them at its own time. A store is waited for in groups, as a bulk store is.
+//! A load reads its source when it starts. From then on its target is claimed: touching it is a fault. At a moment that
+//! the scheduler chooses, the bytes appear and the `mbarrier` counts them (`complete_tx`); they count as written by the
+//! phase in which that happens, so that only those who have seen this phase complete may touch them. A multicast load
+//! arrives at each CTA at its own time. A store is waited for in bulk groups.
 
 use std::rc::Rc;
 
 use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::clocks::Clocks;
-use crate::error::{Stop, Trouble};
-use crate::execute::asynchronous::BULK_UNIT;
+use crate::error::{Stop, UnlocatedFault};
+use crate::execute::async_copy::BULK_UNIT;
 use crate::execute::memory::addresses;
-use crate::execute::tensor_box::{Piece, TensorBox};
+use crate::execute::tma_box::{Piece, TensorBox};
 use crate::execute::{Attempt, Context, Signals, aligned};
 use crate::fault::{AccessKind, CopySize, FaultKind, MbarrierProblem};
 use crate::memory::shared::SharedMemory;
 use crate::memory::{Reason, Refusal};
 use crate::race::Stamp;
-use crate::registers::{LANES, lanes};
+use crate::state::registers::{LANES, lanes};
 
-/// A load under way to one CTA.
+/// A TMA load in flight to one CTA.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct TmaLoad {
     pub(crate) started: Stamp,
     pub(crate) lane: usize,
     /// The CTA that receives.
     pub(crate) rank: usize,
-    /// Where it will write.
+    /// The target address.
     pub(crate) target: u32,
     data: Rc<[u8]>,
     barrier: u32,
 }
 
-/// Where a load of one lane goes.
+/// The targets of a load of one lane.
 struct Destination {
     lane: usize,
     /// The CTAs that receive, one bit for each.
@@ -43,15 +43,15 @@ struct Destination {
     barrier: u32,
 }
 
-/// Checks and claims the targets of a load that reads `data`, and sends it on its way.
+/// Checks and claims the targets of a load of `data`, and puts it in flight.
 fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec<u8>) -> Result<(), Stop> {
     let Destination { lane, ranks, target, barrier } = *destination;
     let bytes = data.len() as u32;
     let data: Rc<[u8]> = data.into();
-    let Context { scene, clocks, cluster, counters, transfers, warp_index, step, .. } = context;
+    let Context { scene, clocks, cluster, counters, tma_loads, warp_index, step, .. } = context;
     let accessor = clocks.accessor(*warp_index, *step);
     let access = accessor.lane(lane);
-    aligned(Space::Shared, barrier.into(), crate::mbarrier::MBARRIER_BYTES, lane)?;
+    aligned(Space::Shared, barrier.into(), crate::state::mbarrier::MBARRIER_BYTES, lane)?;
     for rank in lanes(ranks) {
         let Some(shared) = cluster.get_mut(rank) else {
             let kind = FaultKind::NoSuchCta { rank: rank as u32, ctas: scene.placement.ctas() as u32 };
@@ -75,32 +75,32 @@ fn start(context: &mut Context<'_, '_, '_>, destination: &Destination, data: Vec
         }
         found.used(&access);
         let attempt = Attempt { space: Space::Shared, kind: AccessKind::Write, bytes, lane };
-        let claimed = shared.start_transfer(target, bytes, &access, clocks);
+        let claimed = shared.start_tma_load(target, bytes, &access, clocks);
         claimed.map_err(|refusal| scene.refused(attempt, refusal))?;
-        transfers.push(Transfer { started: access.stamp, lane, rank, target, data: Rc::clone(&data), barrier });
+        tma_loads.push(TmaLoad { started: access.stamp, lane, rank, target, data: Rc::clone(&data), barrier });
         counters.bulk_load_bytes += u64::from(bytes);
     }
     Ok(())
 }
 
-/// A load arrives. A fault of it is one of the operation that started it.
+/// Completes a load. A fault here is reported at the operation that started it.
 pub(crate) fn finish(
-    transfer: &Transfer,
+    load: &TmaLoad,
     cluster: &mut [SharedMemory],
     clocks: &Clocks,
     signals: &mut Signals,
 ) -> Result<(), Stop> {
-    let Transfer { started, lane, rank, target, ref data, barrier } = *transfer;
+    let TmaLoad { started, lane, rank, target, ref data, barrier } = *load;
     let shared = &mut cluster[rank];
     let refuse = |problem| {
         let (problem, state) = problem;
         let kind = FaultKind::Mbarrier { problem, state };
-        Stop::Fault(Box::new(Trouble { kind, lane: Some(lane as u32), address: Some(barrier.into()) }))
+        Stop::Fault(Box::new(UnlocatedFault { kind, lane: Some(lane as u32), address: Some(barrier.into()) }))
     };
     let found = shared.mbarriers.get(barrier).map_err(refuse)?;
     let written = found.completion(started);
-    let completes = found.bring(data.len() as u32, clocks).map_err(refuse)?;
-    shared.finish_transfer(target, data, started, written);
+    let completes = found.complete_tx(data.len() as u32, clocks).map_err(refuse)?;
+    shared.finish_tma_load(target, data, started, written);
     if completes {
         signals.completed.push((rank, barrier));
     }
@@ -138,7 +138,7 @@ pub(crate) fn bulk_load(
     Ok(())
 }
 
-/// Reads global memory for the asynchronous proxy.
+/// Reads global memory for the async proxy.
 fn read(context: &mut Context<'_, '_, '_>, source: u64, data: &mut [u8], lane: usize) -> Result<(), Stop> {
     let Context { scene, clocks, global, .. } = context;
     let accessor = clocks.accessor(context.warp_index, context.step);
@@ -152,7 +152,7 @@ fn read(context: &mut Context<'_, '_, '_>, source: u64, data: &mut [u8], lane: u
         .map_err(|refusal| scene.refused(attempt, refusal))
 }
 
-/// The box of a tensor that a lane names.
+/// The box of a tensor at the coordinates that a lane gives.
 fn tensor_box(
     context: &Context<'_, '_, '_>,
     map: RegisterId,
@@ -174,12 +174,12 @@ fn tensor_box(
     Ok(TensorBox { map, at })
 }
 
-/// The alignment of boxes in shared memory: what their swizzle repeats after, and at least 128.
+/// The alignment of boxes in shared memory: the period of their swizzle, and at least 128.
 fn box_alignment(tensor_box: &TensorBox) -> u32 {
     tensor_box.map.swizzle.period().max(128)
 }
 
-/// Starts loads of boxes.
+/// Starts TMA loads of tensor boxes.
 pub(crate) fn tensor_load(
     context: &mut Context<'_, '_, '_>,
     map: RegisterId,
@@ -203,7 +203,7 @@ pub(crate) fn tensor_load(
             row.resize(piece.bytes as usize, 0);
             read(context, piece.address, &mut row, lane)?;
             context.counters.global_loads.count_part(piece.address, piece.bytes);
-            tensor_box.place(target, piece, &row, &mut data);
+            tensor_box.write_piece(target, piece, &row, &mut data);
         }
         let destination = Destination { lane, ranks: masks[lane], target, barrier: barriers[lane] as u32 };
         start(context, &destination, data)?;
@@ -211,7 +211,7 @@ pub(crate) fn tensor_load(
     Ok(())
 }
 
-/// Starts stores of boxes.
+/// Starts TMA stores of tensor boxes.
 pub(crate) fn tensor_store(
     context: &mut Context<'_, '_, '_>,
     map: RegisterId,
@@ -232,8 +232,8 @@ pub(crate) fn tensor_store(
         for piece in &pieces {
             context.counters.global_stores.count_part(piece.address, piece.bytes);
         }
-        super::asynchronous::start_store(context, lane, source, tensor_box.map.box_bytes(), |data| {
-            pieces.iter().map(|piece| (piece.address, tensor_box.taken(source, *piece, data))).collect()
+        super::async_copy::start_store(context, lane, source, tensor_box.map.box_bytes(), |data| {
+            pieces.iter().map(|piece| (piece.address, tensor_box.read_piece(source, *piece, data))).collect()
         })?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The tensor core: `mma.sync` and its fragment layouts.
+//! Tensor cores: `mma.sync` and its fragment layouts.
 //!
 //! Lane `l` is thread `t = l % 4` of group `g = l / 4`. Of an operand of 16-bit elements, register `r` of A holds row
 //! `g + 8(r % 2)`, columns `2t + 8(r / 2)` and the next; register `r` of B holds rows `2t + 8r` and the next of column
@@ -12,7 +12,7 @@ use flashcore_ir::{MmaShape, RegisterId, Type};
 
 use crate::error::Stop;
 use crate::numeric::{Bf16, F16, Half, TF32_MASK, canonical, join, split};
-use crate::registers::{ALL, Registers};
+use crate::state::registers::{ALL, Registers};
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;

@@ -1,23 +1,24 @@
-//! Products of warpgroups under way: what they use, and that the four warps agree.
+//! The state of a warpgroup: `wgmma`s in flight, the registers they use, and the lockstep of the four warps. The steps
+//! on it are in `execute/wgmma.rs`.
 //!
-//! A product is in flight from the step that starts it to the wait that covers its group. In between its accumulator must
-//! not be touched, nor its operand in registers written, nor its operands in shared memory; so when it is computed makes
-//! no difference, and it is computed at the last moment, by each warp for its own rows. Before a product uses a register
-//! that ordinary instructions have touched, there must be a `wgmma.fence`.
+//! A `wgmma` is in flight from the step that starts it to the wait that covers its group. In between, its accumulator
+//! must not be touched, nor its operands in registers or shared memory written; so the time at which it is computed
+//! makes no difference, and it is computed at the last moment, by each warp for its own rows. Before a `wgmma` uses a
+//! register that ordinary instructions have touched, there must be a `wgmma.fence`.
 
 use std::collections::VecDeque;
 
 use flashcore_ir::{MatrixSource, Op, RegisterId, Type};
 
 use crate::error::Stop;
-use crate::execute::matrix::SharedMatrix;
+use crate::execute::matrix_descriptor::SharedMatrix;
 use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
 use crate::race::Stamp;
 
 /// Warps of a warpgroup.
 pub(crate) const WARPS: usize = 4;
 
-/// A product that a warp has started.
+/// A `wgmma` that a warp has started.
 #[derive(Debug)]
 pub(crate) struct Product<'k> {
     pub(crate) started: Stamp,
@@ -29,17 +30,17 @@ pub(crate) struct Product<'k> {
     pub(crate) matrices: Vec<SharedMatrix>,
 }
 
-/// The products of a warp.
+/// The `wgmma`s of a warp in flight.
 #[derive(Debug, Default)]
-pub(crate) struct Products<'k> {
+pub(crate) struct InFlightProducts<'k> {
     pending: Vec<Product<'k>>,
     /// Groups that were committed.
     groups: u32,
-    /// Whether there has been a fence.
+    /// True if there has been a fence.
     is_fenced: bool,
-    /// For each register, what ordinary instructions have done with it since the last fence.
+    /// For each register, the accesses of ordinary instructions since the last fence.
     touched: Vec<Touched>,
-    /// For each register, the product that uses it.
+    /// For each register, the `wgmma` that uses it.
     users: Vec<Option<User>>,
 }
 
@@ -58,7 +59,7 @@ struct User {
     accumulator: Option<(u32, Type)>,
 }
 
-/// A register that a product uses.
+/// A register that a `wgmma` in flight uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InUse {
     pub(crate) register: RegisterId,
@@ -66,13 +67,13 @@ pub(crate) struct InUse {
     pub(crate) started: Stamp,
 }
 
-impl<'k> Products<'k> {
-    /// For a kernel of so many registers that has products.
+impl<'k> InFlightProducts<'k> {
+    /// For a kernel of so many registers that has `wgmma`s.
     pub(crate) fn new(registers: usize) -> Self {
         Self { touched: vec![Touched::No; registers], users: vec![None; registers], ..Self::default() }
     }
 
-    /// Checks and remembers what an ordinary instruction does with registers.
+    /// Checks and records the register accesses of an ordinary instruction.
     pub(crate) fn touch(&mut self, reads: &[RegisterId], writes: &[RegisterId]) -> Result<(), InUse> {
         for &register in reads {
             let user = self.users[register.0 as usize].filter(|user| user.accumulator.is_some());
@@ -97,7 +98,7 @@ impl<'k> Products<'k> {
         self.touched.fill(Touched::No);
     }
 
-    /// Checks the registers of a product that is about to start.
+    /// Checks the registers of a `wgmma` that is about to start.
     pub(crate) fn check(
         &self,
         d: &[RegisterId],
@@ -112,7 +113,7 @@ impl<'k> Products<'k> {
         if let Some(&register) = a.iter().find(|register| unfenced(**register, Touched::Written)) {
             return Err(Err(register));
         }
-        // Products of one shape may follow each other on one accumulator.
+        // `wgmma`s of one shape may follow each other on one accumulator.
         for &register in d {
             let other = self.users[register.0 as usize].filter(|user| user.accumulator != Some(shape));
             if let Some(User { started, .. }) = other {
@@ -128,7 +129,7 @@ impl<'k> Products<'k> {
         Ok(())
     }
 
-    /// Remembers a product that has started.
+    /// Records a `wgmma` that has started.
     pub(crate) fn start(&mut self, started: Stamp, op: &'k Op, adds: bool, matrices: Vec<SharedMatrix>) {
         self.pending.push(Product { started, op, group: self.groups, adds, matrices });
         self.mark();
@@ -154,7 +155,7 @@ impl<'k> Products<'k> {
         self.groups += 1;
     }
 
-    /// Takes the products that a wait covers, oldest first.
+    /// Takes the `wgmma`s that a wait covers, oldest first.
     pub(crate) fn take(&mut self, pending: u32) -> Vec<Product<'k>> {
         let covered = self.groups.saturating_sub(pending);
         let (done, rest) = core::mem::take(&mut self.pending).into_iter().partition(|product| product.group < covered);
@@ -163,16 +164,16 @@ impl<'k> Products<'k> {
         done
     }
 
-    /// A product that nobody has waited for.
+    /// A `wgmma` that has not been waited for.
     pub(crate) fn unfinished(&self) -> Option<&Product<'k>> {
         self.pending.first()
     }
 }
 
-/// The steps that a warpgroup executes together, as far as some warp has not come.
+/// The steps that a warpgroup executes in lockstep, from the first that some warp has not reached.
 #[derive(Debug, Default)]
 pub(crate) struct Warpgroup {
-    /// Steps, what all lanes give to them, and the warp that came first.
+    /// Steps, their operands (the same in all lanes), and the warp that came first.
     log: VecDeque<(usize, Vec<u64>, usize)>,
     /// The number of the first step of the log.
     first: u64,
@@ -181,8 +182,8 @@ pub(crate) struct Warpgroup {
 }
 
 impl Warpgroup {
-    /// A warp comes to a step that all must execute together, with these operands. `warp` is its number in the cluster.
-    pub(crate) fn come(
+    /// Records that a warp reaches a lockstep step with these operands. `warp` is its number in the cluster.
+    pub(crate) fn arrive(
         &mut self,
         member: usize,
         warp: usize,
@@ -220,11 +221,11 @@ impl Warpgroup {
 pub(crate) struct Disagreement {
     pub(crate) step: usize,
     pub(crate) warp: usize,
-    /// Whether it is the same step, with other operands.
+    /// True if it is the same step, with other operands.
     pub(crate) same: bool,
 }
 
-/// The warpgroup of a warp of a CTA, and its place in it, if the CTA has all four.
+/// The warpgroup of a warp of a CTA, and its index in it, if the CTA has all four.
 pub(crate) fn membership(warp: usize, warps: usize) -> Result<(usize, usize), Stop> {
     let group = warp / WARPS;
     if (group + 1) * WARPS <= warps {

@@ -1,21 +1,21 @@
-//! Bulk copies by the asynchronous proxy: of adjacent bytes, and of boxes of tensors.
+//! TMA: bulk copies by the async proxy, of adjacent bytes and of boxes of tensors.
 
 use super::Builder;
-use crate::operand::{GlobalAddress, Place, Reg, SharedAddress, Value};
+use crate::operand::{GlobalAddress, Reg, SharedAddress, TypedAddress, Value};
 use crate::operation::Op;
 use crate::types::{S32, U16, U32, U64};
 
-/// How a tensor copy goes, beyond where from and where to.
+/// Options of a TMA copy of a tensor box.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TensorCopyOptions {
-    /// For loads: the CTAs of the cluster that receive the box, one bit for each rank. Each at the same address of its own
-    /// shared memory, and its own `mbarrier` at the same address hears of it.
+    /// For loads: the CTAs of the cluster that receive the box (multicast), one bit for each rank. Each receives it at
+    /// the same address of its own shared memory, and its own `mbarrier` at the same address counts the bytes.
     pub multicast: Option<Reg<U16>>,
-    /// How long L2 should keep what is copied.
+    /// The L2 cache policy of the copied data.
     pub policy: Option<Reg<U64>>,
 }
 
-/// How long L2 should keep what is copied, as the 64 bits that hardware reads.
+/// An L2 cache policy, as the 64 bits that hardware reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CachePolicy {
     /// As long as other data.
@@ -27,7 +27,7 @@ pub enum CachePolicy {
 }
 
 impl CachePolicy {
-    /// What `createpolicy.fractional` makes of it for all of the data.
+    /// The result of `createpolicy.fractional` for all of the data.
     pub const fn bits(self) -> u64 {
         match self {
             Self::EvictNormal => 0x1000_0000_0000_0000,
@@ -50,7 +50,7 @@ impl Builder {
         self.copy(policy.bits())
     }
 
-    /// Starts a copy of `bytes` from global to shared memory, of which the `mbarrier` hears when it is done.
+    /// Starts a bulk copy of `bytes` from global to shared memory, whose completion the `mbarrier` counts.
     #[track_caller]
     pub fn bulk_load(
         &mut self,
@@ -67,8 +67,8 @@ impl Builder {
         });
     }
 
-    /// Starts a copy of the box of a tensor that begins at the coordinates, the innermost first, to shared memory. The
-    /// `mbarrier` hears when it is done.
+    /// Starts a TMA load of the box of a tensor that begins at the coordinates, the innermost first, to shared memory.
+    /// The `mbarrier` counts its completion.
     #[track_caller]
     pub fn tensor_load(
         &mut self,
@@ -92,8 +92,8 @@ impl Builder {
         });
     }
 
-    /// Starts a copy from shared memory to the box of a tensor that begins at the coordinates, the innermost first. It
-    /// belongs to the bulk group that is open.
+    /// Starts a TMA store from shared memory to the box of a tensor that begins at the coordinates, the innermost
+    /// first. It belongs to the open bulk group.
     #[track_caller]
     pub fn tensor_store(
         &mut self,
@@ -112,7 +112,7 @@ impl Builder {
         });
     }
 
-    /// Brings a tensor map into the cache.
+    /// Prefetches a tensor map (TMA descriptor) into the cache.
     #[track_caller]
     pub fn prefetch_tensor_map(&mut self, map: Reg<U64>) {
         self.push(Op::PrefetchTensorMap { map: vec![map.id()] });

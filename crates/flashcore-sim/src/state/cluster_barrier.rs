@@ -1,4 +1,4 @@
-//! The barrier of a cluster, at which warps arrive and, later, wait.
+//! The cluster barrier, at which warps arrive and, later, wait.
 
 use crate::clocks::Clocks;
 use crate::error::Stop;
@@ -7,22 +7,22 @@ use crate::fault::{ClusterBarrierProblem, FaultKind};
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct ClusterBarrier {
-    /// For each warp, whether it has arrived and not waited since.
+    /// State of each warp: arrived and not waited since, or neither.
     arrived: Vec<Arrived>,
     /// The warps that have ended, which count as arrived.
     ended: Vec<bool>,
-    /// What those that arrived have released.
+    /// The clocks that the arrivals have released, joined.
     joined: Vec<u32>,
-    /// What those released that arrived when it last completed.
+    /// The joined clock of the arrivals when it last completed.
     completed: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arrived {
     No,
-    /// Others have not come.
+    /// Other warps have not arrived.
     Pending,
-    /// All others came.
+    /// All other warps have arrived.
     Complete,
 }
 
@@ -32,7 +32,7 @@ impl ClusterBarrier {
         Self { arrived: vec![Arrived::No; warps], ended: vec![false; warps], joined, completed }
     }
 
-    /// Warps that have arrived in the present round, and all of them.
+    /// Warps that have arrived in the current round, and all of them.
     pub(crate) fn progress(&self) -> (u32, u32) {
         let present = (0..self.arrived.len()).filter(|&warp| self.is_present(warp)).count();
         (present as u32, self.arrived.len() as u32)
@@ -42,7 +42,7 @@ impl ClusterBarrier {
         self.ended[warp] || self.arrived[warp] == Arrived::Pending
     }
 
-    /// A warp arrives; whether all have now.
+    /// Records the arrival of a warp. Returns true if it completes the barrier.
     pub(crate) fn arrive(&mut self, warp: usize, clocks: &mut Clocks) -> Result<bool, Stop> {
         if self.arrived[warp] != Arrived::No {
             return Err(Stop::warp(FaultKind::ClusterBarrier { problem: ClusterBarrierProblem::ArrivesTwice }));
@@ -52,7 +52,7 @@ impl ClusterBarrier {
         Ok(self.complete())
     }
 
-    /// A warp ends; whether the others have now all arrived.
+    /// Records the end of a warp. Returns true if the others have all arrived.
     pub(crate) fn end(&mut self, warp: usize) -> bool {
         self.ended[warp] = true;
         self.complete()
@@ -70,7 +70,7 @@ impl ClusterBarrier {
         all && some
     }
 
-    /// A warp waits; whether it can go on.
+    /// Waits as a warp. Returns true if it can proceed.
     pub(crate) fn wait(&mut self, warp: usize, clocks: &mut Clocks) -> Result<bool, Stop> {
         match self.arrived[warp] {
             Arrived::No => {

@@ -1,17 +1,17 @@
-//! The sixteen barriers of a CTA.
+//! The sixteen named barriers of a CTA: who has arrived, and who waits.
 
 use flashcore_ir::Operand;
 
 use crate::clocks::Clocks;
 use crate::error::Stop;
 use crate::fault::{BarrierProblem, FaultKind};
-use crate::registers::{LANES, lanes};
-use crate::warp::Warp;
+use crate::state::registers::{LANES, lanes};
+use crate::state::warp::Warp;
 
-/// Barriers of a CTA.
+/// Named barriers of a CTA.
 const BARRIERS: usize = 16;
 
-/// The barriers of a CTA.
+/// The named barriers of a CTA.
 #[derive(Debug)]
 pub(crate) struct Barriers {
     /// The number of its first warp in the cluster.
@@ -21,17 +21,17 @@ pub(crate) struct Barriers {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Barrier {
-    /// Threads it waits for; 0 before the first arrives.
+    /// Threads that it waits for; 0 before the first arrives.
     pub(crate) expected: u32,
     /// The warps that have arrived.
     participants: u32,
-    /// Those of them that wait.
+    /// The warps among them that wait.
     pub(crate) waiting: u32,
-    /// What those that arrived have released.
+    /// The clocks that the arrivals have released, joined.
     joined: Vec<u32>,
 }
 
-/// A warp at a barrier.
+/// A warp's arrival at a named barrier.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     /// The warp in the CTA.
@@ -44,7 +44,7 @@ pub(crate) struct Arrival {
 }
 
 impl Barrier {
-    /// Threads that have arrived. A warp counts whole.
+    /// Threads that have arrived. A partial warp counts as a whole one.
     pub(crate) fn arrived(&self) -> u32 {
         self.participants.count_ones() * LANES as u32
     }
@@ -60,7 +60,7 @@ impl Barriers {
         (0u32..).zip(&self.barriers)
     }
 
-    /// A warp arrives at a barrier, to wait or to go on. Changes the warps of the CTA that can go on.
+    /// Records the arrival of a warp, which waits or proceeds. Updates the ready warps of the CTA.
     pub(crate) fn arrive(
         &mut self,
         arrival: Arrival,
@@ -82,7 +82,7 @@ impl Barriers {
         if threads == 0 || !threads.is_multiple_of(LANES as u32) {
             return problem(BarrierProblem::NotWholeWarps);
         }
-        // A barrier counts warps: a last one that is not full is whole to it.
+        // A barrier counts warps: a partial last warp counts as a whole one.
         if threads > cta_threads.next_multiple_of(LANES as u32) {
             return problem(BarrierProblem::MoreThanCta { threads: cta_threads });
         }

@@ -1,13 +1,13 @@
-//! How far from right an answer may be.
+//! Tolerances: the largest errors that the gate accepts.
 //!
 //! A fixed tolerance is either too loose for long sequences, where outputs are small, or too tight for short ones. The
 //! bounds here are multiples of the error that the same-precision [`reference`](crate::reference()) makes on the same
 //! inputs, plus a floor for inputs on which the reference happens to be lucky. Both are in units of `u`, the
 //! [unit roundoff](DType::unit_roundoff) of the problem's type.
 //!
-//! What a correct tiled kernel (weights rounded before they are normalised, tiles of 32 and 128 keys) was measured to
-//! need, over 10 shapes from 1x1x8 to 512x512x64 (queries, keys, columns), causal and not, 400 seeds of random inputs
-//! for one to three rows and 2 to 8 for 64 and more, and up to 20 of each stress:
+//! Measured needs of a correct tiled kernel (weights rounded before they are normalised, tiles of 32 and 128 keys),
+//! over 10 shapes from 1x1x8 to 512x512x64 (queries, keys, columns), causal and not, 400 seeds of random inputs for one
+//! to three rows and 2 to 8 for 64 and more, and up to 20 of each stress:
 //!
 //! | | `f16`, `bf16` | `f32` |
 //! |---|---|---|
@@ -19,8 +19,8 @@
 //! | log-sum-exp error, scores of ordinary size | 2.6e-6 | 2.6e-6 |
 //! | log-sum-exp error, scores to 10,000 | 3.9e-3 | 4.1e-3 |
 //!
-//! And what the CPU backend needs at all of its levels, over 1,200 random problems of every feature (2,512 results in
-//! 16-bit types), and what the bounds catch:
+//! Measured needs of the CPU backend at all of its levels, over 1,200 random problems of every feature (2,512 results
+//! in 16-bit types), and the errors that the bounds catch:
 //!
 //! | | `f16` | `bf16` |
 //! |---|---|---|
@@ -28,38 +28,39 @@
 //! | log-sum-exp error over its bound, all scores | 0.38 | 0.43 |
 //! | relative bias, where at most half a roundoff is allowed (852 and 728 results) | 0.115 u | 0.085 u |
 //! | relative bias over its bound, where at most a roundoff is allowed | 0.28 | 0.36 |
-//! | relative bias of a tiled kernel that cuts weights, 40 rows of 64 keys and more | 0.54 u to 0.62 u | 0.54 u to 0.62 u |
-//! | relative bias of one that cuts outputs, the same | 0.71 u to 0.72 u | 0.71 u to 0.72 u |
+//! | relative bias of a tiled kernel that truncates weights, 40 rows of 64 keys and more | 0.54 u to 0.62 u | 0.54 u to
+//! 0.62 u |
+//! | relative bias of one that truncates outputs, the same | 0.71 u to 0.72 u | 0.71 u to 0.72 u |
 //!
 //! Sums of scores or of outputs in `f16` are coarser than the reference, which sums in `f32`: measured to fail on some
 //! inputs (0.65e-3 relative L2, largest error 6% to 18% above the bound, log-sum-exp 1.3e-3). They are configurations
-//! to be measured, and this gate does not make room for them.
+//! to be measured, and this gate makes no exception for them.
 //!
 //! With 64 rows and more, the bound on the relative L2 error comes to at most 1.0e-3 for `f16` and 8.0e-3 for `bf16`,
 //! and that on the largest error to at most 5 u of the largest output.
 
 use crate::{DType, Expected, Problem, ReferenceError};
 
-/// Of the log-sum-exp of 16-bit types: 2^-16.
+/// Floor of the bound on the log-sum-exp of 16-bit types: 2^-16.
 const LSE_FLOOR: f64 = 1.0 / 65_536.0;
-/// Of the relative bias, in unit roundoffs.
+/// Floor of the bound on the relative bias, in unit roundoffs.
 const BIAS_FLOOR: f64 = 0.125;
 
 /// The bounds of the gate for one problem and its inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// On the absolute error of each output element: twice the reference's, plus one rounding step at the largest
+    /// Bound on the absolute error of each output element: twice the reference's, plus one rounding step at the largest
     /// output.
     pub max_error: f64,
-    /// On the Euclidean norm of the errors over that of the expected output: twice the reference's, plus three
+    /// Bound on the Euclidean norm of the errors over that of the expected output: twice the reference's, plus three
     /// quarters of a roundoff.
     pub relative_l2: f64,
-    /// On the absolute error of each log-sum-exp: twice the reference's, plus 2^-16 in 16-bit types, and of large scores
-    /// what rounding them to `f32` takes. Who merges parts of the keys weighs them by the exponentials of these numbers:
-    /// 2^-16 is then 1/32 of a roundoff of `f16`.
+    /// Bound on the absolute error of each log-sum-exp: twice the reference's, plus 2^-16 in 16-bit types, and for
+    /// large scores the error of rounding them to `f32`. Merging the splits of a split-KV run weighs them by the
+    /// exponentials of these numbers: 2^-16 is then 1/32 of a roundoff of `f16`.
     pub lse: f64,
-    /// On the magnitude of the [relative bias](crate::Verdict::relative_bias): twice what rounding to nearest makes on the
-    /// same inputs, plus an eighth of a roundoff; no limit where nothing is rounded to 16 bits.
+    /// Bound on the magnitude of the [relative bias](crate::Verdict::relative_bias): twice that of rounding to nearest
+    /// on the same inputs, plus an eighth of a roundoff; no limit where nothing is rounded to 16 bits.
     pub relative_bias: f64,
 }
 

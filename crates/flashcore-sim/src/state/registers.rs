@@ -1,4 +1,4 @@
-//! The registers of a warp: 32 lanes of each, and which lanes have been written.
+//! The registers of a warp: 32 lanes of each, and the lanes that have been written.
 
 use core::array;
 
@@ -24,7 +24,7 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Where each register of a kernel lives, by its width.
+/// The slot of each register of a kernel, by its width.
 #[derive(Debug)]
 pub(crate) struct Layout {
     /// The index in the file of the register's width.
@@ -130,7 +130,7 @@ impl<'k> Registers<'k> {
         }
     }
 
-    /// Counts a register as written by all lanes: an operation that is under way will write it.
+    /// Counts a register as written by all lanes: an operation in flight will write it.
     pub(crate) fn will_be_written(&mut self, register: RegisterId) {
         self.written[register.0 as usize] = ALL;
     }

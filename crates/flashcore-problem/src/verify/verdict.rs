@@ -1,4 +1,4 @@
-//! What the gate says.
+//! The verdict of the gate.
 
 use crate::{GuardError, Invalid};
 use std::fmt;
@@ -6,11 +6,11 @@ use std::fmt;
 /// The gate's judgement of one run of one backend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Everything that is wrong; empty when the run passed.
+    /// All failures; empty when the run passed.
     pub failures: Vec<Failure>,
     /// The largest absolute error of an output element.
     pub max_error: f64,
-    /// What `max_error` is for the same-precision reference.
+    /// The `max_error` of the same-precision reference.
     pub reference_max_error: f64,
     /// The Euclidean norm of the errors over that of the expected output.
     pub relative_l2: f64,
@@ -22,13 +22,13 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether nothing is wrong.
+    /// True if there are no failures.
     pub fn passed(&self) -> bool {
         self.failures.is_empty()
     }
 }
 
-/// The place of an output element, or with column 0 of a row.
+/// The indices of an output element, or, with column 0, of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Element {
     /// Batch.
@@ -41,14 +41,14 @@ pub struct Element {
     pub column: usize,
 }
 
-/// An element, what it should be and what it is.
+/// An element, its expected and its actual value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Worst {
-    /// Where.
+    /// The element.
     pub element: Element,
-    /// What the oracle says.
+    /// The oracle's value.
     pub expected: f64,
-    /// What the backend says.
+    /// The backend's value.
     pub actual: f64,
 }
 
@@ -67,7 +67,7 @@ pub enum Failure {
     WrongOutputs(Invalid),
     /// The expected values are those of another problem.
     #[error(
-        "what is expected has {} elements and {} rows; the output of the problem has {} and {}: ask the oracle about it",
+        "the expected values have {} elements and {} rows; the problem's output has {} and {}: compute them with `oracle`",
         actual[0], actual[1], needed[0], needed[1]
     )]
     WrongExpected {
@@ -79,7 +79,7 @@ pub enum Failure {
     /// Output elements still hold the poison.
     #[error("{count} output elements were never written, the first at {first}")]
     Unwritten {
-        /// How many.
+        /// Number of elements.
         count: usize,
         /// The first of them.
         first: Element,
@@ -87,17 +87,17 @@ pub enum Failure {
     /// Log-sum-exp rows still hold the poison.
     #[error("{count} rows of the log-sum-exp were never written, the first at {first}")]
     LseUnwritten {
-        /// How many.
+        /// Number of rows.
         count: usize,
         /// The first of them.
         first: Element,
     },
-    /// Storage between the elements of a strided output no longer holds the poison.
+    /// Padding between the elements of a strided output no longer holds the poison.
     #[error(
-        "{count} places between the output's rows were overwritten, the first at index {first_index} of its storage"
+        "{count} elements of padding between the output's rows were overwritten, the first at index {first_index} of its storage"
     )]
     GapWritten {
-        /// How many.
+        /// Number of elements.
         count: usize,
         /// The first of them, in elements from the beginning of the output.
         first_index: usize,
@@ -107,7 +107,7 @@ pub enum Failure {
         "{count} output elements are finite where they should not be or not finite where they should, the first at {first}"
     )]
     NotFinite {
-        /// How many.
+        /// Number of elements.
         count: usize,
         /// The first of them.
         first: Worst,
@@ -115,48 +115,48 @@ pub enum Failure {
     /// A row that attends no key is not exactly zero.
     #[error("{count} elements of rows that attend nothing are not zero, the first at {first}")]
     EmptyRowNotZero {
-        /// How many.
+        /// Number of elements.
         count: usize,
         /// The first of them.
         first: Worst,
     },
-    /// One element is too far off.
+    /// One element exceeds the largest allowed error.
     #[error("largest error {:.3e} is above {limit:.3e}, at {worst}", worst.error())]
     MaxError {
         /// The worst element.
         worst: Worst,
-        /// What is allowed.
+        /// The bound.
         limit: f64,
     },
-    /// All elements together are too far off.
+    /// All elements together exceed the allowed relative error.
     #[error("relative L2 error {relative_l2:.3e} is above {limit:.3e}")]
     RelativeL2 {
         /// The relative error.
         relative_l2: f64,
-        /// What is allowed.
+        /// The bound.
         limit: f64,
     },
     /// All elements together are too large or too small, by more than errors of rounding to nearest add up to.
     #[error(
-        "the output is {:.3e} of itself too {} on average, above {limit:.3e}: are weights or outputs cut instead of rounded?",
+        "on average the output is {:.3e} of itself too {}, above {limit:.3e}: are weights or outputs truncated instead of rounded?",
         relative_bias.abs(),
         if *relative_bias < 0.0 { "small" } else { "large" }
     )]
     Biased {
         /// The relative bias.
         relative_bias: f64,
-        /// What is allowed.
+        /// The bound.
         limit: f64,
     },
-    /// A log-sum-exp is too far off, or not finite where it should be, or the other way round.
+    /// A log-sum-exp exceeds the allowed error, or is not finite where it should be, or the other way round.
     #[error("log-sum-exp error {:.3e} is above {limit:.3e}, at {worst}", worst.error())]
     Lse {
         /// The worst row.
         worst: Worst,
-        /// What is allowed.
+        /// The bound.
         limit: f64,
     },
-    /// The backend wrote to something it should only read.
+    /// The backend wrote to an input.
     #[error("the backend changed its input {tensor}")]
     InputChanged {
         /// The tensor.
@@ -167,11 +167,11 @@ pub enum Failure {
     Guard {
         /// The buffer.
         buffer: String,
-        /// What was found.
+        /// The change.
         error: GuardError,
     },
-    /// Another run on the same inputs gave other bits.
-    #[error("run {run} gave other bits than run 0, first at byte {byte} of {tensor}")]
+    /// Another run on the same inputs gave different bits.
+    #[error("run {run} gave different bits than run 0, first at byte {byte} of {tensor}")]
     NotRepeatable {
         /// The run that differs, counted from 1.
         run: usize,

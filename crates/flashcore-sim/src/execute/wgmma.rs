@@ -1,4 +1,5 @@
-//! Products of warpgroups: `wgmma`, its fence, its groups and waits.
+//! Steps of a warpgroup: `wgmma`, its fence, its groups and waits, and `setmaxnreg`. Products in flight are in
+//! [`crate::state::wgmma`].
 //!
 //! Warp `w` of the group has rows 16 `w` to 16 `w` + 15 of A and of the accumulator. Of the accumulator, lane `l` is thread
 //! `t = l % 4` of `g = l / 4`: register `r` of `f32` holds row `g + 8 (r / 2 % 2)`, column `8 (r / 4) + 2t + r % 2`;
@@ -8,43 +9,43 @@
 use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
 use crate::error::{InternalError, Stop};
-use crate::execute::matrix::{CHUNK_BYTES, DEPTH, SharedMatrix};
+use crate::execute::matrix_descriptor::{CHUNK_BYTES, DEPTH, SharedMatrix};
 use crate::execute::{Attempt, Context};
 use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
 use crate::numeric::{Bf16, F16, Half, canonical, join, split};
-use crate::registers::{ALL, LANES, Registers};
-use crate::warpgroup::{Disagreement, InUse, Product, membership};
+use crate::state::registers::{ALL, LANES, Registers};
+use crate::state::wgmma::{Disagreement, InUse, Product, membership};
 
 /// Rows of A, and those of one warp.
 const ROWS: usize = 64;
 const WARP_ROWS: usize = 16;
 
-/// The fault that a register in use by a product is.
+/// The fault for a register in use by a `wgmma`.
 pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
     let InUse { register, access, started } = used;
-    let mut started = context.scene.place_of(started, 0);
+    let mut started = context.scene.location_of(started, 0);
     started.address = None;
     Stop::warp(FaultKind::RegisterInFlight { register, access, started: Box::new(started) })
 }
 
-/// Checks that the four warps execute a step together, with these operands.
-pub(crate) fn together(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> Result<(), Stop> {
+/// Checks that the four warps execute a step in lockstep, with these operands.
+pub(crate) fn in_lockstep(context: &mut Context<'_, '_, '_>, operands: &[u64]) -> Result<(), Stop> {
     let placement = context.scene.placement;
     let (_, warp) = placement.rank_and_warp(context.warp_index);
     let (group, member) = membership(warp, placement.warps_per_cta)?;
-    let groups = placement.warps_per_cta.div_ceil(crate::warpgroup::WARPS);
+    let groups = placement.warps_per_cta.div_ceil(crate::state::wgmma::WARPS);
     let group = &mut context.warpgroups[context.rank * groups + group];
-    group.come(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
+    group.arrive(member, context.warp_index, context.step, operands).map_err(|other| disagreement(context, other))
 }
 
-/// The fault that warps of a group that do not agree are.
+/// The fault for warps of a group that do not agree.
 pub(crate) fn disagreement(context: &Context<'_, '_, '_>, other: Disagreement) -> Stop {
     let Disagreement { step, warp, same } = other;
-    let place = Box::new(context.scene.place(step, warp));
+    let location = Box::new(context.scene.location(step, warp));
     let problem = if same {
-        WarpgroupProblem::OperandsDiffer { other: place }
+        WarpgroupProblem::OperandsDiffer { other: location }
     } else {
-        WarpgroupProblem::Disagrees { other: place }
+        WarpgroupProblem::Disagrees { other: location }
     };
     Stop::warp(FaultKind::Warpgroup { problem })
 }
@@ -54,18 +55,18 @@ pub(crate) fn end(context: &Context<'_, '_, '_>) -> Result<(), Stop> {
     let placement = context.scene.placement;
     let (_, warp) = placement.rank_and_warp(context.warp_index);
     let Ok((group, member)) = membership(warp, placement.warps_per_cta) else { return Ok(()) };
-    let groups = placement.warps_per_cta.div_ceil(crate::warpgroup::WARPS);
+    let groups = placement.warps_per_cta.div_ceil(crate::state::wgmma::WARPS);
     let missed = context.warpgroups.get(context.rank * groups + group).and_then(|group| group.missed(member));
     if let Some(missed) = missed {
         return Err(disagreement(context, missed));
     }
     let Some(product) = context.warp.products.unfinished() else { return Ok(()) };
-    let mut started = context.scene.place_of(product.started, 0);
+    let mut started = context.scene.location_of(product.started, 0);
     started.address = None;
-    Err(Stop::warp(FaultKind::UnfinishedProduct { started: Box::new(started) }))
+    Err(Stop::warp(FaultKind::UnfinishedWgmma { started: Box::new(started) }))
 }
 
-/// Gives registers back, or takes them; whether there are enough.
+/// Gives registers back or takes them (`setmaxnreg`). Returns true if there are enough.
 pub(crate) fn set_register_count(
     context: &mut Context<'_, '_, '_>,
     change: RegisterChange,
@@ -89,11 +90,11 @@ pub(crate) fn set_register_count(
     context.warp.register_count = count;
     context.warp.waiting.registers = 0;
     context.signals.released_registers |= count < current;
-    together(context, &[])?;
+    in_lockstep(context, &[])?;
     Ok(true)
 }
 
-/// The value that all lanes give.
+/// The value that all lanes give; a fault if they disagree.
 fn uniform(values: &[u64; LANES]) -> Result<u64, Stop> {
     if values.iter().all(|value| *value == values[0]) {
         return Ok(values[0]);
@@ -101,7 +102,7 @@ fn uniform(values: &[u64; LANES]) -> Result<u64, Stop> {
     Err(Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::LanesDisagree }))
 }
 
-/// Starts a product.
+/// Starts a `wgmma`.
 pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result<(), Stop> {
     let Op::Wgmma { columns, accumulate, accumulation, source, a_major, b_major, d, scale, a, b, .. } = op else {
         return Err(Stop::no_such_form("Wgmma", op));
@@ -123,7 +124,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     }
     matrices.push((uniform(registers.wide_of(b[0]))?, *b_major, *columns as usize));
     operands.extend(matrices.iter().map(|(descriptor, ..)| *descriptor));
-    together(context, &operands)?;
+    in_lockstep(context, &operands)?;
     let fragment = if *source == MatrixSource::Registers { &a[..] } else { &[] };
     let checked = context.warp.products.check(d, fragment, (*columns, *accumulate));
     checked.map_err(|problem| match problem {
@@ -152,7 +153,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
             read.map_err(|refusal| scene.refused(attempt, refusal).by_warp())?;
         }
     }
-    // The next product may add to it before it is there; for everybody else it is in use until the wait.
+    // The next `wgmma` may add to it before it is complete; for all other uses it is in flight until the wait.
     for &register in d {
         warp.registers.will_be_written(register);
     }
@@ -162,9 +163,9 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     Ok(())
 }
 
-/// Computes the products that a wait covers.
+/// Computes the `wgmma`s that a wait covers.
 pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: u32) -> Result<(), Stop> {
-    together(context, &[])?;
+    in_lockstep(context, &[])?;
     for product in context.warp.products.take(pending) {
         finish(context, &product)?;
     }
@@ -180,7 +181,7 @@ fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<()
         _ => Bf16::decode,
     };
     let (_, warp) = context.scene.placement.rank_and_warp(context.warp_index);
-    let first_row = warp % crate::warpgroup::WARPS * WARP_ROWS;
+    let first_row = warp % crate::state::wgmma::WARPS * WARP_ROWS;
     let columns = *columns as usize;
     let Context { warp, clocks, cluster, rank, warp_index, .. } = context;
     let shared = &mut cluster[*rank];

@@ -1,13 +1,13 @@
-//! A warp: where it is, which of its lanes are active, and what it has in its hands.
+//! A warp: program counter, active lanes, registers, and operations in flight.
 
 use flashcore_ir::RegisterId;
 
 use crate::error::Stop;
-use crate::execute::asynchronous::InFlightCopies;
+use crate::execute::async_copy::InFlightCopies;
 use crate::fault::FaultKind;
-use crate::program::Action;
-use crate::registers::{Layout, Registers};
-use crate::warpgroup::Products;
+use crate::program::{Action, Convergence, Operation};
+use crate::state::registers::{ALL, Layout, Registers};
+use crate::state::wgmma::InFlightProducts;
 
 /// The state of one warp.
 #[derive(Debug)]
@@ -25,21 +25,21 @@ pub(crate) struct Warp<'k> {
     /// The open choices and loops, innermost last.
     open: Vec<Frame>,
     pub(crate) waiting: Waiting,
-    pub(crate) products: Products<'k>,
+    pub(crate) products: InFlightProducts<'k>,
     /// Registers per thread.
     pub(crate) register_count: u32,
 }
 
-/// What a warp waits for that will execute the same step again.
+/// The events that a waiting warp, which will execute its step again, waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     /// The addresses of `mbarrier`s.
     pub(crate) mbarriers: Vec<u32>,
-    /// The lanes that wait no more.
+    /// The lanes whose wait is over.
     pub(crate) done: u32,
     /// The registers per thread that it waits for.
     pub(crate) registers: u32,
-    /// Whether it waits for the barrier of the cluster.
+    /// True if it waits at the cluster barrier.
     pub(crate) cluster: bool,
 }
 
@@ -65,12 +65,12 @@ impl<'k> Warp<'k> {
             alive: active,
             open: Vec::new(),
             waiting: Waiting::default(),
-            products: Products::default(),
+            products: InFlightProducts::default(),
             register_count: 0,
         }
     }
 
-    /// The lanes that are threads: all, except in the last warp of a CTA that is not full.
+    /// The lanes that are threads: all, except in a partial last warp of a CTA.
     pub(crate) fn threads(&self) -> u32 {
         self.threads
     }
@@ -80,7 +80,7 @@ impl<'k> Warp<'k> {
         self.alive
     }
 
-    /// Whether every lane has ended.
+    /// True if every lane has ended.
     pub(crate) fn is_done(&self) -> bool {
         self.alive == 0
     }
@@ -89,6 +89,32 @@ impl<'k> Warp<'k> {
     pub(crate) fn end(&mut self, mask: u32) {
         self.alive &= !mask;
         self.active &= !mask;
+    }
+
+    /// The active lanes for which the guard holds. Checks that they are all that the operation needs, and have written
+    /// what it reads.
+    pub(crate) fn executing(&self, operation: &Operation<'_>) -> Result<u32, Stop> {
+        let mut mask = self.active;
+        if let Some(guard) = operation.guard {
+            self.must_be_written(guard.predicate, mask)?;
+            let holds = self.registers.predicate_of(guard.predicate);
+            mask &= if guard.negated { !holds } else { holds };
+        }
+        if mask == 0 {
+            return Ok(0);
+        }
+        let needed = match operation.convergence {
+            Convergence::Lanes => mask,
+            Convergence::Threads => self.threads(),
+            Convergence::Warp => ALL,
+        };
+        if mask != needed {
+            return Err(Stop::warp(FaultKind::DivergentCollective { active: mask }));
+        }
+        for &register in &operation.reads {
+            self.must_be_written(register, mask)?;
+        }
+        Ok(mask)
     }
 
     /// Checks that the lanes of `mask` have written a register.
@@ -100,7 +126,7 @@ impl<'k> Warp<'k> {
         Err(Stop::lane(FaultKind::UninitialisedRegister { register }, missing.trailing_zeros() as usize))
     }
 
-    /// Executes a step that is no operation.
+    /// Executes a control-flow step.
     pub(crate) fn branch(&mut self, action: &Action<'_>) -> Result<(), Stop> {
         let mut next = self.next + 1;
         match *action {
@@ -155,9 +181,9 @@ mod tests {
     use flashcore_ir::{Arch, Builder, types::U32};
 
     use super::*;
-    use crate::error::Trouble;
+    use crate::error::UnlocatedFault;
 
-    /// The verifier refuses kernels that read before they write, so no launch comes to this fault; it guards against a
+    /// The verifier refuses kernels that read before they write, so no launch reaches this fault; it guards against a
     /// verifier that lets one pass.
     #[test]
     fn a_lane_reads_only_what_it_has_written() {
@@ -169,8 +195,8 @@ mod tests {
         warp.registers.set_word(register, 0x0000_ff0f, &[7; 32]);
         assert!(warp.must_be_written(register, 0x0000_0f0f).is_ok());
         let stop = warp.must_be_written(register, 0x0000_0fff).expect_err("lanes 4 to 7 have not written it");
-        let Stop::Fault(trouble) = stop else { panic!("a fault of the kernel, not {stop:?}") };
-        let Trouble { kind, lane, address } = *trouble;
+        let Stop::Fault(fault) = stop else { panic!("a fault of the kernel, not {stop:?}") };
+        let UnlocatedFault { kind, lane, address } = *fault;
         assert_eq!((kind, lane, address), (FaultKind::UninitialisedRegister { register }, Some(4), None));
     }
 }

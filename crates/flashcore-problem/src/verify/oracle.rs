@@ -1,14 +1,14 @@
-//! Attention in plain `f64` loops. Its only virtue is to be obviously right.
+//! The oracle: attention in plain `f64` loops. Its only virtue is to be obviously right.
 
 use crate::{DType, Inputs, Invalid, Problem};
 use rayon::prelude::*;
 
-/// What is right.
+/// The right answer to a problem.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     /// Contiguous `[batch, query head, query row, value column]`, whatever the problem's layout.
     pub output: Vec<f64>,
-    /// Contiguous `[batch, query head, query row]`, whether the problem wants it or not.
+    /// Contiguous `[batch, query head, query row]`, even if the problem does not ask for it.
     pub lse: Vec<f64>,
     /// The largest magnitude among the finite scores, before and after softcap, `ALiBi`, bias and expression.
     ///
@@ -31,7 +31,7 @@ pub fn oracle(problem: &Problem, inputs: &Inputs) -> Result<Expected, Invalid> {
         .zip(&rows)
         .map(|((output, lse), &(batch, head, row))| {
             let answer = match problem.dtype {
-                // The gate of results in `f64` sees what plain sums in `f64` round away.
+                // The gate of results in `f64` sees rounding errors of plain sums in `f64`.
                 DType::F64 => operands.row::<Compensated>(batch, head, row, output),
                 DType::F16 | DType::Bf16 | DType::F32 => operands.row::<f64>(batch, head, row, output),
             };
@@ -113,7 +113,7 @@ impl<'a> Operands<'a> {
         }
         let sink = self.inputs.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
 
-        // `f64::max` passes over a NaN; the sum below does not.
+        // `f64::max` ignores a NaN; the sum below does not.
         let maximum = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let shift = if maximum == f64::NEG_INFINITY { 0.0 } else { maximum };
         let mut sum = S::default();
@@ -129,7 +129,7 @@ impl<'a> Operands<'a> {
             }
         }
         let sum = sum.value();
-        // Nothing attended, or nothing but scores of minus infinity.
+        // No key attended, or only scores of minus infinity.
         if sum == 0.0 {
             output.fill(0.0);
             return RowAnswer { lse: f64::NEG_INFINITY, largest_score };
@@ -157,8 +157,8 @@ impl Sum for f64 {
     }
 }
 
-/// A sum that keeps what each addition rounds away: where all terms are the same, plain sums are rounded to the same side
-/// again and again.
+/// A compensated sum, which keeps the rounding error of each addition: where all terms are equal, plain sums are
+/// rounded to the same side again and again.
 #[derive(Clone, Copy, Default)]
 struct Compensated {
     sum: f64,
@@ -170,7 +170,7 @@ impl Sum for Compensated {
         let sum = self.sum + term;
         let of_term = sum - self.sum;
         let lost = (self.sum - (sum - of_term)) + (term - of_term);
-        // What is not finite has lost nothing.
+        // An infinity or NaN has no rounding error.
         self.lost += if lost.is_nan() { 0.0 } else { lost };
         self.sum = sum;
     }

@@ -1,8 +1,8 @@
-//! Barriers in shared memory: phases, arrivals and the bytes that copies bring.
+//! The state of `mbarrier`s: phases, arrivals and expected bytes. The steps on it are in `execute/mbarrier.rs`.
 //!
-//! The state is that of the PTX manual: a phase completes when no arrival is pending and the bytes that were announced
-//! have all come. Bytes may come before they are announced, so their balance may be negative for a while. What arrivals
-//! release belongs to the phase, and is what one acquires who sees it complete.
+//! The state is that of the PTX manual: a phase completes when no arrival is pending and all expected bytes
+//! (`expect_tx`) have come (`complete_tx`). Bytes may come before they are expected, so their balance may be negative
+//! for a while. The clocks that arrivals release belong to the phase, and whoever sees it complete acquires them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::race::{MOST_PHASES, Stamp};
 
 /// Bytes of an `mbarrier`.
 pub(crate) const MBARRIER_BYTES: u32 = 8;
-/// The most arrivals, and the most bytes under way, that it counts.
+/// The most arrivals, and the most bytes in flight, that it counts.
 const MOST: i64 = (1 << 20) - 1;
 
 /// The `mbarrier`s of a CTA, by their addresses.
@@ -25,46 +25,46 @@ pub(crate) struct Mbarriers {
 #[derive(Debug)]
 pub(crate) struct Mbarrier {
     address: u32,
-    /// Its number in the clocks.
+    /// The number in the clocks.
     number: usize,
     count: u32,
     pending: u32,
-    /// Bytes announced that have not come; negative where they came first.
+    /// Expected bytes that have not come; negative where bytes came first.
     bytes: i64,
     phase: u32,
     initialised: Stamp,
     /// The last use by each warp.
     uses: Vec<Stamp>,
-    /// What was released to the present phase, and to the one before.
+    /// The clocks released to the current phase, and to the previous one.
     present: Released,
     before: Released,
 }
 
-/// What the arrivals of a phase have released.
+/// The clocks that the arrivals of a phase have released.
 #[derive(Debug, Default)]
 struct Released {
-    /// Those of all threads.
+    /// From all threads.
     by_cluster: Vec<u32>,
-    /// Those of threads of the CTA that has the barrier, and of copies.
+    /// From threads of the CTA that has the `mbarrier`, and from copies.
     by_cta: Vec<u32>,
 }
 
-/// An operation on an `mbarrier` that did not succeed.
+/// The reason why an operation on an `mbarrier` failed.
 pub(crate) type Refused = (MbarrierProblem, Option<MbarrierState>);
 
 impl Mbarriers {
-    /// A barrier that was initialised and not invalidated.
+    /// The `mbarrier` at an address, which was initialised and not invalidated.
     pub(crate) fn get(&mut self, address: u32) -> Result<&mut Mbarrier, Refused> {
         self.barriers.get_mut(&address).ok_or((MbarrierProblem::NotInitialised, None))
     }
 
-    /// Whether some of `bytes` at `address` belong to a barrier.
+    /// The `mbarrier` that overlaps `bytes` at `address`, if there is one.
     pub(crate) fn overlapping(&self, address: u32, bytes: u32) -> Option<&Mbarrier> {
         let (_, barrier) = self.barriers.range(..address.saturating_add(bytes)).next_back()?;
         (barrier.address + MBARRIER_BYTES > address).then_some(barrier)
     }
 
-    /// Whether a barrier can be made here.
+    /// Checks that an `mbarrier` can be initialised here.
     pub(crate) fn may_initialise(&self, address: u32, count: u32) -> Result<(), Refused> {
         if let Some(existing) = self.barriers.get(&address) {
             return Err((MbarrierProblem::Reinitialised, Some(existing.state())));
@@ -75,7 +75,7 @@ impl Mbarriers {
         Ok(())
     }
 
-    /// A new barrier, where [`Mbarriers::may_initialise`] allows one.
+    /// Initialises an `mbarrier` where [`Mbarriers::may_initialise`] allows one.
     pub(crate) fn initialise(&mut self, address: u32, count: u32, initialised: Stamp, (number, warps): (usize, usize)) {
         let barrier = Mbarrier {
             address,
@@ -92,14 +92,14 @@ impl Mbarriers {
         self.barriers.insert(address, barrier);
     }
 
-    /// Ends a barrier.
+    /// Invalidates an `mbarrier`.
     pub(crate) fn invalidate(&mut self, address: u32) {
         self.barriers.remove(&address);
     }
 }
 
 impl Mbarrier {
-    /// What a report says of it.
+    /// The state for a report.
     pub(crate) fn state(&self) -> MbarrierState {
         let &Self { address, phase, count, pending, bytes, .. } = self;
         MbarrierState { address, phase, pending, count, bytes }
@@ -114,12 +114,12 @@ impl Mbarrier {
         self.initialised
     }
 
-    /// The write of a copy that completes in the present phase.
+    /// The stamp of a copy's write that completes in the current phase.
     pub(crate) fn completion(&self, started: Stamp) -> Stamp {
         started.completed_by(self.number, self.phase)
     }
 
-    /// Remembers a use.
+    /// Records a use.
     pub(crate) fn used(&mut self, access: &Access<'_>) {
         let entry = &mut self.uses[access.warp];
         *entry = access.merge(*entry);
@@ -130,18 +130,18 @@ impl Mbarrier {
         self.uses.iter().copied().find(|&earlier| !access.is_after(earlier))
     }
 
-    /// Whether the phase of a parity is complete: the one before the present.
+    /// True if the phase of a parity, the one before the current, is complete.
     pub(crate) fn is_complete(&self, parity: u32) -> bool {
         self.phase % 2 != parity
     }
 
-    /// Lanes acquire what was released to the phase before the present, within a CTA or a cluster.
+    /// Acquires for lanes what was released to the previous phase, within a CTA or a cluster.
     pub(crate) fn acquire(&self, clocks: &mut Clocks, participants: Participants, whole_cluster: bool) {
         let Released { by_cluster, by_cta } = &self.before;
         clocks.acquire_lanes(participants, if whole_cluster { by_cluster } else { by_cta });
     }
 
-    /// Lanes release to the present phase; `here` if they are of the CTA that has the barrier.
+    /// Releases for lanes to the current phase; `here` if they are of the CTA that has the `mbarrier`.
     pub(crate) fn release(&mut self, clocks: &mut Clocks, participants: Participants, here: bool) {
         let Released { by_cluster, by_cta } = &mut self.present;
         if here {
@@ -152,7 +152,7 @@ impl Mbarrier {
         }
     }
 
-    /// Arrives; whether that completes the phase.
+    /// Arrives. Returns true if that completes the phase.
     pub(crate) fn arrive(&mut self, count: u32, clocks: &Clocks) -> Result<bool, Refused> {
         if count == 0 || count > self.pending {
             return Err(self.refuse(MbarrierProblem::OverCount { arrivals: count }));
@@ -161,8 +161,8 @@ impl Mbarrier {
         self.advance(clocks)
     }
 
-    /// Announces bytes. Never completes a phase, since an arrival is pending or bytes are.
-    pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), Refused> {
+    /// Expects bytes. Never completes a phase, since an arrival is pending or bytes are.
+    pub(crate) fn expect_tx(&mut self, bytes: u32) -> Result<(), Refused> {
         let sum = self.bytes + i64::from(bytes);
         if sum > MOST {
             return Err(self.refuse(MbarrierProblem::Bytes { bytes: sum }));
@@ -171,8 +171,8 @@ impl Mbarrier {
         Ok(())
     }
 
-    /// Bytes come; whether that completes the phase.
-    pub(crate) fn bring(&mut self, bytes: u32, clocks: &Clocks) -> Result<bool, Refused> {
+    /// Counts bytes that have come. Returns true if that completes the phase.
+    pub(crate) fn complete_tx(&mut self, bytes: u32, clocks: &Clocks) -> Result<bool, Refused> {
         let sum = self.bytes - i64::from(bytes);
         if sum < -MOST {
             return Err(self.refuse(MbarrierProblem::Bytes { bytes: sum }));

@@ -1,19 +1,19 @@
-//! Asynchronous copies, which take effect as late as the rules allow.
+//! Asynchronous copies by `cp.async` and TMA stores, which take effect as late as the rules allow.
 //!
-//! A copy is an agent of its own. What it will touch is claimed when it starts, so that touching it is a fault, and
-//! its effect happens when the thread that started it executes a wait that covers it. An agent that signals in another
-//! way (an `mbarrier`) claims memory in the same way and differs in what ends the claim.
+//! A copy is an agent of its own. It claims the bytes that it will touch when it starts, so that touching them is a
+//! fault, and takes effect when the thread that started it executes a wait that covers it. An agent that signals in
+//! another way (an `mbarrier`) claims memory in the same way and differs in the event that ends the claim.
 
 use flashcore_ir::{Address, Operand, RegisterId, Space};
 
 use crate::error::Stop;
 use crate::execute::memory::addresses;
-use crate::execute::{Attempt, Context, aligned, warpgroup};
+use crate::execute::{Attempt, Context, aligned, wgmma};
 use crate::fault::{AccessKind, CopySize, FaultKind, InFlight, TooEarly};
 use crate::race::Stamp;
-use crate::registers::{LANES, lanes};
+use crate::state::registers::{LANES, lanes};
 
-/// The copies of a warp that nobody has waited for, oldest first.
+/// The copies of a warp that have not been waited for, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightCopies {
     copies: Vec<Copy>,
@@ -29,14 +29,14 @@ pub(crate) struct InFlightCopies {
 struct Copy {
     started: Stamp,
     lane: usize,
-    /// The number of its group among those of the lane.
+    /// The number of the copy's group among those of the lane.
     group: u32,
     target: u32,
     bytes: u32,
     data: [u8; 16],
 }
 
-/// A bulk store or a store of a box.
+/// A TMA store: a bulk store or a store of a tensor box.
 #[derive(Debug)]
 struct Bulk {
     started: Stamp,
@@ -45,7 +45,7 @@ struct Bulk {
     source: u32,
     source_bytes: u32,
     source_is_free: bool,
-    /// What it writes, by address.
+    /// The bytes that it writes, by address.
     pieces: Vec<(u64, Vec<u8>)>,
 }
 
@@ -61,7 +61,7 @@ impl InFlightCopies {
     }
 }
 
-/// Whether a wait that leaves `pending` groups unfinished covers a group.
+/// True if a wait that leaves `pending` groups unfinished covers a group.
 fn covers(committed: u32, pending: u32, group: u32) -> bool {
     group < committed.saturating_sub(pending)
 }
@@ -107,7 +107,7 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// Ends the copies that a wait covers; without a number, all of them, committed or not.
+/// Completes the copies that a wait covers; without a number, all of them, committed or not.
 pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: Option<u32>) {
     let Context { warp, clocks, cluster, rank, mask, .. } = context;
     let shared = &mut cluster[*rank];
@@ -151,7 +151,7 @@ pub(crate) fn bulk_store(
     Ok(())
 }
 
-/// Starts a store by the asynchronous proxy from `bytes` at `source`, of which `pieces` says what goes where.
+/// Starts a TMA store of `bytes` at `source`; `pieces` maps them to target addresses.
 pub(crate) fn start_store(
     context: &mut Context<'_, '_, '_>,
     lane: usize,
@@ -176,7 +176,7 @@ pub(crate) fn start_store(
     Ok(())
 }
 
-/// Ends the bulk copies that a wait covers; with `read`, only their claim on the source.
+/// Completes the bulk copies that a wait covers; with `read`, only their claim on the source.
 pub(crate) fn bulk_wait(context: &mut Context<'_, '_, '_>, pending: u32, read: bool) {
     let mask = context.mask;
     let groups = context.warp.copies.bulk_groups;
@@ -205,11 +205,11 @@ fn end_bulk(context: &mut Context<'_, '_, '_>, read: bool, covered: impl Fn(usiz
     });
 }
 
-/// Checks that lanes may end: a copy still needs the shared memory of the CTA, which ends with them. A bulk store that
-/// has read its source completes on its own.
+/// Checks that lanes may end: a copy in flight still needs the shared memory of the CTA, which ends with them. A TMA
+/// store that has read its source completes on its own.
 pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
-    if context.scene.program.has_products {
-        warpgroup::end(context)?;
+    if context.scene.program.has_wgmma {
+        wgmma::end(context)?;
     }
     let mask = context.mask;
     let ends = |lane: usize| mask >> lane & 1 == 1;
@@ -220,7 +220,7 @@ pub(crate) fn end(context: &mut Context<'_, '_, '_>) -> Result<(), Stop> {
         .map(|copy| (copy.started, copy.lane, copy.target, InFlight::CopyTarget))
         .or(bulk.map(|bulk| (bulk.started, bulk.lane, bulk.source, InFlight::BulkSource)));
     if let Some((started, lane, address, in_flight)) = unfinished {
-        let started = Box::new(context.scene.place_of(started, address.into()));
+        let started = Box::new(context.scene.location_of(started, address.into()));
         let kind = FaultKind::MissingWait { space: Space::Shared, touch: TooEarly::Exit, in_flight, started };
         return Err(Stop::address(kind, lane, address.into()));
     }
