@@ -191,7 +191,7 @@ pub(crate) struct SplitParameters {
 
 impl SplitParameters {
     /// Declares and loads them.
-    pub(crate) fn load(k: &mut Builder, parameters: Parameters) -> Self {
+    pub(crate) fn load(k: &mut Builder, parameters: &Parameters) -> Self {
         Self { num_splits: k.parameter("num_splits"), rows: k.parameter("rows"), workspace: parameters.workspace }
     }
 }

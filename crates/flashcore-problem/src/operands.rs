@@ -78,18 +78,18 @@ pub enum Access {
 
 /// A switch of a problem that says whether an operand is there.
 trait Switch {
-    fn is_on(self) -> bool;
+    fn is_on(&self) -> bool;
 }
 
 impl Switch for bool {
-    fn is_on(self) -> bool {
-        self
+    fn is_on(&self) -> bool {
+        *self
     }
 }
 
 impl Switch for usize {
-    fn is_on(self) -> bool {
-        self > 0
+    fn is_on(&self) -> bool {
+        *self > 0
     }
 }
 

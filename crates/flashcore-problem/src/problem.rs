@@ -34,7 +34,6 @@ macro_rules! define_problem {
         /// ```
         #[derive(Clone, Debug, PartialEq)]
         #[non_exhaustive]
-        #[expect(clippy::struct_excessive_bools, reason = "each switches one independent operand on")]
         pub struct Problem {
             /// Batches; 0 is legal and gives an empty output.
             pub batch: usize,

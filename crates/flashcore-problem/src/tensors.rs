@@ -3,6 +3,7 @@
 use crate::views::validate_outputs;
 use crate::{
     BiasView, DType, HostElement, InputViews, Invalid, Operand, OutputViews, Problem, Shape, SplitMix64, Strides,
+    TensorView,
 };
 
 /// Elements of one type as little-endian bytes, in the storage order of its strides.
@@ -196,6 +197,18 @@ macro_rules! define_inputs {
                     value: (&self.value).into(),
                     $($input: self.$input.as_deref(),)*
                     bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
+                }
+            }
+
+            /// A copy of borrowed inputs.
+            pub(crate) fn copied(views: &InputViews<'_>) -> Self {
+                let tensor = |view: TensorView<'_>| Tensor { dtype: view.dtype, data: view.data.to_vec() };
+                Self {
+                    query: tensor(views.query),
+                    key: tensor(views.key),
+                    value: tensor(views.value),
+                    $($input: views.$input.map(<[$type]>::to_vec),)*
+                    bias: views.bias.map(|bias| Bias { data: bias.data.to_vec(), strides: bias.strides }),
                 }
             }
 

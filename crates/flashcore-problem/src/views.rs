@@ -186,6 +186,11 @@ impl TensorViewMut<'_> {
 }
 
 impl<'a> InputViews<'a> {
+    /// A copy in memory of its own.
+    pub fn to_owned_inputs(&self) -> Inputs {
+        Inputs::copied(self)
+    }
+
     /// Adds the bias.
     #[must_use]
     pub const fn with_bias(mut self, bias: BiasView<'a>) -> Self {

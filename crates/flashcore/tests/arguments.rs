@@ -217,7 +217,7 @@ fn random_problems_and_configs_are_answered_by_the_generator() {
             (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (false, false, false, false);
         }
         let config = if random.one_in(2) { random.config() } else { random.pick(&Config::all()) };
-        match flashcore_kernels::Plan::new(&problem, config, Arch::Sm90a) {
+        match flashcore_kernels::LaunchPlan::new(&problem, config, Arch::Sm90a) {
             Ok(_) => generated += 1,
             Err(reasons) => {
                 refused += 1;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use flashcore_ir::Arch;
-use flashcore_kernels::Config;
+use flashcore_kernels::{Config, Target, heuristics};
 use flashcore_problem::{Inputs, Problem};
 
 use crate::testkit::gpu::Gpu;
@@ -46,19 +46,19 @@ pub fn tune(
     go_on: impl FnMut(usize, Config) -> bool,
 ) -> Result<Found, String> {
     let inputs = Inputs::random(problem, 0);
-    let points = Config::starting_points(problem, arch, num_sms);
+    let points = heuristics::starting_points(problem, Target { arch, num_sms });
     let time = |config: Config| match gpu.time(problem, Some(config), &inputs) {
         Ok(Ok(times)) => Ok(times.hot.quantile(0.5)),
         Ok(Err(verdict)) => Err(verdict.to_string()),
         Err(error) => Err(error.to_string()),
     };
-    climb(&points, |config| config.neighbours(problem, arch), time, budget, go_on)
+    climb(&points, |config| heuristics::search_space(config, problem, arch), time, budget, go_on)
 }
 
-/// Times the points, then the neighbours of the best, until none is better or the time is up.
+/// Times the points, then the search space of the best, until none is better or the time is up.
 fn climb(
     points: &[Config],
-    neighbours: impl Fn(Config) -> Vec<Config>,
+    search_space: impl Fn(Config) -> Vec<Config>,
     mut time: impl FnMut(Config) -> Result<f64, String>,
     budget: Duration,
     mut go_on: impl FnMut(usize, Config) -> bool,
@@ -89,7 +89,7 @@ fn climb(
             }
             trials.push(Trial { config, seconds });
         }
-        queue = better.map(&neighbours).unwrap_or_default();
+        queue = better.map(&search_space).unwrap_or_default();
     }
     let first = trials.first().ok_or("nothing was tried")?;
     let default_seconds = first.seconds.clone().map_err(|error| format!("{default}: {error}"))?;
@@ -112,15 +112,15 @@ mod tests {
 
     #[test]
     fn the_search_goes_on_while_it_gets_better() {
-        let neighbours = |config: Config| vec![scalar(threads(config) / 2), scalar(threads(config) * 2)];
+        let search_space = |config: Config| vec![scalar(threads(config) / 2), scalar(threads(config) * 2)];
         // The best is 8; 16 is wrong whatever its time.
         let time = |config: Config| match threads(config) {
             16 => Err("wrong".to_owned()),
             threads => Ok(f64::from(threads).log2().mul_add(0.1, -0.3).abs() + 1.0),
         };
-        let found = climb(&[scalar(64), scalar(32)], neighbours, time, Duration::MAX, |_, _| true).expect("found");
+        let found = climb(&[scalar(64), scalar(32)], search_space, time, Duration::MAX, |_, _| true).expect("found");
         assert_eq!((found.best, found.default), (scalar(32), scalar(64)));
-        let found = climb(&[scalar(64), scalar(2)], neighbours, time, Duration::MAX, |_, _| true).expect("found");
+        let found = climb(&[scalar(64), scalar(2)], search_space, time, Duration::MAX, |_, _| true).expect("found");
         assert_eq!(found.best, scalar(8));
         assert_eq!(found.trials.len(), 6, "{:?}", found.trials);
         assert!(found.seconds < found.default_seconds);
@@ -128,20 +128,20 @@ mod tests {
 
     #[test]
     fn a_little_faster_is_not_faster() {
-        let neighbours = |config: Config| vec![scalar(threads(config) + 1)];
+        let search_space = |config: Config| vec![scalar(threads(config) + 1)];
         let time = |config: Config| Ok(1.0 - 0.001 * f64::from(threads(config)));
-        let found = climb(&[scalar(64)], neighbours, time, Duration::MAX, |_, _| true).expect("found");
+        let found = climb(&[scalar(64)], search_space, time, Duration::MAX, |_, _| true).expect("found");
         assert_eq!(found.best, scalar(64));
         assert_eq!(found.trials.len(), 2);
     }
 
     #[test]
     fn a_search_that_is_stopped_keeps_what_it_has() {
-        let neighbours = |config: Config| vec![scalar(threads(config) / 2)];
+        let search_space = |config: Config| vec![scalar(threads(config) / 2)];
         let time = |config: Config| Ok(f64::from(threads(config)));
-        let found = climb(&[scalar(64)], neighbours, time, Duration::MAX, |number, _| number < 2).expect("found");
+        let found = climb(&[scalar(64)], search_space, time, Duration::MAX, |number, _| number < 2).expect("found");
         assert_eq!((found.best, found.trials.len()), (scalar(32), 2));
-        let nothing = climb(&[scalar(64)], neighbours, time, Duration::MAX, |_, _| false);
+        let nothing = climb(&[scalar(64)], search_space, time, Duration::MAX, |_, _| false);
         assert_eq!(nothing, Err("nothing was tried".to_owned()));
     }
 

@@ -31,7 +31,7 @@ impl Gpu {
 
     /// The kernel of a config for a problem; without a config, the one that the device takes by default.
     pub fn plan(&self, problem: &Problem, config: Option<Config>) -> Result<Plan, Unsupported> {
-        Plan::new(problem, &self.device, PlanOptions::default().with_config(config))
+        Plan::with_options(problem, &self.device, PlanOptions::default().with_config(config))
     }
 
     /// Runs a problem and judges it: guard bands around every tensor, poisoned outputs, and `repeats` further runs that

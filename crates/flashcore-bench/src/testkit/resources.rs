@@ -1,7 +1,7 @@
 //! What the kernels cost on each architecture, and the gates on it.
 
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_kernels::{Config, Specialization};
+use flashcore_kernels::{Config, Specialization, Stage};
 use flashcore_problem::{DType, MaskMod, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
@@ -135,7 +135,7 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
 pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
     let specialization = kind.specialization(head_dim);
     let kernel = config
-        .generate(specialization)
+        .generate(Stage::Attention, specialization)
         .verify(arch)
         .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;

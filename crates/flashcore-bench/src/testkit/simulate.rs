@@ -1,7 +1,7 @@
 //! A planned kernel in the simulator, on the tensors of a problem.
 
-use flashcore_kernels::{Argument, Buffers, Plan};
-use flashcore_problem::{BiasStrides, DType, Inputs, Outputs, Problem, Shape, Strides, Tensor};
+use flashcore_kernels::{LaunchPlan, LaunchValues};
+use flashcore_problem::{BiasStrides, DType, Inputs, Operand, Outputs, Problem, Shape, Strides, Tensor};
 use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, launch};
 
 /// What a simulated launch left behind.
@@ -29,42 +29,33 @@ pub struct FarApart {
 /// Runs the plan of `problem` on `inputs`, the warps in an order that follows from `seed`.
 ///
 /// Each tensor is a buffer of its own with unmapped memory around it, so that an access outside is a fault.
-pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<Simulation, SimError> {
+pub fn simulate(plan: &LaunchPlan, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<Simulation, SimError> {
     let mut outputs = Outputs::poisoned(problem);
     let mut memory = GlobalMemory::new();
-    let query = memory.allocate("query", &inputs.query.data);
-    let key = memory.allocate("key", &inputs.key.data);
-    let value = memory.allocate("value", &inputs.value.data);
-    let output = memory.allocate_uninitialised("output", outputs.output.data.len());
+    let mut values = allocate_inputs(&mut memory, inputs);
     let rows = outputs.lse.as_ref().map_or(0, Vec::len);
-    let lse = memory.allocate_uninitialised("lse", rows * 4);
-    let mut buffers = Buffers { lse, ..Buffers::new(query, key, value, output) };
-    allocate_numbers(&mut memory, inputs, &mut buffers);
-    buffers.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes() as usize);
-    let counters = launch_all(plan, buffers, &memory, seed)?;
+    values.set(Operand::Output, memory.allocate_uninitialised("output", outputs.output.data.len()));
+    values.set(Operand::Lse, memory.allocate_uninitialised("lse", rows * 4));
+    values.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
+    let counters = launch_all(plan, &values, &memory, seed)?;
 
-    copy_written(&memory, output, &mut outputs.output.data);
-    if let Some(values) = &mut outputs.lse {
-        let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        copy_written(&memory, lse, &mut bytes);
-        for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+    copy_written(&memory, values.address(Operand::Output), &mut outputs.output.data);
+    if let Some(rows) = &mut outputs.lse {
+        let mut bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+        copy_written(&memory, values.address(Operand::Lse), &mut bytes);
+        for (value, bytes) in rows.iter_mut().zip(bytes.chunks_exact(4)) {
             *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
     }
-    let after = |dtype: DType, address: u64| Tensor { dtype, data: memory.read(address) };
-    let inputs_after = Inputs {
-        query: after(problem.dtype, query),
-        key: after(problem.dtype, key),
-        value: after(problem.dtype, value),
-        ..inputs.clone()
-    };
-    Ok(Simulation { outputs, inputs_after, counters, workspace: memory.read(buffers.workspace) })
+    let after: Vec<_> = Operand::ALL.iter().map(|&operand| memory_of(&memory, &values, inputs, operand)).collect();
+    let inputs_after = inputs.views().in_other_memory(|operand| &after[operand as usize]).to_owned_inputs();
+    Ok(Simulation { outputs, inputs_after, counters, workspace: memory.read(values.workspace) })
 }
 
 /// Runs the plan of a problem whose tensors lie `far` apart, on the numbers of `problem`, which lie close. What is stored
 /// outside of the rows of the output is not looked for.
 pub fn simulate_far(
-    plan: &Plan,
+    plan: &LaunchPlan,
     far: &FarApart,
     problem: &Problem,
     inputs: &Inputs,
@@ -94,24 +85,33 @@ pub fn simulate_far(
     let all_rows = Shape { columns: 1, ..far.problem.output_shape() };
     let sums = Strides::bhsd(all_rows);
     let lse = memory.allocate_sparse("lse", reach(all_rows, sums) as u64 * 4);
-    let mut buffers = Buffers { lse, ..Buffers::new(query_address, key_address, value_address, output_address) };
-    allocate_numbers(&mut memory, inputs, &mut buffers);
+    let mut values = allocate_inputs(&mut memory, inputs);
+    for (operand, address) in [
+        (Operand::Query, query_address),
+        (Operand::Key, key_address),
+        (Operand::Value, value_address),
+        (Operand::Output, output_address),
+        (Operand::Lse, lse),
+    ] {
+        values.set(operand, address);
+    }
     if let (Some(strides), Some(bias)) = (far.bias, &inputs.bias) {
         let last = |size: usize| size.saturating_sub(1);
         let [batch, heads, rows, keys] = [problem.batch, problem.query_heads, problem.query_length, problem.key_length];
         let length = strides.index(last(batch), last(heads), last(rows), last(keys)) as u64 * 4 + 4;
-        buffers.bias = memory.allocate_sparse("bias", length);
-        buffers.bias_strides = strides;
+        let address = memory.allocate_sparse("bias", length);
+        values.set(Operand::Bias, address);
+        values.bias_strides = strides;
         for (batch, head, row) in problem.output_shape().each_row() {
             for key in 0..keys {
                 let term = bias.data[bias.strides.index(batch, head, row, key)];
                 let to = strides.index(batch, head, row, key) as u64 * 4;
-                memory.write_at(buffers.bias, to, &term.to_le_bytes());
+                memory.write_at(address, to, &term.to_le_bytes());
             }
         }
     }
-    buffers.workspace = memory.allocate_sparse("workspace", plan.workspace_bytes());
-    let counters = launch_all(plan, buffers, &memory, seed)?;
+    values.workspace = memory.allocate_sparse("workspace", plan.workspace_bytes);
+    let counters = launch_all(plan, &values, &memory, seed)?;
 
     let mut outputs = Outputs::poisoned(problem);
     for (near, far) in output.each() {
@@ -163,32 +163,37 @@ impl Rows {
     }
 }
 
-fn launch_all(plan: &Plan, mut buffers: Buffers, memory: &GlobalMemory, seed: u64) -> Result<Counters, SimError> {
+fn launch_all(
+    plan: &LaunchPlan,
+    values: &LaunchValues,
+    memory: &GlobalMemory,
+    seed: u64,
+) -> Result<Counters, SimError> {
     let mut counters = Counters::default();
-    buffers.tile_ranges = buffers.workspace + plan.ranges_offset();
-    for (kernel, grid, arguments) in plan.launches(buffers) {
-        let arguments = arguments.into_iter().map(argument).collect();
-        let options = Options { seed, ..Options::default() };
-        counters += launch(kernel, &Launch { grid, arguments }, memory, &options)?.counters;
+    let options = Options { seed, ..Options::default() };
+    for planned in &plan.launches {
+        let described = Launch { grid: planned.grid, arguments: plan.arguments(planned, values) };
+        counters += launch(&planned.kernel(), &described, memory, &options)?.counters;
     }
     Ok(counters)
 }
 
-/// Key lengths, slopes, sinks, bias and tables, where there are any.
-fn allocate_numbers(memory: &mut GlobalMemory, inputs: &Inputs, buffers: &mut Buffers) {
-    let mut allocate = |name, bytes: Option<Vec<u8>>| bytes.map_or(0, |bytes| memory.allocate(name, &bytes));
-    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let lengths = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    buffers.seqused_k = allocate("seqused_k", inputs.seqused_k.as_deref().map(lengths));
-    buffers.alibi_slopes = allocate("alibi_slopes", inputs.alibi_slopes.as_deref().map(floats));
-    buffers.sinks = allocate("sinks", inputs.sinks.as_deref().map(floats));
-    buffers.bias = allocate("bias", inputs.bias.as_ref().map(|bias| floats(&bias.data)));
-    let integers = |values: &[i32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    buffers.aux_f32 = allocate("aux_f32", inputs.aux_f32.as_deref().map(floats));
-    buffers.aux_i32 = allocate("aux_i32", inputs.aux_i32.as_deref().map(integers));
-    if let Some(bias) = &inputs.bias {
-        buffers.bias_strides = bias.strides;
+/// A buffer for each input that is there.
+fn allocate_inputs(memory: &mut GlobalMemory, inputs: &Inputs) -> LaunchValues {
+    let views = inputs.views();
+    let mut values = LaunchValues::NONE;
+    for operand in Operand::inputs() {
+        if let Some(bytes) = views.bytes(operand) {
+            values.set(operand, memory.allocate(operand.name(), bytes));
+        }
     }
+    values.bias_strides = views.bias.map_or(values.bias_strides, |bias| bias.strides);
+    values
+}
+
+/// The bytes of an input after the launch; nothing for one that is not there.
+fn memory_of(memory: &GlobalMemory, values: &LaunchValues, inputs: &Inputs, operand: Operand) -> Vec<u8> {
+    inputs.views().bytes(operand).map_or_else(Vec::new, |_| memory.read(values.address(operand)))
 }
 
 fn copy_written(memory: &GlobalMemory, address: u64, target: &mut [u8]) {
@@ -197,16 +202,5 @@ fn copy_written(memory: &GlobalMemory, address: u64, target: &mut [u8]) {
     for range in memory.unwritten(address) {
         let range = range.start as usize..range.end as usize;
         target[range.clone()].copy_from_slice(&poison[range]);
-    }
-}
-
-fn argument(argument: Argument) -> flashcore_sim::Argument {
-    match argument {
-        Argument::U32(value) => flashcore_sim::Argument::U32(value),
-        Argument::S32(value) => flashcore_sim::Argument::S32(value),
-        Argument::F32(value) => flashcore_sim::Argument::F32(value),
-        Argument::U64(value) => flashcore_sim::Argument::U64(value),
-        Argument::S64(value) => flashcore_sim::Argument::S64(value),
-        Argument::TensorMap(map) => flashcore_sim::Argument::TensorMap(map),
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan, Reason, SideKernel};
+use flashcore_kernels::{Config, LaunchPlan, Reason, Target, heuristics};
 use flashcore_problem::{
     Evidence, Expected, Inputs, Invalid, Layout, Outputs, Problem, ReferenceError, Verdict, judge, oracle,
 };
@@ -23,8 +23,9 @@ use crate::testkit::{Backend, Case};
 
 /// The architecture that kernels are verified for before they are simulated: the one with most room for them.
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
-/// CTAs of kernels that take tile after tile: few, so that each takes several.
+/// Persistent CTAs: few, so that each takes several tiles.
 pub(crate) const SIMULATED_CTAS: u32 = 3;
+const SIMULATED: Target = Target { arch: SIMULATED_ARCH, num_sms: SIMULATED_CTAS };
 
 /// What came of a case.
 #[derive(Debug)]
@@ -157,8 +158,7 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
         }
         Backend::Cpu(level) => verify_cpu(case, level, yardstick),
         Backend::Sim(config) => {
-            Plan::new(&case.problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused).and_then(|plan| {
-                let plan = plan.with_at_most(SIMULATED_CTAS);
+            LaunchPlan::new(&case.problem, config, SIMULATED).map_err(NoVerdict::Refused).and_then(|plan| {
                 verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)
             })
         }
@@ -178,21 +178,20 @@ pub fn attend_in_simulator(
     config: Option<Config>,
     inputs: &Inputs,
 ) -> Result<(Config, Outputs), NoVerdict> {
-    /// Of an H200.
-    const NUM_SMS: u32 = 132;
+    /// An H200.
+    const H200: Target = Target { arch: SIMULATED_ARCH, num_sms: 132 };
     inputs.validate(problem)?;
-    let config = config.unwrap_or_else(|| Config::tuned(problem, SIMULATED_ARCH, NUM_SMS));
+    let config = config.unwrap_or_else(|| heuristics::select(problem, H200));
     if problem.output_shape().is_empty() {
         return Ok((config, Outputs::poisoned(problem)));
     }
-    let plan = Plan::new(problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
-    let plan = plan.with_at_most(NUM_SMS);
+    let plan = LaunchPlan::new(problem, config, H200).map_err(NoVerdict::Refused)?;
     Ok((config, simulate(&plan, problem, inputs, 0)?.outputs))
 }
 
 /// Simulates a plan and judges what it computed. Each repeat runs the warps in another order.
 pub fn verify_plan(
-    plan: &Plan,
+    plan: &LaunchPlan,
     problem: &Problem,
     yardstick: &Yardstick,
     seed: u64,
@@ -217,20 +216,21 @@ pub fn verify_far(
 }
 
 /// The plan for tensors that lie far apart, with CTAs for those rows alone that `problem` has.
-pub(crate) fn plan_far(config: Config, problem: &Problem, far: &FarApart, arch: Arch) -> Result<Plan, Vec<Reason>> {
-    let near = Plan::new(problem, config, arch)?;
-    let wide = Plan::new(&far.problem, config, arch)?;
-    let combine =
-        wide.combine.clone().zip(near.combine.as_ref()).map(|(wide, near)| SideKernel { grid: near.grid, ..wide });
+pub(crate) fn plan_far(
+    config: Config,
+    problem: &Problem,
+    far: &FarApart,
+    arch: Arch,
+) -> Result<LaunchPlan, Vec<Reason>> {
     if far.problem.query_length == problem.query_length {
-        return Ok(wide.with_at_most(SIMULATED_CTAS));
+        return LaunchPlan::new(&far.problem, config, Target { arch, num_sms: SIMULATED_CTAS });
     }
-    Ok(wide.with_grids(near.grid, combine))
+    Ok(LaunchPlan::new(&far.problem, config, arch)?.with_grids_of(&LaunchPlan::new(problem, config, arch)?))
 }
 
 /// Simulates such a plan and judges what it computed.
 pub(crate) fn verify_plan_far(
-    plan: &Plan,
+    plan: &LaunchPlan,
     far: &FarApart,
     problem: &Problem,
     yardstick: &Yardstick,

@@ -5,7 +5,7 @@ use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::{verify, verify_far};
 use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape, suites};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_kernels::{Config, LaunchPlan, Reason};
 use flashcore_problem::{DType, Inputs, Problem};
 
 fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
@@ -142,7 +142,7 @@ fn many_parts() {
 /// Parts that have a maximum other than minus infinity for the first row, as the kernels left them.
 fn parts_with_keys(name: &str, problem: &Problem) -> usize {
     let Config::Ampere(ampere) = config(name) else { panic!("{name} has no parts") };
-    let plan = Plan::new(problem, config(name), Arch::Sm90a).expect("a plan");
+    let plan = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect("a plan");
     let workspace = simulate(&plan, problem, &Inputs::random(problem, 5), 5).expect("no fault").workspace;
     let rows = problem.query_heads * problem.query_length;
     let outputs = ampere.num_splits as usize * rows * problem.value_dim * 4;
@@ -224,7 +224,7 @@ fn what_does_not_go_together_is_refused() {
     let check = |name: &str, change: fn(&mut Problem), expected: &[Reason]| {
         let mut problem = problem("1x4/2x97,203x64", DType::F16, "causal");
         change(&mut problem);
-        assert_eq!(Plan::new(&problem, config(name), Arch::Sm90).map(|_| ()), Err(expected.to_vec()), "{name}");
+        assert_eq!(LaunchPlan::new(&problem, config(name), Arch::Sm90).map(|_| ()), Err(expected.to_vec()), "{name}");
     };
     let flaw = |kernel, argument, value, allowed| Reason::Config { kernel, argument, value, allowed };
     let turns = "1 where CTAs stay and take tile after tile";

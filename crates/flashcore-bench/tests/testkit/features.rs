@@ -4,7 +4,7 @@
 use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, Numbers, Planted};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_kernels::{Config, LaunchPlan, Reason};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem};
 
 fn problem(dtype: DType, [queries, keys, head_dim, value_dim]: [usize; 4]) -> Problem {
@@ -51,7 +51,7 @@ fn check(dtype: DType, sizes: [usize; 4], change: impl Fn(&mut Problem)) {
             continue;
         }
         // The widest tiles of the widest heads are more than there is room for.
-        let plan = Plan::new(&problem, config, Arch::Sm90a);
+        let plan = LaunchPlan::new(&problem, config, Arch::Sm90a);
         if let Err(reasons) = &plan
             && reasons.iter().all(|reason| matches!(reason, Reason::Width { .. }))
         {

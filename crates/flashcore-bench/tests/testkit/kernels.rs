@@ -9,7 +9,7 @@ use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::tile::SharedLayout;
-use flashcore_kernels::{AmpereConfig, Config, Plan};
+use flashcore_kernels::{AmpereConfig, Config, LaunchPlan};
 use flashcore_problem::{DType, Problem, Stress};
 
 /// Orders of warps under which each case must give the same bits; [`verify`] adds another to each.
@@ -32,11 +32,8 @@ fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
 
 fn ptx(problem: &Problem, config: Config) -> String {
     let arch = if matches!(config, Config::Hopper(_)) { Arch::Sm90a } else { Arch::Sm89 };
-    let plan = Plan::new(problem, config, arch).expect("a plan");
-    plan.launches(flashcore_kernels::Buffers::new(0, 0, 0, 0))
-        .iter()
-        .map(|(kernel, _, _)| flashcore_ptx::print(kernel))
-        .collect()
+    let plan = LaunchPlan::new(problem, config, arch).expect("a plan");
+    plan.launches.iter().map(|launch| flashcore_ptx::print(&launch.kernel())).collect()
 }
 
 fn named(name: &str) -> Config {

@@ -3,7 +3,7 @@
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::{parse_mask, parse_shape};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Problem, Shape, Strides, Tensor};
 
 /// Fills the rows of keys that no query row attends.
@@ -28,7 +28,7 @@ fn fill_rows(tensor: &mut Tensor, shape: Shape, strides: Strides, batch: usize, 
 
 /// Whether the config has a kernel for the problem, which then sees nothing of what unattended keys hold.
 fn check(config: Config, problem: &Problem) -> bool {
-    let Ok(plan) = Plan::new(problem, config, Arch::Sm90a) else { return false };
+    let Ok(plan) = LaunchPlan::new(problem, config, Arch::Sm90a) else { return false };
     let mut inputs = Inputs::random(problem, 11);
     let run = |inputs: &Inputs| {
         let simulation =

@@ -259,7 +259,7 @@ impl Attend {
         let options = PlanOptions::default().with_config(config);
         let on_cpu = |note| {
             self.threads.start()?;
-            match Plan::new(problem, &Device::cpu(), PlanOptions::default()) {
+            match Plan::new(problem, &Device::cpu()) {
                 Ok(plan) => Ok(Ok(Planned { plan, note })),
                 Err(reasons) => Err(Failure::Usage(joined(&reasons))),
             }
@@ -278,7 +278,7 @@ impl Attend {
             Err(error) if insists => return Err(Failure::Environment(error.to_string())),
             Err(error) => return on_cpu(Some(error.to_string())),
         };
-        match Plan::new(problem, &gpu, options) {
+        match Plan::with_options(problem, &gpu, options) {
             Ok(plan) => Ok(Ok(Planned { plan, note: None })),
             Err(reasons) if reasons.iter().any(|reason| matches!(reason, Reason::SelfCheck { .. })) => {
                 Ok(Err(joined(&reasons)))

@@ -9,7 +9,7 @@ use flashcore_bench::lab::record::{Machine, ProblemKey, Record};
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::util::printable::printable;
 use flashcore_ir::Arch;
-use flashcore_kernels::Config;
+use flashcore_kernels::{Target, heuristics};
 use flashcore_problem::DType;
 
 use super::origin::{write_file, write_record};
@@ -133,7 +133,7 @@ impl LadderCommand {
             None => {
                 let processor = Machine::cpu("simulator", working_threads(), None);
                 let machine = Machine { backend: "sim".to_owned(), arch: self.arch.to_string(), ..processor };
-                (Ground::Simulator(self.arch), self.arch, reference_gpu::NUM_SMS, machine)
+                (Ground::Simulator(self.arch), self.arch, reference_gpu::TARGET.num_sms, machine)
             }
             Some(gpu) => {
                 let ceilings = gpu.ceilings().map_err(environment)?;
@@ -147,7 +147,7 @@ impl LadderCommand {
         let mut ladders = Vec::new();
         let (mut done, mut of) = (0, 0);
         for problem in &problems {
-            let steps = steps(problem, Config::tuned(problem, arch, num_sms), arch, num_sms);
+            let steps = steps(problem, heuristics::select(problem, Target { arch, num_sms }), arch, num_sms);
             of += steps.len();
             if interrupt::requested() {
                 continue;

@@ -12,7 +12,7 @@ use flashcore_bench::lab::roofline::{Floors, RoofDevice};
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::memory::require_tensors;
 use flashcore_bench::testkit::{mask_text, shape_text};
-use flashcore_kernels::Config;
+use flashcore_kernels::{Config, heuristics};
 use flashcore_problem::{DType, Inputs, Problem};
 
 use super::origin::write_record;
@@ -162,7 +162,7 @@ impl ProfileCommand {
                 let plan = gpu.plan(problem, None).map_err(reasons)?;
                 Ok(plan.report().kernel.iter().map(|kernel| kernel.config).collect())
             }
-            None => Ok(vec![Config::tuned(problem, reference_gpu::ARCH, reference_gpu::NUM_SMS)]),
+            None => Ok(vec![heuristics::select(problem, reference_gpu::TARGET)]),
         }
     }
 

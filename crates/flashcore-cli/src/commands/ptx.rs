@@ -2,7 +2,7 @@
 
 use clap::Args;
 use flashcore_ir::Arch;
-use flashcore_kernels::{Buffers, Config, Plan};
+use flashcore_kernels::{LaunchPlan, Target, heuristics};
 use flashcore_problem::DType;
 use flashcore_ptx::{PrintOptions, print_with};
 
@@ -49,12 +49,13 @@ impl Ptx {
         let arch = self.arch.unwrap_or_else(reference_gpu::arch);
         let config = match &self.kernel {
             Some(name) => super::config(name)?,
-            None => Config::tuned(&problem, arch, reference_gpu::NUM_SMS),
+            None => heuristics::select(&problem, Target { arch, ..reference_gpu::TARGET }),
         };
-        let plan = Plan::new(&problem, config, arch).map_err(|reasons| {
+        let plan = LaunchPlan::new(&problem, config, arch).map_err(|reasons| {
             Failure::Usage(reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         })?;
-        for (kernel, _, _) in plan.launches(Buffers::new(0, 0, 0, 0)) {
+        for launch in &plan.launches {
+            let kernel = &launch.kernel();
             let text = print_with(kernel, PrintOptions { source_lines: self.source_lines });
             output.line(text.trim_end())?;
         }

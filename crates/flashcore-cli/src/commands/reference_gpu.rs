@@ -2,13 +2,14 @@
 
 use flashcore_cuda::Driver;
 use flashcore_ir::Arch;
+use flashcore_kernels::Target;
 
 /// The name of the GPU that stands in where there is none.
 pub(super) const NAME: &str = "h200";
 /// Its architecture, with its own instructions.
 pub(super) const ARCH: Arch = Arch::Sm90a;
-/// Its SMs, which decide between configs for short problems.
-pub(super) const NUM_SMS: u32 = 132;
+/// The same with its SMs, which decide between configs for short problems.
+pub(super) const TARGET: Target = Target { arch: ARCH, num_sms: 132 };
 
 /// The architecture of the first GPU, or of the one that stands in.
 pub(super) fn arch() -> Arch {

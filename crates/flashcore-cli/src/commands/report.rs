@@ -9,7 +9,7 @@ use flashcore_bench::lab::report::{ErrorMap, MOST_BYTES, Sources, error_map, htm
 use flashcore_bench::testkit::verify::NoVerdict;
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
-use flashcore_kernels::Plan;
+use flashcore_kernels::LaunchPlan;
 use flashcore_problem::{DType, Inputs, Outputs, Problem};
 
 use super::origin::write_file;
@@ -97,7 +97,7 @@ impl ReportCommand {
                 }
                 Subject::Cuda(config) => {
                     let config = config.unwrap_or_else(flashcore_kernels::Config::ampere);
-                    let plan = Plan::new(problem, config, Arch::Sm90).map_err(NoVerdict::Refused)?;
+                    let plan = LaunchPlan::new(problem, config, Arch::Sm90).map_err(NoVerdict::Refused)?;
                     Ok(flashcore_bench::testkit::simulate::simulate(&plan, problem, inputs, 0)?.outputs)
                 }
             }

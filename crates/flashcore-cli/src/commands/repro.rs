@@ -16,7 +16,7 @@ use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::util::digest::sha256;
 use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Inputs, Problem};
 use flashcore_ptx::{print, ptxas};
 use serde_json::Value;
@@ -313,14 +313,16 @@ fn kernel(
 ) {
     // Kernels of Hopper are for an architecture with a suffix.
     let plain = machine.arch.parse::<Arch>().unwrap_or(Arch::Sm90);
-    let found = [plain, Arch::Sm90a].into_iter().find_map(|arch| Some((arch, Plan::new(problem, config, arch).ok()?)));
+    let found =
+        [plain, Arch::Sm90a].into_iter().find_map(|arch| Some((arch, LaunchPlan::new(problem, config, arch).ok()?)));
     let Some((arch, plan)) = found else { return };
-    let name = &plan.kernel.name;
+    let kernel = plan.attention().kernel();
+    let name = &kernel.name;
     let ptx = format!("kernels/{}.{arch}.ptx", name.chars().take(70).collect::<String>());
     if kernels.iter().any(|kernel| kernel.ptx == ptx) {
         return;
     }
-    let text = print(&plan.kernel);
+    let text = print(&kernel);
     let cubin = match ptxas::cubin(&text, arch) {
         Ok(bytes) => {
             let file = ptx.replace(".ptx", ".cubin");

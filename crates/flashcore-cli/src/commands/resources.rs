@@ -5,7 +5,7 @@ use flashcore_bench::testkit::resources::{self, ResourcesError, Row};
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_ir::{Arch, UnknownArch};
 use flashcore_kernels::tile::SharedLayout;
-use flashcore_kernels::{Config, Plan, Specialization};
+use flashcore_kernels::{Config, LaunchPlan, Specialization};
 use flashcore_problem::{DType, Inputs, Problem};
 use rayon::prelude::*;
 
@@ -162,7 +162,7 @@ fn shared_memory() -> Result<Table, Failure> {
         for dim in [32, 64, 96, 128] {
             let problem = Problem::new(1, 1, 64, dim, DType::F16);
             let inputs = Inputs::random(&problem, 0);
-            let plan = Plan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80)
+            let plan = LaunchPlan::new(&problem, Config::ampere_with_layout(layout), Arch::Sm80)
                 .map_err(|reasons| Failure::Usage(format!("{reasons:?}")))?;
             let simulation =
                 simulate(&plan, &problem, &inputs, 0).map_err(|error| Failure::Usage(error.to_string()))?;

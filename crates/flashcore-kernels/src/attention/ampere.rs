@@ -48,7 +48,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
             k.cta_sync();
         });
     } else {
-        let num_splits = (config.num_splits > 1).then(|| SplitParameters::load(k, parameters));
+        let num_splits = (config.num_splits > 1).then(|| SplitParameters::load(k, &parameters));
         let work = work(k, num_splits.map_or(Place::Grid, Place::GridOfSplits));
         let warp = Warp::new(k, config);
         let tiles = Tiles::reserve(k, config, specialization);

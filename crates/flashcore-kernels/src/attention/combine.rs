@@ -27,7 +27,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
     let parameters = Parameters::load(k, specialization);
-    let num_splits = SplitParameters::load(k, parameters);
+    let num_splits = SplitParameters::load(k, &parameters);
     // Whether rows have limits matters no more, nor do their scores.
     let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
     let work = Work::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);

@@ -1,6 +1,6 @@
 //! Bulk stores by the asynchronous proxy: what they write, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, missing_wait, one_after_the_other, location, run, structure, words};
+use crate::support::{At, SHARED, fault, kernel, location, missing_wait, one_after_the_other, run, structure, words};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, SharedAddress, Space, VerifiedKernel};
 use flashcore_sim::{

@@ -1,6 +1,6 @@
 //! Asynchronous copies: what they write, and what goes wrong around them.
 
-use crate::support::{At, SHARED, bytes, delay, fault, kernel, missing_wait, one_after_the_other, location, run};
+use crate::support::{At, SHARED, bytes, delay, fault, kernel, location, missing_wait, one_after_the_other, run};
 use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress, Space};

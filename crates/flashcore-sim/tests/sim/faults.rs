@@ -1,6 +1,6 @@
 //! One test for each class of fault but races: the whole located report, and the corrected kernel that passes.
 
-use crate::support::{At, SHARED, fault, kernel, one_after_the_other, location, run, structure};
+use crate::support::{At, SHARED, fault, kernel, location, one_after_the_other, run, structure};
 use flashcore_ir::builder::LoadOptions;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{

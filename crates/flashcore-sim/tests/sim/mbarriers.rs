@@ -1,6 +1,6 @@
 //! Barriers in shared memory: phases, arrivals, announced bytes, and what goes wrong with them.
 
-use crate::support::{At, SHARED, fault, kernel, one_after_the_other, location, run, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, location, one_after_the_other, run, run_seeded, words};
 use flashcore_ir::types::{Pred, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, Space, VerifiedKernel};
 use flashcore_sim::{

@@ -1,9 +1,9 @@
 //! Races: what is one, what is none, and the whole report of each.
 
-use crate::support::{At, SHARED, fault, kernel, one_after_the_other, location, run, run_seeded};
+use crate::support::{At, SHARED, fault, kernel, location, one_after_the_other, run, run_seeded};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, ReduceOp, Reg, SharedAddress, Space, SpecialRegister};
-use flashcore_sim::{AccessKind, Argument, Fault, FaultKind, GlobalMemory, Launch, Options, Location, launch};
+use flashcore_sim::{AccessKind, Argument, Fault, FaultKind, GlobalMemory, Launch, Location, Options, launch};
 
 fn race(space: Space, location: Location, access: AccessKind, earlier: Location, earlier_access: AccessKind) -> Fault {
     let kind = FaultKind::Race { space, access, earlier_access, earlier: Box::new(earlier) };

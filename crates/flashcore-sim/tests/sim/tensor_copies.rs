@@ -1,6 +1,6 @@
 //! Bulk loads and tensor copies: what they move, where it lies, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, missing_wait, location, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, location, missing_wait, run_seeded, words};
 use flashcore_ir::builder::TensorCopyOptions;
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{

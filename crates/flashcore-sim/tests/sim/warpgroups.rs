@@ -1,6 +1,6 @@
 //! Products of warpgroups: values in every layout, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, missing_wait, location, run, run_seeded, words};
+use crate::support::{At, SHARED, fault, kernel, location, missing_wait, run, run_seeded, words};
 use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
 use flashcore_ir::types::{Accumulator, Bf16x2, F16x2, F32, HalfPair, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Major, Reg, Space, SpecialRegister, Swizzle, VerifiedKernel};

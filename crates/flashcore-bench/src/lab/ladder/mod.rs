@@ -8,7 +8,7 @@ mod svg;
 
 use flashcore::{Plan as GpuPlan, PlanOptions, SelfCheckPolicy};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Inputs, Problem};
 use flashcore_ptx::{assemble, print};
 use flashcore_sim::Counters;
@@ -210,7 +210,7 @@ pub fn walk(
         match ground {
             Ground::Gpu(gpu, _) => {
                 on_gpu(gpu, problem, &inputs, step.config, &mut rung)?;
-                if let Ok(plan) = Plan::new(&counted, step.config, SIMULATED_ARCH) {
+                if let Ok(plan) = LaunchPlan::new(&counted, step.config, SIMULATED_ARCH) {
                     rung.counted = simulate(&plan, &counted, yardstick.inputs(), 0)
                         .ok()
                         .map(|simulation| Counted::of(&counted, &simulation.counters));
@@ -247,7 +247,7 @@ fn counted_problem(problem: &Problem) -> Problem {
 fn on_gpu(gpu: &Gpu, problem: &Problem, inputs: &Inputs, config: Config, rung: &mut Rung) -> Result<(), NoVerdict> {
     // Whoever times a kernel here has judged it; the check of new kernels would refuse what is to be shown as refused.
     let options = PlanOptions::default().with_config(config).with_self_check(SelfCheckPolicy::Off);
-    let plan = match GpuPlan::new(problem, gpu.device(), options) {
+    let plan = match GpuPlan::with_options(problem, gpu.device(), options) {
         Ok(plan) => plan,
         Err(unsupported) => {
             rung.standing = Standing::NotRun(unsupported.to_string());
@@ -276,7 +276,7 @@ fn in_simulator(
     config: Config,
     rung: &mut Rung,
 ) -> Result<(), NoVerdict> {
-    let plan = match Plan::new(counted, config, arch) {
+    let plan = match LaunchPlan::new(counted, config, arch) {
         Ok(plan) => plan,
         Err(reasons) => {
             let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
@@ -292,11 +292,12 @@ fn in_simulator(
     }
     rung.counted = counters.map(|counters| Counted::of(counted, &counters));
     // Without ptxas there are no figures, and that is all.
-    rung.resources = assemble(&print(&plan.kernel), arch).ok().map(|resources| Taken {
+    let kernel = plan.attention().kernel();
+    rung.resources = assemble(&print(&kernel), arch).ok().map(|resources| Taken {
         registers: resources.registers,
         spilled_bytes: resources.spill_store_bytes,
-        shared_bytes: plan.kernel.shared_bytes,
-        threads: plan.kernel.threads,
+        shared_bytes: kernel.shared_bytes,
+        threads: kernel.threads,
     });
     Ok(())
 }

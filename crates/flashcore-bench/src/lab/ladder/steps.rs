@@ -2,7 +2,7 @@
 
 use flashcore_ir::Arch;
 use flashcore_kernels::{
-    Accumulation, AmpereConfig, Config, Exponential, L2Window, LadderConfig, Plan, Product, QueryPlace, Rescale,
+    Accumulation, AmpereConfig, Config, Exponential, L2Window, LadderConfig, LaunchPlan, Product, QueryPlace, Rescale,
     SharedLayout,
 };
 use flashcore_problem::Problem;
@@ -105,7 +105,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, num_sms: u32) -> Vec<
         list.ampere(name, what, config, kept_step);
     }
     let hopper = Config::hopper();
-    if Plan::new(problem, hopper, arch).is_ok() {
+    if LaunchPlan::new(problem, hopper, arch).is_ok() {
         let what = "tensor copies, and products of warpgroups from shared memory";
         list.push("warpgroups", what, hopper, Some(kept_step));
     }
@@ -134,6 +134,7 @@ impl List {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_kernels::{Target, heuristics};
     use flashcore_problem::DType;
 
     #[test]
@@ -141,13 +142,13 @@ mod tests {
         for (dim, arch) in [(64, Arch::Sm90), (128, Arch::Sm90), (64, Arch::Sm89), (128, Arch::Sm89), (128, Arch::Sm80)]
         {
             let problem = Problem::new(1, 8, 512, dim, DType::F16);
-            let tuned = Config::tuned(&problem, arch, 132);
+            let tuned = heuristics::select(&problem, Target { arch, num_sms: 132 });
             let steps = steps(&problem, tuned, arch, 132);
             assert!(steps.len() >= 20, "{}", steps.len());
             let mut refused = Vec::new();
             for (number, step) in steps.iter().enumerate() {
                 assert!(step.from.is_none_or(|from| from < number), "{}", step.name);
-                if let Err(reasons) = Plan::new(&problem, step.config, arch) {
+                if let Err(reasons) = LaunchPlan::new(&problem, step.config, arch) {
                     refused.push(format!("{} {}: {reasons:?}", step.name, step.config));
                 }
                 if let Some(from) = step.from {

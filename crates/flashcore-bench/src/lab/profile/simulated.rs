@@ -1,6 +1,6 @@
 //! What the simulator counts of a problem, or of a part that is like the whole.
 
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Inputs, Problem};
 use flashcore_sim::Counters;
 
@@ -23,7 +23,7 @@ pub fn simulate_counters(problem: &Problem, config: Config) -> Result<Simulated,
     let group = problem.query_heads / problem.key_heads.max(1);
     let part = problem.clone().with_batch(1).with_query_heads(group).with_key_heads(1);
     let factor = (problem.batch * problem.key_heads) as f64;
-    let plan = Plan::new(&part, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
+    let plan = LaunchPlan::new(&part, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
     let counters = simulate(&plan, &part, &Inputs::random(&part, 0), 0)?.counters;
     Ok(Simulated { problem: part, factor, counters })
 }
@@ -38,7 +38,7 @@ mod tests {
         let mut problem = Problem::new(2, 4, 80, 32, DType::F16);
         problem.key_heads = 2;
         let simulated = simulate_counters(&problem, Config::ampere()).expect("it runs");
-        let plan = Plan::new(&problem, Config::ampere(), SIMULATED_ARCH).expect("a plan");
+        let plan = LaunchPlan::new(&problem, Config::ampere(), SIMULATED_ARCH).expect("a plan");
         let whole = simulate(&plan, &problem, &Inputs::random(&problem, 0), 0).expect("it runs").counters;
         assert_eq!(simulated.factor, 4.0);
         assert_eq!(4 * simulated.counters.mma, whole.mma);

@@ -1,7 +1,7 @@
 //! Computing a case again, wherever it can be computed.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Inputs, Outputs, Problem};
 
 use super::manifest::CaseEntry;
@@ -50,7 +50,7 @@ pub fn compute(case: &CaseEntry, problem: &Problem, inputs: &Inputs, gpu: Option
     if Work::of(problem).flops > MOST_SIMULATED_FLOPS {
         return Ok(Computed::Not("there is no GPU, and it is too large for the simulator".to_owned()));
     }
-    let plan = match Plan::new(problem, config, SIMULATED_ARCH) {
+    let plan = match LaunchPlan::new(problem, config, SIMULATED_ARCH) {
         Ok(plan) => plan,
         Err(reasons) => {
             return Ok(Computed::Not(reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")));

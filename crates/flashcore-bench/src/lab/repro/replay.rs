@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Inputs, Outputs, Problem, Tensor};
 use flashcore_ptx::print;
 
@@ -155,11 +155,11 @@ pub fn replay_kernels(manifest: &Manifest, files: &Files, is_same_build: bool) -
     let again = |config: &str, problem: &Problem, arch: &str| -> Result<String, String> {
         let config: Config = config.parse().map_err(|_| format!("this program has no kernel {config}"))?;
         let arch: Arch = arch.parse().map_err(|_| format!("this program knows no {arch}"))?;
-        let plan = Plan::new(problem, config, arch);
+        let plan = LaunchPlan::new(problem, config, arch);
         let reasons = |reasons: Vec<flashcore_kernels::Reason>| {
             reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
         };
-        Ok(print(&plan.map_err(reasons)?.kernel))
+        Ok(print(&plan.map_err(reasons)?.attention().kernel()))
     };
     manifest
         .kernels

@@ -3,10 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use flashcore_problem::{
-    Bias, BiasStrides, BiasView, DType, InputViews, Inputs, OutputViews, Outputs, Problem, Tensor, TensorView,
-    TensorViewMut,
-};
+use flashcore_problem::{DType, InputViews, Inputs, Operand, OutputViews, Outputs, Problem, Tensor, TensorViewMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::pages::ReadOnly;
@@ -14,52 +11,28 @@ use super::{Edge, GuardedBuffer, Label};
 
 /// Everything that a backend reads, each tensor in pages of its own that cannot be written.
 #[derive(Debug)]
-pub struct GuardedInputs {
-    dtype: DType,
-    query: ReadOnly,
-    key: ReadOnly,
-    value: ReadOnly,
-    alibi_slopes: Option<ReadOnly>,
-    sinks: Option<ReadOnly>,
-    bias: Option<(ReadOnly, BiasStrides)>,
-    seqused_k: Option<ReadOnly>,
-    aux_f32: Option<ReadOnly>,
-    aux_i32: Option<ReadOnly>,
+pub struct GuardedInputs<'a> {
+    /// The inputs, for everything but their memory.
+    inputs: &'a Inputs,
+    /// By operand.
+    pages: Vec<Option<ReadOnly>>,
 }
 
-impl GuardedInputs {
+impl<'a> GuardedInputs<'a> {
     /// A copy of `inputs`; `case` is what a fault is reported by.
-    pub fn new(inputs: &Inputs, edge: Edge, case: &Arc<str>) -> io::Result<Self> {
-        let guarded = |tensor: &'static str, bytes: &[u8]| {
-            GuardedBuffer::new(bytes, edge, Label { tensor, case: Arc::clone(case) })?.read_only()
+    pub fn new(inputs: &'a Inputs, edge: Edge, case: &Arc<str>) -> io::Result<Self> {
+        let views = inputs.views();
+        let guarded = |&operand: &Operand| {
+            let label = Label { tensor: operand.name(), case: Arc::clone(case) };
+            views.bytes(operand).map(|bytes| GuardedBuffer::new(bytes, edge, label)?.read_only()).transpose()
         };
-        let optional = |tensor, bytes: Option<&[u8]>| bytes.map(|bytes| guarded(tensor, bytes)).transpose();
-        let bias = |bias: &Bias| -> io::Result<_> { Ok((guarded("bias", bias.data.as_bytes())?, bias.strides)) };
-        Ok(Self {
-            dtype: inputs.query.dtype,
-            query: guarded("query", &inputs.query.data)?,
-            key: guarded("key", &inputs.key.data)?,
-            value: guarded("value", &inputs.value.data)?,
-            alibi_slopes: optional("alibi_slopes", inputs.alibi_slopes.as_deref().map(IntoBytes::as_bytes))?,
-            sinks: optional("sinks", inputs.sinks.as_deref().map(IntoBytes::as_bytes))?,
-            bias: inputs.bias.as_ref().map(bias).transpose()?,
-            seqused_k: optional("seqused_k", inputs.seqused_k.as_deref().map(IntoBytes::as_bytes))?,
-            aux_f32: optional("aux_f32", inputs.aux_f32.as_deref().map(IntoBytes::as_bytes))?,
-            aux_i32: optional("aux_i32", inputs.aux_i32.as_deref().map(IntoBytes::as_bytes))?,
-        })
+        Ok(Self { inputs, pages: Operand::ALL.iter().map(guarded).collect::<io::Result<_>>()? })
     }
 
     /// The same, borrowed.
     pub fn views(&self) -> InputViews<'_> {
-        let tensor = |buffer| TensorView { dtype: self.dtype, data: ReadOnly::bytes(buffer) };
-        let mut views = InputViews::new(tensor(&self.query), tensor(&self.key), tensor(&self.value));
-        views.alibi_slopes = self.alibi_slopes.as_ref().map(numbers);
-        views.sinks = self.sinks.as_ref().map(numbers);
-        views.bias = self.bias.as_ref().map(|(bias, strides)| BiasView { data: numbers(bias), strides: *strides });
-        views.seqused_k = self.seqused_k.as_ref().map(numbers);
-        views.aux_f32 = self.aux_f32.as_ref().map(numbers);
-        views.aux_i32 = self.aux_i32.as_ref().map(numbers);
-        views
+        let bytes = |operand| self.pages[operand as usize].as_ref().map_or(&[][..], ReadOnly::bytes);
+        self.inputs.views().in_other_memory(bytes)
     }
 }
 
@@ -103,10 +76,6 @@ impl GuardedOutputs {
             lse: self.lse.as_ref().map(rows),
         }
     }
-}
-
-fn numbers<T: FromBytes + Immutable>(buffer: &ReadOnly) -> &[T] {
-    numbers_in(buffer.bytes())
 }
 
 fn numbers_in<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {

@@ -13,9 +13,10 @@ mod ranges;
 mod trials;
 
 use core::fmt;
+use std::sync::Arc;
 
 use flashcore_ir::{Arch, Kernel, VerifiedKernel};
-use flashcore_kernels::{Config, Plan, Reason};
+use flashcore_kernels::{Config, KernelLaunch, LaunchPlan, Reason, Stage, Target};
 use flashcore_problem::{Invalid, Problem, Verdict};
 use flashcore_sim::{Counters, SimError};
 
@@ -150,7 +151,7 @@ pub struct Trials {
 struct Trial {
     group: Group,
     config: Config,
-    plan: Plan,
+    plan: LaunchPlan,
     problem: Problem,
     far: Option<FarApart>,
     yardstick: Yardstick,
@@ -192,7 +193,7 @@ impl Trials {
         let mut planted = false;
         for trial in self.trials.iter().filter(|trial| trial.group == mutation.group) {
             let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
-            let mut kernel = kernel.clone().into_kernel();
+            let mut kernel = VerifiedKernel::clone(&kernel).into_kernel();
             if (mutation.plant)(&mut kernel) == 0 {
                 continue;
             }
@@ -215,8 +216,8 @@ impl Trial {
         let plan = if let Some(far) = &far {
             plan_far(config, &problem, far, arch(config)).map_err(MutantsError::Refused)?
         } else {
-            let plan = Plan::new(&problem, config, arch(config)).map_err(MutantsError::Refused)?;
-            plan.with_at_most(SIMULATED_CTAS)
+            let target = Target { arch: arch(config), num_sms: SIMULATED_CTAS };
+            LaunchPlan::new(&problem, config, target).map_err(MutantsError::Refused)?
         };
         let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
         let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };
@@ -232,7 +233,7 @@ impl Trial {
         Ok(trial)
     }
 
-    fn verify(&self, plan: &Plan, repeats: u64, counters: &mut Option<Counters>) -> Result<Verdict, NoVerdict> {
+    fn verify(&self, plan: &LaunchPlan, repeats: u64, counters: &mut Option<Counters>) -> Result<Verdict, NoVerdict> {
         match &self.far {
             Some(far) => verify_plan_far(plan, far, &self.problem, &self.yardstick, 0, repeats, counters),
             None => verify_plan(plan, &self.problem, &self.yardstick, 0, repeats, counters),
@@ -240,14 +241,8 @@ impl Trial {
     }
 
     /// The kernel that bugs of a family are planted in, if there is one.
-    fn kernel_of(&self, family: &str) -> Option<&VerifiedKernel> {
-        if family == RANGES_FAMILY {
-            return self.plan.ranges.as_ref().map(|side| &side.kernel);
-        }
-        if family == COMBINE_FAMILY {
-            return self.plan.combine.as_ref().map(|side| &side.kernel);
-        }
-        (self.config.family() == family).then_some(&self.plan.kernel)
+    fn kernel_of(&self, family: &str) -> Option<Arc<VerifiedKernel>> {
+        kernel_of(&self.plan, family)
     }
 
     fn try_to_kill(&self, kernel: Kernel, family: &str) -> Result<Option<Kill>, MutantsError> {
@@ -258,11 +253,7 @@ impl Trial {
             Ok(kernel) => kernel,
         };
         let mut counters = None;
-        let plan = match family {
-            RANGES_FAMILY => self.plan.with_ranges(kernel),
-            COMBINE_FAMILY => self.plan.with_combine(kernel),
-            _ => self.plan.with_kernel(kernel),
-        };
+        let plan = self.plan.with_kernel(stage_of(family), kernel);
         let verdict = match self.verify(&plan, 1, &mut counters) {
             Ok(verdict) => verdict,
             Err(NoVerdict::Simulator(SimError::Fault(fault))) => return Ok(kill(Killer::Fault, fault.to_string())),
@@ -305,6 +296,22 @@ impl fmt::Display for Killer {
     }
 }
 
+/// The stage whose kernel bugs of a family are planted in.
+fn stage_of(family: &str) -> Stage {
+    match family {
+        RANGES_FAMILY => Stage::BlockMask,
+        COMBINE_FAMILY => Stage::Combine,
+        _ => Stage::Attention,
+    }
+}
+
+/// The kernel of a plan that bugs of a family are planted in, if it has one.
+fn kernel_of(plan: &LaunchPlan, family: &str) -> Option<Arc<VerifiedKernel>> {
+    let stage = stage_of(family);
+    let is_of_family = stage != Stage::Attention || plan.config.family() == family;
+    plan.launch(stage).filter(|_| is_of_family).map(KernelLaunch::kernel)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,20 +319,17 @@ mod tests {
     /// A kernel that changes leaves no mutation behind that changes nothing.
     #[test]
     fn every_mutation_finds_something_to_change() {
-        let plans: Vec<(Group, Config, Plan)> = trials::all()
+        let plans: Vec<(Group, Config, LaunchPlan)> = trials::all()
             .into_iter()
             .map(|Start { group, problem, config, .. }| {
-                (group, config, Plan::new(&problem, config, arch(config)).expect("a plan"))
+                (group, config, LaunchPlan::new(&problem, config, arch(config)).expect("a plan"))
             })
             .collect();
         let finds = |mutation: &&Mutation| {
             plans.iter().filter(|(group, _, _)| *group == mutation.group).any(|(_, config, plan)| {
-                let kernel = match mutation.family {
-                    RANGES_FAMILY => plan.ranges.as_ref().map(|side| &side.kernel),
-                    COMBINE_FAMILY => plan.combine.as_ref().map(|side| &side.kernel),
-                    family => (config.family() == family).then_some(&plan.kernel),
-                };
-                kernel.is_some_and(|kernel| (mutation.plant)(&mut kernel.clone().into_kernel()) > 0)
+                let _ = config;
+                let kernel = kernel_of(plan, mutation.family);
+                kernel.is_some_and(|kernel| (mutation.plant)(&mut VerifiedKernel::clone(&kernel).into_kernel()) > 0)
             })
         };
         let idle: Vec<_> = all().filter(|mutation| !finds(mutation)).map(|m| (m.family, m.name)).collect();

@@ -187,6 +187,7 @@ mod tests {
     use super::*;
     use crate::testkit::suites::takes;
     use crate::testkit::verify::SIMULATED_ARCH;
+    use flashcore_kernels::heuristics::search_space;
 
     #[test]
     fn every_config_of_the_design_can_be_run_and_named() {
@@ -207,7 +208,7 @@ mod tests {
         for number in 0..2 {
             let problem = problem(2 * number);
             for start in [Config::hopper(), Config::ampere()] {
-                for config in start.neighbours(&problem, SIMULATED_ARCH) {
+                for config in search_space(start, &problem, SIMULATED_ARCH) {
                     match (start, config) {
                         (Config::Ampere(start), Config::Ampere(config)) => {
                             let AmpereConfig { layout, load_bytes, accumulation, producers, persistent, l2, .. } =

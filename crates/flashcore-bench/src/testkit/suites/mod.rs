@@ -10,7 +10,7 @@ mod gpu_features;
 pub(crate) mod huge;
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, HopperConfig, Plan};
+use flashcore_kernels::{Config, HopperConfig, LaunchPlan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::testkit::verify::SIMULATED_ARCH;
@@ -273,7 +273,7 @@ fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
 fn takes(backend: Backend, problem: &Problem) -> bool {
     match backend {
         Backend::Cpu(_) => true,
-        Backend::Sim(config) | Backend::Cuda(config) => Plan::new(problem, config, SIMULATED_ARCH).is_ok(),
+        Backend::Sim(config) | Backend::Cuda(config) => LaunchPlan::new(problem, config, SIMULATED_ARCH).is_ok(),
     }
 }
 

@@ -123,7 +123,7 @@ fn call(problem: &Problem, device: &Device) -> Result<Value, String> {
     let outputs = Outputs::poisoned(problem);
     let options = PlanOptions::default().with_self_check(SelfCheckPolicy::On);
     let start = Instant::now();
-    let plan = Plan::new(problem, device, options).map_err(|unsupported| unsupported.to_string())?;
+    let plan = Plan::with_options(problem, device, options).map_err(|unsupported| unsupported.to_string())?;
     let planned = start.elapsed();
     let bytes = BoundBytes {
         query: &inputs.query.data,
