@@ -379,3 +379,43 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::types::U32;
+    use flashcore_ir::{Arch, Builder, Compare};
+
+    use crate::{GlobalMemory, Launch, Options, launch};
+
+    /// A wait that has to be executed again counts once, like one whose phase is complete.
+    #[test]
+    fn a_wait_counts_once() {
+        let mut k = Builder::new("test", 64);
+        let offset = k.reserve_mbarrier();
+        let base = k.shared_base();
+        let barrier = k.add::<U32>(base, offset);
+        let (warp, lane) = (k.warp(), k.lane());
+        let producer = k.compare::<U32>(Compare::Eq, warp, 0u32);
+        let first = k.compare::<U32>(Compare::Eq, lane, 0u32);
+        k.if_uniform(producer, |k| k.when(first, |k| k.mbarrier_init(barrier, 32)));
+        k.cta_sync();
+        k.if_else_uniform(
+            producer,
+            |k| {
+                (0..20).for_each(|_| k.warp_sync());
+                k.mbarrier_arrive(barrier, 1);
+            },
+            |k| k.mbarrier_wait(barrier, 0),
+        );
+        let kernel = k.finish().verify(Arch::Sm90).expect("the kernel keeps the rules");
+        // Both warps execute what comes before the roles, except that one alone initialises.
+        let (written, roles) = (kernel.instruction_counts().iter().map(|&(_, count)| count).sum::<usize>(), 20 + 1 + 1);
+        let expected = (2 * (written - roles) - 1 + roles) as u64;
+        for seed in 0..8 {
+            let options = Options { seed, longest_turn: 1, ..Options::default() };
+            let run = Launch { grid: [1, 1, 1], arguments: Vec::new() };
+            let report = launch(&kernel, &run, &GlobalMemory::new(), &options).expect("a kernel without faults");
+            assert_eq!(report.counters.instructions_in_all(), expected, "seed {seed}");
+        }
+    }
+}
