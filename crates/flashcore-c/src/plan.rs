@@ -63,7 +63,7 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
         };
         let device = crate::device::open(device_kind, ordinal)?;
         let options = PlanOptions::default().with_config(config);
-        let made = Plan::new(&problem, &device, options)?;
+        let made = Plan::with_options(&problem, &device, options)?;
         let description = c_text(&made.report().to_string());
         let handle = registry::insert(Entry { plan: made, description });
         // SAFETY: as for the write above.

@@ -25,7 +25,7 @@ impl<'a, T> From<(&'a Vec<T>, [usize; 4])> for ShapedTensor<'a, T> {
     }
 }
 
-/// Options of [`attention`]: the names of `PyTorch` and FlashAttention. A [`Plan`] has everything else.
+/// Options of [`attention`]: the names of `PyTorch` and `FlashAttention`. A [`Plan`] has everything else.
 ///
 /// ```
 /// let options = flashcore::AttentionOptions::default().causal().softmax_scale(0.125);
