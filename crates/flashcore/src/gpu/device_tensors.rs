@@ -262,7 +262,7 @@ mod tests {
         );
         check(
             |_, tensors| tensors.lse = tensors.output,
-            &Err(Error::Aliased { written: "lse", other: "output", address: 0x4000 }),
+            &Err(Error::Aliased { written: "output", other: "lse", address: 0x4000 }),
         );
     }
 
