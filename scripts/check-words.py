@@ -18,7 +18,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 KERNELS = r"^crates/flashcore-kernels/"
-GPU = r"^crates/flashcore-(kernels|bench)/|^docs/|^notebook/|^[A-Z]+\.md$"
+GPU = r"^crates/flashcore-(kernels|bench)/|^docs/(?!cpu)|^notebook/(?!cpu)|^[A-Z]+\.md$"
 CPU = r"^crates/flashcore-cpu/|^docs/cpu\.md|^notebook/cpu"
 
 # (rule, pattern, what to write instead, files it applies to or None for all of them)
