@@ -3,7 +3,8 @@
 
     scripts/check-docs.py      # file:line: path; exits 1 if there is any
 
-Checked are relative links, anchors of headings, and paths in backticks that begin with a folder of the repository.
+Checked are relative links, anchors of headings, and paths in backticks that begin with a folder of the repository,
+or with a folder below FOLDER in a file that says "Paths are below `FOLDER`".
 """
 
 import os
@@ -16,6 +17,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:crates|docs|results|experiments|notebook|scripts|bench|\.ci)/[\w./*-]*[\w/*])`")
 # In Rust, only paths of documents and records: others may be examples.
 DOCUMENT = re.compile(r"`((?:docs|results|notebook)/[\w./-]*\w)`")
+BASE = re.compile(r"Paths are below `([^`]+)`")
+BELOW = re.compile(r"`(\w+/(?:\w+/)*(?:\w+\.rs)?)`")
 HEADING = re.compile(r"^#+\s+(.*)")
 
 
@@ -47,7 +50,7 @@ def check(path, text):
         for number, line in enumerate(text.splitlines(), 1):
             yield from ((number, target) for target in DOCUMENT.findall(line) if not exists(target))
         return
-    fenced = False
+    fenced, base = False, None
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
             fenced = not fenced
@@ -60,7 +63,9 @@ def check(path, text):
             full = os.path.normpath(os.path.join(ROOT, os.path.dirname(path), file)) if file else os.path.join(ROOT, path)
             if not os.path.exists(full) or (fragment and fragment not in anchors(full)):
                 yield number, target
-        for target in PATH.findall(line):
+        base = BASE.search(line).group(1) if BASE.search(line) else base
+        below = [os.path.join(base, target) for target in BELOW.findall(line) if not PATH.match(f"`{target}`")] if base else []
+        for target in PATH.findall(line) + below:
             if not exists(target):
                 yield number, target
 
