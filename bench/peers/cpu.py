@@ -1,4 +1,4 @@
-"""Times flashcore beside the attention of PyTorch and of ONNX Runtime on the CPU.
+"""Times flashcore next to the attention of PyTorch and of ONNX Runtime on the CPU.
 
 For each number of threads and each element type one process holds all contenders: same inputs, outputs checked against
 f64 before anything is timed, samples of at least 20 ms taken in turn, in another order each round, and the median over

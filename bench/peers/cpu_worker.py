@@ -1,4 +1,4 @@
-"""One process of cpu.py: one element type, one number of threads, all contenders in turn.
+"""One process of cpu.py: one element type, one number of threads, all contenders in rotation.
 
 Threads are those of the process, because flashcore's pool is made once; and what PyTorch needs in its environment is
 there before it is imported. Reads its orders as JSON from the command line, writes one JSON line for each problem.
@@ -145,7 +145,7 @@ def seconds(call, calls):
 
 
 def come_to_rest():
-    """Waits until no thread of the process is busy; says whether that happened."""
+    """Waits until no thread of the process is busy; returns False if that takes too long."""
     end = time.perf_counter() + LONGEST_PAUSE_SECONDS
     while time.perf_counter() < end:
         before = time.process_time()
@@ -156,13 +156,13 @@ def come_to_rest():
 
 
 def calls_for(call):
-    """How many calls make a sample long enough."""
+    """Number of calls that make a sample long enough."""
     call()
     return max(1, math.ceil(SAMPLE_SECONDS / min(seconds(call, 1), seconds(call, 1))))
 
 
 def choose_spinning(runtime):
-    """Whether ONNX Runtime is faster when its threads spin while they wait."""
+    """Lets the threads of ONNX Runtime spin while they wait if that is faster; returns the choice and the times."""
     tensors = [torch.randn(1, 8, 512, 64) for _ in range(3)]
     times = {}
     for runtime.spinning in ("0", "1"):
@@ -232,7 +232,7 @@ def measure(library, runtime, problem, dtype, rounds):
 
 
 def probe(dtype, threads):
-    """The speed of PyTorch alone under the settings of this process; the caller sees whether it lived."""
+    """The speed of PyTorch alone under the settings of this process; the caller sees if it survived."""
     torch.set_num_threads(threads)
     query, key, value = (torch.randn(1, 8, 512, 64).to(TORCH_DTYPES[dtype]) for _ in range(3))
     call, _ = torch_contender(query, key, value, False)

@@ -1,4 +1,4 @@
-"""Times expressions (score_mod, mask_mod) of flashcore beside FlexAttention of PyTorch on one GPU.
+"""Times expressions (score_mod, mask_mod) of flashcore next to FlexAttention of PyTorch on one GPU.
 
 One run, in turns: `flashcore bench` measures its kernels on graphs of launches, then FlexAttention, compiled with
 max-autotune, is captured into graphs of calls on tensors of the same shapes, and so on, several rounds. The documents of
@@ -92,7 +92,7 @@ def replay(graph):
 
 
 def check(output, query, key, value, change, rows=64):
-    """Whether the last rows of the last head are as right as plain 16-bit operations make them."""
+    """Checks that the last rows of the last head are as accurate as plain 16-bit operations make them."""
     head = query.shape[1] - 1
     q, k, v = (tensor[-1, -1].double() for tensor in (query, key, value))
     scores = change(q[-rows:] @ k.T / math.sqrt(q.shape[1]), head, torch.arange(len(q) - rows, len(q), device=q.device))
@@ -144,7 +144,7 @@ def main():
             check(call(), query, key, value, change)
         graphs[name] = graph_of(call)
     attended = {"relative": length * length, "documents": sum(numbers.tolist().count(n) ** 2 for n in set(numbers.tolist()))}
-    # What blocks of 128 x 128 with anything attended have, which is how FlexAttention counts what a mask leaves.
+    # The share of blocks of 128 x 128 with any attended score, which is how FlexAttention counts block sparsity.
     in_blocks = {"relative": 1.0, "documents": 1 - block_mask.sparsity() / 100}
     times = {name: {"ours": [], "flex": []} for name in cases}
     plain, kernels = [], {}

@@ -1,4 +1,4 @@
-"""Times flashcore beside the attention of PyTorch (FlashAttention-2, cuDNN, memory-efficient) on one GPU.
+"""Times flashcore next to the attention of PyTorch (FlashAttention-2, cuDNN, memory-efficient) on one GPU.
 
 One process, one run: for each problem every implementation is captured into a CUDA graph of several calls on the same
 tensors (hot L2), the graphs are replayed in turn, in another order each round, and the median over the rounds counts.
@@ -33,7 +33,7 @@ ROUNDS = 15
 MATMUL_CALLS = 14
 # Keys from which on problems are compared with the rate of a product.
 LONG = 16384
-# How long each has the GPU to itself there, and how often.
+# Seconds that each has the GPU to itself there, and the number of rounds.
 STEADY_SECONDS = 0.3
 STEADY_TURNS = 3
 
@@ -106,10 +106,10 @@ def replay(graph, calls):
 
 
 def steady(graphs):
-    """Microseconds of a call of each at the clocks that its power leaves it, in the second half of a time of its own.
+    """Microseconds of a call of each at the clocks that the power limit allows, in the second half of a time of its own.
 
-    Long problems and products take all the power there is, and clocks fall by a quarter within a second. A product that is
-    timed right behind something milder is faster than it can stay.
+    Long problems and products reach the power limit, and clocks fall by a quarter within a second. A product that is
+    timed right after a milder load runs at a clock that it cannot keep.
     """
     times = {name: [] for name in graphs}
     names = list(graphs)
@@ -187,7 +187,7 @@ def measure(flashcore, shape, dtype, causal, arguments):
             raise SystemExit(f"{name} is wrong on {shape} {dtype} causal={causal}: {error} against {yardstick}")
         graphs[name] = capture(call, calls)
     graphs = {name: (graph, calls) for name, graph in graphs.items()}
-    # The rate that long problems are compared with is taken between them, and of what stays the same for a while.
+    # The rate that long problems are compared with is measured interleaved with them, and steadily.
     if arguments.products and length >= LONG:
         graphs["matmul"] = (matmul_graph(), MATMUL_CALLS)
     times = {name: [] for name in graphs}
@@ -232,7 +232,7 @@ def matmul_rate(samples):
 
 
 def matmul_tflops():
-    """The rate of that product at the end of the run, when the GPU has rested for a moment."""
+    """The rate of that product at the end of the run, when the GPU has had a rest."""
     graph = matmul_graph()
     return matmul_rate([replay(graph, MATMUL_CALLS) for _ in range(7)])
 
