@@ -5,6 +5,7 @@ mod finding;
 mod first_call;
 mod gpu;
 mod kernel_cache;
+mod loaded;
 mod noise;
 mod tools;
 
@@ -23,7 +24,7 @@ use crate::{Ending, Failure};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  flashcore doctor\n  flashcore doctor --timings --format json")]
 pub(crate) struct Doctor {
-    /// Time the first call of new kernels, and of kernels from the disk cache
+    /// Time the first call of new kernels, of kernels from the disk cache, and plans and launches of loaded kernels
     #[arg(long)]
     timings: bool,
     /// The output format; json prints one object

@@ -1,4 +1,4 @@
-//! How long the first call of a kernel takes, on a machine that has never seen it and from the cache on disk.
+//! The first call of a kernel, on a machine that has never seen it and from the cache on disk.
 //!
 //! Each is measured in a process of its own, as a user meets it: the first with an empty cache folder, the second with
 //! what the first left there. The driver's own cache is in a folder there, too.
@@ -15,15 +15,23 @@ use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
 use serde_json::{Value, json};
 
 use super::finding::{Finding, Section, State};
+use super::loaded;
 
 const NEVER_SEEN_LIMIT: Duration = Duration::from_secs(1);
 const FROM_DISK_LIMIT: Duration = Duration::from_millis(10);
 
 pub(super) fn section() -> Section {
-    let section = |value, findings| Section { key: "timings", value, findings };
+    let (host, mut findings) = loaded::host_findings();
+    let (mut value, gpu_findings) = gpu_timings();
+    value["host"] = host;
+    findings.extend(gpu_findings);
+    Section { key: "timings", value, findings }
+}
+
+fn gpu_timings() -> (Value, Vec<Finding>) {
     if let Err(error) = Driver::load() {
         let finding = Finding::new("first call", State::Absent, format!("not timed: {error}"));
-        return section(json!({ "reason": error.to_string() }), vec![finding]);
+        return (json!({ "reason": error.to_string() }), vec![finding]);
     }
     match measure() {
         Ok([never_seen, from_disk]) => {
@@ -34,11 +42,12 @@ pub(super) fn section() -> Section {
                 let text = "CUDA_CACHE_DISABLE switches the driver's own cache off, which keeps the machine code of `hopper` kernels; unset it";
                 findings.push(Finding::new("from disk", State::Note, text));
             }
-            section(json!({ "never_seen": first, "from_disk": second }), findings)
+            findings.extend(loaded::judge(&second["loaded"]));
+            (json!({ "never_seen": first, "from_disk": second }), findings)
         }
         Err(reason) => {
             let finding = Finding::new("first call", State::Unusable, reason.as_str());
-            section(json!({ "reason": reason }), vec![finding])
+            (json!({ "reason": reason }), vec![finding])
         }
     }
 }
@@ -115,7 +124,8 @@ pub(super) fn probe() -> Result<Value, String> {
     wide.mask = Mask::Causal(Alignment::BottomRight);
     let problems = [Problem::new(1, 8, 512, 64, DType::F16), wide];
     let calls: Vec<Value> = problems.iter().map(|problem| call(problem, &device)).collect::<Result<_, _>>()?;
-    Ok(json!({ "device": device.to_string(), "open_ms": open_ms, "calls": calls }))
+    let loaded = loaded::probe(&device)?;
+    Ok(json!({ "device": device.to_string(), "open_ms": open_ms, "calls": calls, "loaded": loaded }))
 }
 
 fn call(problem: &Problem, device: &Device) -> Result<Value, String> {

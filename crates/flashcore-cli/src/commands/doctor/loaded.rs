@@ -1,0 +1,150 @@
+//! The price of a plan and of a launch when the kernels are loaded: what an engine pays for each new shape and each call.
+
+use std::time::{Duration, Instant};
+
+use flashcore::{BoundBytes, Device, Plan};
+use flashcore_kernels::{LaunchPlan, heuristics};
+use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
+use serde_json::{Value, json};
+
+use super::finding::{Finding, State};
+use crate::commands::reference_gpu;
+
+const PLAN_LIMIT: Duration = Duration::from_micros(30);
+const LAUNCH_LIMIT: Duration = Duration::from_micros(3);
+/// Plans and launches of which the median counts.
+const RUNS: usize = 200;
+/// Launches on the stream before the host waits: a full queue would be timed instead of the call.
+const QUEUED: usize = 50;
+
+/// Prefill, causal prefill and split-KV decode. Each run has another length, as in generation.
+fn problems() -> [(&'static str, fn(usize) -> Problem); 3] {
+    let prefill = |run: usize| Problem::new(4, 16, 2048 - run, 128, DType::Bf16);
+    [
+        ("prefill", prefill),
+        ("causal prefill", |run| {
+            Problem::new(4, 16, 2048 - run, 128, DType::Bf16).with_mask(Mask::Causal(Alignment::BottomRight))
+        }),
+        ("decode", |run| Problem::new(8, 32, 1, 128, DType::Bf16).with_key_heads(8).with_key_length(8192 + run)),
+    ]
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn microseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// The host's part of planning, which needs no GPU: config, grids, arguments.
+pub(super) fn host_findings() -> (Value, Vec<Finding>) {
+    let (mut values, mut findings) = (Vec::new(), Vec::new());
+    for (name, problem) in problems() {
+        let plan = |run: usize| {
+            let problem = problem(run);
+            let start = Instant::now();
+            let config = heuristics::select(&problem, reference_gpu::TARGET);
+            let planned = LaunchPlan::new(&problem, config, reference_gpu::TARGET);
+            let time = start.elapsed();
+            planned.map(|_| time)
+        };
+        let times: Result<Vec<_>, _> = (0..RUNS).map(plan).collect();
+        match times {
+            Ok(times) => {
+                let time = microseconds(median(times));
+                findings.push(Finding::new(
+                    "plan, host part",
+                    State::Well,
+                    format!("{name}: {time:.1} us, median of new lengths"),
+                ));
+                values.push(json!({ "problem": name, "plan_us": time }));
+            }
+            Err(reasons) => {
+                findings.push(Finding::new("plan, host part", State::Failed, format!("{name}: {reasons:?}")))
+            }
+        }
+    }
+    (Value::from(values), findings)
+}
+
+/// Plans and launches on the GPU, with the kernels loaded.
+pub(super) fn probe(device: &Device) -> Result<Value, String> {
+    problems().into_iter().map(|(name, problem)| measure(name, problem, device)).collect()
+}
+
+fn measure(name: &str, problem: fn(usize) -> Problem, device: &Device) -> Result<Value, String> {
+    let plan = |run: usize| Plan::new(&problem(run), device).map_err(|unsupported| unsupported.to_string());
+    let first = plan(0)?;
+    let mut plans = Vec::with_capacity(RUNS);
+    let mut plan_times = Vec::with_capacity(RUNS);
+    for run in 0..RUNS {
+        let start = Instant::now();
+        let planned = plan(run)?;
+        plan_times.push(start.elapsed());
+        plans.push(planned);
+    }
+    let (inputs, outputs) = (Inputs::random(first.problem(), 0), Outputs::poisoned(first.problem()));
+    let bytes = BoundBytes {
+        query: &inputs.query.data,
+        key: &inputs.key.data,
+        value: &inputs.value.data,
+        output: &outputs.output.data,
+        lse: &[],
+        margin: 0,
+        numbers: inputs.views(),
+    };
+    let error = |error: flashcore::Error| error.to_string();
+    let bound = first.bind(bytes).map_err(error)?;
+    let mut launch_times = Vec::with_capacity(RUNS);
+    for run in 0..RUNS {
+        if run % QUEUED == 0 {
+            bound.stream().synchronize().map_err(|error| error.to_string())?;
+        }
+        let start = Instant::now();
+        bound.launch().map_err(error)?;
+        launch_times.push(start.elapsed());
+    }
+    bound.stream().synchronize().map_err(|error| error.to_string())?;
+    Ok(json!({
+        "problem": name,
+        "kernels": first.report().kernel.as_ref().map(|kernel| kernel.config.to_string()),
+        "plan_us": microseconds(median(plan_times)),
+        "launch_us": microseconds(median(launch_times)),
+    }))
+}
+
+/// Holds the medians of a probe against their limits.
+pub(super) fn judge(probe: &Value) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for case in probe.as_array().into_iter().flatten() {
+        let name = case["problem"].as_str().unwrap_or_default();
+        for (subject, field, limit) in [("plan, loaded", "plan_us", PLAN_LIMIT), ("launch", "launch_us", LAUNCH_LIMIT)]
+        {
+            let (time, limit) = (case[field].as_f64().unwrap_or(f64::NAN), microseconds(limit));
+            let passed = time <= limit;
+            let text = format!(
+                "{name}: {} {time:.1} us of the host of at most {limit:.0}, median of {RUNS}",
+                if passed { "pass," } else { "FAIL," }
+            );
+            findings.push(Finding::new(subject, if passed { State::Well } else { State::Failed }, text));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_decide() {
+        let probe = json!([{ "problem": "p", "plan_us": 29.0, "launch_us": 3.5 }]);
+        let findings = judge(&probe);
+        assert_eq!(findings[0].text, "p: pass, 29.0 us of the host of at most 30, median of 200");
+        assert_eq!(findings[1].text, "p: FAIL, 3.5 us of the host of at most 3, median of 200");
+        assert_eq!([findings[0].state, findings[1].state], [State::Well, State::Failed]);
+        assert!(judge(&json!([{ "problem": "p" }])).iter().all(|finding| finding.state == State::Failed));
+    }
+}
