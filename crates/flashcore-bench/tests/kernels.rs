@@ -8,7 +8,7 @@ use flashcore_bench::gpu::Gpu;
 use flashcore_bench::verify::verify;
 use flashcore_bench::{Backend, Case, parse_mask, parse_shape};
 use flashcore_ir::Arch;
-use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, Plan};
 use flashcore_problem::{DType, Problem, Stress};
 

@@ -1,8 +1,8 @@
 //! Which choices of the Ampere kernel go together, and the listed ones.
 
-use crate::attention::stream::Supply;
+use crate::attention::sm80::kv_pipeline::Supply;
 use crate::config::{AmpereConfig, Flaw, L2Window, QueryPlace};
-use crate::tile::{Exponential, SharedLayout};
+use crate::primitives::{Exponential, SharedLayout};
 
 /// The most KV splits.
 const MAX_SPLITS: u32 = 256;

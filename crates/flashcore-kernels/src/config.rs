@@ -4,12 +4,13 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::tile_ranges::RangeTiles;
-use crate::attention::{ampere, combine, hopper, ladder, scalar, tile_ranges};
+use crate::attention::block_mask::{self, RangeTiles};
+use crate::attention::split_kv::combine;
+use crate::attention::{ladder, naive, sm80, sm90};
 use crate::hopper_config::HopperConfig;
 use crate::ladder_config::LadderConfig;
+use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
 use crate::specialization::{MOST_WIDTH, Specialization};
-use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
 use crate::{tuned, tuned_hopper};
 
 /// A kernel and every choice in it.
@@ -364,15 +365,15 @@ impl Config {
     pub fn generate(self, specialization: Specialization) -> Kernel {
         let name = self.kernel_name(specialization);
         match (self, specialization.dtype) {
-            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialization),
-            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialization),
-            (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialization),
+            (Self::Scalar(config), DType::F16) => naive::kernel::<F16>(name, config, specialization),
+            (Self::Scalar(config), DType::Bf16) => naive::kernel::<Bf16>(name, config, specialization),
+            (Self::Scalar(config), DType::F32 | DType::F64) => naive::kernel::<F32>(name, config, specialization),
             (Self::Ladder(config), DType::Bf16) => ladder::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ladder(config), _) => ladder::kernel::<F16x2>(name, config, specialization),
-            (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialization),
-            (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialization),
-            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialization),
-            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialization),
+            (Self::Ampere(config), DType::Bf16) => sm80::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Ampere(config), _) => sm80::kernel::<F16x2>(name, config, specialization),
+            (Self::Hopper(config), DType::Bf16) => sm90::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Hopper(config), _) => sm90::kernel::<F16x2>(name, config, specialization),
         }
     }
 
@@ -394,7 +395,7 @@ impl Config {
     pub(crate) fn generate_ranges(self, specialization: Specialization) -> Option<Kernel> {
         let tiles = self.range_tiles(specialization)?;
         let name = format!("flashcore_ranges_{}x{}", tiles.range_rows, tiles.tile_n);
-        tile_ranges::kernel(name, specialization, tiles)
+        block_mask::kernel(name, specialization, tiles)
     }
 
     fn kernel_name(self, specialization: Specialization) -> String {

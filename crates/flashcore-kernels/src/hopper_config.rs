@@ -3,11 +3,12 @@
 use flashcore_ir::Arch;
 use flashcore_problem::expression::Expression;
 
-use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
-use crate::attention::tile_ranges::RangeTiles;
+use crate::attention::block_mask::RangeTiles;
+use crate::attention::scheduler::sorted;
+use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
 use crate::config::Flaw;
+use crate::primitives::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 use crate::specialization::Specialization;
-use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -213,7 +214,7 @@ impl HopperConfig {
 
     /// Bytes of shared memory for sorting.
     pub(crate) fn order_bytes(self, specialization: Specialization) -> u32 {
-        if self.sorts_tiles(specialization) { by_length::BYTES } else { 0 }
+        if self.sorts_tiles(specialization) { sorted::BYTES } else { 0 }
     }
 
     /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but

@@ -1,9 +1,9 @@
 //! The choices of the kernel that has the steps of the history.
 
-use crate::attention::stream::Supply;
+use crate::attention::sm80::kv_pipeline::Supply;
 use crate::config::Flaw;
+use crate::primitives::{LANES, ROWS_PER_BLOCK, SharedLayout};
 use crate::specialization::MOST_WIDTH;
-use crate::tile::{LANES, ROWS_PER_BLOCK, SharedLayout};
 
 /// Warps of a CTA.
 const WARPS: u32 = 4;

@@ -15,9 +15,11 @@
 //! assert_eq!(plan.grid, [8, 8, 1]);
 //! ```
 //!
-//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline; `steps`,
-//! what came between it and the fast ones; `ampere`, tensor cores from end to end; `combine`, which adds up what others
-//! have for parts of the keys; and `hopper`, where copies and products run by themselves beside the softmax.
+//! [`primitives`] has what kernels are made of (pipelines, shared-memory tiles, tensor-core products, the online softmax,
+//! masks), [`attention`] the kernels: `naive`, one thread a row, the readable baseline; `ladder`, the steps between it and
+//! the fast ones; `sm80`, `cp.async` and `mma` for Ampere and later; `sm90`, warp-specialized with TMA and `wgmma` for
+//! Hopper; `split_kv::combine`, which reduces the splits of the others; `block_mask`, which precomputes the blocks that a
+//! `mask_mod` leaves.
 
 mod ampere_config;
 pub mod attention;
@@ -29,9 +31,9 @@ mod name;
 mod neighbours;
 mod parameters;
 mod plan;
+pub mod primitives;
 mod specialization;
 mod tensor_maps;
-pub mod tile;
 mod tuned;
 mod tuned_hopper;
 
@@ -41,5 +43,5 @@ pub use ladder_config::{LadderConfig, Product};
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason, SideKernel};
+pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 pub use specialization::Specialization;
-pub use tile::{Accumulation, Exponential, Rescale, SharedLayout};

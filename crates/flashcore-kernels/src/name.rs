@@ -3,11 +3,11 @@
 use core::fmt;
 use core::str::FromStr;
 
-use crate::attention::hopper::WARPGROUP_ROWS;
+use crate::attention::sm90::WARPGROUP_ROWS;
 use crate::config::{AmpereConfig, Config, L2Window, QueryPlace, ScalarConfig};
 use crate::hopper_config::{HopperConfig, WarpScheduler};
 use crate::ladder_config::{LadderConfig, Product};
-use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
+use crate::primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 
 /// A choice that differs from the default: its name, whether a config has it, and how a config gets it.
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));

@@ -6,7 +6,7 @@ use flashcore_problem::Problem;
 use crate::config::{AmpereConfig, Config, QueryPlace, ScalarConfig};
 use crate::hopper_config::{HopperConfig, WarpScheduler};
 use crate::plan::Plan;
-use crate::tile::Rescale;
+use crate::primitives::Rescale;
 use crate::{tuned, tuned_hopper};
 
 /// Keys of a tile that are worth trying.

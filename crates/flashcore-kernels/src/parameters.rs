@@ -7,10 +7,10 @@ use flashcore_ir::{Builder, Reg, TensorMap};
 use flashcore_problem::expression::{Constants, Expression, Kind};
 use flashcore_problem::{BiasStrides, Problem, Strides};
 
-use crate::attention::tile_ranges::RangeShape;
+use crate::attention::block_mask::RangeShape;
 use crate::plan::LONGEST;
+use crate::primitives::BoundExpression;
 use crate::specialization::Specialization;
-use crate::tile::BoundExpression;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
 macro_rules! parameters {

@@ -4,10 +4,10 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
-use crate::attention::combine;
-use crate::attention::hopper::Order;
-use crate::attention::partial::workspace_bytes;
-use crate::attention::tile_ranges::RangeShape;
+use crate::attention::block_mask::RangeShape;
+use crate::attention::scheduler::lpt::Order;
+use crate::attention::split_kv::combine;
+use crate::attention::split_kv::partial::workspace_bytes;
 use crate::config::{AmpereConfig, Config, Flaw, L2Window, most_operand_registers};
 use crate::hopper_config::HopperConfig;
 use crate::ladder_config::LadderConfig;

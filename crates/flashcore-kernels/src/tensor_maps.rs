@@ -5,8 +5,8 @@ use flashcore_problem::{DType, Problem, Shape, Strides};
 
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Buffers;
+use crate::primitives::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
 use crate::specialization::Specialization;
-use crate::tile::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
 
 /// The tensors that the Hopper kernel copies, in the order of its parameters, each with its name.
 pub(crate) fn tensor_maps(

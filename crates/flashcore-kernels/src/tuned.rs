@@ -13,8 +13,8 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, Config, QueryPlace};
+use crate::primitives::Rescale;
 use crate::specialization::Specialization;
-use crate::tile::Rescale;
 use crate::tuned_hopper;
 
 const BASE: AmpereConfig = AmpereConfig::BASE;

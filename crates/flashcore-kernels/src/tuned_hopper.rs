@@ -15,7 +15,7 @@ use flashcore_problem::Problem;
 use crate::config::Config;
 use crate::hopper_config::{HopperConfig, WarpScheduler};
 use crate::plan::takes;
-use crate::tile::{Exponential, Rescale};
+use crate::primitives::{Exponential, Rescale};
 
 const BASE: HopperConfig = HopperConfig {
     warpgroups: 2,

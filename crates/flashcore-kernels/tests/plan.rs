@@ -1,7 +1,7 @@
 //! What kernels take, and what they say of what they do not take.
 
 use flashcore_ir::Arch;
-use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, Plan, Reason, Specialization};
 use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod, Strides, TensorStrides};
 

@@ -4,7 +4,7 @@ use clap::Args;
 use flashcore_bench::resources::{self, ResourcesError, Row};
 use flashcore_bench::simulate::simulate;
 use flashcore_ir::{Arch, UnknownArch};
-use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::SharedLayout;
 use flashcore_kernels::{Config, Plan, Specialization};
 use flashcore_problem::{DType, Inputs, Problem};
 use rayon::prelude::*;

@@ -1,0 +1,5 @@
+//! Tensor-core products.
+
+mod fragment;
+
+pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
