@@ -1,6 +1,6 @@
 //! Which choices of the Ampere kernel go together, and the listed ones.
 
-use crate::attention::sm80::kv_pipeline::Supply;
+use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::config::{AmpereConfig, Flaw, L2Window, QueryPlace};
 use crate::primitives::{Exponential, SharedLayout};
 
@@ -58,9 +58,9 @@ impl AmpereConfig {
     }
 
     /// How keys and values come.
-    pub(crate) const fn supply(self) -> Supply {
+    pub(crate) const fn supply(self) -> KvPipelineConfig {
         let Self { stages, tile_n, warps, producers, load_bytes, .. } = self;
-        Supply { stages, tile_n, warps, producers, load_bytes }
+        KvPipelineConfig { stages, tile_n, warps, producers, load_bytes }
     }
 
     /// Configs that no problem gets by default, and that gates, snapshots and tests go through all the same: between them

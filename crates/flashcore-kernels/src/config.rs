@@ -4,7 +4,7 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::block_mask::{self, RangeTiles};
+use crate::attention::block_mask::{self, BlockMaskTiles};
 use crate::attention::split_kv::combine;
 use crate::attention::{ladder, naive, sm80, sm90};
 use crate::hopper_config::HopperConfig;
@@ -286,11 +286,11 @@ impl Config {
     }
 
     /// The tiles for which it is found out what an expression leaves, where keys come in tiles.
-    pub(crate) fn range_tiles(self, specialization: Specialization) -> Option<RangeTiles> {
+    pub(crate) fn block_mask_tiles(self, specialization: Specialization) -> Option<BlockMaskTiles> {
         let (tile_m, tile_n) = (self.tile_m(), self.tile_n()?);
         match self {
-            Self::Hopper(config) => config.range_tiles(specialization),
-            _ => specialization.mask_mod.map(|_| RangeTiles::at_multiples(tile_m, tile_n)),
+            Self::Hopper(config) => config.block_mask_tiles(specialization),
+            _ => specialization.mask_mod.map(|_| BlockMaskTiles::at_multiples(tile_m, tile_n)),
         }
     }
 
@@ -393,7 +393,7 @@ impl Config {
     /// Writes the kernel that finds out which tiles of keys an expression leaves to each tile of query rows, where there is one
     /// and this kernel makes use of it.
     pub(crate) fn generate_ranges(self, specialization: Specialization) -> Option<Kernel> {
-        let tiles = self.range_tiles(specialization)?;
+        let tiles = self.block_mask_tiles(specialization)?;
         let name = format!("flashcore_ranges_{}x{}", tiles.range_rows, tiles.tile_n);
         block_mask::kernel(name, specialization, tiles)
     }

@@ -1,6 +1,6 @@
 //! The choices of the kernel that has the steps of the history.
 
-use crate::attention::sm80::kv_pipeline::Supply;
+use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::config::Flaw;
 use crate::primitives::{LANES, ROWS_PER_BLOCK, SharedLayout};
 use crate::specialization::MOST_WIDTH;
@@ -92,9 +92,9 @@ impl LadderConfig {
     }
 
     /// How keys and values come.
-    pub(crate) const fn supply(self) -> Supply {
+    pub(crate) const fn supply(self) -> KvPipelineConfig {
         let Self { stages, tile_n, load_bytes, .. } = self;
-        Supply { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
+        KvPipelineConfig { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
     }
 
     /// What no kernel can be generated with.

@@ -7,7 +7,7 @@ use flashcore_ir::{Builder, Reg, TensorMap};
 use flashcore_problem::expression::{Constants, Expression, Kind};
 use flashcore_problem::{BiasStrides, Problem, Strides};
 
-use crate::attention::block_mask::RangeShape;
+use crate::attention::block_mask::BlockMaskShape;
 use crate::plan::LONGEST;
 use crate::primitives::BoundExpression;
 use crate::specialization::Specialization;
@@ -279,8 +279,8 @@ impl Buffers {
 const WIDEST_WINDOW: usize = LONGEST;
 
 /// The arguments of a launch, in the order of [`Parameters`].
-pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<RangeShape>) -> Vec<Argument> {
-    let [ranges_batch_stride, ranges_head_stride] = ranges.map_or([0; 2], RangeShape::strides);
+pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<BlockMaskShape>) -> Vec<Argument> {
+    let [ranges_batch_stride, ranges_head_stride] = ranges.map_or([0; 2], BlockMaskShape::strides);
     let element = problem.dtype.size_bytes() as u64;
     let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
     let strides = problem.strides();

@@ -4,8 +4,8 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 use flashcore_problem::{DType, Problem, ProblemError};
 
-use crate::attention::block_mask::RangeShape;
-use crate::attention::scheduler::lpt::Order;
+use crate::attention::block_mask::BlockMaskShape;
+use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
 use crate::config::{AmpereConfig, Config, Flaw, L2Window, most_operand_registers};
@@ -36,9 +36,9 @@ pub struct Plan {
     /// What is launched behind it, with the same arguments.
     pub combine: Option<SideKernel>,
     extra: Extra,
-    range_shape: Option<RangeShape>,
+    range_shape: Option<BlockMaskShape>,
     /// The order of tiles, where the kernel has one of its own.
-    order: Option<Order>,
+    order: Option<LptOrder>,
     problem: Problem,
 }
 
@@ -112,7 +112,7 @@ impl Plan {
             }
             Extra::Nothing | Extra::Tiles { .. } => None,
         };
-        let range_shape = RangeShape::of(problem, config);
+        let range_shape = BlockMaskShape::of(problem, config);
         let ranges = match (config.generate_ranges(specialization), range_shape) {
             (Some(kernel), Some(shape)) => {
                 Some(SideKernel { kernel: kernel.verify(arch).map_err(rules)?, grid: shape.grid() })
@@ -120,7 +120,7 @@ impl Plan {
             _ => None,
         };
         let order = match config {
-            Config::Hopper(hopper) => Some(Order::of(problem, hopper)),
+            Config::Hopper(hopper) => Some(LptOrder::of(problem, hopper)),
             Config::Scalar(_) | Config::Ladder(_) | Config::Ampere(_) => None,
         };
         let (grid, extra, problem) = (shape.grid, shape.extra, problem.clone());
@@ -137,7 +137,7 @@ impl Plan {
 
     /// Bytes of memory that the kernels use among themselves.
     pub fn workspace_bytes(&self) -> u64 {
-        self.ranges_offset() + self.range_shape.map_or(0, RangeShape::bytes)
+        self.ranges_offset() + self.range_shape.map_or(0, BlockMaskShape::bytes)
     }
 
     /// Bytes of that memory before what is known of the tiles that an expression leaves.
@@ -195,7 +195,7 @@ impl Plan {
         if let Config::Hopper(hopper) = self.config {
             arguments.extend(tensor_maps(&self.problem, hopper, buffers).map(|(_, map)| Argument::TensorMap(map)));
         }
-        arguments.extend(self.order.into_iter().flat_map(Order::arguments));
+        arguments.extend(self.order.into_iter().flat_map(LptOrder::arguments));
         arguments
     }
 
@@ -232,7 +232,7 @@ impl LaunchShape {
         if let Config::Hopper(hopper) = config
             && hopper.persistent
         {
-            return Self { grid: [Order::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
+            return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, num_splits, pack_gqa, .. }) = config else {
             let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };

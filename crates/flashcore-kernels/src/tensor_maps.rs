@@ -5,7 +5,7 @@ use flashcore_problem::{DType, Problem, Shape, Strides};
 
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Buffers;
-use crate::primitives::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
+use crate::primitives::{PANEL_COLUMNS, ROWS_PER_BLOCK, SwizzledTile};
 use crate::specialization::Specialization;
 
 /// The tensors that the Hopper kernel copies, in the order of its parameters, each with its name.
@@ -25,21 +25,21 @@ pub(crate) fn tensor_maps(
     // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
     let keys = problem.attended_range(problem.key_length).end;
     // A warp stores its own rows.
-    let stored = PanelTile { rows: ROWS_PER_BLOCK, ..value };
+    let stored = SwizzledTile { rows: ROWS_PER_BLOCK, ..value };
     let output = ("output", map(buffers.output, strides.output, problem.output_shape(), stored));
     let copied = [
         ("query", map(buffers.query, strides.query, problem.query_shape(), query)),
         ("key", map(buffers.key, strides.key, Shape { rows: keys, ..problem.key_shape() }, key)),
         ("value", map(buffers.value, strides.value, Shape { rows: keys, ..problem.value_shape() }, value)),
     ];
-    copied.into_iter().chain(config.stores_by_copy(specialization).then_some(output))
+    copied.into_iter().chain(config.tma_store(specialization).then_some(output))
 }
 
 /// The stride of a dimension of size 1, which is never used.
 const UNUSED: u64 = 16;
 
 /// Columns, rows, heads and batches, copied a panel at a time.
-fn tensor_map(dtype: DType, base: u64, strides: Strides, shape: Shape, tile: PanelTile) -> TensorMap {
+fn tensor_map(dtype: DType, base: u64, strides: Strides, shape: Shape, tile: SwizzledTile) -> TensorMap {
     let element = if dtype == DType::Bf16 { TensorElement::Bf16 } else { TensorElement::F16 };
     let dimensions = [shape.columns, shape.rows, shape.heads, shape.batch].map(|size| size as u64);
     // The stride of a dimension of size 1 is never used, and may be anything.

@@ -3,31 +3,31 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
-use crate::attention::block_mask::TileRanges;
+use crate::attention::block_mask::KvBlocks;
 use crate::attention::scheduler::Tile;
 use crate::hopper_config::HopperConfig;
 
 /// Tiles of keys by number.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KeyTiles {
+pub(crate) struct KvBlockRange {
     /// Whether there are any. The rest is about those there are.
     pub(crate) any: Reg<Pred>,
     /// The first that some row attends.
     pub(crate) first: Reg<S32>,
     /// The last that some row attends.
     pub(crate) last: Reg<S32>,
-    /// The tiles from here on up to `whole_end` are attended by every row, whole; those before it are not.
-    pub(crate) whole_first: Reg<S32>,
+    /// The tiles from here on up to `full_end` are attended by every row, whole; those before it are not.
+    pub(crate) full_begin: Reg<S32>,
     /// Behind the last that every row attends.
-    pub(crate) whole_end: Reg<S32>,
+    pub(crate) full_end: Reg<S32>,
     /// The same as far as an expression alone goes, if there is one.
-    whole_by_expression: Option<[Reg<S32>; 2]>,
+    full_by_expression: Option<[Reg<S32>; 2]>,
     /// The key that tile 0 begins with, where that is not the first.
     origin: Option<Reg<S32>>,
     tile_n: u32,
 }
 
-impl KeyTiles {
+impl KvBlockRange {
     /// Those of a tile of query rows.
     pub(crate) fn new(k: &mut Builder, tile: &Tile, config: HopperConfig) -> Self {
         k.section("key tiles", |k| {
@@ -44,16 +44,16 @@ impl KeyTiles {
             let last_key = k.max(last_key, first_key);
             let last = below(k, last_key, origin, tile_n);
             let all_end = work.end_key(k, work.first_row);
-            let whole_end = below(k, all_end, origin, tile_n);
-            let whole_end = k.max(whole_end, first);
-            let whole_first = if work.specialization.left {
+            let full_end = below(k, all_end, origin, tile_n);
+            let full_end = k.max(full_end, first);
+            let full_begin = if work.specialization.left {
                 let all_from = work.first_key(k, last_row);
                 let all_from = k.add(all_from, tile_n as i32 - 1);
                 below(k, all_from, origin, tile_n)
             } else {
                 first
             };
-            let tiles = Self { any, first, last, whole_first, whole_end, whole_by_expression: None, origin, tile_n };
+            let tiles = Self { any, first, last, full_begin, full_end, full_by_expression: None, origin, tile_n };
             match tile.ranges {
                 Some(ranges) if !config.has_own_ranges(work.specialization) => tiles.within(k, ranges),
                 // What lies between the first and the last key that some warpgroup attends.
@@ -68,17 +68,17 @@ impl KeyTiles {
     }
 
     /// What an expression leaves of them.
-    fn within(self, k: &mut Builder, ranges: TileRanges) -> Self {
+    fn within(self, k: &mut Builder, ranges: KvBlocks) -> Self {
         let first = k.max(self.first, ranges.first);
         let last = k.min(self.last, ranges.last);
         let some = k.compare(Compare::Ge, last, first);
         let any = k.and(self.any, some);
-        let whole_end = k.min(self.whole_end, ranges.whole_end);
-        let whole_end = k.max(whole_end, first);
-        let whole_first = k.max(self.whole_first, ranges.whole_first);
-        let whole_first = k.max(whole_first, first);
-        let whole_by_expression = Some([ranges.whole_first, ranges.whole_end]);
-        Self { any, first, last, whole_first, whole_end, whole_by_expression, ..self }
+        let full_end = k.min(self.full_end, ranges.full_end);
+        let full_end = k.max(full_end, first);
+        let full_begin = k.max(self.full_begin, ranges.full_begin);
+        let full_begin = k.max(full_begin, first);
+        let full_by_expression = Some([ranges.full_begin, ranges.full_end]);
+        Self { any, first, last, full_begin, full_end, full_by_expression, ..self }
     }
 
     /// The first key of a tile.
@@ -92,12 +92,12 @@ impl KeyTiles {
 
     /// Whether some row does not attend some key of the tile.
     pub(crate) fn is_cut(&self, k: &mut Builder, tile: Reg<S32>) -> Reg<Pred> {
-        is_outside(k, tile, [self.whole_first, self.whole_end])
+        is_outside(k, tile, [self.full_begin, self.full_end])
     }
 
     /// Whether an expression takes some key of the tile from some row, of the keys there are.
     pub(crate) fn is_cut_by_expression(&self, k: &mut Builder, tile: Reg<S32>) -> Option<Reg<Pred>> {
-        self.whole_by_expression.map(|whole| is_outside(k, tile, whole))
+        self.full_by_expression.map(|whole| is_outside(k, tile, whole))
     }
 }
 

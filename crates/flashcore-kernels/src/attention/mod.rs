@@ -10,4 +10,4 @@ pub mod sm90;
 pub mod split_kv;
 pub(crate) mod tile_coord;
 
-pub(crate) use tile_coord::{Place, QueryTile, Rows, Work};
+pub(crate) use tile_coord::{Place, Rows, TileContext, TileCoord};

@@ -7,7 +7,7 @@
 use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 
-use crate::attention::Work;
+use crate::attention::TileContext;
 use crate::config::ScalarConfig;
 use crate::primitives::{ExpressionCode, GlobalRows, ScoreTerms, add_sink, lse};
 use crate::specialization::Specialization;
@@ -107,7 +107,7 @@ impl MemoryElement for F32 {
 pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads);
     let k = &mut builder;
-    let work = Work::new(k, specialization, config.threads);
+    let work = TileContext::new(k, specialization, config.threads);
     let thread = k.special(SpecialRegister::ThreadX);
     let row = k.add(work.first_row, thread);
     let exists = k.compare(Compare::Lt, row, work.parameters.query_length);
@@ -139,7 +139,7 @@ struct ThreadRow {
 }
 
 impl ThreadRow {
-    fn new(k: &mut Builder, work: &Work, row: Reg<U32>, thread: Reg<U32>) -> Self {
+    fn new(k: &mut Builder, work: &TileContext, row: Reg<U32>, thread: Reg<U32>) -> Self {
         let (query, output) = (work.query(k), work.output(k));
         let (first, end) = (work.first_key(k, row), work.end_key(k, row));
         Self {
@@ -157,7 +157,7 @@ impl ThreadRow {
     }
 
     /// Computes `columns` columns of the output, from column `first` on.
-    fn walk<T: MemoryElement>(&self, k: &mut Builder, work: &Work, first: u32, columns: u32) {
+    fn walk<T: MemoryElement>(&self, k: &mut Builder, work: &TileContext, first: u32, columns: u32) {
         // What weights are relative to: the largest score, or one that is not much smaller.
         let maximum = k.copy(f32::NEG_INFINITY);
         let sum = k.copy(0.0f32);

@@ -35,7 +35,7 @@ pub(crate) enum Rows {
 
 /// What one CTA works on: some query rows of one head of one batch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Work {
+pub(crate) struct TileContext {
     pub(crate) parameters: Parameters,
     pub(crate) specialization: Specialization,
     /// Its first query row.
@@ -59,7 +59,7 @@ pub(crate) struct Work {
 
 /// A tile of query rows.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct QueryTile {
+pub(crate) struct TileCoord {
     /// Its first row.
     pub(crate) first_row: Reg<U32>,
     pub(crate) head: Reg<U32>,
@@ -68,7 +68,7 @@ pub(crate) struct QueryTile {
     pub(crate) batch: Reg<U32>,
 }
 
-impl Work {
+impl TileContext {
     /// That of this CTA, which has `tile_m` rows of one head.
     pub(crate) fn new(k: &mut Builder, specialization: Specialization, tile_m: u32) -> Self {
         let parameters = Parameters::load(k, specialization);
@@ -114,7 +114,7 @@ impl Work {
         };
         let batch = turn.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
         let heads = turn.map(|(_, _, heads)| heads);
-        let work = Self::of_tile(k, parameters, specialization, QueryTile { first_row, head, key_head, batch }, heads);
+        let work = Self::of_tile(k, parameters, specialization, TileCoord { first_row, head, key_head, batch }, heads);
         Self { row_count, packed, ..work }
     }
 
@@ -123,10 +123,10 @@ impl Work {
         k: &mut Builder,
         parameters: &Parameters,
         specialization: Specialization,
-        tile: QueryTile,
+        tile: TileCoord,
         heads: Option<Reg<U32>>,
     ) -> Self {
-        let QueryTile { first_row, head, key_head, batch } = tile;
+        let TileCoord { first_row, head, key_head, batch } = tile;
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
         let (key_length, position_offset) = if specialization.seqused_k {
             let address = k.mad(batch, 4u64, parameters.seqused_k);

@@ -2,9 +2,9 @@
 //!
 //! * [`SharedTile`] is a matrix in shared memory that knows its layout,
 //! * [`TileCopy`] brings a tile there from global memory, asynchronously, by all threads of the CTA,
-//! * [`Ring`] turns a few such places into a stream of tiles,
-//! * [`PanelTile`] is a matrix in shared memory for the copy engine and for products of warpgroups,
-//! * [`TransferRing`] is the stream of such tiles, from one warp that copies to the warpgroups that read,
+//! * [`CpAsyncPipeline`] turns a few such places into a stream of tiles,
+//! * [`SwizzledTile`] is a matrix in shared memory for the copy engine and for products of warpgroups,
+//! * [`TmaPipeline`] is the stream of such tiles, from one warp that copies to the warpgroups that read,
 //! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] takes keys out of them, and [`OnlineSoftmax`] turns them
 //!   into weights.
@@ -19,18 +19,18 @@ mod softmax;
 
 pub use mask::KeyMask;
 pub use mma::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
-pub use pipeline::{LeftStage, Ring, StoredStage, TransferCursor, TransferRing};
-pub use score::{BiasTerms, ScorePlaces, ScoreTerms};
+pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, TmaPipeline, TmaStoreGuard};
+pub use score::{BiasTerms, ScorePositions, ScoreTerms};
 pub use score_mod::{
     AddedTerm, BoundExpression, ExpressionCode, ExpressionOfTile, ExpressionPlace, ExpressionTables, Span, TileSpan,
 };
 pub(crate) use smem::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use smem::{
-    GlobalRows, LaneRows, PANEL_COLUMNS, PANEL_ROW_BYTES, PackedHeads, PanelMatrix, PanelTile, Rounded, SharedLayout,
-    SharedTile, TensorRows, TileAddresses, TileCopy,
+    GlobalRows, LaneRows, PANEL_COLUMNS, PANEL_ROW_BYTES, PFragment, PackedHeads, SharedLayout, SharedTile,
+    SwizzledTile, TensorRows, TileAddresses, TileCopy, WgmmaOperand,
 };
 pub(crate) use softmax::lse;
-pub use softmax::{Exponential, OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
+pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};

@@ -40,7 +40,7 @@ pub struct BiasTerms {
 
 /// Where a lane's scores stand.
 #[derive(Debug, Clone)]
-pub struct ScorePlaces {
+pub struct ScorePositions {
     /// The query row of each of the lane's rows, none past the last.
     pub rows: Vec<Reg<U32>>,
     /// The position of the first row among the keys; the others are [`ROW_STEP`] further on each.
@@ -85,7 +85,7 @@ impl ScoreTerms {
     }
 
     /// Replaces the products of the tile that begins at `first_key` by scores.
-    pub fn apply(&self, k: &mut Builder, scores: &Accumulator, places: &ScorePlaces, first_key: Reg<S32>) {
+    pub fn apply(&self, k: &mut Builder, scores: &Accumulator, places: &ScorePositions, first_key: Reg<S32>) {
         let distance = self.slope.map(|_| {
             let first = k.add(first_key, places.column);
             let distance = k.sub(places.position, first);
@@ -147,7 +147,7 @@ struct BiasOfTile {
 }
 
 impl BiasOfTile {
-    fn new(k: &mut Builder, bias: BiasTerms, places: &ScorePlaces, first_key: Reg<S32>) -> Self {
+    fn new(k: &mut Builder, bias: BiasTerms, places: &ScorePositions, first_key: Reg<S32>) -> Self {
         let rows = places.rows.iter().map(|row| {
             let row = k.widen(*row);
             k.mad(row, bias.row_stride, bias.first)

@@ -9,7 +9,7 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, ReduceOp, Reg, SharedAddress, ShuffleMode};
 
-use super::precompute::{Search, WARPS, WORD_BYTES};
+use super::precompute::{BlockMaskPrecompute, WARPS, WORD_BYTES};
 use crate::primitives::LANES;
 
 /// Rows that a thread looks at together.
@@ -28,7 +28,7 @@ pub(crate) const fn most(tiles: u32) -> u32 {
 }
 
 /// The first row of the CTA's tile, and behind its last; of a tile that does not exist, twice the number of rows.
-pub(crate) fn rows_of_tile(k: &mut Builder, search: &Search) -> [Reg<U32>; 2] {
+pub(crate) fn rows_of_tile(k: &mut Builder, search: &BlockMaskPrecompute) -> [Reg<U32>; 2] {
     let length = search.work.parameters.query_length;
     let list = SharedAddress::from(search.known);
     let own_place = k.mad(search.lane, WORD_BYTES, search.known);
@@ -59,7 +59,7 @@ pub(crate) fn rows_of_tile(k: &mut Builder, search: &Search) -> [Reg<U32>; 2] {
 }
 
 /// Adds all cuts to the list, as far as it reaches, and counts them.
-fn find(k: &mut Builder, search: &Search) {
+fn find(k: &mut Builder, search: &BlockMaskPrecompute) {
     let length = search.work.parameters.query_length;
     let first = k.mad(search.warp, LANES, search.lane);
     k.for_uniform(0u32, length, THREADS * ROWS_AT_ONCE, |k, start| {
@@ -80,7 +80,7 @@ fn find(k: &mut Builder, search: &Search) {
 }
 
 /// Whether there is a row, and it and the one before it do not attend each other's place.
-fn is_cut(k: &mut Builder, search: &Search, row: Reg<U32>) -> Reg<Pred> {
+fn is_cut(k: &mut Builder, search: &BlockMaskPrecompute, row: Reg<U32>) -> Reg<Pred> {
     let work = &search.work;
     let last = k.sub(work.parameters.query_length, 1u32);
     let there = k.compare(Compare::Le, row, last);
@@ -107,7 +107,7 @@ fn is_cut(k: &mut Builder, search: &Search, row: Reg<U32>) -> Reg<Pred> {
 
 /// The rows of the CTA's tile, where tiles begin anew at the rows that lanes have, in any order; those without one have the
 /// number of rows. All that counts if there are too many is that they begin with the first.
-fn rows_between(k: &mut Builder, search: &Search, beginning: Reg<U32>, count: Reg<U32>) -> [Reg<U32>; 2] {
+fn rows_between(k: &mut Builder, search: &BlockMaskPrecompute, beginning: Reg<U32>, count: Reg<U32>) -> [Reg<U32>; 2] {
     let (length, tile_m) = (search.work.parameters.query_length, search.tiles.tile_m);
     let tiles_of = |k: &mut Builder, rows: Reg<U32>| {
         let behind = k.add(rows, tile_m - 1);

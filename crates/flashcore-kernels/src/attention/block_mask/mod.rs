@@ -20,7 +20,7 @@ use flashcore_ir::{Builder, GlobalAddress, Reg};
 use flashcore_problem::Problem;
 use flashcore_problem::expression::Expression;
 
-use crate::attention::Work;
+use crate::attention::TileContext;
 use crate::config::Config;
 use crate::parameters::Parameters;
 pub(crate) use precompute::kernel;
@@ -31,7 +31,7 @@ const QUAD_BYTES: u32 = 16;
 
 /// The tiles of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RangeTiles {
+pub(crate) struct BlockMaskTiles {
     /// Query rows of a CTA.
     pub(crate) tile_m: u32,
     /// Query rows with tiles of keys of their own; they divide those of a CTA.
@@ -39,20 +39,20 @@ pub(crate) struct RangeTiles {
     /// Keys of a tile.
     pub(crate) tile_n: u32,
     /// Whether tiles of keys may begin at any key, and not at multiples of their keys alone.
-    pub(crate) keys_anywhere: bool,
+    pub(crate) unaligned_kv: bool,
     /// Whether tiles of query rows may, at any row.
-    pub(crate) rows_anywhere: bool,
+    pub(crate) unaligned_q: bool,
     /// Whether the kernel behind may start before it is known which these are, and waits for that itself.
     pub(crate) is_awaited: bool,
 }
 
-impl RangeTiles {
+impl BlockMaskTiles {
     /// Bytes of the numbers of a part, which come behind as many of the tile.
     pub(crate) const PART_BYTES: u32 = QUAD_BYTES;
 
     /// Those that begin at multiples of their rows and keys, for all rows of a CTA.
     pub(crate) const fn at_multiples(tile_m: u32, tile_n: u32) -> Self {
-        Self { tile_m, range_rows: tile_m, tile_n, keys_anywhere: false, rows_anywhere: false, is_awaited: false }
+        Self { tile_m, range_rows: tile_m, tile_n, unaligned_kv: false, unaligned_q: false, is_awaited: false }
     }
 
     /// Parts of the rows of a CTA that have tiles of keys of their own.
@@ -63,7 +63,7 @@ impl RangeTiles {
     /// The most tiles of so many query rows; how many there are shows when the kernel runs.
     pub(crate) const fn most_tiles(self, query_length: u32) -> u32 {
         let tiles = query_length.div_ceil(self.tile_m);
-        if self.rows_anywhere { tiles + doc_boundaries::most(tiles) } else { tiles }
+        if self.unaligned_q { tiles + doc_boundaries::most(tiles) } else { tiles }
     }
 
     /// Bytes of the numbers of one tile of query rows: four of it, and four of each part.
@@ -75,18 +75,18 @@ impl RangeTiles {
 /// How many tiles of query rows have numbers: in one head, of how many heads, of how many batches. What an expression does not
 /// look at counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RangeShape {
+pub(crate) struct BlockMaskShape {
     tiles: u32,
     heads: u32,
     batches: u32,
     tile_bytes: u64,
 }
 
-impl RangeShape {
+impl BlockMaskShape {
     /// That of a problem with an expression, for a kernel that makes use of it.
     pub(crate) fn of(problem: &Problem, config: Config) -> Option<Self> {
         let mask_mod = problem.mask_mod?;
-        let tiles = config.range_tiles(config.specialization(problem))?;
+        let tiles = config.block_mask_tiles(config.specialization(problem))?;
         let expression: &Expression = mask_mod.expression();
         let uses = expression.uses(expression.result());
         let counted = |is_used: bool, size: usize| if is_used { size as u32 } else { 1 };
@@ -144,23 +144,23 @@ impl TileExtent {
 
 /// Tiles of keys by number, as the expression alone leaves them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TileRanges {
+pub(crate) struct KvBlocks {
     /// The first of which anything is attended.
     pub(crate) first: Reg<S32>,
     /// The last of which anything is attended; before the first, where there is none.
     pub(crate) last: Reg<S32>,
-    /// From here on up to `whole_end` they are attended whole.
-    pub(crate) whole_first: Reg<S32>,
-    pub(crate) whole_end: Reg<S32>,
+    /// From here on up to `full_end` they are attended whole.
+    pub(crate) full_begin: Reg<S32>,
+    pub(crate) full_end: Reg<S32>,
 }
 
-impl TileRanges {
+impl KvBlocks {
     /// Those of a part of the tile whose numbers stand at an address.
     pub(crate) fn load(k: &mut Builder, tile: Reg<U64>, part: Reg<U32>) -> Option<Self> {
         k.section("tile ranges", |k| {
             let address = part_address(k, tile, part);
             match k.load::<S32>(address, QUAD)[..] {
-                [first, last, whole_first, whole_end] => Some(Self { first, last, whole_first, whole_end }),
+                [first, last, full_begin, full_end] => Some(Self { first, last, full_begin, full_end }),
                 _ => None,
             }
         })
@@ -168,7 +168,7 @@ impl TileRanges {
 }
 
 /// Where the numbers of a tile stand.
-pub(crate) fn address(k: &mut Builder, work: &Work, tiles: RangeTiles, tile: Reg<U32>) -> Reg<U64> {
+pub(crate) fn address(k: &mut Builder, work: &TileContext, tiles: BlockMaskTiles, tile: Reg<U32>) -> Reg<U64> {
     let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = work.parameters;
     let of_matrix = work.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, work.head);
     k.mad_wide(tile, tiles.bytes(), of_matrix)

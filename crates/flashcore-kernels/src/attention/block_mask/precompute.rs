@@ -3,8 +3,8 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
 
-use super::{QUAD, RangeTiles, address, doc_boundaries, part_address};
-use crate::attention::{Place, Rows, Work};
+use super::{BlockMaskTiles, QUAD, address, doc_boundaries, part_address};
+use crate::attention::{Place, Rows, TileContext};
 use crate::parameters::Parameters;
 use crate::primitives::{BoundExpression, ExpressionCode, LANES, TileSpan};
 use crate::specialization::Specialization;
@@ -21,7 +21,7 @@ const WHOLE: u32 = 2;
 const TILES_AT_ONCE: u32 = 4;
 
 /// Writes the kernel.
-pub(crate) fn kernel(name: String, specialization: Specialization, tiles: RangeTiles) -> Option<Kernel> {
+pub(crate) fn kernel(name: String, specialization: Specialization, tiles: BlockMaskTiles) -> Option<Kernel> {
     let mut builder = Builder::new(name, WARPS * LANES);
     let k = &mut builder;
     if tiles.is_awaited {
@@ -31,30 +31,30 @@ pub(crate) fn kernel(name: String, specialization: Specialization, tiles: RangeT
     let expression = parameters.mask_mod?;
     // How rows are limited besides is not looked at.
     let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
-    let work = Work::at(k, &parameters, plain, tiles.tile_m, Place::Grid, Rows::OfHead);
+    let work = TileContext::at(k, &parameters, plain, tiles.tile_m, Place::Grid, Rows::OfHead);
     let [known, exchange] = [MOST_TILES, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();
     let [known, exchange] = [known, exchange].map(|offset| k.add(base, offset));
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
     let tile = k.special(SpecialRegister::CtaX);
-    let mut search = Search { work, expression, tiles, tile, known, exchange, warp, lane };
-    let [first_row, end_row] = if tiles.rows_anywhere {
+    let mut search = BlockMaskPrecompute { work, expression, tiles, tile, known, exchange, warp, lane };
+    let [first_row, end_row] = if tiles.unaligned_q {
         k.section("rows", |k| doc_boundaries::rows_of_tile(k, &search))
     } else {
         let behind = k.add(work.first_row, tiles.tile_m);
         [work.first_row, k.min(behind, parameters.query_length)]
     };
-    search.work = Work { first_row, row_count: end_row, ..work };
+    search.work = TileContext { first_row, row_count: end_row, ..work };
     search.run(k);
     Some(builder.finish())
 }
 
 /// What the warps of a CTA, which has a tile of query rows, look for together.
-pub(crate) struct Search {
-    pub(crate) work: Work,
+pub(crate) struct BlockMaskPrecompute {
+    pub(crate) work: TileContext,
     pub(crate) expression: BoundExpression,
-    pub(crate) tiles: RangeTiles,
+    pub(crate) tiles: BlockMaskTiles,
     /// The number of the tile.
     pub(crate) tile: Reg<U32>,
     /// The address of what is known of tiles.
@@ -75,12 +75,12 @@ struct Counted {
     told_apart: Reg<U32>,
 }
 
-impl Search {
+impl BlockMaskPrecompute {
     fn run(&self, k: &mut Builder) {
         let zero = k.copy(0i32);
         let length = k.reinterpret::<U32, S32>(self.work.parameters.key_length);
         let mut counted = self.count(k, zero, length);
-        if self.tiles.keys_anywhere {
+        if self.tiles.unaligned_kv {
             counted = self.between_attended(k, counted);
         }
         k.section("tiles", |k| self.find(k, counted));
@@ -262,7 +262,7 @@ impl Search {
     fn gather(&self, k: &mut Builder, counted: Counted) {
         let part = self.warp;
         let [tiles, told_apart] = [counted.tiles, counted.told_apart].map(|count| k.reinterpret::<U32, S32>(count));
-        let (first, last, whole_end) = (k.copy(tiles), k.copy(-1i32), k.copy(0i32));
+        let (first, last, full_end) = (k.copy(tiles), k.copy(-1i32), k.copy(0i32));
         self.each(k, counted, part, &|k, tile, flags| {
             let some = k.and(flags, SOME);
             let is_some = k.compare(Compare::Ne, some, 0u32);
@@ -272,21 +272,21 @@ impl Search {
             let whole = k.and(flags, WHOLE);
             let is_whole = k.compare(Compare::Ne, whole, 0u32);
             let behind = k.add(tile, 1i32);
-            k.set_where(whole_end, is_whole, behind);
+            k.set_where(full_end, is_whole, behind);
         });
         let first = k.reduce_warp(ReduceOp::Min, first);
         let last = k.reduce_warp(ReduceOp::Max, last);
-        let whole_end = k.reduce_warp(ReduceOp::Max, whole_end);
-        let whole_first = k.copy(0i32);
+        let full_end = k.reduce_warp(ReduceOp::Max, full_end);
+        let full_begin = k.copy(0i32);
         self.each(k, counted, part, &|k, tile, flags| {
             let whole = k.and(flags, WHOLE);
             let is_cut = k.compare(Compare::Eq, whole, 0u32);
-            let is_before = k.compare(Compare::Lt, tile, whole_end);
+            let is_before = k.compare(Compare::Lt, tile, full_end);
             let is_cut_before = k.and(is_cut, is_before);
             let behind = k.add(tile, 1i32);
-            k.set_where(whole_first, is_cut_before, behind);
+            k.set_where(full_begin, is_cut_before, behind);
         });
-        let whole_first = k.reduce_warp(ReduceOp::Max, whole_first);
+        let full_begin = k.reduce_warp(ReduceOp::Max, full_begin);
         // Tiles behind those that are told apart are there.
         let has_more = k.compare(Compare::Gt, tiles, told_apart);
         let last_of_all = k.sub(tiles, 1i32);
@@ -296,7 +296,7 @@ impl Search {
         let is_first = k.compare(Compare::Eq, self.lane, 0u32);
         let tile = address(k, &self.work, self.tiles, self.tile);
         let of_part = part_address(k, tile, part);
-        k.when(is_first, |k| k.store(of_part, &[first, last, whole_first, whole_end]));
+        k.when(is_first, |k| k.store(of_part, &[first, last, full_begin, full_end]));
         let is_first_part = k.compare(Compare::Eq, part, 0u32);
         let stores = k.and(is_first, is_first_part);
         let [first_row, end_row] = [self.work.first_row, self.work.row_count].map(|row| k.reinterpret::<U32, S32>(row));
@@ -338,7 +338,7 @@ const ROWS_AT_ONCE: u32 = 8;
 /// Whether some row attends some key of a tile, and whether all rows attend all keys there are.
 fn tile_of_keys(
     k: &mut Builder,
-    work: &Work,
+    work: &TileContext,
     expression: BoundExpression,
     tile: AskedTile,
     lane: Reg<U32>,

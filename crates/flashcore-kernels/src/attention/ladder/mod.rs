@@ -10,9 +10,9 @@ use core::f32::consts::LN_2;
 use flashcore_ir::types::{F32, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, ShuffleMode, SpecialRegister};
 
-use crate::attention::Work;
+use crate::attention::TileContext;
 use crate::attention::naive::modified;
-use crate::attention::sm80::kv_pipeline::{KeyRange, Stream, StreamTiles};
+use crate::attention::sm80::kv_pipeline::{KvPipeline, KvRange, KvTiles};
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::ladder_config::{LadderConfig, Product};
 use crate::primitives::{
@@ -36,17 +36,17 @@ const COLUMNS_AT_ONCE: u32 = 2 * LANES;
 pub(crate) fn kernel<T: Element>(name: String, config: LadderConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
-    let work = Work::new(k, specialization, config.tile_m());
+    let work = TileContext::new(k, specialization, config.tile_m());
     let thread = k.special(SpecialRegister::ThreadX);
     let warp = Warp::new(k, thread);
     let tiles = Tiles::reserve(k, config, specialization);
-    let keys = KeyRange::new(k, &work, config.tile_m(), config.tile_n);
+    let keys = KvRange::new(k, &work, config.tile_m(), config.tile_n);
     let supply = config.supply();
     let (query_copy, stream) = k.section("copies", |k| {
         let (query, key, value) = (work.query(k), work.key(k), work.value(k));
         let query = supply.rows(query);
         let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, thread, config.threads());
-        (query_copy, Stream::new(k, supply, &tiles.stream, &keys, [key, value], warp.shared_base, thread))
+        (query_copy, KvPipeline::new(k, supply, &tiles.stream, &keys, [key, value], warp.shared_base, thread))
     });
     k.section("load query", |k| {
         let rows_left = k.sub(work.row_count, work.first_row);
@@ -116,7 +116,7 @@ impl Warp {
 /// What is in shared memory.
 struct Tiles {
     query: SharedTile,
-    stream: StreamTiles,
+    stream: KvTiles,
     /// Scores in `f32`, and then weights where lanes multiply them: offset, keys and words of a row.
     scores: u32,
     tile_n: u32,
@@ -131,7 +131,7 @@ impl Tiles {
     fn reserve(k: &mut Builder, config: LadderConfig, specialization: Specialization) -> Self {
         let (rows, tile_n) = (config.tile_m(), config.tile_n);
         let query = SharedTile::reserve(k, rows, SharedTile::columns_for(specialization.head_dim), config.layout);
-        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialization);
+        let stream = KvTiles::reserve(k, config.supply(), config.layout, specialization);
         let score_words = match config.layout {
             SharedLayout::Plain => tile_n,
             SharedLayout::Padded | SharedLayout::Swizzled => tile_n + WORDS_AT_ONCE,
@@ -251,7 +251,7 @@ struct SharedSoftmax {
 }
 
 impl SharedSoftmax {
-    fn new(k: &mut Builder, work: &Work, warp: &Warp) -> Self {
+    fn new(k: &mut Builder, work: &TileContext, warp: &Warp) -> Self {
         let row = k.shr(warp.lane, LANES_PER_ROW.ilog2());
         let within = k.add(warp.first_row, row);
         let query_row = k.add(work.first_row, within);
@@ -269,11 +269,11 @@ impl SharedSoftmax {
         }
     }
 
-    /// Turns the scores of a tile into weights, and stores what the output so far is multiplied by.
+    /// WarpSchedulerBarrier the scores of a tile into weights, and stores what the output so far is multiplied by.
     fn update<T: Element>(
         &self,
         k: &mut Builder,
-        work: &Work,
+        work: &TileContext,
         tiles: &Tiles,
         warp: &Warp,
         config: LadderConfig,
@@ -342,7 +342,7 @@ impl SharedSoftmax {
     }
 
     /// The score of a key in base 2; minus infinity where the row does not attend it.
-    fn score(&self, k: &mut Builder, work: &Work, product: Reg<F32>, key: Reg<S32>) -> Reg<F32> {
+    fn score(&self, k: &mut Builder, work: &TileContext, product: Reg<F32>, key: Reg<S32>) -> Reg<F32> {
         let distance = self.terms.slope.map(|_| {
             let distance = k.sub(self.position, key);
             k.to_f32(distance)
@@ -379,7 +379,7 @@ impl SharedSoftmax {
     }
 
     /// Stores what rows are divided by, and their log-sum-exp.
-    fn finish(&self, k: &mut Builder, work: &Work, tiles: &Tiles, warp: &Warp) {
+    fn finish(&self, k: &mut Builder, work: &TileContext, tiles: &Tiles, warp: &Warp) {
         let other = k.shuffle(ShuffleMode::Butterfly, self.sum, 1u32);
         k.add_to(self.sum, other);
         let (maximum, factor) = match work.sink(k) {
@@ -521,7 +521,7 @@ impl Output {
     }
 
     /// Divides the rows by their sums and stores them, two columns at a time.
-    fn store<T: Element>(&self, k: &mut Builder, work: &Work, tiles: &Tiles, warp: &Warp) {
+    fn store<T: Element>(&self, k: &mut Builder, work: &TileContext, tiles: &Tiles, warp: &Warp) {
         self.scale(k, tiles, warp);
         let rows = work.output(k);
         match self {
@@ -553,7 +553,7 @@ impl Output {
 /// Stores two neighbouring elements, by their row in the tile and their column, where they exist.
 fn store_pair<T: Element>(
     k: &mut Builder,
-    work: &Work,
+    work: &TileContext,
     rows: GlobalRows,
     (row, column): (Reg<U32>, Reg<U32>),
     pair: [Reg<F32>; 2],

@@ -15,7 +15,7 @@ use crate::specialization::Specialization;
 
 /// The tiles of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Order {
+pub(crate) struct LptOrder {
     /// Tiles of one head of one batch, or the most there can be.
     query_tiles: u32,
     /// Query heads.
@@ -43,11 +43,11 @@ const RUN_BITS: [u32; 2] = [1, 0];
 /// What a tile costs besides its keys, in tiles of keys.
 const ENDS: u32 = 2;
 
-impl Order {
+impl LptOrder {
     /// Those of a problem, where every tile may have a CTA of its own.
     pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
         let length = problem.query_length as u32;
-        let ranges = config.range_tiles(Specialization::of(problem));
+        let ranges = config.block_mask_tiles(Specialization::of(problem));
         let query_tiles = ranges.map_or_else(|| length.div_ceil(config.tile_m()), |ranges| ranges.most_tiles(length));
         let heads = problem.query_heads as u32;
         let matrices = (problem.batch as u32).saturating_mul(heads);
@@ -85,7 +85,7 @@ impl Order {
         orders.min_by_key(badness).unwrap_or(self)
     }
 
-    /// In the order of [`Schedule::load`](crate::attention::scheduler::Schedule::load).
+    /// In the order of [`TileScheduler::load`](crate::attention::scheduler::TileScheduler::load).
     pub(crate) fn arguments(self) -> [Argument; 8] {
         let Self { query_tiles, heads, matrices, tiles, section, run_bits } = self;
         [query_tiles, heads, matrices, tiles, section, self.last_section(), self.section_bits(), run_bits]
@@ -114,7 +114,7 @@ impl Order {
         loads.into_iter().max().unwrap_or(0)
     }
 
-    /// Where in its head the tile of a number is: what [`Schedule`](crate::attention::scheduler::Schedule) computes on the GPU.
+    /// Where in its head the tile of a number is: what [`TileScheduler`](crate::attention::scheduler::TileScheduler) computes on the GPU.
     fn row_tile(self, index: u32) -> u32 {
         let size = self.query_tiles * self.section;
         let (number, rest) = (index / size, index % size);
@@ -149,10 +149,10 @@ mod tests {
     use super::*;
     use crate::hopper_config::HopperConfig;
 
-    fn order(heads: usize, length: usize, ctas: u32) -> (Order, f64) {
+    fn order(heads: usize, length: usize, ctas: u32) -> (LptOrder, f64) {
         let config = HopperConfig::default();
         let problem = Problem::new(1, heads, length, 128, DType::F16).with_mask(Mask::Causal(Alignment::BottomRight));
-        let order = Order::of(&problem, config).for_ctas(&problem, config, ctas);
+        let order = LptOrder::of(&problem, config).for_ctas(&problem, config, ctas);
         let lengths: Vec<_> = (0..order.query_tiles).map(|tile| super::length(&problem, config, tile)).collect();
         let even = f64::from(lengths.iter().sum::<u32>()) * f64::from(order.matrices) / f64::from(ctas);
         (order, f64::from(order.longest_load(&lengths, ctas)) / even)
@@ -163,7 +163,7 @@ mod tests {
         for (heads, section) in [(1, 1), (7, 1), (6, 2), (8, 4), (8, 8), (7, 3), (7, 7), (9, 4)] {
             for (query_tiles, run_bits) in [(5, 0), (5, 1), (6, 1), (1, 1)] {
                 let tiles = query_tiles * heads;
-                let order = Order { query_tiles, heads, matrices: heads, tiles, section, run_bits };
+                let order = LptOrder { query_tiles, heads, matrices: heads, tiles, section, run_bits };
                 let mut times = vec![0; query_tiles as usize];
                 (0..order.tiles).for_each(|index| times[order.row_tile(index) as usize] += 1);
                 assert!(times.iter().all(|times| *times == heads), "{order:?}: {times:?}");

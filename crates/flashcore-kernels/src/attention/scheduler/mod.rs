@@ -1,7 +1,7 @@
 //! Which tiles of query rows a CTA works on, and in which order.
 //!
 //! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
-//! others those of a section of heads, in the order that [`Order`](lpt::Order) has planned.
+//! others those of a section of heads, in the order that [`LptOrder`](lpt::LptOrder) has planned.
 
 pub(crate) mod lpt;
 pub(crate) mod sorted;
@@ -9,17 +9,17 @@ pub(crate) mod sorted;
 use flashcore_ir::types::{S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
-use crate::attention::block_mask::{self, TileExtent, TileRanges};
+use crate::attention::block_mask::{self, KvBlocks, TileExtent};
 use crate::attention::scheduler::lpt::NO_POWER;
-use crate::attention::scheduler::sorted::ByLength;
-use crate::attention::{QueryTile, Work};
+use crate::attention::scheduler::sorted::SortedTiles;
+use crate::attention::{TileContext, TileCoord};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialization::Specialization;
 
 /// The order of tiles, in a kernel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Schedule {
+pub(crate) struct TileScheduler {
     /// Tiles of a head.
     pub(crate) query_tiles: Reg<U32>,
     heads: Reg<U32>,
@@ -33,10 +33,10 @@ pub(crate) struct Schedule {
     parameters: Parameters,
     pub(crate) specialization: Specialization,
     /// Where tiles are sorted.
-    pub(crate) by_length: Option<ByLength>,
+    pub(crate) sorted: Option<SortedTiles>,
 }
 
-impl Schedule {
+impl TileScheduler {
     pub(crate) fn load(
         k: &mut Builder,
         config: HopperConfig,
@@ -58,7 +58,7 @@ impl Schedule {
             config,
             parameters: *parameters,
             specialization,
-            by_length: None,
+            sorted: None,
         }
     }
 
@@ -68,7 +68,7 @@ impl Schedule {
         &self,
         k: &mut Builder,
         part: Option<Reg<U32>>,
-        read: impl FnOnce(&mut Builder) -> Option<Found>,
+        read: impl FnOnce(&mut Builder) -> Option<WorkTileInfo>,
         body: impl FnOnce(&mut Builder, &Tile),
     ) {
         let cta = k.special(SpecialRegister::CtaX);
@@ -106,11 +106,11 @@ impl Schedule {
 
     /// Whether the tiles of a head differ in length, as far as is known.
     const fn has_sections(&self) -> bool {
-        self.specialization.right || self.by_length.is_some()
+        self.specialization.right || self.sorted.is_some()
     }
 
     /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
-    fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>, part: Option<Reg<U32>>) -> Found {
+    fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>, part: Option<Reg<U32>>) -> WorkTileInfo {
         k.section("schedule", |k| {
             // All CTAs of a cluster have the same tile.
             let cluster = if self.config.cluster > 1 { k.shr(cta, self.config.cluster.ilog2()) } else { cta };
@@ -126,39 +126,44 @@ impl Schedule {
     }
 
     /// What is known of the tile with a number in its head, and of a part of its rows.
-    pub(crate) fn find(&self, k: &mut Builder, [number, head, batch]: [Reg<U32>; 3], part: Option<Reg<U32>>) -> Found {
+    pub(crate) fn find(
+        &self,
+        k: &mut Builder,
+        [number, head, batch]: [Reg<U32>; 3],
+        part: Option<Reg<U32>>,
+    ) -> WorkTileInfo {
         let first_row = k.mul(number, self.config.tile_m());
-        let place = QueryTile { first_row, head, key_head: head, batch };
-        let work = Work::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
-        let tiles = self.config.range_tiles(self.specialization);
+        let place = TileCoord { first_row, head, key_head: head, batch };
+        let work = TileContext::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
+        let tiles = self.config.block_mask_tiles(self.specialization);
         let record = tiles.map(|tiles| block_mask::address(k, &work, tiles, number));
         let extent = record.and_then(|record| TileExtent::load(k, record));
-        let ranges = record.zip(part).and_then(|(record, part)| TileRanges::load(k, record, part));
-        Found { first_row, head, batch, record, extent, ranges }
+        let ranges = record.zip(part).and_then(|(record, part)| KvBlocks::load(k, record, part));
+        WorkTileInfo { first_row, head, batch, record, extent, ranges }
     }
 
     /// The tile of which that is known.
-    pub(crate) fn tile(&self, k: &mut Builder, found: Found) -> Tile {
-        let Found { first_row, head, batch, record, extent, ranges } = found;
+    pub(crate) fn tile(&self, k: &mut Builder, found: WorkTileInfo) -> Tile {
+        let WorkTileInfo { first_row, head, batch, record, extent, ranges } = found;
         let key_head = k.div(head, self.parameters.heads_per_key_head);
-        let place = QueryTile { first_row, head, key_head, batch };
-        let work = Work::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
+        let place = TileCoord { first_row, head, key_head, batch };
+        let work = TileContext::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
         match extent {
             // As if there were no other rows, and no keys behind.
             Some(TileExtent { first_row, end_row, origin, end_key }) => {
                 let key_length = k.min(work.key_length, end_key);
-                let work = Work { first_row, row_count: end_row, key_length, ..work };
-                Tile { place: QueryTile { first_row, ..place }, work, record, ranges, origin: Some(origin) }
+                let work = TileContext { first_row, row_count: end_row, key_length, ..work };
+                Tile { place: TileCoord { first_row, ..place }, work, record, ranges, origin: Some(origin) }
             }
             None => Tile { place, work, record, ranges: None, origin: None },
         }
     }
 
     /// What is known of the tile of an index.
-    fn look_up(&self, k: &mut Builder, index: Reg<U32>, part: Option<Reg<U32>>) -> Found {
+    fn look_up(&self, k: &mut Builder, index: Reg<U32>, part: Option<Reg<U32>>) -> WorkTileInfo {
         k.section("schedule", |k| {
-            let (matrix, row_tile) = if let Some(by_length) = self.by_length {
-                self.in_order(k, by_length, index)
+            let (matrix, row_tile) = if let Some(sorted) = self.sorted {
+                self.in_order(k, sorted, index)
             } else if self.has_sections() {
                 self.in_section(k, index)
             } else {
@@ -175,18 +180,18 @@ impl Schedule {
 
     /// The head and the tile in it of a number, where tiles are sorted: group by group where several have the same keys,
     /// and section by section elsewhere.
-    fn in_order(&self, k: &mut Builder, by_length: ByLength, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+    fn in_order(&self, k: &mut Builder, sorted: SortedTiles, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         let (matrix, tile) = (k.register(), k.register());
         k.if_else_uniform(
-            by_length.is_grouped,
+            sorted.is_grouped,
             |k| {
-                let (of_group, number) = by_length.in_group(k, self.matrices, index);
+                let (of_group, number) = sorted.in_group(k, self.matrices, index);
                 k.set(matrix, of_group);
                 k.set(tile, number);
             },
             |k| {
                 let (of_section, place) = self.in_section(k, index);
-                let number = by_length.tile(k, place);
+                let number = sorted.tile(k, place);
                 k.set(matrix, of_section);
                 k.set(tile, number);
             },
@@ -242,7 +247,7 @@ impl Schedule {
 
 /// What has to be looked up for a tile.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct WorkTileInfo {
     /// Its first row, unless `extent` says.
     pub(crate) first_row: Reg<U32>,
     pub(crate) head: Reg<U32>,
@@ -250,17 +255,17 @@ pub(crate) struct Found {
     /// Where it stands which rows and keys it has, and tiles of keys for a part of its rows, where an expression leaves some.
     pub(crate) record: Option<Reg<U64>>,
     pub(crate) extent: Option<TileExtent>,
-    pub(crate) ranges: Option<TileRanges>,
+    pub(crate) ranges: Option<KvBlocks>,
 }
 
 /// A tile of query rows, and the work on it.
 pub(crate) struct Tile {
-    pub(crate) place: QueryTile,
-    pub(crate) work: Work,
+    pub(crate) place: TileCoord,
+    pub(crate) work: TileContext,
     /// Where it stands what an expression leaves.
     pub(crate) record: Option<Reg<U64>>,
     /// What an expression leaves to a part of the rows.
-    pub(crate) ranges: Option<TileRanges>,
+    pub(crate) ranges: Option<KvBlocks>,
     /// The key that tile 0 of its keys begins with, where that is not the first.
     pub(crate) origin: Option<Reg<S32>>,
 }

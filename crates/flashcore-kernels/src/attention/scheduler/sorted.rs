@@ -10,8 +10,8 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
 
-use crate::attention::kv_range::KeyTiles;
-use crate::attention::scheduler::Schedule;
+use crate::attention::kv_range::KvBlockRange;
+use crate::attention::scheduler::TileScheduler;
 use crate::hopper_config::HopperConfig;
 
 /// Tiles of a head that are sorted; of more, every CTA has enough of each length.
@@ -27,7 +27,7 @@ const NOTHING: u32 = u32::MAX;
 
 /// The tiles of a head in shared memory, the longest last.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ByLength {
+pub(crate) struct SortedTiles {
     /// Whether they are sorted.
     is_sorted: Reg<Pred>,
     /// Whether most have the same keys as others.
@@ -37,12 +37,12 @@ pub(crate) struct ByLength {
     count: Reg<U32>,
 }
 
-impl ByLength {
+impl SortedTiles {
     /// Sorts those of a schedule, in the memory at an address, where there are more than CTAs. Every thread of the CTA takes
     /// part.
-    pub(crate) fn sort(k: &mut Builder, schedule: &mut Schedule, config: HopperConfig, memory: Reg<U32>) {
+    pub(crate) fn sort(k: &mut Builder, schedule: &mut TileScheduler, config: HopperConfig, memory: Reg<U32>) {
         let (count, all) = (k.copy(schedule.query_tiles), k.copy(schedule.tiles));
-        let by_length = k.section("tiles by length", |k| {
+        let sorted = k.section("tiles by length", |k| {
             let order = k.add(memory, MOST_TILES * WORD_BYTES);
             let ctas = k.special(SpecialRegister::GridX);
             let few = k.compare(Compare::Le, count, MOST_TILES);
@@ -65,7 +65,7 @@ impl ByLength {
             Self { is_sorted, is_grouped, order, count }
         });
         (schedule.query_tiles, schedule.tiles) = (count, all);
-        schedule.by_length = Some(by_length);
+        schedule.sorted = Some(sorted);
     }
 
     /// The tile that has so many before it; the place of the first of its group, and how many these are.
@@ -107,7 +107,7 @@ impl ByLength {
 }
 
 /// Stores what each tile is sorted by; nothing, for those there could be.
-fn place_tiles(k: &mut Builder, schedule: &Schedule, config: HopperConfig, memory: Reg<U32>) {
+fn place_tiles(k: &mut Builder, schedule: &TileScheduler, config: HopperConfig, memory: Reg<U32>) {
     let thread = k.special(SpecialRegister::ThreadX);
     let last = k.sub(schedule.query_tiles, 1u32);
     for first in (0..MOST_TILES).step_by(config.threads() as usize) {
@@ -117,7 +117,7 @@ fn place_tiles(k: &mut Builder, schedule: &Schedule, config: HopperConfig, memor
         let part = config.has_common_ranges(schedule.specialization).then_some(zero);
         let found = schedule.find(k, [tile, zero, zero], part);
         let tile_of_head = schedule.tile(k, found);
-        let keys = KeyTiles::new(k, &tile_of_head, config);
+        let keys = KvBlockRange::new(k, &tile_of_head, config);
         let count = k.sub(keys.last, keys.first);
         let count = k.add(count, 1i32);
         let count = k.reinterpret::<S32, U32>(count);

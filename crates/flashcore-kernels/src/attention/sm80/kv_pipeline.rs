@@ -7,15 +7,15 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
-use crate::attention::Work;
-use crate::attention::block_mask::{self, RangeTiles, TileRanges};
+use crate::attention::TileContext;
+use crate::attention::block_mask::{self, BlockMaskTiles, KvBlocks};
 use crate::parameters::SplitParameters;
-use crate::primitives::{GlobalRows, LANES, Ring, SharedLayout, SharedTile, TileCopy};
+use crate::primitives::{CpAsyncPipeline, GlobalRows, LANES, SharedLayout, SharedTile, TileCopy};
 use crate::specialization::Specialization;
 
 /// How tiles come.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Supply {
+pub(crate) struct KvPipelineConfig {
     /// Tiles in shared memory at a time.
     pub(crate) stages: u32,
     /// Keys of a tile.
@@ -28,7 +28,7 @@ pub(crate) struct Supply {
     pub(crate) load_bytes: u32,
 }
 
-impl Supply {
+impl KvPipelineConfig {
     const fn all_threads(self) -> u32 {
         (self.warps + self.producers) * LANES
     }
@@ -48,17 +48,17 @@ impl Supply {
 
 /// Where the tiles of keys and values lie.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StreamTiles {
+pub(crate) struct KvTiles {
     /// Of stage 0; the others follow behind both.
     pub(crate) key: SharedTile,
     pub(crate) value: SharedTile,
     pub(crate) stage_bytes: u32,
 }
 
-impl StreamTiles {
+impl KvTiles {
     pub(crate) fn reserve(
         k: &mut Builder,
-        supply: Supply,
+        supply: KvPipelineConfig,
         layout: SharedLayout,
         specialization: Specialization,
     ) -> Self {
@@ -75,24 +75,24 @@ impl StreamTiles {
 }
 
 /// The stream of tiles of keys and values.
-pub(crate) struct Stream {
-    pub(crate) ring: Ring,
+pub(crate) struct KvPipeline {
+    pub(crate) ring: CpAsyncPipeline,
     key_copy: TileCopy,
     value_copy: TileCopy,
     /// The first key of the tile that is copied next.
     next_key: Reg<S32>,
-    supply: Supply,
+    supply: KvPipelineConfig,
     /// The number of the stage that a warp is at, where producers need to know.
     stage: Option<Reg<U32>>,
 }
 
-impl Stream {
+impl KvPipeline {
     /// `thread` is the number of this thread among those that copy.
     pub(crate) fn new(
         k: &mut Builder,
-        supply: Supply,
-        tiles: &StreamTiles,
-        range: &KeyRange,
+        supply: KvPipelineConfig,
+        tiles: &KvTiles,
+        range: &KvRange,
         [key, value]: [GlobalRows; 2],
         shared_base: Reg<U32>,
         thread: Reg<U32>,
@@ -100,7 +100,7 @@ impl Stream {
         let [key, value] = [key, value].map(|rows| range.rows_from_first(k, supply.rows(rows)));
         let threads = supply.copying_threads();
         Self {
-            ring: Ring::new(k, supply.stages, tiles.stage_bytes),
+            ring: CpAsyncPipeline::new(k, supply.stages, tiles.stage_bytes),
             key_copy: TileCopy::new(k, tiles.key, key, shared_base, thread, threads),
             value_copy: TileCopy::new(k, tiles.value, value, shared_base, thread, threads),
             next_key: k.copy(range.first),
@@ -118,14 +118,14 @@ impl Stream {
     }
 
     /// Starts the copies of the first tiles.
-    pub(crate) fn start(&self, k: &mut Builder, keys: &KeyRange) {
+    pub(crate) fn start(&self, k: &mut Builder, keys: &KvRange) {
         for _ in 0..self.groups_behind_query() {
             self.load_next(k, keys);
         }
     }
 
     /// Waits for the next tile, and starts the copy of one that comes later.
-    pub(crate) fn arrive(&self, k: &mut Builder, keys: &KeyRange) {
+    pub(crate) fn arrive(&self, k: &mut Builder, keys: &KvRange) {
         match self.stage {
             Some(stage) => k.section("wait", |k| {
                 let full = full(k, stage);
@@ -148,7 +148,7 @@ impl Stream {
     }
 
     /// Is done with the tile that begins at `first_key`.
-    pub(crate) fn release(&self, k: &mut Builder, keys: &KeyRange, first_key: Reg<S32>) {
+    pub(crate) fn release(&self, k: &mut Builder, keys: &KvRange, first_key: Reg<S32>) {
         if let Some(stage) = self.stage {
             // Where another tile will take its place, the producers wait for this.
             let replaced = k.add(first_key, (self.supply.stages * self.supply.tile_n) as i32);
@@ -163,7 +163,7 @@ impl Stream {
     }
 
     /// What producers do: copy tile after tile.
-    pub(crate) fn produce(&self, k: &mut Builder, keys: &KeyRange) {
+    pub(crate) fn produce(&self, k: &mut Builder, keys: &KvRange) {
         let Some(stage) = self.stage else { return };
         let (ahead, tile_n) = (self.ring.ahead(), self.supply.tile_n as i32);
         // The stage of the tile that arrives next.
@@ -212,7 +212,7 @@ impl Stream {
     }
 
     /// Starts copying the next tile, if there is one.
-    fn load_next(&self, k: &mut Builder, keys: &KeyRange) {
+    fn load_next(&self, k: &mut Builder, keys: &KvRange) {
         let exists = k.compare(Compare::Lt, self.next_key, keys.end);
         k.if_uniform(exists, |k| {
             let left = k.sub(keys.length, self.next_key);
@@ -242,7 +242,7 @@ pub(crate) const MULTIPLYING_BARRIER: u32 = 1;
 const FIRST_STAGE_BARRIER: u32 = 2;
 
 /// Which keys the rows of a CTA attend.
-pub(crate) struct KeyRange {
+pub(crate) struct KvRange {
     /// All there are.
     pub(crate) length: Reg<S32>,
     /// The first that any row attends, or a few before it: where a tile begins.
@@ -252,15 +252,15 @@ pub(crate) struct KeyRange {
     /// The first that any row of the batch attends, where rows do not attend from key 0 on.
     first_of_batch: Option<Reg<S32>>,
     /// The first that every row attends, where rows do not attend from key 0 on.
-    attended_by_all_from: Option<Reg<S32>>,
+    full_begin: Option<Reg<S32>>,
     /// Behind the last that every row attends.
-    attended_by_all: Reg<S32>,
+    full_end: Reg<S32>,
     tile_n: u32,
 }
 
-impl KeyRange {
+impl KvRange {
     /// That of `tile_m` rows, in tiles of `tile_n` keys.
-    pub(crate) fn new(k: &mut Builder, work: &Work, tile_m: u32, tile_n: u32) -> Self {
+    pub(crate) fn new(k: &mut Builder, work: &TileContext, tile_m: u32, tile_n: u32) -> Self {
         k.section("key range", |k| {
             let last_row = k.add(work.first_row, tile_m - 1);
             let last_that_exists = k.sub(work.row_count, 1u32);
@@ -279,17 +279,17 @@ impl KeyRange {
                     let first_row = k.copy(0u32);
                     work.first_key(k, first_row)
                 }),
-                attended_by_all_from: left.then(|| work.first_key(k, last_row)),
-                attended_by_all: work.end_key(k, work.first_row),
+                full_begin: left.then(|| work.first_key(k, last_row)),
+                full_end: work.end_key(k, work.first_row),
                 tile_n,
             };
             if work.specialization.mask_mod.is_none() {
                 return range;
             }
-            let tiles = RangeTiles::at_multiples(tile_m, tile_n);
+            let tiles = BlockMaskTiles::at_multiples(tile_m, tile_n);
             let (tile, part) = (k.div(work.first_row, tile_m), k.copy(0u32));
             let tile = block_mask::address(k, work, tiles, tile);
-            match TileRanges::load(k, tile, part) {
+            match KvBlocks::load(k, tile, part) {
                 Some(ranges) => range.within(k, ranges),
                 None => range,
             }
@@ -297,20 +297,20 @@ impl KeyRange {
     }
 
     /// What an expression leaves of it.
-    fn within(self, k: &mut Builder, ranges: TileRanges) -> Self {
+    fn within(self, k: &mut Builder, ranges: KvBlocks) -> Self {
         let tiles = self.tile_n as i32;
         let first = k.mul(ranges.first, tiles);
         let end = k.mad(ranges.last, tiles, tiles);
-        let all_from = k.mul(ranges.whole_first, tiles);
-        let all_end = k.mul(ranges.whole_end, tiles);
+        let all_from = k.mul(ranges.full_begin, tiles);
+        let all_end = k.mul(ranges.full_end, tiles);
         Self {
             first: k.max(self.first, first),
             end: k.min(self.end, end),
-            attended_by_all_from: Some(match self.attended_by_all_from {
+            full_begin: Some(match self.full_begin {
                 Some(from) => k.max(from, all_from),
                 None => all_from,
             }),
-            attended_by_all: k.min(self.attended_by_all, all_end),
+            full_end: k.min(self.full_end, all_end),
             ..self
         }
     }
@@ -347,8 +347,8 @@ impl KeyRange {
     /// Whether some row does not attend some key of the tile.
     pub(crate) fn is_partly_masked(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<Pred> {
         let end = k.add(first_key, self.tile_n as i32);
-        let behind = k.compare(Compare::Gt, end, self.attended_by_all);
-        match self.attended_by_all_from {
+        let behind = k.compare(Compare::Gt, end, self.full_end);
+        match self.full_begin {
             Some(from) => {
                 let before = k.compare(Compare::Lt, first_key, from);
                 k.or(behind, before)

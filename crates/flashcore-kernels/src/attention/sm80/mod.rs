@@ -16,15 +16,15 @@ pub(crate) mod kv_pipeline;
 use flashcore_ir::types::{F16x2, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, SpecialRegister};
 
-use crate::attention::sm80::kv_pipeline::{KeyRange, MULTIPLYING_BARRIER, Stream, StreamTiles};
+use crate::attention::sm80::kv_pipeline::{KvPipeline, KvRange, KvTiles, MULTIPLYING_BARRIER};
 use crate::attention::split_kv::partial::store_partials;
-use crate::attention::{Place, Rows, Work};
+use crate::attention::{Place, Rows, TileContext};
 use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::{
     Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand,
-    OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, ScorePlaces, SharedTile,
+    OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, ScorePositions, SharedTile,
     TileAddresses, TileCopy,
 };
 use crate::specialization::Specialization;
@@ -36,7 +36,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
     k.set_register_budget(config.register_budget(specialization));
     let parameters = Parameters::load(k, specialization);
     let rows = if config.pack_gqa { Rows::OfKeyHead } else { Rows::OfHead };
-    let work = |k: &mut Builder, place| Work::at(k, &parameters, specialization, config.tile_m(), place, rows);
+    let work = |k: &mut Builder, place| TileContext::at(k, &parameters, specialization, config.tile_m(), place, rows);
     if config.persistent > 0 {
         let parameters = TileParameters::load(k);
         let first = k.special(SpecialRegister::CtaX);
@@ -63,12 +63,12 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
 fn tile<T: Element>(
     k: &mut Builder,
     config: AmpereConfig,
-    work: &Work,
+    work: &TileContext,
     warp: &Warp,
     tiles: &Tiles,
     num_splits: Option<SplitParameters>,
 ) {
-    let keys = KeyRange::new(k, work, config.tile_m(), config.tile_n);
+    let keys = KvRange::new(k, work, config.tile_m(), config.tile_n);
     let keys = match num_splits {
         Some(num_splits) => keys.part(k, num_splits),
         None => keys,
@@ -84,7 +84,7 @@ fn tile<T: Element>(
             let thread = k.sub(warp.thread, config.warps * LANES);
             let stream = k.section("copies", |k| {
                 let (key, value) = (work.key(k), work.value(k));
-                Stream::new(k, config.supply(), &tiles.stream, &keys, [key, value], warp.shared_base, thread)
+                KvPipeline::new(k, config.supply(), &tiles.stream, &keys, [key, value], warp.shared_base, thread)
             });
             stream.produce(k, &keys);
         },
@@ -96,10 +96,10 @@ fn tile<T: Element>(
 fn attend<T: Element>(
     k: &mut Builder,
     config: AmpereConfig,
-    work: &Work,
+    work: &TileContext,
     warp: &Warp,
     tiles: &Tiles,
-    keys: &KeyRange,
+    keys: &KvRange,
     num_splits: Option<SplitParameters>,
 ) {
     let specialization = work.specialization;
@@ -108,7 +108,7 @@ fn attend<T: Element>(
         let (query, key, value) = (work.query(k), work.key(k), work.value(k));
         let query = supply.rows(query);
         let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES);
-        (query_copy, Stream::new(k, supply, &tiles.stream, keys, [key, value], warp.shared_base, warp.thread))
+        (query_copy, KvPipeline::new(k, supply, &tiles.stream, keys, [key, value], warp.shared_base, warp.thread))
     });
     let operands = k.section("copies", |k| Operands::new(k, config, tiles, warp));
     k.section("load query", |k| {
@@ -129,7 +129,7 @@ fn attend<T: Element>(
     });
 
     let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialization.value_dim)));
-    let places = k.section("rows", |k| score_places(k, work, warp));
+    let places = k.section("rows", |k| score_positions(k, work, warp));
     let (row, rows) = (places.rows[0], places.rows.len());
     let terms = specialization.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
     let added = work.added_term(k, row, rows);
@@ -169,7 +169,7 @@ fn attend<T: Element>(
         });
         k.section("softmax", |k| softmax.update(k, &scores, &output));
         k.section("output", |k| {
-            let weights = LeftOperand::<T>::Rounded(&scores);
+            let weights = LeftOperand::<T>::Accumulator(&scores);
             let values = RightFragments::Straight(operands.values.in_stage(k, stream.ring.reading()));
             output.multiply_add(k, &weights, values, config.accumulation);
         });
@@ -195,7 +195,7 @@ fn attend<T: Element>(
 /// Divides the warp's rows by their sums, and stores them and their log-sum-exp.
 fn store<T: Element>(
     k: &mut Builder,
-    work: &Work,
+    work: &TileContext,
     warp: &Warp,
     tiles: &Tiles,
     softmax: &OnlineSoftmax,
@@ -282,7 +282,7 @@ impl Warp {
     }
 
     /// The query row of one of the lane's rows, of which it has two in each 16.
-    pub(crate) fn row(&self, k: &mut Builder, work: &Work, index: u32) -> Reg<U32> {
+    pub(crate) fn row(&self, k: &mut Builder, work: &TileContext, index: u32) -> Reg<U32> {
         let within = k.add(self.first_row, self.position.group);
         let row = k.add(work.first_row, within);
         k.add(row, index * 8)
@@ -292,7 +292,7 @@ impl Warp {
 /// The tiles in shared memory. The output goes out through the place of the query, which is in registers by then.
 struct Tiles {
     query: SharedTile,
-    stream: StreamTiles,
+    stream: KvTiles,
 }
 
 impl Tiles {
@@ -302,7 +302,7 @@ impl Tiles {
         // The output goes out through the place of the query.
         let widest = query_columns.max(value_columns);
         let query = SharedTile::reserve(k, config.tile_m(), widest, config.layout);
-        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialization);
+        let stream = KvTiles::reserve(k, config.supply(), config.layout, specialization);
         k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * stream.stage_bytes), 128);
         Self { query, stream }
     }
@@ -324,7 +324,7 @@ struct Operands {
 
 impl Operands {
     fn new(k: &mut Builder, config: AmpereConfig, tiles: &Tiles, warp: &Warp) -> Self {
-        let StreamTiles { key, value, .. } = tiles.stream;
+        let KvTiles { key, value, .. } = tiles.stream;
         let [key_base, value_base] = [key, value].map(|tile| warp.base_of_part(k, config, tile));
         Self {
             keys: key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
@@ -342,7 +342,7 @@ fn gather(
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
-    let (row_warps, bytes) = (config.row_warps(), softmax.sent_bytes(output));
+    let (row_warps, bytes) = (config.row_warps(), softmax.partial_bytes(output));
     // Through the place of keys and values, once nobody reads them any more.
     let place = k.add(warp.shared_base, tiles.stream.key.offset);
     let lane = k.mad(warp.lane, 4u32, place);
@@ -353,20 +353,20 @@ fn gather(
     k.if_uniform(sends, |k| {
         let before = k.sub(warp.key_part, 1u32);
         let address = k.mad(before, row_warps * bytes, of_rows);
-        softmax.send(k, output, address);
+        softmax.store_partial(k, output, address);
     });
     warp.sync_all(k);
     let receives = k.compare(Compare::Eq, warp.key_part, 0u32);
     k.if_uniform(receives, |k| {
         for part in 1..config.kv_split_warps {
             let address = k.add(of_rows, (part - 1) * row_warps * bytes);
-            softmax.receive(k, output, address);
+            softmax.merge_partial(k, output, address);
         }
     });
 }
 
 /// Where the scores of a lane stand.
-fn score_places(k: &mut Builder, work: &Work, warp: &Warp) -> ScorePlaces {
+fn score_positions(k: &mut Builder, work: &TileContext, warp: &Warp) -> ScorePositions {
     let column = k.shl(warp.position.member, 1u32);
     let column = k.reinterpret::<U32, S32>(column);
     let last_row = k.sub(work.row_count, 1u32);
@@ -374,12 +374,12 @@ fn score_places(k: &mut Builder, work: &Work, warp: &Warp) -> ScorePlaces {
     let position = work.position(k, rows[0]);
     let rows = rows.into_iter().map(|row| k.min(row, last_row)).collect();
     let last_key = k.sub(work.key_length, 1i32);
-    ScorePlaces { rows, position, column, last_key }
+    ScorePositions { rows, position, column, last_key }
 }
 
 /// Which keys the rows of a lane attend.
-fn key_mask(k: &mut Builder, work: &Work, warp: &Warp, places: &ScorePlaces) -> KeyMask {
-    let Work { parameters, specialization, key_length, .. } = *work;
+fn key_mask(k: &mut Builder, work: &TileContext, warp: &Warp, places: &ScorePositions) -> KeyMask {
+    let TileContext { parameters, specialization, key_length, .. } = *work;
     let (left, right) = (specialization.left, specialization.right);
     // Rows of several heads in turn are not as far apart as they are in the tile.
     let others = if work.packed.is_some() && (left || right) { 1..places.rows.len() as u32 } else { 1..1 };
@@ -399,7 +399,7 @@ fn key_mask(k: &mut Builder, work: &Work, warp: &Warp, places: &ScorePlaces) -> 
 }
 
 /// Stores the warp's rows: through shared memory, so that lanes store 16 bytes beside each other.
-fn store_output<T: Element>(k: &mut Builder, work: &Work, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
+fn store_output<T: Element>(k: &mut Builder, work: &TileContext, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
     let tile = tiles.query;
     // The rows of this warp are its own, so that only its lanes wait for each other.
     k.warp_sync();

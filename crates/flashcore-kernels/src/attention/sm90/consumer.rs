@@ -3,17 +3,17 @@
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
 
-use super::kv_split::KeyGroup;
+use super::kv_split::KvSplit;
 use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
-use crate::attention::Work;
-use crate::attention::kv_range::KeyTiles;
+use crate::attention::TileContext;
+use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scheduler::Tile;
 use crate::element::Element;
 use crate::hopper_config::WarpScheduler;
 use crate::primitives::{
     Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, KeyMask, LANES,
-    OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP,
-    ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms, StoredStage, TransferCursor,
+    OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PFragment, PRODUCT_DEPTH, PipelineState, RESULT_COLUMNS, ROW_STEP,
+    ROWS_PER_BLOCK, RowScale, ScorePositions, ScoreTerms, TmaStoreGuard, WgmmaOperand,
 };
 
 /// Keys that an expression is asked about at a time.
@@ -31,14 +31,14 @@ pub(crate) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
     if cta.reads_early() {
         cta.wait_for_kernel_before(k);
     }
-    consumer.turns.begin(k);
+    consumer.warp_scheduler.begin(k);
     let own = cta.config.has_own_ranges(cta.specialization).then_some(consumer.row_group);
     let part = own.or_else(|| cta.common_part(k));
-    let tickets = cta.shared.tickets.zip(part);
-    let read = |k: &mut Builder| tickets.map(|(tickets, part)| tickets.read(k, &consumer.query, part));
+    let work_info = cta.shared.work_info.zip(part);
+    let read = |k: &mut Builder| work_info.map(|(work_info, part)| work_info.read(k, &consumer.query, part));
     cta.schedule.each_tile(k, part, read, |k, tile| consumer.compute(k, cta, tile));
     consumer.end_stores(k);
-    consumer.turns.end(k);
+    consumer.warp_scheduler.end(k);
 }
 
 /// What a warpgroup has in registers, and where it stands.
@@ -48,19 +48,19 @@ pub(crate) struct Consumer<T: Element> {
     pub(crate) position: FragmentPosition,
     /// Holds in one lane of each warp.
     pub(crate) leader: Reg<Pred>,
-    pub(crate) query: TransferCursor,
+    pub(crate) query: PipelineState,
     /// The place of a query where the output lies that the copy engine stores, if it does.
-    pub(crate) stored: Option<StoredStage>,
-    keys: TransferCursor,
-    values: TransferCursor,
+    pub(crate) stored: Option<TmaStoreGuard>,
+    keys: PipelineState,
+    values: PipelineState,
     /// Bytes from the query tile to the rows of the warpgroup.
     query_offset: Reg<U32>,
     pub(crate) row_group: Reg<U32>,
     /// Which of the tiles of keys are its own.
-    key_group: Option<KeyGroup>,
-    turns: Turns,
+    kv_split: Option<KvSplit>,
+    warp_scheduler: WarpSchedulerBarrier,
     scores: Accumulator,
-    weights: Rounded<T>,
+    weights: PFragment<T>,
     pub(crate) output: Accumulator,
 }
 
@@ -70,14 +70,14 @@ impl<T: Element> Consumer<T> {
         let lane = k.and(thread, LANES - 1);
         let position = FragmentPosition::new(k, lane);
         let warp = k.shr(thread, LANES.ilog2());
-        let key_group = (config.key_sharers() > 1).then(|| KeyGroup::new(k, cta, warp, lane, warpgroup));
-        let (warp, row_group) = match &key_group {
+        let kv_split = (config.kv_splits() > 1).then(|| KvSplit::new(k, cta, warp, lane, warpgroup));
+        let (warp, row_group) = match &kv_split {
             Some(group) => (group.row_warp, group.row_group),
             // The warps that copy come first.
             None => (k.sub(warp, WARPGROUP / LANES), warpgroup),
         };
         let row = k.mad(warp, ROWS_PER_BLOCK, position.group);
-        let [keys, values] = [shared.key_ring, shared.value_ring].map(|ring| match &key_group {
+        let [keys, values] = [shared.key_ring, shared.value_ring].map(|ring| match &kv_split {
             Some(group) => ring.cursor_of(k, cta.base, group.number, config.kv_split_warpgroups),
             None => ring.cursor(k, cta.base),
         });
@@ -87,15 +87,15 @@ impl<T: Element> Consumer<T> {
             position,
             leader: k.elect(),
             query: shared.query_ring.cursor(k, cta.base),
-            stored: config.stores_by_copy(cta.specialization).then(|| StoredStage::none(k)),
+            stored: config.tma_store(cta.specialization).then(|| TmaStoreGuard::none(k)),
             keys,
             values,
             query_offset: k.mul(row_group, WARPGROUP_ROWS * PANEL_ROW_BYTES),
             row_group,
-            key_group,
-            turns: Turns::new(k, config.warp_scheduler, warpgroup, config.warpgroups),
+            kv_split,
+            warp_scheduler: WarpSchedulerBarrier::new(k, config.warp_scheduler, warpgroup, config.warpgroups),
             scores: k.section("scores", |k| Accumulator::unset(k, config.tile_n)),
-            weights: k.section("weights", |k| Rounded::unset(k, config.tile_n)),
+            weights: k.section("weights", |k| PFragment::unset(k, config.tile_n)),
             output: k.section("output", |k| Accumulator::unset(k, value_columns)),
         }
     }
@@ -103,11 +103,11 @@ impl<T: Element> Consumer<T> {
     fn compute(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let work = &tile.work;
         let specialization = cta.specialization;
-        let all_key_tiles = KeyTiles::new(k, tile, cta.config);
+        let all_key_tiles = KvBlockRange::new(k, tile, cta.config);
         let has_own = cta.config.has_own_ranges(specialization);
-        let key_tiles = if has_own { all_key_tiles.of_group(k, tile) } else { all_key_tiles };
+        let blocks = if has_own { all_key_tiles.of_group(k, tile) } else { all_key_tiles };
         cta.wait_for_kernel_before(k);
-        let places = k.section("rows", |k| self.score_places(k, work));
+        let places = k.section("rows", |k| self.score_positions(k, work));
         let (row, rows) = (places.rows[0], places.rows.len());
         let terms = specialization.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
         let added = work.added_term(k, row, rows);
@@ -118,8 +118,8 @@ impl<T: Element> Consumer<T> {
             OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, cta.config.exponential)
         });
         self.output.clear(k);
-        let raised = Raised::none(k, LANE_ROWS);
-        let step = Step { cta, work, terms, added, places, mask, mask_expression, softmax, raised, key_tiles };
+        let row_scale = RowScale::none(k, LANE_ROWS);
+        let step = Step { cta, work, terms, added, places, mask, mask_expression, softmax, row_scale, blocks };
 
         let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax));
         let attend = |k: &mut Builder| {
@@ -131,26 +131,26 @@ impl<T: Element> Consumer<T> {
         };
         // Without keys there is no query, but where it would be stands what the tile is.
         let pass = |k: &mut Builder| {
-            if cta.shared.tickets.is_some() {
+            if cta.shared.work_info.is_some() {
                 self.end_stores(k);
-                self.query.release(k, self.leader);
+                self.query.consumer_release(k, self.leader);
             }
         };
-        if let Some(group) = &self.key_group {
-            let has_some = group.has_some(k, &key_tiles);
+        if let Some(group) = &self.kv_split {
+            let has_some = group.has_some(k, &blocks);
             k.if_uniform(has_some, |k| self.attend(k, &step));
             k.section("other keys", |k| group.gather(k, cta.config, &step.softmax, &self.output));
             let is_first = group.is_first(k);
             k.if_uniform(is_first, store);
         } else if let Some(target) = cta.maps.output {
-            let store_by_copy = |k: &mut Builder| {
-                k.section("epilogue", |k| epilogue::store_by_copy(k, self, cta, tile, target, &step.softmax));
+            let tma_store = |k: &mut Builder| {
+                k.section("epilogue", |k| epilogue::tma_store(k, self, cta, tile, target, &step.softmax));
             };
             k.if_else_uniform(
                 all_key_tiles.any,
                 |k| {
                     attend(k);
-                    store_by_copy(k);
+                    tma_store(k);
                 },
                 // There is no query either, in whose place the output could be written.
                 |k| {
@@ -159,7 +159,7 @@ impl<T: Element> Consumer<T> {
                 },
             );
         } else {
-            if cta.shared.tickets.is_some() {
+            if cta.shared.work_info.is_some() {
                 k.if_else_uniform(all_key_tiles.any, attend, pass);
             } else {
                 k.if_uniform(all_key_tiles.any, attend);
@@ -169,8 +169,8 @@ impl<T: Element> Consumer<T> {
     }
 
     /// Goes through those of all tiles that an expression leaves to the rows of this warpgroup, past those of others.
-    fn attend_own(&self, k: &mut Builder, step: &Step<'_>, all: &KeyTiles) {
-        let own = step.key_tiles;
+    fn attend_own(&self, k: &mut Builder, step: &Step<'_>, all: &KvBlockRange) {
+        let own = step.blocks;
         k.if_else_uniform(
             own.any,
             |k| {
@@ -190,15 +190,15 @@ impl<T: Element> Consumer<T> {
 
     /// Waits for the query, unless what stands beside it has been read.
     fn wait_for_query(&self, k: &mut Builder, cta: &Cta) {
-        if cta.shared.tickets.is_none() {
-            self.query.wait_until_full(k);
+        if cta.shared.work_info.is_none() {
+            self.query.consumer_wait(k);
         }
     }
 
     /// The next query may come, unless the output is written to the place of this one.
     fn release_query(&self, k: &mut Builder) {
         if self.stored.is_none() {
-            k.section("query", |k| self.query.release(k, self.leader));
+            k.section("query", |k| self.query.consumer_release(k, self.leader));
         }
     }
 
@@ -220,8 +220,8 @@ impl<T: Element> Consumer<T> {
         k.section("tiles of others", |k| {
             k.for_uniform(from, to, 1i32, |k, _| {
                 for ring in [&self.keys, &self.values] {
-                    ring.wait_until_full(k);
-                    ring.release(k, self.leader);
+                    ring.consumer_wait(k);
+                    ring.consumer_release(k, self.leader);
                 }
             });
         });
@@ -229,25 +229,25 @@ impl<T: Element> Consumer<T> {
 
     /// Goes through the tiles of keys, of which there is at least one.
     fn attend(&self, k: &mut Builder, step: &Step<'_>) {
-        let (cta, key_tiles) = (step.cta, step.key_tiles);
+        let (cta, blocks) = (step.cta, step.blocks);
         let specialization = cta.specialization;
         let query = k.section("query", |k| {
             self.wait_for_query(k, cta);
             let address = self.tile_m(k);
             cta.shared.query.by_rows(k, address)
         });
-        let key_tile = match &self.key_group {
-            Some(group) => group.last_tile(k, &key_tiles),
-            None => k.copy(key_tiles.last),
+        let key_tile = match &self.kv_split {
+            Some(group) => group.last_tile(k, &blocks),
+            None => k.copy(blocks.last),
         };
-        let first_key = key_tiles.first_key(k, key_tile);
+        let first_key = blocks.first_key(k, key_tile);
         k.section("first scores", |k| {
-            self.keys.wait_until_full(k);
+            self.keys.consumer_wait(k);
             k.wgmma_fence();
             self.start_scores(k, step, &query);
             self.end_stores(k);
             k.wgmma_wait(0);
-            self.keys.release(k, self.leader);
+            self.keys.consumer_release(k, self.leader);
         });
         k.section("first weights", |k| match step.few_keys(k, first_key) {
             Some((has_few, few)) => {
@@ -261,32 +261,32 @@ impl<T: Element> Consumer<T> {
             None => self.first_weights(k, step, &self.scores, key_tile, first_key),
         });
         k.section("first values", |k| {
-            self.values.wait_until_full(k);
+            self.values.consumer_wait(k);
             if specialization.seqused_k {
                 self.clear_values_past_end(k, step, first_key);
             }
         });
         // What masks cut on the right, what every row attends, what masks cut on the left.
         if specialization.right || specialization.mask_mod.is_some() {
-            self.each_before(k, step, &query, key_tile, key_tiles.whole_end, true);
+            self.each_before(k, step, &query, key_tile, blocks.full_end, true);
         }
-        self.each_before(k, step, &query, key_tile, key_tiles.whole_first, false);
+        self.each_before(k, step, &query, key_tile, blocks.full_begin, false);
         if specialization.left || specialization.mask_mod.is_some() {
-            self.each_before(k, step, &query, key_tile, key_tiles.first, true);
+            self.each_before(k, step, &query, key_tile, blocks.first, true);
         }
         self.release_query(k);
         k.section("last output", |k| {
             if specialization.left {
-                let first_key = key_tiles.first_key(k, key_tile);
+                let first_key = blocks.first_key(k, key_tile);
                 self.clear_values_before_window(k, step, first_key);
             }
             if cta.config.overlap_rescale {
-                step.softmax.rescale(k, &self.output, &step.raised);
+                step.softmax.rescale(k, &self.output, &step.row_scale);
             }
             k.wgmma_fence();
             self.start_output(k, cta);
             k.wgmma_wait(0);
-            self.values.release(k, self.leader);
+            self.values.consumer_release(k, self.leader);
         });
     }
 
@@ -301,8 +301,8 @@ impl<T: Element> Consumer<T> {
     ) {
         step.apply_terms(k, scores, first_key);
         step.apply_masks_where_cut(k, scores, key_tile, first_key);
-        step.softmax.raise(k, scores, &step.raised);
-        step.softmax.weigh(k, scores, &step.raised);
+        step.softmax.update_row_max(k, scores, &step.row_scale);
+        step.softmax.exp_and_sum(k, scores, &step.row_scale);
         self.weights.round(k, scores);
     }
 
@@ -311,12 +311,12 @@ impl<T: Element> Consumer<T> {
         &self,
         k: &mut Builder,
         step: &Step<'_>,
-        query: &PanelMatrix,
+        query: &WgmmaOperand,
         key_tile: Reg<S32>,
         bound: Reg<S32>,
         is_cut: bool,
     ) {
-        let groups = step.cta.config.key_sharers() as i32;
+        let groups = step.cta.config.kv_splits() as i32;
         k.while_uniform(
             |k| {
                 let next = if groups == 1 { key_tile } else { k.sub(key_tile, groups - 1) };
@@ -331,42 +331,42 @@ impl<T: Element> Consumer<T> {
     }
 
     /// The scores of one tile of keys and the output of the one before, together; then the weights of the one.
-    fn tile(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix, key_tile: Reg<S32>, is_cut: bool) {
+    fn tile(&self, k: &mut Builder, step: &Step<'_>, query: &WgmmaOperand, key_tile: Reg<S32>, is_cut: bool) {
         let cta = step.cta;
-        self.keys.wait_until_full(k);
-        self.turns.wait(k, WarpScheduler::PingPong);
+        self.keys.consumer_wait(k);
+        self.warp_scheduler.wait(k, WarpScheduler::PingPong);
         k.section("scores", |k| {
             k.wgmma_fence();
             self.start_scores(k, step, query);
         });
         k.section("output", |k| {
             if cta.config.overlap_rescale {
-                step.softmax.rescale(k, &self.output, &step.raised);
+                step.softmax.rescale(k, &self.output, &step.row_scale);
             }
             k.wgmma_fence();
             self.start_output(k, cta);
         });
-        self.turns.pass(k, WarpScheduler::PingPong);
-        let first_key = step.key_tiles.first_key(k, key_tile);
+        self.warp_scheduler.pass(k, WarpScheduler::PingPong);
+        let first_key = step.blocks.first_key(k, key_tile);
         k.wgmma_wait(1);
-        self.keys.release(k, self.leader);
+        self.keys.consumer_release(k, self.leader);
         step.apply_terms(k, &self.scores, first_key);
         if is_cut {
             step.apply_masks(k, &self.scores, first_key);
         }
-        step.softmax.raise(k, &self.scores, &step.raised);
-        self.turns.wait(k, WarpScheduler::ExclusiveExp);
-        step.softmax.weigh(k, &self.scores, &step.raised);
-        let before = self.values.leave(k);
+        step.softmax.update_row_max(k, &self.scores, &step.row_scale);
+        self.warp_scheduler.wait(k, WarpScheduler::ExclusiveExp);
+        step.softmax.exp_and_sum(k, &self.scores, &step.row_scale);
+        let before = self.values.advance_holding(k);
         // Here and not before the product: a wait for a barrier is a loop, across which compilers do not move the end of
         // the product up; without it they do, to before the exponentials.
-        self.values.wait_until_full(k);
-        self.turns.pass(k, WarpScheduler::ExclusiveExp);
+        self.values.consumer_wait(k);
+        self.warp_scheduler.pass(k, WarpScheduler::ExclusiveExp);
         k.wgmma_wait(0);
-        before.release(k, self.leader);
+        before.consumer_release(k, self.leader);
         self.weights.round(k, &self.scores);
         if !cta.config.overlap_rescale {
-            step.softmax.rescale(k, &self.output, &step.raised);
+            step.softmax.rescale(k, &self.output, &step.row_scale);
         }
     }
 
@@ -394,7 +394,7 @@ impl<T: Element> Consumer<T> {
         k.section("clear values", |k| {
             k.if_uniform(any, |k| {
                 let thread = k.special(SpecialRegister::ThreadX);
-                let (thread, barrier) = match &self.key_group {
+                let (thread, barrier) = match &self.kv_split {
                     Some(group) => (group.thread(k, thread), group.barrier(k)),
                     None => (k.sub(thread, WARPGROUP), k.copy(ALL_CONSUMERS)),
                 };
@@ -421,7 +421,7 @@ impl<T: Element> Consumer<T> {
         });
     }
 
-    fn start_scores(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix) {
+    fn start_scores(&self, k: &mut Builder, step: &Step<'_>, query: &WgmmaOperand) {
         let shared = &step.cta.shared;
         let address = self.keys.tile(k);
         let keys = shared.key.by_rows(k, address);
@@ -436,7 +436,7 @@ impl<T: Element> Consumer<T> {
     }
 
     /// Where the scores of a lane stand.
-    fn score_places(&self, k: &mut Builder, work: &Work) -> ScorePlaces {
+    fn score_positions(&self, k: &mut Builder, work: &TileContext) -> ScorePositions {
         let column = k.shl(self.position.member, 1u32);
         let column = k.reinterpret::<U32, S32>(column);
         let last_row = k.sub(work.row_count, 1u32);
@@ -448,23 +448,23 @@ impl<T: Element> Consumer<T> {
         });
         let rows = rows.collect();
         let last_key = k.sub(work.key_length, 1i32);
-        ScorePlaces { rows, position, column, last_key }
+        ScorePositions { rows, position, column, last_key }
     }
 }
 
 /// What the work on every tile of keys needs.
 struct Step<'a> {
     cta: &'a Cta,
-    work: &'a Work,
+    work: &'a TileContext,
     terms: Option<ScoreTerms>,
     added: Option<AddedTerm>,
-    places: ScorePlaces,
+    places: ScorePositions,
     mask: KeyMask,
     mask_expression: Option<ExpressionCode>,
     softmax: OnlineSoftmax,
     /// What came of the last tile.
-    raised: Raised,
-    key_tiles: KeyTiles,
+    row_scale: RowScale,
+    blocks: KvBlockRange,
 }
 
 impl Step<'_> {
@@ -495,9 +495,9 @@ impl Step<'_> {
     /// The masks of a tile that may be cut. Most often no row attends any of its keys from one on, and all attend the others,
     /// of which the expression need not be asked.
     fn apply_masks_where_cut(&self, k: &mut Builder, scores: &Accumulator, tile: Reg<S32>, first_key: Reg<S32>) {
-        let cut = self.key_tiles.is_cut(k, tile);
+        let cut = self.blocks.is_cut(k, tile);
         k.if_uniform(cut, |k| {
-            k.section("mask", |k| match self.key_tiles.is_cut_by_expression(k, tile) {
+            k.section("mask", |k| match self.blocks.is_cut_by_expression(k, tile) {
                 Some(is_cut) => {
                     self.mask.apply_where_cut(k, scores, first_key, self.cta.config.tile_n);
                     k.if_uniform(is_cut, |k| self.apply_expression(k, scores, first_key));
@@ -531,8 +531,8 @@ impl Step<'_> {
 }
 
 /// Which keys the rows of a lane attend.
-fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
-    let Work { parameters, specialization, key_length, .. } = *work;
+fn key_mask(work: &TileContext, places: &ScorePositions) -> KeyMask {
+    let TileContext { parameters, specialization, key_length, .. } = *work;
     KeyMask {
         position: places.position,
         others: Vec::new(),
@@ -546,7 +546,7 @@ fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
 
 /// The turns that warpgroups take: each waits for the one before it.
 #[derive(Debug, Clone, Copy)]
-struct Turns {
+struct WarpSchedulerBarrier {
     /// At what.
     at: WarpScheduler,
     /// The barriers at which this warpgroup waits, and the next one does; where turns are taken.
@@ -558,7 +558,7 @@ struct Turns {
 /// Threads that meet at a turn: those of the warpgroup that waits, and of the one that passes.
 const TURN_THREADS: u32 = 2 * WARPGROUP;
 
-impl Turns {
+impl WarpSchedulerBarrier {
     fn new(k: &mut Builder, at: WarpScheduler, warpgroup: Reg<U32>, warpgroups: u32) -> Self {
         let warpgroup = (at != WarpScheduler::Free && warpgroups > 1).then_some(warpgroup);
         let barriers = warpgroup.map(|warpgroup| {

@@ -11,11 +11,12 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode, SpecialReg
 
 use super::consumer::Consumer;
 use super::{Cta, WARPGROUP};
-use crate::attention::Work;
+use crate::attention::TileContext;
 use crate::attention::scheduler::Tile;
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::primitives::{
-    CHUNK_BYTES, CHUNK_ELEMENTS, LANES, OnlineSoftmax, PANEL_ROW_BYTES, PanelTile, ROW_STEP, ROWS_PER_BLOCK, TensorRows,
+    CHUNK_BYTES, CHUNK_ELEMENTS, LANES, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, ROWS_PER_BLOCK, SwizzledTile,
+    TensorRows,
 };
 
 /// Lanes that have the columns of a row between them.
@@ -24,7 +25,12 @@ const MEMBERS: usize = 4;
 const FIRST_WRITE: u32 = 12;
 
 /// Finishes the softmax and stores what it was; returns which of a lane's two rows exist.
-fn finish<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, softmax: &OnlineSoftmax) -> [Reg<Pred>; 2] {
+fn finish<T: Element>(
+    k: &mut Builder,
+    consumer: &Consumer<T>,
+    work: &TileContext,
+    softmax: &OnlineSoftmax,
+) -> [Reg<Pred>; 2] {
     let sink = work.sink(k);
     let sums = softmax.finish(k, &consumer.output, sink);
     let first_row = k.add(work.first_row, consumer.row);
@@ -43,7 +49,7 @@ fn finish<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, soft
 }
 
 /// Finishes the rows of a warpgroup and has the copy engine store them, from the place of their query.
-pub(crate) fn store_by_copy<T: Element>(
+pub(crate) fn tma_store<T: Element>(
     k: &mut Builder,
     consumer: &Consumer<T>,
     cta: &Cta,
@@ -52,7 +58,7 @@ pub(crate) fn store_by_copy<T: Element>(
     softmax: &OnlineSoftmax,
 ) {
     let exists = finish(k, consumer, &tile.work, softmax);
-    let output = PanelTile { rows: cta.shared.query.rows, columns: cta.shared.value.columns };
+    let output = SwizzledTile { rows: cta.shared.query.rows, columns: cta.shared.value.columns };
     k.section("write output", |k| {
         let thread = k.special(SpecialRegister::ThreadX);
         let (lane, warp) = (k.and(thread, LANES - 1), k.shr(thread, LANES.ilog2()));
@@ -80,13 +86,13 @@ pub(crate) fn store_by_copy<T: Element>(
         }
     });
     if let Some(stored) = consumer.stored {
-        let place = consumer.query.leave(k);
+        let place = consumer.query.advance_holding(k);
         stored.begin(k, place);
     }
 }
 
 /// Whether the rows of a warp, from its first on, are followed by some of another tile, which a copy would overwrite.
-fn is_cut_short(k: &mut Builder, work: &Work, first: Reg<U32>) -> Reg<Pred> {
+fn is_cut_short(k: &mut Builder, work: &TileContext, first: Reg<U32>) -> Reg<Pred> {
     let behind = k.add(first, ROWS_PER_BLOCK);
     let has_others = k.compare(Compare::Gt, behind, work.row_count);
     let have_rows = k.compare(Compare::Lt, work.row_count, work.parameters.query_length);
@@ -94,13 +100,13 @@ fn is_cut_short(k: &mut Builder, work: &Work, first: Reg<U32>) -> Reg<Pred> {
 }
 
 /// Finishes the rows of a warpgroup and stores them.
-pub(crate) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, softmax: &OnlineSoftmax) {
+pub(crate) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &TileContext, softmax: &OnlineSoftmax) {
     let exists = finish(k, consumer, work, softmax);
     store_rows(k, consumer, work, exists);
 }
 
 /// Stores those of the lanes' rows that exist.
-fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, exists: [Reg<Pred>; 2]) {
+fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &TileContext, exists: [Reg<Pred>; 2]) {
     k.section("store output", |k| {
         let bits = [1u32, 2].map(|bit| {
             let bit = k.and(consumer.position.member, bit);

@@ -5,7 +5,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 
 use super::consumer::ALL_CONSUMERS;
 use super::{Cta, WARPGROUP};
-use crate::attention::kv_range::KeyTiles;
+use crate::attention::kv_range::KvBlockRange;
 use crate::hopper_config::HopperConfig;
 use crate::primitives::{Accumulator, LANES, OnlineSoftmax};
 
@@ -16,7 +16,7 @@ const WORD_BYTES: u32 = 4;
 
 /// Where a warpgroup stands among those that compute.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KeyGroup {
+pub(crate) struct KvSplit {
     /// Its number among those of the same rows in the CTA. The tiles of keys are dealt out to the CTAs of a cluster in
     /// turn, from the last on, and in a CTA to them.
     pub(crate) number: Reg<U32>,
@@ -31,7 +31,7 @@ pub(crate) struct KeyGroup {
     exchange: Reg<U32>,
 }
 
-impl KeyGroup {
+impl KvSplit {
     pub(crate) fn new(k: &mut Builder, cta: &Cta, warp: Reg<U32>, lane: Reg<U32>, warpgroup: Reg<U32>) -> Self {
         let groups = cta.config.kv_split_warpgroups;
         let row_group = k.div(warpgroup, groups);
@@ -47,7 +47,7 @@ impl KeyGroup {
     }
 
     /// Its own last tile of keys.
-    pub(crate) fn last_tile(&self, k: &mut Builder, tiles: &KeyTiles) -> Reg<S32> {
+    pub(crate) fn last_tile(&self, k: &mut Builder, tiles: &KvBlockRange) -> Reg<S32> {
         let before = match self.rank {
             Some(rank) => k.mad(self.number, self.ctas, rank),
             None => self.number,
@@ -57,7 +57,7 @@ impl KeyGroup {
     }
 
     /// Whether it has a tile of keys at all.
-    pub(crate) fn has_some(&self, k: &mut Builder, tiles: &KeyTiles) -> Reg<Pred> {
+    pub(crate) fn has_some(&self, k: &mut Builder, tiles: &KvBlockRange) -> Reg<Pred> {
         let last = self.last_tile(k, tiles);
         let some = k.compare(Compare::Ge, last, tiles.first);
         k.and(some, tiles.any)
@@ -84,20 +84,20 @@ impl KeyGroup {
 
     /// Brings together, in the first warpgroup of each rows, what those of the same rows have for their keys.
     pub(crate) fn gather(&self, k: &mut Builder, config: HopperConfig, softmax: &OnlineSoftmax, output: &Accumulator) {
-        let step = config.row_groups() * WARPS * softmax.sent_bytes(output);
+        let step = config.row_groups() * WARPS * softmax.partial_bytes(output);
         if config.kv_split_warpgroups > 1 {
             let is_other = k.compare(Compare::Gt, self.number, 0u32);
             k.if_uniform(is_other, |k| {
                 let before = k.sub(self.number, 1u32);
                 let address = k.mad(before, step, self.exchange);
-                softmax.send(k, output, address);
+                softmax.store_partial(k, output, address);
             });
             k.barrier_sync(ALL_CONSUMERS, config.warpgroups * WARPGROUP);
             let is_first = k.compare(Compare::Eq, self.number, 0u32);
             k.if_uniform(is_first, |k| {
                 for other in 1..config.kv_split_warpgroups {
                     let address = k.add(self.exchange, (other - 1) * step);
-                    softmax.receive(k, output, address);
+                    softmax.merge_partial(k, output, address);
                 }
             });
         }
@@ -126,14 +126,14 @@ impl KeyGroup {
             let before = k.sub(rank, 1u32);
             let address = k.mad(before, step, self.exchange);
             let address = k.map_shared(address, 0u32).plus(first_sender as i32);
-            softmax.send_to_cta(k, output, address);
+            softmax.store_partial_to_cta(k, output, address);
         });
         k.cluster_sync();
         let stores = self.is_first(k);
         k.if_uniform(stores, |k| {
             for other in 1..self.ctas {
                 let address = k.add(self.exchange, first_sender + (other - 1) * step);
-                softmax.receive(k, output, address);
+                softmax.merge_partial(k, output, address);
             }
         });
     }

@@ -2,7 +2,7 @@
 //!
 //! A CTA has one warpgroup that copies and one to three that compute, each on 64 rows of a tile of query rows. The
 //! copying one gives most of its registers to the others; one lane of it starts the tensor copies of the query, and of
-//! tiles of keys and values into a [`TransferRing`] each. The computing ones go through the tiles from the last to the
+//! tiles of keys and values into a [`TmaPipeline`] each. The computing ones go through the tiles from the last to the
 //! first, so that what masks cut comes first:
 //!
 //! ```text
@@ -21,7 +21,7 @@
 //!
 //! The output goes back to the place of its query, from which the copy engine stores it while the next rows are worked on.
 //!
-//! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as SMs, one after the other.
+//! `TileScheduler` says which tiles a CTA works on: one, or, with as many CTAs as SMs, one after the other.
 
 mod consumer;
 mod epilogue;
@@ -31,13 +31,13 @@ mod producer;
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
 
-use crate::attention::block_mask::work_info::Tickets;
-use crate::attention::scheduler::Schedule;
-use crate::attention::scheduler::sorted::ByLength;
+use crate::attention::block_mask::work_info::WorkInfoSlots;
+use crate::attention::scheduler::TileScheduler;
+use crate::attention::scheduler::sorted::SortedTiles;
 use crate::element::Element;
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
-use crate::primitives::{LANES, PanelTile, TransferRing};
+use crate::primitives::{LANES, SwizzledTile, TmaPipeline};
 use crate::specialization::Specialization;
 
 /// Threads of a warpgroup.
@@ -55,7 +55,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specializat
     }
     let parameters = Parameters::load(k, specialization);
     let maps = Maps::declare(k, config, specialization);
-    let mut schedule = Schedule::load(k, config, &parameters, specialization);
+    let mut schedule = TileScheduler::load(k, config, &parameters, specialization);
     let shared = Shared::reserve(k, config, specialization);
     let thread = k.special(SpecialRegister::ThreadX);
     let base = k.shared_base();
@@ -80,7 +80,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specializat
     if config.sorts_tiles(specialization) {
         wait_for_kernel_before(k, config);
         let memory = k.add(base, shared.order);
-        ByLength::sort(k, &mut schedule, config, memory);
+        SortedTiles::sort(k, &mut schedule, config, memory);
     }
     let cta = Cta { config, specialization, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());
@@ -112,7 +112,7 @@ struct Cta {
     config: HopperConfig,
     specialization: Specialization,
     maps: Maps,
-    schedule: Schedule,
+    schedule: TileScheduler,
     shared: Shared,
     /// The address of shared memory.
     base: Reg<U32>,
@@ -155,41 +155,41 @@ struct Maps {
 impl Maps {
     fn declare(k: &mut Builder, config: HopperConfig, specialization: Specialization) -> Self {
         let [query, key, value] = ["query_map", "key_map", "value_map"].map(|name| k.tensor_map(name));
-        let output = config.stores_by_copy(specialization).then(|| k.tensor_map("output_map"));
+        let output = config.tma_store(specialization).then(|| k.tensor_map("output_map"));
         Self { query, key, value, output }
     }
 }
 
 /// The tiles in shared memory, and the rings they go through.
 struct Shared {
-    query: PanelTile,
-    key: PanelTile,
-    value: PanelTile,
-    query_ring: TransferRing,
-    key_ring: TransferRing,
-    value_ring: TransferRing,
+    query: SwizzledTile,
+    key: SwizzledTile,
+    value: SwizzledTile,
+    query_ring: TmaPipeline,
+    key_ring: TmaPipeline,
+    value_ring: TmaPipeline,
     /// Where warpgroups that share keys add up what they have.
     exchange: u32,
     /// Where tiles of query rows are sorted.
     order: u32,
     /// What is handed over beside queries, where tiles are sorted.
-    tickets: Option<Tickets>,
+    work_info: Option<WorkInfoSlots>,
 }
 
 impl Shared {
     fn reserve(k: &mut Builder, config: HopperConfig, specialization: Specialization) -> Self {
         let [query, key, value] = config.tiles(specialization);
-        let mut query_ring = TransferRing::reserve(k, config.query_places(specialization), query.bytes());
-        let mut key_ring = TransferRing::reserve(k, config.stages, key.bytes());
-        let mut value_ring = TransferRing::reserve(k, config.stages, value.bytes());
+        let mut query_ring = TmaPipeline::reserve(k, config.q_stages(specialization), query.bytes());
+        let mut key_ring = TmaPipeline::reserve(k, config.stages, key.bytes());
+        let mut value_ring = TmaPipeline::reserve(k, config.stages, value.bytes());
         for ring in [&mut query_ring, &mut key_ring, &mut value_ring] {
             ring.reserve_barriers(k);
         }
         let exchange = k.reserve_shared(config.exchange_bytes(specialization), 128);
         let order = k.reserve_shared(config.order_bytes(specialization), 16);
-        let ranges = config.range_tiles(specialization).filter(|ranges| ranges.rows_anywhere);
-        let tickets = ranges.map(|ranges| Tickets::reserve(k, config.query_places(specialization), ranges));
-        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order, tickets }
+        let ranges = config.block_mask_tiles(specialization).filter(|ranges| ranges.unaligned_q);
+        let work_info = ranges.map(|ranges| WorkInfoSlots::reserve(k, config.q_stages(specialization), ranges));
+        Self { query, key, value, query_ring, key_ring, value_ring, exchange, order, work_info }
     }
 
     fn initialise(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {

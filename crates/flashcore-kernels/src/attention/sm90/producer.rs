@@ -5,10 +5,10 @@ use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::Cta;
-use crate::attention::block_mask::work_info::Tickets;
-use crate::attention::kv_range::KeyTiles;
+use crate::attention::block_mask::work_info::WorkInfoSlots;
+use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scheduler::Tile;
-use crate::primitives::{LANES, PanelTile, TensorRows, TransferCursor};
+use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
 
 /// One warp of the warpgroup copies; the others are done.
 pub(crate) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
@@ -27,9 +27,9 @@ pub(crate) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
 struct Producer {
     /// Holds in the lane that copies.
     leader: Reg<Pred>,
-    query: TransferCursor,
-    keys: TransferCursor,
-    values: TransferCursor,
+    query: PipelineState,
+    keys: PipelineState,
+    values: PipelineState,
 }
 
 impl Producer {
@@ -44,7 +44,7 @@ impl Producer {
     }
 
     fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
-        let tiles = KeyTiles::new(k, tile, cta.config);
+        let tiles = KvBlockRange::new(k, tile, cta.config);
         cta.wait_for_kernel_before(k);
         let (last, any) = if cta.config.cluster > 1 {
             let rank = k.cluster_rank();
@@ -55,9 +55,9 @@ impl Producer {
         } else {
             (tiles.last, tiles.any)
         };
-        let announced = cta.shared.tickets.zip(tile.record).map(|(tickets, record)| {
+        let announced = cta.shared.work_info.zip(tile.record).map(|(work_info, record)| {
             let query_bytes = k.select(any, cta.shared.query.bytes(), 0u32);
-            self.hand_over(k, tickets, record, tile, query_bytes)
+            self.hand_over(k, work_info, record, tile, query_bytes)
         });
         k.if_uniform(any, |k| self.copy_tiles(k, cta, tile, tiles, last, announced));
     }
@@ -66,18 +66,18 @@ impl Producer {
     fn hand_over(
         &self,
         k: &mut Builder,
-        tickets: Tickets,
+        work_info: WorkInfoSlots,
         record: Reg<U64>,
         tile: &Tile,
         query_bytes: Reg<U32>,
     ) -> [Reg<U32>; 2] {
         k.section("ticket", |k| {
-            self.query.wait_until_empty(k);
-            tickets.write(k, &self.query, tile, self.leader);
+            self.query.producer_acquire(k);
+            work_info.write(k, &self.query, tile, self.leader);
             k.warp_sync();
-            let bytes = k.add(query_bytes, tickets.announced());
-            self.query.announce(k, self.leader, bytes);
-            tickets.copy(k, &self.query, record, self.leader);
+            let bytes = k.add(query_bytes, work_info.announced());
+            self.query.expect_tx(k, self.leader, bytes);
+            work_info.copy(k, &self.query, record, self.leader);
             let place = [self.query.tile(k), self.query.full(k)];
             self.query.advance(k);
             place
@@ -92,7 +92,7 @@ impl Producer {
         k: &mut Builder,
         cta: &Cta,
         tile: &Tile,
-        tiles: KeyTiles,
+        tiles: KvBlockRange,
         last: Reg<S32>,
         announced: Option<[Reg<U32>; 2]>,
     ) {
@@ -144,9 +144,9 @@ impl Producer {
     }
 
     /// Fills the next stage of a ring.
-    fn next(&self, k: &mut Builder, cursor: &TransferCursor, tile: PanelTile, rows: TensorRows) {
-        cursor.wait_until_empty(k);
-        cursor.announce(k, self.leader, tile.bytes());
+    fn next(&self, k: &mut Builder, cursor: &PipelineState, tile: SwizzledTile, rows: TensorRows) {
+        cursor.producer_acquire(k);
+        cursor.expect_tx(k, self.leader, tile.bytes());
         let (target, barrier) = (cursor.tile(k), cursor.full(k));
         k.section("copy", |k| tile.load(k, rows, target, barrier, self.leader));
         cursor.advance(k);

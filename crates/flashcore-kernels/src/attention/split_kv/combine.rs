@@ -11,7 +11,7 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, Sp
 
 use crate::attention::naive::MemoryElement;
 use crate::attention::split_kv::partial::PartialRow;
-use crate::attention::{Place, Rows, Work};
+use crate::attention::{Place, Rows, TileContext};
 use crate::parameters::{Parameters, SplitParameters};
 use crate::primitives::{LANES, add_sink};
 use crate::specialization::Specialization;
@@ -30,7 +30,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
     let num_splits = SplitParameters::load(k);
     // Whether rows have limits matters no more, nor do their scores.
     let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
-    let work = Work::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);
+    let work = TileContext::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
     let row = k.add(work.first_row, warp);
@@ -103,7 +103,7 @@ fn over_warp(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Re
     }
 }
 
-fn combine<T: MemoryElement>(k: &mut Builder, work: &Work, rows: &OfRow, target: &Target, maximum: Reg<F32>) {
+fn combine<T: MemoryElement>(k: &mut Builder, work: &TileContext, rows: &OfRow, target: &Target, maximum: Reg<F32>) {
     let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
     let shift = k.select(none, 0.0f32, maximum);
     let sum = k.copy(0.0f32);

@@ -6,7 +6,7 @@
 use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SpecialRegister};
 
-use crate::attention::Work;
+use crate::attention::TileContext;
 use crate::attention::sm80::Warp;
 use crate::parameters::SplitParameters;
 use crate::primitives::{Accumulator, OnlineSoftmax};
@@ -53,7 +53,7 @@ impl PartialRow {
 /// Stores what the warp has for its rows.
 pub(crate) fn store_partials(
     k: &mut Builder,
-    work: &Work,
+    work: &TileContext,
     warp: &Warp,
     num_splits: SplitParameters,
     softmax: &OnlineSoftmax,

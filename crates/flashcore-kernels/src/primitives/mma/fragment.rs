@@ -45,7 +45,7 @@ pub enum LeftOperand<'a, T: Element> {
     /// In shared memory: for each 16 rows their addresses, and the number of columns.
     Shared(Vec<TileAddresses>, u32),
     /// Results of another product, to be rounded.
-    Rounded(&'a Accumulator),
+    Accumulator(&'a Accumulator),
 }
 
 impl<T: Element> LeftOperand<'_, T> {
@@ -54,7 +54,7 @@ impl<T: Element> LeftOperand<'_, T> {
         match self {
             Self::Registers(fragments) => fragments.blocks.first().map_or(0, Vec::len) as u32,
             Self::Shared(_, columns) => columns / PRODUCT_DEPTH,
-            Self::Rounded(results) => results.blocks.first().map_or(0, Vec::len) as u32 / 2,
+            Self::Accumulator(results) => results.blocks.first().map_or(0, Vec::len) as u32 / 2,
         }
     }
 
@@ -65,7 +65,7 @@ impl<T: Element> LeftOperand<'_, T> {
                 let blocks = blocks.iter().zip(by_column);
                 blocks.map(|(addresses, by_column)| load_left(k, *addresses, by_column, step)).collect()
             }
-            Self::Rounded(results) => {
+            Self::Accumulator(results) => {
                 let tile = 2 * step as usize;
                 results.blocks.iter().map(|tiles| round(k, tiles[tile], tiles[tile + 1])).collect()
             }
@@ -74,7 +74,7 @@ impl<T: Element> LeftOperand<'_, T> {
 
     fn by_column(&self, k: &mut Builder) -> Vec<Vec<Reg<U32>>> {
         match self {
-            Self::Registers(_) | Self::Rounded(_) => Vec::new(),
+            Self::Registers(_) | Self::Accumulator(_) => Vec::new(),
             Self::Shared(blocks, _) => blocks.iter().map(|addresses| addresses.by_column(k)).collect(),
         }
     }

@@ -8,14 +8,14 @@ use flashcore_ir::{Builder, Compare, Reg};
 /// The copies of one tile form one group, committed even when it is empty, so that the number of groups in flight
 /// tells which tile has arrived.
 #[derive(Debug, Clone, Copy)]
-pub struct Ring {
+pub struct CpAsyncPipeline {
     stages: u32,
     stage_bytes: u32,
     filling: Reg<U32>,
     reading: Reg<U32>,
 }
 
-impl Ring {
+impl CpAsyncPipeline {
     /// `stages` stages of `stage_bytes` bytes each, all empty.
     pub fn new(k: &mut Builder, stages: u32, stage_bytes: u32) -> Self {
         Self { stages, stage_bytes, filling: k.copy(0u32), reading: k.copy(0u32) }

@@ -3,5 +3,5 @@
 mod cp_async;
 mod tma;
 
-pub use cp_async::Ring;
-pub use tma::{LeftStage, StoredStage, TransferCursor, TransferRing};
+pub use cp_async::CpAsyncPipeline;
+pub use tma::{HeldStage, PipelineState, TmaPipeline, TmaStoreGuard};

@@ -2,7 +2,7 @@
 //!
 //! Each stage has two `mbarrier`s. *Full* completes a phase when the announced bytes have arrived, *empty* when every
 //! reader has let go of them. Who fills waits for empty, who reads waits for full, and each side counts the phases it
-//! has gone through in a [`TransferCursor`] of its own: nobody ever waits for both.
+//! has gone through in a [`PipelineState`] of its own: nobody ever waits for both.
 
 use flashcore_ir::types::{Pred, U32};
 use flashcore_ir::{Builder, Compare, Reg, SharedAddress, Value};
@@ -14,7 +14,7 @@ const STAGE_ALIGNMENT: u32 = 1024;
 
 /// Stages of equal size and their barriers.
 #[derive(Debug, Clone, Copy)]
-pub struct TransferRing {
+pub struct TmaPipeline {
     stages: u32,
     stage_bytes: u32,
     tiles: u32,
@@ -22,7 +22,7 @@ pub struct TransferRing {
     empty: u32,
 }
 
-impl TransferRing {
+impl TmaPipeline {
     /// Reserves the memory of `stages` stages of `stage_bytes` bytes and of their barriers.
     pub fn reserve(k: &mut Builder, stages: u32, stage_bytes: u32) -> Self {
         let stage_bytes = stage_bytes.next_multiple_of(STAGE_ALIGNMENT);
@@ -47,21 +47,21 @@ impl TransferRing {
     }
 
     /// One side's way through the stages, from the first on.
-    pub fn cursor(&self, k: &mut Builder, base: Reg<U32>) -> TransferCursor {
+    pub fn cursor(&self, k: &mut Builder, base: Reg<U32>) -> PipelineState {
         let stage = (self.stages > 1).then(|| k.copy(0u32));
-        TransferCursor { ring: *self, base, stage, phase: k.copy(0u32), step: 1 }
+        PipelineState { ring: *self, base, stage, phase: k.copy(0u32), step: 1 }
     }
 
     /// The way of one of `step` readers that take turns, the one of number `first`. The stages are a multiple of them.
-    pub fn cursor_of(&self, k: &mut Builder, base: Reg<U32>, first: Reg<U32>, step: u32) -> TransferCursor {
-        TransferCursor { ring: *self, base, stage: Some(k.copy(first)), phase: k.copy(0u32), step }
+    pub fn cursor_of(&self, k: &mut Builder, base: Reg<U32>, first: Reg<U32>, step: u32) -> PipelineState {
+        PipelineState { ring: *self, base, stage: Some(k.copy(first)), phase: k.copy(0u32), step }
     }
 }
 
 /// Where one side stands in a ring: its stage, and the parity of its phase.
 #[derive(Debug, Clone, Copy)]
-pub struct TransferCursor {
-    ring: TransferRing,
+pub struct PipelineState {
+    ring: TmaPipeline,
     base: Reg<U32>,
     /// None where there is but one.
     stage: Option<Reg<U32>>,
@@ -70,7 +70,7 @@ pub struct TransferCursor {
     step: u32,
 }
 
-impl TransferCursor {
+impl PipelineState {
     /// The address of the stage.
     pub fn tile(&self, k: &mut Builder) -> Reg<U32> {
         self.at(k, self.ring.tiles, self.ring.stage_bytes)
@@ -97,7 +97,7 @@ impl TransferCursor {
     }
 
     /// Waits until the bytes of the stage have arrived.
-    pub fn wait_until_full(&self, k: &mut Builder) {
+    pub fn consumer_wait(&self, k: &mut Builder) {
         k.section("wait for full", |k| {
             let barrier = self.full(k);
             k.mbarrier_wait(barrier, self.phase);
@@ -105,7 +105,7 @@ impl TransferCursor {
     }
 
     /// Waits until every reader has let go of the stage; of one that was never filled, at once.
-    pub fn wait_until_empty(&self, k: &mut Builder) {
+    pub fn producer_acquire(&self, k: &mut Builder) {
         k.section("wait for empty", |k| {
             let barrier = self.at(k, self.ring.empty, BARRIER_BYTES);
             let before = k.xor(self.phase, 1u32);
@@ -114,22 +114,22 @@ impl TransferCursor {
     }
 
     /// Announces the bytes that copies will bring into the stage.
-    pub fn announce(&self, k: &mut Builder, leader: Reg<Pred>, bytes: impl Into<Value<U32>>) {
+    pub fn expect_tx(&self, k: &mut Builder, leader: Reg<Pred>, bytes: impl Into<Value<U32>>) {
         let (barrier, bytes) = (self.full(k), bytes.into());
         k.when(leader, |k| k.mbarrier_arrive_expect(barrier, bytes));
     }
 
     /// Lets go of the stage, once for the warp, and goes on to the next. `leader` holds in one lane.
-    pub fn release(&self, k: &mut Builder, leader: Reg<Pred>) {
-        let left = self.leave(k);
-        left.release(k, leader);
+    pub fn consumer_release(&self, k: &mut Builder, leader: Reg<Pred>) {
+        let left = self.advance_holding(k);
+        left.consumer_release(k, leader);
     }
 
     /// Goes on to the next stage; the one it leaves is still being read.
-    pub fn leave(&self, k: &mut Builder) -> LeftStage {
+    pub fn advance_holding(&self, k: &mut Builder) -> HeldStage {
         let empty = self.at(k, self.ring.empty, BARRIER_BYTES);
         self.advance(k);
-        LeftStage { empty }
+        HeldStage { empty }
     }
 
     /// Goes on to the next stage.
@@ -152,7 +152,7 @@ impl TransferCursor {
 
 /// A stage that a cursor has gone past, and that has not been let go of.
 #[derive(Debug, Clone, Copy)]
-pub struct LeftStage {
+pub struct HeldStage {
     empty: Reg<U32>,
 }
 
@@ -161,18 +161,18 @@ const NO_BARRIER: u32 = u32::MAX;
 
 /// A stage out of which copies store, at most one at a time.
 #[derive(Debug, Clone, Copy)]
-pub struct StoredStage {
+pub struct TmaStoreGuard {
     empty: Reg<U32>,
 }
 
-impl StoredStage {
+impl TmaStoreGuard {
     /// None yet.
     pub fn none(k: &mut Builder) -> Self {
         Self { empty: k.copy(NO_BARRIER) }
     }
 
     /// Copies out of a stage have started.
-    pub fn begin(self, k: &mut Builder, stage: LeftStage) {
+    pub fn begin(self, k: &mut Builder, stage: HeldStage) {
         k.set(self.empty, stage.empty);
     }
 
@@ -183,16 +183,16 @@ impl StoredStage {
             let is_there = k.compare(Compare::Ne, self.empty, NO_BARRIER);
             k.if_uniform(is_there, |k| {
                 k.when(leader, |k| k.bulk_wait(0, true));
-                LeftStage { empty: self.empty }.release(k, leader);
+                HeldStage { empty: self.empty }.consumer_release(k, leader);
                 k.set(self.empty, NO_BARRIER);
             });
         });
     }
 }
 
-impl LeftStage {
+impl HeldStage {
     /// Lets go of it, once for the warp. `leader` holds in one lane.
-    pub fn release(self, k: &mut Builder, leader: Reg<Pred>) {
+    pub fn consumer_release(self, k: &mut Builder, leader: Reg<Pred>) {
         k.section("release", |k| {
             // What the other lanes have read, they have read before this.
             k.warp_sync();

@@ -5,6 +5,6 @@ mod swizzle;
 mod tile;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
-pub use swizzle::{PANEL_COLUMNS, PANEL_ROW_BYTES, PanelMatrix, PanelTile, Rounded, TensorRows};
+pub use swizzle::{PANEL_COLUMNS, PANEL_ROW_BYTES, PFragment, SwizzledTile, TensorRows, WgmmaOperand};
 pub(crate) use tile::{CHUNK_BYTES, CHUNK_ELEMENTS};
 pub use tile::{LaneRows, SharedLayout, SharedTile, TileAddresses};

@@ -22,14 +22,14 @@ const EIGHT_ROWS: u32 = 8 * PANEL_ROW_BYTES;
 
 /// A matrix of 16-bit elements in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PanelTile {
+pub struct SwizzledTile {
     /// Rows.
     pub rows: u32,
     /// Columns of the tensor.
     pub columns: u32,
 }
 
-impl PanelTile {
+impl SwizzledTile {
     /// Panels.
     pub const fn panels(self) -> u32 {
         self.columns.div_ceil(PANEL_COLUMNS)
@@ -91,16 +91,16 @@ impl PanelTile {
     }
 
     /// The matrix at an address, its rows being rows of a left operand or columns of a right one.
-    pub fn by_rows(self, k: &mut Builder, address: Reg<U32>) -> PanelMatrix {
+    pub fn by_rows(self, k: &mut Builder, address: Reg<U32>) -> WgmmaOperand {
         let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: EIGHT_ROWS };
-        PanelMatrix { tile: self, descriptor: k.matrix_descriptor(address, layout) }
+        WgmmaOperand { tile: self, descriptor: k.matrix_descriptor(address, layout) }
     }
 
     /// The matrix at an address, its rows being rows of a right operand.
-    pub fn by_columns(self, k: &mut Builder, address: Reg<U32>) -> PanelMatrix {
+    pub fn by_columns(self, k: &mut Builder, address: Reg<U32>) -> WgmmaOperand {
         let leading_bytes = self.panel_bytes();
         let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes, stride_bytes: EIGHT_ROWS };
-        PanelMatrix { tile: self, descriptor: k.matrix_descriptor(address, layout) }
+        WgmmaOperand { tile: self, descriptor: k.matrix_descriptor(address, layout) }
     }
 }
 
@@ -121,12 +121,12 @@ pub struct TensorRows {
 
 /// A matrix as products read it.
 #[derive(Debug, Clone, Copy)]
-pub struct PanelMatrix {
-    tile: PanelTile,
+pub struct WgmmaOperand {
+    tile: SwizzledTile,
     descriptor: Reg<U64>,
 }
 
-impl PanelMatrix {
+impl WgmmaOperand {
     /// 16 columns of all rows.
     fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
         let steps_per_panel = PANEL_COLUMNS / PRODUCT_DEPTH;
@@ -171,8 +171,8 @@ impl Accumulator {
     pub fn start_product_of_rows<T: Element>(
         &self,
         k: &mut Builder,
-        left: &PanelMatrix,
-        right: &PanelMatrix,
+        left: &WgmmaOperand,
+        right: &WgmmaOperand,
         depth: u32,
     ) {
         let (registers, columns) = (registers(self), right.tile.rows);
@@ -185,7 +185,7 @@ impl Accumulator {
     }
 
     /// Starts adding the product of `left`, in registers, by `right`. One group.
-    pub fn start_adding_product<T: Element>(&self, k: &mut Builder, left: &Rounded<T>, right: &PanelMatrix) {
+    pub fn start_adding_product<T: Element>(&self, k: &mut Builder, left: &PFragment<T>, right: &WgmmaOperand) {
         let registers = registers(self);
         let columns = registers.len() as u32 * 2;
         for (step, fragment) in (0u32..).zip(&left.fragments) {
@@ -198,11 +198,11 @@ impl Accumulator {
 
 /// Results rounded to a left operand, in registers of their own: the results can be replaced while it is multiplied.
 #[derive(Debug, Clone)]
-pub struct Rounded<T: Element> {
+pub struct PFragment<T: Element> {
     fragments: Vec<[Reg<T>; 4]>,
 }
 
-impl<T: Element> Rounded<T> {
+impl<T: Element> PFragment<T> {
     /// Registers without values for results of so many columns, a multiple of 16.
     pub fn unset(k: &mut Builder, columns: u32) -> Self {
         let steps = 0..columns / PRODUCT_DEPTH;

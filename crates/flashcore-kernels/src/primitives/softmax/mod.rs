@@ -5,4 +5,4 @@ mod online;
 mod steps;
 
 pub(crate) use lse::lse;
-pub use online::{Exponential, OnlineSoftmax, Raised, Rescale, RowSums, add_sink};
+pub use online::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};

@@ -81,27 +81,27 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Turns scores into weights, in place, and brings `output` to the new maximum.
+    /// WarpSchedulerBarrier scores into weights, in place, and brings `output` to the new maximum.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
         if self.rescale == Rescale::Threshold {
-            let raised = Raised::none(k, self.maximum.len() as u32);
-            self.raise(k, scores, &raised);
-            self.weigh(k, scores, &raised);
-            return self.rescale(k, output, &raised);
+            let row_scale = RowScale::none(k, self.maximum.len() as u32);
+            self.update_row_max(k, scores, &row_scale);
+            self.exp_and_sum(k, scores, &row_scale);
+            return self.rescale(k, output, &row_scale);
         }
-        let raised = k.section("maximum", |k| self.raise_maximum(k, scores));
+        let row_scale = k.section("maximum", |k| self.raise_maximum(k, scores));
         k.section("rescale", |k| {
             let rescale = |k: &mut Builder| {
-                for (sum, factor) in self.sum.iter().zip(&raised.factors) {
+                for (sum, factor) in self.sum.iter().zip(&row_scale.factors) {
                     k.mul_to(*sum, *factor);
                 }
-                output.scale_rows(k, &raised.factors);
+                output.scale_rows(k, &row_scale.factors);
             };
             match self.rescale {
                 Rescale::Always => rescale(k),
                 Rescale::IfChanged | Rescale::Threshold => {
-                    let mut any = k.compare(Compare::Ne, raised.factors[0], 1.0f32);
-                    for factor in &raised.factors[1..] {
+                    let mut any = k.compare(Compare::Ne, row_scale.factors[0], 1.0f32);
+                    for factor in &row_scale.factors[1..] {
                         let rose = k.compare(Compare::Ne, *factor, 1.0f32);
                         any = k.or(any, rose);
                     }
@@ -114,8 +114,8 @@ impl OnlineSoftmax {
             let mut number = 0;
             scores.each(|row, _, score| {
                 match self.scale {
-                    Some(scale) => k.scale_add_to(score, scale, raised.shift[row]),
-                    None => k.add_to(score, raised.shift[row]),
+                    Some(scale) => k.scale_add_to(score, scale, row_scale.shift[row]),
+                    None => k.add_to(score, row_scale.shift[row]),
                 }
                 self.exp2_to(k, score, number);
                 number += 1;
@@ -132,7 +132,7 @@ impl OnlineSoftmax {
         }
     }
 
-    fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> Raised {
+    fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> RowScale {
         let before: Vec<_> = self.maximum.iter().map(|maximum| k.copy(*maximum)).collect();
         scores.each(|row, _, score| k.max_to(self.maximum[row], score));
         for maximum in &self.maximum {
@@ -146,7 +146,7 @@ impl OnlineSoftmax {
             factors.push(k.exp2(exponent));
             shift.push(negative);
         }
-        Raised { shift, factors }
+        RowScale { shift, factors }
     }
 
     /// What is added to scaled scores: minus the maximum. A row with no key so far has none; its weights are
@@ -174,25 +174,25 @@ impl OnlineSoftmax {
     }
 
     /// Stores maxima, sums and `output` for another warp, a register after the other, each with one word for each lane.
-    pub fn send(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
+    pub fn store_partial(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
         let address = SharedAddress::from(lane_address);
-        self.each_sent(output, |offset, register| k.store_shared(address.plus(offset), &[register]));
+        self.each_partial(output, |offset, register| k.store_shared(address.plus(offset), &[register]));
     }
 
     /// The same for a warp of another CTA of the cluster.
-    pub fn send_to_cta(&self, k: &mut Builder, output: &Accumulator, lane_address: ClusterAddress) {
-        self.each_sent(output, |offset, register| k.store_cluster(lane_address.plus(offset), &[register]));
+    pub fn store_partial_to_cta(&self, k: &mut Builder, output: &Accumulator, lane_address: ClusterAddress) {
+        self.each_partial(output, |offset, register| k.store_cluster(lane_address.plus(offset), &[register]));
     }
 
     /// Does `store` with each register, and the bytes from the lane's first word to its own.
-    fn each_sent(&self, output: &Accumulator, mut store: impl FnMut(i32, Reg<F32>)) {
+    fn each_partial(&self, output: &Accumulator, mut store: impl FnMut(i32, Reg<F32>)) {
         for (index, register) in self.registers(output).into_iter().enumerate() {
             store((index as u32 * LANES * WORD_BYTES) as i32, register);
         }
     }
 
     /// Adds what the same lane of another warp sent: the softmax of other keys of the same rows.
-    pub fn receive(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
+    pub fn merge_partial(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
         let count = self.registers(output).len();
         let mut received = (0..count).map(|index| {
             let offset = index as u32 * LANES * WORD_BYTES;
@@ -223,8 +223,8 @@ impl OnlineSoftmax {
         });
     }
 
-    /// Bytes that [`send`](Self::send) takes.
-    pub fn sent_bytes(&self, output: &Accumulator) -> u32 {
+    /// Bytes that [`store_partial`](Self::store_partial) takes.
+    pub fn partial_bytes(&self, output: &Accumulator) -> u32 {
         self.registers(output).len() as u32 * LANES * WORD_BYTES
     }
 
@@ -235,18 +235,18 @@ impl OnlineSoftmax {
     }
 
     /// The maxima, in base 2, and the sums over all columns of a lane's rows, of the keys so far.
-    pub fn partial(&self, k: &mut Builder) -> RowSums {
+    pub fn partial(&self, k: &mut Builder) -> RowStats {
         for sum in &self.sum {
             over_row(k, *sum, |k, sum, other| k.add_to(sum, other));
         }
         let maximum = self.maximum.iter().map(|maximum| self.scaled(k, *maximum)).collect();
-        RowSums { maximum, sum: self.sum.clone() }
+        RowStats { maximum, sum: self.sum.clone() }
     }
 
     /// Divides `output` by the sums of its rows, and returns what the rows were. A sink, in base 2, is one more score
     /// that has no value.
-    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowSums {
-        let RowSums { maximum, .. } = self.partial(k);
+    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowStats {
+        let RowStats { maximum, .. } = self.partial(k);
         let (maximum, factors) = match sink {
             None => (maximum, None),
             Some(sink) => {
@@ -267,13 +267,13 @@ impl OnlineSoftmax {
             })
             .collect();
         output.scale_rows(k, &inverse);
-        RowSums { maximum, sum: self.sum.clone() }
+        RowStats { maximum, sum: self.sum.clone() }
     }
 }
 
 /// What came of a new maximum, for each row of a lane.
 #[derive(Debug, Clone)]
-pub struct Raised {
+pub struct RowScale {
     /// What is added to the scaled scores.
     pub(crate) shift: Vec<Reg<F32>>,
     /// What earlier weights are multiplied by.
@@ -284,16 +284,16 @@ pub struct Raised {
 /// multiplied by.
 pub fn add_sink(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>, sink: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
     k.section("sink", |k| {
-        let raised = k.max(maximum, sink);
+        let row_scale = k.max(maximum, sink);
         // Where both are minus infinity, the difference would be a NaN.
-        let none = k.compare(Compare::Eq, raised, f32::NEG_INFINITY);
-        let finite = k.select(none, 0.0f32, raised);
+        let none = k.compare(Compare::Eq, row_scale, f32::NEG_INFINITY);
+        let finite = k.select(none, 0.0f32, row_scale);
         let lost = k.sub(maximum, finite);
         let factor = k.exp2(lost);
         let exponent = k.sub(sink, finite);
         let weight = k.exp2(exponent);
         k.scale_add_to(sum, factor, weight);
-        (raised, factor)
+        (row_scale, factor)
     })
 }
 
@@ -334,12 +334,12 @@ pub(crate) fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut B
 
 /// The finished maxima, in base 2, and sums of a lane's rows.
 #[derive(Debug, Clone)]
-pub struct RowSums {
+pub struct RowStats {
     pub(crate) maximum: Vec<Reg<F32>>,
     pub(crate) sum: Vec<Reg<F32>>,
 }
 
-impl RowSums {
+impl RowStats {
     /// The natural logarithm of the sum of the exponentials of the scores; minus infinity for an empty row.
     pub fn lse(&self, k: &mut Builder) -> Vec<Reg<F32>> {
         let rows = self.maximum.iter().zip(&self.sum);

@@ -4,7 +4,7 @@
 use flashcore_ir::types::F32;
 use flashcore_ir::{Builder, Compare, Reg, VoteMode};
 
-use super::online::{OnlineSoftmax, Raised, Rescale, over_row};
+use super::online::{OnlineSoftmax, Rescale, RowScale, over_row};
 use crate::primitives::Accumulator;
 
 /// The binary logarithm of how far weights may grow beyond 1 under [`Rescale::Threshold`].
@@ -13,7 +13,7 @@ const FAR: f32 = 8.0;
 /// each result before the next.
 const CHAINS: usize = 2;
 
-impl Raised {
+impl RowScale {
     /// Of no scores yet, in `rows` rows of a lane.
     pub fn none(k: &mut Builder, rows: u32) -> Self {
         let mut all = |value: f32| (0..rows).map(|_| k.copy(value)).collect();
@@ -22,8 +22,8 @@ impl Raised {
 }
 
 impl OnlineSoftmax {
-    /// Raises the maxima to those of the scores; `raised` is what came of it.
-    pub fn raise(&self, k: &mut Builder, scores: &Accumulator, raised: &Raised) {
+    /// Raises the maxima to those of the scores; `row_scale` is what came of it.
+    pub fn update_row_max(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
         k.section("maximum", |k| {
             let rows = self.maximum.len();
             let mut chains: Vec<[Option<Reg<F32>>; CHAINS]> = vec![[None; CHAINS]; rows];
@@ -50,24 +50,24 @@ impl OnlineSoftmax {
                 let shift = self.shift(k, *maximum);
                 let exponent = self.relative(k, before, shift);
                 k.exp2_to(exponent);
-                k.set(raised.factors[row], exponent);
-                k.set(raised.shift[row], shift);
+                k.set(row_scale.factors[row], exponent);
+                k.set(row_scale.shift[row], shift);
             }
         });
     }
 
-    /// Turns scores into weights, in place, and adds them to the sums.
-    pub fn weigh(&self, k: &mut Builder, scores: &Accumulator, raised: &Raised) {
+    /// WarpSchedulerBarrier scores into weights, in place, and adds them to the sums.
+    pub fn exp_and_sum(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
         k.section("weights", |k| {
-            for (sum, factor) in self.sum.iter().zip(&raised.factors) {
+            for (sum, factor) in self.sum.iter().zip(&row_scale.factors) {
                 k.mul_to(*sum, *factor);
             }
             let mut others: Vec<Option<Reg<F32>>> = vec![None; self.sum.len()];
             let mut number = 0;
             scores.each(|row, column, score| {
                 match self.scale {
-                    Some(scale) => k.scale_add_to(score, scale, raised.shift[row]),
-                    None => k.add_to(score, raised.shift[row]),
+                    Some(scale) => k.scale_add_to(score, scale, row_scale.shift[row]),
+                    None => k.add_to(score, row_scale.shift[row]),
                 }
                 self.exp2_to(k, score, number);
                 number += 1;
@@ -86,17 +86,17 @@ impl OnlineSoftmax {
     }
 
     /// Brings the output to the new maxima.
-    pub fn rescale(&self, k: &mut Builder, output: &Accumulator, raised: &Raised) {
+    pub fn rescale(&self, k: &mut Builder, output: &Accumulator, row_scale: &RowScale) {
         k.section("rescale", |k| match self.rescale {
-            Rescale::Always => output.scale_rows(k, &raised.factors),
+            Rescale::Always => output.scale_rows(k, &row_scale.factors),
             Rescale::IfChanged | Rescale::Threshold => {
-                let mut any = k.compare(Compare::Ne, raised.factors[0], 1.0f32);
-                for factor in &raised.factors[1..] {
+                let mut any = k.compare(Compare::Ne, row_scale.factors[0], 1.0f32);
+                for factor in &row_scale.factors[1..] {
                     let rose = k.compare(Compare::Ne, *factor, 1.0f32);
                     any = k.or(any, rose);
                 }
                 let any = k.vote(VoteMode::Any, any);
-                k.if_uniform(any, |k| output.scale_rows(k, &raised.factors));
+                k.if_uniform(any, |k| output.scale_rows(k, &row_scale.factors));
             }
         });
     }
