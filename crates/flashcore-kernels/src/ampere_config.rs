@@ -57,8 +57,8 @@ impl AmpereConfig {
         flaws.into_iter().flatten().collect()
     }
 
-    /// How keys and values come.
-    pub(crate) const fn supply(self) -> KvPipelineConfig {
+    /// The KV pipeline.
+    pub(crate) const fn kv_pipeline(self) -> KvPipelineConfig {
         let Self { stages, tile_n, warps, producers, load_bytes, .. } = self;
         KvPipelineConfig { stages, tile_n, warps, producers, load_bytes }
     }

@@ -290,7 +290,7 @@ impl Config {
         let (tile_m, tile_n) = (self.tile_m(), self.tile_n()?);
         match self {
             Self::Hopper(config) => config.block_mask_tiles(specialization),
-            _ => specialization.mask_mod.map(|_| BlockMaskTiles::at_multiples(tile_m, tile_n)),
+            _ => specialization.mask_mod.map(|_| BlockMaskTiles::aligned(tile_m, tile_n)),
         }
     }
 
@@ -394,7 +394,7 @@ impl Config {
     /// and this kernel makes use of it.
     pub(crate) fn generate_ranges(self, specialization: Specialization) -> Option<Kernel> {
         let tiles = self.block_mask_tiles(specialization)?;
-        let name = format!("flashcore_ranges_{}x{}", tiles.range_rows, tiles.tile_n);
+        let name = format!("flashcore_ranges_{}x{}", tiles.group_rows, tiles.tile_n);
         block_mask::kernel(name, specialization, tiles)
     }
 

@@ -1,9 +1,9 @@
 //! Every choice in the Hopper kernel.
 
 use flashcore_ir::Arch;
-use flashcore_problem::expression::Expression;
 
 use crate::attention::block_mask::BlockMaskTiles;
+use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::attention::scheduler::sorted;
 use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
 use crate::config::Flaw;
@@ -170,51 +170,18 @@ impl HopperConfig {
     fn tile_bytes(self, specialization: Specialization, q_stages: u32) -> u32 {
         let [query, key, value] = self.tiles(specialization);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
-        let others = self.exchange_bytes(specialization).saturating_add(self.order_bytes(specialization));
+        let others = self.exchange_bytes(specialization).saturating_add(self.sort_bytes(specialization));
         stages.saturating_add(query.bytes().saturating_mul(q_stages)).saturating_add(others)
     }
 
-    /// Whether CTAs sort the tiles of query rows by what an expression leaves them, which is then the same for all heads.
-    pub(crate) fn sorts_tiles(self, specialization: Specialization) -> bool {
-        let is_same = |expression: &Expression| {
-            let uses = expression.uses(expression.result());
-            !(uses.head || uses.batch)
-        };
-        self.persistent && !specialization.seqused_k && specialization.mask_mod.is_some_and(is_same)
-    }
-
-    /// Whether warpgroups go through those tiles of keys alone that an expression leaves to their own rows. They must not wait
-    /// for each other then.
-    pub(crate) fn has_own_ranges(self, specialization: Specialization) -> bool {
-        specialization.mask_mod.is_some()
-            // Unattended V rows are zeroed by all warpgroups of the CTA together.
-            && !specialization.seqused_k
-            && !specialization.left
-            && self.row_groups() > 1
-            && self.kv_splits() == 1
-            && self.warp_scheduler == WarpScheduler::Free
-    }
-
-    /// Whether all rows of a CTA have the same tiles of keys of those that an expression leaves.
-    pub(crate) fn has_common_ranges(self, specialization: Specialization) -> bool {
-        specialization.mask_mod.is_some() && !self.has_own_ranges(specialization)
-    }
-
-    /// The tiles of which something is known before the kernel runs, where an expression leaves some.
+    /// The tiles that a block mask is precomputed for, where there is a `mask_mod`.
     pub(crate) fn block_mask_tiles(self, specialization: Specialization) -> Option<BlockMaskTiles> {
-        specialization.mask_mod.map(|_| BlockMaskTiles {
-            tile_m: self.tile_m(),
-            range_rows: if self.has_own_ranges(specialization) { WARPGROUP_ROWS } else { self.tile_m() },
-            tile_n: self.tile_n,
-            unaligned_kv: true,
-            unaligned_q: self.sorts_tiles(specialization),
-            is_awaited: self.pdl,
-        })
+        BlockMaskMode::of(self, specialization).map(|mode| mode.tiles(self))
     }
 
     /// Bytes of shared memory for sorting.
-    pub(crate) fn order_bytes(self, specialization: Specialization) -> u32 {
-        if self.sorts_tiles(specialization) { sorted::BYTES } else { 0 }
+    pub(crate) fn sort_bytes(self, specialization: Specialization) -> u32 {
+        if BlockMaskMode::of(self, specialization).is_some_and(|mode| mode.sorted) { sorted::BYTES } else { 0 }
     }
 
     /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but

@@ -91,8 +91,8 @@ impl LadderConfig {
         }
     }
 
-    /// How keys and values come.
-    pub(crate) const fn supply(self) -> KvPipelineConfig {
+    /// The KV pipeline.
+    pub(crate) const fn kv_pipeline(self) -> KvPipelineConfig {
         let Self { stages, tile_n, load_bytes, .. } = self;
         KvPipelineConfig { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
     }

@@ -170,6 +170,14 @@ impl<T: Bits> Not for Expr<T> {
     }
 }
 
+impl<T: Bits> Not for Reg<T> {
+    type Output = Expr<T>;
+
+    fn not(self) -> Expr<T> {
+        !Expr::from(self)
+    }
+}
+
 impl Builder {
     /// Writes an expression, and returns the register of its value: of a register alone, that register.
     #[track_caller]

@@ -1,188 +1,160 @@
-//! Tile coordinates: which rows of which head of which batch a CTA works on, and where their operands lie.
+//! Tile coordinates and context: the query rows, head and batch that a CTA works on, and where their operands lie.
 
 use core::f32::consts::LOG2_E;
 
-use flashcore_ir::types::{F32, S32, U32, U64};
-use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_ir::types::{F32, Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 use flashcore_problem::DType;
 
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::{
-    AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionPlace, ExpressionTables, GlobalRows, PackedHeads,
-    ScoreTerms, TileSpan,
+    AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionTables, GlobalRows, KeyMask, LaneScores,
+    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms,
 };
 use crate::specialization::Specialization;
 
-/// Which rows of which head a CTA works on.
+/// Coordinates of a tile of query rows.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Place {
-    /// By its place in the grid.
+pub(crate) struct TileCoord {
+    pub(crate) first_row: Reg<U32>,
+    /// The query head.
+    pub(crate) head: Reg<U32>,
+    pub(crate) kv_head: Reg<U32>,
+    pub(crate) batch: Reg<U32>,
+}
+
+/// Source of the tile coordinates of a CTA whose grid is by tile, head and batch, or that is persistent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TileSource {
+    /// The grid: one tile for each CTA.
     Grid,
-    /// By its place in the grid, which has a CTA for each part of the keys.
-    GridOfSplits(SplitParameters),
-    /// One of many in turn.
-    Turn { number: Reg<U32>, parameters: TileParameters },
+    /// The grid, which has a CTA for each tile and each split of its keys.
+    SplitGrid(SplitParameters),
+    /// A linear index, of a persistent CTA that loops over tiles.
+    Persistent { index: Reg<U32>, parameters: TileParameters },
 }
 
-/// How heads and rows become the rows of a tile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rows {
-    /// Rows of one query head.
-    OfHead,
-    /// Rows of all query heads of a key head: the first row of each, then the second, and so on.
-    OfKeyHead,
-}
-
-/// What one CTA works on: some query rows of one head of one batch.
+/// Tile context: one tile of query rows, with the parameters and the specialization of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileContext {
     pub(crate) parameters: Parameters,
     pub(crate) specialization: Specialization,
-    /// Its first query row.
+    /// The first query row of the tile.
     pub(crate) first_row: Reg<U32>,
-    /// The rows there are, in its tile and in others.
-    pub(crate) row_count: Reg<U32>,
+    /// One past the last query row there is, in this tile or after it.
+    pub(crate) end_row: Reg<U32>,
     pub(crate) batch: Reg<U64>,
-    /// The head of the query; the first of several where rows are those of a key head.
+    /// The query head; with `pack_gqa`, the first of its group.
     pub(crate) head: Reg<U64>,
-    /// The query heads, where the grid does not say.
+    /// The number of query heads, where it is not the size of the grid.
     pub(crate) heads: Option<Reg<U32>>,
-    /// The head of key and value.
-    pub(crate) key_head: Reg<U64>,
-    /// Query heads in one tile, where there are several.
+    pub(crate) kv_head: Reg<U64>,
+    /// With `pack_gqa`, the query heads of a KV head. Their rows alternate: the first row of each, then the second.
     pub(crate) packed: Option<Reg<U32>>,
     /// The keys of the batch.
     pub(crate) key_length: Reg<S32>,
-    /// What is added to a query row to give its position among the keys.
-    pub(crate) position_offset: Reg<S32>,
-}
-
-/// A tile of query rows.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TileCoord {
-    /// Its first row.
-    pub(crate) first_row: Reg<U32>,
-    pub(crate) head: Reg<U32>,
-    /// The head of key and value.
-    pub(crate) key_head: Reg<U32>,
-    pub(crate) batch: Reg<U32>,
+    /// The position of query row 0 among the keys.
+    pub(crate) causal_offset: Reg<S32>,
 }
 
 impl TileContext {
-    /// That of this CTA, which has `tile_m` rows of one head.
-    pub(crate) fn new(k: &mut Builder, specialization: Specialization, tile_m: u32) -> Self {
+    /// The context of this CTA, which has `tile_m` rows of one head by its place in the grid.
+    pub(crate) fn of_grid(k: &mut Builder, specialization: Specialization, tile_m: u32) -> Self {
         let parameters = Parameters::load(k, specialization);
-        Self::at(k, &parameters, specialization, tile_m, Place::Grid, Rows::OfHead)
+        Self::new(k, &parameters, specialization, tile_m, TileSource::Grid, false)
     }
 
-    /// That of a place.
-    pub(crate) fn at(
+    /// The context of a tile of `tile_m` rows.
+    pub(crate) fn new(
         k: &mut Builder,
         parameters: &Parameters,
         specialization: Specialization,
         tile_m: u32,
-        place: Place,
-        rows: Rows,
+        source: TileSource,
+        pack_gqa: bool,
     ) -> Self {
-        let (mut query_tile, tiles, turn) = match place {
-            Place::Grid => (k.special(SpecialRegister::CtaX), None, None),
-            Place::GridOfSplits(splits) => {
-                let place = k.special(SpecialRegister::CtaX);
-                let tiles = k.special(SpecialRegister::GridX);
-                (k.div(place, splits.num_splits), Some(k.div(tiles, splits.num_splits)), None)
+        let (mut tile, tiles, persistent) = match source {
+            TileSource::Grid => (k.special(SpecialRegister::CtaX), None, None),
+            TileSource::SplitGrid(splits) => {
+                let cta = k.special(SpecialRegister::CtaX);
+                let ctas = k.special(SpecialRegister::GridX);
+                (k.div(cta, splits.num_splits), Some(k.div(ctas, splits.num_splits)), None)
             }
-            Place::Turn { number, parameters: TileParameters { tiles, heads, .. } } => {
-                let matrix = k.div(number, tiles);
-                let turn = (k.rem(matrix, heads), k.div(matrix, heads), heads);
-                (k.rem(number, tiles), Some(tiles), Some(turn))
+            TileSource::Persistent { index, parameters: TileParameters { tiles, heads, .. } } => {
+                let matrix = k.div(index, tiles);
+                let head_and_batch = (k.rem(matrix, heads), k.div(matrix, heads), heads);
+                (k.rem(index, tiles), Some(tiles), Some(head_and_batch))
             }
         };
         if specialization.right {
-            // The last rows attend most keys: begun first, their work ends with that of the others.
+            // LPT order: the last rows attend most keys, and come first, so that CTAs end together.
             let tiles = tiles.unwrap_or_else(|| k.special(SpecialRegister::GridX));
-            let last = k.sub(tiles, 1u32);
-            query_tile = k.sub(last, query_tile);
+            tile = k.eval(tiles - 1 - tile);
         }
-        let first_row = k.mul(query_tile, tile_m);
-        let head = turn.map_or_else(|| k.special(SpecialRegister::CtaY), |(head, _, _)| head);
-        let (head, key_head, row_count, packed) = match rows {
-            Rows::OfHead => (head, k.div(head, parameters.heads_per_key_head), parameters.query_length, None),
-            Rows::OfKeyHead => {
-                let group = parameters.heads_per_key_head;
-                (k.mul(head, group), head, k.mul(parameters.query_length, group), Some(group))
-            }
+        let first_row = k.mul(tile, tile_m);
+        let head = persistent.map_or_else(|| k.special(SpecialRegister::CtaY), |(head, _, _)| head);
+        let group = parameters.heads_per_key_head;
+        let (head, kv_head, end_row, packed) = if pack_gqa {
+            (k.mul(head, group), head, k.mul(parameters.query_length, group), Some(group))
+        } else {
+            (head, k.div(head, group), parameters.query_length, None)
         };
-        let batch = turn.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
-        let heads = turn.map(|(_, _, heads)| heads);
-        let work = Self::of_tile(k, parameters, specialization, TileCoord { first_row, head, key_head, batch }, heads);
-        Self { row_count, packed, ..work }
+        let batch = persistent.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
+        let heads = persistent.map(|(_, _, heads)| heads);
+        let context = Self::at(k, parameters, specialization, TileCoord { first_row, head, kv_head, batch }, heads);
+        Self { end_row, packed, ..context }
     }
 
-    /// That of a tile of rows of one head. `heads` are the query heads, unless the grid says.
-    pub(crate) fn of_tile(
+    /// The context of the tile of one head at `coord`. `heads` is the number of query heads, unless the grid has it.
+    pub(crate) fn at(
         k: &mut Builder,
         parameters: &Parameters,
         specialization: Specialization,
-        tile: TileCoord,
+        coord: TileCoord,
         heads: Option<Reg<U32>>,
     ) -> Self {
-        let TileCoord { first_row, head, key_head, batch } = tile;
-        let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
-        let (key_length, position_offset) = if specialization.seqused_k {
+        let TileCoord { first_row, head, kv_head, batch } = coord;
+        let (batch, head, kv_head) = (k.widen(batch), k.widen(head), k.widen(kv_head));
+        let (key_length, causal_offset) = if specialization.seqused_k {
             let address = k.mad(batch, 4u64, parameters.seqused_k);
             let length = k.load_one::<U32>(address);
-            // Nothing but this kernel looks at them before it runs: too large a length must not lead past the tensors.
-            let length = k.min(length, parameters.key_length);
-            let length = k.reinterpret::<U32, S32>(length);
+            // Only this kernel sees the lengths: one that is too large must not lead past the tensors.
+            let length = k.eval(length.min(parameters.key_length).signed());
             (length, k.mad(length, parameters.position_per_key, parameters.position_offset))
         } else {
             (k.reinterpret(parameters.key_length), parameters.position_offset)
         };
-        let row_count = parameters.query_length;
         Self {
             parameters: *parameters,
             specialization,
             first_row,
-            row_count,
+            end_row: parameters.query_length,
             batch,
             head,
             heads,
-            key_head,
+            kv_head,
             packed: None,
             key_length,
-            position_offset,
+            causal_offset,
         }
     }
 
-    /// The rows of this CTA's query, from its first on.
+    /// The query rows of the tile.
     pub(crate) fn query(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
         let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
-        self.rows_of_cta(k, head, stride, query_head_stride, self.specialization.head_dim)
+        self.tile_rows(k, head, stride, query_head_stride, self.specialization.head_dim)
     }
 
-    /// The rows of this CTA's output, from its first on.
+    /// The output rows of the tile.
     pub(crate) fn output(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
             self.parameters;
         let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
-        self.rows_of_cta(k, head, stride, output_head_stride, self.specialization.value_dim)
+        self.tile_rows(k, head, stride, output_head_stride, self.specialization.value_dim)
     }
 
-    /// All rows of its key.
-    pub(crate) fn key(&self, k: &mut Builder) -> GlobalRows {
-        let Parameters { key, key_batch_stride, key_head_stride, key_row_stride: stride, .. } = self.parameters;
-        let first = self.matrix(k, key, key_batch_stride, key_head_stride, self.key_head);
-        self.rows(first, stride, self.specialization.head_dim)
-    }
-
-    /// All rows of its value.
-    pub(crate) fn value(&self, k: &mut Builder) -> GlobalRows {
-        let Parameters { value, value_batch_stride, value_head_stride, value_row_stride: stride, .. } = self.parameters;
-        let first = self.matrix(k, value, value_batch_stride, value_head_stride, self.key_head);
-        self.rows(first, stride, self.specialization.value_dim)
-    }
-
+    /// The address of a head of this batch in a tensor.
     pub(crate) fn matrix(
         &self,
         k: &mut Builder,
@@ -195,7 +167,7 @@ impl TileContext {
         k.mad(head, head_stride, batch)
     }
 
-    pub(crate) fn rows_of_cta(
+    fn tile_rows(
         &self,
         k: &mut Builder,
         head: Reg<U64>,
@@ -207,23 +179,23 @@ impl TileContext {
             let packed = PackedHeads { group, head_stride, first_row: self.first_row };
             return GlobalRows { packed: Some(packed), ..self.rows(head, stride, columns) };
         }
-        let first_row = k.widen(self.first_row);
-        let first = k.mad(first_row, stride, head);
+        let first = k.eval(self.first_row.widen().mul_add(stride, head));
         self.rows(first, stride, columns)
     }
 
+    /// Rows from an address on.
     pub(crate) const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
-        GlobalRows { first, stride, columns, width: self.specialization.width, packed: None }
+        GlobalRows { first, stride, columns, vec_bytes: self.specialization.width, packed: None }
     }
 
-    /// The number of a row among all rows of the output.
-    pub(crate) fn row_of_all(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+    /// The index of a row of the tile among the rows of all heads and batches.
+    pub(crate) fn global_row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
         let heads = match (self.heads, self.packed) {
             (Some(heads), _) => heads,
             (None, None) => k.special(SpecialRegister::GridY),
             (None, Some(group)) => {
-                let key_heads = k.special(SpecialRegister::GridY);
-                k.mul(key_heads, group)
+                let kv_heads = k.special(SpecialRegister::GridY);
+                k.mul(kv_heads, group)
             }
         };
         let heads = k.widen(heads);
@@ -232,8 +204,7 @@ impl TileContext {
         let (matrix, row) = match self.packed {
             None => (matrix, row),
             Some(group) => {
-                let head = k.rem(row, group);
-                let head = k.widen(head);
+                let head = k.eval((row % group).widen());
                 (k.add(matrix, head), k.div(row, group))
             }
         };
@@ -241,9 +212,9 @@ impl TileContext {
         k.mad(matrix, length, row)
     }
 
-    /// The address of the log-sum-exp of a row.
-    pub(crate) fn lse(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
-        let index = self.row_of_all(k, row);
+    /// The address of the LSE of a row.
+    pub(crate) fn lse_address(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let index = self.global_row(k, row);
         k.mad(index, 4u64, self.parameters.lse)
     }
 
@@ -253,8 +224,7 @@ impl TileContext {
             None => row,
             Some(group) => k.div(row, group),
         };
-        let row = k.reinterpret::<U32, S32>(row);
-        k.add(row, self.position_offset)
+        k.eval(row.signed() + self.causal_offset)
     }
 
     /// The first key that a query row attends.
@@ -264,41 +234,36 @@ impl TileContext {
         }
         k.section("window", |k| {
             let position = self.position(k, row);
-            let first = k.sub(position, self.parameters.window_left);
-            let first = k.max(first, 0i32);
-            k.min(first, self.key_length)
+            k.eval((position - self.parameters.window_left).max(0).min(self.key_length))
         })
     }
 
-    /// Behind the last key that a query row attends; never before the first.
+    /// One past the last key that a query row attends; never before the first.
     pub(crate) fn end_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
         if !self.specialization.right {
             return self.key_length;
         }
         k.section("window", |k| {
             let position = self.position(k, row);
-            let last = k.add(position, self.parameters.window_right);
-            let end = k.add(last, 1i32);
-            let end = k.min(end, self.key_length);
-            k.max(end, 0i32)
+            k.eval((position + self.parameters.window_right + 1).min(self.key_length).max(0))
         })
     }
 
-    /// A number of the query head, from an array of one `f32` for each.
-    pub(crate) fn of_head(&self, k: &mut Builder, array: Reg<U64>) -> Reg<F32> {
+    /// The entry of the query head in an array of one `f32` per head.
+    fn head_value(&self, k: &mut Builder, array: Reg<U64>) -> Reg<F32> {
         let address = k.mad(self.head, 4u64, array);
         k.load_one::<F32>(address)
     }
 
-    /// The sink of the head in base 2, where there is one.
+    /// The attention sink of the head in base 2, where there is one.
     pub(crate) fn sink(&self, k: &mut Builder) -> Option<Reg<F32>> {
         self.specialization.sinks.then(|| {
-            let sink = self.of_head(k, self.parameters.sinks);
+            let sink = self.head_value(k, self.parameters.sinks);
             k.mul(sink, LOG2_E)
         })
     }
 
-    /// An expression, for rows of a lane from `row` on, of which there are `rows`.
+    /// The code of an expression for `rows` rows of a lane, from `row` on.
     pub(crate) fn expression(
         &self,
         k: &mut Builder,
@@ -312,35 +277,34 @@ impl TileContext {
                 numbers: (parameters.aux_f32, parameters.last_number),
                 integers: (parameters.aux_i32, parameters.last_integer),
             };
-            let [batch, head] = [self.batch, self.head].map(|number| k.truncate(number));
-            let [batch, head, query] = [batch, head, row].map(|number| k.reinterpret::<U32, S32>(number));
+            let [batch, head] = [self.batch, self.head].map(|index| k.truncate(index));
+            let [batch, head, query] = [batch, head, row].map(|index| k.reinterpret::<U32, S32>(index));
             let exact = self.specialization.dtype == DType::F32;
-            ExpressionCode::new(k, expression, tables, ExpressionPlace { batch, head, query }, rows, exact)
+            ExpressionCode::new(k, expression, tables, LaneScores { batch, head, query }, rows, exact)
         })
     }
 
-    /// The term that an expression adds to products, where nothing else is done to them but scaling.
+    /// The term of a `score_mod` that only adds one to scores that are otherwise only scaled.
     pub(crate) fn added_term(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<AddedTerm> {
         let score_mod = self.parameters.score_mod.filter(|_| self.specialization.only_adds())?;
         let code = self.expression(k, score_mod, row, rows);
         Some(AddedTerm { code, inverse_scale: self.parameters.inverse_scale })
     }
 
-    /// The scores of the tile of this CTA's rows that begins at `first_key`.
-    pub(crate) fn tile_span(&self, k: &mut Builder, rows: u32, first_key: Reg<S32>, keys: u32) -> TileSpan {
+    /// The block of scores of the tile's rows and the keys from `first_key` on.
+    pub(crate) fn score_block(&self, k: &mut Builder, rows: u32, first_key: Reg<S32>, keys: u32) -> ScoreBlock {
         let first_row = k.reinterpret::<U32, S32>(self.first_row);
-        let rows_span = [first_row, k.add(first_row, rows as i32 - 1)];
-        let keys_span = [first_key, k.add(first_key, keys as i32 - 1)];
-        TileSpan { rows: rows_span, most_rows: rows, keys: keys_span, most_keys: keys }
+        let rows_interval = [first_row, k.add(first_row, rows as i32 - 1)];
+        let keys_interval = [first_key, k.add(first_key, keys as i32 - 1)];
+        ScoreBlock { rows: rows_interval, max_rows: rows, keys: keys_interval, max_keys: keys }
     }
 
-    /// Which keys take part, besides those that the mask takes out.
-    pub(crate) fn mask_expression(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<ExpressionCode> {
+    /// The code of the `mask_mod`, where there is one.
+    pub(crate) fn mask_mod(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<ExpressionCode> {
         self.parameters.mask_mod.map(|mask_mod| self.expression(k, mask_mod, row, rows))
     }
 
-    /// What is added to and done with the products to give scores, for rows of a lane from `row` on, of which there are
-    /// `rows`.
+    /// The score terms of `rows` rows of a lane, from `row` on.
     pub(crate) fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
         let parameters = self.parameters;
         let Specialization { softcap, alibi, bias, .. } = self.specialization;
@@ -349,7 +313,7 @@ impl TileContext {
             softcap: softcap.then_some(parameters.softcap_log2),
             scale_rest: (self.specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
             slope: alibi.then(|| {
-                let slope = self.of_head(k, parameters.alibi_slopes);
+                let slope = self.head_value(k, parameters.alibi_slopes);
                 k.mul(slope, -LOG2_E)
             }),
             bias: bias.then(|| {
@@ -359,5 +323,51 @@ impl TileContext {
             }),
             expression: parameters.score_mod.map(|score_mod| self.expression(k, score_mod, row, rows)),
         }
+    }
+
+    /// The positions of the scores of a lane with `member` in its fragments. `rows` gives its query rows, clamped to the
+    /// last, and the position of the first.
+    pub(crate) fn score_positions(
+        &self,
+        k: &mut Builder,
+        member: Reg<U32>,
+        rows: impl FnOnce(&mut Builder, Reg<U32>) -> (Vec<Reg<U32>>, Reg<S32>),
+    ) -> ScorePositions {
+        let column = k.eval((member << 1).signed());
+        let last_row = k.sub(self.end_row, 1u32);
+        let (rows, position) = rows(k, last_row);
+        let last_key = k.sub(self.key_length, 1i32);
+        ScorePositions { rows, position, column, last_key }
+    }
+
+    /// The mask of the keys that the rows of a lane attend. `others` are the positions of all rows but the first, where
+    /// these are not as far apart as in a fragment.
+    pub(crate) fn key_mask(&self, positions: &ScorePositions, others: Vec<Reg<S32>>) -> KeyMask {
+        let Self { parameters, specialization, key_length, .. } = *self;
+        KeyMask {
+            position: positions.position,
+            others,
+            column: positions.column,
+            left: specialization.left.then_some(parameters.window_left),
+            right: specialization.right.then_some(parameters.window_right),
+            key_length,
+            rows: positions.rows.len() as u32,
+        }
+    }
+
+    /// Stores the LSE of a row that exists if `exists`: the four lanes of a row have the same value, and the one with
+    /// `member` 0 stores it.
+    pub(crate) fn store_lse(
+        &self,
+        k: &mut Builder,
+        row: Reg<U32>,
+        exists: Reg<Pred>,
+        member: Reg<U32>,
+        value: Reg<F32>,
+    ) {
+        let is_first = k.compare(Compare::Eq, member, 0u32);
+        let stores = k.and(exists, is_first);
+        let address = self.lse_address(k, row);
+        k.when(stores, |k| k.store_one(address, value));
     }
 }

@@ -1,4 +1,4 @@
-//! From products of query and key to scores in base 2.
+//! Scores from QK products, in base 2: scale, softcap, `ALiBi` slope, bias and `score_mod`.
 
 use core::f32::consts::{LN_2, LOG2_E};
 
@@ -7,14 +7,13 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use super::{Accumulator, ExpressionCode, ROW_STEP};
 
-/// What is done with a product beyond scaling it: `softcap * tanh(product * scale / softcap) + slope * distance + bias`,
-/// each term where there is one, and then by
-/// an expression.
+/// Score terms beyond the scale: `softcap * tanh(product * scale / softcap) + slope * distance + bias`, each term where
+/// there is one, and then a `score_mod` expression.
 #[derive(Debug, Clone)]
 pub struct ScoreTerms {
     /// `scale * log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
     pub scale: Reg<F32>,
-    /// What rounding took from the scale, where scores are to have all bits of an `f32`. Under a softcap, small ones are
+    /// The rounding error of the scale, where scores are to have all bits of an `f32`. Under a softcap, small scores are
     /// then computed in another way.
     pub scale_rest: Option<Reg<F32>>,
     /// `softcap * log2(e)`.
@@ -23,7 +22,7 @@ pub struct ScoreTerms {
     pub slope: Option<Reg<F32>>,
     /// The bias of the head.
     pub bias: Option<BiasTerms>,
-    /// What becomes of scores after that.
+    /// The `score_mod` expression.
     pub expression: Option<ExpressionCode>,
 }
 
@@ -38,21 +37,21 @@ pub struct BiasTerms {
     pub key_stride: Reg<U64>,
 }
 
-/// Where a lane's scores stand.
+/// Positions of a lane's scores: query rows and keys.
 #[derive(Debug, Clone)]
 pub struct ScorePositions {
-    /// The query row of each of the lane's rows, none past the last.
+    /// The query row of each of the lane's rows, clamped to the last.
     pub rows: Vec<Reg<U32>>,
     /// The position of the first row among the keys; the others are [`ROW_STEP`] further on each.
     pub position: Reg<S32>,
     /// The lane's first column.
     pub column: Reg<S32>,
-    /// The last key there is.
+    /// The last key of the batch.
     pub last_key: Reg<S32>,
 }
 
 impl ScoreTerms {
-    /// One score in base 2, before any expression. `distance` is that of the row's position from the key.
+    /// One score in base 2, before any `score_mod`. `distance` is that of the row's position from the key.
     pub fn score(
         &self,
         k: &mut Builder,
@@ -84,17 +83,17 @@ impl ScoreTerms {
         score
     }
 
-    /// Replaces the products of the tile that begins at `first_key` by scores.
-    pub fn apply(&self, k: &mut Builder, scores: &Accumulator, places: &ScorePositions, first_key: Reg<S32>) {
+    /// Repositions the products of the block that begins at `first_key` by scores.
+    pub fn apply(&self, k: &mut Builder, scores: &Accumulator, positions: &ScorePositions, first_key: Reg<S32>) {
         let distance = self.slope.map(|_| {
-            let first = k.add(first_key, places.column);
-            let distance = k.sub(places.position, first);
+            let first = k.add(first_key, positions.column);
+            let distance = k.sub(positions.position, first);
             k.to_f32(distance)
         });
-        let bias = self.bias.map(|bias| BiasOfTile::new(k, bias, places, first_key));
+        let bias = self.bias.map(|bias| BlockBias::new(k, bias, positions, first_key));
         let mut expression = self.expression.as_ref().map(|expression| {
-            let key = k.add(first_key, places.column);
-            expression.of_tile(key)
+            let key = k.add(first_key, positions.column);
+            expression.block(key)
         });
         scores.each(|row, column, element| {
             let beyond = (row as u32 * ROW_STEP) as f32 - column as f32;
@@ -118,7 +117,7 @@ pub(crate) fn tanh_of_half(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     k.fma(inverse, -2.0f32, 1.0f32)
 }
 
-/// The same, right to a few units in the last place of the result: by a polynomial where the result is small.
+/// `tanh(x / (2 * log2(e)))`, right to a few units in the last place of the result: by a polynomial where it is small.
 pub(crate) fn exact_tanh_of_half(k: &mut Builder, scaled: Reg<F32>) -> Reg<F32> {
     /// Up to here the polynomial is good to `7e-9`.
     const SMALL: f32 = 0.6;
@@ -138,32 +137,29 @@ pub(crate) fn exact_tanh_of_half(k: &mut Builder, scaled: Reg<F32>) -> Reg<F32> 
     k.select(is_small, small, large)
 }
 
-/// The bias of a lane's rows in one tile of keys. Keys and rows past the end read that of the last.
-struct BiasOfTile {
+/// The bias of a lane's rows in one block of keys. Keys and rows past the end read that of the last.
+struct BlockBias {
     rows: Vec<Reg<U64>>,
     key_stride: Reg<U64>,
     first_key: Reg<S32>,
     last_key: Reg<S32>,
 }
 
-impl BiasOfTile {
-    fn new(k: &mut Builder, bias: BiasTerms, places: &ScorePositions, first_key: Reg<S32>) -> Self {
-        let rows = places.rows.iter().map(|row| {
+impl BlockBias {
+    fn new(k: &mut Builder, bias: BiasTerms, positions: &ScorePositions, first_key: Reg<S32>) -> Self {
+        let rows = positions.rows.iter().map(|row| {
             let row = k.widen(*row);
             k.mad(row, bias.row_stride, bias.first)
         });
         let rows = rows.collect();
-        let first_key = k.add(first_key, places.column);
-        Self { rows, key_stride: bias.key_stride, first_key, last_key: places.last_key }
+        let first_key = k.add(first_key, positions.column);
+        Self { rows, key_stride: bias.key_stride, first_key, last_key: positions.last_key }
     }
 
     fn load(&self, k: &mut Builder, row: usize, column: u32) -> Reg<F32> {
         k.section("bias", |k| {
-            let key = k.add(self.first_key, column as i32);
-            let key = k.min(key, self.last_key);
-            let key = k.reinterpret::<S32, U32>(key);
-            let key = k.widen(key);
-            let address = k.mad(key, self.key_stride, self.rows[row]);
+            let key = (self.first_key + column as i32).min(self.last_key).unsigned().widen();
+            let address = k.eval(key.mul_add(self.key_stride, self.rows[row]));
             k.load_one::<F32>(GlobalAddress::from(address))
         })
     }

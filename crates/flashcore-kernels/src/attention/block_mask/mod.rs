@@ -1,17 +1,18 @@
-//! Which rows and tiles of keys an expression leaves together, found out before attention begins.
+//! Block mask: the KV blocks that a `mask_mod` leaves each tile of query rows (block sparsity).
 //!
-//! An expression that takes keys out says for each query row and key whether they meet, and nothing about tiles. So a small
-//! kernel asks it about all of them, and keeps numbers for each tile of query rows: its rows, the keys between which all
-//! that they attend lies, and for each part of the rows the first and the last tile of keys of which anything is attended,
-//! and the range of those that all rows attend whole. The kernel behind it leaves out what is outside of the first, and
-//! asks the expression only about what is outside of the second.
+//! A `mask_mod` says for each query row and key whether they meet, and nothing about blocks. So a precompute kernel
+//! evaluates it for all of them and stores a record for each tile of query rows: its rows, the keys between which all that
+//! they attend lies, and for each row group the first and the last KV block of which anything is attended, and the range of
+//! full blocks. The attention kernel skips what is outside of the first, and evaluates the expression only outside of the
+//! second.
 //!
-//! Where tiles of keys may begin at any key, they begin at the first that some row of the CTA attends: that takes fewer of
-//! them, and fewer that are attended in part. Behind the last such key there are none for the CTA, as at the end of all
-//! keys. And where tiles of query rows may begin at any row, they begin anew where rows attend other keys than those before
-//! them, as those of another document do.
+//! Where KV tiles may be unaligned, block 0 begins at the first key that some row of the CTA attends: that takes fewer
+//! blocks, and fewer partial ones. After the last such key there are none for the CTA, as at the end of all keys. And where
+//! Q tiles may be unaligned, they begin anew at document boundaries: where rows attend other keys than those before them.
 
+pub(crate) mod consumer;
 mod doc_boundaries;
+pub(crate) mod mode;
 mod precompute;
 pub(crate) mod work_info;
 
@@ -25,55 +26,55 @@ use crate::config::Config;
 use crate::parameters::Parameters;
 pub(crate) use precompute::kernel;
 
-/// Numbers that are stored together, and their bytes.
+/// Integers that are stored together, and their bytes.
 const QUAD: u32 = 4;
 const QUAD_BYTES: u32 = 16;
 
-/// The tiles of a kernel.
+/// The tiles of the attention kernel that a block mask is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockMaskTiles {
     /// Query rows of a CTA.
     pub(crate) tile_m: u32,
-    /// Query rows with tiles of keys of their own; they divide those of a CTA.
-    pub(crate) range_rows: u32,
-    /// Keys of a tile.
+    /// Query rows of a row group, which has a range of KV blocks of its own; they divide those of a CTA.
+    pub(crate) group_rows: u32,
+    /// Keys of a KV block.
     pub(crate) tile_n: u32,
-    /// Whether tiles of keys may begin at any key, and not at multiples of their keys alone.
+    /// True if KV blocks may begin at any key, and not only at multiples of `tile_n`.
     pub(crate) unaligned_kv: bool,
-    /// Whether tiles of query rows may, at any row.
+    /// True if tiles of query rows may begin at any row.
     pub(crate) unaligned_q: bool,
-    /// Whether the kernel behind may start before it is known which these are, and waits for that itself.
-    pub(crate) is_awaited: bool,
+    /// True if the attention kernel may start before the block mask is there (PDL), and waits for it itself.
+    pub(crate) pdl: bool,
 }
 
 impl BlockMaskTiles {
-    /// Bytes of the numbers of a part, which come behind as many of the tile.
-    pub(crate) const PART_BYTES: u32 = QUAD_BYTES;
+    /// Bytes of the record of a row group, which follow as many of the tile.
+    pub(crate) const GROUP_BYTES: u32 = QUAD_BYTES;
 
-    /// Those that begin at multiples of their rows and keys, for all rows of a CTA.
-    pub(crate) const fn at_multiples(tile_m: u32, tile_n: u32) -> Self {
-        Self { tile_m, range_rows: tile_m, tile_n, unaligned_kv: false, unaligned_q: false, is_awaited: false }
+    /// Tiles and blocks at multiples of their sizes, with one row group.
+    pub(crate) const fn aligned(tile_m: u32, tile_n: u32) -> Self {
+        Self { tile_m, group_rows: tile_m, tile_n, unaligned_kv: false, unaligned_q: false, pdl: false }
     }
 
-    /// Parts of the rows of a CTA that have tiles of keys of their own.
-    pub(crate) const fn parts(self) -> u32 {
-        self.tile_m / self.range_rows
+    /// Row groups of a CTA.
+    pub(crate) const fn row_groups(self) -> u32 {
+        self.tile_m / self.group_rows
     }
 
-    /// The most tiles of so many query rows; how many there are shows when the kernel runs.
-    pub(crate) const fn most_tiles(self, query_length: u32) -> u32 {
+    /// The most tiles of so many query rows; their number shows when the kernel runs.
+    pub(crate) const fn max_tiles(self, query_length: u32) -> u32 {
         let tiles = query_length.div_ceil(self.tile_m);
-        if self.unaligned_q { tiles + doc_boundaries::most(tiles) } else { tiles }
+        if self.unaligned_q { tiles + doc_boundaries::max_boundaries(tiles) } else { tiles }
     }
 
-    /// Bytes of the numbers of one tile of query rows: four of it, and four of each part.
+    /// Bytes of the record of one tile of query rows: four integers of it, and four of each row group.
     pub(crate) const fn bytes(self) -> u32 {
-        (1 + self.parts()) * QUAD_BYTES
+        (1 + self.row_groups()) * QUAD_BYTES
     }
 }
 
-/// How many tiles of query rows have numbers: in one head, of how many heads, of how many batches. What an expression does not
-/// look at counts once.
+/// Shape of a block mask: tiles per head, heads and batches. Heads or batches that the expression does not depend on
+/// count once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockMaskShape {
     tiles: u32,
@@ -83,7 +84,7 @@ pub(crate) struct BlockMaskShape {
 }
 
 impl BlockMaskShape {
-    /// That of a problem with an expression, for a kernel that makes use of it.
+    /// The shape for a problem with a `mask_mod`, for a kernel that uses a block mask.
     pub(crate) fn of(problem: &Problem, config: Config) -> Option<Self> {
         let mask_mod = problem.mask_mod?;
         let tiles = config.block_mask_tiles(config.specialization(problem))?;
@@ -91,7 +92,7 @@ impl BlockMaskShape {
         let uses = expression.uses(expression.result());
         let counted = |is_used: bool, size: usize| if is_used { size as u32 } else { 1 };
         Some(Self {
-            tiles: tiles.most_tiles(problem.query_length as u32),
+            tiles: tiles.max_tiles(problem.query_length as u32),
             heads: counted(uses.head, problem.query_heads),
             batches: counted(uses.batch, problem.batch),
             tile_bytes: u64::from(tiles.bytes()),
@@ -117,20 +118,20 @@ impl BlockMaskShape {
     }
 }
 
-/// The rows of a tile, and the keys between which all that they attend lies.
+/// Extent of a tile: its rows, and the keys between which all that they attend lies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileExtent {
     pub(crate) first_row: Reg<U32>,
-    /// Behind its last row; of a tile that does not exist, its first.
+    /// One past its last row; of a tile that does not exist, its first.
     pub(crate) end_row: Reg<U32>,
-    /// The key with which tile 0 of its keys begins.
+    /// The first key of KV block 0.
     pub(crate) origin: Reg<S32>,
     /// No row attends a key from this one on.
     pub(crate) end_key: Reg<S32>,
 }
 
 impl TileExtent {
-    /// That of the tile whose numbers stand at an address.
+    /// Loads the extent from the record of a tile.
     pub(crate) fn load(k: &mut Builder, address: Reg<U64>) -> Option<Self> {
         k.section("tile extent", |k| match k.load::<S32>(address, QUAD)[..] {
             [first_row, end_row, origin, end_key] => {
@@ -142,23 +143,24 @@ impl TileExtent {
     }
 }
 
-/// Tiles of keys by number, as the expression alone leaves them.
+/// KV blocks that the `mask_mod` alone leaves a row group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KvBlocks {
-    /// The first of which anything is attended.
+    /// The first block of which anything is attended.
     pub(crate) first: Reg<S32>,
-    /// The last of which anything is attended; before the first, where there is none.
+    /// The last block of which anything is attended; before the first, where there is none.
     pub(crate) last: Reg<S32>,
-    /// From here on up to `full_end` they are attended whole.
+    /// The first full block.
     pub(crate) full_begin: Reg<S32>,
+    /// One past the last full block.
     pub(crate) full_end: Reg<S32>,
 }
 
 impl KvBlocks {
-    /// Those of a part of the tile whose numbers stand at an address.
-    pub(crate) fn load(k: &mut Builder, tile: Reg<U64>, part: Reg<U32>) -> Option<Self> {
-        k.section("tile ranges", |k| {
-            let address = part_address(k, tile, part);
+    /// Loads the blocks of a row group from the record of its tile.
+    pub(crate) fn load(k: &mut Builder, record: Reg<U64>, row_group: Reg<U32>) -> Option<Self> {
+        k.section("kv blocks", |k| {
+            let address = group_address(k, record, row_group);
             match k.load::<S32>(address, QUAD)[..] {
                 [first, last, full_begin, full_end] => Some(Self { first, last, full_begin, full_end }),
                 _ => None,
@@ -167,14 +169,19 @@ impl KvBlocks {
     }
 }
 
-/// Where the numbers of a tile stand.
-pub(crate) fn address(k: &mut Builder, work: &TileContext, tiles: BlockMaskTiles, tile: Reg<U32>) -> Reg<U64> {
-    let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = work.parameters;
-    let of_matrix = work.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, work.head);
+/// The address of the record of a tile.
+pub(crate) fn record_address(
+    k: &mut Builder,
+    context: &TileContext,
+    tiles: BlockMaskTiles,
+    tile: Reg<U32>,
+) -> Reg<U64> {
+    let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = context.parameters;
+    let of_matrix = context.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, context.head);
     k.mad_wide(tile, tiles.bytes(), of_matrix)
 }
 
-/// Where what is known of a part stands behind what is known of its tile.
-fn part_address(k: &mut Builder, tile: Reg<U64>, part: Reg<U32>) -> GlobalAddress {
-    GlobalAddress::from(k.mad_wide(part, QUAD_BYTES, tile)).plus(QUAD_BYTES as i32)
+/// The address of a row group in the record of its tile.
+fn group_address(k: &mut Builder, record: Reg<U64>, row_group: Reg<U32>) -> GlobalAddress {
+    GlobalAddress::from(k.mad_wide(row_group, QUAD_BYTES, record)).plus(QUAD_BYTES as i32)
 }

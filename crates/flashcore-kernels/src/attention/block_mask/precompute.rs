@@ -1,171 +1,165 @@
-//! The small kernel that asks an expression about tiles.
+//! Block-mask precompute kernel: evaluates a `mask_mod` for every tile of query rows and KV block.
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
 
-use super::{BlockMaskTiles, QUAD, address, doc_boundaries, part_address};
-use crate::attention::{Place, Rows, TileContext};
+use super::{BlockMaskTiles, QUAD, doc_boundaries, group_address, record_address};
+use crate::attention::{TileContext, TileSource};
 use crate::parameters::Parameters;
-use crate::primitives::{BoundExpression, ExpressionCode, LANES, TileSpan};
+use crate::primitives::{BoundExpression, ExpressionCode, LANES, ScoreBlock};
 use crate::specialization::Specialization;
 
 /// Warps of a CTA.
-pub(crate) const WARPS: u32 = 16;
-/// Tiles of keys that are told apart for all parts of the rows of a CTA; those behind are attended in part by all rows.
-const MOST_TILES: u32 = 4096;
-pub(crate) const WORD_BYTES: u32 = 4;
-/// What is known of a tile: that something of it is attended, and that all of it is.
+pub(super) const WARPS: u32 = 16;
+/// The most KV blocks that are classified, for all row groups of a CTA together; those after them count as partial.
+const MAX_BLOCKS: u32 = 4096;
+pub(super) const WORD_BYTES: u32 = 4;
+/// Flags of a block: something of it is attended, and all of it is.
 const SOME: u32 = 1;
-const WHOLE: u32 = 2;
-/// Tiles of keys that a warp looks at together, so that they wait for memory together.
-const TILES_AT_ONCE: u32 = 4;
+const FULL: u32 = 2;
+/// Blocks that a warp looks at together, so that they wait for memory together.
+const BLOCKS_AT_ONCE: u32 = 4;
+/// Rows that are evaluated before the verdict is looked at: far apart, because neighbours are often alike.
+const ROWS_AT_ONCE: u32 = 8;
 
 /// Writes the kernel.
 pub(crate) fn kernel(name: String, specialization: Specialization, tiles: BlockMaskTiles) -> Option<Kernel> {
     let mut builder = Builder::new(name, WARPS * LANES);
     let k = &mut builder;
-    if tiles.is_awaited {
-        k.section("kernel behind", Builder::launch_dependents);
+    if tiles.pdl {
+        k.section("launch dependents", Builder::launch_dependents);
     }
     let parameters = Parameters::load(k, specialization);
-    let expression = parameters.mask_mod?;
-    // How rows are limited besides is not looked at.
+    let mask_mod = parameters.mask_mod?;
+    // Windows and lengths are the attention kernel's own.
     let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
-    let work = TileContext::at(k, &parameters, plain, tiles.tile_m, Place::Grid, Rows::OfHead);
-    let [known, exchange] = [MOST_TILES, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
+    let context = TileContext::new(k, &parameters, plain, tiles.tile_m, TileSource::Grid, false);
+    let [flags, exchange] = [MAX_BLOCKS, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();
-    let [known, exchange] = [known, exchange].map(|offset| k.add(base, offset));
+    let [flags, exchange] = [flags, exchange].map(|offset| k.add(base, offset));
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
     let tile = k.special(SpecialRegister::CtaX);
-    let mut search = BlockMaskPrecompute { work, expression, tiles, tile, known, exchange, warp, lane };
+    let mut precompute = BlockMaskPrecompute { context, mask_mod, tiles, tile, flags, exchange, warp, lane };
     let [first_row, end_row] = if tiles.unaligned_q {
-        k.section("rows", |k| doc_boundaries::rows_of_tile(k, &search))
+        k.section("rows", |k| doc_boundaries::rows_of_tile(k, &precompute))
     } else {
-        let behind = k.add(work.first_row, tiles.tile_m);
-        [work.first_row, k.min(behind, parameters.query_length)]
+        let end_row = k.eval((context.first_row + tiles.tile_m).min(parameters.query_length));
+        [context.first_row, end_row]
     };
-    search.work = TileContext { first_row, row_count: end_row, ..work };
-    search.run(k);
+    precompute.context = TileContext { first_row, end_row, ..context };
+    precompute.run(k);
     Some(builder.finish())
 }
 
-/// What the warps of a CTA, which has a tile of query rows, look for together.
-pub(crate) struct BlockMaskPrecompute {
-    pub(crate) work: TileContext,
-    pub(crate) expression: BoundExpression,
-    pub(crate) tiles: BlockMaskTiles,
-    /// The number of the tile.
-    pub(crate) tile: Reg<U32>,
-    /// The address of what is known of tiles.
-    pub(crate) known: Reg<U32>,
-    /// The address through which warps exchange numbers.
+/// The tile of query rows of a CTA, and the memory of its warps.
+pub(super) struct BlockMaskPrecompute {
+    pub(super) context: TileContext,
+    pub(super) mask_mod: BoundExpression,
+    pub(super) tiles: BlockMaskTiles,
+    /// The index of the tile.
+    pub(super) tile: Reg<U32>,
+    /// The address of the flags of blocks.
+    pub(super) flags: Reg<U32>,
+    /// The address through which warps exchange integers.
     exchange: Reg<U32>,
-    pub(crate) warp: Reg<U32>,
-    pub(crate) lane: Reg<U32>,
+    pub(super) warp: Reg<U32>,
+    pub(super) lane: Reg<U32>,
 }
 
-/// Tiles of keys from one key to another.
+/// KV blocks from one key to another.
 #[derive(Clone, Copy)]
-struct Counted {
+struct Blocks {
     origin: Reg<S32>,
     end: Reg<S32>,
-    tiles: Reg<U32>,
-    /// How many of them are told apart.
-    told_apart: Reg<U32>,
+    count: Reg<U32>,
+    /// The number of blocks that are classified.
+    classified: Reg<U32>,
 }
 
 impl BlockMaskPrecompute {
     fn run(&self, k: &mut Builder) {
         let zero = k.copy(0i32);
-        let length = k.reinterpret::<U32, S32>(self.work.parameters.key_length);
-        let mut counted = self.count(k, zero, length);
+        let length = k.reinterpret::<U32, S32>(self.context.parameters.key_length);
+        let mut blocks = self.blocks(k, zero, length);
         if self.tiles.unaligned_kv {
-            counted = self.between_attended(k, counted);
+            blocks = self.between_attended(k, blocks);
         }
-        k.section("tiles", |k| self.find(k, counted));
-        // A warp for each part of the rows.
-        let gathers = k.compare(Compare::Lt, self.warp, self.tiles.parts());
-        k.if_uniform(gathers, |k| k.section("gather", |k| self.gather(k, counted)));
+        k.section("classify", |k| self.classify(k, blocks));
+        // A warp for each row group.
+        let stores = k.compare(Compare::Lt, self.warp, self.tiles.row_groups());
+        k.if_uniform(stores, |k| k.section("store record", |k| self.store_record(k, blocks)));
     }
 
-    /// The tiles of keys from one key to another.
-    fn count(&self, k: &mut Builder, origin: Reg<S32>, end: Reg<S32>) -> Counted {
+    /// The KV blocks from one key to another.
+    fn blocks(&self, k: &mut Builder, origin: Reg<S32>, end: Reg<S32>) -> Blocks {
         let first = k.min(origin, end);
-        let keys = k.sub(end, first);
-        let keys = k.reinterpret::<S32, U32>(keys);
-        let behind = k.add(keys, self.tiles.tile_n - 1);
-        let tiles = k.div(behind, self.tiles.tile_n);
-        Counted { origin, end, tiles, told_apart: k.min(tiles, MOST_TILES / self.tiles.parts()) }
+        let tile_n = self.tiles.tile_n;
+        let count = k.eval(((end - first).unsigned() + (tile_n - 1)) / tile_n);
+        Blocks { origin, end, count, classified: k.min(count, MAX_BLOCKS / self.tiles.row_groups()) }
     }
 
-    /// Rows of a part, or of the CTA: from the first to behind the last, of those there are.
+    /// The first of `count` rows, and one past the last, of those there are.
     fn rows(&self, k: &mut Builder, first: Reg<U32>, count: u32) -> [Reg<U32>; 2] {
-        let behind = k.add(first, count);
-        [first, behind].map(|row| k.min(row, self.work.row_count))
+        let end = k.add(first, count);
+        [first, end].map(|row| k.min(row, self.context.end_row))
     }
 
-    /// Finds out what is attended of each tile of keys by each part of the rows, and meets the other warps.
-    fn find(&self, k: &mut Builder, counted: Counted) {
-        let (parts, tile_m, tile_n) = (self.tiles.parts(), self.tiles.range_rows, self.tiles.tile_n);
-        let count = k.mul(counted.told_apart, parts);
-        k.for_uniform(self.warp, count, WARPS, |k, number| {
-            let tile = k.div(number, parts);
-            let skipped = k.mul(tile, parts);
-            let part = k.sub(number, skipped);
-            let tile = k.reinterpret::<U32, S32>(tile);
-            let first_key = k.mad(tile, tile_n as i32, counted.origin);
-            let first_row = k.mad(part, tile_m, self.work.first_row);
+    /// Stores the flags of each block for each row group, and waits for the other warps.
+    fn classify(&self, k: &mut Builder, blocks: Blocks) {
+        let (groups, tile_m, tile_n) = (self.tiles.row_groups(), self.tiles.group_rows, self.tiles.tile_n);
+        let count = k.mul(blocks.classified, groups);
+        k.for_uniform(self.warp, count, WARPS, |k, index| {
+            let block = k.div(index, groups);
+            let group = k.eval(index - block * groups);
+            let first_key = k.eval(block.signed().mul_add(tile_n as i32, blocks.origin));
+            let first_row = k.mad(group, tile_m, self.context.first_row);
             let rows = self.rows(k, first_row, tile_m);
             let flags = k.copy(0u32);
             let exists = k.compare(Compare::Lt, rows[0], rows[1]);
             k.if_uniform(exists, |k| {
-                let asked = AskedTile { rows, tile_m, first_key, end_key: counted.end, tile_n };
-                let (some, whole) = tile_of_keys(k, &self.work, self.expression, asked, self.lane);
+                let block = CandidateBlock { rows, tile_m, first_key, end_key: blocks.end, tile_n };
+                let (some, full) = self.verdict(k, block);
                 let some = k.select(some, SOME, 0u32);
-                let whole = k.select(whole, WHOLE, 0u32);
-                let both = k.add(some, whole);
+                let full = k.select(full, FULL, 0u32);
+                let both = k.add(some, full);
                 k.set(flags, both);
             });
-            let first = k.compare(Compare::Eq, self.lane, 0u32);
-            let place = k.mad(number, WORD_BYTES, self.known);
-            k.when(first, |k| k.store_shared(place, &[flags]));
+            let is_first = k.compare(Compare::Eq, self.lane, 0u32);
+            let address = k.mad(index, WORD_BYTES, self.flags);
+            k.when(is_first, |k| k.store_shared(address, &[flags]));
         });
         k.cta_sync();
     }
 
-    /// From the first key that some row of the CTA attends to behind the last, of the tiles that some row may attend.
-    fn between_attended(&self, k: &mut Builder, counted: Counted) -> Counted {
+    /// The blocks from the first key that some row of the CTA attends to the last.
+    fn between_attended(&self, k: &mut Builder, blocks: Blocks) -> Blocks {
         let tile_n = self.tiles.tile_n as i32;
-        let (first, last) = k.section("may attend", |k| self.may_attend(k, counted));
-        // Where nothing is attended, behind all keys.
-        let begin = k.mul(first, tile_n);
-        let begin = k.min(begin, counted.end);
-        let last_begin = k.mul(last, tile_n);
-        let last_begin = k.max(last_begin, 0i32);
-        let (origin, end) = k.section("attended keys", |k| self.attended_keys(k, counted, [begin, last_begin]));
-        self.count(k, origin, end)
+        let (first, last) = k.section("may attend", |k| self.may_attend(k, blocks));
+        // Where nothing is attended, past all keys.
+        let begin = k.eval((first * tile_n).min(blocks.end));
+        let last_begin = k.eval((last * tile_n).max(0));
+        let (origin, end) = k.section("attended keys", |k| self.attended_keys(k, blocks, [begin, last_begin]));
+        self.blocks(k, origin, end)
     }
 
-    /// The first and the last tile that some row may attend, without asking about single ones.
-    fn may_attend(&self, k: &mut Builder, counted: Counted) -> (Reg<S32>, Reg<S32>) {
-        let (work, tile_m, tile_n) = (&self.work, self.tiles.tile_m, self.tiles.tile_n);
-        let tiles = k.reinterpret::<U32, S32>(counted.tiles);
-        let last_of_all = k.sub(tiles, 1i32);
-        let rows = self.rows(k, work.first_row, tile_m);
-        let code = work.expression(k, self.expression, work.first_row, 0);
-        let (first, last) = (k.copy(tiles), k.copy(-1i32));
-        k.for_uniform(self.warp, counted.tiles, WARPS * TILES_AT_ONCE, |k, tile| {
-            for next in 0..TILES_AT_ONCE {
-                let tile = k.add(tile, next * WARPS);
-                let tile = k.reinterpret::<U32, S32>(tile);
-                // A warp that has fewer tiles than others looks at the last one again.
-                let tile = k.min(tile, last_of_all);
-                let first_key = k.mul(tile, tile_n as i32);
-                let asked = AskedTile { rows, tile_m, first_key, end_key: counted.end, tile_n };
-                let span = asked.span(k);
-                let attended = code.of_whole_tile(k, span, self.lane).map(|[may_hold, _]| may_hold);
-                let (lower, higher) = (k.min(first, tile), k.max(last, tile));
+    /// The first and the last block that some row may attend, by interval arithmetic.
+    fn may_attend(&self, k: &mut Builder, blocks: Blocks) -> (Reg<S32>, Reg<S32>) {
+        let (context, tile_m, tile_n) = (&self.context, self.tiles.tile_m, self.tiles.tile_n);
+        let count = k.reinterpret::<U32, S32>(blocks.count);
+        let last_block = k.sub(count, 1i32);
+        let rows = self.rows(k, context.first_row, tile_m);
+        let code = context.expression(k, self.mask_mod, context.first_row, 0);
+        let (first, last) = (k.copy(count), k.copy(-1i32));
+        k.for_uniform(self.warp, blocks.count, WARPS * BLOCKS_AT_ONCE, |k, block| {
+            for next in 0..BLOCKS_AT_ONCE {
+                // A warp that has fewer blocks than others looks at the last one again.
+                let block = k.eval((block + next * WARPS).signed().min(last_block));
+                let first_key = k.mul(block, tile_n as i32);
+                let candidate = CandidateBlock { rows, tile_m, first_key, end_key: blocks.end, tile_n };
+                let scores = candidate.scores(k);
+                let attended = code.block_verdict(k, scores, self.lane).map(|[may_hold, _]| may_hold);
+                let (lower, higher) = (k.min(first, block), k.max(last, block));
                 if let Some(attended) = attended {
                     k.set_where(first, attended, lower);
                     k.set_where(last, attended, higher);
@@ -175,253 +169,221 @@ impl BlockMaskPrecompute {
                 }
             }
         });
-        self.of_all_warps(k, first, last)
+        self.reduce_warps(k, first, last)
     }
 
-    /// The lowest and the highest that all warps have together, each of which has one of either.
-    fn of_all_warps(&self, k: &mut Builder, lowest: Reg<S32>, highest: Reg<S32>) -> (Reg<S32>, Reg<S32>) {
+    /// The lowest of the integers that each warp has, and the highest of the others.
+    fn reduce_warps(&self, k: &mut Builder, lowest: Reg<S32>, highest: Reg<S32>) -> (Reg<S32>, Reg<S32>) {
         k.section("all warps", |k| {
             let is_first = k.compare(Compare::Eq, self.lane, 0u32);
-            let place = k.mad(self.warp, 2 * WORD_BYTES, self.exchange);
-            k.when(is_first, |k| k.store_shared(place, &[lowest, highest]));
+            let address = k.mad(self.warp, 2 * WORD_BYTES, self.exchange);
+            k.when(is_first, |k| k.store_shared(address, &[lowest, highest]));
             k.cta_sync();
-            let of_warp = k.min(self.lane, WARPS - 1);
-            let place = k.mad(of_warp, 2 * WORD_BYTES, self.exchange);
-            let numbers = k.load_shared::<S32>(place, 2);
+            let address = k.eval(self.lane.min(WARPS - 1).mul_add(2 * WORD_BYTES, self.exchange));
+            let both = k.load_shared::<S32>(address, 2);
             k.cta_sync();
-            (k.reduce_warp(ReduceOp::Min, numbers[0]), k.reduce_warp(ReduceOp::Max, numbers[1]))
+            (k.reduce_warp(ReduceOp::Min, both[0]), k.reduce_warp(ReduceOp::Max, both[1]))
         })
     }
 
-    /// The first key that some row attends, of the tile that begins at one key, and behind the last of the tile that begins
-    /// at another; where there is none, the whole tile.
-    fn attended_keys(&self, k: &mut Builder, counted: Counted, begins: [Reg<S32>; 2]) -> (Reg<S32>, Reg<S32>) {
-        let (work, rows, tile_n) = (&self.work, self.tiles.tile_m, self.tiles.tile_n);
+    /// The first key that some row attends, of the block that begins at one key, and one past the last of the block that
+    /// begins at another; where there is none, the whole block.
+    fn attended_keys(&self, k: &mut Builder, blocks: Blocks, begins: [Reg<S32>; 2]) -> (Reg<S32>, Reg<S32>) {
+        let (context, rows, tile_n) = (&self.context, self.tiles.tile_m, self.tiles.tile_n);
         let [first_row, end_row, warp, lane] =
-            [work.first_row, work.row_count, self.warp, self.lane].map(|number| k.reinterpret::<U32, S32>(number));
-        let (last_key, last_row) = (k.sub(counted.end, 1i32), k.sub(end_row, 1i32));
+            [context.first_row, context.end_row, self.warp, self.lane].map(|index| k.reinterpret::<U32, S32>(index));
+        let (last_key, last_row) = (k.sub(blocks.end, 1i32), k.sub(end_row, 1i32));
         let [begin, last_begin] = begins;
-        let (found, last_found) = (k.copy(counted.end), k.copy(-1i32));
-        let some_rows = k.compare(Compare::Lt, first_row, end_row);
-        let some_keys = k.compare(Compare::Lt, begin, counted.end);
-        let exists = k.and(some_rows, some_keys);
+        let (first, last) = (k.copy(blocks.end), k.copy(-1i32));
+        let exists = k.eval(first_row.lt(end_row) & begin.lt(blocks.end));
         k.if_uniform(exists, |k| {
-            let mut code = work.expression(k, self.expression, work.first_row, 0);
-            let mut keys = keys_of_lane(k, lane, begin, last_key, tile_n);
-            let firsts = keys.len();
-            keys.extend(keys_of_lane(k, lane, last_begin, last_key, tile_n));
+            let mut code = context.expression(k, self.mask_mod, context.first_row, 0);
+            let mut keys = lane_keys(k, lane, begin, last_key, tile_n);
+            let first_block_keys = keys.len();
+            keys.extend(lane_keys(k, lane, last_begin, last_key, tile_n));
             code.read_keys(k, &keys);
             for row in (0..rows).step_by(WARPS as usize) {
-                let row = k.add(warp, row as i32);
-                let row = k.add(row, first_row);
-                let row = k.min(row, last_row);
-                let of_row = code.for_row(k, row);
-                let mut of_tile = of_row.of_tile(begin);
+                let row = k.eval((warp + row as i32 + first_row).min(last_row));
+                let row_code = code.for_row(k, row);
+                let mut block = row_code.block(begin);
                 for (column, key) in keys.iter().enumerate() {
-                    let attended = of_tile.attended(k, 0, column as u32);
-                    if column < firsts {
-                        let lower = k.min(found, *key);
-                        k.set_where(found, attended, lower);
+                    let attended = block.attended(k, 0, column as u32);
+                    if column < first_block_keys {
+                        let lower = k.min(first, *key);
+                        k.set_where(first, attended, lower);
                     } else {
-                        let higher = k.max(last_found, *key);
-                        k.set_where(last_found, attended, higher);
+                        let higher = k.max(last, *key);
+                        k.set_where(last, attended, higher);
                     }
                 }
             }
         });
-        let found = k.reduce_warp(ReduceOp::Min, found);
-        let last_found = k.reduce_warp(ReduceOp::Max, last_found);
-        let (found, last_found) = self.of_all_warps(k, found, last_found);
-        let is_there = k.compare(Compare::Lt, found, counted.end);
-        let first = k.select(is_there, found, begin);
-        let is_there = k.compare(Compare::Ge, last_found, 0i32);
-        let behind_tile = k.add(last_begin, tile_n as i32);
-        let behind_tile = k.min(behind_tile, counted.end);
-        let behind = k.add(last_found, 1i32);
-        (first, k.select(is_there, behind, behind_tile))
+        let first = k.reduce_warp(ReduceOp::Min, first);
+        let last = k.reduce_warp(ReduceOp::Max, last);
+        let (first, last) = self.reduce_warps(k, first, last);
+        let has_first = k.compare(Compare::Lt, first, blocks.end);
+        let first = k.select(has_first, first, begin);
+        let has_last = k.compare(Compare::Ge, last, 0i32);
+        let block_end = k.eval((last_begin + tile_n as i32).min(blocks.end));
+        let end = k.add(last, 1i32);
+        (first, k.select(has_last, end, block_end))
     }
 
-    /// Does something with every tile of which something is known for a part of the rows; every lane has each 32nd.
-    fn each(&self, k: &mut Builder, counted: Counted, part: Reg<U32>, visit: Visit<'_>) {
-        let behind = k.add(counted.told_apart, LANES - 1);
-        let rounds = k.shr(behind, LANES.ilog2());
+    /// Visits every classified block of a row group with its flags; every lane has each 32nd.
+    fn each_block(&self, k: &mut Builder, blocks: Blocks, group: Reg<U32>, visit: Visit<'_>) {
+        let rounds = k.eval((blocks.classified + (LANES - 1)) >> LANES.ilog2());
         k.for_uniform(0u32, rounds, 1u32, |k, round| {
-            let tile = k.mad(round, LANES, self.lane);
-            let is_there = k.compare(Compare::Lt, tile, counted.told_apart);
-            k.if_then(is_there, |k| {
-                let number = k.mad(tile, self.tiles.parts(), part);
-                let place = k.mad(number, WORD_BYTES, self.known);
-                let flags = k.load_shared::<U32>(place, 1)[0];
-                let tile = k.reinterpret::<U32, S32>(tile);
-                visit(k, tile, flags);
+            let block = k.mad(round, LANES, self.lane);
+            let exists = k.compare(Compare::Lt, block, blocks.classified);
+            k.if_then(exists, |k| {
+                let index = k.mad(block, self.tiles.row_groups(), group);
+                let address = k.mad(index, WORD_BYTES, self.flags);
+                let flags = k.load_shared::<U32>(address, 1)[0];
+                let block = k.reinterpret::<U32, S32>(block);
+                visit(k, block, flags);
             });
         });
     }
 
-    /// Stores what one warp finds in what is known of the tiles for its part of the rows.
-    fn gather(&self, k: &mut Builder, counted: Counted) {
-        let part = self.warp;
-        let [tiles, told_apart] = [counted.tiles, counted.told_apart].map(|count| k.reinterpret::<U32, S32>(count));
-        let (first, last, full_end) = (k.copy(tiles), k.copy(-1i32), k.copy(0i32));
-        self.each(k, counted, part, &|k, tile, flags| {
-            let some = k.and(flags, SOME);
-            let is_some = k.compare(Compare::Ne, some, 0u32);
-            let lower = k.min(first, tile);
+    /// Stores the record of the row group of this warp; the first warp stores that of the tile as well.
+    fn store_record(&self, k: &mut Builder, blocks: Blocks) {
+        let group = self.warp;
+        let [count, classified] = [blocks.count, blocks.classified].map(|count| k.reinterpret::<U32, S32>(count));
+        let (first, last, full_end) = (k.copy(count), k.copy(-1i32), k.copy(0i32));
+        self.each_block(k, blocks, group, &|k, block, flags| {
+            let is_some = k.eval((flags & SOME).ne(0));
+            let lower = k.min(first, block);
             k.set_where(first, is_some, lower);
-            k.set_where(last, is_some, tile);
-            let whole = k.and(flags, WHOLE);
-            let is_whole = k.compare(Compare::Ne, whole, 0u32);
-            let behind = k.add(tile, 1i32);
-            k.set_where(full_end, is_whole, behind);
+            k.set_where(last, is_some, block);
+            let is_full = k.eval((flags & FULL).ne(0));
+            let next = k.add(block, 1i32);
+            k.set_where(full_end, is_full, next);
         });
         let first = k.reduce_warp(ReduceOp::Min, first);
         let last = k.reduce_warp(ReduceOp::Max, last);
         let full_end = k.reduce_warp(ReduceOp::Max, full_end);
         let full_begin = k.copy(0i32);
-        self.each(k, counted, part, &|k, tile, flags| {
-            let whole = k.and(flags, WHOLE);
-            let is_cut = k.compare(Compare::Eq, whole, 0u32);
-            let is_before = k.compare(Compare::Lt, tile, full_end);
-            let is_cut_before = k.and(is_cut, is_before);
-            let behind = k.add(tile, 1i32);
-            k.set_where(full_begin, is_cut_before, behind);
+        self.each_block(k, blocks, group, &|k, block, flags| {
+            let is_partial_before = k.eval((flags & FULL).eq(0) & block.lt(full_end));
+            let next = k.add(block, 1i32);
+            k.set_where(full_begin, is_partial_before, next);
         });
         let full_begin = k.reduce_warp(ReduceOp::Max, full_begin);
-        // Tiles behind those that are told apart are there.
-        let has_more = k.compare(Compare::Gt, tiles, told_apart);
-        let last_of_all = k.sub(tiles, 1i32);
-        let last = k.select(has_more, last_of_all, last);
-        let lower = k.min(first, told_apart);
+        // Blocks that are not classified count as attended.
+        let has_more = k.compare(Compare::Gt, count, classified);
+        let last_block = k.sub(count, 1i32);
+        let last = k.select(has_more, last_block, last);
+        let lower = k.min(first, classified);
         let first = k.select(has_more, lower, first);
         let is_first = k.compare(Compare::Eq, self.lane, 0u32);
-        let tile = address(k, &self.work, self.tiles, self.tile);
-        let of_part = part_address(k, tile, part);
-        k.when(is_first, |k| k.store(of_part, &[first, last, full_begin, full_end]));
-        let is_first_part = k.compare(Compare::Eq, part, 0u32);
-        let stores = k.and(is_first, is_first_part);
-        let [first_row, end_row] = [self.work.first_row, self.work.row_count].map(|row| k.reinterpret::<U32, S32>(row));
-        let extent: [_; QUAD as usize] = [first_row, end_row, counted.origin, counted.end];
-        k.when(stores, |k| k.store(tile, &extent));
+        let record = record_address(k, &self.context, self.tiles, self.tile);
+        let group_record = group_address(k, record, group);
+        k.when(is_first, |k| k.store(group_record, &[first, last, full_begin, full_end]));
+        let is_first_group = k.compare(Compare::Eq, group, 0u32);
+        let stores = k.and(is_first, is_first_group);
+        let [first_row, end_row] =
+            [self.context.first_row, self.context.end_row].map(|row| k.reinterpret::<U32, S32>(row));
+        let extent: [_; QUAD as usize] = [first_row, end_row, blocks.origin, blocks.end];
+        k.when(stores, |k| k.store(record, &extent));
+    }
+
+    /// True if some row attends some key of a block, and true if all rows attend all keys there are.
+    fn verdict(&self, k: &mut Builder, block: CandidateBlock) -> (Reg<Pred>, Reg<Pred>) {
+        let code = self.context.expression(k, self.mask_mod, self.context.first_row, 0);
+        let scores = block.scores(k);
+        let one = k.copy(1u32);
+        let some = k.compare(Compare::Eq, one, 0u32);
+        let full = k.not(some);
+        let Some([may_hold, may_fail]) = code.block_verdict(k, scores, self.lane) else {
+            evaluate(k, code, scores, self.lane, (some, full));
+            return (some, full);
+        };
+        let unknown = k.and(may_hold, may_fail);
+        k.if_else_uniform(
+            unknown,
+            |k| evaluate(k, code, scores, self.lane, (some, full)),
+            |k| {
+                k.set(some, may_hold);
+                k.set(full, may_hold);
+            },
+        );
+        (some, full)
     }
 }
 
-/// What is done with a tile, of which something is known.
+/// What is done with a block and its flags.
 type Visit<'a> = &'a dyn Fn(&mut Builder, Reg<S32>, Reg<U32>);
 
-/// A tile of query rows and keys.
+/// A block of query rows and keys.
 #[derive(Debug, Clone, Copy)]
-struct AskedTile {
-    /// From the first row to behind the last.
+struct CandidateBlock {
+    /// The first row, and one past the last.
     rows: [Reg<U32>; 2],
     tile_m: u32,
     first_key: Reg<S32>,
-    /// Behind the last key there is, in this tile or behind it.
+    /// One past the last key there is, in this block or after it.
     end_key: Reg<S32>,
     tile_n: u32,
 }
 
-impl AskedTile {
-    /// Its rows and keys, of those there are.
-    fn span(self, k: &mut Builder) -> TileSpan {
+impl CandidateBlock {
+    /// Its scores, of the rows and keys there are.
+    fn scores(self, k: &mut Builder) -> ScoreBlock {
         let Self { rows: [first_row, end_row], tile_m, first_key, end_key, tile_n } = self;
-        let [first_row, end_row] = [first_row, end_row].map(|number| k.reinterpret::<U32, S32>(number));
+        let [first_row, end_row] = [first_row, end_row].map(|row| k.reinterpret::<U32, S32>(row));
         let (last_row, last_that_exists) = (k.sub(end_row, 1i32), k.sub(end_key, 1i32));
-        let last_key = k.add(first_key, tile_n as i32 - 1);
-        let last_key = k.min(last_key, last_that_exists);
-        TileSpan { rows: [first_row, last_row], most_rows: tile_m, keys: [first_key, last_key], most_keys: tile_n }
+        let last_key = k.eval((first_key + (tile_n as i32 - 1)).min(last_that_exists));
+        ScoreBlock { rows: [first_row, last_row], max_rows: tile_m, keys: [first_key, last_key], max_keys: tile_n }
     }
 }
 
-/// Rows that are asked about before it is looked whether more need be: far apart, because neighbours are often alike.
-const ROWS_AT_ONCE: u32 = 8;
-
-/// Whether some row attends some key of a tile, and whether all rows attend all keys there are.
-fn tile_of_keys(
-    k: &mut Builder,
-    work: &TileContext,
-    expression: BoundExpression,
-    tile: AskedTile,
-    lane: Reg<U32>,
-) -> (Reg<Pred>, Reg<Pred>) {
-    let code = work.expression(k, expression, work.first_row, 0);
-    let span = tile.span(k);
-    let one = k.copy(1u32);
-    let some = k.compare(Compare::Eq, one, 0u32);
-    let whole = k.not(some);
-    let Some([may_hold, may_fail]) = code.of_whole_tile(k, span, lane) else {
-        ask_each(k, code, span, lane, (some, whole));
-        return (some, whole);
-    };
-    let unknown = k.and(may_hold, may_fail);
-    k.if_else_uniform(
-        unknown,
-        |k| ask_each(k, code, span, lane, (some, whole)),
-        |k| {
-            k.set(some, may_hold);
-            k.set(whole, may_hold);
-        },
-    );
-    (some, whole)
-}
-
-/// The same by asking about every row and key, until both is known. `some` does not hold yet, and `whole` does.
-fn ask_each(
+/// Evaluates the expression for every row and key, until the verdict is known. `some` is false before, and `full` true.
+fn evaluate(
     k: &mut Builder,
     mut code: ExpressionCode,
-    tile: TileSpan,
+    scores: ScoreBlock,
     lane: Reg<U32>,
-    (some, whole): (Reg<Pred>, Reg<Pred>),
+    (some, full): (Reg<Pred>, Reg<Pred>),
 ) {
     let lane = k.reinterpret::<U32, S32>(lane);
-    let ([first_row, last_row], [first_key, last_key]) = (tile.rows, tile.keys);
-    let keys = keys_of_lane(k, lane, first_key, last_key, tile.most_keys);
+    let ([first_row, last_row], [first_key, last_key]) = (scores.rows, scores.keys);
+    let keys = lane_keys(k, lane, first_key, last_key, scores.max_keys);
     code.read_keys(k, &keys);
-    let step = tile.most_rows.div_ceil(ROWS_AT_ONCE) as i32;
+    let step = scores.max_rows.div_ceil(ROWS_AT_ONCE) as i32;
     let row = k.copy(first_row);
-    let behind = k.add(first_row, step);
+    let end = k.add(first_row, step);
     let is_known = k.copy(0u32);
     k.while_uniform(
-        |k| {
-            let left = k.compare(Compare::Lt, row, behind);
-            let unknown = k.compare(Compare::Eq, is_known, 0u32);
-            k.and(left, unknown)
-        },
+        |k| k.eval(row.lt(end) & is_known.eq(0)),
         |k| {
             for index in 0..ROWS_AT_ONCE {
-                let row = k.add(row, index as i32 * step);
-                let row = k.min(row, last_row);
-                let of_row = code.for_row(k, row);
-                let mut of_tile = of_row.of_tile(first_key);
+                let row = k.eval((row + index as i32 * step).min(last_row));
+                let row_code = code.for_row(k, row);
+                let mut block = row_code.block(first_key);
                 for column in 0..keys.len() {
-                    let attended = of_tile.attended(k, 0, column as u32);
+                    let attended = block.attended(k, 0, column as u32);
                     let some_yet = k.or(some, attended);
                     k.set(some, some_yet);
-                    let whole_yet = k.and(whole, attended);
-                    k.set(whole, whole_yet);
+                    let full_yet = k.and(full, attended);
+                    k.set(full, full_yet);
                 }
             }
             let any = k.vote(VoteMode::Any, some);
-            let all = k.vote(VoteMode::All, whole);
-            let missing = k.not(all);
-            let both = k.and(any, missing);
-            let both = k.select(both, 1u32, 0u32);
-            k.set(is_known, both);
+            let all = k.vote(VoteMode::All, full);
+            let is_partial = k.eval(any & !all);
+            let is_partial = k.select(is_partial, 1u32, 0u32);
+            k.set(is_known, is_partial);
             k.add_to(row, 1i32);
         },
     );
     let any = k.vote(VoteMode::Any, some);
-    let all = k.vote(VoteMode::All, whole);
+    let all = k.vote(VoteMode::All, full);
     k.set(some, any);
-    k.set(whole, all);
+    k.set(full, all);
 }
 
-/// The keys that a lane asks about, of `count` from `first` on. A lane that has fewer than others asks about the last one
-/// again.
-fn keys_of_lane(k: &mut Builder, lane: Reg<S32>, first: Reg<S32>, last: Reg<S32>, count: u32) -> Vec<Reg<S32>> {
-    let key_of = |index: u32| {
-        let key = k.add(first, (index * LANES) as i32);
-        let key = k.add(key, lane);
-        k.min(key, last)
-    };
-    (0..count.div_ceil(LANES)).map(key_of).collect()
+/// The keys that a lane evaluates, of `count` from `first` on. A lane that has fewer than others takes the last one again.
+fn lane_keys(k: &mut Builder, lane: Reg<S32>, first: Reg<S32>, last: Reg<S32>, count: u32) -> Vec<Reg<S32>> {
+    let key = |index: u32| k.eval((first + (index * LANES) as i32 + lane).min(last));
+    (0..count.div_ceil(LANES)).map(key).collect()
 }

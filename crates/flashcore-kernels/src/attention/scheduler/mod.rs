@@ -1,271 +1,196 @@
-//! Which tiles of query rows a CTA works on, and in which order.
+//! Tile scheduler: the tiles of query rows that a CTA works on, and their order.
 //!
-//! The tiles of one head come together, so that its keys and values stay in the L2 cache; where some are longer than
-//! others those of a section of heads, in the order that [`LptOrder`](lpt::LptOrder) has planned.
+//! The tiles of one head come together, so that its keys and values stay in L2; where some are longer than others, the
+//! tiles of a section of heads, in the order that [`LptOrder`](lpt::LptOrder) has planned. A [`Policy`] says which tile
+//! comes next; the rest is the same for all.
 
 pub(crate) mod lpt;
+mod persistent;
+mod single_tile;
 pub(crate) mod sorted;
 
 use flashcore_ir::types::{S32, U32, U64};
-use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Reg, SpecialRegister};
 
+use crate::attention::block_mask::mode::{BlockMaskMode, RangePer};
 use crate::attention::block_mask::{self, KvBlocks, TileExtent};
-use crate::attention::scheduler::lpt::NO_POWER;
-use crate::attention::scheduler::sorted::SortedTiles;
+use crate::attention::kv_range::KvBlockRange;
 use crate::attention::{TileContext, TileCoord};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
 use crate::specialization::Specialization;
+use lpt::LptSections;
+use sorted::SortedTiles;
 
-/// The order of tiles, in a kernel.
+/// The scheduler of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileScheduler {
-    /// Tiles of a head.
-    pub(crate) query_tiles: Reg<U32>,
+    pub(crate) tiles_per_head: Reg<U32>,
+    /// Query heads.
     heads: Reg<U32>,
+    /// Heads of all batches.
     pub(crate) matrices: Reg<U32>,
+    /// All tiles.
     pub(crate) tiles: Reg<U32>,
-    section: Reg<U32>,
-    last_section: Reg<U32>,
-    section_bits: Reg<U32>,
-    run_bits: Reg<U32>,
-    config: HopperConfig,
+    sections: LptSections,
+    policy: Policy,
+    pub(crate) config: HopperConfig,
     parameters: Parameters,
-    pub(crate) specialization: Specialization,
-    /// Where tiles are sorted.
-    pub(crate) sorted: Option<SortedTiles>,
+    specialization: Specialization,
+}
+
+/// The order of tiles.
+#[derive(Debug, Clone, Copy)]
+enum Policy {
+    /// One tile for each CTA.
+    SingleTile,
+    /// Persistent CTAs: each loops over tiles, head by head.
+    Persistent,
+    /// Persistent CTAs with the longest tiles first (LPT), in sections of heads.
+    Lpt,
+    /// Persistent CTAs with the tiles sorted by the KV blocks that a block mask leaves them.
+    Sorted(SortedTiles),
 }
 
 impl TileScheduler {
+    /// Declares and loads its parameters.
     pub(crate) fn load(
         k: &mut Builder,
         config: HopperConfig,
         parameters: &Parameters,
         specialization: Specialization,
     ) -> Self {
-        let [query_tiles, heads, matrices, tiles, section, last_section, section_bits, run_bits] =
-            ["query_tiles", "heads", "matrices", "tiles", "section", "last_section", "section_bits", "run_bits"]
-                .map(|name| k.parameter::<U32>(name));
-        Self {
-            query_tiles,
-            heads,
-            matrices,
-            tiles,
-            section,
-            last_section,
-            section_bits,
-            run_bits,
-            config,
-            parameters: *parameters,
-            specialization,
-            sorted: None,
-        }
+        let [tiles_per_head, heads, matrices, tiles] =
+            ["query_tiles", "heads", "matrices", "tiles"].map(|name| k.parameter::<U32>(name));
+        let sections = LptSections::load(k);
+        let policy = match (config.persistent, specialization.right) {
+            (false, _) => Policy::SingleTile,
+            (true, false) => Policy::Persistent,
+            (true, true) => Policy::Lpt,
+        };
+        let parameters = *parameters;
+        Self { tiles_per_head, heads, matrices, tiles, sections, policy, config, parameters, specialization }
     }
 
-    /// Does `body` with each tile of this CTA. Where `read` does not say what is known of it and of a part of its rows, it is
-    /// looked up.
+    /// Writes `body` for each tile of this CTA. `read` returns the work-tile info that a producer has broadcast; where it
+    /// has none, the info of the tile and of a row group of it is looked up.
     pub(crate) fn each_tile(
         &self,
         k: &mut Builder,
-        part: Option<Reg<U32>>,
+        row_group: Option<Reg<U32>>,
         read: impl FnOnce(&mut Builder) -> Option<WorkTileInfo>,
-        body: impl FnOnce(&mut Builder, &Tile),
+        body: impl FnOnce(&mut Builder, &WorkTile),
     ) {
         let cta = k.special(SpecialRegister::CtaX);
-        if !self.config.persistent {
-            let found = self.tile_of_cta(k, cta, part);
-            let tile = self.tile(k, found);
+        if matches!(self.policy, Policy::SingleTile) {
+            let info = k.section("scheduler", |k| {
+                let tile = single_tile::tile(k, self, cta);
+                self.info(k, tile, row_group)
+            });
+            let tile = self.work_tile(k, info);
             return body(k, &tile);
         }
-        let ctas = k.special(SpecialRegister::GridX);
-        let index = k.copy(cta);
-        // Every other round goes back over the CTAs.
-        let round_trip = self.has_sections().then(|| {
-            let both = k.shl(ctas, 1u32);
-            let before = k.mad(cta, 2u32, 1u32);
-            (both, k.sub(both, before))
+        persistent::each_index(k, self, cta, |k, index| {
+            let info = read(k).unwrap_or_else(|| {
+                k.section("scheduler", |k| {
+                    let tile = self.tile_at(k, index);
+                    self.info(k, tile, row_group)
+                })
+            });
+            let tile = self.work_tile(k, info);
+            body(k, &tile);
         });
-        k.while_uniform(
-            |k| k.compare(Compare::Lt, index, self.tiles),
-            |k| {
-                let found = read(k).unwrap_or_else(|| self.look_up(k, index, part));
-                let tile = self.tile(k, found);
-                body(k, &tile);
-                if let Some((both, step)) = round_trip {
-                    k.section("round trip", |k| {
-                        k.add_to(index, step);
-                        let back = k.sub(both, step);
-                        k.set(step, back);
-                    });
-                } else {
-                    k.add_to(index, ctas);
-                }
-            },
-        );
     }
 
-    /// Whether the tiles of a head differ in length, as far as is known.
+    /// True if tiles come in sections of heads, in serpentine order.
     const fn has_sections(&self) -> bool {
-        self.specialization.right || self.sorted.is_some()
+        matches!(self.policy, Policy::Lpt | Policy::Sorted(_))
     }
 
-    /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
-    fn tile_of_cta(&self, k: &mut Builder, cta: Reg<U32>, part: Option<Reg<U32>>) -> WorkTileInfo {
-        k.section("schedule", |k| {
-            // All CTAs of a cluster have the same tile.
-            let cluster = if self.config.cluster > 1 { k.shr(cta, self.config.cluster.ilog2()) } else { cta };
-            let row_tile = if self.specialization.right {
-                let last = k.sub(self.query_tiles, 1u32);
-                k.sub(last, cluster)
-            } else {
-                cluster
-            };
-            let [head, batch] = [SpecialRegister::CtaY, SpecialRegister::CtaZ].map(|index| k.special(index));
-            self.find(k, [row_tile, head, batch], part)
-        })
+    /// The tile of a linear index: its index in its head, the head and the batch.
+    fn tile_at(&self, k: &mut Builder, index: Reg<U32>) -> [Reg<U32>; 3] {
+        let (matrix, tile) = match self.policy {
+            Policy::Sorted(sorted) => sorted.tile_at(k, self, index),
+            Policy::Lpt => self.sections.tile_at(k, self, index),
+            Policy::SingleTile | Policy::Persistent => persistent::tile_at(k, self.tiles_per_head, index),
+        };
+        let batch = k.div(matrix, self.heads);
+        let head = k.eval(matrix - batch * self.heads);
+        [tile, head, batch]
     }
 
-    /// What is known of the tile with a number in its head, and of a part of its rows.
-    pub(crate) fn find(
-        &self,
-        k: &mut Builder,
-        [number, head, batch]: [Reg<U32>; 3],
-        part: Option<Reg<U32>>,
-    ) -> WorkTileInfo {
-        let first_row = k.mul(number, self.config.tile_m());
-        let place = TileCoord { first_row, head, key_head: head, batch };
-        let work = TileContext::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
+    /// The work-tile info of a tile, and of a row group of it.
+    fn info(&self, k: &mut Builder, [tile, head, batch]: [Reg<U32>; 3], row_group: Option<Reg<U32>>) -> WorkTileInfo {
+        let first_row = k.mul(tile, self.config.tile_m());
+        let coord = TileCoord { first_row, head, kv_head: head, batch };
+        let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
         let tiles = self.config.block_mask_tiles(self.specialization);
-        let record = tiles.map(|tiles| block_mask::address(k, &work, tiles, number));
+        let record = tiles.map(|tiles| block_mask::record_address(k, &context, tiles, tile));
         let extent = record.and_then(|record| TileExtent::load(k, record));
-        let ranges = record.zip(part).and_then(|(record, part)| KvBlocks::load(k, record, part));
-        WorkTileInfo { first_row, head, batch, record, extent, ranges }
+        let blocks = record.zip(row_group).and_then(|(record, group)| KvBlocks::load(k, record, group));
+        WorkTileInfo { first_row, head, batch, record, extent, blocks }
     }
 
-    /// The tile of which that is known.
-    pub(crate) fn tile(&self, k: &mut Builder, found: WorkTileInfo) -> Tile {
-        let WorkTileInfo { first_row, head, batch, record, extent, ranges } = found;
-        let key_head = k.div(head, self.parameters.heads_per_key_head);
-        let place = TileCoord { first_row, head, key_head, batch };
-        let work = TileContext::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
+    /// The work tile of its info.
+    fn work_tile(&self, k: &mut Builder, info: WorkTileInfo) -> WorkTile {
+        let WorkTileInfo { first_row, head, batch, record, extent, blocks } = info;
+        let kv_head = k.div(head, self.parameters.heads_per_key_head);
+        let coord = TileCoord { first_row, head, kv_head, batch };
+        let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
         match extent {
-            // As if there were no other rows, and no keys behind.
+            // As if there were no other rows, and no keys past the last that any of these attends.
             Some(TileExtent { first_row, end_row, origin, end_key }) => {
-                let key_length = k.min(work.key_length, end_key);
-                let work = TileContext { first_row, row_count: end_row, key_length, ..work };
-                Tile { place: TileCoord { first_row, ..place }, work, record, ranges, origin: Some(origin) }
+                let key_length = k.min(context.key_length, end_key);
+                let context = TileContext { first_row, end_row, key_length, ..context };
+                WorkTile { coord: TileCoord { first_row, ..coord }, context, record, blocks, origin: Some(origin) }
             }
-            None => Tile { place, work, record, ranges: None, origin: None },
+            None => WorkTile { coord, context, record, blocks: None, origin: None },
         }
-    }
-
-    /// What is known of the tile of an index.
-    fn look_up(&self, k: &mut Builder, index: Reg<U32>, part: Option<Reg<U32>>) -> WorkTileInfo {
-        k.section("schedule", |k| {
-            let (matrix, row_tile) = if let Some(sorted) = self.sorted {
-                self.in_order(k, sorted, index)
-            } else if self.has_sections() {
-                self.in_section(k, index)
-            } else {
-                let matrix = k.div(index, self.query_tiles);
-                let skipped = k.mul(matrix, self.query_tiles);
-                (matrix, k.sub(index, skipped))
-            };
-            let batch = k.div(matrix, self.heads);
-            let skipped = k.mul(batch, self.heads);
-            let head = k.sub(matrix, skipped);
-            self.find(k, [row_tile, head, batch], part)
-        })
-    }
-
-    /// The head and the tile in it of a number, where tiles are sorted: group by group where several have the same keys,
-    /// and section by section elsewhere.
-    fn in_order(&self, k: &mut Builder, sorted: SortedTiles, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let (matrix, tile) = (k.register(), k.register());
-        k.if_else_uniform(
-            sorted.is_grouped,
-            |k| {
-                let (of_group, number) = sorted.in_group(k, self.matrices, index);
-                k.set(matrix, of_group);
-                k.set(tile, number);
-            },
-            |k| {
-                let (of_section, place) = self.in_section(k, index);
-                let number = sorted.tile(k, place);
-                k.set(matrix, of_section);
-                k.set(tile, number);
-            },
-        );
-        (matrix, tile)
-    }
-
-    /// The head and the place in it of the tile of a number: in the last section and every other one before it, the last
-    /// tiles of all heads come first, a run of each head at a time.
-    fn in_section(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let size = k.mul(self.query_tiles, self.section);
-        let number = k.div(index, size);
-        let skipped = k.mul(number, size);
-        let rest = k.sub(index, skipped);
-        let first = k.mul(number, self.section);
-        let last = k.sub(self.query_tiles, 1u32);
-        // The last section may have fewer heads.
-        let heads = k.sub(self.matrices, first);
-        let heads = k.min(heads, self.section);
-        let tiles_of_runs = k.shl(heads, self.run_bits);
-        let run = k.register();
-        let is_power_of_two = k.compare(Compare::Lt, self.section_bits, NO_POWER);
-        k.if_else_uniform(
-            is_power_of_two,
-            |k| {
-                let bits = k.add(self.section_bits, self.run_bits);
-                let quotient = k.shr(rest, bits);
-                k.set(run, quotient);
-            },
-            |k| {
-                let quotient = k.div(rest, tiles_of_runs);
-                k.set(run, quotient);
-            },
-        );
-        let skipped = k.mul(run, tiles_of_runs);
-        let within = k.sub(rest, skipped);
-        let run = k.shl(run, self.run_bits);
-        let head = k.shr(within, self.run_bits);
-        let skipped = k.shl(head, self.run_bits);
-        let of_run = k.sub(within, skipped);
-        // The last tile, where it has no run to be in.
-        let is_alone = k.compare(Compare::Eq, run, last);
-        let head = k.select(is_alone, within, head);
-        let of_run = k.select(is_alone, 0u32, of_run);
-        let from_one_end = k.add(run, of_run);
-        let behind = k.sub(self.last_section, number);
-        let behind = k.and(behind, 1u32);
-        let from_last = k.compare(Compare::Eq, behind, 0u32);
-        let turned = k.sub(last, from_one_end);
-        (k.add(first, head), k.select(from_last, turned, from_one_end))
     }
 }
 
-/// What has to be looked up for a tile.
+/// Work-tile info: what has to be looked up for a tile, or is broadcast by the producer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WorkTileInfo {
-    /// Its first row, unless `extent` says.
+    /// The first row, unless `extent` has it.
     pub(crate) first_row: Reg<U32>,
     pub(crate) head: Reg<U32>,
     pub(crate) batch: Reg<U32>,
-    /// Where it stands which rows and keys it has, and tiles of keys for a part of its rows, where an expression leaves some.
+    /// The address of its block-mask record.
     pub(crate) record: Option<Reg<U64>>,
     pub(crate) extent: Option<TileExtent>,
-    pub(crate) ranges: Option<KvBlocks>,
+    /// The KV blocks that the block mask leaves a row group.
+    pub(crate) blocks: Option<KvBlocks>,
 }
 
-/// A tile of query rows, and the work on it.
-pub(crate) struct Tile {
-    pub(crate) place: TileCoord,
-    pub(crate) work: TileContext,
-    /// Where it stands what an expression leaves.
+/// A tile of query rows to work on.
+pub(crate) struct WorkTile {
+    pub(crate) coord: TileCoord,
+    pub(crate) context: TileContext,
+    /// The address of its block-mask record.
     pub(crate) record: Option<Reg<U64>>,
-    /// What an expression leaves to a part of the rows.
-    pub(crate) ranges: Option<KvBlocks>,
-    /// The key that tile 0 of its keys begins with, where that is not the first.
-    pub(crate) origin: Option<Reg<S32>>,
+    /// The KV blocks that the block mask leaves a row group.
+    blocks: Option<KvBlocks>,
+    /// The first key of block 0, where it is not key 0.
+    origin: Option<Reg<S32>>,
+}
+
+impl WorkTile {
+    /// The KV blocks that the CTA goes through. Where each warpgroup has a range of its own, all between the first and the
+    /// last block that any of them attends.
+    pub(crate) fn kv_blocks(&self, k: &mut Builder, config: HopperConfig) -> KvBlockRange {
+        k.section("kv range", |k| {
+            let range = KvBlockRange::new(k, &self.context, (config.tile_m(), config.tile_n), self.origin);
+            let mode = BlockMaskMode::of(config, self.context.specialization);
+            match (self.blocks, mode.map(|mode| mode.range)) {
+                (Some(blocks), Some(RangePer::Cta)) => range.intersect(k, blocks),
+                _ => range,
+            }
+        })
+    }
+
+    /// Those of `range` that a warpgroup with a range of its own attends.
+    pub(crate) fn warpgroup_blocks(&self, k: &mut Builder, range: KvBlockRange) -> KvBlockRange {
+        k.section("kv range", |k| self.blocks.map_or(range, |blocks| range.intersect(k, blocks)))
+    }
 }

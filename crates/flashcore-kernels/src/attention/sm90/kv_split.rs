@@ -1,145 +1,135 @@
-//! Warpgroups that share the keys of the same rows, in one CTA or in those of a cluster.
+//! Split-KV within a CTA and within a cluster: warpgroups with the same rows and every second or fourth KV block each.
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
-use super::consumer::ALL_CONSUMERS;
 use super::{Cta, WARPGROUP};
 use crate::attention::kv_range::KvBlockRange;
+use crate::attention::split_kv::merge::SplitExchange;
 use crate::hopper_config::HopperConfig;
-use crate::primitives::{Accumulator, LANES, OnlineSoftmax};
+use crate::primitives::{Accumulator, LANES, NamedBarrier, OnlineSoftmax};
 
 /// Warps of a warpgroup.
 const WARPS: u32 = WARPGROUP / LANES;
-/// Bytes of what a lane sends at a time.
+/// Bytes that a lane stores at a time.
 const WORD_BYTES: u32 = 4;
 
-/// Where a warpgroup stands among those that compute.
+/// The split of a consumer warpgroup.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KvSplit {
-    /// Its number among those of the same rows in the CTA. The tiles of keys are dealt out to the CTAs of a cluster in
-    /// turn, from the last on, and in a CTA to them.
-    pub(crate) number: Reg<U32>,
-    /// The rank of its CTA, where there are others.
+pub(super) struct KvSplit {
+    /// The split among those of the CTA. KV blocks are dealt out to the CTAs of a cluster in turn, from the last on, and in
+    /// a CTA to its splits.
+    pub(super) split: Reg<U32>,
+    /// The rank of the CTA in its cluster, where it has one.
     rank: Option<Reg<U32>>,
     ctas: u32,
-    /// The number of its rows.
-    pub(crate) row_group: Reg<U32>,
-    /// The number of the warp among those with rows of their own.
-    pub(crate) row_warp: Reg<U32>,
-    /// Where the lane sends to or receives from, for the first of the others.
+    /// The rows of the warpgroup, among those of the CTA by 64.
+    pub(super) row_group: Reg<U32>,
+    /// The warp among those with rows of their own.
+    pub(super) row_warp: Reg<U32>,
+    /// The address of the lane's words of split 1.
     exchange: Reg<U32>,
 }
 
 impl KvSplit {
-    pub(crate) fn new(k: &mut Builder, cta: &Cta, warp: Reg<U32>, lane: Reg<U32>, warpgroup: Reg<U32>) -> Self {
-        let groups = cta.config.kv_split_warpgroups;
-        let row_group = k.div(warpgroup, groups);
-        let number = k.rem(warpgroup, groups);
+    pub(super) fn new(k: &mut Builder, cta: &Cta, warp: Reg<U32>, lane: Reg<U32>, warpgroup: Reg<U32>) -> Self {
+        let splits = cta.config.kv_split_warpgroups;
+        let row_group = k.div(warpgroup, splits);
+        let split = k.rem(warpgroup, splits);
         let within = k.and(warp, WARPS - 1);
         let row_warp = k.mad(row_group, WARPS, within);
-        let place = k.add(cta.base, cta.shared.exchange);
-        let lane_place = k.mad(lane, WORD_BYTES, place);
-        let exchange = k.mad(row_warp, bytes_per_warp(cta), lane_place);
+        let memory = k.add(cta.base, cta.shared.exchange);
+        let exchange = k.eval(row_warp.mul_add(bytes_per_warp(cta), lane.mul_add(WORD_BYTES, memory)));
         let ctas = cta.config.cluster;
         let rank = (ctas > 1).then(|| k.cluster_rank());
-        Self { number, rank, ctas, row_group, row_warp, exchange }
+        Self { split, rank, ctas, row_group, row_warp, exchange }
     }
 
-    /// Its own last tile of keys.
-    pub(crate) fn last_tile(&self, k: &mut Builder, tiles: &KvBlockRange) -> Reg<S32> {
+    /// The last KV block of the split.
+    pub(super) fn last_block(&self, k: &mut Builder, range: &KvBlockRange) -> Reg<S32> {
         let before = match self.rank {
-            Some(rank) => k.mad(self.number, self.ctas, rank),
-            None => self.number,
+            Some(rank) => k.mad(self.split, self.ctas, rank),
+            None => self.split,
         };
-        let before = k.reinterpret::<U32, S32>(before);
-        k.sub(tiles.last, before)
+        k.eval(range.last - before.signed())
     }
 
-    /// Whether it has a tile of keys at all.
-    pub(crate) fn has_some(&self, k: &mut Builder, tiles: &KvBlockRange) -> Reg<Pred> {
-        let last = self.last_tile(k, tiles);
-        let some = k.compare(Compare::Ge, last, tiles.first);
-        k.and(some, tiles.any)
+    /// True if the split has a KV block at all.
+    pub(super) fn is_nonempty(&self, k: &mut Builder, range: &KvBlockRange) -> Reg<Pred> {
+        let last = self.last_block(k, range);
+        k.eval(last.ge(range.first) & range.nonempty)
     }
 
-    /// The number of a thread among those of the warpgroups that have the same keys.
-    pub(crate) fn thread(&self, k: &mut Builder, thread: Reg<U32>) -> Reg<U32> {
+    /// The index of a thread among those of the same split.
+    pub(super) fn thread(&self, k: &mut Builder, thread: Reg<U32>) -> Reg<U32> {
         let within = k.and(thread, WARPGROUP - 1);
         k.mad(self.row_group, WARPGROUP, within)
     }
 
-    /// The barrier at which those meet.
-    pub(crate) fn barrier(&self, k: &mut Builder) -> Reg<U32> {
-        k.add(self.number, ALL_CONSUMERS + 1)
+    /// The named barrier of the warpgroups of the same split.
+    pub(super) fn barrier(&self, k: &mut Builder) -> Reg<U32> {
+        NamedBarrier::KvSplit.indexed(k, self.split)
     }
 
-    /// Whether it is the one that stores the rows.
-    pub(crate) fn is_first(&self, k: &mut Builder) -> Reg<Pred> {
+    /// True for the split that stores the rows.
+    pub(super) fn is_first(&self, k: &mut Builder) -> Reg<Pred> {
         k.section("is first", |k| {
-            let before = self.rank.map_or(self.number, |rank| k.or(self.number, rank));
+            let before = self.rank.map_or(self.split, |rank| k.or(self.split, rank));
             k.compare(Compare::Eq, before, 0u32)
         })
     }
 
-    /// Brings together, in the first warpgroup of each rows, what those of the same rows have for their keys.
-    pub(crate) fn gather(&self, k: &mut Builder, config: HopperConfig, softmax: &OnlineSoftmax, output: &Accumulator) {
-        let step = config.row_groups() * WARPS * softmax.partial_bytes(output);
-        if config.kv_split_warpgroups > 1 {
-            let is_other = k.compare(Compare::Gt, self.number, 0u32);
-            k.if_uniform(is_other, |k| {
-                let before = k.sub(self.number, 1u32);
-                let address = k.mad(before, step, self.exchange);
-                softmax.store_partial(k, output, address);
-            });
-            k.barrier_sync(ALL_CONSUMERS, config.warpgroups * WARPGROUP);
-            let is_first = k.compare(Compare::Eq, self.number, 0u32);
-            k.if_uniform(is_first, |k| {
-                for other in 1..config.kv_split_warpgroups {
-                    let address = k.add(self.exchange, (other - 1) * step);
-                    softmax.merge_partial(k, output, address);
-                }
-            });
-        }
-        if let Some(rank) = self.rank {
-            let first_sender = (config.kv_split_warpgroups - 1) * step;
-            k.section("other CTAs", |k| self.gather_cluster(k, rank, (first_sender, step), softmax, output));
-        }
-    }
-
-    /// The same in the first CTA of the cluster, of the first warpgroups of all. What they send begins there, and is so
-    /// many bytes.
-    fn gather_cluster(
+    /// Merges, in the first split of each rows, the partial results of all splits.
+    pub(super) fn reduce_splits(
         &self,
         k: &mut Builder,
-        rank: Reg<U32>,
-        (first_sender, step): (u32, u32),
+        config: HopperConfig,
         softmax: &OnlineSoftmax,
         output: &Accumulator,
     ) {
-        let is_first = k.compare(Compare::Eq, self.number, 0u32);
-        // The CTA that is sent to has begun.
+        let splits = config.kv_split_warpgroups;
+        let stride = config.row_groups() * WARPS * softmax.partial_bytes(output);
+        let exchange = SplitExchange { address: self.exchange, stride };
+        if splits > 1 {
+            exchange.reduce_splits(k, (self.split, splits), softmax, output, |k| {
+                k.barrier_sync(NamedBarrier::Consumers.id(), config.warpgroups * WARPGROUP);
+            });
+        }
+        if let Some(rank) = self.rank {
+            k.section("reduce cluster", |k| {
+                self.reduce_cluster(k, rank, exchange, (splits - 1) * stride, softmax, output);
+            });
+        }
+    }
+
+    /// Merges, in the first CTA of the cluster, the partial results of the first splits of all, which they store in its
+    /// shared memory (DSMEM) from `offset` on.
+    fn reduce_cluster(
+        &self,
+        k: &mut Builder,
+        rank: Reg<U32>,
+        exchange: SplitExchange,
+        offset: u32,
+        softmax: &OnlineSoftmax,
+        output: &Accumulator,
+    ) {
+        let is_first = k.compare(Compare::Eq, self.split, 0u32);
+        // The CTA that is stored to has started.
         k.cluster_wait();
-        let has_others = k.compare(Compare::Gt, rank, 0u32);
-        let sends = k.and(is_first, has_others);
-        k.if_uniform(sends, |k| {
-            let before = k.sub(rank, 1u32);
-            let address = k.mad(before, step, self.exchange);
-            let address = k.map_shared(address, 0u32).plus(first_sender as i32);
-            softmax.store_partial_to_cta(k, output, address);
+        let is_other = k.compare(Compare::Gt, rank, 0u32);
+        let stores = k.and(is_first, is_other);
+        k.if_uniform(stores, |k| {
+            let address = k.eval((rank - 1).mul_add(exchange.stride, exchange.address));
+            let address = k.map_shared(address, 0u32).plus(offset as i32);
+            softmax.store_partial_to_cluster(k, output, address);
         });
         k.cluster_sync();
-        let stores = self.is_first(k);
-        k.if_uniform(stores, |k| {
-            for other in 1..self.ctas {
-                let address = k.add(self.exchange, first_sender + (other - 1) * step);
-                softmax.merge_partial(k, output, address);
-            }
-        });
+        let merges = self.is_first(k);
+        k.if_uniform(merges, |k| exchange.merge(k, offset, self.ctas - 1, softmax, output));
     }
 }
 
-/// Bytes that one warp sends.
+/// Bytes of the partial result of one warp.
 fn bytes_per_warp(cta: &Cta) -> u32 {
     let others =
         cta.config.row_groups() * (cta.config.kv_split_warpgroups + cta.config.cluster).saturating_sub(2) * WARPS;

@@ -1,31 +1,31 @@
-//! The warp that copies.
+//! Producer: the warp that starts the TMA loads of Q, K and V.
 
 use flashcore_ir::builder::CachePolicy;
-use flashcore_ir::types::{Pred, S32, U32, U64};
+use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::Cta;
-use crate::attention::block_mask::work_info::WorkInfoSlots;
 use crate::attention::kv_range::KvBlockRange;
-use crate::attention::scheduler::Tile;
+use crate::attention::kv_source::TmaKvSource;
+use crate::attention::scheduler::WorkTile;
 use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
 
-/// One warp of the warpgroup copies; the others are done.
-pub(crate) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
+/// One warp of the warpgroup is the producer; the others end.
+pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
     let warp = k.shr(thread, LANES.ilog2());
-    let copies = k.compare(Compare::Eq, warp, 0u32);
-    k.if_uniform(copies, |k| {
+    let is_first = k.compare(Compare::Eq, warp, 0u32);
+    k.if_uniform(is_first, |k| {
         let producer = Producer::new(k, cta);
-        if cta.reads_early() {
-            cta.wait_for_kernel_before(k);
+        if cta.loads_kv_range() {
+            cta.grid_dependency_wait(k);
         }
-        let part = cta.common_part(k);
-        cta.schedule.each_tile(k, part, |_| None, |k, tile| producer.copy(k, cta, tile));
+        let row_group = cta.block_mask_group(k, None);
+        cta.scheduler.each_tile(k, row_group, |_| None, |k, tile| producer.load_tile(k, cta, tile));
     });
 }
 
 struct Producer {
-    /// Holds in the lane that copies.
+    /// Holds in the lane that starts TMA loads.
     leader: Reg<Pred>,
     query: PipelineState,
     keys: PipelineState,
@@ -37,118 +37,91 @@ impl Producer {
         let shared = &cta.shared;
         Self {
             leader: k.elect(),
-            query: shared.query_ring.cursor(k, cta.base),
-            keys: shared.key_ring.cursor(k, cta.base),
-            values: shared.value_ring.cursor(k, cta.base),
+            query: shared.query_pipeline.state(k, cta.base),
+            keys: shared.key_pipeline.state(k, cta.base),
+            values: shared.value_pipeline.state(k, cta.base),
         }
     }
 
-    fn copy(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
-        let tiles = KvBlockRange::new(k, tile, cta.config);
-        cta.wait_for_kernel_before(k);
-        let (last, any) = if cta.config.cluster > 1 {
+    fn load_tile(&self, k: &mut Builder, cta: &Cta, tile: &WorkTile) {
+        let range = tile.kv_blocks(k, cta.config);
+        cta.grid_dependency_wait(k);
+        // Of a cluster, each CTA has every `cluster`-th block down from its own last.
+        let (last, nonempty) = if cta.config.cluster > 1 {
             let rank = k.cluster_rank();
-            let rank = k.reinterpret::<U32, S32>(rank);
-            let last = k.sub(tiles.last, rank);
-            let some = k.compare(Compare::Ge, last, tiles.first);
-            (last, k.and(some, tiles.any))
+            let last = k.eval(range.last - rank.signed());
+            (last, k.eval(last.ge(range.first) & range.nonempty))
         } else {
-            (tiles.last, tiles.any)
+            (range.last, range.nonempty)
         };
-        let announced = cta.shared.work_info.zip(tile.record).map(|(work_info, record)| {
-            let query_bytes = k.select(any, cta.shared.query.bytes(), 0u32);
-            self.hand_over(k, work_info, record, tile, query_bytes)
+        let query_stage = cta.shared.work_info.zip(tile.record).map(|(work_info, record)| {
+            let query_bytes = k.select(nonempty, cta.shared.query.bytes(), 0u32);
+            work_info.produce(k, &self.query, tile, record, query_bytes, self.leader)
         });
-        k.if_uniform(any, |k| self.copy_tiles(k, cta, tile, tiles, last, announced));
+        k.if_uniform(nonempty, |k| self.load_blocks(k, cta, tile, range, last, query_stage));
     }
 
-    /// Hands over what a tile is, and announces its query, of so many bytes: for a place and its barrier.
-    fn hand_over(
-        &self,
-        k: &mut Builder,
-        work_info: WorkInfoSlots,
-        record: Reg<U64>,
-        tile: &Tile,
-        query_bytes: Reg<U32>,
-    ) -> [Reg<U32>; 2] {
-        k.section("ticket", |k| {
-            self.query.producer_acquire(k);
-            work_info.write(k, &self.query, tile, self.leader);
-            k.warp_sync();
-            let bytes = k.add(query_bytes, work_info.announced());
-            self.query.expect_tx(k, self.leader, bytes);
-            work_info.copy(k, &self.query, record, self.leader);
-            let place = [self.query.tile(k), self.query.full(k)];
-            self.query.advance(k);
-            place
-        })
-    }
-
-    /// Copies what a tile of query rows needs, in the order in which it is needed: the values of a tile of keys after
-    /// the keys of the next. Of a cluster, each CTA has the tiles that are a multiple of its CTAs below its `last`. The query
-    /// may have been announced already, for a place and its barrier.
-    fn copy_tiles(
+    /// Starts the loads of Q and of the KV blocks down from `last`, in the order in which they are needed: the values of a
+    /// block after the keys of the next. `query_stage` is the Q stage and its *full* barrier, where work-tile info has been
+    /// produced through it already.
+    fn load_blocks(
         &self,
         k: &mut Builder,
         cta: &Cta,
-        tile: &Tile,
-        tiles: KvBlockRange,
+        tile: &WorkTile,
+        range: KvBlockRange,
         last: Reg<S32>,
-        announced: Option<[Reg<U32>; 2]>,
+        query_stage: Option<[Reg<U32>; 2]>,
     ) {
-        let step = cta.config.cluster as i32;
-        let maps = cta.maps;
-        let [head, key_head, batch, row] =
-            [tile.place.head, tile.place.key_head, tile.place.batch, tile.place.first_row]
-                .map(|index| k.reinterpret::<U32, S32>(index));
-        // Every tile of query rows of a head reads its keys and values again; its own query nobody does.
-        let (kept, passing) = (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
-        let query = TensorRows { map: maps.query, row, head, batch, policy: Some(passing) };
-        k.section("query", |k| match announced {
+        let (step, maps, coord) = (cta.config.cluster as i32, cta.maps, tile.coord);
+        let [head, kv_head, batch, row] =
+            [coord.head, coord.kv_head, coord.batch, coord.first_row].map(|index| k.reinterpret::<U32, S32>(index));
+        // Every tile of query rows of a head reads its keys and values again; nobody reads its Q again.
+        let (evict_last, evict_first) =
+            (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
+        let source = TmaKvSource { head: kv_head, batch, policy: evict_last };
+        let query = TensorRows { map: maps.query, row, head, batch, policy: Some(evict_first) };
+        k.section("query", |k| match query_stage {
             Some([target, barrier]) => {
-                k.section("copy", |k| cta.shared.query.load(k, query, target, barrier, self.leader));
+                k.section("copy", |k| cta.shared.query.tma_load(k, query, target, barrier, self.leader));
             }
-            None => self.next(k, &self.query, cta.shared.query, query),
+            None => self.load_stage(k, &self.query, cta.shared.query, query),
         });
-        let key_tile = k.copy(last);
-        let rows_of = |k: &mut Builder, map, tile| {
-            let row = tiles.first_key(k, tile);
-            TensorRows { map, row, head: key_head, batch, policy: Some(kept) }
-        };
-        let keys = |k: &mut Builder, tile| {
+        let block = k.copy(last);
+        let load_keys = |k: &mut Builder, block| {
             k.section("keys", |k| {
-                let rows = rows_of(k, maps.key, tile);
-                self.next(k, &self.keys, cta.shared.key, rows);
+                let first_key = range.first_key(k, block);
+                self.load_stage(k, &self.keys, cta.shared.key, source.rows(maps.key, first_key));
             });
         };
-        let values = |k: &mut Builder, tile| {
+        let load_values = |k: &mut Builder, block| {
             k.section("values", |k| {
-                let rows = rows_of(k, maps.value, tile);
-                self.next(k, &self.values, cta.shared.value, rows);
+                let first_key = range.first_key(k, block);
+                self.load_stage(k, &self.values, cta.shared.value, source.rows(maps.value, first_key));
             });
         };
-        keys(k, key_tile);
+        load_keys(k, block);
         k.while_uniform(
             |k| {
-                let next = if step == 1 { key_tile } else { k.sub(key_tile, step - 1) };
-                k.compare(Compare::Gt, next, tiles.first)
+                let next = if step == 1 { block } else { k.sub(block, step - 1) };
+                k.compare(Compare::Gt, next, range.first)
             },
             |k| {
-                let before = k.sub(key_tile, step);
-                keys(k, before);
-                values(k, key_tile);
-                k.set(key_tile, before);
+                let next = k.sub(block, step);
+                load_keys(k, next);
+                load_values(k, block);
+                k.set(block, next);
             },
         );
-        values(k, key_tile);
+        load_values(k, block);
     }
 
-    /// Fills the next stage of a ring.
-    fn next(&self, k: &mut Builder, cursor: &PipelineState, tile: SwizzledTile, rows: TensorRows) {
-        cursor.producer_acquire(k);
-        cursor.expect_tx(k, self.leader, tile.bytes());
-        let (target, barrier) = (cursor.tile(k), cursor.full(k));
-        k.section("copy", |k| tile.load(k, rows, target, barrier, self.leader));
-        cursor.advance(k);
+    /// Fills the next stage of a pipeline.
+    fn load_stage(&self, k: &mut Builder, state: &PipelineState, tile: SwizzledTile, rows: TensorRows) {
+        state.producer_acquire(k);
+        state.expect_tx(k, self.leader, tile.bytes());
+        let (target, barrier) = (state.stage_address(k), state.full_barrier(k));
+        k.section("copy", |k| tile.tma_load(k, rows, target, barrier, self.leader));
+        state.advance(k);
     }
 }

@@ -1,23 +1,21 @@
-//! Adds up what is known of the KV splits.
+//! Split-KV combine kernel: reduces the partial results of all splits of a row.
 //!
-//! A warp has one row of the output. Its lanes each look at one part for the largest maximum and the sum; then each has some
-//! columns and adds up those of all parts, brought to that maximum. The sink, the division by the sum and the log-sum-exp
-//! come here, once for all keys.
-
-use core::f32::consts::LN_2;
+//! A warp has one row of the output. Its lanes each look at one split for the largest row max and the row sum; then each
+//! has some columns and adds up those of all splits, rescaled to that row max. The sink, the division by the row sum and
+//! the LSE come here, once for all keys.
 
 use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, SpecialRegister};
 
+use super::partial::PartialRow;
 use crate::attention::naive::MemoryElement;
-use crate::attention::split_kv::partial::PartialRow;
-use crate::attention::{Place, Rows, TileContext};
+use crate::attention::{TileContext, TileSource};
 use crate::parameters::{Parameters, SplitParameters};
-use crate::primitives::{LANES, add_sink};
+use crate::primitives::{LANES, lse_log2, normalize_row};
 use crate::specialization::Specialization;
 
-/// Parts whose outputs are on their way at a time.
-const PARTS_AT_ONCE: u32 = 8;
+/// Splits whose outputs are in flight at a time.
+const SPLITS_AT_ONCE: u32 = 8;
 
 /// Rows, and so warps, of a CTA.
 pub(crate) const ROWS: u32 = 4;
@@ -27,111 +25,117 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
     let parameters = Parameters::load(k, specialization);
-    let num_splits = SplitParameters::load(k);
-    // Whether rows have limits matters no more, nor do their scores.
+    let splits = SplitParameters::load(k);
+    // Masks and lengths matter no more.
     let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
-    let work = TileContext::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);
+    let context = TileContext::new(k, &parameters, plain, ROWS, TileSource::Grid, false);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
-    let row = k.add(work.first_row, warp);
-    let exists = k.compare(Compare::Lt, row, work.row_count);
+    let row = k.add(context.first_row, warp);
+    let exists = k.compare(Compare::Lt, row, context.end_row);
     k.if_uniform(exists, |k| {
-        let number = work.row_of_all(k, row);
-        let rows = OfRow { num_splits, number, value_dim: specialization.value_dim };
-        let maximum = k.section("maximum", |k| rows.maximum(k, lane));
-        let output = work.output(k);
+        let index = context.global_row(k, row);
+        let partials = RowPartials { splits, index, value_dim: specialization.value_dim };
+        let row_max = k.section("row max", |k| partials.row_max(k, lane));
+        let output = context.output(k);
         let output = output.row(k, warp);
-        combine::<T>(k, &work, &rows, &Target { lane, row, output }, maximum);
+        combine::<T>(k, &context, &partials, &Target { lane, row, output }, row_max);
     });
     builder.finish()
 }
 
-/// The parts of one row.
-struct OfRow {
-    num_splits: SplitParameters,
-    number: Reg<U64>,
+/// The partial results of one row.
+struct RowPartials {
+    splits: SplitParameters,
+    /// The index of the row among all rows.
+    index: Reg<U64>,
     value_dim: u32,
 }
 
-/// Where the row goes.
+/// The lane, and the row that it stores.
 struct Target {
     lane: Reg<U32>,
     row: Reg<U32>,
     output: Reg<U64>,
 }
 
-impl OfRow {
-    fn part(&self, k: &mut Builder, part: Reg<U32>) -> PartialRow {
-        PartialRow::new(k, self.num_splits, part, self.number, self.value_dim)
+impl RowPartials {
+    fn split(&self, k: &mut Builder, split: Reg<U32>) -> PartialRow {
+        PartialRow::new(k, self.splits, split, self.index, self.value_dim)
     }
 
-    /// Goes through the parts, as many at a time as there are lanes: the first of them, and the maximum and the sum of the
-    /// part of this lane, minus infinity and zero where there is none.
+    /// Visits the splits, as many at a time as there are lanes: the first of them, and the row max and row sum of the split
+    /// of this lane, minus infinity and zero where there is none.
     fn each_lane(
         &self,
         k: &mut Builder,
         lane: Reg<U32>,
         visit: impl FnOnce(&mut Builder, Reg<U32>, Reg<F32>, Reg<F32>),
     ) {
-        k.for_uniform(0u32, self.num_splits.num_splits, LANES, |k, first| {
-            let part = k.add(first, lane);
-            let exists = k.compare(Compare::Lt, part, self.num_splits.num_splits);
-            let partial = self.part(k, part);
-            let (maximum, sum) = (k.copy(f32::NEG_INFINITY), k.copy(0.0f32));
+        k.for_uniform(0u32, self.splits.num_splits, LANES, |k, first| {
+            let split = k.add(first, lane);
+            let exists = k.compare(Compare::Lt, split, self.splits.num_splits);
+            let partial = self.split(k, split);
+            let (row_max, row_sum) = (k.copy(f32::NEG_INFINITY), k.copy(0.0f32));
             k.when(exists, |k| {
-                k.load_into(maximum, GlobalAddress::from(partial.sums));
-                k.load_into(sum, GlobalAddress::from(partial.sums).plus(4));
+                k.load_into(row_max, GlobalAddress::from(partial.stats));
+                k.load_into(row_sum, GlobalAddress::from(partial.stats).plus(4));
             });
-            visit(k, first, maximum, sum);
+            visit(k, first, row_max, row_sum);
         });
     }
 
-    /// The largest maximum of all parts.
-    fn maximum(&self, k: &mut Builder, lane: Reg<U32>) -> Reg<F32> {
+    /// The largest row max of all splits.
+    fn row_max(&self, k: &mut Builder, lane: Reg<U32>) -> Reg<F32> {
         let largest = k.copy(f32::NEG_INFINITY);
-        self.each_lane(k, lane, |k, _, maximum, _| k.max_to(largest, maximum));
-        over_warp(k, largest, |k, largest, other| k.max_to(largest, other));
+        self.each_lane(k, lane, |k, _, row_max, _| k.max_to(largest, row_max));
+        reduce_warp(k, largest, |k, largest, other| k.max_to(largest, other));
         largest
     }
 }
 
-/// Combines `value` over the lanes of a warp.
-fn over_warp(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
+/// Reduces `value` over the lanes of a warp.
+fn reduce_warp(k: &mut Builder, value: Reg<F32>, reduce: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
     for distance in [1u32, 2, 4, 8, 16] {
         let other = k.shuffle(ShuffleMode::Butterfly, value, distance);
-        combine(k, value, other);
+        reduce(k, value, other);
     }
 }
 
-fn combine<T: MemoryElement>(k: &mut Builder, work: &TileContext, rows: &OfRow, target: &Target, maximum: Reg<F32>) {
-    let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
-    let shift = k.select(none, 0.0f32, maximum);
-    let sum = k.copy(0.0f32);
-    // Lanes have columns that are as far apart as there are lanes; those behind the last read it, and store nothing.
-    let columns: Vec<_> = (0..rows.value_dim.div_ceil(LANES))
+fn combine<T: MemoryElement>(
+    k: &mut Builder,
+    context: &TileContext,
+    partials: &RowPartials,
+    target: &Target,
+    row_max: Reg<F32>,
+) {
+    let num_splits = partials.splits.num_splits;
+    let none = k.compare(Compare::Eq, row_max, f32::NEG_INFINITY);
+    let shift = k.select(none, 0.0f32, row_max);
+    let row_sum = k.copy(0.0f32);
+    // Lanes have columns that are as far apart as there are lanes; those past the last read it, and store nothing.
+    let columns: Vec<_> = (0..partials.value_dim.div_ceil(LANES))
         .map(|step| {
             let column = k.add(target.lane, step * LANES);
-            let exists = k.compare(Compare::Lt, column, rows.value_dim);
-            (k.min(column, rows.value_dim - 1), exists, k.copy(0.0f32))
+            let exists = k.compare(Compare::Lt, column, partials.value_dim);
+            (k.min(column, partials.value_dim - 1), exists, k.copy(0.0f32))
         })
         .collect();
-    k.section("num_splits", |k| {
-        rows.each_lane(k, target.lane, |k, first, part_maximum, part_sum| {
-            let exponent = k.sub(part_maximum, shift);
+    k.section("splits", |k| {
+        partials.each_lane(k, target.lane, |k, first, split_max, split_sum| {
+            let exponent = k.sub(split_max, shift);
             let factor = k.exp2(exponent);
-            k.fma_to(sum, part_sum, factor);
-            let left = k.sub(rows.num_splits.num_splits, first);
-            let left = k.min(left, LANES);
-            let last = k.sub(rows.num_splits.num_splits, 1u32);
-            k.for_uniform(0u32, left, PARTS_AT_ONCE, |k, number| {
+            k.fma_to(row_sum, split_sum, factor);
+            let left = k.eval((num_splits - first).min(LANES));
+            let last = k.sub(num_splits, 1u32);
+            k.for_uniform(0u32, left, SPLITS_AT_ONCE, |k, begin| {
                 let mut loaded = Vec::new();
-                for next in 0..PARTS_AT_ONCE {
-                    let lane = k.add(number, next);
-                    // The factor of a part that is not there is zero; the last is read in its place.
+                for next in 0..SPLITS_AT_ONCE {
+                    let lane = k.add(begin, next);
+                    // The factor of a split that is not there is zero; the last is read in its place.
                     let factor = k.shuffle(ShuffleMode::Index, factor, lane);
-                    let part = k.add(first, lane);
-                    let part = k.min(part, last);
-                    let partial = rows.part(k, part);
+                    let split = k.eval((first + lane).min(last));
+                    let partial = partials.split(k, split);
                     for (column, _, result) in &columns {
                         let from = k.mad_wide(*column, 4u32, partial.output);
                         loaded.push((*result, factor, k.load_one::<F32>(GlobalAddress::from(from))));
@@ -142,36 +146,22 @@ fn combine<T: MemoryElement>(k: &mut Builder, work: &TileContext, rows: &OfRow, 
                 }
             });
         });
-        over_warp(k, sum, |k, sum, other| k.add_to(sum, other));
+        reduce_warp(k, row_sum, |k, row_sum, other| k.add_to(row_sum, other));
     });
     k.section("epilogue", |k| {
-        let (maximum, factor) = match work.sink(k) {
-            Some(sink) => {
-                let (maximum, factor) = add_sink(k, maximum, sum, sink);
-                (maximum, Some(factor))
-            }
-            None => (maximum, None),
-        };
-        let empty = k.compare(Compare::Eq, sum, 0.0f32);
-        let inverse = k.reciprocal(sum);
-        let mut inverse = k.select(empty, 0.0f32, inverse);
-        if let Some(factor) = factor {
-            inverse = k.mul(inverse, factor);
-        }
+        let sink = context.sink(k);
+        let (row_max, inverse) = normalize_row(k, row_max, row_sum, sink);
         for (column, exists, result) in &columns {
             let scaled = k.mul(*result, inverse);
             let rounded = T::round(k, scaled);
             let to = k.mad_wide(*column, T::TYPE.bytes(), target.output);
             k.when(*exists, |k| k.store_one(to, rounded));
         }
-        if work.specialization.lse {
-            // In an empty row both terms are minus infinity, and so is their sum.
-            let logarithm = k.log2(sum);
-            let base_two = k.add(maximum, logarithm);
-            let natural = k.mul(base_two, LN_2);
-            let address = work.lse(k, target.row);
+        if context.specialization.lse {
+            let lse = lse_log2(k, row_max, row_sum);
+            let address = context.lse_address(k, target.row);
             let first = k.compare(Compare::Eq, target.lane, 0u32);
-            k.when(first, |k| k.store_one(address, natural));
+            k.when(first, |k| k.store_one(address, lse));
         }
     });
 }

@@ -1,7 +1,7 @@
-//! What a CTA knows of a part of the keys, kept for the kernel that combines the parts.
+//! Partial results of the KV splits of different CTAs, in a workspace that the combine kernel reads.
 //!
-//! The workspace has, for each part and each row of the output, the row in `f32`, relative to the maximum of the part's
-//! scores; and behind all of those, for each part and row, that maximum, in base 2, and the sum of the weights.
+//! The workspace has, for each split and each row of the output, the row in `f32`, relative to the row max of the split;
+//! after all of those, for each split and row, that row max, in base 2, and the row sum.
 
 use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SpecialRegister};
@@ -19,60 +19,58 @@ pub(crate) const fn workspace_bytes(num_splits: u64, rows: u64, value_dim: u64) 
     num_splits * rows * (value_dim + 2) * WORD_BYTES as u64
 }
 
-/// Where what is known of one row of one part lies.
+/// Addresses of the partial result of one row of one split.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PartialRow {
+pub(super) struct PartialRow {
     /// The address of its output.
-    pub(crate) output: Reg<U64>,
-    /// The address of its maximum, which its sum stands behind.
-    pub(crate) sums: Reg<U64>,
+    pub(super) output: Reg<U64>,
+    /// The address of its row max, which its row sum follows.
+    pub(super) stats: Reg<U64>,
 }
 
 impl PartialRow {
-    /// That of a row, by its number among all, in a part.
-    pub(crate) fn new(
+    /// The row of an index among all rows, in a split.
+    pub(super) fn new(
         k: &mut Builder,
-        num_splits: SplitParameters,
-        part: Reg<U32>,
+        splits: SplitParameters,
+        split: Reg<U32>,
         row: Reg<U64>,
         value_dim: u32,
     ) -> Self {
-        let part = k.widen(part);
-        let number = k.mad(part, num_splits.rows, row);
+        let index = k.eval(split.widen().mul_add(splits.rows, row));
         let row_bytes = u64::from(value_dim * WORD_BYTES);
-        let count = k.widen(num_splits.num_splits);
-        let outputs = k.mul(count, num_splits.rows);
-        let sums = k.mad(outputs, row_bytes, num_splits.workspace);
+        let outputs = splits.num_splits.widen() * splits.rows;
+        let stats = k.eval(outputs.mul_add(row_bytes, splits.workspace));
         Self {
-            output: k.mad(number, row_bytes, num_splits.workspace),
-            sums: k.mad(number, u64::from(2 * WORD_BYTES), sums),
+            output: k.mad(index, row_bytes, splits.workspace),
+            stats: k.mad(index, u64::from(2 * WORD_BYTES), stats),
         }
     }
 }
 
-/// Stores what the warp has for its rows.
+/// Stores the partial result of the rows of a warp.
 pub(crate) fn store_partials(
     k: &mut Builder,
-    work: &TileContext,
+    context: &TileContext,
     warp: &Warp,
-    num_splits: SplitParameters,
+    splits: SplitParameters,
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
-    let place = k.special(SpecialRegister::CtaX);
-    let part = k.rem(place, num_splits.num_splits);
-    let sums = softmax.partial(k);
-    let value_dim = work.specialization.value_dim;
+    let cta = k.special(SpecialRegister::CtaX);
+    let split = k.rem(cta, splits.num_splits);
+    let stats = softmax.row_stats(k);
+    let value_dim = context.specialization.value_dim;
     let column = k.mul(warp.position.member, 2u32);
-    for (index, (maximum, sum)) in sums.maximum.iter().zip(&sums.sum).enumerate() {
-        let row = warp.row(k, work, index as u32);
-        let exists = k.compare(Compare::Lt, row, work.row_count);
-        let row = work.row_of_all(k, row);
-        let partial = PartialRow::new(k, num_splits, part, row, value_dim);
-        // The four lanes of a row have the same sums; one stores them.
-        let first = k.compare(Compare::Eq, warp.position.member, 0u32);
-        let stores = k.and(exists, first);
-        k.when(stores, |k| k.store::<F32>(partial.sums, &[*maximum, *sum]));
+    for (index, (row_max, row_sum)) in stats.row_max.iter().zip(&stats.row_sum).enumerate() {
+        let row = warp.row(k, context, index as u32);
+        let exists = k.compare(Compare::Lt, row, context.end_row);
+        let row = context.global_row(k, row);
+        let partial = PartialRow::new(k, splits, split, row, value_dim);
+        // The four lanes of a row have the same statistics; one stores them.
+        let stores = k.eval(warp.position.member.eq(0));
+        let stores = k.and(exists, stores);
+        k.when(stores, |k| k.store::<F32>(partial.stats, &[*row_max, *row_sum]));
         let lane_columns = k.mad_wide(column, WORD_BYTES, partial.output);
         let mut pair = Vec::new();
         output.each(|element_row, column, element| {

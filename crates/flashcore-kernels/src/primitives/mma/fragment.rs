@@ -1,4 +1,4 @@
-//! The registers of tensor-core products.
+//! `mma.sync` fragments: the registers of tensor-core products.
 //!
 //! A product is 16 × 8 with a depth of 16. A lane with group `g = lane / 4` and member `t = lane % 4` holds
 //!
@@ -6,8 +6,8 @@
 //! * of the left operand, the same rows, columns `2t`, `2t + 1`, `2t + 8` and `2t + 9`: four pairs;
 //! * of the right operand, rows `2t`, `2t + 1`, `2t + 8` and `2t + 9` of column `g`: two pairs.
 //!
-//! So two neighbouring results, rounded to pairs, are a left operand as they stand: the weights of attention go from
-//! one product to the next without leaving their registers.
+//! So two neighbouring results, rounded to pairs, are a left operand as they stand: P goes from QK to PV without leaving
+//! its registers.
 
 use flashcore_ir::types::{F16x2, F32, U32};
 use flashcore_ir::{Builder, MmaShape, Reg};
@@ -37,19 +37,19 @@ fn load_left<T: Element>(k: &mut Builder, addresses: TileAddresses, by_column: &
     [matrices[0], matrices[1], matrices[2], matrices[3]]
 }
 
-/// A left operand: in registers, or made anew for each product as it is multiplied.
+/// A left operand: in registers, or loaded or rounded step by step as it is multiplied.
 #[derive(Debug, Clone)]
 pub enum LeftOperand<'a, T: Element> {
     /// In registers.
     Registers(LeftFragments<T>),
     /// In shared memory: for each 16 rows their addresses, and the number of columns.
     Shared(Vec<TileAddresses>, u32),
-    /// Results of another product, to be rounded.
+    /// The results of another product, rounded to a P fragment.
     Accumulator(&'a Accumulator),
 }
 
 impl<T: Element> LeftOperand<'_, T> {
-    /// Fragments of one depth at a time, each for all rows: what the product goes through.
+    /// Depth steps of the product.
     fn steps(&self) -> u32 {
         match self {
             Self::Registers(fragments) => fragments.blocks.first().map_or(0, Vec::len) as u32,
@@ -80,12 +80,12 @@ impl<T: Element> LeftOperand<'_, T> {
     }
 }
 
-/// Two results beside each other as a left operand.
+/// Two neighbouring results as a left operand.
 fn round<T: Element>(k: &mut Builder, left: [Reg<F32>; 4], right: [Reg<F32>; 4]) -> [Reg<T>; 4] {
     [k.pair(left[0], left[1]), k.pair(left[2], left[3]), k.pair(right[0], right[1]), k.pair(right[2], right[3])]
 }
 
-/// A right operand in shared memory, loaded piece by piece as it is multiplied.
+/// A right operand in shared memory, loaded by `ldmatrix` as it is multiplied.
 #[derive(Debug, Clone, Copy)]
 pub enum RightFragments {
     /// The rows of the tile are the columns of the operand: keys, for scores.
@@ -94,13 +94,13 @@ pub enum RightFragments {
     Straight(TileAddresses),
 }
 
-/// What the products of one tile are added up in.
+/// Accumulator type of the products of one tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// In `f32`, from tile to tile.
+    /// `f32` throughout.
     F32,
-    /// In `f16` within a tile, of `f16` operands, and then added in `f32`: half the registers of hardware, twice the speed
-    /// on some, and a few bits less.
+    /// `f16` within a tile, of `f16` operands, then added in `f32`: half the registers, twice the speed on some hardware,
+    /// and a few bits less.
     F16,
 }
 
@@ -125,7 +125,7 @@ impl Accumulator {
         }
     }
 
-    /// Adds the product of `left` and `right`. Each piece of the right operand is loaded once for all rows.
+    /// Adds `left * right`. Each fragment of the right operand is loaded once for all rows.
     pub fn multiply_add<T: Element>(
         &self,
         k: &mut Builder,
@@ -170,9 +170,9 @@ impl Accumulator {
         self.each(|row, _, element| k.mul_to(element, factors[row]));
     }
 
-    /// Visits each element with the row of the lane it is in and its column, less twice the lane's member.
+    /// Visits each element with its row among those of the lane, and its column less twice the lane's member.
     ///
-    /// A lane has two rows of each 16: its group, and the same 8 further on.
+    /// A lane has two rows of each 16: its group, and the one 8 further on.
     pub fn each(&self, mut visit: impl FnMut(usize, u32, Reg<F32>)) {
         for (block, tiles) in self.blocks.iter().enumerate() {
             for (tile, elements) in tiles.iter().enumerate() {

@@ -1,39 +1,39 @@
-//! What an expression says of all scores of a tile at once.
+//! Block verdict: whether a `mask_mod` holds for all, some or no scores of a block.
 //!
-//! Comparisons of integers follow from the spans of both sides: where one ends before the other begins, and where each is
-//! but one integer. So of most tiles it is known whether they are attended without asking about any score.
+//! Comparisons of integers follow from the intervals of both sides: one ends before the other begins, or each is a single
+//! integer. So most blocks are known to be full or empty without evaluating any score.
 
 use flashcore_ir::types::Pred;
 use flashcore_ir::{Builder, Compare, Reg};
 use flashcore_problem::expression::{Binary, Kind, Step, Term, Unary};
 
 use super::bound::BoundExpression;
-use super::codegen::ExpressionPlace;
-use super::interval::{SearchedTable, Spans, TileSpan};
+use super::codegen::LaneScores;
+use super::interval::{Intervals, ScoreBlock, SearchedTable};
 
-/// What is known of a truth; where nothing stands, it may be.
+/// Bounds of a truth value over a block; `None` means that it may be.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Verdict {
-    /// Whether it may hold for some score.
+    /// True if it may hold for some score.
     pub(crate) may_hold: Option<Reg<Pred>>,
-    /// Whether it may fail for some score.
+    /// True if it may fail for some score.
     pub(crate) may_fail: Option<Reg<Pred>>,
 }
 
 impl Verdict {
-    /// That of the result of an expression.
+    /// The verdict on the result of an expression.
     pub(crate) fn new(
         k: &mut Builder,
         bound: BoundExpression,
-        place: ExpressionPlace,
-        tile: TileSpan,
+        scores: LaneScores,
+        block: ScoreBlock,
         table: SearchedTable,
     ) -> Self {
-        let mut spans = Spans::new(bound, place, tile, Some(table));
-        let verdict = Self::of(k, &mut spans, bound.expression.result());
-        // What follows from spans that are wrong is nothing.
+        let mut intervals = Intervals::new(bound, scores, block, Some(table));
+        let verdict = Self::of(k, &mut intervals, bound.expression.result());
+        // Nothing follows from intervals that are wrong.
         let [may_hold, may_fail] = [verdict.may_hold, verdict.may_fail].map(|may| {
-            spans.checks.iter().fold(may, |may, check| {
+            intervals.checks.iter().fold(may, |may, check| {
                 let wrong = k.not(*check);
                 may.map(|may| k.or(may, wrong))
             })
@@ -41,37 +41,37 @@ impl Verdict {
         Self { may_hold, may_fail }
     }
 
-    fn of(k: &mut Builder, spans: &mut Spans, term: Term) -> Self {
-        match spans.expression.step(term) {
+    fn of(k: &mut Builder, intervals: &mut Intervals, term: Term) -> Self {
+        match intervals.expression.step(term) {
             Step::Unary(Unary::Not, a) => {
-                let Self { may_hold, may_fail } = Self::of(k, spans, a);
+                let Self { may_hold, may_fail } = Self::of(k, intervals, a);
                 Self { may_hold: may_fail, may_fail: may_hold }
             }
             Step::Binary(op @ (Binary::And | Binary::Or), a, b) => {
-                let (a, b) = (Self::of(k, spans, a), Self::of(k, spans, b));
+                let (a, b) = (Self::of(k, intervals, a), Self::of(k, intervals, b));
                 if op == Binary::And {
                     Self { may_hold: both(k, a.may_hold, b.may_hold), may_fail: either(k, a.may_fail, b.may_fail) }
                 } else {
                     Self { may_hold: either(k, a.may_hold, b.may_hold), may_fail: both(k, a.may_fail, b.may_fail) }
                 }
             }
-            Step::Binary(op @ (Binary::Less | Binary::Equal), a, b) => Self::of_comparison(k, spans, op, a, b),
+            Step::Binary(op @ (Binary::Less | Binary::Equal), a, b) => Self::of_comparison(k, intervals, op, a, b),
             _ => Self::default(),
         }
     }
 
-    fn of_comparison(k: &mut Builder, spans: &mut Spans, op: Binary, a: Term, b: Term) -> Self {
-        let has_span = |term| spans.expression.kind(term) == Kind::Integer && spans.width(term).is_some();
-        if !(has_span(a) && has_span(b)) {
+    fn of_comparison(k: &mut Builder, intervals: &mut Intervals, op: Binary, a: Term, b: Term) -> Self {
+        let has_interval = |term| intervals.expression.kind(term) == Kind::Integer && intervals.width(term).is_some();
+        if !(has_interval(a) && has_interval(b)) {
             return Self::default();
         }
-        let ([low, high], [other_low, other_high]) = (spans.of(k, a), spans.of(k, b));
+        let ([low, high], [other_low, other_high]) = (intervals.of(k, a), intervals.of(k, b));
         let (may_hold, may_fail) = if op == Binary::Less {
             (k.compare(Compare::Lt, low, other_high), k.compare(Compare::Ge, high, other_low))
         } else {
             let begins = k.compare(Compare::Le, low, other_high);
             let ends = k.compare(Compare::Le, other_low, high);
-            // Both are but one integer, and the same.
+            // It may fail unless both are one and the same integer.
             let [differs, differs_too] =
                 [(low, other_high), (high, other_low)].map(|(one, other)| k.compare(Compare::Ne, one, other));
             (k.and(begins, ends), k.or(differs, differs_too))
@@ -80,7 +80,7 @@ impl Verdict {
     }
 }
 
-/// Where both may be, as far as is known.
+/// True where both may be, as far as is known.
 fn both(k: &mut Builder, a: Option<Reg<Pred>>, b: Option<Reg<Pred>>) -> Option<Reg<Pred>> {
     match (a, b) {
         (Some(a), Some(b)) => Some(k.and(a, b)),
@@ -88,7 +88,7 @@ fn both(k: &mut Builder, a: Option<Reg<Pred>>, b: Option<Reg<Pred>>) -> Option<R
     }
 }
 
-/// Where either may be, as far as is known.
+/// True where either may be, as far as is known.
 fn either(k: &mut Builder, a: Option<Reg<Pred>>, b: Option<Reg<Pred>>) -> Option<Reg<Pred>> {
     let (a, b) = (a?, b?);
     Some(k.or(a, b))

@@ -1,4 +1,4 @@
-//! An expression and its constants, which a kernel receives like its other parameters.
+//! Bound expression: an expression and the registers of its constants, which are parameters of the kernel.
 
 use flashcore_ir::types::{F32, S32};
 use flashcore_ir::{Builder, Reg};
@@ -32,7 +32,7 @@ impl BoundExpression {
         Self { expression, constants }
     }
 
-    /// A number.
+    /// The register of a number.
     pub(crate) const fn number(&self, slot: Slot) -> Reg<F32> {
         match self.constants[slot.index()] {
             Some(Constant::Number(register)) => register,
@@ -41,7 +41,7 @@ impl BoundExpression {
         }
     }
 
-    /// An integer.
+    /// The register of an integer.
     pub(crate) const fn integer(&self, slot: Slot) -> Reg<S32> {
         match self.constants[slot.index()] {
             Some(Constant::Integer(register)) => register,

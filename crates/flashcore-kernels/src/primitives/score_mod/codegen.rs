@@ -1,9 +1,9 @@
-//! Expressions as code: their steps for each score of a tile.
+//! Code generation of `score_mod` and `mask_mod` expressions, for each score of a block.
 //!
-//! Query rows and keys of a tile are registers plus numbers that are known when the code is written. Sums and differences
-//! of them stay like that, so that the distance of a score costs no instruction of its own: the difference of the
-//! registers is computed once for a tile. What depends on the row or the key alone is computed once for it, and what is
-//! read from a table for a row once for all tiles of keys.
+//! Query rows and keys of a block are registers plus constants. Sums and differences of them stay like that, so that the
+//! distance of a score costs no instruction of its own: the difference of the registers is computed once for a block.
+//! Terms that depend on the row or the key alone are computed once for it, and table entries of a row are loaded once for
+//! all blocks of keys.
 
 use core::f32::consts::{LN_2, LOG2_E};
 use std::collections::HashMap;
@@ -14,15 +14,15 @@ use flashcore_problem::expression::{Binary, Expression, Kind, Step, Term, Unary,
 
 use super::block_verdict::Verdict;
 use super::bound::BoundExpression;
-use super::interval::{SearchedTable, TileSpan, is_constant};
+use super::interval::{ScoreBlock, SearchedTable, is_constant};
 use super::tables::{ANYTHING, ExpressionTables, Offset, entry, goes_with_key, largest_magnitude, read_run};
 use crate::plan::LONGEST;
 use crate::primitives::score::{exact_tanh_of_half, tanh_of_half};
 use crate::primitives::{Accumulator, ROW_STEP};
 
-/// What the scores of a lane have in common.
+/// Batch, head and first row of the scores of a lane.
 #[derive(Debug, Clone, Copy)]
-pub struct ExpressionPlace {
+pub struct LaneScores {
     /// The batch.
     pub batch: Reg<S32>,
     /// The query head.
@@ -37,12 +37,12 @@ pub struct ExpressionCode {
     expression: &'static Expression,
     bound: BoundExpression,
     tables: ExpressionTables,
-    place: ExpressionPlace,
-    /// Whether results are to have all bits of an `f32`.
+    scores: LaneScores,
+    /// True if results are to have all bits of an `f32`.
     exact: bool,
-    /// One over each constant that something is divided by.
+    /// Reciprocals of the constants that something is divided by.
     reciprocals: HashMap<Term, Reg<F32>>,
-    /// What was read before the first tile.
+    /// Terms that were computed before the first block.
     known: HashMap<Spot, Lowered>,
 }
 
@@ -79,7 +79,7 @@ impl Lowered {
         }
     }
 
-    /// What makes it the same as another.
+    /// The key by which equal terms are found.
     fn identity(self) -> (Kind, Operand, i32) {
         match self {
             Self::Number(number) => (Kind::Number, number.operand(), 0),
@@ -91,31 +91,31 @@ impl Lowered {
     }
 }
 
-/// What was done with which registers and numbers.
+/// An operation on registers and constants, as the key of its result.
 type Operation = (Step, Vec<(Kind, Operand, i32)>);
 
 impl ExpressionCode {
-    /// For `rows` rows of a lane. Reads what each row needs of the tables.
+    /// The code for `rows` rows of a lane. Loads the table entries that each row needs.
     pub fn new(
         k: &mut Builder,
         bound: BoundExpression,
         tables: ExpressionTables,
-        place: ExpressionPlace,
+        scores: LaneScores,
         rows: usize,
         exact: bool,
     ) -> Self {
         let expression = bound.expression;
         let reciprocals = if exact { HashMap::new() } else { reciprocals(k, bound) };
-        let mut code = Self { expression, bound, tables, place, exact, reciprocals, known: HashMap::new() };
+        let mut code = Self { expression, bound, tables, scores, exact, reciprocals, known: HashMap::new() };
         for row in 0..rows {
             // Nothing is read here that depends on a key.
-            code.read(k, place.query, row, 0, |uses| !uses.key);
+            code.read(k, scores.query, row, 0, |uses| !uses.key);
         }
         code
     }
 
-    /// Says which keys the columns 0, 1 and so on have, which need not be neighbours, and reads what each needs of the tables
-    /// where that does not depend on the row.
+    /// Gives the columns 0, 1 and so on their keys, which need not be neighbours, and loads the table entries of each that
+    /// do not depend on the row.
     pub fn read_keys(&mut self, k: &mut Builder, keys: &[Reg<S32>]) {
         for (column, key) in (0..).zip(keys) {
             for term in self.expression.terms().filter(|term| self.expression.step(*term) == Step::Key) {
@@ -126,38 +126,38 @@ impl ExpressionCode {
         }
     }
 
-    /// The same for another row, the only one of the lane.
+    /// The code for another row, the only one of the lane.
     #[must_use]
     pub fn for_row(&self, k: &mut Builder, query: Reg<S32>) -> Self {
-        let mut code = Self { place: ExpressionPlace { query, ..self.place }, ..self.clone() };
-        // What is known of other rows says nothing of this one.
+        let mut code = Self { scores: LaneScores { query, ..self.scores }, ..self.clone() };
+        // Terms of other rows are not those of this one.
         code.known.retain(|(_, row, _), _| row.is_none());
         code.read(k, query, 0, 0, |uses| !uses.key);
         code
     }
 
     fn read(&mut self, k: &mut Builder, key: Reg<S32>, row: usize, column: u32, is_wanted: fn(Uses) -> bool) {
-        let mut tile = self.of_tile(key);
+        let mut block = self.block(key);
         for term in self.expression.terms() {
             let is_read = matches!(self.expression.step(term), Step::NumberAt(_) | Step::IntegerAt(_));
             let uses = self.expression.uses(term);
             if is_read && !uses.score && is_wanted(uses) {
-                tile.term(k, term, row, column, None);
+                block.term(k, term, row, column, None);
             }
         }
-        self.known = tile.known;
+        self.known = block.known;
     }
 
-    /// For the tile whose first key, in this lane, is `key`.
-    pub fn of_tile(&self, key: Reg<S32>) -> ExpressionOfTile<'_> {
-        ExpressionOfTile { code: self, key, known: self.known.clone(), written: HashMap::new() }
+    /// The code for the block whose first key, in this lane, is `key`.
+    pub fn block(&self, key: Reg<S32>) -> ExpressionBlock<'_> {
+        ExpressionBlock { code: self, key, known: self.known.clone(), written: HashMap::new() }
     }
 
-    /// Whether some row may attend some key of a tile, and whether some may not: as far as is known without asking about
-    /// each. `None` where that says nothing. The lanes of a warp look through tables together.
-    pub fn of_whole_tile(&self, k: &mut Builder, tile: TileSpan, lane: Reg<U32>) -> Option<[Reg<Pred>; 2]> {
+    /// True if some row may attend some key of a block, and true if some may not, by interval arithmetic. `None` where that
+    /// tells nothing. The lanes of a warp search tables together.
+    pub fn block_verdict(&self, k: &mut Builder, block: ScoreBlock, lane: Reg<U32>) -> Option<[Reg<Pred>; 2]> {
         let table = SearchedTable { entries: self.tables.integers, lane };
-        let Verdict { may_hold, may_fail } = Verdict::new(k, self.bound, self.place, tile, table);
+        let Verdict { may_hold, may_fail } = Verdict::new(k, self.bound, self.scores, block, table);
         if may_hold.is_none() && may_fail.is_none() {
             return None;
         }
@@ -169,46 +169,46 @@ impl ExpressionCode {
         }))
     }
 
-    /// For the tile whose first key, in this lane, is `key`, with what its keys need of the tables read; of `scores` only
-    /// the columns count, they need not be there yet.
-    pub fn read_tile(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) -> ExpressionOfTile<'_> {
-        let mut tile = self.of_tile(key);
+    /// The code for the block whose first key, in this lane, is `key`, with the table entries of its keys loaded. Of
+    /// `scores` only the columns count; their values need not be there yet.
+    pub fn read_block(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) -> ExpressionBlock<'_> {
+        let mut block = self.block(key);
         let mut columns = Vec::new();
         scores.each(|row, column, _| columns.extend((row == 0).then_some(column)));
-        tile.read_runs(k, &columns);
-        tile
+        block.read_runs(k, &columns);
+        block
     }
 }
 
-/// An expression that does nothing but add a term to scores, where nothing else is done to them but scaling.
+/// A `score_mod` that only adds a term to scores that are otherwise only scaled.
 #[derive(Debug, Clone)]
 pub struct AddedTerm {
     /// The expression.
     pub code: ExpressionCode,
-    /// What the term is divided by, since scores are scaled later: as what it is multiplied by.
+    /// One over the scale, by which the term is multiplied, since scores are scaled later.
     pub inverse_scale: Reg<F32>,
 }
 
 impl AddedTerm {
-    /// Adds the term to the products of a tile, in which the first key of this lane is `key`.
-    pub fn apply(&self, k: &mut Builder, products: &Accumulator, key: Reg<S32>, tile: TileSpan) {
-        let ExpressionCode { expression, bound, place, .. } = self.code;
+    /// Adds the term to the products of a block, in which the first key of this lane is `key`.
+    pub fn apply(&self, k: &mut Builder, products: &Accumulator, key: Reg<S32>, block: ScoreBlock) {
+        let ExpressionCode { expression, bound, scores, .. } = self.code;
         let Some((added, sign)) = expression.added_term() else { return };
         let factor = if sign < 0.0 { k.neg(self.inverse_scale) } else { self.inverse_scale };
         let each = |k: &mut Builder| {
-            let mut of_tile = self.code.of_tile(key);
+            let mut block = self.code.block(key);
             products.each(|row, column, product| {
-                let term = of_tile.term(k, added, row, column, None).number();
+                let term = block.term(k, added, row, column, None).number();
                 k.fma_to(product, term, factor);
             });
         };
-        match is_constant(k, bound, added, place, tile) {
+        match is_constant(k, bound, added, scores, block) {
             None => each(k),
             Some(constant) => k.if_else_uniform(
                 constant,
                 |k| {
-                    let first = self.code.for_row(k, tile.rows[0]);
-                    let term = first.of_tile(tile.keys[0]).term(k, added, 0, 0, None).number();
+                    let first = self.code.for_row(k, block.rows[0]);
+                    let term = first.block(block.keys[0]).term(k, added, 0, 0, None).number();
                     let term = k.mul(term, factor);
                     products.each(|_, _, product| k.add_to(product, term));
                 },
@@ -218,18 +218,18 @@ impl AddedTerm {
     }
 }
 
-/// An expression for the scores of one tile of keys.
-pub struct ExpressionOfTile<'a> {
+/// An expression for the scores of one block of keys.
+pub struct ExpressionBlock<'a> {
     code: &'a ExpressionCode,
     key: Reg<S32>,
     known: HashMap<Spot, Lowered>,
-    /// What was written for this tile: two rows and two keys that are as far apart have the same distance, and whatever
+    /// Results written for this block: two rows and two keys that are as far apart share the distance, and all that
     /// follows from it.
     written: HashMap<Operation, Lowered>,
 }
 
-impl ExpressionOfTile<'_> {
-    /// What becomes of a score in base 2, in base 2.
+impl ExpressionBlock<'_> {
+    /// The modified score, in base 2 as the score is.
     pub fn score(&mut self, k: &mut Builder, row: usize, column: u32, score: Reg<F32>) -> Reg<F32> {
         let expression = self.code.expression;
         if let Some((added, sign)) = expression.added_term() {
@@ -241,7 +241,7 @@ impl ExpressionOfTile<'_> {
         k.mul(result, LOG2_E)
     }
 
-    /// Takes out the keys that a row does not attend.
+    /// Sets the scores that a row does not attend to minus infinity.
     pub fn mask(&mut self, k: &mut Builder, scores: &Accumulator) {
         scores.each(|row, column, score| {
             let attended = self.attended(k, row, column);
@@ -250,13 +250,13 @@ impl ExpressionOfTile<'_> {
         });
     }
 
-    /// Whether a row attends a key.
+    /// True if a row attends a key.
     pub fn attended(&mut self, k: &mut Builder, row: usize, column: u32) -> Reg<Pred> {
         self.term(k, self.code.expression.result(), row, column, None).truth()
     }
 
-    /// Reads entries of tables that stand side by side for keys that do: where none of them is beyond an end of the table,
-    /// which is asked once, they cost nothing but the reading.
+    /// Loads runs of adjacent table entries for adjacent keys: where none is past an end of the table, which is tested
+    /// once, they cost nothing but the loads.
     fn read_runs(&mut self, k: &mut Builder, columns: &[u32]) {
         let ExpressionCode { expression, tables, .. } = *self.code;
         for term in expression.terms() {
@@ -265,12 +265,13 @@ impl ExpressionOfTile<'_> {
             if uses.query || uses.score || !goes_with_key(expression, index) {
                 continue;
             }
-            let places: Vec<_> = columns.iter().map(|&column| self.term(k, index, 0, column, None).integer()).collect();
+            let indices: Vec<_> =
+                columns.iter().map(|&column| self.term(k, index, 0, column, None).integer()).collect();
             let entries: Vec<_> = if expression.kind(term) == Kind::Number {
-                let entries = read_run::<F32>(k, tables.numbers, &places);
+                let entries = read_run::<F32>(k, tables.numbers, &indices);
                 entries.into_iter().map(|entry| Lowered::Number(entry.into())).collect()
             } else {
-                let entries = read_run::<S32>(k, tables.integers, &places);
+                let entries = read_run::<S32>(k, tables.integers, &indices);
                 entries.into_iter().map(|entry| Lowered::Integer(Offset::within(entry, ANYTHING))).collect()
             };
             for (column, entry) in columns.iter().zip(entries) {
@@ -291,16 +292,16 @@ impl ExpressionOfTile<'_> {
     }
 
     fn lower(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
-        let ExpressionCode { expression, bound, place, .. } = *self.code;
+        let ExpressionCode { expression, bound, scores, .. } = *self.code;
         let position = |register, plus: u32| {
             Lowered::Integer(Offset { base: Some(register), plus: plus as i32, bound: LONGEST as i64 })
         };
         let step = expression.step(term);
         match step {
             Step::Score => Lowered::Number(score.map_or_else(|| Value::from(0.0f32), Value::from)),
-            Step::Batch => position(place.batch, 0),
-            Step::Head => position(place.head, 0),
-            Step::Query => position(place.query, row as u32 * ROW_STEP),
+            Step::Batch => position(scores.batch, 0),
+            Step::Head => position(scores.head, 0),
+            Step::Query => position(scores.query, row as u32 * ROW_STEP),
             Step::Key => position(self.key, column),
             Step::NumberSlot(slot) => Lowered::Number(bound.number(slot).into()),
             Step::IntegerSlot(slot, size) => {
@@ -309,7 +310,7 @@ impl ExpressionOfTile<'_> {
             Step::Number(bits) => Lowered::Number(Value::from(f32::from_bits(bits))),
             Step::Integer(value) => Lowered::Integer(Offset::number(value)),
             Step::Unary(Unary::ToNumber, a) => {
-                // The magnitude of a number is free.
+                // The absolute value of a float is free.
                 let (integer, is_magnitude) = match expression.step(a) {
                     Step::Unary(Unary::Absolute, integer) => (integer, true),
                     _ => (a, false),
@@ -326,7 +327,7 @@ impl ExpressionOfTile<'_> {
         }
     }
 
-    /// What a step makes of its operands; the same of the same is written once.
+    /// The result of a step; equal operations on equal operands are written once.
     fn operation(&mut self, k: &mut Builder, step: Step, operands: &[Lowered]) -> Lowered {
         let operation = (step, operands.iter().map(|operand| operand.identity()).collect());
         if let Some(written) = self.written.get(&operation) {
@@ -365,7 +366,7 @@ impl ExpressionOfTile<'_> {
                 let register = a.register(k);
                 Lowered::Integer(Offset::within(k.shr(register, bits), a.bound))
             }
-            // Expressions are written through handles that have the right kinds.
+            // Expressions are built through handles of the right kinds.
             _ => unreachable!("{step:?} of {operands:?}"),
         };
         self.written.insert(operation, lowered);
@@ -390,7 +391,7 @@ impl ExpressionOfTile<'_> {
             }
             Binary::Less | Binary::Equal => {
                 let compare = if op == Binary::Less { Compare::Lt } else { Compare::Eq };
-                // Differences that do not wrap can be compared with a number, and are the same for many scores of a tile.
+                // Differences that do not wrap can be compared with a constant, and many scores of a block share them.
                 let fits = a.bound + b.bound < ANYTHING && (a.plus != 0 || b.plus != 0);
                 Lowered::Truth(if fits {
                     let difference = self.sum(k, Binary::Subtract, a, b);
@@ -411,7 +412,7 @@ impl ExpressionOfTile<'_> {
         }
     }
 
-    /// A sum or difference: of the registers once, of the numbers now.
+    /// A sum or difference: of the registers once for the block, of the constants now.
     fn sum(&mut self, k: &mut Builder, op: Binary, a: Offset, b: Offset) -> Offset {
         let bound = (a.bound + b.bound).min(ANYTHING);
         let adds = op == Binary::Add;
@@ -425,8 +426,8 @@ impl ExpressionOfTile<'_> {
         Offset { base, plus, bound }
     }
 
-    /// An integer as a number: the register once for a tile, and what is added to it as a number. That is exact up to `2^24`,
-    /// as far as the number of an integer is.
+    /// An integer as a float: the register is converted once for a block, and the constant added as a float. That is exact
+    /// up to `2^24`, like the conversion itself.
     fn number_of(&mut self, k: &mut Builder, integer: Offset) -> Reg<F32> {
         let Some(base) = integer.base else { return k.copy(integer.plus as f32) };
         let step = Step::Unary(Unary::ToNumber, self.code.expression.result());
@@ -441,7 +442,7 @@ impl ExpressionOfTile<'_> {
         k.add(number, integer.plus as f32)
     }
 
-    /// What is made of one register and another, or a number; once for a tile.
+    /// The result of a register and another, or a constant; written once for a block.
     fn of_bases(&mut self, k: &mut Builder, op: Binary, base: Reg<S32>, other: Offset) -> Offset {
         let step = Step::Binary(op, self.code.expression.result(), self.code.expression.result());
         let operands = [Offset::within(base, ANYTHING), other].map(Lowered::Integer);
@@ -461,9 +462,9 @@ impl ExpressionOfTile<'_> {
     }
 }
 
-/// One over each constant that an expression divides by, which is then multiplied by: that costs one instruction for each score
-/// where a division takes ten, and half a rounding step more than none. What a constant of zero, infinity or NaN gives
-/// stays the same; one below `2^-128` becomes zero.
+/// Reciprocals of the constants that an expression divides by: a product costs one instruction for each score where a
+/// division takes ten, and half a rounding step more. Constants of zero, infinity or NaN give what division gives; one
+/// below `2^-128` becomes zero.
 fn reciprocals(k: &mut Builder, bound: BoundExpression) -> HashMap<Term, Reg<F32>> {
     let expression = bound.expression;
     let mut reciprocals = HashMap::new();

@@ -1,95 +1,94 @@
-//! Expressions that are the same for all scores of a tile.
+//! Interval arithmetic over a block: the smallest and the largest that an integer of an expression can be in it.
 //!
-//! A term for each distance up to a limit is the same for all that is further away: of most tiles of a long sequence it
-//! need be computed once. Whether it is follows from how large and how small the integers of an expression can be in a tile,
-//! which costs a few instructions for all of its scores.
+//! A term that depends on the distance up to a limit is constant beyond it: for most blocks of a long sequence it need be
+//! computed once. The intervals of the integers of the expression tell, for a few instructions per block.
 
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, ReduceOp, Reg};
 use flashcore_problem::expression::{Binary, Expression, Kind, Step, Term, Unary};
 
 use super::bound::BoundExpression;
-use super::codegen::ExpressionPlace;
+use super::codegen::LaneScores;
 use super::tables::{ANYTHING, largest_magnitude};
 use crate::plan::LONGEST;
 use crate::primitives::LANES;
 
-/// The scores of a tile: all rows and keys in it, the same for all lanes of a warp.
+/// The scores of a block: all rows and keys in it, the same for all lanes of a warp.
 #[derive(Debug, Clone, Copy)]
-pub struct TileSpan {
+pub struct ScoreBlock {
     /// The first and the last query row.
-    pub rows: Span,
-    /// No tile has more rows.
-    pub most_rows: u32,
+    pub rows: Interval,
+    /// The most rows of a block.
+    pub max_rows: u32,
     /// The first and the last key.
-    pub keys: Span,
-    /// No tile has more keys.
-    pub most_keys: u32,
+    pub keys: Interval,
+    /// The most keys of a block.
+    pub max_keys: u32,
 }
 
 /// The smallest and the largest that an integer can be.
-pub type Span = [Reg<S32>; 2];
+pub type Interval = [Reg<S32>; 2];
 
-/// Whether a term is the same for all scores of a tile; `None` where it hardly ever is, or that cannot be told.
+/// True if a term is the same for all scores of a block; `None` where it hardly ever is, or intervals cannot tell.
 pub(crate) fn is_constant(
     k: &mut Builder,
     bound: BoundExpression,
     term: Term,
-    place: ExpressionPlace,
-    tile: TileSpan,
+    scores: LaneScores,
+    block: ScoreBlock,
 ) -> Option<Reg<Pred>> {
-    let mut spans = Spans::new(bound, place, tile, None);
+    let mut intervals = Intervals::new(bound, scores, block, None);
     let mut integers = Vec::new();
-    spans.decisive(term, &mut integers)?;
+    intervals.decisive(term, &mut integers)?;
     let mut constant = None;
     for integer in integers {
-        let [low, high] = spans.of(k, integer);
+        let [low, high] = intervals.of(k, integer);
         let same = k.compare(Compare::Eq, low, high);
         constant = Some(constant.map_or(same, |others| k.and(others, same)));
     }
-    // Ends that are equal say nothing if a sum wraps between them.
-    constant.map(|constant| spans.checks.iter().fold(constant, |constant, check| k.and(constant, *check)))
+    // Equal ends tell nothing if a sum wraps between them.
+    constant.map(|constant| intervals.checks.iter().fold(constant, |constant, check| k.and(constant, *check)))
 }
 
-/// A table of integers that a warp looks through: its address, the index of its last entry, and the lane.
+/// A table of integers that a warp searches: its address, the index of its last entry, and the lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SearchedTable {
     pub(crate) entries: (Reg<U64>, Reg<S32>),
     pub(crate) lane: Reg<U32>,
 }
 
-/// Indices this far apart, at most, have their entries read at once.
-const MOST_AT_ONCE: i64 = 255;
-/// Entries of a table that are looked through for a span; of more, any integer is expected.
-const MOST_ENTRIES: i32 = 1024;
-/// Integers that are further apart than this need not have their sums between the sums of their ends.
+/// The widest interval of indices whose entries are loaded at once.
+const MAX_AT_ONCE: i64 = 255;
+/// The most entries of a table that are searched for an interval; of more, any integer is expected.
+const MAX_ENTRIES: i32 = 1024;
+/// Integers further apart than this need not have their sums between the sums of their ends.
 const WIDEST: i64 = 1 << 31;
-/// No row or key of a tile is further from zero than this, not even one behind the last there is.
+/// The largest row or key of a block, even past the last that exists.
 const FURTHEST: i64 = LONGEST as i64 + 1024;
 
-/// The spans of the integers of an expression in a tile.
-pub(crate) struct Spans {
+/// The intervals of the integers of an expression in a block.
+pub(crate) struct Intervals {
     pub(crate) expression: &'static Expression,
     bound: BoundExpression,
-    place: ExpressionPlace,
-    tile: TileSpan,
-    /// Without it, entries of tables have no spans.
+    scores: LaneScores,
+    block: ScoreBlock,
+    /// Without it, entries of tables have no intervals.
     table: Option<SearchedTable>,
-    /// What must hold if spans are to be right: no sum of theirs wraps between its ends.
+    /// Conditions of the intervals: no sum wraps between its ends.
     pub(crate) checks: Vec<Reg<Pred>>,
 }
 
-impl Spans {
+impl Intervals {
     pub(crate) const fn new(
         bound: BoundExpression,
-        place: ExpressionPlace,
-        tile: TileSpan,
+        scores: LaneScores,
+        block: ScoreBlock,
         table: Option<SearchedTable>,
     ) -> Self {
-        Self { expression: bound.expression, bound, place, tile, table, checks: Vec::new() }
+        Self { expression: bound.expression, bound, scores, block, table, checks: Vec::new() }
     }
 
-    /// No integer of a term is further from zero than this, if it does not wrap.
+    /// Bound of the magnitude of a term, if it does not wrap.
     fn magnitude(&self, term: Term) -> i64 {
         match self.expression.step(term) {
             Step::Batch | Step::Head | Step::Query | Step::Key => FURTHEST,
@@ -108,8 +107,8 @@ impl Spans {
         }
     }
 
-    /// The integers that a term depends on and that depend on rows or keys. `None` where one of them has no span, or
-    /// none of its steps makes many values one.
+    /// Collects the integers that a term depends on and that depend on rows or keys. `None` where one of them has no
+    /// interval, or no step of it makes many values one.
     fn decisive(&self, term: Term, integers: &mut Vec<Term>) -> Option<()> {
         let expression = self.expression;
         let uses = expression.uses(term);
@@ -131,13 +130,13 @@ impl Spans {
         expression.step(term).operands().try_for_each(|operand| self.decisive(operand, integers))
     }
 
-    /// How far apart the smallest and the largest can be; `None` where they do not follow from those of the operands.
+    /// The largest width of an interval; `None` where it does not follow from those of the operands.
     pub(crate) fn width(&self, term: Term) -> Option<i64> {
         let step = self.expression.step(term);
         let width = match step {
             Step::Batch | Step::Head | Step::IntegerSlot(..) | Step::Integer(_) => 0,
-            Step::Query => i64::from(self.tile.most_rows) - 1,
-            Step::Key => i64::from(self.tile.most_keys) - 1,
+            Step::Query => i64::from(self.block.max_rows) - 1,
+            Step::Key => i64::from(self.block.max_keys) - 1,
             Step::IntegerAt(index) => {
                 self.table?;
                 self.width(index)?;
@@ -163,13 +162,13 @@ impl Spans {
         (width < WIDEST).then_some(width)
     }
 
-    /// The span of an integer that has a width.
-    pub(crate) fn of(&mut self, k: &mut Builder, term: Term) -> Span {
+    /// The interval of an integer that has a width.
+    pub(crate) fn of(&mut self, k: &mut Builder, term: Term) -> Interval {
         match self.expression.step(term) {
-            Step::Batch => [self.place.batch; 2],
-            Step::Head => [self.place.head; 2],
-            Step::Query => self.tile.rows,
-            Step::Key => self.tile.keys,
+            Step::Batch => [self.scores.batch; 2],
+            Step::Head => [self.scores.head; 2],
+            Step::Query => self.block.rows,
+            Step::Key => self.block.keys,
             Step::IntegerSlot(slot, _) => [self.bound.integer(slot); 2],
             Step::Integer(value) => [k.copy(value); 2],
             Step::ShiftRight(a, bits) => self.of(k, a).map(|end| k.shr(end, bits)),
@@ -179,8 +178,8 @@ impl Spans {
             }
             Step::Unary(_, a) => {
                 let [low, high] = self.of(k, a);
-                let span = [high, low].map(|end| k.sub(0i32, end));
-                self.checked(k, term, span)
+                let interval = [high, low].map(|end| k.sub(0i32, end));
+                self.checked(k, term, interval)
             }
             Step::Binary(op, a, b) => {
                 let ([low, high], [other_low, other_high]) = (self.of(k, a), self.of(k, b));
@@ -188,38 +187,38 @@ impl Spans {
                     Binary::Minimum => [k.min(low, other_low), k.min(high, other_high)],
                     Binary::Maximum => [k.max(low, other_low), k.max(high, other_high)],
                     _ => {
-                        let span = match op {
+                        let interval = match op {
                             Binary::Subtract => [k.sub(low, other_high), k.sub(high, other_low)],
                             Binary::Multiply => [k.mul(low, other_low), k.mul(high, other_high)],
                             _ => [k.add(low, other_low), k.add(high, other_high)],
                         };
-                        self.checked(k, term, span)
+                        self.checked(k, term, interval)
                     }
                 }
             }
-            // `width` is asked before.
-            step => unreachable!("{step:?} has no span"),
+            // `width` has refused it.
+            step => unreachable!("{step:?} has no interval"),
         }
     }
 
-    /// Sums wrap, all between the ends of a span by as much, unless one end does and the other does not. That shows, as
-    /// long as a span is not wider than half of all integers.
-    fn checked(&mut self, k: &mut Builder, term: Term, span: Span) -> Span {
+    /// Checks that a sum does not wrap between its ends. All between them wrap alike unless one end does and the other does
+    /// not, which shows as long as an interval is not wider than half of all integers.
+    fn checked(&mut self, k: &mut Builder, term: Term, interval: Interval) -> Interval {
         if self.magnitude(term) >= ANYTHING {
-            self.checks.push(k.compare(Compare::Le, span[0], span[1]));
+            self.checks.push(k.compare(Compare::Le, interval[0], interval[1]));
         }
-        span
+        interval
     }
 
-    /// The smallest and the largest of some entries of the table, whose indices are no further apart than `width`.
-    fn of_entries(&self, k: &mut Builder, indices: Span, width: Option<i64>) -> Span {
+    /// The interval of the entries of the table whose indices lie in an interval no wider than `width`.
+    fn of_entries(&self, k: &mut Builder, indices: Interval, width: Option<i64>) -> Interval {
         let Some(SearchedTable { entries: (table, last), lane }) = self.table else { return indices };
         let [first, end] = indices.map(|index| {
             let index = k.max(index, 0i32);
             k.min(index, last)
         });
-        if let Some(width @ ..=MOST_AT_ONCE) = width {
-            // All are read at once, those of lanes behind the last again.
+        if let Some(width @ ..=MAX_AT_ONCE) = width {
+            // All are loaded at once; lanes past the last load it again.
             let lane = k.reinterpret::<U32, S32>(lane);
             let own = k.add(first, lane);
             let entries: Vec<_> = (0..=width as i32)
@@ -242,7 +241,7 @@ impl Spans {
         }
         let found = [k.copy(i32::MIN), k.copy(i32::MAX)];
         let width = k.sub(end, first);
-        let few = k.compare(Compare::Lt, width, MOST_ENTRIES);
+        let few = k.compare(Compare::Lt, width, MAX_ENTRIES);
         k.if_uniform(few, |k| {
             let lane = k.reinterpret::<U32, S32>(lane);
             let (low, high) = (k.copy(i32::MAX), k.copy(i32::MIN));

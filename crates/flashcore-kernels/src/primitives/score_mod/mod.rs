@@ -1,4 +1,4 @@
-//! `score_mod` and `mask_mod` expressions as code.
+//! `score_mod` and `mask_mod` expressions: their code, and what interval arithmetic tells of a whole block.
 
 mod block_verdict;
 mod bound;
@@ -7,6 +7,6 @@ mod interval;
 mod tables;
 
 pub use bound::BoundExpression;
-pub use codegen::{AddedTerm, ExpressionCode, ExpressionOfTile, ExpressionPlace};
-pub use interval::{Span, TileSpan};
+pub use codegen::{AddedTerm, ExpressionBlock, ExpressionCode, LaneScores};
+pub use interval::{Interval, ScoreBlock};
 pub use tables::ExpressionTables;

@@ -1,4 +1,4 @@
-//! Tiles from global to shared memory.
+//! Tile copy: `cp.async` of a tile from global to shared memory by all threads of a CTA.
 
 use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{F16x2, Pred, S32, U32, U64};
@@ -16,20 +16,20 @@ pub struct GlobalRows {
     pub stride: Reg<U64>,
     /// Columns that exist: a multiple of 8, at most as many as the tile has.
     pub columns: u32,
-    /// Bytes that addresses are a multiple of, and that are moved at a time: 2, 4, 8 or 16.
-    pub width: u32,
-    /// Where rows of several heads take turns.
+    /// Vector width: bytes that addresses are a multiple of, and that are moved at a time: 2, 4, 8 or 16.
+    pub vec_bytes: u32,
+    /// Set where the rows are those of several heads (`pack_gqa`).
     pub packed: Option<PackedHeads>,
 }
 
-/// Rows of several heads in turn: row 0 of each head, then row 1 of each, and so on.
+/// Rows of several query heads packed into one tile (`pack_gqa`): row 0 of each head, then row 1 of each, and so on.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedHeads {
-    /// How many heads there are.
+    /// Query heads per KV head.
     pub group: Reg<U32>,
     /// Bytes from one head to the next.
     pub head_stride: Reg<U64>,
-    /// The number of the first row: rows are counted from there.
+    /// The index of the first row, from which rows count.
     pub first_row: Reg<U32>,
 }
 
@@ -48,7 +48,7 @@ impl GlobalRows {
     }
 }
 
-/// One thread's part of copying tiles of one shape: a chunk in each of several rows, in each panel.
+/// One thread's share of the copies of tiles of one shape: a chunk in each of several rows, in each panel.
 #[derive(Debug, Clone, Copy)]
 pub struct TileCopy {
     tile: SharedTile,
@@ -56,16 +56,16 @@ pub struct TileCopy {
     row: Reg<U32>,
     /// Its chunk.
     chunk: Reg<U32>,
-    /// Where this thread's first chunk goes, in stage 0.
+    /// The target of its first chunk, in stage 0.
     target: Reg<U32>,
-    /// Where its first chunk of the next tile comes from.
+    /// The source of its first chunk of the next tile.
     source: Reg<U64>,
     rows: GlobalRows,
     rows_per_step: u32,
 }
 
 impl TileCopy {
-    /// Divides the tile among `threads` threads, of which this is number `thread`; copies begin at the first of `rows`.
+    /// Divides the tile among `threads` threads, of which this is `thread`; copies begin at the first of `rows`.
     pub fn new(
         k: &mut Builder,
         tile: SharedTile,
@@ -83,13 +83,13 @@ impl TileCopy {
         Self { tile, row, chunk, target, source, rows, rows_per_step: threads / chunks }
     }
 
-    /// Starts copying the next tile into the stage `stage` bytes behind the first. Only its first `rows_left` rows
-    /// exist, which may be none or more than the tile has; the others become zero, like columns that do not exist.
+    /// Starts the copy of the next tile into the stage at `stage` bytes. Its first `rows_left` rows exist, which may be
+    /// none or more than the tile has; the others become zero, like columns that do not exist.
     pub fn start(&self, k: &mut Builder, stage: Option<Reg<U32>>, rows_left: Reg<U32>) {
         self.start_from(k, stage, None, rows_left);
     }
 
-    /// The same, where the first `skipped` rows, which may be fewer than none, become zero too.
+    /// Starts the copy with the first `skipped` rows, which may be fewer than none, zeroed as well.
     pub fn start_from(&self, k: &mut Builder, stage: Option<Reg<U32>>, skipped: Option<Reg<S32>>, rows_left: Reg<U32>) {
         let target = match stage {
             Some(stage) => k.add(self.target, stage),
@@ -120,17 +120,17 @@ impl TileCopy {
                 let to = SharedAddress::from(target).plus((below + self.tile.panel_step(panel)) as i32);
                 let beside = panel * self.tile.panel_columns() * ELEMENT_BYTES;
                 let from = GlobalAddress::from(source).plus(beside as i32);
-                match self.rows.width {
+                match self.rows.vec_bytes {
                     2 => copy_by_element(k, to, from, exists, inside),
-                    _ => self.copy_asynchronously(k, to, from, exists, inside),
+                    _ => self.cp_async(k, to, from, exists, inside),
                 }
             }
             source = k.add(source, step_bytes);
         }
     }
 
-    /// Where the chunks of even and of odd steps go, before the rows of the steps are added: few threads copy fewer rows
-    /// at a time than the pattern of the swizzle has.
+    /// Targets of the chunks of even and of odd steps, before the rows of the steps are added: few threads copy fewer
+    /// rows at a time than the period of the swizzle.
     fn targets(&self, k: &mut Builder, target: Reg<U32>) -> Vec<Reg<U32>> {
         match self.tile.layout {
             SharedLayout::Swizzled if self.rows_per_step < PATTERN_ROWS => {
@@ -140,12 +140,12 @@ impl TileCopy {
         }
     }
 
-    /// Whether this step of a tile with fewer rows than threads would write behind it.
+    /// True if this step of a tile with fewer rows than threads would write past its end.
     const fn overhangs(&self, step: u32) -> bool {
         (step + 1) * self.rows_per_step > self.tile.rows
     }
 
-    /// Whether this thread's chunk of a panel exists in a row that exists if `row_exists`.
+    /// True if this thread's chunk of a panel exists in a row that exists if `row_exists`.
     fn columns_exist(&self, k: &mut Builder, panel: u32, row_exists: Reg<Pred>) -> Reg<Pred> {
         let first = panel * self.tile.panel_columns();
         if first + self.tile.panel_columns() <= self.rows.columns {
@@ -156,7 +156,7 @@ impl TileCopy {
         k.and(exists, row_exists)
     }
 
-    fn copy_asynchronously(
+    fn cp_async(
         &self,
         k: &mut Builder,
         to: SharedAddress,
@@ -164,7 +164,7 @@ impl TileCopy {
         exists: Reg<Pred>,
         inside: Option<Reg<Pred>>,
     ) {
-        let written = self.rows.width;
+        let written = self.rows.vec_bytes;
         let read = k.select(exists, written, 0u32);
         let copy = |k: &mut Builder| {
             for offset in (0..CHUNK_BYTES).step_by(written as usize) {
@@ -178,14 +178,14 @@ impl TileCopy {
         }
     }
 
-    /// Goes on to the next tile.
+    /// Moves the source to the next tile.
     pub fn advance(&self, k: &mut Builder) {
         let tile_bytes = k.mul(self.rows.stride, u64::from(self.tile.rows));
         k.add_to(self.source, tile_bytes);
     }
 }
 
-/// Rows that begin at odd elements: through registers, since no asynchronous copy is that narrow.
+/// Copies a chunk of rows that begin at odd elements: through registers, since no `cp.async` is that narrow.
 fn copy_by_element(
     k: &mut Builder,
     to: SharedAddress,
@@ -193,7 +193,7 @@ fn copy_by_element(
     exists: Reg<Pred>,
     inside: Option<Reg<Pred>>,
 ) {
-    // Whichever type the elements are, their bits pass through as they are.
+    // The bits pass through as they are, whichever type the elements have.
     let words: Vec<_> = (0..CHUNK_ELEMENTS / 2)
         .map(|pair| {
             let zero = k.copy::<U32>(0u32);

@@ -1,4 +1,4 @@
-//! Matrices in shared memory, and where their elements lie.
+//! Shared-memory tile: plain, padded or swizzled rows, and the addresses of `ldmatrix` in them.
 //!
 //! Shared memory has 32 banks of 4 bytes; a request of 128 bytes takes one transaction when its words lie in different
 //! banks. `ldmatrix` asks for 16 bytes (a *chunk*) of eight consecutive rows at a time. In a [`SharedLayout::Plain`]
@@ -14,21 +14,21 @@ use flashcore_ir::{Builder, Reg, SharedAddress};
 
 use crate::element::ELEMENT_BYTES;
 
-/// Bytes that a lane moves at a time.
+/// Bytes of a chunk: what a lane moves at a time.
 pub(crate) const CHUNK_BYTES: u32 = 16;
 /// Elements of a chunk.
 pub(crate) const CHUNK_ELEMENTS: u32 = CHUNK_BYTES / ELEMENT_BYTES;
-/// Tiles begin at a multiple of this, so that the exclusive or of the swizzle touches no bit of the base.
+/// Alignment of tiles, so that the exclusive or of the swizzle touches no bit of the base.
 const TILE_ALIGNMENT: u32 = 128;
-/// Rows after which every layout's pattern of chunks repeats.
+/// The period, in rows, of every layout's pattern of chunks.
 pub(crate) const PATTERN_ROWS: u32 = 8;
 
-/// How the rows of a tile lie in shared memory.
+/// Layout of a tile in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SharedLayout {
     /// Row after row.
     Plain,
-    /// Row after row, with one unused chunk behind each.
+    /// Row after row, with one unused chunk after each.
     Padded,
     /// Panels whose chunks are exchanged by an exclusive or with the row.
     Swizzled,
@@ -63,7 +63,7 @@ pub struct SharedTile {
     pub rows: u32,
     /// Columns, a multiple of 16.
     pub columns: u32,
-    /// How the rows lie.
+    /// Their layout.
     pub layout: SharedLayout,
 }
 
@@ -74,17 +74,18 @@ impl SharedTile {
         Self { offset: k.reserve_shared(unplaced.bytes(), TILE_ALIGNMENT), ..unplaced }
     }
 
-    /// The columns of a tile for so many columns of a tensor: whole panels that are not too narrow.
+    /// Columns of a tile for so many columns of a tensor: whole panels that are not too narrow.
     pub const fn columns_for(columns: u32) -> u32 {
         if columns <= 16 { 16 } else { columns.next_multiple_of(32) }
     }
 
-    /// Bytes it takes, up to where the next tile can begin.
+    /// Bytes of the tile, rounded up to the alignment of the next.
     pub const fn bytes(self) -> u32 {
         (self.panels() * self.panel_bytes()).next_multiple_of(TILE_ALIGNMENT)
     }
 
-    /// Columns of a panel: the part of the tile within which chunks are exchanged, and which copies go through.
+    /// Columns of a panel: the columns within which the swizzle exchanges chunks, and of which a copy has one chunk per
+    /// thread.
     pub const fn panel_columns(self) -> u32 {
         if self.columns.is_multiple_of(64) {
             64
@@ -131,8 +132,8 @@ impl SharedTile {
         }
     }
 
-    /// The address of chunk `chunk` of row `row` of panel 0, which a lane computes once; `base` is where shared memory
-    /// begins, plus the stage.
+    /// The address of chunk `chunk` of row `row` of panel 0, which a lane computes once; `base` is the address of shared
+    /// memory, plus the stage.
     pub(crate) fn chunk_address(self, k: &mut Builder, base: Reg<U32>, row: Reg<U32>, chunk: Reg<U32>) -> Reg<U32> {
         let row_start = k.mad(row, self.row_bytes(), self.offset);
         let chunk = match self.layout {
@@ -146,15 +147,15 @@ impl SharedTile {
         k.add(base, within)
     }
 
-    /// What the number of a chunk is combined with. Rows shorter than 128 bytes share them, and take turns.
+    /// The swizzle pattern of a row, which the index of a chunk is combined with. Rows shorter than 128 bytes share one.
     fn swizzle_pattern(self, k: &mut Builder, row: Reg<U32>) -> Reg<U32> {
         k.section("swizzle", |k| {
             let rows_per_line = PATTERN_ROWS / self.panel_chunks();
-            let turn = match rows_per_line {
+            let line = match rows_per_line {
                 1 => row,
                 _ => k.shr(row, rows_per_line.ilog2()),
             };
-            k.and(turn, self.panel_chunks() - 1)
+            k.and(line, self.panel_chunks() - 1)
         })
     }
 
@@ -166,7 +167,7 @@ impl SharedTile {
     }
 }
 
-/// Which row and chunk of a 16 × 16 block each lane points `ldmatrix` at: four 8 × 8 matrices, in one of two orders.
+/// Row and chunk of a 16 × 16 block that each lane points `ldmatrix` at: four 8 × 8 matrices, in one of two orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneRows {
     /// The matrix below the first comes second: left operands, and right operands that are transposed on the way.
@@ -188,7 +189,7 @@ impl LaneRows {
     }
 }
 
-/// The addresses of one lane into a tile: any 16 × 16 block by its row and column.
+/// `ldmatrix` addresses of one lane in a tile: any 16 × 16 block by its row and column.
 #[derive(Debug, Clone, Copy)]
 pub struct TileAddresses {
     tile: SharedTile,
@@ -198,17 +199,17 @@ pub struct TileAddresses {
 }
 
 impl TileAddresses {
-    /// The same addresses `bytes` further on, in another stage.
+    /// The addresses in the stage that is `bytes` further on.
     pub(crate) fn in_stage(self, k: &mut Builder, bytes: Reg<U32>) -> Self {
         Self { first: k.add(self.first, bytes), ..self }
     }
 
-    /// The same addresses `rows` rows further on, a multiple of 8.
+    /// The addresses `rows` rows further on, a multiple of 8.
     pub(crate) const fn rows_below(self, rows: u32) -> Self {
         Self { row: self.row + rows, ..self }
     }
 
-    /// For each 16-column step of a panel, the register that a lane's addresses in that column begin with.
+    /// The base register of a lane's addresses for each 16-column step of a panel.
     pub(crate) fn by_column(self, k: &mut Builder) -> Vec<Reg<U32>> {
         let steps = self.tile.panel_columns() / 16;
         (0..steps)

@@ -1,31 +1,39 @@
-//! Logarithms to the last bits of an `f32`.
+//! Log-sum-exp (LSE): by the logarithm instruction, or to the last bits of an `f32`.
 
 use core::f32::consts::LN_2;
 
 use flashcore_ir::types::{F32, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
-/// What rounding took from the natural logarithm of 2.
+/// The rounding error of the natural logarithm of 2 in `f32`.
 const LN_2_REST: f32 = (core::f64::consts::LN_2 - LN_2 as f64) as f32;
 /// The bits of the square root of one half.
 const ROOT_OF_HALF_BITS: u32 = core::f32::consts::FRAC_1_SQRT_2.to_bits();
 const MANTISSA_BITS: u32 = 23;
-/// `2 / 9`, `2 / 7`, `2 / 5` and `2 / 3`: the series of the logarithm behind its first term.
+/// `2 / 9`, `2 / 7`, `2 / 5` and `2 / 3`: the series of the logarithm after its first term.
 const SERIES: [f32; 4] = [2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0];
 
-/// The natural logarithm of the sum of exponentials whose largest is `2^maximum`, of which `sum` is relative to it.
+/// The log-sum-exp of a row from its row max, in base 2, and its row sum, by the approximate logarithm.
+pub(crate) fn lse_log2(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>) -> Reg<F32> {
+    // In an empty row both terms are minus infinity, and so is their sum.
+    let logarithm = k.log2(row_sum);
+    let base_two = k.add(row_max, logarithm);
+    k.mul(base_two, LN_2)
+}
+
+/// The log-sum-exp of a row from its row max, in base 2, and its row sum, for results with all bits of an `f32`.
 ///
-/// The instruction for logarithms is off by `2^-22` of its result, and adding a maximum of 40 in base 2 rounds by twice
+/// The instruction for logarithms is off by `2^-22` of its result, and adding a row max of 40 in base 2 rounds by twice
 /// that: together more than `f32` can bear. Here only the last addition rounds by as much as a bit of the result.
-pub(crate) fn lse(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>) -> Reg<F32> {
+pub(crate) fn lse_exact(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>) -> Reg<F32> {
     k.section("logarithm", |k| {
-        let logarithm = natural_logarithm(k, sum);
-        // An empty row has no maximum, and a sum of zero.
-        let empty = k.compare(Compare::Eq, sum, 0.0f32);
-        let rest = k.mul(maximum, LN_2_REST);
+        let logarithm = natural_logarithm(k, row_sum);
+        // An empty row has no row max, and a sum of zero.
+        let empty = k.compare(Compare::Eq, row_sum, 0.0f32);
+        let rest = k.mul(row_max, LN_2_REST);
         let rest = k.select(empty, 0.0f32, rest);
         let small = k.add(logarithm, rest);
-        k.fma(maximum, LN_2, small)
+        k.fma(row_max, LN_2, small)
     })
 }
 
@@ -52,7 +60,7 @@ fn natural_logarithm(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     let twice = k.add(s, s);
     let logarithm = k.fma(cube, series, twice);
     let exponent = k.to_f32(exponent);
-    // A NaN has bits like any other number, so it is let through on its own.
+    // A NaN has bits like any other number, so it is passed on separately.
     let nan = k.mul(x, 0.0f32);
     let logarithm = k.add(logarithm, nan);
     k.fma(exponent, LN_2, logarithm)

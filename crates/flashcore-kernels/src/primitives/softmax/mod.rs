@@ -1,8 +1,13 @@
-//! Softmax.
+//! Softmax: the online softmax over blocks of keys, its partial results and their merge, and what ends it.
 
+mod exp2;
+mod finalize;
 mod lse;
+mod merge;
 mod online;
-mod steps;
 
-pub(crate) use lse::lse;
-pub use online::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
+pub use exp2::Exponential;
+pub(crate) use finalize::normalize_row;
+pub use finalize::{RowStats, add_sink};
+pub(crate) use lse::{lse_exact, lse_log2};
+pub use online::{OnlineSoftmax, Rescale, RowScale};

@@ -1,38 +1,45 @@
-//! The online softmax: weights from scores, tile by tile, without having seen all scores.
+//! Online softmax: weights from scores, block by block, without having seen all scores.
 //!
-//! Each row keeps the maximum `m` of its scores so far and the sum `l` of their weights, and the output so far is a
-//! sum of values by weights relative to `m`. When a tile raises the maximum, sum and output are multiplied by
-//! `exp(m_old - m_new)`. Exponentials are powers of two with the scale of the scores folded in:
+//! Each row keeps `row_max`, the maximum of its scores so far, and `row_sum`, the sum of their weights; the output so far
+//! is a sum of values by weights relative to `row_max`. When a block raises it, sum and output are multiplied by
+//! `exp(old_max - new_max)`. Exponentials are powers of two with the scale of the scores folded in:
 //! `exp(scale * (s - m)) = 2^(s * scale * log2(e) - m * scale * log2(e))`, one multiply-add and one `ex2`.
+//!
+//! There are two schedules of the same arithmetic. [`OnlineSoftmax::update`] does all of it at once, for kernels whose
+//! products have ended. [`update_row_max`](OnlineSoftmax::update_row_max), [`exp_and_sum`](OnlineSoftmax::exp_and_sum)
+//! and [`rescale_output`](OnlineSoftmax::rescale_output) are its steps for kernels in which products are under way
+//! meanwhile: what needs the scores comes first, what touches the output when the product that adds to it has ended.
 
-use core::f32::consts::LN_2;
+use flashcore_ir::types::F32;
+use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, VoteMode};
 
-use flashcore_ir::types::{F32, U32};
-use flashcore_ir::{Builder, ClusterAddress, Compare, Reg, SharedAddress, ShuffleMode, VoteMode};
+use super::exp2::Exponential;
+use crate::primitives::Accumulator;
 
-use crate::primitives::{Accumulator, LANES};
+/// Binary logarithm of how far weights may exceed 1 under [`Rescale::Threshold`].
+const THRESHOLD: f32 = 8.0;
+/// Chains of dependent operations in which the scores of a row are gone through: a lane has few rows, and would wait for
+/// each result before the next.
+const CHAINS: usize = 2;
 
-/// Bytes of an `f32`.
-const WORD_BYTES: u32 = 4;
-
-/// The maximum and the sum of each of a lane's rows.
+/// `row_max` and `row_sum` of each of a lane's rows.
 #[derive(Debug, Clone)]
 pub struct OnlineSoftmax {
-    /// `scale * log2(e)`, or nothing where scores are in base 2 and scaled already.
-    pub(crate) scale: Option<Reg<F32>>,
-    /// The maximum over the whole row, the same in the four lanes that share it; with [`Rescale::Threshold`] what weights
-    /// are relative to.
-    pub(crate) maximum: Vec<Reg<F32>>,
+    /// `scale * log2(e)`, or none where scores are scaled and in base 2 already.
+    scale: Option<Reg<F32>>,
+    /// The maximum of the whole row, the same in the four lanes that share it; with [`Rescale::Threshold`] it may be
+    /// stale.
+    pub(super) row_max: Vec<Reg<F32>>,
     /// The sum over the columns of this lane.
-    pub(crate) sum: Vec<Reg<F32>>,
-    pub(crate) rescale: Rescale,
-    pub(crate) exponential: Exponential,
+    pub(super) row_sum: Vec<Reg<F32>>,
+    rescale: Rescale,
+    exponential: Exponential,
 }
 
-/// When the output is brought to a new maximum.
+/// Condition under which the output is rescaled to a new row max.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rescale {
-    /// With each tile.
+    /// With each block.
     Always,
     /// When the row max of some row of the warp rose.
     IfChanged,
@@ -41,30 +48,41 @@ pub enum Rescale {
     Threshold,
 }
 
-/// How exponentials of scores are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Exponential {
-    /// Each by the unit for special functions.
-    Unit,
-    /// Every fourth by a polynomial, on the units that multiply and add, which have time where that unit has none.
-    Shared,
+/// Row scale: what a new row max means for each of a lane's rows.
+#[derive(Debug, Clone)]
+pub struct RowScale {
+    /// Minus the scaled row max: added to the scaled scores.
+    shift: Vec<Reg<F32>>,
+    /// `exp(old_max - new_max)`: multiplied into earlier weights.
+    factors: Vec<Reg<F32>>,
 }
 
-impl Exponential {
-    /// The other way.
-    pub(crate) const fn other(self) -> Self {
-        match self {
-            Self::Unit => Self::Shared,
-            Self::Shared => Self::Unit,
+impl RowScale {
+    /// The scale of no scores, in `rows` rows of a lane.
+    pub fn none(k: &mut Builder, rows: u32) -> Self {
+        let mut all = |value: f32| (0..rows).map(|_| k.copy(value)).collect();
+        Self { shift: all(0.0), factors: all(1.0) }
+    }
+
+    /// Writes `rescale` for a warp that has to: always, or if some factor of some lane is not 1.
+    fn when_needed(&self, k: &mut Builder, policy: Rescale, rescale: impl FnOnce(&mut Builder)) {
+        match policy {
+            Rescale::Always => rescale(k),
+            Rescale::IfChanged | Rescale::Threshold => {
+                let mut any = k.compare(Compare::Ne, self.factors[0], 1.0f32);
+                for factor in &self.factors[1..] {
+                    let rose = k.compare(Compare::Ne, *factor, 1.0f32);
+                    any = k.or(any, rose);
+                }
+                let any = k.vote(VoteMode::Any, any);
+                k.if_uniform(any, rescale);
+            }
         }
     }
 }
 
-/// Of so many exponentials one is a polynomial where they are shared.
-const SHARE: usize = 4;
-
 impl OnlineSoftmax {
-    /// No scores yet, in `rows` rows of a lane. `scale` is the scale of the scores times `log2(e)`, and positive.
+    /// The softmax of no scores, in `rows` rows of a lane. `scale` is the softmax scale times `log2(e)`, and positive.
     pub fn new(
         k: &mut Builder,
         rows: u32,
@@ -74,281 +92,160 @@ impl OnlineSoftmax {
     ) -> Self {
         Self {
             scale,
-            maximum: (0..rows).map(|_| k.copy(f32::NEG_INFINITY)).collect(),
-            sum: (0..rows).map(|_| k.copy(0.0f32)).collect(),
+            row_max: (0..rows).map(|_| k.copy(f32::NEG_INFINITY)).collect(),
+            row_sum: (0..rows).map(|_| k.copy(0.0f32)).collect(),
             rescale,
             exponential,
         }
     }
 
-    /// WarpSchedulerBarrier scores into weights, in place, and brings `output` to the new maximum.
+    /// Turns scores into weights, in place, and rescales `output` to the new row max.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
         if self.rescale == Rescale::Threshold {
-            let row_scale = RowScale::none(k, self.maximum.len() as u32);
+            let row_scale = RowScale::none(k, self.row_max.len() as u32);
             self.update_row_max(k, scores, &row_scale);
             self.exp_and_sum(k, scores, &row_scale);
-            return self.rescale(k, output, &row_scale);
+            return self.rescale_output(k, output, &row_scale);
         }
-        let row_scale = k.section("maximum", |k| self.raise_maximum(k, scores));
+        let row_scale = k.section("row max", |k| self.new_row_scale(k, scores));
         k.section("rescale", |k| {
-            let rescale = |k: &mut Builder| {
-                for (sum, factor) in self.sum.iter().zip(&row_scale.factors) {
+            row_scale.when_needed(k, self.rescale, |k| {
+                for (sum, factor) in self.row_sum.iter().zip(&row_scale.factors) {
                     k.mul_to(*sum, *factor);
                 }
                 output.scale_rows(k, &row_scale.factors);
-            };
-            match self.rescale {
-                Rescale::Always => rescale(k),
-                Rescale::IfChanged | Rescale::Threshold => {
-                    let mut any = k.compare(Compare::Ne, row_scale.factors[0], 1.0f32);
-                    for factor in &row_scale.factors[1..] {
-                        let rose = k.compare(Compare::Ne, *factor, 1.0f32);
-                        any = k.or(any, rose);
-                    }
-                    let any = k.vote(VoteMode::Any, any);
-                    k.if_uniform(any, rescale);
-                }
-            }
+            });
         });
-        k.section("weights", |k| {
-            let mut number = 0;
+        k.section("exp and sum", |k| {
+            let mut index = 0;
             scores.each(|row, _, score| {
-                match self.scale {
-                    Some(scale) => k.scale_add_to(score, scale, row_scale.shift[row]),
-                    None => k.add_to(score, row_scale.shift[row]),
-                }
-                self.exp2_to(k, score, number);
-                number += 1;
-                k.add_to(self.sum[row], score);
+                self.exp2_of_score(k, score, row_scale.shift[row], index);
+                index += 1;
+                k.add_to(self.row_sum[row], score);
             });
         });
     }
 
-    /// `score = 2^score`, of the score of a number.
-    pub(crate) fn exp2_to(&self, k: &mut Builder, score: Reg<F32>, number: usize) {
-        match self.exponential {
-            Exponential::Shared if number.is_multiple_of(SHARE) => exp2_by_polynomial(k, score),
-            _ => k.exp2_to(score),
+    /// Raises the row max by the scores, one chain for each row.
+    fn new_row_scale(&self, k: &mut Builder, scores: &Accumulator) -> RowScale {
+        let before: Vec<_> = self.row_max.iter().map(|row_max| k.copy(*row_max)).collect();
+        scores.each(|row, _, score| k.max_to(self.row_max[row], score));
+        for row_max in &self.row_max {
+            reduce_row(k, *row_max, |k, row_max, other| k.max_to(row_max, other));
         }
+        let mut row_scale = RowScale { shift: Vec::new(), factors: Vec::new() };
+        for (row_max, before) in self.row_max.iter().zip(before) {
+            let shift = self.shift(k, *row_max);
+            let exponent = self.relative(k, before, shift);
+            row_scale.factors.push(k.exp2(exponent));
+            row_scale.shift.push(shift);
+        }
+        row_scale
     }
 
-    fn raise_maximum(&self, k: &mut Builder, scores: &Accumulator) -> RowScale {
-        let before: Vec<_> = self.maximum.iter().map(|maximum| k.copy(*maximum)).collect();
-        scores.each(|row, _, score| k.max_to(self.maximum[row], score));
-        for maximum in &self.maximum {
-            over_row(k, *maximum, |k, maximum, other| k.max_to(maximum, other));
-        }
-        let mut shift = Vec::new();
-        let mut factors = Vec::new();
-        for (maximum, before) in self.maximum.iter().zip(before) {
-            let negative = self.shift(k, *maximum);
-            let exponent = self.relative(k, before, negative);
-            factors.push(k.exp2(exponent));
-            shift.push(negative);
-        }
-        RowScale { shift, factors }
+    /// Raises the row max by the scores, in [`CHAINS`] chains for each row, and sets `row_scale`.
+    pub fn update_row_max(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
+        k.section("row max", |k| {
+            let rows = self.row_max.len();
+            let mut chains: Vec<[Option<Reg<F32>>; CHAINS]> = vec![[None; CHAINS]; rows];
+            scores.each(|row, column, score| match chains[row][column as usize % CHAINS] {
+                Some(chain) => k.max_to(chain, score),
+                None => chains[row][column as usize % CHAINS] = Some(k.copy(score)),
+            });
+            for (row, (row_max, chains)) in self.row_max.iter().zip(chains).enumerate() {
+                let before = k.copy(*row_max);
+                let highest = k.copy(before);
+                for chain in chains.into_iter().flatten() {
+                    k.max_to(highest, chain);
+                }
+                reduce_row(k, highest, |k, highest, other| k.max_to(highest, other));
+                if self.rescale == Rescale::Threshold {
+                    // Where both are minus infinity, the difference is a NaN, and not above the threshold.
+                    let rise = k.sub(highest, before);
+                    let rise = self.scaled(k, rise);
+                    let passes = k.compare(Compare::Gt, rise, THRESHOLD);
+                    k.set_where(*row_max, passes, highest);
+                } else {
+                    k.set(*row_max, highest);
+                }
+                let shift = self.shift(k, *row_max);
+                let exponent = self.relative(k, before, shift);
+                k.exp2_to(exponent);
+                k.set(row_scale.factors[row], exponent);
+                k.set(row_scale.shift[row], shift);
+            }
+        });
     }
 
-    /// What is added to scaled scores: minus the maximum. A row with no key so far has none; its weights are
-    /// `2^(-inf - 0) = 0`.
-    pub(crate) fn shift(&self, k: &mut Builder, maximum: Reg<F32>) -> Reg<F32> {
-        let none = k.compare(Compare::Eq, maximum, f32::NEG_INFINITY);
-        let finite = k.select(none, 0.0f32, maximum);
+    /// Turns scores into weights, in place, and adds them to the rescaled row sums, in [`CHAINS`] chains for each row.
+    pub fn exp_and_sum(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
+        k.section("exp and sum", |k| {
+            for (sum, factor) in self.row_sum.iter().zip(&row_scale.factors) {
+                k.mul_to(*sum, *factor);
+            }
+            let mut others: Vec<Option<Reg<F32>>> = vec![None; self.row_sum.len()];
+            let mut index = 0;
+            scores.each(|row, column, score| {
+                self.exp2_of_score(k, score, row_scale.shift[row], index);
+                index += 1;
+                match (column as usize % CHAINS, others[row]) {
+                    (0, _) => k.add_to(self.row_sum[row], score),
+                    (_, Some(other)) => k.add_to(other, score),
+                    (_, None) => others[row] = Some(k.copy(score)),
+                }
+            });
+            for (sum, other) in self.row_sum.iter().zip(others) {
+                if let Some(other) = other {
+                    k.add_to(*sum, other);
+                }
+            }
+        });
+    }
+
+    /// Rescales the output to the new row max.
+    pub fn rescale_output(&self, k: &mut Builder, output: &Accumulator, row_scale: &RowScale) {
+        k.section("rescale", |k| {
+            row_scale.when_needed(k, self.rescale, |k| output.scale_rows(k, &row_scale.factors));
+        });
+    }
+
+    /// `score = 2^(score * scale + shift)`, of score `index` of a lane.
+    fn exp2_of_score(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>, index: usize) {
+        match self.scale {
+            Some(scale) => k.scale_add_to(score, scale, shift),
+            None => k.add_to(score, shift),
+        }
+        self.exponential.apply(k, score, index);
+    }
+
+    /// Minus the scaled row max. A row without a key so far has none; its weights are `2^(-inf - 0) = 0`.
+    pub(super) fn shift(&self, k: &mut Builder, row_max: Reg<F32>) -> Reg<F32> {
+        let none = k.compare(Compare::Eq, row_max, f32::NEG_INFINITY);
+        let finite = k.select(none, 0.0f32, row_max);
         let scaled = self.scaled(k, finite);
         k.neg(scaled)
     }
 
-    /// A maximum of before, scaled and shifted: exactly 0 if it is still that of the shift, so that its factor is 1. In one
-    /// step, what rounding took from the shift would be left, and again with every tile of keys.
-    pub(crate) fn relative(&self, k: &mut Builder, maximum: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
-        let scaled = self.scaled(k, maximum);
+    /// An earlier row max, scaled and shifted: exactly 0 if the shift is still its own, so that its factor is 1. In one
+    /// step, what rounding took from the shift would be left, and again with every block of keys.
+    pub(super) fn relative(&self, k: &mut Builder, row_max: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
+        let scaled = self.scaled(k, row_max);
         k.add(scaled, shift)
     }
 
-    /// A raw score or maximum in base 2.
-    pub(crate) fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
+    /// A raw score or row max in base 2.
+    pub(super) fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
         match self.scale {
             Some(scale) => k.mul(score, scale),
             None => score,
         }
     }
-
-    /// Stores maxima, sums and `output` for another warp, a register after the other, each with one word for each lane.
-    pub fn store_partial(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
-        let address = SharedAddress::from(lane_address);
-        self.each_partial(output, |offset, register| k.store_shared(address.plus(offset), &[register]));
-    }
-
-    /// The same for a warp of another CTA of the cluster.
-    pub fn store_partial_to_cta(&self, k: &mut Builder, output: &Accumulator, lane_address: ClusterAddress) {
-        self.each_partial(output, |offset, register| k.store_cluster(lane_address.plus(offset), &[register]));
-    }
-
-    /// Does `store` with each register, and the bytes from the lane's first word to its own.
-    fn each_partial(&self, output: &Accumulator, mut store: impl FnMut(i32, Reg<F32>)) {
-        for (index, register) in self.registers(output).into_iter().enumerate() {
-            store((index as u32 * LANES * WORD_BYTES) as i32, register);
-        }
-    }
-
-    /// Adds what the same lane of another warp sent: the softmax of other keys of the same rows.
-    pub fn merge_partial(&self, k: &mut Builder, output: &Accumulator, lane_address: Reg<U32>) {
-        let count = self.registers(output).len();
-        let mut received = (0..count).map(|index| {
-            let offset = index as u32 * LANES * WORD_BYTES;
-            SharedAddress::from(lane_address).plus(offset as i32)
-        });
-        let rows = self.maximum.len();
-        let maxima: Vec<_> = received.by_ref().take(rows).map(|from| k.load_shared::<F32>(from, 1)[0]).collect();
-        let sums: Vec<_> = received.by_ref().take(rows).map(|from| k.load_shared::<F32>(from, 1)[0]).collect();
-        let mut factors = Vec::new();
-        for row in 0..rows {
-            let before = k.copy(self.maximum[row]);
-            k.max_to(self.maximum[row], maxima[row]);
-            let shift = self.shift(k, self.maximum[row]);
-            let [mine, other] = [before, maxima[row]].map(|maximum| {
-                let exponent = self.relative(k, maximum, shift);
-                k.exp2(exponent)
-            });
-            k.mul_to(self.sum[row], mine);
-            k.fma_to(self.sum[row], sums[row], other);
-            factors.push((mine, other));
-        }
-        output.each(|row, _, element| {
-            if let Some(from) = received.next() {
-                let other = k.load_shared::<F32>(from, 1)[0];
-                k.mul_to(element, factors[row].0);
-                k.fma_to(element, other, factors[row].1);
-            }
-        });
-    }
-
-    /// Bytes that [`store_partial`](Self::store_partial) takes.
-    pub fn partial_bytes(&self, output: &Accumulator) -> u32 {
-        self.registers(output).len() as u32 * LANES * WORD_BYTES
-    }
-
-    fn registers(&self, output: &Accumulator) -> Vec<Reg<F32>> {
-        let mut registers: Vec<_> = self.maximum.iter().chain(&self.sum).copied().collect();
-        output.each(|_, _, element| registers.push(element));
-        registers
-    }
-
-    /// The maxima, in base 2, and the sums over all columns of a lane's rows, of the keys so far.
-    pub fn partial(&self, k: &mut Builder) -> RowStats {
-        for sum in &self.sum {
-            over_row(k, *sum, |k, sum, other| k.add_to(sum, other));
-        }
-        let maximum = self.maximum.iter().map(|maximum| self.scaled(k, *maximum)).collect();
-        RowStats { maximum, sum: self.sum.clone() }
-    }
-
-    /// Divides `output` by the sums of its rows, and returns what the rows were. A sink, in base 2, is one more score
-    /// that has no value.
-    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowStats {
-        let RowStats { maximum, .. } = self.partial(k);
-        let (maximum, factors) = match sink {
-            None => (maximum, None),
-            Some(sink) => {
-                let rows = maximum.iter().zip(&self.sum).map(|(maximum, sum)| add_sink(k, *maximum, *sum, sink));
-                let (maximum, factors) = rows.unzip::<_, _, Vec<_>, Vec<_>>();
-                (maximum, Some(factors))
-            }
-        };
-        let inverse: Vec<_> = (0..self.sum.len())
-            .map(|row| {
-                let empty = k.compare(Compare::Eq, self.sum[row], 0.0f32);
-                let inverse = k.reciprocal(self.sum[row]);
-                let inverse = k.select(empty, 0.0f32, inverse);
-                match &factors {
-                    Some(factors) => k.mul(inverse, factors[row]),
-                    None => inverse,
-                }
-            })
-            .collect();
-        output.scale_rows(k, &inverse);
-        RowStats { maximum, sum: self.sum.clone() }
-    }
 }
 
-/// What came of a new maximum, for each row of a lane.
-#[derive(Debug, Clone)]
-pub struct RowScale {
-    /// What is added to the scaled scores.
-    pub(crate) shift: Vec<Reg<F32>>,
-    /// What earlier weights are multiplied by.
-    pub(crate) factors: Vec<Reg<F32>>,
-}
-
-/// Adds a sink, in base 2 like the maximum, to the sum of a row; returns the new maximum and what the output is
-/// multiplied by.
-pub fn add_sink(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>, sink: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
-    k.section("sink", |k| {
-        let row_scale = k.max(maximum, sink);
-        // Where both are minus infinity, the difference would be a NaN.
-        let none = k.compare(Compare::Eq, row_scale, f32::NEG_INFINITY);
-        let finite = k.select(none, 0.0f32, row_scale);
-        let lost = k.sub(maximum, finite);
-        let factor = k.exp2(lost);
-        let exponent = k.sub(sink, finite);
-        let weight = k.exp2(exponent);
-        k.scale_add_to(sum, factor, weight);
-        (row_scale, factor)
-    })
-}
-
-/// `target = 2^target` for numbers that are not positive: a polynomial for the fraction, and the whole part into the bits of
-/// the exponent. Good to a relative error of `3e-6`; what is below the smallest normal number becomes zero.
-fn exp2_by_polynomial(k: &mut Builder, target: Reg<F32>) {
-    /// Added to a number, it leaves the nearest whole number in the low bits.
-    const MAGIC: f32 = 12_582_912.0;
-    /// `2^x` from -1/2 to 1/2, the highest power first: least squares of the relative error at Chebyshev nodes.
-    const COEFFICIENTS: [f32; 5] = [0.009_560_51, 0.055_917_04, 0.240_249_81, 0.693_121_97, 0.999_999_2];
-    const SMALLEST: f32 = -126.0;
-    const MANTISSA_BITS: u32 = 23;
-    let vanishes = k.compare(Compare::Lt, target, SMALLEST);
-    let clamped = k.max(target, SMALLEST);
-    let shifted = k.add(clamped, MAGIC);
-    let whole = k.sub(shifted, MAGIC);
-    let fraction = k.sub(clamped, whole);
-    let power = k.copy(COEFFICIENTS[0]);
-    for coefficient in &COEFFICIENTS[1..] {
-        k.scale_add_to(power, fraction, *coefficient);
-    }
-    let bits = k.reinterpret::<F32, U32>(shifted);
-    let exponent = k.shl(bits, MANTISSA_BITS);
-    let power = k.reinterpret::<F32, U32>(power);
-    let bits = k.add(power, exponent);
-    let power = k.reinterpret::<U32, F32>(bits);
-    let result = k.select(vanishes, 0.0f32, power);
-    k.set(target, result);
-}
-
-/// Combines `value` over the four lanes that share a row.
-pub(crate) fn over_row(k: &mut Builder, value: Reg<F32>, combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
+/// Reduces `value` over the four lanes that share a row.
+pub(super) fn reduce_row(k: &mut Builder, value: Reg<F32>, reduce: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
     for distance in [1u32, 2] {
         let other = k.shuffle(ShuffleMode::Butterfly, value, distance);
-        combine(k, value, other);
-    }
-}
-
-/// The finished maxima, in base 2, and sums of a lane's rows.
-#[derive(Debug, Clone)]
-pub struct RowStats {
-    pub(crate) maximum: Vec<Reg<F32>>,
-    pub(crate) sum: Vec<Reg<F32>>,
-}
-
-impl RowStats {
-    /// The natural logarithm of the sum of the exponentials of the scores; minus infinity for an empty row.
-    pub fn lse(&self, k: &mut Builder) -> Vec<Reg<F32>> {
-        let rows = self.maximum.iter().zip(&self.sum);
-        rows.map(|(maximum, sum)| {
-            // In an empty row both terms are minus infinity, and so is their sum.
-            let logarithm = k.log2(*sum);
-            let base_two = k.add(*maximum, logarithm);
-            k.mul(base_two, LN_2)
-        })
-        .collect()
+        reduce(k, value, other);
     }
 }
