@@ -13,9 +13,7 @@ use crate::parameters::SplitParameters;
 
 /// The last row of a tile of `tile_m` rows that exists.
 fn last_row(k: &mut Builder, context: &TileContext, tile_m: u32) -> Reg<U32> {
-    let last_row = k.add(context.first_row, tile_m - 1);
-    let last_that_exists = k.sub(context.end_row, 1u32);
-    k.min(last_row, last_that_exists)
+    k.eval((context.first_row + (tile_m - 1)).min(context.end_row - 1))
 }
 
 /// The KV range of a tile, in keys.
@@ -95,25 +93,20 @@ impl KvRange {
             let split = k.rem(cta, num_splits);
             let keys = (self.end - self.begin).max(0).unsigned();
             let blocks = k.eval((keys + (self.tile_n - 1)) / self.tile_n);
-            let others = k.sub(num_splits, 1u32);
-            let keys_per_split = k.eval((blocks + others) / num_splits * self.tile_n);
+            let keys_per_split = k.eval((blocks + (num_splits - 1)) / num_splits * self.tile_n);
             let skipped = k.mul(split, keys_per_split);
             let [keys_per_split, skipped] = [keys_per_split, skipped].map(|keys| k.reinterpret::<U32, S32>(keys));
             let begin = k.add(self.begin, skipped);
-            let split_end = k.add(begin, keys_per_split);
-            Self { begin, end: k.min(self.end, split_end), ..self }
+            Self { begin, end: k.eval(self.end.min(begin + keys_per_split)), ..self }
         })
     }
 
     /// True if some row does not attend some key of the block from `first_key` on.
     pub(crate) fn is_partial(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<Pred> {
-        let past_full = k.eval((first_key + self.tile_n as i32).gt(self.full_end));
+        let past_full = (first_key + self.tile_n as i32).gt(self.full_end);
         match self.full_begin {
-            Some(full_begin) => {
-                let before_full = k.compare(Compare::Lt, first_key, full_begin);
-                k.or(past_full, before_full)
-            }
-            None => past_full,
+            Some(full_begin) => k.eval(past_full | first_key.lt(full_begin)),
+            None => k.eval(past_full),
         }
     }
 }
@@ -171,7 +164,7 @@ impl KvBlockRange {
     pub(crate) fn intersect(self, k: &mut Builder, blocks: KvBlocks) -> Self {
         let first = k.max(self.first, blocks.first);
         let last = k.min(self.last, blocks.last);
-        let some = k.compare(Compare::Ge, last, first);
+        let some = k.eval(last.ge(first));
         let nonempty = k.and(self.nonempty, some);
         let full_end = k.eval(self.full_end.min(blocks.full_end).max(first));
         let full_begin = k.eval(self.full_begin.max(blocks.full_begin).max(first));

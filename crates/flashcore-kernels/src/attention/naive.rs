@@ -166,8 +166,7 @@ impl ThreadRow {
         k.for_lanes(self.first_key, self.end_key, |k, key| {
             let score = k.section("score", |k| self.score::<T>(k, context.specialization.head_dim, key));
             let (weight, factor) = k.section("softmax", |k| {
-                let limit = k.add(row_max, RESCALE_THRESHOLD);
-                let raises = k.compare(Compare::Gt, score, limit);
+                let raises = k.eval(score.gt(row_max + RESCALE_THRESHOLD));
                 let before = k.copy(row_max);
                 k.set_where(row_max, raises, score);
                 // Before the first score that is not minus infinity there is no row max, and no weight.

@@ -3,7 +3,7 @@
 use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, Pred, S32, U32, U64};
-use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Reg, SpecialRegister};
 use flashcore_problem::DType;
 
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
@@ -163,8 +163,7 @@ impl TileContext {
         head_stride: Reg<U64>,
         head: Reg<U64>,
     ) -> Reg<U64> {
-        let batch = k.mad(self.batch, batch_stride, tensor);
-        k.mad(head, head_stride, batch)
+        k.eval(head.mul_add(head_stride, self.batch.mul_add(batch_stride, tensor)))
     }
 
     fn tile_rows(
@@ -208,8 +207,7 @@ impl TileContext {
                 (k.add(matrix, head), k.div(row, group))
             }
         };
-        let row = k.widen(row);
-        k.mad(matrix, length, row)
+        k.eval(matrix.mul_add(length, row.widen()))
     }
 
     /// The address of the LSE of a row.
@@ -365,8 +363,7 @@ impl TileContext {
         member: Reg<U32>,
         value: Reg<F32>,
     ) {
-        let is_first = k.compare(Compare::Eq, member, 0u32);
-        let stores = k.and(exists, is_first);
+        let stores = k.eval(exists & member.eq(0));
         let address = self.lse_address(k, row);
         k.when(stores, |k| k.store_one(address, value));
     }

@@ -87,8 +87,7 @@ impl KeyMask {
         scores.each(|row, column, score| {
             let mut masked = k.compare(Compare::Le, ends[row], column as i32);
             if let Some(starts) = &starts {
-                let before = k.compare(Compare::Gt, starts[row], column as i32);
-                masked = k.or(masked, before);
+                masked = k.eval(masked | starts[row].gt(column as i32));
             }
             k.set_where(score, masked, f32::NEG_INFINITY);
         });

@@ -86,8 +86,7 @@ impl ScoreTerms {
     /// Repositions the products of the block that begins at `first_key` by scores.
     pub fn apply(&self, k: &mut Builder, scores: &Accumulator, positions: &ScorePositions, first_key: Reg<S32>) {
         let distance = self.slope.map(|_| {
-            let first = k.add(first_key, positions.column);
-            let distance = k.sub(positions.position, first);
+            let distance = k.eval(positions.position - (first_key + positions.column));
             k.to_f32(distance)
         });
         let bias = self.bias.map(|bias| BlockBias::new(k, bias, positions, first_key));
@@ -147,10 +146,7 @@ struct BlockBias {
 
 impl BlockBias {
     fn new(k: &mut Builder, bias: BiasTerms, positions: &ScorePositions, first_key: Reg<S32>) -> Self {
-        let rows = positions.rows.iter().map(|row| {
-            let row = k.widen(*row);
-            k.mad(row, bias.row_stride, bias.first)
-        });
+        let rows = positions.rows.iter().map(|row| k.eval(row.widen().mul_add(bias.row_stride, bias.first)));
         let rows = rows.collect();
         let first_key = k.add(first_key, positions.column);
         Self { rows, key_stride: bias.key_stride, first_key, last_key: positions.last_key }

@@ -1,7 +1,7 @@
 //! Block mask in the consumers of the sm90 kernel: ranges of their own, skipped blocks, and the `mask_mod` of partial ones.
 
 use flashcore_ir::types::S32;
-use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_ir::{Builder, Reg};
 
 use super::mode::{BlockMaskMode, RangePer};
 use crate::attention::kv_range::KvBlockRange;
@@ -80,8 +80,7 @@ pub(crate) fn with_existing_columns(
         return body(k, scores);
     }
     let half = (mainloop.cta.config.tile_n / 2).next_multiple_of(PRODUCT_DEPTH);
-    let left = k.sub(mainloop.context.key_length, first_key);
-    let is_short = k.compare(Compare::Le, left, half as i32);
+    let is_short = k.eval((mainloop.context.key_length - first_key).le(half as i32));
     let short = scores.first_columns(half);
     k.if_else_uniform(is_short, |k| body(k, &short), |k| body(k, scores));
 }

@@ -113,8 +113,7 @@ fn rows_between(
     let (length, tile_m) = (precompute.context.parameters.query_length, precompute.tiles.tile_m);
     let tiles_of = |rows: Expr<U32>| (rows + (tile_m - 1)) / tile_m;
     // The beginning of all rows is among them.
-    let most = k.eval((tiles_of(length.into()) >> 1).min(LANES - 1) + 1);
-    let too_many = k.compare(Compare::Gt, count, most);
+    let too_many = k.eval(count.gt((tiles_of(length.into()) >> 1).min(LANES - 1) + 1));
     let is_dropped = k.eval(beginning.gt(0) & too_many);
     let beginning = k.select(is_dropped, length, beginning);
     // The beginning of the next document.

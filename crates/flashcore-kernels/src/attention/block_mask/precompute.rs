@@ -236,8 +236,7 @@ impl BlockMaskPrecompute {
             let block = k.mad(round, LANES, self.lane);
             let exists = k.compare(Compare::Lt, block, blocks.classified);
             k.if_then(exists, |k| {
-                let index = k.mad(block, self.tiles.row_groups(), group);
-                let address = k.mad(index, WORD_BYTES, self.flags);
+                let address = k.eval(block.mul_add(self.tiles.row_groups(), group).mul_add(WORD_BYTES, self.flags));
                 let flags = k.load_shared::<U32>(address, 1)[0];
                 let block = k.reinterpret::<U32, S32>(block);
                 visit(k, block, flags);
@@ -279,8 +278,7 @@ impl BlockMaskPrecompute {
         let record = record_address(k, &self.context, self.tiles, self.tile);
         let group_record = group_address(k, record, group);
         k.when(is_first, |k| k.store(group_record, &[first, last, full_begin, full_end]));
-        let is_first_group = k.compare(Compare::Eq, group, 0u32);
-        let stores = k.and(is_first, is_first_group);
+        let stores = k.eval(is_first & group.eq(0));
         let [first_row, end_row] =
             [self.context.first_row, self.context.end_row].map(|row| k.reinterpret::<U32, S32>(row));
         let extent: [_; QUAD as usize] = [first_row, end_row, blocks.origin, blocks.end];

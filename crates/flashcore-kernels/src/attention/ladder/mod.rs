@@ -108,8 +108,7 @@ impl Warp {
     }
 
     fn base_of_rows(&self, k: &mut Builder, tile: SharedTile) -> Reg<U32> {
-        let bytes = k.mul(self.first_row, tile.row_bytes());
-        k.add(self.shared_base, bytes)
+        k.eval(self.shared_base + self.first_row * tile.row_bytes())
     }
 }
 
@@ -145,15 +144,12 @@ impl Tiles {
 
     /// The address of a row of scores.
     fn score_row(&self, k: &mut Builder, warp: &Warp, row: Reg<U32>) -> Reg<U32> {
-        let row = k.add(warp.first_row, row);
-        let within = k.mad(row, self.score_words * WORD_BYTES, self.scores);
-        k.add(warp.shared_base, within)
+        k.eval(warp.shared_base + (warp.first_row + row).mul_add(self.score_words * WORD_BYTES, self.scores))
     }
 
     /// The address of the factor of the warp's first row.
     fn factors_of_warp(&self, k: &mut Builder, warp: &Warp) -> Reg<U32> {
-        let within = k.mad(warp.first_row, WORD_BYTES, self.factors);
-        k.add(warp.shared_base, within)
+        k.eval(warp.shared_base + warp.first_row.mul_add(WORD_BYTES, self.factors))
     }
 }
 

@@ -143,9 +143,7 @@ impl Output {
                 let column = k.mul(warp.position.member, 2u32);
                 each_pair(output, |row, further, pair| {
                     if further < rows.columns {
-                        let row = row * ROW_STEP;
-                        let row = k.add(warp.position.group, row);
-                        let row = k.add(warp.first_row, row);
+                        let row = k.eval(warp.first_row + (warp.position.group + row * ROW_STEP));
                         let column = k.add(column, further);
                         store_pair::<T>(k, context, rows, (row, column), pair, None);
                     }

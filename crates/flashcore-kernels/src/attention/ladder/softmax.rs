@@ -34,8 +34,7 @@ pub(super) struct SharedSoftmax {
 impl SharedSoftmax {
     pub(super) fn new(k: &mut Builder, context: &TileContext, warp: &Warp) -> Self {
         let row = k.shr(warp.lane, LANES_PER_ROW.ilog2());
-        let within = k.add(warp.first_row, row);
-        let query_row = k.add(context.first_row, within);
+        let query_row = k.eval(context.first_row + (warp.first_row + row));
         Self {
             row,
             member: k.and(warp.lane, LANES_PER_ROW - 1),
@@ -69,9 +68,7 @@ impl SharedSoftmax {
             k.for_uniform(0u32, keys, 2u32, |k, index| {
                 let address = k.mad(index, WORD_BYTES, scores);
                 let products = k.load_shared::<F32>(address, 2);
-                let key = k.add(first, index);
-                let key = k.reinterpret::<U32, S32>(key);
-                let key = k.add(first_key, key);
+                let key = k.eval(first_key + (first + index).signed());
                 let scores: Vec<_> = (0..)
                     .zip(products)
                     .map(|(next, product)| {
@@ -130,15 +127,10 @@ impl SharedSoftmax {
         });
         let bias = self.terms.bias.map(|bias| {
             // Rows and keys past the last read that of the last.
-            let last_row = k.sub(context.end_row, 1u32);
-            let row = k.min(self.query_row, last_row);
-            let row = k.widen(row);
-            let row = k.mad(row, bias.row_stride, bias.first);
-            let last_key = k.sub(context.key_length, 1i32);
-            let key = k.min(key, last_key);
-            let key = k.reinterpret::<S32, U32>(key);
-            let key = k.widen(key);
-            let address = k.mad(key, bias.key_stride, row);
+            let row = self.query_row.min(context.end_row - 1).widen().mul_add(bias.row_stride, bias.first);
+            let row = k.eval(row);
+            let key = key.min(context.key_length - 1).unsigned().widen();
+            let address = k.eval(key.mul_add(bias.key_stride, row));
             k.load_one::<F32>(address)
         });
         let score = self.terms.score(k, product, distance, bias);

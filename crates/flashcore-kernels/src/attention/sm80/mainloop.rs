@@ -172,10 +172,9 @@ fn reduce_splits(
     output: &Accumulator,
 ) {
     let (row_warps, bytes) = (config.row_warps(), softmax.partial_bytes(output));
-    let memory = k.add(warp.shared_base, tiles.kv.key.offset);
-    let lane = k.mad(warp.lane, 4u32, memory);
-    let row_warp = k.div(warp.first_row, config.rows_per_warp);
-    let exchange = SplitExchange { address: k.mad(row_warp, bytes, lane), stride: row_warps * bytes };
+    let lane = k.eval(warp.lane.mul_add(4, warp.shared_base + tiles.kv.key.offset));
+    let address = k.eval((warp.first_row / config.rows_per_warp).mul_add(bytes, lane));
+    let exchange = SplitExchange { address, stride: row_warps * bytes };
     // Nobody reads keys and values any more.
     warp.sync_consumers(k);
     let splits = (warp.split, config.kv_split_warps);

@@ -160,8 +160,7 @@ impl Warp {
 
     /// The query row of one of the lane's rows, of which it has two in each 16.
     pub(super) fn row(&self, k: &mut Builder, context: &TileContext, index: u32) -> Reg<U32> {
-        let within = k.add(self.first_row, self.position.group);
-        k.eval(context.first_row + within + index * ROW_STEP)
+        k.eval(context.first_row + (self.first_row + self.position.group) + index * ROW_STEP)
     }
 }
 
@@ -183,8 +182,7 @@ impl Tiles {
 
     /// The addresses of the warp's rows of the query, by 16.
     fn query_of_warp(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
-        let bytes = k.mul(warp.first_row, self.query.row_bytes());
-        let base = k.add(warp.shared_base, bytes);
+        let base = k.eval(warp.shared_base + warp.first_row * self.query.row_bytes());
         let first = self.query.addresses(k, base, warp.lane, LaneRows::DownFirst);
         (0..warp.blocks).map(|block| first.rows_below(block * ROWS_PER_BLOCK)).collect()
     }

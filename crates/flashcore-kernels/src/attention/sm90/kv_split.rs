@@ -36,8 +36,7 @@ impl KvSplit {
         let splits = cta.config.kv_split_warpgroups;
         let row_group = k.div(warpgroup, splits);
         let split = k.rem(warpgroup, splits);
-        let within = k.and(warp, WARPS - 1);
-        let row_warp = k.mad(row_group, WARPS, within);
+        let row_warp = k.eval(row_group.mul_add(WARPS, warp & (WARPS - 1)));
         let memory = k.add(cta.base, cta.shared.exchange);
         let exchange = k.eval(row_warp.mul_add(bytes_per_warp(cta), lane.mul_add(WORD_BYTES, memory)));
         let ctas = cta.config.cluster;
@@ -62,8 +61,7 @@ impl KvSplit {
 
     /// The index of a thread among those of the same split.
     pub(super) fn thread(&self, k: &mut Builder, thread: Reg<U32>) -> Reg<U32> {
-        let within = k.and(thread, WARPGROUP - 1);
-        k.mad(self.row_group, WARPGROUP, within)
+        k.eval(self.row_group.mul_add(WARPGROUP, thread & (WARPGROUP - 1)))
     }
 
     /// The named barrier of the warpgroups of the same split.
@@ -116,8 +114,7 @@ impl KvSplit {
         let is_first = k.compare(Compare::Eq, self.split, 0u32);
         // The CTA that is stored to has started.
         k.cluster_wait();
-        let is_other = k.compare(Compare::Gt, rank, 0u32);
-        let stores = k.and(is_first, is_other);
+        let stores = k.eval(is_first & rank.gt(0));
         k.if_uniform(stores, |k| {
             let address = k.eval((rank - 1).mul_add(exchange.stride, exchange.address));
             let address = k.map_shared(address, 0u32).plus(offset as i32);

@@ -12,8 +12,7 @@ use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
 
 /// One warp of the warpgroup is the producer; the others end.
 pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
-    let warp = k.shr(thread, LANES.ilog2());
-    let is_first = k.compare(Compare::Eq, warp, 0u32);
+    let is_first = k.eval((thread >> LANES.ilog2()).eq(0));
     k.if_uniform(is_first, |k| {
         let producer = Producer::new(k, cta);
         if cta.loads_kv_range() {

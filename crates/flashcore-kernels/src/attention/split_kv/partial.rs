@@ -68,8 +68,7 @@ pub(crate) fn store_partials(
         let row = context.global_row(k, row);
         let partial = PartialRow::new(k, splits, split, row, value_dim);
         // The four lanes of a row have the same statistics; one stores them.
-        let stores = k.eval(warp.position.member.eq(0));
-        let stores = k.and(exists, stores);
+        let stores = k.eval(exists & warp.position.member.eq(0));
         k.when(stores, |k| k.store::<F32>(partial.stats, &[*row_max, *row_sum]));
         let lane_columns = k.mad_wide(column, WORD_BYTES, partial.output);
         let mut pair = Vec::new();

@@ -213,20 +213,14 @@ impl Intervals {
     /// The interval of the entries of the table whose indices lie in an interval no wider than `width`.
     fn of_entries(&self, k: &mut Builder, indices: Interval, width: Option<i64>) -> Interval {
         let Some(SearchedTable { entries: (table, last), lane }) = self.table else { return indices };
-        let [first, end] = indices.map(|index| {
-            let index = k.max(index, 0i32);
-            k.min(index, last)
-        });
+        let [first, end] = indices.map(|index| k.eval(index.max(0).min(last)));
         if let Some(width @ ..=MAX_AT_ONCE) = width {
             // All are loaded at once; lanes past the last load it again.
-            let lane = k.reinterpret::<U32, S32>(lane);
-            let own = k.add(first, lane);
+            let own = k.eval(first + lane.signed());
             let entries: Vec<_> = (0..=width as i32)
                 .step_by(LANES as usize)
                 .map(|further| {
-                    let index = k.add(own, further);
-                    let index = k.min(index, end);
-                    let index = k.reinterpret::<S32, U32>(index);
+                    let index = k.eval((own + further).min(end).unsigned());
                     let address = k.mad_wide(index, 4u32, table);
                     k.load_one::<S32>(address)
                 })
@@ -240,16 +234,13 @@ impl Intervals {
             });
         }
         let found = [k.copy(i32::MIN), k.copy(i32::MAX)];
-        let width = k.sub(end, first);
-        let few = k.compare(Compare::Lt, width, MAX_ENTRIES);
+        let few = k.eval((end - first).lt(MAX_ENTRIES));
         k.if_uniform(few, |k| {
             let lane = k.reinterpret::<U32, S32>(lane);
             let (low, high) = (k.copy(i32::MAX), k.copy(i32::MIN));
             let behind = k.add(end, 1i32);
             k.for_uniform(first, behind, LANES as i32, |k, index| {
-                let own = k.add(index, lane);
-                let own = k.min(own, end);
-                let own = k.reinterpret::<S32, U32>(own);
+                let own = k.eval((index + lane).min(end).unsigned());
                 let address = k.mad_wide(own, 4u32, table);
                 let entry = k.load_one::<S32>(address);
                 let (lower, higher) = (k.min(low, entry), k.max(high, entry));

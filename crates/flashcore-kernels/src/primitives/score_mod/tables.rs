@@ -1,7 +1,7 @@
 //! Auxiliary tables (`aux_f32`, `aux_i32`) of expressions, and the integers that index them.
 
 use flashcore_ir::types::{S32, Storable, U32, U64};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, VoteMode};
+use flashcore_ir::{Builder, GlobalAddress, Reg, VoteMode};
 use flashcore_problem::expression::{Binary, Expression, Size, Step, Term};
 
 /// The auxiliary tables: their addresses, and the indices of their last entries.
@@ -72,9 +72,7 @@ pub(crate) fn read_run<T: Storable>(k: &mut Builder, table: (Reg<U64>, Reg<S32>)
         return entries;
     };
     let (first_index, last_index) = (first.register(k), last.register(k));
-    let begins = k.compare(Compare::Ge, first_index, 0i32);
-    let ends = k.compare(Compare::Le, last_index, table.1);
-    let inside = k.and(begins, ends);
+    let inside = k.eval(first_index.ge(0) & last_index.le(table.1));
     let inside = k.vote(VoteMode::All, inside);
     k.if_else_uniform(
         inside,
@@ -98,8 +96,6 @@ pub(crate) fn read_run<T: Storable>(k: &mut Builder, table: (Reg<U64>, Reg<S32>)
 /// The address of an entry of a table; of an index past an end, of the entry there.
 pub(crate) fn entry(k: &mut Builder, (table, last): (Reg<U64>, Reg<S32>), index: Offset) -> Reg<U64> {
     let index = index.register(k);
-    let index = k.max(index, 0i32);
-    let index = k.min(index, last);
-    let index = k.reinterpret::<S32, U32>(index);
+    let index = k.eval(index.max(0).min(last).unsigned());
     k.mad_wide(index, 4u32, table)
 }

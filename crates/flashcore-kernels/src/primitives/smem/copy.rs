@@ -37,14 +37,12 @@ impl GlobalRows {
     /// The address of a row.
     pub(crate) fn row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
         let Some(PackedHeads { group, head_stride, first_row }) = self.packed else {
-            let row = k.widen(row);
-            return k.mad(row, self.stride, self.first);
+            return k.eval(row.widen().mul_add(self.stride, self.first));
         };
         let row = k.add(row, first_row);
         let (head, row) = (k.rem(row, group), k.div(row, group));
         let (head, row) = (k.widen(head), k.widen(row));
-        let start = k.mad(row, self.stride, self.first);
-        k.mad(head, head_stride, start)
+        k.eval(head.mul_add(head_stride, row.mul_add(self.stride, self.first)))
     }
 }
 
@@ -107,11 +105,7 @@ impl TileCopy {
             let target = targets[step as usize % targets.len()];
             let exists = k.section("tail", |k| {
                 let exists = k.compare(Compare::Lt, row, rows_left);
-                skipped.map_or(exists, |skipped| {
-                    let row = k.reinterpret::<U32, S32>(row);
-                    let attended = k.compare(Compare::Ge, row, skipped);
-                    k.and(exists, attended)
-                })
+                skipped.map_or(exists, |skipped| k.eval(exists & row.signed().ge(skipped)))
             });
             let inside = self.overhangs(step).then(|| k.compare(Compare::Lt, row, self.tile.rows));
             for panel in 0..self.rows.columns.div_ceil(self.tile.panel_columns()) {
@@ -152,8 +146,7 @@ impl TileCopy {
             return row_exists;
         }
         let chunks = self.rows.columns.saturating_sub(first) / CHUNK_ELEMENTS;
-        let exists = k.compare(Compare::Lt, self.chunk, chunks);
-        k.and(exists, row_exists)
+        k.eval(self.chunk.lt(chunks) & row_exists)
     }
 
     fn cp_async(

@@ -143,8 +143,7 @@ impl SharedTile {
                 k.xor(chunk, pattern)
             }
         };
-        let within = k.mad(chunk, CHUNK_BYTES, row_start);
-        k.add(base, within)
+        k.eval(base + chunk.mul_add(CHUNK_BYTES, row_start))
     }
 
     /// The swizzle pattern of a row, which the index of a chunk is combined with. Rows shorter than 128 bytes share one.

@@ -2,7 +2,7 @@
 
 use core::f32::consts::LN_2;
 
-use flashcore_ir::types::{F32, S32, U32};
+use flashcore_ir::types::{F32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
 /// The rounding error of the natural logarithm of 2 in `f32`.
@@ -17,8 +17,7 @@ const SERIES: [f32; 4] = [2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0];
 pub(crate) fn lse_log2(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>) -> Reg<F32> {
     // In an empty row both terms are minus infinity, and so is their sum.
     let logarithm = k.log2(row_sum);
-    let base_two = k.add(row_max, logarithm);
-    k.mul(base_two, LN_2)
+    k.eval((row_max + logarithm) * LN_2)
 }
 
 /// The log-sum-exp of a row from its row max, in base 2, and its row sum, for results with all bits of an `f32`.
@@ -41,12 +40,8 @@ pub(crate) fn lse_exact(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>) -
 fn natural_logarithm(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     // `x = 2^exponent * mantissa`, the mantissa from the square root of one half to that of two.
     let bits = k.reinterpret::<F32, U32>(x);
-    let above = k.sub(bits, ROOT_OF_HALF_BITS);
-    let above = k.reinterpret::<U32, S32>(above);
-    let exponent = k.shr(above, MANTISSA_BITS);
-    let exponent_bits = k.shl(exponent, MANTISSA_BITS);
-    let exponent_bits = k.reinterpret::<S32, U32>(exponent_bits);
-    let mantissa = k.sub(bits, exponent_bits);
+    let exponent = k.eval((bits - ROOT_OF_HALF_BITS).signed() >> MANTISSA_BITS);
+    let mantissa = k.eval(bits - (exponent << MANTISSA_BITS).unsigned());
     let mantissa = k.reinterpret::<U32, F32>(mantissa);
     // `ln(m) = 2 * (s + s^3 / 3 + s^5 / 5 + ...)` with `s = (m - 1) / (m + 1)`, which is at most 0.172.
     let (numerator, denominator) = (k.sub(mantissa, 1.0f32), k.add(mantissa, 1.0f32));
