@@ -6,10 +6,10 @@ use std::sync::Arc;
 use flashcore_ir::{Arch, Argument, VerifiedKernel};
 use flashcore_problem::{Operand, Problem};
 
-use crate::attention::combine;
-use crate::attention::hopper::Order;
-use crate::attention::partial::workspace_bytes;
-use crate::attention::tile_ranges::RangeShape;
+use crate::attention::block_mask::BlockMaskShape;
+use crate::attention::scheduler::lpt::LptOrder;
+use crate::attention::split_kv::combine;
+use crate::attention::split_kv::partial::workspace_bytes;
 use crate::config::{AmpereConfig, Config, L2Window};
 use crate::parameters::{Extra, LAUNCH_PARAMETERS, LaunchValues, arguments, expression_constants};
 use crate::spec::{KernelSpec, Stage};
@@ -111,7 +111,7 @@ impl LaunchPlan {
         }
         let specialization = config.specialization(problem);
         let GridShape { grid, extra } = GridShape::new(problem, config);
-        let block_mask = RangeShape::of(problem, config);
+        let block_mask = BlockMaskShape::of(problem, config);
         let block_mask_offset = match extra {
             Extra::Splits { num_splits, rows } => {
                 workspace_bytes(num_splits.into(), rows, problem.value_dim as u64).next_multiple_of(16)
@@ -132,7 +132,7 @@ impl LaunchPlan {
                 attention.tensor_maps.push((attention.arguments.len(), operand));
                 attention.arguments.push(Argument::TensorMap(map));
             }
-            let mut order = Order::of(problem, hopper);
+            let mut order = LptOrder::of(problem, hopper);
             if hopper.persistent {
                 let ctas = grid[0].min(num_sms.max(1));
                 order = order.for_ctas(problem, hopper, ctas);
@@ -154,7 +154,7 @@ impl LaunchPlan {
                 reasons
             })?;
         }
-        let workspace_bytes = block_mask_offset + block_mask.map_or(0, RangeShape::bytes);
+        let workspace_bytes = block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes);
         Ok(Self { config, launches, workspace_bytes, block_mask_offset, problem: problem.clone() })
     }
 
@@ -227,7 +227,7 @@ impl GridShape {
         if let Config::Hopper(hopper) = config
             && hopper.persistent
         {
-            return Self { grid: [Order::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
+            return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, num_splits, pack_gqa, .. }) = config else {
             let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };

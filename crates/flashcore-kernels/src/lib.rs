@@ -7,17 +7,19 @@
 //!
 //! ```
 //! use flashcore_ir::Arch;
-//! use flashcore_kernels::{Config, Plan};
+//! use flashcore_kernels::{Config, LaunchPlan};
 //! use flashcore_problem::{DType, Problem};
 //!
 //! let problem = Problem::new(1, 8, 512, 64, DType::F16);
-//! let plan = Plan::new(&problem, Config::ampere(), Arch::Sm89).expect("the kernel fits the problem");
-//! assert_eq!(plan.grid, [8, 8, 1]);
+//! let plan = LaunchPlan::new(&problem, Config::ampere(), Arch::Sm89).expect("the kernel fits the problem");
+//! assert_eq!(plan.attention().grid, [8, 8, 1]);
 //! ```
 //!
-//! [`tile`] is the vocabulary, [`attention`] the kernels: `scalar`, one thread a row, the readable baseline; `steps`,
-//! what came between it and the fast ones; `ampere`, tensor cores from end to end; `combine`, which adds up what others
-//! have for parts of the keys; and `hopper`, where copies and products run by themselves beside the softmax.
+//! [`primitives`] has what kernels are made of (pipelines, shared-memory tiles, tensor-core products, the online softmax,
+//! masks), [`attention`] the kernels: `naive`, one thread a row, the readable baseline; `ladder`, the steps between it and
+//! the fast ones; `sm80`, `cp.async` and `mma` for Ampere and later; `sm90`, warp-specialized with TMA and `wgmma` for
+//! Hopper; `split_kv::combine`, which reduces the splits of the others; `block_mask`, which precomputes the blocks that a
+//! `mask_mod` leaves.
 
 pub mod attention;
 pub mod config;
@@ -25,10 +27,10 @@ mod element;
 pub mod heuristics;
 mod launch_plan;
 mod parameters;
+pub mod primitives;
 mod spec;
 mod specialization;
 mod tensor_maps;
-pub mod tile;
 mod unsupported;
 
 pub use config::{
@@ -38,7 +40,7 @@ pub use config::{
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
 pub use parameters::{LAUNCH_PARAMETERS, LaunchValues, Parameters};
+pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 pub use spec::{KernelSpec, Stage};
 pub use specialization::Specialization;
-pub use tile::{Accumulation, Exponential, Rescale, SharedLayout};
 pub use unsupported::Reason;

@@ -11,9 +11,9 @@ use flashcore_ir::{Argument, Builder, Reg};
 use flashcore_problem::expression::{Constants, Expression, Kind};
 use flashcore_problem::{BiasStrides, Operand, Problem, Strides, operands};
 
-use crate::attention::tile_ranges::RangeShape;
+use crate::attention::block_mask::BlockMaskShape;
+use crate::primitives::BoundExpression;
 use crate::specialization::Specialization;
-use crate::tile::BoundExpression;
 use crate::unsupported::LONGEST;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
@@ -265,8 +265,8 @@ const WIDEST_WINDOW: usize = LONGEST;
 
 /// The arguments that all kernels of a plan have, in the order of [`Parameters`]; those that change from launch to launch
 /// are 0.
-pub(crate) fn arguments(problem: &Problem, block_mask: Option<RangeShape>) -> Vec<Argument> {
-    let [ranges_batch_stride, ranges_head_stride] = block_mask.map_or([0; 2], RangeShape::strides);
+pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -> Vec<Argument> {
+    let [ranges_batch_stride, ranges_head_stride] = block_mask.map_or([0; 2], BlockMaskShape::strides);
     let element = problem.dtype.size_bytes() as u64;
     let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
     let strides = problem.strides();

@@ -4,8 +4,8 @@ use flashcore_ir::{Swizzle, TensorElement, TensorMap};
 use flashcore_problem::{DType, Operand, Problem, Shape, Strides};
 
 use crate::config::HopperConfig;
+use crate::primitives::{PANEL_COLUMNS, ROWS_PER_BLOCK, SwizzledTile};
 use crate::specialization::Specialization;
-use crate::tile::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
 
 /// The tensor maps of the Hopper kernel, in the order of its parameters. Their addresses come with each launch.
 pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Iterator<Item = (Operand, TensorMap)> {
@@ -20,21 +20,21 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
     // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
     let keys = problem.attended_range(problem.key_length).end;
     // A warp stores its own rows.
-    let stored = PanelTile { rows: ROWS_PER_BLOCK, ..value };
+    let stored = SwizzledTile { rows: ROWS_PER_BLOCK, ..value };
     let output = map(Operand::Output, strides.output, problem.output_shape(), stored);
     let copied = [
         map(Operand::Query, strides.query, problem.query_shape(), query),
         map(Operand::Key, strides.key, Shape { rows: keys, ..problem.key_shape() }, key),
         map(Operand::Value, strides.value, Shape { rows: keys, ..problem.value_shape() }, value),
     ];
-    copied.into_iter().chain(config.stores_by_copy(specialization).then_some(output))
+    copied.into_iter().chain(config.tma_store(specialization).then_some(output))
 }
 
 /// The stride of a dimension of size 1, which is never used.
 const UNUSED: u64 = 16;
 
 /// Columns, rows, heads and batches, copied a panel at a time.
-fn tensor_map(dtype: DType, strides: Strides, shape: Shape, tile: PanelTile) -> TensorMap {
+fn tensor_map(dtype: DType, strides: Strides, shape: Shape, tile: SwizzledTile) -> TensorMap {
     let element = if dtype == DType::Bf16 { TensorElement::Bf16 } else { TensorElement::F16 };
     let dimensions = [shape.columns, shape.rows, shape.heads, shape.batch].map(|size| size as u64);
     // The stride of a dimension of size 1 is never used, and may be anything.

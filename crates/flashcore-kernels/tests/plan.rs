@@ -2,7 +2,7 @@
 
 use flashcore_ir::Arch;
 use flashcore_kernels::heuristics::select;
-use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::primitives::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, LaunchPlan, Reason, Specialization, Stage, Target};
 use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod, Strides, TensorStrides};
 

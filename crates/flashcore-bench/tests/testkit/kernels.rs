@@ -8,7 +8,7 @@ use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape};
 use flashcore_ir::Arch;
-use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::primitives::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, LaunchPlan};
 use flashcore_problem::{DType, Problem, Stress};
 

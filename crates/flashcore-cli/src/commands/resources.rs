@@ -4,7 +4,7 @@ use clap::Args;
 use flashcore_bench::testkit::resources::{self, ResourcesError, Row};
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_ir::{Arch, UnknownArch};
-use flashcore_kernels::tile::SharedLayout;
+use flashcore_kernels::primitives::SharedLayout;
 use flashcore_kernels::{Config, LaunchPlan, Specialization};
 use flashcore_problem::{DType, Inputs, Problem};
 use rayon::prelude::*;

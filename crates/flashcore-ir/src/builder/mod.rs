@@ -24,6 +24,7 @@
 mod arithmetic;
 mod cluster;
 mod collective;
+mod expr;
 mod mbarrier;
 mod memory;
 mod tma;
@@ -39,6 +40,7 @@ use crate::operand::{Reg, RegisterId, Value};
 use crate::operation::Op;
 use crate::types::{Integer, Pred, Storable, Ty, U32, U64};
 
+pub use expr::Expr;
 pub use memory::{CopyBytes, LoadOptions};
 pub use tma::{CachePolicy, TensorCopyOptions};
 pub use warpgroup::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};

@@ -1,9 +1,9 @@
 //! The choices of the kernel that has the steps of the history.
 
 use super::Flaw;
-use crate::attention::stream::Supply;
+use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
+use crate::primitives::{LANES, ROWS_PER_BLOCK, SharedLayout};
 use crate::specialization::MOST_WIDTH;
-use crate::tile::{LANES, ROWS_PER_BLOCK, SharedLayout};
 
 /// Warps of a CTA.
 const WARPS: u32 = 4;
@@ -91,10 +91,10 @@ impl LadderConfig {
         }
     }
 
-    /// How keys and values come.
-    pub(crate) const fn supply(self) -> Supply {
+    /// The KV pipeline.
+    pub(crate) const fn kv_pipeline(self) -> KvPipelineConfig {
         let Self { stages, tile_n, load_bytes, .. } = self;
-        Supply { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
+        KvPipelineConfig { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
     }
 
     /// What no kernel can be generated with.

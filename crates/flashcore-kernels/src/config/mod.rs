@@ -9,12 +9,14 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::tile_ranges::RangeTiles;
-use crate::attention::{self, ampere, combine, hopper, scalar, tile_ranges};
+use crate::attention::block_mask;
+use crate::attention::block_mask::BlockMaskTiles;
+use crate::attention::split_kv::combine;
+use crate::attention::{self, naive};
 use crate::heuristics;
+use crate::primitives::{Accumulation, SharedLayout};
 use crate::spec::Stage;
 use crate::specialization::{MOST_WIDTH, Specialization};
-use crate::tile::{Accumulation, SharedLayout};
 
 pub use ladder::{LadderConfig, Product};
 pub use name::UnknownConfig;
@@ -128,11 +130,11 @@ impl Config {
     }
 
     /// The tiles for which it is found out what an expression leaves, where keys come in tiles.
-    pub(crate) fn range_tiles(self, specialization: Specialization) -> Option<RangeTiles> {
+    pub(crate) fn block_mask_tiles(self, specialization: Specialization) -> Option<BlockMaskTiles> {
         let (tile_m, tile_n) = (self.tile_m(), self.tile_n()?);
         match self {
-            Self::Hopper(config) => config.range_tiles(specialization),
-            _ => specialization.mask_mod.map(|_| RangeTiles::at_multiples(tile_m, tile_n)),
+            Self::Hopper(config) => config.block_mask_tiles(specialization),
+            _ => specialization.mask_mod.map(|_| BlockMaskTiles::aligned(tile_m, tile_n)),
         }
     }
 
@@ -213,7 +215,7 @@ impl Config {
 
     /// True if a kernel computes the block mask of the problem's `mask_mod` before attention.
     pub(crate) fn precomputes_block_mask(self, specialization: Specialization) -> bool {
-        self.range_tiles(specialization).is_some()
+        self.block_mask_tiles(specialization).is_some()
     }
 
     /// Writes the kernel of a stage. [`KernelSpec`](crate::KernelSpec) decides what can be generated, and keeps it.
@@ -228,15 +230,15 @@ impl Config {
     fn generate_attention(self, specialization: Specialization) -> Kernel {
         let name = self.kernel_name(specialization);
         match (self, specialization.dtype) {
-            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialization),
-            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialization),
-            (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialization),
+            (Self::Scalar(config), DType::F16) => naive::kernel::<F16>(name, config, specialization),
+            (Self::Scalar(config), DType::Bf16) => naive::kernel::<Bf16>(name, config, specialization),
+            (Self::Scalar(config), DType::F32 | DType::F64) => naive::kernel::<F32>(name, config, specialization),
             (Self::Ladder(config), DType::Bf16) => attention::ladder::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ladder(config), _) => attention::ladder::kernel::<F16x2>(name, config, specialization),
-            (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialization),
-            (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialization),
-            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialization),
-            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialization),
+            (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Ampere(config), _) => attention::sm80::kernel::<F16x2>(name, config, specialization),
+            (Self::Hopper(config), DType::Bf16) => attention::sm90::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Hopper(config), _) => attention::sm90::kernel::<F16x2>(name, config, specialization),
         }
     }
 
@@ -257,9 +259,9 @@ impl Config {
     ///
     /// For a specialization without a `mask_mod`.
     fn generate_block_mask(self, specialization: Specialization) -> Kernel {
-        let kernel = self.range_tiles(specialization).and_then(|tiles| {
-            let name = format!("flashcore_block_mask_{}x{}", tiles.range_rows, tiles.tile_n);
-            tile_ranges::kernel(name, specialization, tiles)
+        let kernel = self.block_mask_tiles(specialization).and_then(|tiles| {
+            let name = format!("flashcore_block_mask_{}x{}", tiles.group_rows, tiles.tile_n);
+            block_mask::kernel(name, specialization, tiles)
         });
         kernel.expect("a block mask is of a mask_mod")
     }

@@ -6,9 +6,9 @@ use core::str::FromStr;
 use super::{
     AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, WarpScheduler,
 };
-use crate::attention::hopper::WARPGROUP_ROWS;
+use crate::attention::sm90::WARPGROUP_ROWS;
 
-use crate::tile::{Accumulation, Exponential, Rescale, SharedLayout};
+use crate::primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 
 /// A choice that differs from the default: its name, whether a config has it, and how a config gets it.
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));

@@ -3,9 +3,9 @@
 use flashcore_ir::Arch;
 
 use super::Flaw;
-use crate::attention::stream::Supply;
+use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
+use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
 use crate::specialization::{MOST_WIDTH, Specialization};
-use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
 
 /// The choices of the Ampere kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -228,10 +228,10 @@ impl AmpereConfig {
         flaws.into_iter().flatten().collect()
     }
 
-    /// How keys and values come.
-    pub(crate) const fn supply(self) -> Supply {
+    /// The KV pipeline.
+    pub(crate) const fn kv_pipeline(self) -> KvPipelineConfig {
         let Self { stages, tile_n, warps, producers, load_bytes, .. } = self;
-        Supply { stages, tile_n, warps, producers, load_bytes }
+        KvPipelineConfig { stages, tile_n, warps, producers, load_bytes }
     }
 
     /// Configs that no problem gets by default, and that gates, snapshots and tests go through all the same: between them

@@ -1,13 +1,14 @@
 //! Every choice in the Hopper kernel.
 
 use flashcore_ir::Arch;
-use flashcore_problem::expression::Expression;
 
 use super::Flaw;
-use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
-use crate::attention::tile_ranges::RangeTiles;
+use crate::attention::block_mask::BlockMaskTiles;
+use crate::attention::block_mask::mode::BlockMaskMode;
+use crate::attention::scheduler::sorted;
+use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
+use crate::primitives::{Exponential, LANES, RESULT_COLUMNS, Rescale, SwizzledTile};
 use crate::specialization::Specialization;
-use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,7 +91,7 @@ impl HopperConfig {
     }
 
     /// Warpgroups that share the keys of the same rows, in all CTAs.
-    pub(crate) const fn key_sharers(self) -> u32 {
+    pub(crate) const fn kv_splits(self) -> u32 {
         self.kv_split_warpgroups.saturating_mul(self.cluster)
     }
 
@@ -125,12 +126,12 @@ impl HopperConfig {
     }
 
     /// The tiles of query, keys and values in shared memory.
-    pub(crate) const fn tiles(self, specialization: Specialization) -> [PanelTile; 3] {
+    pub(crate) const fn tiles(self, specialization: Specialization) -> [SwizzledTile; 3] {
         let Specialization { head_dim, value_dim, .. } = specialization;
         [
-            PanelTile { rows: self.tile_m(), columns: head_dim },
-            PanelTile { rows: self.tile_n, columns: head_dim },
-            PanelTile { rows: self.tile_n, columns: value_dim },
+            SwizzledTile { rows: self.tile_m(), columns: head_dim },
+            SwizzledTile { rows: self.tile_n, columns: head_dim },
+            SwizzledTile { rows: self.tile_n, columns: value_dim },
         ]
     }
 
@@ -169,54 +170,21 @@ impl HopperConfig {
     }
 
     /// Bytes of shared memory that the tiles take with so many places for the query.
-    fn tile_bytes(self, specialization: Specialization, query_places: u32) -> u32 {
+    fn tile_bytes(self, specialization: Specialization, q_stages: u32) -> u32 {
         let [query, key, value] = self.tiles(specialization);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
-        let others = self.exchange_bytes(specialization).saturating_add(self.order_bytes(specialization));
-        stages.saturating_add(query.bytes().saturating_mul(query_places)).saturating_add(others)
+        let others = self.exchange_bytes(specialization).saturating_add(self.sort_bytes(specialization));
+        stages.saturating_add(query.bytes().saturating_mul(q_stages)).saturating_add(others)
     }
 
-    /// Whether CTAs sort the tiles of query rows by what an expression leaves them, which is then the same for all heads.
-    pub(crate) fn sorts_tiles(self, specialization: Specialization) -> bool {
-        let is_same = |expression: &Expression| {
-            let uses = expression.uses(expression.result());
-            !(uses.head || uses.batch)
-        };
-        self.persistent && !specialization.seqused_k && specialization.mask_mod.is_some_and(is_same)
-    }
-
-    /// Whether warpgroups go through those tiles of keys alone that an expression leaves to their own rows. They must not wait
-    /// for each other then.
-    pub(crate) fn has_own_ranges(self, specialization: Specialization) -> bool {
-        specialization.mask_mod.is_some()
-            // Unattended V rows are zeroed by all warpgroups of the CTA together.
-            && !specialization.seqused_k
-            && !specialization.left
-            && self.row_groups() > 1
-            && self.key_sharers() == 1
-            && self.warp_scheduler == WarpScheduler::Free
-    }
-
-    /// Whether all rows of a CTA have the same tiles of keys of those that an expression leaves.
-    pub(crate) fn has_common_ranges(self, specialization: Specialization) -> bool {
-        specialization.mask_mod.is_some() && !self.has_own_ranges(specialization)
-    }
-
-    /// The tiles of which something is known before the kernel runs, where an expression leaves some.
-    pub(crate) fn range_tiles(self, specialization: Specialization) -> Option<RangeTiles> {
-        specialization.mask_mod.map(|_| RangeTiles {
-            tile_m: self.tile_m(),
-            range_rows: if self.has_own_ranges(specialization) { WARPGROUP_ROWS } else { self.tile_m() },
-            tile_n: self.tile_n,
-            keys_anywhere: true,
-            rows_anywhere: self.sorts_tiles(specialization),
-            is_awaited: self.pdl,
-        })
+    /// The tiles that a block mask is precomputed for, where there is a `mask_mod`.
+    pub(crate) fn block_mask_tiles(self, specialization: Specialization) -> Option<BlockMaskTiles> {
+        BlockMaskMode::of(self, specialization).map(|mode| mode.tiles(self))
     }
 
     /// Bytes of shared memory for sorting.
-    pub(crate) fn order_bytes(self, specialization: Specialization) -> u32 {
-        if self.sorts_tiles(specialization) { by_length::BYTES } else { 0 }
+    pub(crate) fn sort_bytes(self, specialization: Specialization) -> u32 {
+        if BlockMaskMode::of(self, specialization).is_some_and(|mode| mode.sorted) { sorted::BYTES } else { 0 }
     }
 
     /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but
@@ -235,14 +203,14 @@ impl HopperConfig {
     }
 
     /// Places for the query: two, where there is room, so that the next comes while one is in use.
-    pub(crate) fn query_places(self, specialization: Specialization) -> u32 {
+    pub(crate) fn q_stages(self, specialization: Specialization) -> u32 {
         if self.persistent && self.tile_bytes(specialization, 2) <= ROOM { 2 } else { 1 }
     }
 
     /// Whether the copy engine stores the output: from where the query was, if the next one has another place.
-    pub(crate) fn stores_by_copy(self, specialization: Specialization) -> bool {
+    pub(crate) fn tma_store(self, specialization: Specialization) -> bool {
         let [query, _, value] = self.tiles(specialization);
-        self.key_sharers() == 1 && self.query_places(specialization) > 1 && value.panels() <= query.panels()
+        self.kv_splits() == 1 && self.q_stages(specialization) > 1 && value.panels() <= query.panels()
     }
 
     /// What no kernel can be generated with.

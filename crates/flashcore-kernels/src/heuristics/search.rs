@@ -6,7 +6,7 @@ use flashcore_problem::Problem;
 use super::{select, sm80, sm90};
 use crate::config::{AmpereConfig, Config, HopperConfig, QueryPlace, ScalarConfig, WarpScheduler};
 use crate::launch_plan::{LaunchPlan, Target};
-use crate::tile::Rescale;
+use crate::primitives::Rescale;
 
 /// Keys of a tile that are worth trying.
 const TILE_N: [u32; 6] = [16, 32, 48, 64, 96, 128];

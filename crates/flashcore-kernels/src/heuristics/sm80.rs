@@ -14,8 +14,8 @@ use flashcore_problem::Problem;
 
 use crate::config::{AmpereConfig, QueryPlace};
 use crate::launch_plan::Target;
+use crate::primitives::Rescale;
 use crate::specialization::Specialization;
-use crate::tile::Rescale;
 use crate::unsupported::can_pack_gqa;
 
 const BASE: AmpereConfig = AmpereConfig::BASE;

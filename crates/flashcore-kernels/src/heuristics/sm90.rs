@@ -14,7 +14,7 @@ use flashcore_problem::Problem;
 
 use crate::config::{Config, HopperConfig, WarpScheduler};
 use crate::launch_plan::Target;
-use crate::tile::Rescale;
+use crate::primitives::Rescale;
 use crate::unsupported::takes;
 
 const BASE: HopperConfig = HopperConfig::BASE;

@@ -199,7 +199,7 @@ pub const PARTS: &[Mutation] = mutations! { Group::Parts;
     "ampere": "parts-stored-as-others", "parts from the 33rd on are stored as the 32nd" =>
         |kernel| capped(kernel, "rows", 31);
     "combine": "sums-of-parts-forgotten", "the sums of the parts are not added up" =>
-        |kernel| rewrite(kernel, Find::nth(&["parts"], |op| matches!(op, Op::Fma { .. }), 0), |_, _| Vec::new());
+        |kernel| rewrite(kernel, Find::nth(&["splits"], |op| matches!(op, Op::Fma { .. }), 0), |_, _| Vec::new());
 };
 
 /// Clamps an index that is multiplied by a stride to `most`.

@@ -68,9 +68,9 @@ pub const CATALOGUE: &[Mutation] = mutations! {
     "ampere": "drop-second-warp-sync", "the staged output is read before all lanes have written it" =>
         |kernel| drop(kernel, Find::nth(&["epilogue"], |op| matches!(op, Op::WarpSync {}), 1));
     "ampere": "reading-stage-stands-still", "every tile is read from the first stage" =>
-        |kernel| drop(kernel, Find::nth(&["ring"], is_add, 2));
+        |kernel| drop(kernel, Find::nth(&["advance"], is_add, 2));
     "ampere": "filling-stage-stands-still", "every tile of the loop is copied into the same stage" =>
-        |kernel| drop(kernel, Find::nth(&["ring"], is_add, 1));
+        |kernel| drop(kernel, Find::nth(&["advance"], is_add, 1));
 
     // Operands
     "ampere": "swap-key-and-value", "key and value are exchanged" => |kernel| swap_parameters(kernel, 1, 2);
@@ -134,7 +134,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
     "scalar": "row-behind-the-end", "one row behind the last is computed too" =>
         |kernel| change(kernel, Find::nth(&["prologue"], |op| is_compare(op, Compare::Lt), 0), |op| set_compare(op, Compare::Le));
     "ampere": "first-key-tile-dropped", "the loop begins at the second tile" =>
-        |kernel| change(kernel, Find::nth(&["key range"], |op| matches!(op, Op::Mov { ty: Type::S32, a: Operand::Constant(0), .. }), 0), |op| {
+        |kernel| change(kernel, Find::nth(&["kv range"], |op| matches!(op, Op::Mov { ty: Type::S32, a: Operand::Constant(0), .. }), 0), |op| {
             if let Op::Mov { a, .. } = op { *a = Operand::Constant(64); }
         });
     "ampere": "last-key-tile-dropped", "the loop ends one tile early" =>
@@ -156,19 +156,19 @@ pub const CATALOGUE: &[Mutation] = mutations! {
     "scalar": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
         |kernel| drop(kernel, Find::nth(&["accumulate"], is_mul, 0));
     "ampere": "maximum-of-two-lanes", "the row maximum leaves out two of the four lanes that share a row" =>
-        |kernel| drop_shuffle_step(kernel, &["softmax", "maximum"]);
+        |kernel| drop_shuffle_step(kernel, &["softmax", "row max"]);
     "ampere": "maximum-mixes-rows", "the row maximum is exchanged with a lane of another row" =>
-        |kernel| change(kernel, Find::nth(&["softmax", "maximum"], is_shuffle, 1), |op| set_distance(op, 4));
+        |kernel| change(kernel, Find::nth(&["softmax", "row max"], is_shuffle, 1), |op| set_distance(op, 4));
     "ampere": "sum-of-two-lanes", "the row sum leaves out two of the four lanes that share a row" =>
         |kernel| change(kernel, Find::nth(&["epilogue"], is_shuffle, 1), |op| set_distance(op, 1));
     "ampere": "sum-misses-a-column", "one column of each tile is left out of the sum" =>
-        |kernel| drop(kernel, Find::nth(&["softmax", "weights"], is_add, 9));
+        |kernel| drop(kernel, Find::nth(&["softmax", "exp and sum"], is_add, 9));
     "ampere": "scale-forgotten", "scores are not scaled" =>
-        |kernel| change(kernel, Find::every(&["softmax", "weights"], |op| matches!(op, Op::Fma { .. })), |op| {
+        |kernel| change(kernel, Find::every(&["softmax", "exp and sum"], |op| matches!(op, Op::Fma { .. })), |op| {
             if let Op::Fma { a, .. } = op { *a = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
     "ampere": "empty-row-has-a-maximum", "minus infinity is taken as the maximum of a row without keys" =>
-        |kernel| change(kernel, Find::every(&["softmax", "maximum"], is_select), take_second);
+        |kernel| change(kernel, Find::every(&["softmax", "row max"], is_select), take_second);
     "ampere": "empty-row-divided", "a row without keys is divided by its sum of 0" =>
         |kernel| change(kernel, Find::every(&["epilogue"], is_select), take_second);
     "scalar": "empty-row-divided", "a row without keys is divided by its sum of 0" =>
@@ -202,7 +202,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
             if let Op::And { b: Operand::Constant(mask), .. } = op { *mask &= 3; }
         });
     "ampere": "stage-overlaps", "the second stage begins inside the first" =>
-        |kernel| change(kernel, Find::every(&["ring"], is_add), |op| {
+        |kernel| change(kernel, Find::every(&["advance"], is_add), |op| {
             if let Op::Add { b: Operand::Constant(bytes), .. } = op { *bytes -= 128; }
         });
     "ampere": "shared-base-forgotten", "addresses leave out where shared memory begins" =>
@@ -362,16 +362,21 @@ fn drop_shuffle_step(kernel: &mut Kernel, section: &'static [&'static str]) -> u
 
 /// Cuts bits off the weights, between the exponential and its use.
 fn truncate_weights(kernel: &mut Kernel, keep: u64) -> usize {
-    rewrite(kernel, Find::every(&["softmax", "weights"], |op| matches!(op, Op::Exp2 { .. })), |kernel, instruction| {
-        let Op::Exp2 { d, .. } = instruction.op else { return vec![instruction] };
-        let section = instruction.origin.section;
-        let (bits, kept) = (kernel.add_register(Type::U32, section), kernel.add_register(Type::U32, section));
-        let ops = [
-            Op::Reinterpret { to: Type::U32, from: Type::F32, d: bits, a: Operand::Register(d) },
-            Op::And { ty: Type::U32, d: kept, a: Operand::Register(bits), b: Operand::Constant(keep) },
-            Op::Reinterpret { to: Type::F32, from: Type::U32, d, a: Operand::Register(kept) },
-        ];
-        let more: Vec<_> = ops.into_iter().map(|op| flashcore_ir::Instruction { op, ..instruction.clone() }).collect();
-        [vec![instruction], more].concat()
-    })
+    rewrite(
+        kernel,
+        Find::every(&["softmax", "exp and sum"], |op| matches!(op, Op::Exp2 { .. })),
+        |kernel, instruction| {
+            let Op::Exp2 { d, .. } = instruction.op else { return vec![instruction] };
+            let section = instruction.origin.section;
+            let (bits, kept) = (kernel.add_register(Type::U32, section), kernel.add_register(Type::U32, section));
+            let ops = [
+                Op::Reinterpret { to: Type::U32, from: Type::F32, d: bits, a: Operand::Register(d) },
+                Op::And { ty: Type::U32, d: kept, a: Operand::Register(bits), b: Operand::Constant(keep) },
+                Op::Reinterpret { to: Type::F32, from: Type::U32, d, a: Operand::Register(kept) },
+            ];
+            let more: Vec<_> =
+                ops.into_iter().map(|op| flashcore_ir::Instruction { op, ..instruction.clone() }).collect();
+            [vec![instruction], more].concat()
+        },
+    )
 }

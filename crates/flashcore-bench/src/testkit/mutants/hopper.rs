@@ -20,27 +20,27 @@ pub const HOPPER: &[Mutation] = mutations! {
             if let Op::MbarrierArriveExpect { bytes: Operand::Constant(bytes), .. } = op { *bytes -= 16; }
         });
     "hopper": "keys-overwritten", "keys are copied without waiting until the stage is empty" =>
-        |kernel| drop(kernel, Find::every(&["producer", "keys", "wait for empty"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["producer", "keys", "producer acquire"], is_mbarrier_wait));
     "hopper": "values-overwritten", "values are copied without waiting until the stage is empty" =>
-        |kernel| drop(kernel, Find::every(&["producer", "values", "wait for empty"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["producer", "values", "producer acquire"], is_mbarrier_wait));
     "hopper": "query-overwritten", "the next query is copied without waiting until its place is empty" =>
-        |kernel| drop(kernel, Find::every(&["producer", "query", "wait for empty"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["producer", "query", "producer acquire"], is_mbarrier_wait));
     "hopper": "wrong-phase", "the copying warp waits for the phase before" =>
-        |kernel| change(kernel, Find::every(&["producer", "keys", "wait for empty"], |op| matches!(op, Op::Xor { .. })), |op| {
+        |kernel| change(kernel, Find::every(&["producer", "keys", "producer acquire"], |op| matches!(op, Op::Xor { .. })), |op| {
             if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }
         });
     "hopper": "keys-read-too-early", "keys are multiplied before they have arrived" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "wait for full"], is_mbarrier_wait, 0));
+        |kernel| drop(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 0));
     "hopper": "values-read-too-early", "values are multiplied before they have arrived" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "wait for full"], is_mbarrier_wait, 1));
+        |kernel| drop(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 1));
     "hopper": "query-read-too-early", "the query is multiplied before it has arrived" =>
-        |kernel| drop(kernel, Find::every(&["query", "wait for full"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["query", "consumer wait"], is_mbarrier_wait));
     "hopper": "keys-not-let-go", "a tile of keys is never let go of" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "release"], is_arrival, 0));
+        |kernel| drop(kernel, Find::nth(&["full block", "consumer release"], is_arrival, 0));
     "hopper": "query-not-let-go", "the query is never let go of" =>
-        |kernel| drop(kernel, Find::every(&["stored", "release"], is_arrival));
+        |kernel| drop(kernel, Find::every(&["tma store wait", "consumer release"], is_arrival));
     "hopper": "one-lane-lets-go", "one lane lets go of a stage before the others have read it" =>
-        |kernel| drop(kernel, Find::every(&["tile", "release"], |op| matches!(op, Op::WarpSync {})));
+        |kernel| drop(kernel, Find::every(&["full block", "consumer release"], |op| matches!(op, Op::WarpSync {})));
     "hopper": "barrier-for-one-warp-less", "a stage is empty when one warp still reads it" =>
         |kernel| change(kernel, Find::every(&["barriers"], |op| matches!(op, Op::MbarrierInit { .. })), |op| {
             if let Op::MbarrierInit { count: Operand::Constant(count @ 2..), .. } = op { *count -= 1; }
@@ -48,15 +48,15 @@ pub const HOPPER: &[Mutation] = mutations! {
     "hopper": "barriers-not-published", "copies use barriers that they need not see yet" =>
         |kernel| drop(kernel, Find::every(&["barriers"], |op| matches!(op, Op::FenceMbarrierInit {})));
     "hopper": "stage-stands-still", "the readers stay in one stage of keys" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "advance"], |op| matches!(op, Op::Add { .. }), 0));
+        |kernel| drop(kernel, Find::nth(&["full block", "advance"], |op| matches!(op, Op::Add { .. }), 0));
 
     // Keys that CTAs share
     "hopper": "parts-read-before-they-are-sent", "the first CTA does not wait for what the other sends" =>
-        |kernel| drop(kernel, Find::nth(&["other CTAs"], is_cluster_wait, 1));
+        |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 1));
     "hopper": "sent-to-a-cta-that-has-not-begun", "a CTA sends without knowing that the other is there" =>
-        |kernel| drop(kernel, Find::nth(&["other CTAs"], is_cluster_wait, 0));
+        |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 0));
     "hopper": "a-cta-sends-nothing", "what the other CTA has is not sent" =>
-        |kernel| drop(kernel, Find::every(&["other CTAs"], |op| matches!(op, Op::Store { space: Space::Cluster, .. })));
+        |kernel| drop(kernel, Find::every(&["reduce cluster"], |op| matches!(op, Op::Store { space: Space::Cluster, .. })));
     "hopper": "both-ctas-store", "the other CTA stores its part of the rows as well" =>
         |kernel| change(kernel, Find::every(&["is first"], |op| matches!(op, Op::Or { .. })), |op| {
             if let Op::Or { b, .. } = op { *b = Operand::Constant(0); }
@@ -64,51 +64,51 @@ pub const HOPPER: &[Mutation] = mutations! {
 
     // Products under way
     "hopper": "scores-read-too-early", "scores are read while they are multiplied" =>
-        |kernel| drop(kernel, Find::nth(&["tile"], is_product_wait, 0));
+        |kernel| drop(kernel, Find::nth(&["full block"], is_product_wait, 0));
     "hopper": "output-touched-too-early", "the output is rescaled, and weights replaced, while they are multiplied" =>
-        |kernel| drop(kernel, Find::nth(&["tile"], is_product_wait, 1));
+        |kernel| drop(kernel, Find::nth(&["full block"], is_product_wait, 1));
     "hopper": "wait-for-one-product-less", "the wait before the weights are replaced leaves their product under way" =>
-        |kernel| change(kernel, Find::nth(&["tile"], is_product_wait, 1), |op| {
+        |kernel| change(kernel, Find::nth(&["full block"], is_product_wait, 1), |op| {
             if let Op::WgmmaWait { pending } = op { *pending = 1; }
         });
     "hopper": "no-fence-before-scores", "scores are multiplied into registers that may still be read" =>
-        |kernel| drop(kernel, Find::every(&["tile", "scores"], is_product_fence));
+        |kernel| drop(kernel, Find::every(&["full block", "scores"], is_product_fence));
     "hopper": "no-fence-before-output", "weights are multiplied from registers that may still be written" =>
-        |kernel| drop(kernel, Find::every(&["tile", "output"], is_product_fence));
+        |kernel| drop(kernel, Find::every(&["full block", "output"], is_product_fence));
     "hopper": "products-not-committed", "the products of the scores are in the group of those of the output" =>
-        |kernel| drop(kernel, Find::every(&["tile", "scores"], |op| matches!(op, Op::WgmmaCommit {})));
+        |kernel| drop(kernel, Find::every(&["full block", "scores"], |op| matches!(op, Op::WgmmaCommit {})));
     "hopper": "scores-added-up", "the scores of a tile are added to the weights of the tile before" =>
-        |kernel| change(kernel, Find::nth(&["tile", "scores"], is_product, 0), |op| {
+        |kernel| change(kernel, Find::nth(&["full block", "scores"], is_product, 0), |op| {
             if let Op::Wgmma { accumulation, c, d, .. } = op { (*accumulation, *c) = (Accumulation::Add, d.clone()); }
         });
     "hopper": "values-as-keys", "values are multiplied as if their columns were rows" =>
-        |kernel| change(kernel, Find::every(&["tile", "output"], is_product), |op| {
+        |kernel| change(kernel, Find::every(&["full block", "output"], is_product), |op| {
             if let Op::Wgmma { b_major, .. } = op { *b_major = Major::Depth; }
         });
     "hopper": "one-depth-missing", "one step of the depth of the scores is missing" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "scores"], is_product, 2));
+        |kernel| drop(kernel, Find::nth(&["full block", "scores"], is_product, 2));
     "hopper": "last-output-missing", "one product of the last output is missing" =>
         |kernel| drop(kernel, Find::nth(&["last output"], is_product, 1));
     "hopper": "turn-not-passed", "a warpgroup keeps its turn" =>
-        |kernel| drop(kernel, Find::every(&["tile"], |op| matches!(op, Op::BarrierArrive { .. })));
+        |kernel| drop(kernel, Find::every(&["full block"], |op| matches!(op, Op::BarrierArrive { .. })));
 
     // Order, masks, softmax, output
     "hopper": "rounds-do-not-turn", "a CTA goes on over the others instead of back, and takes tiles of theirs" =>
-        |kernel| change(kernel, Find::every(&["round trip"], |op| matches!(op, Op::Sub { .. })), |op| {
+        |kernel| change(kernel, Find::every(&["serpentine"], |op| matches!(op, Op::Sub { .. })), |op| {
             if let Op::Sub { ty, d, b, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *b }; }
         });
     "hopper": "forget-groups", "every query head reads the key head of the same number" =>
-        |kernel| change(kernel, Find::nth(&["schedule"], |op| matches!(op, Op::Div { .. }), 2), |op| {
+        |kernel| change(kernel, Find::nth(&["scheduler"], |op| matches!(op, Op::Div { .. }), 2), |op| {
             if let Op::Div { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
     "hopper": "mask-one-key-more", "each row attends one key behind its limit" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Le)), |op| set_compare(op, Compare::Lt));
     "hopper": "cut-tiles-not-masked", "tiles that the mask cuts count whole, but for the first" =>
-        |kernel| drop(kernel, Find::every(&["cut tile", "mask"], is_select));
+        |kernel| drop(kernel, Find::every(&["partial block", "mask"], is_select));
     "hopper": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "output", "rescale"], is_mul, 2));
+        |kernel| drop(kernel, Find::nth(&["full block", "output", "rescale"], is_mul, 2));
     "hopper": "sum-not-rescaled", "the sum keeps the scale of an old maximum" =>
-        |kernel| drop(kernel, Find::nth(&["tile", "weights"], is_mul, 0));
+        |kernel| drop(kernel, Find::nth(&["full block", "exp and sum"], is_mul, 0));
     "hopper": "columns-exchanged-wrongly", "lanes exchange their columns with the wrong ones" =>
         |kernel| change(kernel, Find::nth(&["exchange"], |op| matches!(op, Op::Shuffle { .. }), 0), |op| {
             if let Op::Shuffle { index, .. } = op { *index = Operand::Constant(2); }
@@ -120,7 +120,7 @@ pub const HOPPER: &[Mutation] = mutations! {
     "hopper": "output-stored-by-one-lane-alone", "the copy of the output starts before all lanes have written theirs" =>
         |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::WarpSync {})));
     "hopper": "place-let-go-while-stored", "the next query comes where output is still stored from" =>
-        |kernel| drop(kernel, Find::every(&["stored"], |op| matches!(op, Op::BulkWait { .. })));
+        |kernel| drop(kernel, Find::every(&["tma store wait"], |op| matches!(op, Op::BulkWait { .. })));
     "hopper": "output-chunks-not-exchanged", "output is written as if the copy engine exchanged no chunks" =>
         |kernel| change(kernel, Find::every(&["write output"], |op| matches!(op, Op::Xor { .. })), |op| {
             if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }

@@ -18,9 +18,9 @@ pub const NUMERIC: &[Mutation] = mutations! { Group::Numeric;
     "scalar": "output-cut", "the output is cut to 16 bits instead of rounded" =>
         |kernel| rewrite(kernel, Find::every(&["epilogue"], is_rounding), cut_single);
     "hopper": "weights-cut", "weights are cut to 16 bits instead of rounded" => |kernel| {
-        rewrite(kernel, Find::every(&["first weights"], is_pair), cut_pair)
-            + rewrite(kernel, Find::every(&["tile"], is_pair), cut_pair)
-            + rewrite(kernel, Find::every(&["cut tile"], is_pair), cut_pair)
+        rewrite(kernel, Find::every(&["first softmax"], is_pair), cut_pair)
+            + rewrite(kernel, Find::every(&["full block"], is_pair), cut_pair)
+            + rewrite(kernel, Find::every(&["partial block"], is_pair), cut_pair)
     };
     "hopper": "output-cut", "the output is cut to 16 bits instead of rounded" => |kernel| {
         rewrite(kernel, Find::every(&["write output"], is_pair), cut_pair)
@@ -45,47 +45,47 @@ pub const NUMERIC: &[Mutation] = mutations! { Group::Numeric;
 /// Right until the n-th time.
 pub const LATE: &[Mutation] = mutations! { Group::Late;
     "hopper": "keys-parity-from-round-3", "the producer of keys waits for the wrong phase from the third time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "keys", "wait for empty"], is_mbarrier_wait), 2);
+        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "keys", "producer acquire"], is_mbarrier_wait), 2);
     "hopper": "keys-parity-from-round-8", "the producer of keys waits for the wrong phase from the eighth time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "keys", "wait for empty"], is_mbarrier_wait), 7);
+        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "keys", "producer acquire"], is_mbarrier_wait), 7);
     "hopper": "values-parity-from-round-3", "the producer of values waits for the wrong phase from the third time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "values", "wait for empty"], is_mbarrier_wait), 2);
+        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "values", "producer acquire"], is_mbarrier_wait), 2);
     "hopper": "values-parity-from-round-8", "the producer of values waits for the wrong phase from the eighth time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "values", "wait for empty"], is_mbarrier_wait), 7);
+        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "values", "producer acquire"], is_mbarrier_wait), 7);
     "hopper": "keys-read-parity-from-round-3", "a consumer of keys waits for the wrong phase from the third time on" =>
-        |kernel| wrong_parity_from(kernel, Find::nth(&["tile", "wait for full"], is_mbarrier_wait, 0), 2);
+        |kernel| wrong_parity_from(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 0), 2);
     "hopper": "keys-read-parity-from-round-8", "a consumer of keys waits for the wrong phase from the eighth time on" =>
-        |kernel| wrong_parity_from(kernel, Find::nth(&["tile", "wait for full"], is_mbarrier_wait, 0), 7);
+        |kernel| wrong_parity_from(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 0), 7);
     "hopper": "values-read-parity-from-round-3", "a consumer of values waits for the wrong phase from the third time on" =>
-        |kernel| wrong_parity_from(kernel, Find::nth(&["tile", "wait for full"], is_mbarrier_wait, 1), 2);
+        |kernel| wrong_parity_from(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 1), 2);
     "hopper": "values-read-parity-from-round-8", "a consumer of values waits for the wrong phase from the eighth time on" =>
-        |kernel| wrong_parity_from(kernel, Find::nth(&["tile", "wait for full"], is_mbarrier_wait, 1), 7);
+        |kernel| wrong_parity_from(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 1), 7);
     "hopper": "query-parity-from-round-3", "the producer of queries waits for the wrong phase from the third time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "query", "wait for empty"], is_mbarrier_wait), 2);
+        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "query", "producer acquire"], is_mbarrier_wait), 2);
     "hopper": "query-parity-from-round-5", "the producer of queries waits for the wrong phase from the fifth time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "query", "wait for empty"], is_mbarrier_wait), 4);
+        |kernel| wrong_parity_from(kernel, Find::every(&["producer", "query", "producer acquire"], is_mbarrier_wait), 4);
     "hopper": "query-read-parity-from-round-3", "a consumer of queries waits for the wrong phase from the third time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["query", "wait for full"], is_mbarrier_wait), 2);
+        |kernel| wrong_parity_from(kernel, Find::every(&["query", "consumer wait"], is_mbarrier_wait), 2);
     "hopper": "query-read-parity-from-round-5", "a consumer of queries waits for the wrong phase from the fifth time on" =>
-        |kernel| wrong_parity_from(kernel, Find::every(&["query", "wait for full"], is_mbarrier_wait), 4);
+        |kernel| wrong_parity_from(kernel, Find::every(&["query", "consumer wait"], is_mbarrier_wait), 4);
     "ampere": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old maximum from the tenth tile on" =>
         |kernel| skipped_from(kernel, Find::nth(&["softmax", "rescale"], is_mul, 0), 9);
     "hopper": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old maximum from the tenth tile on" =>
-        |kernel| skipped_from(kernel, Find::nth(&["tile", "weights"], is_mul, 0), 8);
+        |kernel| skipped_from(kernel, Find::nth(&["full block", "exp and sum"], is_mul, 0), 8);
     "hopper": "first-head-from-round-5", "persistent CTAs take the first head from their fifth tile on" =>
-        |kernel| zeroed_from(kernel, Find::nth(&["schedule"], is_u32_sub, 1), 4);
+        |kernel| zeroed_from(kernel, Find::nth(&["scheduler"], is_u32_sub, 1), 4);
 };
 
 /// Clusters whose CTAs each have one warpgroup for the keys of a row.
 pub const CLUSTERS: &[Mutation] = mutations! { Group::Clusters;
     "hopper": "parts-read-before-they-are-sent", "the first CTA does not wait for what the other sends" =>
-        |kernel| drop(kernel, Find::nth(&["other CTAs"], is_cluster_wait, 1));
+        |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 1));
     "hopper": "sent-to-a-cta-that-has-not-begun", "a CTA sends without knowing that the other is there" =>
-        |kernel| drop(kernel, Find::nth(&["other CTAs"], is_cluster_wait, 0));
+        |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 0));
     "hopper": "no-cta-waits", "no CTA waits for the other" =>
-        |kernel| drop(kernel, Find::every(&["other CTAs"], is_cluster_wait));
+        |kernel| drop(kernel, Find::every(&["reduce cluster"], is_cluster_wait));
     "hopper": "a-cta-sends-nothing", "what the other CTA has is not sent" =>
-        |kernel| drop(kernel, Find::every(&["other CTAs"], |op| matches!(op, Op::Store { space: Space::Cluster, .. })));
+        |kernel| drop(kernel, Find::every(&["reduce cluster"], |op| matches!(op, Op::Store { space: Space::Cluster, .. })));
 };
 
 fn is_pair(op: &Op) -> bool {

@@ -20,35 +20,35 @@ pub const RANGES: &[Mutation] = mutations! {
     "ranges": "tiles-behind-the-first-forgotten", "no tile of keys behind the first is looked at" =>
         |kernel| change(kernel, Find::every(&["may attend", "all warps"], is_reduction), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "tiles-known-too-early", "what is known of the tiles is gathered before all of it is" =>
-        |kernel| drop(kernel, Find::every(&["tiles"], is_barrier));
+        |kernel| drop(kernel, Find::every(&["classify"], is_barrier));
     "ranges": "cut-tiles-called-whole", "every tile counts as one that all rows attend" =>
-        |kernel| change(kernel, Find::every(&["tiles"], |op| is_choice(op, 2)), always);
+        |kernel| change(kernel, Find::every(&["classify"], |op| is_choice(op, 2)), always);
     "ranges": "tiles-called-empty", "no tile counts as one that is attended" =>
-        |kernel| change(kernel, Find::every(&["tiles"], |op| is_choice(op, 1)), |op| {
+        |kernel| change(kernel, Find::every(&["classify"], |op| is_choice(op, 1)), |op| {
             if let Op::Select { a, .. } = op { *a = Operand::Constant(0); }
         });
     "ranges": "last-tile-of-one-lane", "the last attended tile is the first one that a lane has found" =>
-        |kernel| change(kernel, Find::nth(&["gather"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
+        |kernel| change(kernel, Find::nth(&["store record"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "cut-tiles-before-whole-ones", "tiles that are cut on the left count as whole" =>
-        |kernel| change(kernel, Find::nth(&["gather"], is_reduction, 3), |op| reduce_by(op, ReduceOp::Min));
+        |kernel| change(kernel, Find::nth(&["store record"], is_reduction, 3), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "rows-of-another-part", "all rows of a CTA have the tiles of its first" =>
-        |kernel| change(kernel, Find::every(&["gather"], |op| matches!(op, Op::Mad { c: Operand::Register(_), b: Operand::Constant(2), .. })), |op| {
+        |kernel| change(kernel, Find::every(&["store record"], |op| matches!(op, Op::Mad { c: Operand::Register(_), b: Operand::Constant(2), .. })), |op| {
             if let Op::Mad { c, .. } = op { *c = Operand::Constant(0); }
         });
     "ranges": "last-key-of-one-warp", "keys end behind the last that the rows of one warp attend, not those of all" =>
         |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "extent-not-stored", "which rows and keys a tile has is not stored" =>
-        |kernel| drop(kernel, Find::nth(&["gather"], is_global_store, 1));
+        |kernel| drop(kernel, Find::nth(&["store record"], is_global_store, 1));
     "ranges": "cuts-read-too-early", "a warp makes tiles of rows before all cuts are found" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 1));
     "ranges": "rows-read-too-early", "warps go on before it is known which rows they have" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 2));
     "ranges": "rows-behind-a-cut", "a tile of rows does not end where the next one begins" =>
-        |kernel| change(kernel, Find::nth(&["tile of rows"], is_lower_row, LANES), |op| {
+        |kernel| change(kernel, Find::nth(&["tile rows"], is_lower_row, LANES), |op| {
             if let Op::Min { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
     "ranges": "tiles-before-not-counted", "tiles of rows before a cut are not counted" =>
-        |kernel| change(kernel, Find::every(&["tile of rows"], is_below), |op| {
+        |kernel| change(kernel, Find::every(&["tile rows"], is_below), |op| {
             set_compare(op, Compare::Ne);
         });
     "hopper": "tiles-begin-at-key-0", "keys are copied from the first on, not from where tiles begin" =>
@@ -60,29 +60,29 @@ pub const RANGES: &[Mutation] = mutations! {
             set_compare(op, Compare::Lt);
         });
     "hopper": "tiles-sorted-too-early", "tiles are sorted before all of them are there to be sorted" =>
-        |kernel| drop(kernel, Find::nth(&["tiles by length"], is_barrier, 0));
+        |kernel| drop(kernel, Find::nth(&["sorted tiles"], is_barrier, 0));
     "hopper": "order-read-too-early", "tiles are taken before all of them are sorted" =>
-        |kernel| drop(kernel, Find::nth(&["tiles by length"], is_barrier, 1));
+        |kernel| drop(kernel, Find::nth(&["sorted tiles"], is_barrier, 1));
     "hopper": "tiles-counted-twice", "a thread adds what it has counted to itself, and not what another has" =>
-        |kernel| change(kernel, Find::nth(&["tiles by length"], is_butterfly, 0), |op| {
+        |kernel| change(kernel, Find::nth(&["sorted tiles"], is_butterfly, 0), |op| {
             if let Op::Shuffle { index, .. } = op { *index = Operand::Constant(0); }
         });
     "hopper": "ticket-read-too-early", "what a tile is is read before it has arrived" =>
-        |kernel| drop(kernel, Find::every(&["ticket", "wait for full"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["work info", "consumer wait"], is_mbarrier_wait));
     "hopper": "ticket-overwritten", "what a tile is is written before the one before has been read" =>
-        |kernel| drop(kernel, Find::every(&["ticket", "wait for empty"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["work info", "producer acquire"], is_mbarrier_wait));
     "hopper": "ticket-not-announced", "the bytes of what a tile is are not announced" =>
-        |kernel| change(kernel, Find::every(&["producer", "ticket"], |op| matches!(op, Op::Add { b: Operand::Constant(_), .. })), |op| {
+        |kernel| change(kernel, Find::every(&["producer", "work info"], |op| matches!(op, Op::Add { b: Operand::Constant(_), .. })), |op| {
             if let Op::Add { b, .. } = op { *b = Operand::Constant(0); }
         });
     "hopper": "ticket-of-another-part", "a warpgroup reads which tiles of keys another has" =>
-        |kernel| change(kernel, Find::every(&["ticket"], |op| matches!(op, Op::Mad { b: Operand::Constant(16), .. })), |op| {
+        |kernel| change(kernel, Find::every(&["work info"], |op| matches!(op, Op::Mad { b: Operand::Constant(16), .. })), |op| {
             if let Op::Mad { b, .. } = op { *b = Operand::Constant(0); }
         });
     "hopper": "tiles-of-others-kept", "a warpgroup does not let go of the tiles of another" =>
-        |kernel| drop(kernel, Find::nth(&["tiles of others", "release"], is_arrival, 0));
+        |kernel| drop(kernel, Find::nth(&["skipped blocks", "consumer release"], is_arrival, 0));
     "hopper": "tiles-of-others-let-go-early", "a warpgroup lets go of the tiles of another before they are there" =>
-        |kernel| drop(kernel, Find::every(&["tiles of others", "wait for full"], is_mbarrier_wait));
+        |kernel| drop(kernel, Find::every(&["skipped blocks", "consumer wait"], is_mbarrier_wait));
 };
 
 fn is_reduction(op: &Op) -> bool {

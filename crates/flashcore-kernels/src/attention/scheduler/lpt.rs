@@ -1,0 +1,252 @@
+//! LPT (longest-processing-time) tile order with an L2 head swizzle: planned on the host, followed on the GPU.
+//!
+//! Under a causal mask the later rows attend more keys, and persistent CTAs should end together. So heads are taken in
+//! sections; in one the tiles come from the longest to the shortest, in the next the other way round, in the last from
+//! the longest to the shortest again. They are dealt out round by round in serpentine order: every other round begins with
+//! the CTA that the one before ended with. The number of heads of a section decides how even the loads are, and how many
+//! keys and values are in use at a time, which should be no more than L2 holds. Where loads are as even, two tiles of a
+//! head follow each other, for neighbouring CTAs.
+
+use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_problem::Problem;
+
+use super::TileScheduler;
+use crate::attention::block_mask::mode::BlockMaskMode;
+use crate::config::HopperConfig;
+use crate::specialization::Specialization;
+use flashcore_ir::Argument;
+
+/// The planned order of the tiles of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LptOrder {
+    /// Tiles of one head of one batch, or the most there can be.
+    tiles_per_head: u32,
+    /// Query heads.
+    heads: u32,
+    /// Heads of all batches.
+    matrices: u32,
+    /// All tiles; more than can be counted are more than a grid has.
+    pub(crate) tiles: u32,
+    /// Heads of a section; the last may have fewer.
+    section: u32,
+    /// Binary logarithm of the tiles of a head that follow each other: one or two.
+    run_bits: u32,
+}
+
+/// Bytes of keys and values in use at a time: what an L2 cache of 50 MB keeps beside all else.
+const L2_BYTES: usize = 40 << 20;
+/// Tiles that are dealt out, on the host, in search of the best order: about a millisecond.
+const MAX_PLANNED: u32 = 1 << 16;
+/// Section sizes that are tried however many tiles there are.
+const MIN_CANDIDATES: u32 = 4;
+/// In place of its logarithm, for a section that is no power of two, or does not divide the heads.
+const NO_POWER: u32 = 32;
+/// Runs of two before those of one, where loads are as even.
+const RUN_BITS: [u32; 2] = [1, 0];
+/// Cost of the prologue and the epilogue of a tile, in KV blocks.
+const PROLOGUE_AND_EPILOGUE: u32 = 2;
+
+impl LptOrder {
+    /// The tiles of a problem, where every tile may have a CTA of its own.
+    pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
+        let length = problem.query_length as u32;
+        let masked = config.block_mask_tiles(Specialization::of(problem));
+        let tiles_per_head = masked.map_or_else(|| length.div_ceil(config.tile_m()), |tiles| tiles.max_tiles(length));
+        let heads = problem.query_heads as u32;
+        let matrices = (problem.batch as u32).saturating_mul(heads);
+        Self {
+            tiles_per_head,
+            heads,
+            matrices,
+            tiles: tiles_per_head.saturating_mul(matrices),
+            section: 1,
+            run_bits: 0,
+        }
+    }
+
+    /// The order with the sections that give `ctas` CTAs the most even loads.
+    #[must_use]
+    pub(crate) fn for_ctas(self, problem: &Problem, config: HopperConfig, ctas: u32) -> Self {
+        let mode = BlockMaskMode::of(config, Specialization::of(problem));
+        let is_sorted = mode.is_some_and(|mode| mode.sorted);
+        let is_even = problem.mask.limits().1.is_none() && !is_sorted;
+        if is_even || self.tiles <= ctas {
+            return self;
+        }
+        let one_head = problem.key_length * (problem.head_dim + problem.value_dim) * problem.dtype.size_bytes();
+        let sharing = problem.query_heads / problem.key_heads;
+        let most = (L2_BYTES / one_head.max(1)).saturating_mul(sharing).clamp(1, self.matrices as usize) as u32;
+        if is_sorted {
+            // The lengths of tiles show only when the kernel runs. Large sections are more even, small ones reuse keys
+            // more often while these are in L2: half of what it holds was best.
+            return Self { section: 1 << (most / 2).max(1).ilog2(), run_bits: RUN_BITS[0], ..self };
+        }
+        let lengths: Vec<_> = (0..self.tiles_per_head).map(|tile| length(problem, config, tile)).collect();
+        let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
+        let even = (all * u64::from(self.matrices)).div_ceil(u64::from(ctas));
+        let candidates = (MAX_PLANNED / self.tiles).max(MIN_CANDIDATES).min(most);
+        let orders = (1..=candidates)
+            .chain((most > candidates).then_some(most))
+            .flat_map(|section| RUN_BITS.map(|run_bits| Self { section, run_bits, ..self }));
+        // Of orders within a hundredth of each other, one for which the kernel need not divide.
+        let imbalance = |order: &Self| {
+            let load = u64::from(order.longest_load(&lengths, ctas));
+            (load * 100 / even.max(1), order.section_bits() == NO_POWER)
+        };
+        orders.min_by_key(imbalance).unwrap_or(self)
+    }
+
+    /// The arguments of a launch, in the order of [`TileScheduler::load`].
+    pub(crate) fn arguments(self) -> [Argument; 8] {
+        let Self { tiles_per_head, heads, matrices, tiles, section, run_bits } = self;
+        [tiles_per_head, heads, matrices, tiles, section, self.last_section(), self.section_bits(), run_bits]
+            .map(Argument::U32)
+    }
+
+    const fn section_bits(self) -> u32 {
+        let is_power = self.section.is_power_of_two() && self.matrices.is_multiple_of(self.section);
+        if is_power { self.section.ilog2() } else { NO_POWER }
+    }
+
+    const fn last_section(self) -> u32 {
+        self.matrices.saturating_sub(1) / self.section
+    }
+
+    /// The longest load of any of `ctas` CTAs, given the lengths of the tiles of a head.
+    fn longest_load(self, lengths: &[u32], ctas: u32) -> u32 {
+        let mut loads = vec![0; ctas as usize];
+        let tiles: Vec<_> = (0..self.tiles).map(|index| lengths[self.tile_in_head(index) as usize]).collect();
+        for (round, tiles) in tiles.chunks(ctas as usize).enumerate() {
+            for (index, length) in tiles.iter().enumerate() {
+                let cta = if round.is_multiple_of(2) { index } else { loads.len() - 1 - index };
+                loads[cta] += length;
+            }
+        }
+        loads.into_iter().max().unwrap_or(0)
+    }
+
+    /// The index in its head of the tile of a linear index: what [`LptSections::tile_at`] computes on the GPU.
+    fn tile_in_head(self, index: u32) -> u32 {
+        let size = self.tiles_per_head * self.section;
+        let (number, rest) = (index / size, index % size);
+        let heads = self.section.min(self.matrices - number * self.section);
+        let (run, within) = (rest / (heads << self.run_bits), rest % (heads << self.run_bits));
+        let run = run << self.run_bits;
+        let of_run = if run == self.tiles_per_head - 1 { 0 } else { within & ((1 << self.run_bits) - 1) };
+        let from_one_end = run + of_run;
+        if (self.last_section() - number).is_multiple_of(2) {
+            self.tiles_per_head - 1 - from_one_end
+        } else {
+            from_one_end
+        }
+    }
+}
+
+/// The length of one tile of a head, in KV blocks.
+fn length(problem: &Problem, config: HopperConfig, tile: u32) -> u32 {
+    let first_row = (tile * config.tile_m()) as usize;
+    let last_row = (first_row + config.tile_m() as usize).min(problem.query_length) - 1;
+    let [first, end] = [first_row, last_row]
+        .map(|row| problem.attended_keys(problem.key_length, row))
+        .map(|keys| (keys.start, keys.end));
+    let blocks = end.1.div_ceil(config.tile_n as usize).saturating_sub(first.0 / config.tile_n as usize);
+    blocks as u32 + PROLOGUE_AND_EPILOGUE
+}
+
+/// The sections of an [`LptOrder`] in a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LptSections {
+    /// Heads of a section; the last may have fewer.
+    section: Reg<U32>,
+    last_section: Reg<U32>,
+    section_bits: Reg<U32>,
+    run_bits: Reg<U32>,
+}
+
+impl LptSections {
+    pub(super) fn load(k: &mut Builder) -> Self {
+        let [section, last_section, section_bits, run_bits] =
+            ["section", "last_section", "section_bits", "run_bits"].map(|name| k.parameter::<U32>(name));
+        Self { section, last_section, section_bits, run_bits }
+    }
+
+    /// The head of all batches, and the tile in it, of a linear index: in the last section and every other one before it,
+    /// the last tiles of all heads come first, a run of each head at a time.
+    pub(super) fn tile_at(self, k: &mut Builder, scheduler: &TileScheduler, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let Self { section, last_section, section_bits, run_bits } = self;
+        let tiles = scheduler.tiles_per_head;
+        let size = k.mul(tiles, section);
+        let number = k.div(index, size);
+        let rest = k.eval(index - number * size);
+        let first_head = k.mul(number, section);
+        let last_tile = k.sub(tiles, 1u32);
+        // The last section may have fewer heads.
+        let heads = k.eval((scheduler.matrices - first_head).min(section));
+        let tiles_of_runs = k.shl(heads, run_bits);
+        let run = k.register();
+        let is_power_of_two = k.compare(Compare::Lt, section_bits, NO_POWER);
+        k.if_else_uniform(
+            is_power_of_two,
+            |k| {
+                let quotient = k.eval(rest >> (section_bits + run_bits));
+                k.set(run, quotient);
+            },
+            |k| {
+                let quotient = k.div(rest, tiles_of_runs);
+                k.set(run, quotient);
+            },
+        );
+        let within = k.eval(rest - run * tiles_of_runs);
+        let run = k.shl(run, run_bits);
+        let head = k.shr(within, run_bits);
+        let in_run = k.eval(within - (head << run_bits));
+        // The last tile may have no run to be in.
+        let is_alone = k.compare(Compare::Eq, run, last_tile);
+        let head = k.select(is_alone, within, head);
+        let in_run = k.select(is_alone, 0u32, in_run);
+        let ascending = k.add(run, in_run);
+        let is_descending = k.eval(((last_section - number) & 1).eq(0));
+        let descending = k.sub(last_tile, ascending);
+        (k.add(first_head, head), k.select(is_descending, descending, ascending))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_problem::{Alignment, DType, Mask, Problem};
+
+    use super::*;
+    use crate::config::HopperConfig;
+
+    fn order(heads: usize, length: usize, ctas: u32) -> (LptOrder, f64) {
+        let config = HopperConfig::default();
+        let problem = Problem::new(1, heads, length, 128, DType::F16).with_mask(Mask::Causal(Alignment::BottomRight));
+        let order = LptOrder::of(&problem, config).for_ctas(&problem, config, ctas);
+        let lengths: Vec<_> = (0..order.tiles_per_head).map(|tile| super::length(&problem, config, tile)).collect();
+        let even = f64::from(lengths.iter().sum::<u32>()) * f64::from(order.matrices) / f64::from(ctas);
+        (order, f64::from(order.longest_load(&lengths, ctas)) / even)
+    }
+
+    #[test]
+    fn every_tile_comes_once() {
+        for (heads, section) in [(1, 1), (7, 1), (6, 2), (8, 4), (8, 8), (7, 3), (7, 7), (9, 4)] {
+            for (tiles_per_head, run_bits) in [(5, 0), (5, 1), (6, 1), (1, 1)] {
+                let tiles = tiles_per_head * heads;
+                let order = LptOrder { tiles_per_head, heads, matrices: heads, tiles, section, run_bits };
+                let mut times = vec![0; tiles_per_head as usize];
+                (0..order.tiles).for_each(|index| times[order.tile_in_head(index) as usize] += 1);
+                assert!(times.iter().all(|times| *times == heads), "{order:?}: {times:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_causal_problems_are_even() {
+        let even = [(16, 16384), (32, 8192), (64, 4096), (21, 16384), (10, 16384)].map(|problem| (problem, 1.01));
+        for ((heads, length), most) in even.into_iter().chain([((42, 8192), 1.02), ((84, 4096), 1.02)]) {
+            let (order, load) = order(heads, length, 132);
+            assert!(load < most, "{order:?}: the longest load is {load} of an even one");
+        }
+    }
+}

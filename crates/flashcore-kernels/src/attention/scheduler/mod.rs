@@ -1,0 +1,196 @@
+//! Tile scheduler: the tiles of query rows that a CTA works on, and their order.
+//!
+//! The tiles of one head come together, so that its keys and values stay in L2; where some are longer than others, the
+//! tiles of a section of heads, in the order that [`LptOrder`](lpt::LptOrder) has planned. A [`Policy`] says which tile
+//! comes next; the rest is the same for all.
+
+pub(crate) mod lpt;
+mod persistent;
+mod single_tile;
+pub(crate) mod sorted;
+
+use flashcore_ir::types::{S32, U32, U64};
+use flashcore_ir::{Builder, Reg, SpecialRegister};
+
+use crate::attention::block_mask::mode::{BlockMaskMode, RangePer};
+use crate::attention::block_mask::{self, KvBlocks, TileExtent};
+use crate::attention::kv_range::KvBlockRange;
+use crate::attention::{TileContext, TileCoord};
+use crate::config::HopperConfig;
+use crate::parameters::Parameters;
+use crate::specialization::Specialization;
+use lpt::LptSections;
+use sorted::SortedTiles;
+
+/// The scheduler of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileScheduler {
+    pub(crate) tiles_per_head: Reg<U32>,
+    /// Query heads.
+    heads: Reg<U32>,
+    /// Heads of all batches.
+    pub(crate) matrices: Reg<U32>,
+    /// All tiles.
+    pub(crate) tiles: Reg<U32>,
+    sections: LptSections,
+    policy: Policy,
+    pub(crate) config: HopperConfig,
+    parameters: Parameters,
+    specialization: Specialization,
+}
+
+/// The order of tiles.
+#[derive(Debug, Clone, Copy)]
+enum Policy {
+    /// One tile for each CTA.
+    SingleTile,
+    /// Persistent CTAs: each loops over tiles, head by head.
+    Persistent,
+    /// Persistent CTAs with the longest tiles first (LPT), in sections of heads.
+    Lpt,
+    /// Persistent CTAs with the tiles sorted by the KV blocks that a block mask leaves them.
+    Sorted(SortedTiles),
+}
+
+impl TileScheduler {
+    /// Declares and loads its parameters.
+    pub(crate) fn load(
+        k: &mut Builder,
+        config: HopperConfig,
+        parameters: &Parameters,
+        specialization: Specialization,
+    ) -> Self {
+        let [tiles_per_head, heads, matrices, tiles] =
+            ["query_tiles", "heads", "matrices", "tiles"].map(|name| k.parameter::<U32>(name));
+        let sections = LptSections::load(k);
+        let policy = match (config.persistent, specialization.right) {
+            (false, _) => Policy::SingleTile,
+            (true, false) => Policy::Persistent,
+            (true, true) => Policy::Lpt,
+        };
+        let parameters = *parameters;
+        Self { tiles_per_head, heads, matrices, tiles, sections, policy, config, parameters, specialization }
+    }
+
+    /// Writes `body` for each tile of this CTA. `read` returns the work-tile info that a producer has broadcast; where it
+    /// has none, the info of the tile and of a row group of it is looked up.
+    pub(crate) fn each_tile(
+        &self,
+        k: &mut Builder,
+        row_group: Option<Reg<U32>>,
+        read: impl FnOnce(&mut Builder) -> Option<WorkTileInfo>,
+        body: impl FnOnce(&mut Builder, &WorkTile),
+    ) {
+        let cta = k.special(SpecialRegister::CtaX);
+        if matches!(self.policy, Policy::SingleTile) {
+            let info = k.section("scheduler", |k| {
+                let tile = single_tile::tile(k, self, cta);
+                self.info(k, tile, row_group)
+            });
+            let tile = self.work_tile(k, info);
+            return body(k, &tile);
+        }
+        persistent::each_index(k, self, cta, |k, index| {
+            let info = read(k).unwrap_or_else(|| {
+                k.section("scheduler", |k| {
+                    let tile = self.tile_at(k, index);
+                    self.info(k, tile, row_group)
+                })
+            });
+            let tile = self.work_tile(k, info);
+            body(k, &tile);
+        });
+    }
+
+    /// True if tiles come in sections of heads, in serpentine order.
+    const fn has_sections(&self) -> bool {
+        matches!(self.policy, Policy::Lpt | Policy::Sorted(_))
+    }
+
+    /// The tile of a linear index: its index in its head, the head and the batch.
+    fn tile_at(&self, k: &mut Builder, index: Reg<U32>) -> [Reg<U32>; 3] {
+        let (matrix, tile) = match self.policy {
+            Policy::Sorted(sorted) => sorted.tile_at(k, self, index),
+            Policy::Lpt => self.sections.tile_at(k, self, index),
+            Policy::SingleTile | Policy::Persistent => persistent::tile_at(k, self.tiles_per_head, index),
+        };
+        let batch = k.div(matrix, self.heads);
+        let head = k.eval(matrix - batch * self.heads);
+        [tile, head, batch]
+    }
+
+    /// The work-tile info of a tile, and of a row group of it.
+    fn info(&self, k: &mut Builder, [tile, head, batch]: [Reg<U32>; 3], row_group: Option<Reg<U32>>) -> WorkTileInfo {
+        let first_row = k.mul(tile, self.config.tile_m());
+        let coord = TileCoord { first_row, head, kv_head: head, batch };
+        let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
+        let tiles = self.config.block_mask_tiles(self.specialization);
+        let record = tiles.map(|tiles| block_mask::record_address(k, &context, tiles, tile));
+        let extent = record.and_then(|record| TileExtent::load(k, record));
+        let blocks = record.zip(row_group).and_then(|(record, group)| KvBlocks::load(k, record, group));
+        WorkTileInfo { first_row, head, batch, record, extent, blocks }
+    }
+
+    /// The work tile of its info.
+    fn work_tile(&self, k: &mut Builder, info: WorkTileInfo) -> WorkTile {
+        let WorkTileInfo { first_row, head, batch, record, extent, blocks } = info;
+        let kv_head = k.div(head, self.parameters.heads_per_key_head);
+        let coord = TileCoord { first_row, head, kv_head, batch };
+        let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
+        match extent {
+            // As if there were no other rows, and no keys past the last that any of these attends.
+            Some(TileExtent { first_row, end_row, origin, end_key }) => {
+                let key_length = k.min(context.key_length, end_key);
+                let context = TileContext { first_row, end_row, key_length, ..context };
+                WorkTile { coord: TileCoord { first_row, ..coord }, context, record, blocks, origin: Some(origin) }
+            }
+            None => WorkTile { coord, context, record, blocks: None, origin: None },
+        }
+    }
+}
+
+/// Work-tile info: what has to be looked up for a tile, or is broadcast by the producer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WorkTileInfo {
+    /// The first row, unless `extent` has it.
+    pub(crate) first_row: Reg<U32>,
+    pub(crate) head: Reg<U32>,
+    pub(crate) batch: Reg<U32>,
+    /// The address of its block-mask record.
+    pub(crate) record: Option<Reg<U64>>,
+    pub(crate) extent: Option<TileExtent>,
+    /// The KV blocks that the block mask leaves a row group.
+    pub(crate) blocks: Option<KvBlocks>,
+}
+
+/// A tile of query rows to work on.
+pub(crate) struct WorkTile {
+    pub(crate) coord: TileCoord,
+    pub(crate) context: TileContext,
+    /// The address of its block-mask record.
+    pub(crate) record: Option<Reg<U64>>,
+    /// The KV blocks that the block mask leaves a row group.
+    blocks: Option<KvBlocks>,
+    /// The first key of block 0, where it is not key 0.
+    origin: Option<Reg<S32>>,
+}
+
+impl WorkTile {
+    /// The KV blocks that the CTA goes through. Where each warpgroup has a range of its own, all between the first and the
+    /// last block that any of them attends.
+    pub(crate) fn kv_blocks(&self, k: &mut Builder, config: HopperConfig) -> KvBlockRange {
+        k.section("kv range", |k| {
+            let range = KvBlockRange::new(k, &self.context, (config.tile_m(), config.tile_n), self.origin);
+            let mode = BlockMaskMode::of(config, self.context.specialization);
+            match (self.blocks, mode.map(|mode| mode.range)) {
+                (Some(blocks), Some(RangePer::Cta)) => range.intersect(k, blocks),
+                _ => range,
+            }
+        })
+    }
+
+    /// Those of `range` that a warpgroup with a range of its own attends.
+    pub(crate) fn warpgroup_blocks(&self, k: &mut Builder, range: KvBlockRange) -> KvBlockRange {
+        k.section("kv range", |k| self.blocks.map_or(range, |blocks| range.intersect(k, blocks)))
+    }
+}

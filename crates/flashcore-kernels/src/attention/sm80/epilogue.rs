@@ -1,0 +1,124 @@
+//! Epilogue of the Ampere kernel: the division by the row sum, the LSE, and the output through shared memory.
+
+use flashcore_ir::types::{F16x2, Pred, U32};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress};
+
+use super::{Tiles, Warp};
+use crate::attention::TileContext;
+use crate::attention::split_kv::partial::store_partials;
+use crate::element::{ELEMENT_BYTES, Element};
+use crate::parameters::SplitParameters;
+use crate::primitives::{
+    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, LANES, OnlineSoftmax, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK,
+};
+
+/// Stores the warp's rows: a partial result where keys are split among CTAs, else the output and the LSE.
+pub(super) fn store<T: Element>(
+    k: &mut Builder,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+    splits: Option<SplitParameters>,
+    softmax: &OnlineSoftmax,
+    output: &Accumulator,
+) {
+    if let Some(splits) = splits {
+        return store_partials(k, context, warp, splits, softmax, output);
+    }
+    let sink = context.sink(k);
+    let stats = softmax.finish(k, output, sink);
+    if context.specialization.lse {
+        for (index, value) in (0..).zip(stats.lse(k)) {
+            let row = warp.row(k, context, index);
+            let exists = k.compare(Compare::Lt, row, context.end_row);
+            context.store_lse(k, row, exists, warp.position.member, value);
+        }
+    }
+    store_output::<T>(k, context, warp, tiles, output);
+}
+
+/// Stores the warp's rows: through shared memory, so that lanes store 16 bytes beside each other.
+fn store_output<T: Element>(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
+    // The rows of this warp are its own, so that only its lanes wait for each other.
+    k.warp_sync();
+    k.section("stage output", |k| stage_output::<T>(k, warp, tiles, output));
+    k.warp_sync();
+    k.section("store output", |k| copy_output(k, context, warp, tiles));
+}
+
+/// Writes the warp's rows, rounded, to the shared-memory tile of the query.
+fn stage_output<T: Element>(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
+    let tile = tiles.query;
+    let row = k.add(warp.first_row, warp.position.group);
+    let within_chunk = k.mul(warp.position.member, 2 * ELEMENT_BYTES);
+    let columns = output.blocks.first().map_or(0, Vec::len) as u32 * RESULT_COLUMNS;
+    for column in (0..columns).step_by(RESULT_COLUMNS as usize) {
+        let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / RESULT_COLUMNS);
+        let chunk = k.copy(chunk);
+        let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
+        let address = k.add(chunk_address, within_chunk);
+        for (block, fragments) in output.blocks.iter().enumerate() {
+            for (half, pair) in fragments[(column / RESULT_COLUMNS) as usize].chunks_exact(2).enumerate() {
+                let rounded = k.pair::<T>(pair[0], pair[1]);
+                let rows_below = block as u32 * ROWS_PER_BLOCK + half as u32 * ROW_STEP;
+                let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
+                k.store_shared(SharedAddress::from(address).plus(below as i32), &[rounded]);
+            }
+        }
+    }
+}
+
+/// Copies the warp's rows from shared memory to the output.
+fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tiles) {
+    let tile = tiles.query;
+    let rows = context.output(k);
+    let chunks = tile.panel_chunks();
+    let rows_per_step = LANES / chunks;
+    let lane_row = k.shr(warp.lane, chunks.ilog2());
+    let chunk = k.and(warp.lane, chunks - 1);
+    let row = k.add(warp.first_row, lane_row);
+    for step in 0..warp.blocks * ROWS_PER_BLOCK / rows_per_step {
+        let row = k.add(row, step * rows_per_step);
+        let source = tile.chunk_address(k, warp.shared_base, row, chunk);
+        let row_start = rows.row(k, row);
+        let target = k.mad_wide(chunk, CHUNK_BYTES, row_start);
+        let exists = k.eval((context.first_row + row).lt(context.end_row));
+        for first in (0..rows.columns).step_by(tile.panel_columns() as usize) {
+            let panel = first / tile.panel_columns();
+            let existing_chunks = (rows.columns - first) / CHUNK_ELEMENTS;
+            let (exists, source) = if existing_chunks < chunks {
+                // Lanes without a chunk read that of another.
+                let has_chunk = k.compare(Compare::Lt, chunk, existing_chunks);
+                let nearest = k.min(chunk, existing_chunks - 1);
+                (k.and(has_chunk, exists), tile.chunk_address(k, warp.shared_base, row, nearest))
+            } else {
+                (exists, source)
+            };
+            let from = SharedAddress::from(source).plus(tile.panel_step(panel) as i32);
+            let to = GlobalAddress::from(target).plus((first * ELEMENT_BYTES) as i32);
+            let words = k.load_shared::<U32>(from, 4);
+            store_chunk(k, to, &words, rows.vec_bytes, exists);
+        }
+    }
+}
+
+/// Stores 16 bytes, `vec_bytes` at a time, where they exist.
+fn store_chunk(k: &mut Builder, to: GlobalAddress, words: &[Reg<U32>], vec_bytes: u32, exists: Reg<Pred>) {
+    if vec_bytes == ELEMENT_BYTES {
+        for (index, word) in words.iter().enumerate() {
+            let pair = k.reinterpret::<U32, F16x2>(*word);
+            let (low, high) = k.unpack(pair);
+            let to = to.plus((index as u32 * 2 * ELEMENT_BYTES) as i32);
+            k.when(exists, |k| {
+                k.store_one(to, low);
+                k.store_one(to.plus(ELEMENT_BYTES as i32), high);
+            });
+        }
+        return;
+    }
+    k.when(exists, |k| {
+        for (index, words) in words.chunks_exact((vec_bytes / 4) as usize).enumerate() {
+            k.store(to.plus((index as u32 * vec_bytes) as i32), words);
+        }
+    });
+}

@@ -1,0 +1,203 @@
+//! Mainloop of the Ampere kernel: the KV blocks of a tile, by the warps that multiply.
+
+use flashcore_ir::types::S32;
+use flashcore_ir::{Builder, Compare, Reg};
+
+use super::kv_pipeline::{KvPipeline, KvTiles};
+use super::{Tiles, Warp, epilogue, padded_columns};
+use crate::attention::TileContext;
+use crate::attention::kv_range::KvRange;
+use crate::attention::kv_source::KvSource;
+use crate::attention::scoring::Scoring;
+use crate::attention::split_kv::merge::SplitExchange;
+use crate::config::{AmpereConfig, QueryPlace};
+use crate::element::Element;
+use crate::parameters::SplitParameters;
+use crate::primitives::{
+    Accumulator, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand, OnlineSoftmax, RightFragments,
+    ScorePositions, TileAddresses, TileCopy,
+};
+
+/// Computes a tile of query rows over a KV range, and stores it.
+pub(super) fn run<T: Element>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+    range: &KvRange,
+    splits: Option<SplitParameters>,
+) {
+    let (query_copy, pipeline) = k.section("copies", |k| {
+        let query = context.query(k);
+        let source = KvSource::new(k, context);
+        let query = GlobalRows { vec_bytes: query.vec_bytes.min(config.load_bytes), ..query };
+        let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES);
+        let pipeline =
+            KvPipeline::new(k, config.kv_pipeline(), &tiles.kv, range, source, warp.shared_base, warp.thread);
+        (query_copy, pipeline)
+    });
+    let operands = k.section("copies", |k| Operands::new(k, config, &tiles.kv, warp));
+    k.section("load query", |k| {
+        let rows_left = k.sub(context.end_row, context.first_row);
+        query_copy.start(k, None, rows_left);
+        k.copy_async_commit();
+    });
+    pipeline.prefetch(k, range);
+    let query = k.section("query fragments", |k| {
+        k.copy_async_wait(pipeline.prefetched_groups());
+        warp.sync_consumers(k);
+        let blocks = tiles.query_of_warp(k, warp);
+        let columns = padded_columns(context.specialization.head_dim);
+        match config.query {
+            QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &blocks, columns)),
+            QueryPlace::Shared => LeftOperand::Shared(blocks, columns),
+        }
+    });
+    let mainloop = Mainloop::new(k, config, context, warp, operands);
+    k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
+        pipeline.consumer_wait(k, range);
+        mainloop.block(k, &query, &pipeline, range, block_key);
+        pipeline.consumer_release(k, range, block_key);
+    });
+
+    let Mainloop { softmax, output, .. } = &mainloop;
+    let store = |k: &mut Builder| {
+        k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, splits, softmax, output));
+    };
+    if config.kv_split_warps > 1 {
+        k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, softmax, output));
+        // The warps of the first split have the sums of all keys.
+        let has_all = k.compare(Compare::Eq, warp.split, 0u32);
+        k.if_uniform(has_all, store);
+    } else {
+        store(k);
+    }
+}
+
+/// The registers of a warp in the loop over KV blocks.
+struct Mainloop<'a> {
+    config: AmpereConfig,
+    context: &'a TileContext,
+    warp: &'a Warp,
+    operands: Operands,
+    scoring: Scoring,
+    mask: KeyMask,
+    softmax: OnlineSoftmax,
+    scores: Accumulator,
+    output: Accumulator,
+}
+
+impl<'a> Mainloop<'a> {
+    fn new(
+        k: &mut Builder,
+        config: AmpereConfig,
+        context: &'a TileContext,
+        warp: &'a Warp,
+        operands: Operands,
+    ) -> Self {
+        let value_columns = padded_columns(context.specialization.value_dim);
+        let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, value_columns));
+        let positions = k.section("rows", |k| score_positions(k, context, warp));
+        let scoring = Scoring::new(k, context, positions);
+        let scale = scoring.softmax_scale(context);
+        let softmax =
+            k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale, config.exponential));
+        let mask = k.section("rows", |k| key_mask(k, context, warp, &scoring.positions));
+        let scores = k.section("scores", |k| Accumulator::zero(k, warp.blocks, config.keys_per_warp()));
+        Self { config, context, warp, operands, scoring, mask, softmax, scores, output }
+    }
+
+    /// One KV block, which begins at `block_key`.
+    fn block<T: Element>(
+        &self,
+        k: &mut Builder,
+        query: &LeftOperand<'_, T>,
+        pipeline: &KvPipeline,
+        range: &KvRange,
+        block_key: Reg<S32>,
+    ) {
+        let Self { config, scores, scoring, output, .. } = self;
+        let keys_per_warp = config.keys_per_warp();
+        let first_key = self.warp.first_key(k, *config, block_key);
+        k.section("scores", |k| {
+            scores.clear(k);
+            let keys = RightFragments::Transposed(self.operands.keys.in_stage(k, pipeline.read_stage()));
+            scores.multiply_add(k, query, keys, config.accumulation);
+        });
+        scoring.apply_terms(k, self.context, scores, first_key, (config.tile_m(), keys_per_warp));
+        k.section("mask", |k| {
+            let is_partial = range.is_partial(k, first_key);
+            k.if_uniform(is_partial, |k| {
+                let mask_mod = scoring.mask_mod.as_ref().map(|mask_mod| {
+                    let key = k.add(first_key, scoring.positions.column);
+                    mask_mod.read_block(k, scores, key)
+                });
+                self.mask.apply_with(k, scores, first_key, keys_per_warp, mask_mod);
+            });
+        });
+        k.section("softmax", |k| self.softmax.update(k, scores, output));
+        k.section("output", |k| {
+            let weights = LeftOperand::<T>::Accumulator(scores);
+            let values = RightFragments::Straight(self.operands.values.in_stage(k, pipeline.read_stage()));
+            output.multiply_add(k, &weights, values, config.accumulation);
+        });
+    }
+}
+
+/// The addresses of a warp's keys and values, in stage 0.
+struct Operands {
+    keys: TileAddresses,
+    values: TileAddresses,
+}
+
+impl Operands {
+    fn new(k: &mut Builder, config: AmpereConfig, tiles: &KvTiles, warp: &Warp) -> Self {
+        let KvTiles { key, value, .. } = *tiles;
+        let [key_base, value_base] = [key, value].map(|tile| warp.split_base(k, config, tile));
+        Self {
+            keys: key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
+            values: value.addresses(k, value_base, warp.lane, LaneRows::DownFirst),
+        }
+    }
+}
+
+/// Reduces the splits of the warps that have the same rows, through the memory of keys and values.
+fn reduce_splits(
+    k: &mut Builder,
+    config: AmpereConfig,
+    tiles: &Tiles,
+    warp: &Warp,
+    softmax: &OnlineSoftmax,
+    output: &Accumulator,
+) {
+    let (row_warps, bytes) = (config.row_warps(), softmax.partial_bytes(output));
+    let lane = k.eval(warp.lane.mul_add(4, warp.shared_base + tiles.kv.key.offset));
+    let address = k.eval((warp.first_row / config.rows_per_warp).mul_add(bytes, lane));
+    let exchange = SplitExchange { address, stride: row_warps * bytes };
+    // Nobody reads keys and values any more.
+    warp.sync_consumers(k);
+    let splits = (warp.split, config.kv_split_warps);
+    exchange.reduce_splits(k, splits, softmax, output, |k| warp.sync_consumers(k));
+}
+
+/// The positions of a lane's scores.
+fn score_positions(k: &mut Builder, context: &TileContext, warp: &Warp) -> ScorePositions {
+    context.score_positions(k, warp.position.member, |k, last_row| {
+        let rows: Vec<_> = (0..2 * warp.blocks).map(|index| warp.row(k, context, index)).collect();
+        let position = context.position(k, rows[0]);
+        (rows.into_iter().map(|row| k.min(row, last_row)).collect(), position)
+    })
+}
+
+/// The key mask of a lane's rows.
+fn key_mask(k: &mut Builder, context: &TileContext, warp: &Warp, positions: &ScorePositions) -> KeyMask {
+    let has_window = context.specialization.left || context.specialization.right;
+    // Packed rows of several heads are not as far apart as they are in the tile.
+    let others = if context.packed.is_some() && has_window { 1..positions.rows.len() as u32 } else { 1..1 };
+    let others = others.map(|index| {
+        let row = warp.row(k, context, index);
+        context.position(k, row)
+    });
+    context.key_mask(positions, others.collect())
+}

@@ -1,0 +1,189 @@
+//! Ampere kernel: `cp.async`, `ldmatrix` and `mma.sync`, for everything from `sm_80` on.
+//!
+//! A CTA has one tile of query rows, 16 or 32 for each warp. Q goes through shared memory into registers once; KV blocks go
+//! through a pipeline of stages, copied by all threads while the block before is multiplied. For each block a warp
+//! multiplies its rows of Q by K, masks the scores, turns them into P with the [`OnlineSoftmax`], and multiplies P, which
+//! never leaves its registers, by V.
+//!
+//! There is one barrier per block: it says that the block has arrived for everybody, and that everybody has finished with
+//! the block before, whose stage the next copy takes.
+//!
+//! The choices of its [`AmpereConfig`] change who copies (`kv_pipeline`), which rows a tile has (`tile_coord`), how many
+//! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
+
+mod epilogue;
+pub(crate) mod kv_pipeline;
+mod mainloop;
+
+use flashcore_ir::types::{S32, U32};
+use flashcore_ir::{Builder, Compare, Kernel, Reg, SpecialRegister};
+
+use super::kv_range::KvRange;
+use super::kv_source::KvSource;
+use super::{TileContext, TileSource};
+use crate::config::AmpereConfig;
+use crate::element::Element;
+use crate::parameters::{Parameters, SplitParameters, TileParameters};
+#[cfg(doc)]
+use crate::primitives::OnlineSoftmax;
+use crate::primitives::{
+    FragmentPosition, LANES, LaneRows, NamedBarrier, PRODUCT_DEPTH, ROW_STEP, ROWS_PER_BLOCK, SharedTile, TileAddresses,
+};
+use crate::specialization::Specialization;
+use kv_pipeline::{KvPipeline, KvTiles};
+
+/// Writes the kernel.
+pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
+    let mut builder = Builder::new(name, config.threads());
+    let k = &mut builder;
+    k.set_register_budget(config.register_budget(specialization));
+    let parameters = Parameters::load(k, specialization);
+    let context = |k: &mut Builder, source| {
+        TileContext::new(k, &parameters, specialization, config.tile_m(), source, config.pack_gqa)
+    };
+    if config.persistent > 0 {
+        let parameters = TileParameters::load(k);
+        let first = k.special(SpecialRegister::CtaX);
+        let ctas = k.special(SpecialRegister::GridX);
+        let warp = Warp::new(k, config);
+        let tiles = Tiles::reserve(k, config, specialization);
+        k.for_uniform(first, parameters.all, ctas, |k, index| {
+            let context = context(k, TileSource::Persistent { index, parameters });
+            tile::<T>(k, config, &context, &warp, &tiles, None);
+            // The next tile takes the shared memory of this one.
+            k.cta_sync();
+        });
+    } else {
+        let splits = (config.num_splits > 1).then(|| SplitParameters::load(k, &parameters));
+        let context = context(k, splits.map_or(TileSource::Grid, TileSource::SplitGrid));
+        let warp = Warp::new(k, config);
+        let tiles = Tiles::reserve(k, config, specialization);
+        tile::<T>(k, config, &context, &warp, &tiles, splits);
+    }
+    builder.finish()
+}
+
+/// One tile of query rows, by all warps or by warps specialized as producers and consumers.
+fn tile<T: Element>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+    splits: Option<SplitParameters>,
+) {
+    let range = KvRange::new(k, context, config.tile_m(), config.tile_n);
+    let range = match splits {
+        Some(splits) => range.split(k, splits),
+        None => range,
+    };
+    if config.producers == 0 {
+        mainloop::run::<T>(k, config, context, warp, tiles, &range, splits);
+        return;
+    }
+    let is_producer = k.compare(Compare::Ge, warp.thread, config.warps * LANES);
+    k.if_else_uniform(
+        is_producer,
+        |k| {
+            let thread = k.sub(warp.thread, config.warps * LANES);
+            let pipeline = k.section("copies", |k| {
+                let source = KvSource::new(k, context);
+                KvPipeline::new(k, config.kv_pipeline(), &tiles.kv, &range, source, warp.shared_base, thread)
+            });
+            pipeline.produce(k, &range);
+        },
+        |k| mainloop::run::<T>(k, config, context, warp, tiles, &range, splits),
+    );
+}
+
+/// Columns rounded up to the depth of a product.
+const fn padded_columns(columns: u32) -> u32 {
+    columns.next_multiple_of(PRODUCT_DEPTH)
+}
+
+/// A thread and its warp.
+pub(crate) struct Warp {
+    thread: Reg<U32>,
+    lane: Reg<U32>,
+    /// The first of the warp's rows in the tile of the CTA.
+    first_row: Reg<U32>,
+    pub(super) position: FragmentPosition,
+    shared_base: Reg<U32>,
+    /// Its rows, by 16.
+    blocks: u32,
+    /// Its split of the keys of each block.
+    split: Reg<U32>,
+    /// Threads of the consumer warps, where there are producers.
+    consumer_threads: Option<u32>,
+}
+
+impl Warp {
+    fn new(k: &mut Builder, config: AmpereConfig) -> Self {
+        let thread = k.special(SpecialRegister::ThreadX);
+        let warp = k.shr(thread, LANES.ilog2());
+        let lane = k.and(thread, LANES - 1);
+        let row_warps = config.row_warps();
+        let (row_warp, split) = match config.kv_split_warps {
+            1 => (warp, k.copy(0u32)),
+            _ => (k.rem(warp, row_warps), k.div(warp, row_warps)),
+        };
+        let first_row = k.mul(row_warp, config.rows_per_warp);
+        let (position, shared_base) = (FragmentPosition::new(k, lane), k.shared_base());
+        let blocks = config.rows_per_warp / ROWS_PER_BLOCK;
+        let consumer_threads = (config.producers > 0).then_some(config.warps * LANES);
+        Self { thread, lane, first_row, position, shared_base, blocks, split, consumer_threads }
+    }
+
+    /// Waits for all consumer warps.
+    fn sync_consumers(&self, k: &mut Builder) {
+        match self.consumer_threads {
+            None => k.cta_sync(),
+            Some(threads) => k.barrier_sync(NamedBarrier::Sm80Consumers.id(), threads),
+        }
+    }
+
+    /// The first key of its split of the block that begins at `first_key`.
+    fn first_key(&self, k: &mut Builder, config: AmpereConfig, first_key: Reg<S32>) -> Reg<S32> {
+        if config.kv_split_warps == 1 {
+            return first_key;
+        }
+        k.eval(self.split.signed().mul_add(config.keys_per_warp() as i32, first_key))
+    }
+
+    /// The base of shared memory, moved to its split of a tile of keys or values.
+    fn split_base(&self, k: &mut Builder, config: AmpereConfig, tile: SharedTile) -> Reg<U32> {
+        match config.kv_split_warps {
+            1 => self.shared_base,
+            _ => k.mad(self.split, config.keys_per_warp() * tile.row_bytes(), self.shared_base),
+        }
+    }
+
+    /// The query row of one of the lane's rows, of which it has two in each 16.
+    pub(super) fn row(&self, k: &mut Builder, context: &TileContext, index: u32) -> Reg<U32> {
+        k.eval(context.first_row + (self.first_row + self.position.group) + index * ROW_STEP)
+    }
+}
+
+/// The tiles in shared memory. The output goes out through the tile of the query, which is in registers by then.
+struct Tiles {
+    query: SharedTile,
+    kv: KvTiles,
+}
+
+impl Tiles {
+    fn reserve(k: &mut Builder, config: AmpereConfig, specialization: Specialization) -> Self {
+        let Specialization { head_dim, value_dim, .. } = specialization;
+        let [query_columns, value_columns] = [head_dim, value_dim].map(SharedTile::columns_for);
+        let query = SharedTile::reserve(k, config.tile_m(), query_columns.max(value_columns), config.layout);
+        let kv = KvTiles::reserve(k, config.kv_pipeline(), config.layout, specialization);
+        k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * kv.stage_bytes), 128);
+        Self { query, kv }
+    }
+
+    /// The addresses of the warp's rows of the query, by 16.
+    fn query_of_warp(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
+        let base = k.eval(warp.shared_base + warp.first_row * self.query.row_bytes());
+        let first = self.query.addresses(k, base, warp.lane, LaneRows::DownFirst);
+        (0..warp.blocks).map(|block| first.rows_below(block * ROWS_PER_BLOCK)).collect()
+    }
+}

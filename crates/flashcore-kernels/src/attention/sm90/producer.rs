@@ -1,0 +1,126 @@
+//! Producer: the warp that starts the TMA loads of Q, K and V.
+
+use flashcore_ir::builder::CachePolicy;
+use flashcore_ir::types::{Pred, S32, U32};
+use flashcore_ir::{Builder, Compare, Reg};
+
+use super::Cta;
+use crate::attention::kv_range::KvBlockRange;
+use crate::attention::kv_source::TmaKvSource;
+use crate::attention::scheduler::WorkTile;
+use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
+
+/// One warp of the warpgroup is the producer; the others end.
+pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
+    let is_first = k.eval((thread >> LANES.ilog2()).eq(0));
+    k.if_uniform(is_first, |k| {
+        let producer = Producer::new(k, cta);
+        if cta.loads_kv_range() {
+            cta.grid_dependency_wait(k);
+        }
+        let row_group = cta.block_mask_group(k, None);
+        cta.scheduler.each_tile(k, row_group, |_| None, |k, tile| producer.load_tile(k, cta, tile));
+    });
+}
+
+struct Producer {
+    /// Holds in the lane that starts TMA loads.
+    leader: Reg<Pred>,
+    query: PipelineState,
+    keys: PipelineState,
+    values: PipelineState,
+}
+
+impl Producer {
+    fn new(k: &mut Builder, cta: &Cta) -> Self {
+        let shared = &cta.shared;
+        Self {
+            leader: k.elect(),
+            query: shared.query_pipeline.state(k, cta.base),
+            keys: shared.key_pipeline.state(k, cta.base),
+            values: shared.value_pipeline.state(k, cta.base),
+        }
+    }
+
+    fn load_tile(&self, k: &mut Builder, cta: &Cta, tile: &WorkTile) {
+        let range = tile.kv_blocks(k, cta.config);
+        cta.grid_dependency_wait(k);
+        // Of a cluster, each CTA has every `cluster`-th block down from its own last.
+        let (last, nonempty) = if cta.config.cluster > 1 {
+            let rank = k.cluster_rank();
+            let last = k.eval(range.last - rank.signed());
+            (last, k.eval(last.ge(range.first) & range.nonempty))
+        } else {
+            (range.last, range.nonempty)
+        };
+        let query_stage = cta.shared.work_info.zip(tile.record).map(|(work_info, record)| {
+            let query_bytes = k.select(nonempty, cta.shared.query.bytes(), 0u32);
+            work_info.produce(k, &self.query, tile, record, query_bytes, self.leader)
+        });
+        k.if_uniform(nonempty, |k| self.load_blocks(k, cta, tile, range, last, query_stage));
+    }
+
+    /// Starts the loads of Q and of the KV blocks down from `last`, in the order in which they are needed: the values of a
+    /// block after the keys of the next. `query_stage` is the Q stage and its *full* barrier, where work-tile info has been
+    /// produced through it already.
+    fn load_blocks(
+        &self,
+        k: &mut Builder,
+        cta: &Cta,
+        tile: &WorkTile,
+        range: KvBlockRange,
+        last: Reg<S32>,
+        query_stage: Option<[Reg<U32>; 2]>,
+    ) {
+        let (step, maps, coord) = (cta.config.cluster as i32, cta.maps, tile.coord);
+        let [head, kv_head, batch, row] =
+            [coord.head, coord.kv_head, coord.batch, coord.first_row].map(|index| k.reinterpret::<U32, S32>(index));
+        // Every tile of query rows of a head reads its keys and values again; nobody reads its Q again.
+        let (evict_last, evict_first) =
+            (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
+        let source = TmaKvSource { head: kv_head, batch, policy: evict_last };
+        let query = TensorRows { map: maps.query, row, head, batch, policy: Some(evict_first) };
+        k.section("query", |k| match query_stage {
+            Some([target, barrier]) => {
+                k.section("copy", |k| cta.shared.query.tma_load(k, query, target, barrier, self.leader));
+            }
+            None => self.load_stage(k, &self.query, cta.shared.query, query),
+        });
+        let block = k.copy(last);
+        let load_keys = |k: &mut Builder, block| {
+            k.section("keys", |k| {
+                let first_key = range.first_key(k, block);
+                self.load_stage(k, &self.keys, cta.shared.key, source.rows(maps.key, first_key));
+            });
+        };
+        let load_values = |k: &mut Builder, block| {
+            k.section("values", |k| {
+                let first_key = range.first_key(k, block);
+                self.load_stage(k, &self.values, cta.shared.value, source.rows(maps.value, first_key));
+            });
+        };
+        load_keys(k, block);
+        k.while_uniform(
+            |k| {
+                let next = if step == 1 { block } else { k.sub(block, step - 1) };
+                k.compare(Compare::Gt, next, range.first)
+            },
+            |k| {
+                let next = k.sub(block, step);
+                load_keys(k, next);
+                load_values(k, block);
+                k.set(block, next);
+            },
+        );
+        load_values(k, block);
+    }
+
+    /// Fills the next stage of a pipeline.
+    fn load_stage(&self, k: &mut Builder, state: &PipelineState, tile: SwizzledTile, rows: TensorRows) {
+        state.producer_acquire(k);
+        state.expect_tx(k, self.leader, tile.bytes());
+        let (target, barrier) = (state.stage_address(k), state.full_barrier(k));
+        k.section("copy", |k| tile.tma_load(k, rows, target, barrier, self.leader));
+        state.advance(k);
+    }
+}

@@ -1,0 +1,60 @@
+//! Padding of V blocks: rows that no query row attends are zeroed in shared memory.
+//!
+//! Their weights are zero, but they may hold anything, a NaN too. TMA has zeroed what lies past the end of the tensor.
+
+use flashcore_ir::types::{Pred, S32};
+use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
+
+use super::{Consumer, Cta, Mainloop, WARPGROUP};
+use crate::element::Element;
+use crate::primitives::{CHUNK_BYTES, CHUNK_ELEMENTS, NamedBarrier, PANEL_COLUMNS};
+
+impl<T: Element> Consumer<T> {
+    /// Zeroes the V rows of a block past the last key of the batch.
+    pub(super) fn zero_values_past_end(&self, k: &mut Builder, mainloop: &Mainloop<'_>, first_key: Reg<S32>) {
+        let left = k.sub(mainloop.mask.key_length, first_key);
+        let any = k.compare(Compare::Lt, left, mainloop.cta.config.tile_n as i32);
+        self.zero_values(k, mainloop.cta, any, Compare::Ge, left);
+    }
+
+    /// Zeroes the V rows of a block before the first key that any row of the batch attends.
+    pub(super) fn zero_values_before_window(&self, k: &mut Builder, mainloop: &Mainloop<'_>, first_key: Reg<S32>) {
+        let first_row = k.copy(0u32);
+        let first_attended = mainloop.context.first_key(k, first_row);
+        let before = k.sub(first_attended, first_key);
+        let any = k.compare(Compare::Gt, before, 0i32);
+        self.zero_values(k, mainloop.cta, any, Compare::Lt, before);
+    }
+
+    /// Zeroes the V rows whose index in the block compares so with `bound`, if there are any.
+    fn zero_values(&self, k: &mut Builder, cta: &Cta, any: Reg<Pred>, compare: Compare, bound: Reg<S32>) {
+        let Cta { config, shared, .. } = cta;
+        let threads = config.row_groups() * WARPGROUP;
+        k.section("clear values", |k| {
+            k.if_uniform(any, |k| {
+                let thread = k.special(SpecialRegister::ThreadX);
+                let (thread, barrier) = match self.epilogue.kv_split() {
+                    Some(split) => (split.thread(k, thread), split.barrier(k)),
+                    None => (k.sub(thread, WARPGROUP), k.copy(NamedBarrier::Consumers.id())),
+                };
+                let stage = self.values.stage_address(k);
+                let first = k.mad(thread, CHUNK_BYTES, stage);
+                let zero = k.copy(0u32);
+                let chunks_per_row = PANEL_COLUMNS / CHUNK_ELEMENTS;
+                for chunk in (0..config.tile_n * chunks_per_row).step_by(threads as usize) {
+                    let row = k.eval(((thread + chunk) >> chunks_per_row.ilog2()).signed());
+                    let clears = k.compare(compare, row, bound);
+                    let exists = k.compare(Compare::Lt, row, config.tile_n as i32);
+                    let clears = k.and(clears, exists);
+                    for panel in 0..shared.value.panels() {
+                        let bytes = panel * shared.value.panel_bytes() + chunk * CHUNK_BYTES;
+                        let target = SharedAddress::from(first).plus(bytes as i32);
+                        k.when(clears, |k| k.store_shared(target, &[zero; 4]));
+                    }
+                }
+                k.fence_proxy_async();
+                k.barrier_sync(barrier, threads);
+            });
+        });
+    }
+}

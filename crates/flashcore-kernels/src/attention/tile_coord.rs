@@ -1,0 +1,370 @@
+//! Tile coordinates and context: the query rows, head and batch that a CTA works on, and where their operands lie.
+
+use core::f32::consts::LOG2_E;
+
+use flashcore_ir::types::{F32, Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_problem::DType;
+
+use crate::parameters::{Parameters, SplitParameters, TileParameters};
+use crate::primitives::{
+    AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionTables, GlobalRows, KeyMask, LaneScores,
+    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms,
+};
+use crate::specialization::Specialization;
+
+/// Coordinates of a tile of query rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileCoord {
+    pub(crate) first_row: Reg<U32>,
+    /// The query head.
+    pub(crate) head: Reg<U32>,
+    pub(crate) kv_head: Reg<U32>,
+    pub(crate) batch: Reg<U32>,
+}
+
+/// Source of the tile coordinates of a CTA whose grid is by tile, head and batch, or that is persistent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TileSource {
+    /// The grid: one tile for each CTA.
+    Grid,
+    /// The grid, which has a CTA for each tile and each split of its keys.
+    SplitGrid(SplitParameters),
+    /// A linear index, of a persistent CTA that loops over tiles.
+    Persistent { index: Reg<U32>, parameters: TileParameters },
+}
+
+/// Tile context: one tile of query rows, with the parameters and the specialization of the kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileContext {
+    pub(crate) parameters: Parameters,
+    pub(crate) specialization: Specialization,
+    /// The first query row of the tile.
+    pub(crate) first_row: Reg<U32>,
+    /// One past the last query row there is, in this tile or after it.
+    pub(crate) end_row: Reg<U32>,
+    pub(crate) batch: Reg<U64>,
+    /// The query head; with `pack_gqa`, the first of its group.
+    pub(crate) head: Reg<U64>,
+    /// The number of query heads, where it is not the size of the grid.
+    pub(crate) heads: Option<Reg<U32>>,
+    pub(crate) kv_head: Reg<U64>,
+    /// With `pack_gqa`, the query heads of a KV head. Their rows alternate: the first row of each, then the second.
+    pub(crate) packed: Option<Reg<U32>>,
+    /// The keys of the batch.
+    pub(crate) key_length: Reg<S32>,
+    /// The position of query row 0 among the keys.
+    pub(crate) causal_offset: Reg<S32>,
+}
+
+impl TileContext {
+    /// The context of this CTA, which has `tile_m` rows of one head by its place in the grid.
+    pub(crate) fn of_grid(k: &mut Builder, specialization: Specialization, tile_m: u32) -> Self {
+        let parameters = Parameters::load(k, specialization);
+        Self::new(k, &parameters, specialization, tile_m, TileSource::Grid, false)
+    }
+
+    /// The context of a tile of `tile_m` rows.
+    pub(crate) fn new(
+        k: &mut Builder,
+        parameters: &Parameters,
+        specialization: Specialization,
+        tile_m: u32,
+        source: TileSource,
+        pack_gqa: bool,
+    ) -> Self {
+        let (mut tile, tiles, persistent) = match source {
+            TileSource::Grid => (k.special(SpecialRegister::CtaX), None, None),
+            TileSource::SplitGrid(splits) => {
+                let cta = k.special(SpecialRegister::CtaX);
+                let ctas = k.special(SpecialRegister::GridX);
+                (k.div(cta, splits.num_splits), Some(k.div(ctas, splits.num_splits)), None)
+            }
+            TileSource::Persistent { index, parameters: TileParameters { tiles, heads, .. } } => {
+                let matrix = k.div(index, tiles);
+                let head_and_batch = (k.rem(matrix, heads), k.div(matrix, heads), heads);
+                (k.rem(index, tiles), Some(tiles), Some(head_and_batch))
+            }
+        };
+        if specialization.right {
+            // LPT order: the last rows attend most keys, and come first, so that CTAs end together.
+            let tiles = tiles.unwrap_or_else(|| k.special(SpecialRegister::GridX));
+            tile = k.eval(tiles - 1 - tile);
+        }
+        let first_row = k.mul(tile, tile_m);
+        let head = persistent.map_or_else(|| k.special(SpecialRegister::CtaY), |(head, _, _)| head);
+        let group = parameters.heads_per_key_head;
+        let (head, kv_head, end_row, packed) = if pack_gqa {
+            (k.mul(head, group), head, k.mul(parameters.query_length, group), Some(group))
+        } else {
+            (head, k.div(head, group), parameters.query_length, None)
+        };
+        let batch = persistent.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
+        let heads = persistent.map(|(_, _, heads)| heads);
+        let context = Self::at(k, parameters, specialization, TileCoord { first_row, head, kv_head, batch }, heads);
+        Self { end_row, packed, ..context }
+    }
+
+    /// The context of the tile of one head at `coord`. `heads` is the number of query heads, unless the grid has it.
+    pub(crate) fn at(
+        k: &mut Builder,
+        parameters: &Parameters,
+        specialization: Specialization,
+        coord: TileCoord,
+        heads: Option<Reg<U32>>,
+    ) -> Self {
+        let TileCoord { first_row, head, kv_head, batch } = coord;
+        let (batch, head, kv_head) = (k.widen(batch), k.widen(head), k.widen(kv_head));
+        let (key_length, causal_offset) = if specialization.seqused_k {
+            let address = k.mad(batch, 4u64, parameters.seqused_k);
+            let length = k.load_one::<U32>(address);
+            // Only this kernel sees the lengths: one that is too large must not lead past the tensors.
+            let length = k.eval(length.min(parameters.key_length).signed());
+            (length, k.mad(length, parameters.position_per_key, parameters.position_offset))
+        } else {
+            (k.reinterpret(parameters.key_length), parameters.position_offset)
+        };
+        Self {
+            parameters: *parameters,
+            specialization,
+            first_row,
+            end_row: parameters.query_length,
+            batch,
+            head,
+            heads,
+            kv_head,
+            packed: None,
+            key_length,
+            causal_offset,
+        }
+    }
+
+    /// The query rows of the tile.
+    pub(crate) fn query(&self, k: &mut Builder) -> GlobalRows {
+        let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
+        let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
+        self.tile_rows(k, head, stride, query_head_stride, self.specialization.head_dim)
+    }
+
+    /// The output rows of the tile.
+    pub(crate) fn output(&self, k: &mut Builder) -> GlobalRows {
+        let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
+            self.parameters;
+        let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
+        self.tile_rows(k, head, stride, output_head_stride, self.specialization.value_dim)
+    }
+
+    /// The address of a head of this batch in a tensor.
+    pub(crate) fn matrix(
+        &self,
+        k: &mut Builder,
+        tensor: Reg<U64>,
+        batch_stride: Reg<U64>,
+        head_stride: Reg<U64>,
+        head: Reg<U64>,
+    ) -> Reg<U64> {
+        k.eval(head.mul_add(head_stride, self.batch.mul_add(batch_stride, tensor)))
+    }
+
+    fn tile_rows(
+        &self,
+        k: &mut Builder,
+        head: Reg<U64>,
+        stride: Reg<U64>,
+        head_stride: Reg<U64>,
+        columns: u32,
+    ) -> GlobalRows {
+        if let Some(group) = self.packed {
+            let packed = PackedHeads { group, head_stride, first_row: self.first_row };
+            return GlobalRows { packed: Some(packed), ..self.rows(head, stride, columns) };
+        }
+        let first = k.eval(self.first_row.widen().mul_add(stride, head));
+        self.rows(first, stride, columns)
+    }
+
+    /// Rows from an address on.
+    pub(crate) const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
+        GlobalRows { first, stride, columns, vec_bytes: self.specialization.width, packed: None }
+    }
+
+    /// The index of a row of the tile among the rows of all heads and batches.
+    pub(crate) fn global_row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let heads = match (self.heads, self.packed) {
+            (Some(heads), _) => heads,
+            (None, None) => k.special(SpecialRegister::GridY),
+            (None, Some(group)) => {
+                let kv_heads = k.special(SpecialRegister::GridY);
+                k.mul(kv_heads, group)
+            }
+        };
+        let heads = k.widen(heads);
+        let length = k.widen(self.parameters.query_length);
+        let matrix = k.mad(self.batch, heads, self.head);
+        let (matrix, row) = match self.packed {
+            None => (matrix, row),
+            Some(group) => {
+                let head = k.eval((row % group).widen());
+                (k.add(matrix, head), k.div(row, group))
+            }
+        };
+        k.eval(matrix.mul_add(length, row.widen()))
+    }
+
+    /// The address of the LSE of a row.
+    pub(crate) fn lse_address(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let index = self.global_row(k, row);
+        k.mad(index, 4u64, self.parameters.lse)
+    }
+
+    /// The position of a query row among the keys.
+    pub(crate) fn position(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        let row = match self.packed {
+            None => row,
+            Some(group) => k.div(row, group),
+        };
+        k.eval(row.signed() + self.causal_offset)
+    }
+
+    /// The first key that a query row attends.
+    pub(crate) fn first_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        if !self.specialization.left {
+            return k.copy(0i32);
+        }
+        k.section("window", |k| {
+            let position = self.position(k, row);
+            k.eval((position - self.parameters.window_left).max(0).min(self.key_length))
+        })
+    }
+
+    /// One past the last key that a query row attends; never before the first.
+    pub(crate) fn end_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
+        if !self.specialization.right {
+            return self.key_length;
+        }
+        k.section("window", |k| {
+            let position = self.position(k, row);
+            k.eval((position + self.parameters.window_right + 1).min(self.key_length).max(0))
+        })
+    }
+
+    /// The entry of the query head in an array of one `f32` per head.
+    fn head_value(&self, k: &mut Builder, array: Reg<U64>) -> Reg<F32> {
+        let address = k.mad(self.head, 4u64, array);
+        k.load_one::<F32>(address)
+    }
+
+    /// The attention sink of the head in base 2, where there is one.
+    pub(crate) fn sink(&self, k: &mut Builder) -> Option<Reg<F32>> {
+        self.specialization.sinks.then(|| {
+            let sink = self.head_value(k, self.parameters.sinks);
+            k.mul(sink, LOG2_E)
+        })
+    }
+
+    /// The code of an expression for `rows` rows of a lane, from `row` on.
+    pub(crate) fn expression(
+        &self,
+        k: &mut Builder,
+        expression: BoundExpression,
+        row: Reg<U32>,
+        rows: usize,
+    ) -> ExpressionCode {
+        k.section("expression", |k| {
+            let parameters = self.parameters;
+            let tables = ExpressionTables {
+                numbers: (parameters.aux_f32, parameters.last_number),
+                integers: (parameters.aux_i32, parameters.last_integer),
+            };
+            let [batch, head] = [self.batch, self.head].map(|index| k.truncate(index));
+            let [batch, head, query] = [batch, head, row].map(|index| k.reinterpret::<U32, S32>(index));
+            let exact = self.specialization.dtype == DType::F32;
+            ExpressionCode::new(k, expression, tables, LaneScores { batch, head, query }, rows, exact)
+        })
+    }
+
+    /// The term of a `score_mod` that only adds one to scores that are otherwise only scaled.
+    pub(crate) fn added_term(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<AddedTerm> {
+        let score_mod = self.parameters.score_mod.filter(|_| self.specialization.only_adds())?;
+        let code = self.expression(k, score_mod, row, rows);
+        Some(AddedTerm { code, inverse_scale: self.parameters.inverse_scale })
+    }
+
+    /// The block of scores of the tile's rows and the keys from `first_key` on.
+    pub(crate) fn score_block(&self, k: &mut Builder, rows: u32, first_key: Reg<S32>, keys: u32) -> ScoreBlock {
+        let first_row = k.reinterpret::<U32, S32>(self.first_row);
+        let rows_interval = [first_row, k.add(first_row, rows as i32 - 1)];
+        let keys_interval = [first_key, k.add(first_key, keys as i32 - 1)];
+        ScoreBlock { rows: rows_interval, max_rows: rows, keys: keys_interval, max_keys: keys }
+    }
+
+    /// The code of the `mask_mod`, where there is one.
+    pub(crate) fn mask_mod(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<ExpressionCode> {
+        self.parameters.mask_mod.map(|mask_mod| self.expression(k, mask_mod, row, rows))
+    }
+
+    /// The score terms of `rows` rows of a lane, from `row` on.
+    pub(crate) fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
+        let parameters = self.parameters;
+        let Specialization { softcap, alibi, bias, .. } = self.specialization;
+        ScoreTerms {
+            scale: parameters.scale_log2,
+            softcap: softcap.then_some(parameters.softcap_log2),
+            scale_rest: (self.specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
+            slope: alibi.then(|| {
+                let slope = self.head_value(k, parameters.alibi_slopes);
+                k.mul(slope, -LOG2_E)
+            }),
+            bias: bias.then(|| {
+                let Parameters { bias, bias_batch_stride, bias_head_stride, .. } = parameters;
+                let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
+                BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }
+            }),
+            expression: parameters.score_mod.map(|score_mod| self.expression(k, score_mod, row, rows)),
+        }
+    }
+
+    /// The positions of the scores of a lane with `member` in its fragments. `rows` gives its query rows, clamped to the
+    /// last, and the position of the first.
+    pub(crate) fn score_positions(
+        &self,
+        k: &mut Builder,
+        member: Reg<U32>,
+        rows: impl FnOnce(&mut Builder, Reg<U32>) -> (Vec<Reg<U32>>, Reg<S32>),
+    ) -> ScorePositions {
+        let column = k.eval((member << 1).signed());
+        let last_row = k.sub(self.end_row, 1u32);
+        let (rows, position) = rows(k, last_row);
+        let last_key = k.sub(self.key_length, 1i32);
+        ScorePositions { rows, position, column, last_key }
+    }
+
+    /// The mask of the keys that the rows of a lane attend. `others` are the positions of all rows but the first, where
+    /// these are not as far apart as in a fragment.
+    pub(crate) fn key_mask(&self, positions: &ScorePositions, others: Vec<Reg<S32>>) -> KeyMask {
+        let Self { parameters, specialization, key_length, .. } = *self;
+        KeyMask {
+            position: positions.position,
+            others,
+            column: positions.column,
+            left: specialization.left.then_some(parameters.window_left),
+            right: specialization.right.then_some(parameters.window_right),
+            key_length,
+            rows: positions.rows.len() as u32,
+        }
+    }
+
+    /// Stores the LSE of a row that exists if `exists`: the four lanes of a row have the same value, and the one with
+    /// `member` 0 stores it.
+    pub(crate) fn store_lse(
+        &self,
+        k: &mut Builder,
+        row: Reg<U32>,
+        exists: Reg<Pred>,
+        member: Reg<U32>,
+        value: Reg<F32>,
+    ) {
+        let stores = k.eval(exists & member.eq(0));
+        let address = self.lse_address(k, row);
+        k.when(stores, |k| k.store_one(address, value));
+    }
+}

@@ -1,0 +1,126 @@
+//! `wgmma`: asynchronous products of a warpgroup, their operands in swizzled shared memory or in registers.
+
+use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
+use flashcore_ir::types::{F32, U32, U64};
+use flashcore_ir::{Builder, Major, Reg, Swizzle};
+
+use crate::element::{ELEMENT_BYTES, Element};
+use crate::primitives::{Accumulator, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, RESULT_COLUMNS, SwizzledTile};
+
+/// Bytes from 8 rows to the next 8: the stride of a matrix descriptor.
+const EIGHT_ROWS: u32 = 8 * PANEL_ROW_BYTES;
+
+/// A `wgmma` operand in shared memory: a swizzled tile and its matrix descriptor.
+#[derive(Debug, Clone, Copy)]
+pub struct WgmmaOperand {
+    tile: SwizzledTile,
+    descriptor: Reg<U64>,
+}
+
+impl SwizzledTile {
+    /// The tile at an address as a K-major operand: its rows are the rows of A, or the columns of B.
+    pub fn k_major(self, k: &mut Builder, address: Reg<U32>) -> WgmmaOperand {
+        let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: EIGHT_ROWS };
+        WgmmaOperand { tile: self, descriptor: k.matrix_descriptor(address, layout) }
+    }
+
+    /// The tile at an address as an MN-major operand: its rows are the rows of B.
+    pub fn mn_major(self, k: &mut Builder, address: Reg<U32>) -> WgmmaOperand {
+        let leading_bytes = self.panel_bytes();
+        let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes, stride_bytes: EIGHT_ROWS };
+        WgmmaOperand { tile: self, descriptor: k.matrix_descriptor(address, layout) }
+    }
+}
+
+impl WgmmaOperand {
+    /// 16 columns of all rows: one depth step of a K-major operand.
+    fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
+        let steps_per_panel = PANEL_COLUMNS / PRODUCT_DEPTH;
+        let (panel, within) = (step / steps_per_panel, step % steps_per_panel);
+        let bytes = panel * self.tile.panel_bytes() + within * PRODUCT_DEPTH * ELEMENT_BYTES;
+        SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Depth }
+    }
+
+    /// 16 rows of all columns: one depth step of an MN-major operand.
+    fn row_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
+        let bytes = step * PRODUCT_DEPTH * PANEL_ROW_BYTES;
+        SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Outer }
+    }
+}
+
+/// The registers of a warpgroup's accumulator: in each warp, those of its 16 rows in the order of `mma`.
+fn registers(accumulator: &Accumulator) -> Vec<Reg<F32>> {
+    accumulator.blocks.iter().flatten().flatten().copied().collect()
+}
+
+impl Accumulator {
+    /// Registers without values for 16 rows of each warp and `columns` columns.
+    pub fn unset(k: &mut Builder, columns: u32) -> Self {
+        let registers = k.warpgroup_accumulator::<F32>(columns);
+        let fragments = registers.chunks_exact(4).map(|fragment| [fragment[0], fragment[1], fragment[2], fragment[3]]);
+        Self { blocks: vec![fragments.collect()] }
+    }
+
+    /// The registers of its first columns, a multiple of 8.
+    #[must_use]
+    pub fn first_columns(&self, columns: u32) -> Self {
+        self.column_slices(columns).swap_remove(0)
+    }
+
+    /// Slices of `columns` columns, a multiple of 8; the last may have fewer.
+    pub fn column_slices(&self, columns: u32) -> Vec<Self> {
+        let fragments = (columns / RESULT_COLUMNS) as usize;
+        self.blocks[0].chunks(fragments).map(|fragments| Self { blocks: vec![fragments.to_vec()] }).collect()
+    }
+
+    /// Starts `A * B^T` over `depth` columns, both K-major, in place of what it holds. One `wgmma` group.
+    pub fn start_qk<T: Element>(&self, k: &mut Builder, a: &WgmmaOperand, b: &WgmmaOperand, depth: u32) {
+        let (registers, columns) = (registers(self), b.tile.rows);
+        for step in 0..depth.div_ceil(PRODUCT_DEPTH) {
+            let left = LeftMatrix::<T>::Shared(a.column_step(k, step));
+            let right = b.column_step(k, step);
+            k.wgmma(columns, &registers, left, right, if step == 0 { Adds::Replace } else { Adds::Add });
+        }
+        k.wgmma_commit();
+    }
+
+    /// Starts adding `P * V`, P in registers and V MN-major. One `wgmma` group.
+    pub fn start_pv<T: Element>(&self, k: &mut Builder, p: &PFragment<T>, v: &WgmmaOperand) {
+        let registers = registers(self);
+        let columns = registers.len() as u32 * 2;
+        for (step, fragment) in (0u32..).zip(&p.fragments) {
+            let right = v.row_step(k, step);
+            k.wgmma(columns, &registers, LeftMatrix::Registers(fragment), right, Adds::Add);
+        }
+        k.wgmma_commit();
+    }
+}
+
+/// P fragment: softmax weights rounded to the A operand of PV, in registers of their own, so that the next scores can
+/// replace the accumulator while PV still reads P.
+#[derive(Debug, Clone)]
+pub struct PFragment<T: Element> {
+    fragments: Vec<[Reg<T>; 4]>,
+}
+
+impl<T: Element> PFragment<T> {
+    /// Registers without values for `columns` columns, a multiple of 16.
+    pub fn unset(k: &mut Builder, columns: u32) -> Self {
+        let steps = 0..columns / PRODUCT_DEPTH;
+        Self { fragments: steps.map(|_| core::array::from_fn(|_| k.register())).collect() }
+    }
+
+    /// Rounds the weights of an accumulator; columns past its last become zero.
+    pub fn round(&self, k: &mut Builder, weights: &Accumulator) {
+        let rounded = weights.blocks[0].len() / 2;
+        for target in self.fragments.iter().skip(rounded).flatten() {
+            k.pair_to(*target, 0.0f32, 0.0f32);
+        }
+        for (target, fragments) in self.fragments.iter().zip(weights.blocks[0].chunks_exact(2)) {
+            let pairs = fragments.iter().flat_map(|fragment| fragment.chunks_exact(2));
+            for (target, pair) in target.iter().zip(pairs) {
+                k.pair_to(*target, pair[0], pair[1]);
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Primitives: what attention kernels are made of.
+//!
+//! * [`SharedTile`] is a shared-memory tile that knows its layout, [`TileCopy`] its `cp.async` copy by all threads of a
+//!   CTA, [`CpAsyncPipeline`] the stages of such tiles;
+//! * [`SwizzledTile`] is the shared-memory tile of TMA and `wgmma`, [`TmaPipeline`] its stages between a producer warp and
+//!   consumer warpgroups;
+//! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
+//!   [`WgmmaOperand`] and [`PFragment`] those of `wgmma`;
+//! * [`ScoreTerms`] turns products into scores, [`KeyMask`] masks them, and [`OnlineSoftmax`] turns them into weights;
+//! * [`ExpressionCode`] is the code of a `score_mod` or `mask_mod`.
+
+mod mask;
+mod mma;
+mod pipeline;
+mod score;
+mod score_mod;
+mod smem;
+mod softmax;
+
+pub use mask::KeyMask;
+pub use mma::{Accumulation, Accumulator, LeftFragments, LeftOperand, PFragment, RightFragments, WgmmaOperand};
+pub(crate) use pipeline::named_barrier::NamedBarrier;
+pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};
+pub use score::{BiasTerms, ScorePositions, ScoreTerms};
+pub use score_mod::{
+    AddedTerm, BoundExpression, ExpressionBlock, ExpressionCode, ExpressionTables, Interval, LaneScores, ScoreBlock,
+};
+pub(crate) use smem::{CHUNK_BYTES, CHUNK_ELEMENTS};
+pub use smem::{
+    GlobalRows, LaneRows, PANEL_COLUMNS, PANEL_ROW_BYTES, PackedHeads, SharedLayout, SharedTile, SwizzledTile,
+    TensorRows, TileAddresses, TileCopy,
+};
+pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
+pub(crate) use softmax::{lse_exact, lse_log2, normalize_row};
+
+use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Reg};
+
+/// Lanes of a warp.
+pub const LANES: u32 = 32;
+/// Rows of a tensor-core product: those that a warp multiplies at a time.
+pub const ROWS_PER_BLOCK: u32 = 16;
+/// Distance of a lane's rows in a fragment.
+pub const ROW_STEP: u32 = 8;
+/// Columns of the result of a tensor-core product.
+pub const RESULT_COLUMNS: u32 = 8;
+/// Depth of a tensor-core product of 16-bit elements.
+pub const PRODUCT_DEPTH: u32 = 16;
+
+/// Position of a lane in a tensor-core fragment: results and left operands have rows `group` and `group + 8`, and
+/// columns `2 * member` and the next.
+#[derive(Debug, Clone, Copy)]
+pub struct FragmentPosition {
+    /// `lane / 4`.
+    pub group: Reg<U32>,
+    /// `lane % 4`.
+    pub member: Reg<U32>,
+}
+
+impl FragmentPosition {
+    /// The position of `lane`.
+    pub fn new(k: &mut Builder, lane: Reg<U32>) -> Self {
+        Self { group: k.shr(lane, 2u32), member: k.and(lane, 3u32) }
+    }
+}

@@ -1,0 +1,51 @@
+//! Bound expression: an expression and the registers of its constants, which are parameters of the kernel.
+
+use flashcore_ir::types::{F32, S32};
+use flashcore_ir::{Builder, Reg};
+use flashcore_problem::expression::{Expression, Kind, MOST_CONSTANTS, Slot};
+
+/// An expression with the registers of its constants.
+#[derive(Debug, Clone, Copy)]
+pub struct BoundExpression {
+    pub(crate) expression: &'static Expression,
+    constants: [Option<Constant>; MOST_CONSTANTS],
+}
+
+/// The register of a constant.
+#[derive(Debug, Clone, Copy)]
+enum Constant {
+    Number(Reg<F32>),
+    Integer(Reg<S32>),
+}
+
+impl BoundExpression {
+    /// Declares the constants as parameters and loads them, once for the whole kernel: they are the same for all threads.
+    pub(crate) fn load(k: &mut Builder, field: &str, expression: &'static Expression) -> Self {
+        let mut constants = [None; MOST_CONSTANTS];
+        for (slot, kind) in expression.slots() {
+            let name = format!("{field}_constant_{}", slot.index());
+            constants[slot.index()] = Some(match kind {
+                Kind::Number => Constant::Number(k.parameter(&name)),
+                Kind::Integer | Kind::Truth => Constant::Integer(k.parameter(&name)),
+            });
+        }
+        Self { expression, constants }
+    }
+
+    /// The register of a number.
+    pub(crate) const fn number(&self, slot: Slot) -> Reg<F32> {
+        match self.constants[slot.index()] {
+            Some(Constant::Number(register)) => register,
+            // `load` gives each slot of the expression a register of its kind.
+            Some(Constant::Integer(_)) | None => unreachable!(),
+        }
+    }
+
+    /// The register of an integer.
+    pub(crate) const fn integer(&self, slot: Slot) -> Reg<S32> {
+        match self.constants[slot.index()] {
+            Some(Constant::Integer(register)) => register,
+            Some(Constant::Number(_)) | None => unreachable!(),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Tile copy: `cp.async` of a tile from global to shared memory by all threads of a CTA.
+
+use flashcore_ir::builder::CopyBytes;
+use flashcore_ir::types::{F16x2, Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress};
+
+use super::tile::{CHUNK_BYTES, CHUNK_ELEMENTS, PATTERN_ROWS, SharedLayout, SharedTile};
+use crate::element::ELEMENT_BYTES;
+
+/// Rows of a matrix in global memory.
+#[derive(Debug, Clone, Copy)]
+pub struct GlobalRows {
+    /// The address of the first.
+    pub first: Reg<U64>,
+    /// Bytes from one to the next.
+    pub stride: Reg<U64>,
+    /// Columns that exist: a multiple of 8, at most as many as the tile has.
+    pub columns: u32,
+    /// Vector width: bytes that addresses are a multiple of, and that are moved at a time: 2, 4, 8 or 16.
+    pub vec_bytes: u32,
+    /// Set where the rows are those of several heads (`pack_gqa`).
+    pub packed: Option<PackedHeads>,
+}
+
+/// Rows of several query heads packed into one tile (`pack_gqa`): row 0 of each head, then row 1 of each, and so on.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedHeads {
+    /// Query heads per KV head.
+    pub group: Reg<U32>,
+    /// Bytes from one head to the next.
+    pub head_stride: Reg<U64>,
+    /// The index of the first row, from which rows count.
+    pub first_row: Reg<U32>,
+}
+
+impl GlobalRows {
+    /// The address of a row.
+    pub(crate) fn row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let Some(PackedHeads { group, head_stride, first_row }) = self.packed else {
+            return k.eval(row.widen().mul_add(self.stride, self.first));
+        };
+        let row = k.add(row, first_row);
+        let (head, row) = (k.rem(row, group), k.div(row, group));
+        let (head, row) = (k.widen(head), k.widen(row));
+        k.eval(head.mul_add(head_stride, row.mul_add(self.stride, self.first)))
+    }
+}
+
+/// One thread's share of the copies of tiles of one shape: a chunk in each of several rows, in each panel.
+#[derive(Debug, Clone, Copy)]
+pub struct TileCopy {
+    tile: SharedTile,
+    /// The first row of this thread.
+    row: Reg<U32>,
+    /// Its chunk.
+    chunk: Reg<U32>,
+    /// The target of its first chunk, in stage 0.
+    target: Reg<U32>,
+    /// The source of its first chunk of the next tile.
+    source: Reg<U64>,
+    rows: GlobalRows,
+    rows_per_step: u32,
+}
+
+impl TileCopy {
+    /// Divides the tile among `threads` threads, of which this is `thread`; copies begin at the first of `rows`.
+    pub fn new(
+        k: &mut Builder,
+        tile: SharedTile,
+        rows: GlobalRows,
+        base: Reg<U32>,
+        thread: Reg<U32>,
+        threads: u32,
+    ) -> Self {
+        let chunks = tile.panel_chunks();
+        let row = k.shr(thread, chunks.ilog2());
+        let chunk = k.and(thread, chunks - 1);
+        let target = tile.chunk_address(k, base, row, chunk);
+        let row_start = rows.row(k, row);
+        let source = k.mad_wide(chunk, CHUNK_BYTES, row_start);
+        Self { tile, row, chunk, target, source, rows, rows_per_step: threads / chunks }
+    }
+
+    /// Starts the copy of the next tile into the stage at `stage` bytes. Its first `rows_left` rows exist, which may be
+    /// none or more than the tile has; the others become zero, like columns that do not exist.
+    pub fn start(&self, k: &mut Builder, stage: Option<Reg<U32>>, rows_left: Reg<U32>) {
+        self.start_from(k, stage, None, rows_left);
+    }
+
+    /// Starts the copy with the first `skipped` rows, which may be fewer than none, zeroed as well.
+    pub fn start_from(&self, k: &mut Builder, stage: Option<Reg<U32>>, skipped: Option<Reg<S32>>, rows_left: Reg<U32>) {
+        let target = match stage {
+            Some(stage) => k.add(self.target, stage),
+            None => self.target,
+        };
+        let step_bytes = k.mul(self.rows.stride, u64::from(self.rows_per_step));
+        let mut source = self.source;
+        let targets = self.targets(k, target);
+        for step in 0..self.tile.rows.div_ceil(self.rows_per_step) {
+            let row = k.add(self.row, step * self.rows_per_step);
+            if self.rows.packed.is_some() && step > 0 {
+                let row_start = self.rows.row(k, row);
+                source = k.mad_wide(self.chunk, CHUNK_BYTES, row_start);
+            }
+            let target = targets[step as usize % targets.len()];
+            let exists = k.section("tail", |k| {
+                let exists = k.compare(Compare::Lt, row, rows_left);
+                skipped.map_or(exists, |skipped| k.eval(exists & row.signed().ge(skipped)))
+            });
+            let inside = self.overhangs(step).then(|| k.compare(Compare::Lt, row, self.tile.rows));
+            for panel in 0..self.rows.columns.div_ceil(self.tile.panel_columns()) {
+                let exists = self.columns_exist(k, panel, exists);
+                let below = step * self.rows_per_step * self.tile.row_bytes();
+                let to = SharedAddress::from(target).plus((below + self.tile.panel_step(panel)) as i32);
+                let beside = panel * self.tile.panel_columns() * ELEMENT_BYTES;
+                let from = GlobalAddress::from(source).plus(beside as i32);
+                match self.rows.vec_bytes {
+                    2 => copy_by_element(k, to, from, exists, inside),
+                    _ => self.cp_async(k, to, from, exists, inside),
+                }
+            }
+            source = k.add(source, step_bytes);
+        }
+    }
+
+    /// Targets of the chunks of even and of odd steps, before the rows of the steps are added: few threads copy fewer
+    /// rows at a time than the period of the swizzle.
+    fn targets(&self, k: &mut Builder, target: Reg<U32>) -> Vec<Reg<U32>> {
+        match self.tile.layout {
+            SharedLayout::Swizzled if self.rows_per_step < PATTERN_ROWS => {
+                vec![target, k.section("swizzle", |k| k.xor(target, self.rows_per_step * CHUNK_BYTES))]
+            }
+            _ => vec![target],
+        }
+    }
+
+    /// True if this step of a tile with fewer rows than threads would write past its end.
+    const fn overhangs(&self, step: u32) -> bool {
+        (step + 1) * self.rows_per_step > self.tile.rows
+    }
+
+    /// True if this thread's chunk of a panel exists in a row that exists if `row_exists`.
+    fn columns_exist(&self, k: &mut Builder, panel: u32, row_exists: Reg<Pred>) -> Reg<Pred> {
+        let first = panel * self.tile.panel_columns();
+        if first + self.tile.panel_columns() <= self.rows.columns {
+            return row_exists;
+        }
+        let chunks = self.rows.columns.saturating_sub(first) / CHUNK_ELEMENTS;
+        k.eval(self.chunk.lt(chunks) & row_exists)
+    }
+
+    fn cp_async(
+        &self,
+        k: &mut Builder,
+        to: SharedAddress,
+        from: GlobalAddress,
+        exists: Reg<Pred>,
+        inside: Option<Reg<Pred>>,
+    ) {
+        let written = self.rows.vec_bytes;
+        let read = k.select(exists, written, 0u32);
+        let copy = |k: &mut Builder| {
+            for offset in (0..CHUNK_BYTES).step_by(written as usize) {
+                let bytes = CopyBytes::ZeroFill { written, read };
+                k.copy_async(to.plus(offset as i32), from.plus(offset as i32), bytes, L2Prefetch::Bytes128);
+            }
+        };
+        match inside {
+            Some(inside) => k.when(inside, copy),
+            None => copy(k),
+        }
+    }
+
+    /// Moves the source to the next tile.
+    pub fn advance(&self, k: &mut Builder) {
+        let tile_bytes = k.mul(self.rows.stride, u64::from(self.tile.rows));
+        k.add_to(self.source, tile_bytes);
+    }
+}
+
+/// Copies a chunk of rows that begin at odd elements: through registers, since no `cp.async` is that narrow.
+fn copy_by_element(
+    k: &mut Builder,
+    to: SharedAddress,
+    from: GlobalAddress,
+    exists: Reg<Pred>,
+    inside: Option<Reg<Pred>>,
+) {
+    // The bits pass through as they are, whichever type the elements have.
+    let words: Vec<_> = (0..CHUNK_ELEMENTS / 2)
+        .map(|pair| {
+            let zero = k.copy::<U32>(0u32);
+            let zero = k.reinterpret::<U32, F16x2>(zero);
+            let (low, high) = k.unpack(zero);
+            for (index, half) in [low, high].into_iter().enumerate() {
+                let offset = (2 * pair + index as u32) * ELEMENT_BYTES;
+                k.when(exists, |k| k.load_into(half, from.plus(offset as i32)));
+            }
+            let word = k.pack::<F16x2>(low, high);
+            k.reinterpret::<F16x2, U32>(word)
+        })
+        .collect();
+    match inside {
+        Some(inside) => k.when(inside, |k| k.store_shared(to, &words)),
+        None => k.store_shared(to, &words),
+    }
+}

@@ -1,0 +1,104 @@
+//! Swizzled shared-memory tile: what TMA writes and reads, and `wgmma` multiplies.
+//!
+//! A tile is cut into *panels* of 64 columns, the width of the atom of the 128-byte swizzle. The rows of a panel are 128
+//! bytes long and follow each other; within each, TMA exchanges the chunks of 16 bytes, which `wgmma` undoes as it reads.
+//! A panel is one box of a tensor map; columns that the tensor does not have are zero.
+
+use flashcore_ir::builder::TensorCopyOptions;
+use flashcore_ir::types::{Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Reg, SharedAddress};
+
+use super::tile::{CHUNK_BYTES, CHUNK_ELEMENTS};
+use crate::element::{ELEMENT_BYTES, Element};
+use crate::primitives::{Accumulator, PRODUCT_DEPTH};
+
+/// Columns of a panel.
+pub const PANEL_COLUMNS: u32 = 64;
+/// Bytes of a row of a panel.
+pub const PANEL_ROW_BYTES: u32 = PANEL_COLUMNS * ELEMENT_BYTES;
+/// Chunks of 16 bytes in a row of a panel.
+const CHUNKS_PER_ROW: u32 = PANEL_ROW_BYTES / CHUNK_BYTES;
+
+/// A tile of 16-bit elements with the 128-byte swizzle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwizzledTile {
+    /// Rows.
+    pub rows: u32,
+    /// Columns of the tensor.
+    pub columns: u32,
+}
+
+impl SwizzledTile {
+    /// Panels.
+    pub const fn panels(self) -> u32 {
+        self.columns.div_ceil(PANEL_COLUMNS)
+    }
+
+    /// Bytes of a panel.
+    pub const fn panel_bytes(self) -> u32 {
+        self.rows.saturating_mul(PANEL_ROW_BYTES)
+    }
+
+    /// Bytes of the tile, which is also what TMA brings.
+    pub const fn bytes(self) -> u32 {
+        self.panels().saturating_mul(self.panel_bytes())
+    }
+
+    /// Starts the TMA loads of the tile, which complete `barrier`. Only the lane in which `leader` holds does it.
+    pub fn tma_load(self, k: &mut Builder, source: TensorRows, target: Reg<U32>, barrier: Reg<U32>, leader: Reg<Pred>) {
+        let TensorRows { map, row, head, batch, policy } = source;
+        for panel in 0..self.panels() {
+            let column = k.copy((panel * PANEL_COLUMNS) as i32);
+            let target = SharedAddress::from(target).plus((panel * self.panel_bytes()) as i32);
+            let options = TensorCopyOptions { policy, ..TensorCopyOptions::default() };
+            k.when(leader, |k| k.tensor_load(target, map, &[column, row, head, batch], barrier, options));
+        }
+    }
+
+    /// Writes 16 rows of results, those of a warp, rounded, to an address in the tile, by `stmatrix`.
+    pub fn write_rows<T: Element>(self, k: &mut Builder, results: &Accumulator, address: Reg<U32>, lane: Reg<U32>) {
+        // Lanes point at the rows of 16 x 16 elements: the first 16 lanes of the left half, the others of the right.
+        let (row, half) = (k.and(lane, 15u32), k.shr(lane, 4u32));
+        let row_address = k.mad(row, PANEL_ROW_BYTES, address);
+        let pattern = k.and(lane, CHUNKS_PER_ROW - 1);
+        let steps = (0..PANEL_COLUMNS / PRODUCT_DEPTH).map(|step| {
+            let chunk = (half + step * PRODUCT_DEPTH / CHUNK_ELEMENTS) ^ pattern;
+            k.eval(chunk.mul_add(CHUNK_BYTES, row_address))
+        });
+        let steps: Vec<_> = steps.collect();
+        for (number, fragments) in results.blocks[0].chunks(2).enumerate() {
+            let pairs = fragments.iter().flat_map(|fragment| fragment.chunks_exact(2));
+            let words: Vec<Reg<T>> = pairs.map(|pair| k.pair(pair[0], pair[1])).collect();
+            let panel = (number / steps.len()) as u32;
+            let target = SharedAddress::from(steps[number % steps.len()]).plus((panel * self.panel_bytes()) as i32);
+            k.store_matrix(target, &words, false);
+        }
+    }
+
+    /// Starts the TMA stores of the rows at an address to those of a tensor from `row` on, as one bulk group. Only the
+    /// lane in which `leader` holds does it.
+    pub fn tma_store(self, k: &mut Builder, target: TensorRows, source: Reg<U32>, leader: Reg<Pred>) {
+        let TensorRows { map, row, head, batch, policy } = target;
+        for panel in 0..self.panels() {
+            let column = k.copy((panel * PANEL_COLUMNS) as i32);
+            let source = SharedAddress::from(source).plus((panel * self.panel_bytes()) as i32);
+            k.when(leader, |k| k.tensor_store(map, &[column, row, head, batch], source, policy));
+        }
+        k.when(leader, Builder::bulk_commit);
+    }
+}
+
+/// TMA coordinates: the rows of one head of one batch from `row` on.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorRows {
+    /// The tensor map.
+    pub map: Reg<U64>,
+    /// The first row.
+    pub row: Reg<S32>,
+    /// The head.
+    pub head: Reg<S32>,
+    /// The batch.
+    pub batch: Reg<S32>,
+    /// The L2 cache policy.
+    pub policy: Option<Reg<U64>>,
+}

@@ -1,0 +1,233 @@
+//! Shared-memory tile: plain, padded or swizzled rows, and the addresses of `ldmatrix` in them.
+//!
+//! Shared memory has 32 banks of 4 bytes; a request of 128 bytes takes one transaction when its words lie in different
+//! banks. `ldmatrix` asks for 16 bytes (a *chunk*) of eight consecutive rows at a time. In a [`SharedLayout::Plain`]
+//! tile whose rows are a multiple of 128 bytes long, those eight chunks lie in the same banks, and the request takes
+//! eight transactions. [`SharedLayout::Padded`] spends one chunk per row to shift the rows against each other.
+//! [`SharedLayout::Swizzled`] cuts the tile into panels of 64 (or 32) columns and exchanges the chunks within each
+//! 128 bytes by an exclusive or with the row, which costs no memory.
+
+use core::fmt;
+
+use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Reg, SharedAddress};
+
+use crate::element::ELEMENT_BYTES;
+
+/// Bytes of a chunk: what a lane moves at a time.
+pub(crate) const CHUNK_BYTES: u32 = 16;
+/// Elements of a chunk.
+pub(crate) const CHUNK_ELEMENTS: u32 = CHUNK_BYTES / ELEMENT_BYTES;
+/// Alignment of tiles, so that the exclusive or of the swizzle touches no bit of the base.
+const TILE_ALIGNMENT: u32 = 128;
+/// The period, in rows, of every layout's pattern of chunks.
+pub(crate) const PATTERN_ROWS: u32 = 8;
+
+/// Layout of a tile in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SharedLayout {
+    /// Row after row.
+    Plain,
+    /// Row after row, with one unused chunk after each.
+    Padded,
+    /// Panels whose chunks are exchanged by an exclusive or with the row.
+    Swizzled,
+}
+
+impl SharedLayout {
+    /// Every layout.
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Padded, Self::Swizzled];
+
+    /// The name in tables and kernel names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Padded => "padded",
+            Self::Swizzled => "swizzled",
+        }
+    }
+}
+
+impl fmt::Display for SharedLayout {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A matrix of 16-bit elements in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedTile {
+    /// Bytes from the beginning of shared memory.
+    pub offset: u32,
+    /// Rows.
+    pub rows: u32,
+    /// Columns, a multiple of 16.
+    pub columns: u32,
+    /// Their layout.
+    pub layout: SharedLayout,
+}
+
+impl SharedTile {
+    /// Reserves the memory of a tile.
+    pub fn reserve(k: &mut Builder, rows: u32, columns: u32, layout: SharedLayout) -> Self {
+        let unplaced = Self { offset: 0, rows, columns, layout };
+        Self { offset: k.reserve_shared(unplaced.bytes(), TILE_ALIGNMENT), ..unplaced }
+    }
+
+    /// Columns of a tile for so many columns of a tensor: whole panels that are not too narrow.
+    pub const fn columns_for(columns: u32) -> u32 {
+        if columns <= 16 { 16 } else { columns.next_multiple_of(32) }
+    }
+
+    /// Bytes of the tile, rounded up to the alignment of the next.
+    pub const fn bytes(self) -> u32 {
+        (self.panels() * self.panel_bytes()).next_multiple_of(TILE_ALIGNMENT)
+    }
+
+    /// Columns of a panel: the columns within which the swizzle exchanges chunks, and of which a copy has one chunk per
+    /// thread.
+    pub const fn panel_columns(self) -> u32 {
+        if self.columns.is_multiple_of(64) {
+            64
+        } else if self.columns.is_multiple_of(32) {
+            32
+        } else {
+            16
+        }
+    }
+
+    /// Chunks of one row of a panel.
+    pub const fn panel_chunks(self) -> u32 {
+        self.panel_columns() / CHUNK_ELEMENTS
+    }
+
+    /// The number of panels.
+    pub const fn panels(self) -> u32 {
+        self.columns / self.panel_columns()
+    }
+
+    /// Bytes from one row to the next within a panel.
+    pub const fn row_bytes(self) -> u32 {
+        match self.layout {
+            SharedLayout::Plain => self.columns * ELEMENT_BYTES,
+            SharedLayout::Padded => self.columns * ELEMENT_BYTES + CHUNK_BYTES,
+            SharedLayout::Swizzled => self.panel_columns() * ELEMENT_BYTES,
+        }
+    }
+
+    /// Bytes from one panel to the next.
+    const fn panel_bytes(self) -> u32 {
+        match self.layout {
+            SharedLayout::Plain => self.rows * self.columns * ELEMENT_BYTES / self.panels(),
+            SharedLayout::Padded => self.rows * (self.columns * ELEMENT_BYTES + CHUNK_BYTES) / self.panels(),
+            SharedLayout::Swizzled => self.rows * self.row_bytes(),
+        }
+    }
+
+    /// Bytes from the chunk in `panel` 0 to the same chunk of another panel.
+    pub(crate) const fn panel_step(self, panel: u32) -> u32 {
+        match self.layout {
+            SharedLayout::Plain | SharedLayout::Padded => panel * self.panel_columns() * ELEMENT_BYTES,
+            SharedLayout::Swizzled => panel * self.panel_bytes(),
+        }
+    }
+
+    /// The address of chunk `chunk` of row `row` of panel 0, which a lane computes once; `base` is the address of shared
+    /// memory, plus the stage.
+    pub(crate) fn chunk_address(self, k: &mut Builder, base: Reg<U32>, row: Reg<U32>, chunk: Reg<U32>) -> Reg<U32> {
+        let row_start = k.mad(row, self.row_bytes(), self.offset);
+        let chunk = match self.layout {
+            SharedLayout::Plain | SharedLayout::Padded => chunk,
+            SharedLayout::Swizzled => {
+                let pattern = self.swizzle_pattern(k, row);
+                k.xor(chunk, pattern)
+            }
+        };
+        k.eval(base + chunk.mul_add(CHUNK_BYTES, row_start))
+    }
+
+    /// The swizzle pattern of a row, which the index of a chunk is combined with. Rows shorter than 128 bytes share one.
+    fn swizzle_pattern(self, k: &mut Builder, row: Reg<U32>) -> Reg<U32> {
+        k.section("swizzle", |k| {
+            let rows_per_line = PATTERN_ROWS / self.panel_chunks();
+            let line = match rows_per_line {
+                1 => row,
+                _ => k.shr(row, rows_per_line.ilog2()),
+            };
+            k.and(line, self.panel_chunks() - 1)
+        })
+    }
+
+    /// The addresses through which a lane reads the matrices of fragments, see [`LaneRows`].
+    pub(crate) fn addresses(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>, rows: LaneRows) -> TileAddresses {
+        let (row, chunk) = rows.of_lane(k, lane);
+        let first = self.chunk_address(k, base, row, chunk);
+        TileAddresses { tile: self, first, row: 0 }
+    }
+}
+
+/// Row and chunk of a 16 × 16 block that each lane points `ldmatrix` at: four 8 × 8 matrices, in one of two orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneRows {
+    /// The matrix below the first comes second: left operands, and right operands that are transposed on the way.
+    DownFirst,
+    /// The matrix beside the first comes second: right operands whose rows are columns already.
+    AcrossFirst,
+}
+
+impl LaneRows {
+    fn of_lane(self, k: &mut Builder, lane: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let within = k.and(lane, PATTERN_ROWS - 1);
+        let second = k.bit_field_extract(lane, 3u32, 1u32);
+        let pair = k.shr(lane, 4u32);
+        let (down, across) = match self {
+            Self::DownFirst => (second, pair),
+            Self::AcrossFirst => (pair, second),
+        };
+        (k.mad(down, PATTERN_ROWS, within), across)
+    }
+}
+
+/// `ldmatrix` addresses of one lane in a tile: any 16 × 16 block by its row and column.
+#[derive(Debug, Clone, Copy)]
+pub struct TileAddresses {
+    tile: SharedTile,
+    first: Reg<U32>,
+    /// Rows from where the register points.
+    row: u32,
+}
+
+impl TileAddresses {
+    /// The addresses in the stage that is `bytes` further on.
+    pub(crate) fn in_stage(self, k: &mut Builder, bytes: Reg<U32>) -> Self {
+        Self { first: k.add(self.first, bytes), ..self }
+    }
+
+    /// The addresses `rows` rows further on, a multiple of 8.
+    pub(crate) const fn rows_below(self, rows: u32) -> Self {
+        Self { row: self.row + rows, ..self }
+    }
+
+    /// The base register of a lane's addresses for each 16-column step of a panel.
+    pub(crate) fn by_column(self, k: &mut Builder) -> Vec<Reg<U32>> {
+        let steps = self.tile.panel_columns() / 16;
+        (0..steps)
+            .map(|step| match (self.tile.layout, step) {
+                (SharedLayout::Swizzled, 1..) => k.section("swizzle", |k| k.xor(self.first, step * 2 * CHUNK_BYTES)),
+                _ => self.first,
+            })
+            .collect()
+    }
+
+    /// The address of the block at `row` (a multiple of 8) and `column` (a multiple of 16), given [`Self::by_column`].
+    pub(crate) fn block(self, by_column: &[Reg<U32>], row: u32, column: u32) -> SharedAddress {
+        let (panel, within) = (column / self.tile.panel_columns(), column % self.tile.panel_columns());
+        let step = within / 16;
+        let beside = match self.tile.layout {
+            SharedLayout::Swizzled => 0,
+            SharedLayout::Plain | SharedLayout::Padded => within * ELEMENT_BYTES,
+        };
+        let offset = (self.row + row) * self.tile.row_bytes() + self.tile.panel_step(panel) + beside;
+        SharedAddress::from(by_column[step as usize]).plus(offset as i32)
+    }
+}

@@ -1,0 +1,251 @@
+//! Online softmax: weights from scores, block by block, without having seen all scores.
+//!
+//! Each row keeps `row_max`, the maximum of its scores so far, and `row_sum`, the sum of their weights; the output so far
+//! is a sum of values by weights relative to `row_max`. When a block raises it, sum and output are multiplied by
+//! `exp(old_max - new_max)`. Exponentials are powers of two with the scale of the scores folded in:
+//! `exp(scale * (s - m)) = 2^(s * scale * log2(e) - m * scale * log2(e))`, one multiply-add and one `ex2`.
+//!
+//! There are two schedules of the same arithmetic. [`OnlineSoftmax::update`] does all of it at once, for kernels whose
+//! products have ended. [`update_row_max`](OnlineSoftmax::update_row_max), [`exp_and_sum`](OnlineSoftmax::exp_and_sum)
+//! and [`rescale_output`](OnlineSoftmax::rescale_output) are its steps for kernels in which products are under way
+//! meanwhile: what needs the scores comes first, what touches the output when the product that adds to it has ended.
+
+use flashcore_ir::types::F32;
+use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, VoteMode};
+
+use super::exp2::Exponential;
+use crate::primitives::Accumulator;
+
+/// Binary logarithm of how far weights may exceed 1 under [`Rescale::Threshold`].
+const THRESHOLD: f32 = 8.0;
+/// Chains of dependent operations in which the scores of a row are gone through: a lane has few rows, and would wait for
+/// each result before the next.
+const CHAINS: usize = 2;
+
+/// `row_max` and `row_sum` of each of a lane's rows.
+#[derive(Debug, Clone)]
+pub struct OnlineSoftmax {
+    /// `scale * log2(e)`, or none where scores are scaled and in base 2 already.
+    scale: Option<Reg<F32>>,
+    /// The maximum of the whole row, the same in the four lanes that share it; with [`Rescale::Threshold`] it may be
+    /// stale.
+    pub(super) row_max: Vec<Reg<F32>>,
+    /// The sum over the columns of this lane.
+    pub(super) row_sum: Vec<Reg<F32>>,
+    rescale: Rescale,
+    exponential: Exponential,
+}
+
+/// Condition under which the output is rescaled to a new row max.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rescale {
+    /// With each block.
+    Always,
+    /// When the row max of some row of the warp rose.
+    IfChanged,
+    /// Lazy rescale with a threshold: when the row max of some row of the warp rose by more than 2^8. Until then the row
+    /// max is stale, and exponentials may exceed 1, up to 2^8, which every type has room for.
+    Threshold,
+}
+
+/// Row scale: what a new row max means for each of a lane's rows.
+#[derive(Debug, Clone)]
+pub struct RowScale {
+    /// Minus the scaled row max: added to the scaled scores.
+    shift: Vec<Reg<F32>>,
+    /// `exp(old_max - new_max)`: multiplied into earlier weights.
+    factors: Vec<Reg<F32>>,
+}
+
+impl RowScale {
+    /// The scale of no scores, in `rows` rows of a lane.
+    pub fn none(k: &mut Builder, rows: u32) -> Self {
+        let mut all = |value: f32| (0..rows).map(|_| k.copy(value)).collect();
+        Self { shift: all(0.0), factors: all(1.0) }
+    }
+
+    /// Writes `rescale` for a warp that has to: always, or if some factor of some lane is not 1.
+    fn when_needed(&self, k: &mut Builder, policy: Rescale, rescale: impl FnOnce(&mut Builder)) {
+        match policy {
+            Rescale::Always => rescale(k),
+            Rescale::IfChanged | Rescale::Threshold => {
+                let mut any = k.compare(Compare::Ne, self.factors[0], 1.0f32);
+                for factor in &self.factors[1..] {
+                    let rose = k.compare(Compare::Ne, *factor, 1.0f32);
+                    any = k.or(any, rose);
+                }
+                let any = k.vote(VoteMode::Any, any);
+                k.if_uniform(any, rescale);
+            }
+        }
+    }
+}
+
+impl OnlineSoftmax {
+    /// The softmax of no scores, in `rows` rows of a lane. `scale` is the softmax scale times `log2(e)`, and positive.
+    pub fn new(
+        k: &mut Builder,
+        rows: u32,
+        scale: Option<Reg<F32>>,
+        rescale: Rescale,
+        exponential: Exponential,
+    ) -> Self {
+        Self {
+            scale,
+            row_max: (0..rows).map(|_| k.copy(f32::NEG_INFINITY)).collect(),
+            row_sum: (0..rows).map(|_| k.copy(0.0f32)).collect(),
+            rescale,
+            exponential,
+        }
+    }
+
+    /// Turns scores into weights, in place, and rescales `output` to the new row max.
+    pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
+        if self.rescale == Rescale::Threshold {
+            let row_scale = RowScale::none(k, self.row_max.len() as u32);
+            self.update_row_max(k, scores, &row_scale);
+            self.exp_and_sum(k, scores, &row_scale);
+            return self.rescale_output(k, output, &row_scale);
+        }
+        let row_scale = k.section("row max", |k| self.new_row_scale(k, scores));
+        k.section("rescale", |k| {
+            row_scale.when_needed(k, self.rescale, |k| {
+                for (sum, factor) in self.row_sum.iter().zip(&row_scale.factors) {
+                    k.mul_to(*sum, *factor);
+                }
+                output.scale_rows(k, &row_scale.factors);
+            });
+        });
+        k.section("exp and sum", |k| {
+            let mut index = 0;
+            scores.each(|row, _, score| {
+                self.exp2_of_score(k, score, row_scale.shift[row], index);
+                index += 1;
+                k.add_to(self.row_sum[row], score);
+            });
+        });
+    }
+
+    /// Raises the row max by the scores, one chain for each row.
+    fn new_row_scale(&self, k: &mut Builder, scores: &Accumulator) -> RowScale {
+        let before: Vec<_> = self.row_max.iter().map(|row_max| k.copy(*row_max)).collect();
+        scores.each(|row, _, score| k.max_to(self.row_max[row], score));
+        for row_max in &self.row_max {
+            reduce_row(k, *row_max, |k, row_max, other| k.max_to(row_max, other));
+        }
+        let mut row_scale = RowScale { shift: Vec::new(), factors: Vec::new() };
+        for (row_max, before) in self.row_max.iter().zip(before) {
+            let shift = self.shift(k, *row_max);
+            let exponent = self.relative(k, before, shift);
+            row_scale.factors.push(k.exp2(exponent));
+            row_scale.shift.push(shift);
+        }
+        row_scale
+    }
+
+    /// Raises the row max by the scores, in [`CHAINS`] chains for each row, and sets `row_scale`.
+    pub fn update_row_max(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
+        k.section("row max", |k| {
+            let rows = self.row_max.len();
+            let mut chains: Vec<[Option<Reg<F32>>; CHAINS]> = vec![[None; CHAINS]; rows];
+            scores.each(|row, column, score| match chains[row][column as usize % CHAINS] {
+                Some(chain) => k.max_to(chain, score),
+                None => chains[row][column as usize % CHAINS] = Some(k.copy(score)),
+            });
+            for (row, (row_max, chains)) in self.row_max.iter().zip(chains).enumerate() {
+                let before = k.copy(*row_max);
+                let highest = k.copy(before);
+                for chain in chains.into_iter().flatten() {
+                    k.max_to(highest, chain);
+                }
+                reduce_row(k, highest, |k, highest, other| k.max_to(highest, other));
+                if self.rescale == Rescale::Threshold {
+                    // Where both are minus infinity, the difference is a NaN, and not above the threshold.
+                    let rise = k.sub(highest, before);
+                    let rise = self.scaled(k, rise);
+                    let passes = k.compare(Compare::Gt, rise, THRESHOLD);
+                    k.set_where(*row_max, passes, highest);
+                } else {
+                    k.set(*row_max, highest);
+                }
+                let shift = self.shift(k, *row_max);
+                let exponent = self.relative(k, before, shift);
+                k.exp2_to(exponent);
+                k.set(row_scale.factors[row], exponent);
+                k.set(row_scale.shift[row], shift);
+            }
+        });
+    }
+
+    /// Turns scores into weights, in place, and adds them to the rescaled row sums, in [`CHAINS`] chains for each row.
+    pub fn exp_and_sum(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
+        k.section("exp and sum", |k| {
+            for (sum, factor) in self.row_sum.iter().zip(&row_scale.factors) {
+                k.mul_to(*sum, *factor);
+            }
+            let mut others: Vec<Option<Reg<F32>>> = vec![None; self.row_sum.len()];
+            let mut index = 0;
+            scores.each(|row, column, score| {
+                self.exp2_of_score(k, score, row_scale.shift[row], index);
+                index += 1;
+                match (column as usize % CHAINS, others[row]) {
+                    (0, _) => k.add_to(self.row_sum[row], score),
+                    (_, Some(other)) => k.add_to(other, score),
+                    (_, None) => others[row] = Some(k.copy(score)),
+                }
+            });
+            for (sum, other) in self.row_sum.iter().zip(others) {
+                if let Some(other) = other {
+                    k.add_to(*sum, other);
+                }
+            }
+        });
+    }
+
+    /// Rescales the output to the new row max.
+    pub fn rescale_output(&self, k: &mut Builder, output: &Accumulator, row_scale: &RowScale) {
+        k.section("rescale", |k| {
+            row_scale.when_needed(k, self.rescale, |k| output.scale_rows(k, &row_scale.factors));
+        });
+    }
+
+    /// `score = 2^(score * scale + shift)`, of score `index` of a lane.
+    fn exp2_of_score(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>, index: usize) {
+        match self.scale {
+            Some(scale) => k.scale_add_to(score, scale, shift),
+            None => k.add_to(score, shift),
+        }
+        self.exponential.apply(k, score, index);
+    }
+
+    /// Minus the scaled row max. A row without a key so far has none; its weights are `2^(-inf - 0) = 0`.
+    pub(super) fn shift(&self, k: &mut Builder, row_max: Reg<F32>) -> Reg<F32> {
+        let none = k.compare(Compare::Eq, row_max, f32::NEG_INFINITY);
+        let finite = k.select(none, 0.0f32, row_max);
+        let scaled = self.scaled(k, finite);
+        k.neg(scaled)
+    }
+
+    /// An earlier row max, scaled and shifted: exactly 0 if the shift is still its own, so that its factor is 1. In one
+    /// step, what rounding took from the shift would be left, and again with every block of keys.
+    pub(super) fn relative(&self, k: &mut Builder, row_max: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
+        let scaled = self.scaled(k, row_max);
+        k.add(scaled, shift)
+    }
+
+    /// A raw score or row max in base 2.
+    pub(super) fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
+        match self.scale {
+            Some(scale) => k.mul(score, scale),
+            None => score,
+        }
+    }
+}
+
+/// Reduces `value` over the four lanes that share a row.
+pub(super) fn reduce_row(k: &mut Builder, value: Reg<F32>, reduce: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
+    for distance in [1u32, 2] {
+        let other = k.shuffle(ShuffleMode::Butterfly, value, distance);
+        reduce(k, value, other);
+    }
+}
