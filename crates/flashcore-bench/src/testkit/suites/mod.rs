@@ -1,10 +1,11 @@
 //! Lists of cases.
 //!
-//! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `every_feature`.
+//! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `cpu_features`.
 
 mod configs;
 mod covering;
-mod every_feature;
+mod cpu_features;
+mod design;
 mod features;
 mod gpu_features;
 pub(crate) mod huge;
@@ -247,7 +248,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
         }
     }
     if let Runner::Cpu(level) = runner {
-        cases.extend(every_feature::covering(level, cases.len()));
+        cases.extend(cpu_features::covering(level, cases.len()));
     } else {
         cases.extend(features(runner));
     }
@@ -280,7 +281,7 @@ fn takes(backend: Backend, problem: &Problem) -> bool {
 /// A pairwise design over every feature. Kernels take turns.
 pub fn features(runner: Runner) -> Vec<Case> {
     match runner {
-        Runner::Cpu(level) => every_feature::covering(level, 0),
+        Runner::Cpu(level) => cpu_features::covering(level, 0),
         Runner::Sim(_) | Runner::Cuda(_) => gpu_features::covering(runner),
     }
 }
@@ -296,7 +297,7 @@ const FUZZ_STREAM: u64 = 0xf022;
 
 fn fuzz_case(runner: Runner, number: u64) -> Case {
     match runner {
-        Runner::Cpu(level) => every_feature::fuzz_case(level, number),
+        Runner::Cpu(level) => cpu_features::fuzz_case(level, number),
         Runner::Sim(_) | Runner::Cuda(_) => gpu_features::fuzz_case(runner, number, FUZZ_STREAM),
     }
 }
