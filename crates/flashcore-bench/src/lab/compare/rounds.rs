@@ -33,6 +33,8 @@ pub struct Options {
     pub least_rounds: usize,
     /// Time for each problem.
     pub budget: Duration,
+    /// Resamples of each bootstrap.
+    pub resamples: usize,
     /// The seed of orders and resamples.
     pub seed: u64,
     /// The part by which each run of B is made longer, by waiting busily within it: a test of the instrument, on the CPU.
@@ -46,6 +48,7 @@ impl Default for Options {
             confidence: 0.99,
             least_rounds: 40,
             budget: Duration::from_secs(20),
+            resamples: 2000,
             seed: 0,
             slow_b: 0.0,
         }

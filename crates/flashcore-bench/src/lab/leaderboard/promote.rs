@@ -216,7 +216,7 @@ mod tests {
 
     /// The kernel `new` beside `old`, whose times on the problem of a number are multiplied by a ratio.
     fn comparison(ratio: impl Fn(usize) -> f64) -> Record<Comparison> {
-        let options = Options { minimum: MINIMUM_GAIN, ..Options::default() };
+        let options = Options { minimum: MINIMUM_GAIN, resamples: 200, ..Options::default() };
         let rows = measurements("old", 1e-3).content.rows.into_iter().enumerate().map(|(index, a)| {
             let round = Round { a: 1e-3, again: 1e-3, b: 1e-3 * ratio(index) };
             let rounds = vec![round; 50];
