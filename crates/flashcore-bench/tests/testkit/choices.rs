@@ -3,21 +3,12 @@
 
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::{verify, verify_far};
-use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape, suites};
+use flashcore_bench::testkit::{Backend, Case, suites};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Plan, Reason};
 use flashcore_problem::{DType, Inputs, Problem};
 
-fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
-    let mut problem = parse_shape(shape, dtype).expect("a shape");
-    problem.mask = parse_mask(mask).expect("a mask");
-    problem.log_sum_exp = true;
-    problem
-}
-
-fn config(name: &str) -> Config {
-    name.parse().unwrap_or_else(|error| panic!("{error}"))
-}
+use crate::support::{config, problem};
 
 fn check(name: &str, problem: &Problem) {
     // Under two orders of warps, which must give the same bits.

@@ -6,4 +6,5 @@ mod features;
 mod formulas;
 mod guard_pages;
 mod kernels;
+mod support;
 mod unattended_keys;
