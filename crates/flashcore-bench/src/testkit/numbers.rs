@@ -1,4 +1,4 @@
-//! What the tensors of a case hold: random numbers, numbers that stress a weak point, or numbers that are none.
+//! Contents of the tensors of a case: random numbers, numbers that stress a weak point, or NaN and infinities.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use flashcore_problem::{Bias, BiasStrides, DType, Inputs, Problem, Shape, SplitM
 
 use crate::testkit::suites::huge::FAR_BIAS_ROWS;
 
-/// What the tensors of a case hold.
+/// Contents of the tensors of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbers {
     /// Independent normal numbers.
@@ -58,7 +58,7 @@ impl Planted {
         Self::LargeMagnitudes,
     ];
 
-    /// Its name in the names of cases.
+    /// Name in the names of cases.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unattended => "planted-unattended",
@@ -144,7 +144,7 @@ impl From<Option<Stress>> for Numbers {
     }
 }
 
-/// How the bias of a case lies in memory.
+/// Memory layout of a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BiasForm {
     /// One for each head, row and key, the same for all batches.
@@ -181,7 +181,7 @@ impl BiasForm {
         Self::KeyMajor,
     ];
 
-    /// Its name in the names of cases.
+    /// Name in the names of cases.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PerHead => "bias",

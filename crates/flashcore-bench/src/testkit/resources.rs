@@ -1,4 +1,4 @@
-//! What the kernels cost on each architecture, and the gates on it.
+//! ptxas gates: registers, spills, stack and shared memory of the kernels on each architecture.
 
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_kernels::{Config, Specialisation};
@@ -24,7 +24,7 @@ pub struct Row {
     pub dtype: String,
     /// The head dimension.
     pub head_dim: u32,
-    /// What is compiled into it.
+    /// Features that are compiled in.
     pub kind: Kind,
     /// Threads of a CTA.
     pub threads: u32,
@@ -34,13 +34,13 @@ pub struct Row {
     pub shared_bytes: u32,
     /// CTAs that one multiprocessor holds at a time.
     pub ctas_per_multiprocessor: u32,
-    /// What ptxas says.
+    /// Resources by ptxas.
     pub resources: Resources,
-    /// What the gates say; nothing when they are content.
+    /// Complaints of the gates; none if they pass.
     pub complaints: Vec<String>,
 }
 
-/// Why a row could not be made.
+/// Reason why a row could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ResourcesError {
     /// The kernel breaks a rule of the language.
@@ -56,7 +56,7 @@ pub enum ResourcesError {
     Ptxas(#[from] PtxasError),
 }
 
-/// What is compiled into a listed kernel besides the least.
+/// Features that are compiled into a listed kernel beyond the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {

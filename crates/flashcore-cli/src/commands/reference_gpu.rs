@@ -5,9 +5,9 @@ use flashcore_ir::Arch;
 
 /// The name of the GPU that stands in where there is none.
 pub(super) const NAME: &str = "h200";
-/// Its architecture, with its own instructions.
+/// Architecture, with its own instructions.
 pub(super) const ARCH: Arch = Arch::Sm90a;
-/// Its SMs, which decide between configs for short problems.
+/// Number of SMs, which decides between configs for short problems.
 pub(super) const NUM_SMS: u32 = 132;
 
 /// The architecture of the first GPU, or of the one that stands in.

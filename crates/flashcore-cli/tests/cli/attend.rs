@@ -258,7 +258,7 @@ fn bad_files_and_options() {
     check(&scratch, &["--device", "cuda"], 3, &no_gpu());
     check(&scratch, &["--kernel", "scalar"], 3, &no_gpu());
 
-    // An output that cannot be put in its place leaves nothing behind.
+    // An output that cannot be put in its place leaves nothing.
     fs::create_dir(scratch.file("out.safetensors")).unwrap();
     let output = attend(&scratch, &[]);
     assert_eq!(output.status.code(), Some(3));

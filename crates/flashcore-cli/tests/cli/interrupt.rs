@@ -16,7 +16,7 @@ fn flashcore(arguments: &[&str]) -> Command {
     command
 }
 
-/// What a command says on standard output that gets Ctrl-C after a while, and how it ends.
+/// Standard output of a command that gets Ctrl-C after a while, which must end with 130.
 fn said(arguments: &[&str], after: Duration) -> String {
     let output = interrupted_output(&mut flashcore(arguments), after);
     let standard_error = String::from_utf8_lossy(&output.stderr).into_owned();

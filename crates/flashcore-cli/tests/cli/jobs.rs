@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::scratch::{Scratch, flashcore, json, json_of};
 
-/// What a command found, without what took how long.
+/// Rows of a command, without their times.
 fn rows(arguments: &[&str]) -> Vec<Value> {
     let output = flashcore(&[arguments, &["--format", "json"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! Where outputs go: regular files are replaced whole, everything else is written to, nothing is destroyed.
+//! Output files: regular files are replaced whole, everything else is written to, nothing is destroyed.
 
 #![cfg(unix)]
 #![expect(clippy::print_stderr, reason = "a test that cannot run here says why")]
@@ -21,7 +21,7 @@ fn draw(scratch: &Scratch, file: &str) -> Output {
     scratch.run(&[&DRAW[..], &[file]].concat())
 }
 
-/// What it writes.
+/// The picture.
 fn drawn(scratch: &Scratch) -> String {
     assert_eq!(draw(scratch, "drawn.svg").status.code(), Some(0));
     let text = scratch.read("drawn.svg");

@@ -21,18 +21,18 @@ pub(crate) fn flashcore(arguments: &[&str]) -> Output {
     command(arguments).output().expect("the command runs")
 }
 
-/// Why a process that sees no GPU has none.
+/// The reason why a process that sees no GPU has none.
 pub(crate) fn no_gpu() -> String {
     Driver::load().err().unwrap_or(CudaError::NoDevice).to_string()
 }
 
-/// What a command printed, as JSON.
+/// Output of a command, as JSON.
 pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// What a file holds, as JSON.
+/// Contents of a file, as JSON.
 pub(crate) fn json_of(file: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(file).expect("a file")).expect("JSON")
 }
@@ -95,7 +95,7 @@ impl Scratch {
         self.command(arguments).output().expect("the command runs")
     }
 
-    /// The same by a shell, which does something before it becomes the command, as `"$@"`.
+    /// The command by a shell, which does something before it becomes the command, as `"$@"`.
     pub(crate) fn shell(&self, script: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_flashcore")]).args(arguments);
@@ -103,7 +103,7 @@ impl Scratch {
         command
     }
 
-    /// How a command ends, and what it says on standard error.
+    /// Checks the exit code of a command, and its standard error.
     pub(crate) fn check(&self, arguments: &[&str], code: i32, standard_error: &str) {
         let output = self.run(arguments);
         assert_eq!(String::from_utf8_lossy(&output.stderr), standard_error, "{arguments:?}");

@@ -33,7 +33,7 @@ impl Round {
     }
 }
 
-/// What a comparison found.
+/// Verdict of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Finding {
@@ -85,32 +85,32 @@ impl Interval {
     }
 }
 
-/// What follows from the rounds.
+/// Verdict on the rounds, with its statistics.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conclusion {
     /// The verdict.
     pub finding: Finding,
-    /// Why it is not another, in words.
+    /// Reason for the verdict, in words.
     pub reason: String,
     /// B over A.
     pub difference: Interval,
     /// A over A.
     pub control: Interval,
-    /// How often nothing looks like as much; 0 where that was not asked.
+    /// Part of random relabellings that differ as much; 0 where none were made.
     pub chance: f64,
     /// The effect that had to be exceeded.
     pub minimum: f64,
     /// The confidence of the intervals.
     pub confidence: f64,
-    /// How many rounds there were.
+    /// Number of rounds.
     pub rounds: usize,
 }
 
 /// Neighbouring rounds are resampled together: what disturbs a machine lasts longer than one of them.
 const BLOCK: usize = 8;
 
-/// What follows from the rounds.
+/// Draws the conclusion from the rounds.
 pub fn conclude(rounds: &[Round], options: &Options) -> Conclusion {
     judge(
         resampled(rounds, Round::differences, options, 1),
@@ -121,7 +121,7 @@ pub fn conclude(rounds: &[Round], options: &Options) -> Conclusion {
     )
 }
 
-/// How often rounds in which B is one of three equals, told apart by lot, differ more than these do.
+/// Part of random relabellings, in which B is any of the three runs of a round, that differ more than these rounds do.
 ///
 /// If B is A, any of the three times of a round could be the one of B. Which it is, is drawn anew for each block of
 /// neighbours. Unlike an interval this holds for few rounds and for noise of any form: what a machine does to a whole
@@ -161,7 +161,7 @@ fn resampled<const N: usize>(
     })
 }
 
-/// What follows from two series that were not measured together. What each of them differs from itself, first half
+/// Draws the conclusion from two series that were not measured together. The difference of each from itself, first half
 /// against second half, takes the place of the A/A difference.
 pub fn conclude_unpaired(a: &Times, b: &Times, options: &Options) -> Conclusion {
     let logarithms = |times: &Times| times.seconds.iter().map(|seconds| seconds.ln()).collect::<Vec<f64>>();
@@ -229,7 +229,7 @@ fn interval(median: f64, options: &Options, mut resample: impl FnMut() -> f64) -
     Interval::of_logarithms(at(tail), median, at(1.0 - tail))
 }
 
-/// As many values as there are, in blocks of neighbours.
+/// Draws as many values as there are, in blocks of neighbours.
 fn draw_blocks<T: Copy>(values: &[T], sample: &mut Vec<T>, random: &mut SplitMix64) {
     sample.clear();
     while sample.len() < values.len() && !values.is_empty() {

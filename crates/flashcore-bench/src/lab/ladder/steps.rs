@@ -12,7 +12,7 @@ use flashcore_problem::Problem;
 pub struct Step {
     /// A short name.
     pub name: &'static str,
-    /// What is different.
+    /// The change from the step before.
     pub what: &'static str,
     /// The config.
     pub config: Config,

@@ -1,4 +1,4 @@
-//! What is counted, under names that people can read, and where ncu has it.
+//! Metrics under readable names, and where ncu has each.
 
 use std::collections::BTreeMap;
 
@@ -11,32 +11,32 @@ use super::gates::GateResult;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its unit.
+    /// Unit.
     pub unit: String,
-    /// What the hardware counted.
+    /// Value of the hardware.
     pub hardware: Option<f64>,
-    /// What the simulator counted.
+    /// Value of the simulator.
     pub simulator: Option<f64>,
-    /// Why the two differ, where they do by more than 2 %.
+    /// Reason why the two differ, where they do by more than 2 %.
     pub difference: Option<String>,
-    /// What a gate said.
+    /// Result of a gate.
     pub gate: Option<GateResult>,
 }
 
-/// Where a metric comes from.
+/// Source of a metric.
 #[derive(Debug, Clone, Copy)]
 pub struct Definition {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Its unit.
+    /// Unit.
     pub unit: &'static str,
     /// Names that ncu has had for it: the sum of those of the first list of which any is there.
     hardware: &'static [&'static [&'static str]],
-    /// What the simulator counts.
+    /// Counter of the simulator.
     simulator: Option<fn(&Counters) -> f64>,
-    /// What explains a difference between the two.
+    /// Explanation of a difference between the two.
     difference: &'static str,
 }
 

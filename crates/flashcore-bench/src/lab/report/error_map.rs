@@ -13,7 +13,7 @@ use crate::lab::record::ProblemKey;
 pub struct ErrorMap {
     /// The problem that was asked for.
     pub problem: ProblemKey,
-    /// Who computed it.
+    /// The backend.
     pub subject: String,
     /// Rows of a tile of queries, and keys of a tile.
     pub tile: usize,

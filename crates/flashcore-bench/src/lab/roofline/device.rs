@@ -9,14 +9,14 @@ use crate::util::nearest::unknown;
 /// a floor from it holds whatever the cache can do.
 const PORT_BYTES_PER_CLOCK: f64 = 64.0;
 
-/// What a device can do at most.
+/// Peak rates of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoofDevice {
     /// The name on the command line.
     pub key: String,
     /// The name that people know.
     pub name: String,
-    /// Where the figures come from.
+    /// Source of the figures.
     pub source: String,
     /// Operations per second of the units that multiply `f16` and `bf16` matrices.
     pub tensor_flops: f64,
@@ -90,7 +90,7 @@ pub const DEVICES: [&str; SHEETS.len() + 2] = {
     names
 };
 
-/// Why there is no such device.
+/// Reason why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No device has the name.

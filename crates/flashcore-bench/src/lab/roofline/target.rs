@@ -18,11 +18,11 @@ const PLAUSIBLE: f64 = 0.8;
 pub struct Target {
     /// The problem.
     pub problem: Problem,
-    /// What is wished for.
+    /// The aim.
     pub aim: Aim,
 }
 
-/// What is wished for.
+/// Aim of a target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Aim {
     /// To take no longer than these seconds.
@@ -31,7 +31,7 @@ pub enum Aim {
     Flops(f64),
 }
 
-/// Why a text is no target.
+/// Reason why a text is no target.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TargetError {
     /// No `@`.
@@ -86,7 +86,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Whether a target can be met.
+/// Verdict on a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Possibility {
     /// The physics allows it, from cold memory too.
@@ -110,7 +110,7 @@ impl fmt::Display for Possibility {
     }
 }
 
-/// What a target asks of a device, and what becomes of it.
+/// A target held against a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
     /// Seconds that are allowed.
@@ -121,9 +121,9 @@ pub struct Judgement {
     pub part_of_peak: f64,
     /// Of the bandwidth of memory, when nothing is cached.
     pub part_of_dram: f64,
-    /// Whether it can be met.
+    /// The verdict.
     pub possibility: Possibility,
-    /// Why.
+    /// Reason for it.
     pub reason: String,
 }
 
@@ -169,9 +169,9 @@ impl Judgement {
 /// A target of the project's history: as it was wished for, before anybody had computed a floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoricTarget {
-    /// As [`Target::parse`] reads it.
+    /// The target, as [`Target::parse`] reads it.
     pub target: &'static str,
-    /// What it was called.
+    /// Name of the target.
     pub wish: &'static str,
 }
 

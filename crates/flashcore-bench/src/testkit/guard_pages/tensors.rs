@@ -49,7 +49,7 @@ impl GuardedInputs {
         })
     }
 
-    /// The same, borrowed.
+    /// Borrows the inputs as views.
     pub fn views(&self) -> InputViews<'_> {
         let tensor = |buffer| TensorView { dtype: self.dtype, data: ReadOnly::bytes(buffer) };
         let mut views = InputViews::new(tensor(&self.query), tensor(&self.key), tensor(&self.value));
@@ -85,7 +85,7 @@ impl GuardedOutputs {
         })
     }
 
-    /// The same, borrowed.
+    /// Borrows the outputs as views.
     pub fn views_mut(&mut self) -> OutputViews<'_> {
         let log_sum_exp = self.log_sum_exp.as_mut().map(|buffer| {
             <[f32]>::mut_from_bytes(buffer.bytes_mut()).expect("whole numbers at either end of a page are aligned")
@@ -95,7 +95,7 @@ impl GuardedOutputs {
         views
     }
 
-    /// What was written, in ordinary memory.
+    /// Copies the outputs into ordinary memory.
     pub fn to_outputs(&self) -> Outputs {
         let rows = |buffer: &GuardedBuffer| numbers_in(buffer.bytes()).to_vec();
         Outputs {

@@ -249,8 +249,8 @@ fn capped_coordinate(kernel: &mut Kernel, section: &'static [&'static str], axis
     })
 }
 
-/// Where query heads are divided by the size of a group that is one less than a multiple of four, one is taken from the
-/// head first, if it can be.
+/// Takes one from a query head, if it can be, before it is divided by the size of a GQA group that is one less than a
+/// multiple of four.
 fn first_of_group_before(kernel: &mut Kernel) -> usize {
     let Some(group) = parameter(kernel, "heads_per_key_head").map(Operand::Register) else { return 0 };
     let divides = |op: &Op| matches!(op, Op::Div { ty: Type::U32, b, .. } if *b == group);
@@ -286,7 +286,7 @@ fn narrow(kernel: &mut Kernel, stride: &str) -> usize {
     rewrite_if(kernel, |op| matches!(op, Op::Mad { ty: Type::U64, b, .. } if *b == stride), narrowed)
 }
 
-/// The same of what is added to an address that a launch passes.
+/// Cuts what is added to a base address to 32 bits.
 fn narrow_base(kernel: &mut Kernel, base: &str) -> usize {
     let Some(base) = parameter(kernel, base).map(Operand::Register) else { return 0 };
     rewrite_if(kernel, |op| matches!(op, Op::Mad { ty: Type::U64, c, .. } if *c == base), narrowed)

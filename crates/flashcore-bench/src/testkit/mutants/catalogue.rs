@@ -13,7 +13,7 @@ use super::edit::{Find, change, drop, rewrite};
 pub struct Mutation {
     /// A short name.
     pub name: &'static str,
-    /// What the bug is.
+    /// Description of the bug.
     pub bug: &'static str,
     /// Which kernel it is planted in.
     pub family: &'static str,
@@ -35,7 +35,7 @@ macro_rules! mutations {
 
 pub(super) use mutations;
 
-/// Those of the kernels for every GPU.
+/// Mutations of the kernels for every GPU.
 pub const CATALOGUE: &[Mutation] = mutations! {
     // Synchronisation
     "ampere": "drop-tile-barrier", "no barrier after a tile has arrived" =>
@@ -107,7 +107,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         });
 
     // Masks and tails
-    "ampere": "mask-one-key-more", "each row attends one key behind its limit" =>
+    "ampere": "mask-one-key-more", "each row attends one key past its limit" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Le)), |op| set_compare(op, Compare::Lt));
     "ampere": "causal-limit-one-less", "the causal limit leaves out the row's own key" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| matches!(op, Op::Add { b: Operand::Constant(rows), .. } if rows % 8 == 1)), |op| {
@@ -119,19 +119,19 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Gt)), |op| {
             if let Op::SetPredicate { a, .. } = op { *a = Operand::Constant(0); }
         });
-    "ampere": "mask-diagonal-tile-only-if-beyond", "a tile that ends one key behind the limit is taken as unmasked" =>
+    "ampere": "mask-diagonal-tile-only-if-beyond", "a tile that ends one key past the limit is taken as unmasked" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Gt)), |op| {
             if let Op::SetPredicate { a, b, .. } = op { core::mem::swap(a, b); }
         });
-    "ampere": "tail-not-zero-filled", "rows behind the last are copied like the others" =>
+    "ampere": "tail-not-zero-filled", "rows past the last are copied like the others" =>
         |kernel| change(kernel, Find::every(&["load values"], is_select), always_copy);
-    "ampere": "query-tail-not-zero-filled", "query rows behind the last are copied like the others" =>
+    "ampere": "query-tail-not-zero-filled", "query rows past the last are copied like the others" =>
         |kernel| change(kernel, Find::every(&["load query"], is_select), always_copy);
-    "ampere": "store-behind-the-end", "output rows behind the last are stored too" =>
+    "ampere": "store-past-the-end", "output rows past the last are stored too" =>
         |kernel| unguard(kernel, &["store output"]);
-    "ampere": "store-one-row-more", "one output row behind the last is stored too" =>
+    "ampere": "store-one-row-more", "one output row past the last is stored too" =>
         |kernel| change(kernel, Find::every(&["store output"], |op| is_compare(op, Compare::Lt)), |op| set_compare(op, Compare::Le));
-    "scalar": "row-behind-the-end", "one row behind the last is computed too" =>
+    "scalar": "row-past-the-end", "one row past the last is computed too" =>
         |kernel| change(kernel, Find::nth(&["prologue"], |op| is_compare(op, Compare::Lt), 0), |op| set_compare(op, Compare::Le));
     "ampere": "first-key-tile-dropped", "the loop begins at the second tile" =>
         |kernel| change(kernel, Find::nth(&["key range"], |op| matches!(op, Op::Mov { ty: Type::S32, a: Operand::Constant(0), .. }), 0), |op| {

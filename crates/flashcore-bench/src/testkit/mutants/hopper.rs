@@ -101,7 +101,7 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::nth(&["schedule"], |op| matches!(op, Op::Div { .. }), 2), |op| {
             if let Op::Div { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
-    "hopper": "mask-one-key-more", "each row attends one key behind its limit" =>
+    "hopper": "mask-one-key-more", "each row attends one key past its limit" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Le)), |op| set_compare(op, Compare::Lt));
     "hopper": "cut-tiles-not-masked", "tiles that the mask cuts count whole, but for the first" =>
         |kernel| drop(kernel, Find::every(&["cut tile", "mask"], is_select));
@@ -125,7 +125,7 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["write output"], |op| matches!(op, Op::Xor { .. })), |op| {
             if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }
         });
-    "hopper": "store-behind-the-end", "output rows behind the last are stored too" =>
+    "hopper": "store-past-the-end", "output rows past the last are stored too" =>
         |kernel| unguard(kernel, &["store output"]);
 };
 

@@ -1,4 +1,4 @@
-//! The bugs planted where a formula leaves tiles of keys: in the small kernel that finds them, and in what is made of it.
+//! Bugs in the block mask: in the kernel that precomputes it from a mask_mod, and in the kernel that reads it.
 
 use flashcore_ir::{Compare, Op, Operand, ReduceOp, ShuffleMode, Space, Type};
 
@@ -6,7 +6,7 @@ use super::catalogue::{Mutation, is_barrier, is_compare, mutations, set_compare}
 use super::edit::{Find, change, drop};
 use super::hopper::{is_arrival, is_mbarrier_wait};
 
-/// Of the lower of two rows, the first as many are for the row behind that of each lane.
+/// Of the instructions that take the lower of two rows, the first so many are for the row after that of each lane.
 const LANES: usize = 32;
 
 /// All of them.
@@ -17,7 +17,7 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["attended keys"], is_lower), higher);
     "ranges": "first-key-of-one-warp", "tiles begin at the first key that the rows of one warp attend, not those of all" =>
         |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 0), |op| reduce_by(op, ReduceOp::Max));
-    "ranges": "tiles-behind-the-first-forgotten", "no tile of keys behind the first is looked at" =>
+    "ranges": "tiles-after-the-first-forgotten", "no tile of keys after the first is looked at" =>
         |kernel| change(kernel, Find::every(&["may attend", "all warps"], is_reduction), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "tiles-known-too-early", "what is known of the tiles is gathered before all of it is" =>
         |kernel| drop(kernel, Find::every(&["tiles"], is_barrier));
@@ -35,7 +35,7 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["gather"], |op| matches!(op, Op::Mad { c: Operand::Register(_), b: Operand::Constant(2), .. })), |op| {
             if let Op::Mad { c, .. } = op { *c = Operand::Constant(0); }
         });
-    "ranges": "last-key-of-one-warp", "keys end behind the last that the rows of one warp attend, not those of all" =>
+    "ranges": "last-key-of-one-warp", "keys end after the last that the rows of one warp attend, not those of all" =>
         |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "extent-not-stored", "which rows and keys a tile has is not stored" =>
         |kernel| drop(kernel, Find::nth(&["gather"], is_global_store, 1));
@@ -43,7 +43,7 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 1));
     "ranges": "rows-read-too-early", "warps go on before it is known which rows they have" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 2));
-    "ranges": "rows-behind-a-cut", "a tile of rows does not end where the next one begins" =>
+    "ranges": "rows-past-a-boundary", "a tile of rows does not end where the next one begins" =>
         |kernel| change(kernel, Find::nth(&["tile of rows"], is_lower_row, LANES), |op| {
             if let Op::Min { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
@@ -96,7 +96,7 @@ fn is_lower(op: &Op) -> bool {
 fn is_lower_row(op: &Op) -> bool {
     matches!(op, Op::Min { ty: Type::U32, a: Operand::Register(_), b: Operand::Register(_), .. })
 }
-/// Whether one number is below another, or above it.
+/// True if one number is compared as below or above another.
 fn is_below(op: &Op) -> bool {
     is_compare(op, Compare::Lt)
 }

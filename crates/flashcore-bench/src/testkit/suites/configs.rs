@@ -10,7 +10,7 @@ use super::covering::{Setting, covering_rows};
 use super::{DTYPES, Kernels, Runner};
 use crate::testkit::{Backend, Case};
 
-/// Where the choices of the design begin.
+/// Seed of the design.
 const SEED: u64 = 0xc0f1;
 
 const WARPGROUPS: [u32; 4] = [1, 2, 3, 4];
@@ -201,7 +201,8 @@ mod tests {
         assert!(cases.iter().filter(clusters_alone).count() >= 5);
     }
 
-    /// What a step of a search can change is a choice of the design: a search that learns to change another fails this.
+    /// Every choice that a search can change is a choice of the design: a search that learns to change another fails
+    /// this.
     #[test]
     fn a_search_changes_no_other_choice() {
         for number in 0..2 {

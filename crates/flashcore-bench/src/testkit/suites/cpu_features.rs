@@ -10,7 +10,7 @@ use crate::testkit::{BiasForm, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
 const COVERING_CASES: usize = 2000;
-/// Where the choices of the design begin.
+/// Seed of the design.
 const COVERING_SEED: u64 = 0xc07e;
 
 const HEAD_DIMS: [usize; 21] = [1, 3, 5, 8, 16, 17, 24, 32, 33, 40, 64, 65, 72, 80, 96, 112, 127, 128, 160, 192, 256];
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
     use flashcore_problem::Problem;
 
-    /// How many of `cases` are of a kind, in percent.
+    /// Percentage of `cases` of a kind.
     fn share(cases: &[Case], is: impl Fn(&Problem) -> bool) -> usize {
         100 * cases.iter().filter(|case| is(&case.problem)).count() / cases.len()
     }

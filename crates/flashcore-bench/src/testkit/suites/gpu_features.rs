@@ -15,7 +15,7 @@ use crate::testkit::{BiasForm, Numbers, Planted};
 const COVERING_CASES: usize = 480;
 /// Every so many of them there is another with plain scores.
 const PLAIN_STEP: usize = 16;
-/// Where the choices of the design begin.
+/// Seed of the design.
 const COVERING_SEED: u64 = 0x69c0;
 /// Multiplications of a random case: what the simulator does in a fraction of a second.
 const MOST_WORK: usize = 1_500_000;
@@ -27,7 +27,7 @@ const HEADS: [(usize, usize); 8] = [(1, 1), (2, 2), (4, 2), (3, 1), (8, 1), (6, 
 const BATCHES: [usize; 4] = [1, 2, 3, 5];
 /// The most scores of one head, where there are more heads than this.
 const MANY_HEADS: (usize, usize) = (8, 7_000);
-/// The same where there are more batches than this, and the most heads there.
+/// The most scores of one head where there are more batches than this, and the most heads there.
 const MANY_BATCHES: (usize, usize, usize) = (3, 17_000, 7);
 const LENGTHS: [(usize, usize); 12] = [
     (1, 1),
@@ -44,8 +44,8 @@ const LENGTHS: [(usize, usize); 12] = [
     (5, 0),
 ];
 const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
-/// What tensor cores compute like the oracle, which flush what is subnormal. Keys that no row attends hold NaN and
-/// infinities in some; a NaN that some row of a tile attends and others do not is not among them.
+/// Numbers with which tensor cores, which flush subnormals, compute like the oracle. Keys that no row attends hold NaN
+/// and infinities in some; a NaN that some rows of a tile attend and others do not is not among them.
 const NUMBERS: [Numbers; 12] = [
     Numbers::Normal,
     Numbers::Normal,

@@ -35,7 +35,7 @@ pub enum Kernels {
     Only(Config),
 }
 
-/// Who a suite is run by.
+/// Backend of a suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runner {
     /// The native CPU kernels, at a level.
@@ -132,8 +132,9 @@ pub fn edge(runner: Runner) -> Vec<Case> {
     cases
 }
 
-/// What finds the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of bias, with
-/// slopes, sinks and key lengths that differ; and NaN and infinities in keys that no row attends. The first has the number `first_number` in its suite.
+/// Cases that find the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of
+/// bias, with slopes, sinks and key lengths that differ; and NaN and infinities in keys that no row attends. The first has
+/// the number `first_number` in its suite.
 fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let problem = |number: usize, batch: usize, (heads, key_heads): (usize, usize)| {
@@ -270,7 +271,7 @@ fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
     [backend, shorter].into_iter().find(|backend| takes(*backend, problem))
 }
 
-/// Whether a backend takes a problem, on the architecture with most room.
+/// True if a backend takes a problem, on the architecture with most shared memory.
 fn takes(backend: Backend, problem: &Problem) -> bool {
     match backend {
         Backend::Cpu(_) => true,

@@ -6,7 +6,7 @@ use flashcore_bench::util::nearest::nearest;
 
 use super::tensors::OPTIONAL;
 
-/// What other libraries call the inputs, without underscores, dots and capitals, and what they are here.
+/// Names of the inputs in other libraries, without underscores, dots and capitals, and in this one.
 const ALIASES: [(&[&str], &str); 10] = [
     (&["q", "queries", "querystates", "qstates", "xq"], "name it with --query-name, in place of the query"),
     (
@@ -52,7 +52,7 @@ const ALIASES: [(&[&str], &str); 10] = [
     ),
 ];
 
-/// What is to be done about a tensor that is not used and looks like an input; nothing for any other.
+/// Advice about an unused tensor that looks like an input; none for any other.
 pub(super) fn advice(name: &str) -> Option<String> {
     let plain: String = name.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect();
     if plain.contains("mask") {

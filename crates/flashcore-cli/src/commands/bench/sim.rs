@@ -1,4 +1,4 @@
-//! What the simulator counts, and how fast it is.
+//! Counters of the simulator, and its speed.
 
 use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case};

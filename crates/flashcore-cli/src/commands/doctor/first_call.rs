@@ -43,7 +43,7 @@ pub(super) fn section() -> Section {
     }
 }
 
-/// What two processes after each other have to say.
+/// Measurements of two processes, one after the other.
 fn measure() -> Result<[Value; 2], String> {
     let folder = TemporaryFolder::new("doctor").map_err(|error| error.to_string())?;
     Ok([run_probe(folder.path())?, run_probe(folder.path())?])
@@ -106,7 +106,7 @@ fn judge(subject: &str, probe: &Value, source: &str, limit: Duration) -> (Value,
     (probe, findings)
 }
 
-/// What a process of its own measures and prints.
+/// Measures and prints, in a process of its own.
 pub(super) fn probe() -> Result<Value, String> {
     let start = Instant::now();
     let device = Device::cuda(0).map_err(|error| error.to_string())?;

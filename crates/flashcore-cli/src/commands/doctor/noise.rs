@@ -46,7 +46,7 @@ pub(super) fn section() -> Section {
     Section { key: "noise", value, findings: vec![Finding::new("A/A noise", state, text)] }
 }
 
-/// How the second of a pair differs from the first, in percent of their mean.
+/// Difference of the second of a pair from the first, in percent of their mean.
 struct Noise {
     milliseconds: f64,
     median: f64,
