@@ -1,4 +1,4 @@
-//! One thing to verify: a problem, a seed for its inputs, and who computes it.
+//! A case: a problem, a seed for its inputs, and the backend that computes it.
 
 use core::fmt;
 

@@ -137,10 +137,10 @@ impl Gpu {
     }
 }
 
-/// Exponentials that a multiprocessor starts in a clock, on every architecture here.
+/// Exponentials that an SM starts in a clock, on every architecture here.
 pub(crate) const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
 
-/// Dense 16-bit operations, accumulated in `f32`, of the tensor cores of one multiprocessor in a clock.
+/// Dense 16-bit operations, accumulated in `f32`, of the tensor cores of one SM in a clock.
 const fn tensor_flops_per_clock(arch: Arch) -> f64 {
     match arch {
         Arch::Sm80 => 2048.0,
@@ -333,7 +333,7 @@ fn kernel_name(plan: &Plan) -> String {
     plan.report().kernel.as_ref().map_or_else(|| "none".to_owned(), |kernel| kernel.config.to_string())
 }
 
-/// One of several kernels that are timed in turn.
+/// One of several kernels that are timed alternately.
 pub(crate) struct GpuArm {
     run: Run,
     kernel: String,

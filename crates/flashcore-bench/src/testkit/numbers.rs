@@ -160,7 +160,7 @@ pub enum BiasForm {
     PerRow,
     /// A single one.
     Single,
-    /// One for each head, row and key, with room between the rows and heads.
+    /// One for each head, row and key, with padding between the rows and heads.
     Padded,
     /// One for each head, row and key, the rows of a key side by side.
     KeyMajor,
@@ -211,7 +211,7 @@ impl BiasForm {
         }
     }
 
-    /// Normal terms, and NaN in the room between them.
+    /// Normal terms, and NaN in the padding between them.
     fn random(self, problem: &Problem, random: &mut SplitMix64) -> Bias {
         let strides = self.strides(problem);
         let BiasStrides { batch, head, row, key } = strides;
@@ -271,7 +271,7 @@ fn scale(tensor: &mut Tensor, (shape, strides): (Shape, Strides), factor: f64) {
     }
 }
 
-/// Replaces one column of one row of every head, by each of `numbers` in turn.
+/// Replaces one column of one row of every head, by each of `numbers`, cyclically.
 fn plant_one_per_head(
     tensor: &mut Tensor,
     (shape, strides): (Shape, Strides),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::testkit::formulas;
 
-/// Registers of a multiprocessor, on every architecture here.
+/// Registers of an SM, on every architecture here.
 const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
 /// The registers of a thread are handed out in eights.
 const REGISTER_GRANULARITY: u32 = 8;
@@ -32,7 +32,7 @@ pub struct Row {
     pub register_budget: u32,
     /// Bytes of shared memory of a CTA.
     pub shared_bytes: u32,
-    /// CTAs that one multiprocessor holds at a time.
+    /// CTAs that one SM holds at a time.
     pub ctas_per_multiprocessor: u32,
     /// Resources by ptxas.
     pub resources: Resources,
@@ -113,7 +113,7 @@ impl Kind {
     }
 }
 
-/// The kernels that are listed for an architecture: each config with the head dimensions it has room for. For `sm_90a`,
+/// The kernels that are listed for an architecture: each config with the head dimensions that fit. For `sm_90a`,
 /// those that only it has.
 pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
@@ -172,7 +172,7 @@ fn complaints(resources: &Resources, budget: u32) -> Vec<String> {
     complaints
 }
 
-/// CTAs that one multiprocessor holds: by warps, by registers, by shared memory.
+/// CTAs that one SM holds: by warps, by registers, by shared memory.
 pub fn occupancy(arch: Arch, threads: u32, registers: u32, shared_bytes: u32) -> u32 {
     let warps = threads.div_ceil(32);
     let by_warps = arch.warps_per_multiprocessor() / warps;

@@ -21,9 +21,9 @@ use crate::testkit::simulate::{FarApart, Simulation, simulate, simulate_far};
 use crate::testkit::suites::huge;
 use crate::testkit::{Backend, Case};
 
-/// The architecture that kernels are verified for before they are simulated: the one with most room for them.
+/// The architecture that kernels are verified for before they are simulated: the one with most shared memory.
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
-/// CTAs of kernels that take tile after tile: few, so that each takes several.
+/// Persistent CTAs: few, so that each takes several tiles.
 pub(crate) const SIMULATED_CTAS: u32 = 3;
 
 /// Result of a case.

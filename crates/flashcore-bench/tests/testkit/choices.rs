@@ -115,7 +115,7 @@ fn parts_of_the_keys() {
     }
 }
 
-/// More parts than a warp has lanes, all of them with keys; and more parts than there are tiles of keys.
+/// More splits than a warp has lanes, all of them with keys; and more splits than there are tiles of keys.
 #[test]
 fn many_parts() {
     for (name, shape, dtype, mask, with_keys) in [
@@ -130,7 +130,7 @@ fn many_parts() {
     }
 }
 
-/// Parts that have a maximum other than minus infinity for the first row, as the kernels left them.
+/// Number of splits whose row max is not minus infinity for the first row, as the kernels left them.
 fn parts_with_keys(name: &str, problem: &Problem) -> usize {
     let Config::Ampere(ampere) = config(name) else { panic!("{name} has no parts") };
     let plan = Plan::new(problem, config(name), Arch::Sm90a).expect("a plan");
@@ -143,7 +143,7 @@ fn parts_with_keys(name: &str, problem: &Problem) -> usize {
     maxima.filter(|maximum| *maximum > f32::NEG_INFINITY).count()
 }
 
-/// Rows, keys, heads, batches, terms of the bias, sums of rows and parts of the keys, 4 GiB and more apart, for every
+/// Rows, keys, heads, batches, terms of the bias, row sums and splits, 4 GiB and more apart, for every
 /// family of kernels: 32 bits hold none of these offsets.
 #[test]
 fn offsets_beyond_4_gib() {

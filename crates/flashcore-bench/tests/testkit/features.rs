@@ -50,7 +50,7 @@ fn check(dtype: DType, sizes: [usize; 4], change: impl Fn(&mut Problem)) {
         if (dtype == DType::F32) != (name == "scalar") {
             continue;
         }
-        // The widest tiles of the widest heads are more than there is room for.
+        // The widest tiles of the widest heads do not fit.
         let plan = Plan::new(&problem, config, Arch::Sm90a);
         if let Err(reasons) = &plan
             && reasons.iter().all(|reason| matches!(reason, Reason::Width { .. }))

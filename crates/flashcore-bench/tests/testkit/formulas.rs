@@ -85,7 +85,7 @@ fn tiles_of_rows_begin_where_documents_do() {
 }
 
 /// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and past it, spans too wide to be
-/// one, entries beyond the ends of a table, truths of which only one side is known.
+/// one, entries beyond the ends of a table, conditions of which only one side is known.
 #[test]
 fn masks_are_right_for_whole_tiles() {
     let masks = [

@@ -113,10 +113,10 @@ fn every_choice_of_the_hopper_config_is_right() {
     }
 }
 
-/// What was summed before stays as it is while the maximum does, tile after tile of 16 keys: any factor but 1 would show in
+/// An unchanged row max rescales nothing, over many tiles of 16 keys: any factor but 1 would show in
 /// the log-sum-exp of scores near 30,000.
 #[test]
-fn a_maximum_that_stays_leaves_sums_alone() {
+fn an_unchanged_row_max_leaves_sums_alone() {
     for name in [
         "ampere-64x16-2stage-swizzled",
         "ampere-32x32-2stage-swizzled-2keys",

@@ -293,7 +293,7 @@ impl ProfileCommand {
     }
 }
 
-/// A combining kernel may follow; the one that takes longest is the one in question.
+/// A combine kernel may follow; the launch that takes longest is the attention kernel.
 fn longest(launches: Vec<Sampled>) -> Option<Sampled> {
     let time = |launch: &Sampled| launch.counted.get("gpu__time_duration.sum").copied().unwrap_or(0.0);
     launches.into_iter().max_by(|one, other| time(one).total_cmp(&time(other)))

@@ -60,7 +60,7 @@ pub(crate) struct Verify {
     /// A process of --jobs: judges the cases whose numbers it reads
     #[arg(long, hide = true)]
     serve: bool,
-    /// The instruction set of the cpu backend, such as portable or avx2, or `all` that this machine has, in turn
+    /// The instruction set of the cpu backend, such as portable or avx2, or `all` that this machine has, one after the other
     /// [default: the fastest]
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
@@ -141,7 +141,7 @@ enum SuiteName {
     Edge,
     /// Every config that is a default of some problem, once each: for compute-sanitizer
     Defaults,
-    /// Every pair of features (pairwise design), the kernels in turn
+    /// Every pair of features (pairwise design), by each kernel alternately
     Features,
     /// Every pair of choices that `tune` can make, for GPU kernels
     Configs,

@@ -312,7 +312,7 @@ fn tensors_may_have_other_names() {
         assert_eq!(fs::read(scratch.file("out.safetensors")).expect("written"), expected);
         fs::remove_file(scratch.file("out.safetensors")).expect("it is ours");
     };
-    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
+    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
     with("mask", mask);
     with("attn_mask", mask);
     with("attn_bias", "what is added to scores is `bias` [batch, heads, queries, keys]");

@@ -43,7 +43,7 @@ pub enum Finding {
     Slower,
     /// B takes as long as A.
     Same,
-    /// It cannot be told.
+    /// The data cannot tell.
     Ambiguous,
     /// One of them is faster than the machine can be: the measurement is wrong.
     Rejected,
@@ -125,7 +125,7 @@ pub fn conclude(rounds: &[Round], options: &Options) -> Conclusion {
 ///
 /// If B is A, any of the three times of a round could be the one of B. Which it is, is drawn anew for each block of
 /// neighbours. Unlike an interval this holds for few rounds and for noise of any form: what a machine does to a whole
-/// block, it does to all lots.
+/// block, it does to all relabellings.
 fn chance(rounds: &[Round], options: &Options) -> f64 {
     let logarithms: Vec<[f64; 3]> = rounds.iter().map(|round| [round.b, round.a, round.again].map(f64::ln)).collect();
     let mut random = SplitMix64::stream(options.seed, 3);
@@ -140,7 +140,7 @@ fn chance(rounds: &[Round], options: &Options) -> f64 {
         median_of(&mut differences).abs()
     };
     let found = effect(&mut || 0);
-    // More than as much: without any noise, lots that leave B its times in most blocks have the same median.
+    // More than as much: without any noise, relabellings that leave B its times in most blocks have the same median.
     let larger = (0..options.resamples).filter(|_| effect(&mut || random.below(3)) > found).count();
     (larger + 1) as f64 / (options.resamples + 1) as f64
 }

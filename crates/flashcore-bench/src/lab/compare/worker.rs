@@ -1,4 +1,4 @@
-//! Subjects of other builds: each in a process of its own, which runs when it is told to and says how long it took.
+//! Subjects of other builds: each in a process of its own, which runs on request and returns its time.
 //!
 //! A worker verifies its problem, writes one line of JSON, a [`Greeting`], and then answers every line `run` with the
 //! seconds of one run and the line `judge` with one more line of JSON, the measurement of what it writes.
@@ -146,7 +146,7 @@ enum Done {
     Judged(Box<Measurement>),
 }
 
-/// Has itself judged, greets, and then does as it is told.
+/// Has itself judged, greets, and then follows orders.
 fn obey(
     build: &Build,
     orders: impl BufRead,

@@ -87,7 +87,7 @@ pub enum Outcome {
     Partly,
     /// There is none, or the opposite one.
     Negative,
-    /// It could not be told.
+    /// The data could not tell.
     Undecided,
 }
 

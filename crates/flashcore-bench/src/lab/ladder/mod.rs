@@ -1,7 +1,7 @@
-//! The ladder: from one thread a row to the fastest kernel, one step at a time, and what each step brought.
+//! The ladder: from one thread a row to the fastest kernel, one optimization at a time, and the gain of each.
 //!
 //! Each step is verified before it is timed. One that the gate refuses is timed all the same, and says that it was refused;
-//! it never counts as a gain. One that brought nothing stays in the list.
+//! it never counts as a gain. One without a gain stays in the list.
 
 mod steps;
 mod svg;
@@ -24,7 +24,7 @@ use crate::testkit::{mask_text, shape_text};
 pub use steps::{Step, steps};
 pub use svg::picture;
 
-/// A step brought something if it took less than this part of the time before.
+/// A step is a gain if it takes less than this part of the time before.
 const GAIN: f64 = 0.98;
 
 /// The steps of some problems, as a record has them.
@@ -130,7 +130,7 @@ pub enum Gain {
     Unknown,
     /// It is that much faster than the step it changes.
     Faster(f64),
-    /// It brought nothing: the time before over its own.
+    /// No gain: the time before over its own.
     Nothing(f64),
     /// It is not right enough to count, whatever its time: the time before over its own.
     Refused(f64),

@@ -21,12 +21,12 @@ pub struct Step {
     pub from: Option<usize>,
 }
 
-/// CTAs that a multiprocessor holds of the kernels that are given to CTAs that stay.
+/// Persistent CTAs per SM.
 const RESIDENT_CTAS: u32 = 2;
-/// Heads up to here leave room for large tiles.
+/// Largest head dimension for which large tiles fit.
 const NARROW: usize = 64;
 
-/// The steps from one thread a row to `tuned`, on a GPU with so many multiprocessors.
+/// The steps from one thread a row to `tuned`, on a GPU with so many SMs.
 pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32) -> Vec<Step> {
     let is_narrow = problem.head_dim.max(problem.value_dim) <= NARROW;
     let mut list = List::default();
@@ -83,7 +83,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
         wider_step,
     );
     let lazy = AmpereConfig { rescale: Rescale::WhenRaised, ..rows };
-    list.ampere("lazy rescale", "the output is rescaled only when a maximum rose", lazy, rows_step);
+    list.ampere("lazy rescale", "the output is rescaled only if the row max changed", lazy, rows_step);
     let kept = if is_narrow { rows } else { lazy };
     let kept_step = if is_narrow { rows_step } else { list.0.len() - 1 };
     let tried: [(&'static str, &'static str, AmpereConfig); 5] = [
@@ -94,11 +94,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
         ),
         ("1 producer warp", "one warp more, which only copies", AmpereConfig { producers: 1, ..kept }),
         ("2 producer warps", "two such warps", AmpereConfig { producers: 2, ..kept }),
-        (
-            "persistent CTAs",
-            "CTAs stay and take tile after tile",
-            AmpereConfig { persistent: RESIDENT_CTAS * multiprocessors, ..kept },
-        ),
+        ("persistent CTAs", "persistent CTAs", AmpereConfig { persistent: RESIDENT_CTAS * multiprocessors, ..kept }),
         ("L2 window", "a part of L2 is set aside for the keys", AmpereConfig { l2: L2Window::Key, ..kept }),
     ];
     for (name, what, config) in tried {
@@ -106,7 +102,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
     }
     let hopper = Config::hopper();
     if Plan::new(problem, hopper, arch).is_ok() {
-        let what = "tensor copies, and products of warpgroups from shared memory";
+        let what = "TMA, and wgmma from shared memory";
         list.push("warpgroups", what, hopper, Some(kept_step));
     }
     list.push("tuned", "what this shape gets by default", tuned, None);

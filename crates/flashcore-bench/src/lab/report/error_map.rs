@@ -25,7 +25,7 @@ pub struct ErrorMap {
 
 /// Value columns are a multiple of this: what GPU kernels take.
 const COLUMNS: usize = 8;
-/// The most tiles of keys that are told apart.
+/// The most tiles of keys that are distinguished.
 const MOST_TILES: usize = 64;
 
 /// Measures where the errors of `attend` lie on a problem of this shape, type and mask.

@@ -46,7 +46,7 @@ pub(super) enum Worth {
     Refused,
 }
 
-/// A step brought something if it took less than this part of the time before.
+/// A step is a gain if it takes less than this part of the time before.
 const GAIN: f64 = 0.98;
 
 impl LadderView {

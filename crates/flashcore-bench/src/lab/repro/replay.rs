@@ -26,7 +26,7 @@ pub enum Agreement {
     Yes,
     /// It is not.
     No,
-    /// It cannot be told here.
+    /// This machine cannot tell.
     Unknown,
 }
 

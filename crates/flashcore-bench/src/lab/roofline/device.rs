@@ -5,7 +5,7 @@ use flashcore_problem::DType;
 use crate::testkit::gpu::{EXPONENTIALS_PER_CLOCK, Gpu};
 use crate::util::nearest::unknown;
 
-/// Bytes that a multiprocessor can take from the L2 cache in a clock: the width of its port. No cache feeds it faster, so
+/// Bytes that an SM can take from the L2 cache in a clock: the width of its port. No cache feeds it faster, so
 /// a floor from it holds whatever the cache can do.
 const PORT_BYTES_PER_CLOCK: f64 = 64.0;
 
@@ -43,7 +43,7 @@ struct Sheet {
     clock: f64,
     /// In TFLOP/s.
     tensor: f64,
-    /// Lanes of `f32` arithmetic of a multiprocessor.
+    /// Lanes of `f32` arithmetic of an SM.
     lanes: f64,
     /// In GB/s.
     dram: f64,
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn tensor_rates_agree_with_clocks() {
-        // Operations of a multiprocessor's tensor cores in a clock, by architecture: what the data sheets multiply.
+        // Operations of an SM's tensor cores in a clock, by architecture: what the data sheets multiply.
         let per_clock = |key: &str| match key {
             "a100" => 2048.0,
             "h100" | "h200" => 4096.0,

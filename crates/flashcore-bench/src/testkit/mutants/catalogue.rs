@@ -145,19 +145,19 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         });
 
     // Softmax
-    "ampere": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
+    "ampere": "output-not-rescaled", "the output keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["softmax", "rescale"], is_mul, 2));
-    "ampere": "sum-not-rescaled", "the sum keeps the scale of an old maximum" =>
+    "ampere": "sum-not-rescaled", "the sum keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["softmax", "rescale"], is_mul, 0));
-    "scalar": "sum-not-rescaled", "the sum keeps the scale of an old maximum" =>
+    "scalar": "sum-not-rescaled", "the sum keeps the scale of an old row max" =>
         |kernel| change(kernel, Find::every(&["softmax"], |op| matches!(op, Op::Fma { .. })), |op| {
             if let Op::Fma { a, .. } = op { *a = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
-    "scalar": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
+    "scalar": "output-not-rescaled", "the output keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["accumulate"], is_mul, 0));
-    "ampere": "maximum-of-two-lanes", "the row maximum leaves out two of the four lanes that share a row" =>
+    "ampere": "row-max-of-two-lanes", "the row max leaves out two of the four lanes that share a row" =>
         |kernel| drop_shuffle_step(kernel, &["softmax", "maximum"]);
-    "ampere": "maximum-mixes-rows", "the row maximum is exchanged with a lane of another row" =>
+    "ampere": "row-max-mixes-rows", "the row max is exchanged with a lane of another row" =>
         |kernel| change(kernel, Find::nth(&["softmax", "maximum"], is_shuffle, 1), |op| set_distance(op, 4));
     "ampere": "sum-of-two-lanes", "the row sum leaves out two of the four lanes that share a row" =>
         |kernel| change(kernel, Find::nth(&["epilogue"], is_shuffle, 1), |op| set_distance(op, 1));
@@ -167,7 +167,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["softmax", "weights"], |op| matches!(op, Op::Fma { .. })), |op| {
             if let Op::Fma { a, .. } = op { *a = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
-    "ampere": "empty-row-has-a-maximum", "minus infinity is taken as the maximum of a row without keys" =>
+    "ampere": "empty-row-has-a-row-max", "minus infinity is taken as the row max of a row without keys" =>
         |kernel| change(kernel, Find::every(&["softmax", "maximum"], is_select), take_second);
     "ampere": "empty-row-divided", "a row without keys is divided by its sum of 0" =>
         |kernel| change(kernel, Find::every(&["epilogue"], is_select), take_second);
@@ -181,13 +181,13 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["epilogue"], |op| is_mul_by(op, core::f32::consts::LN_2)), |op| {
             if let Op::Mul { b, .. } = op { *b = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
-    "ampere": "log-sum-exp-without-maximum", "the log-sum-exp leaves out the maximum" =>
+    "ampere": "log-sum-exp-without-row-max", "the log-sum-exp leaves out the row max" =>
         |kernel| change(kernel, Find::every(&["epilogue"], is_sum_of_two), |op| {
             if let Op::Add { a, .. } = op { *a = Operand::Constant(0); }
         });
     "ampere": "weights-in-eight-bits", "weights are rounded to three bits of mantissa before the product" =>
         |kernel| truncate_weights(kernel, 0xfff0_0000);
-    "ampere": "weights-in-bf16", "weights of an f16 problem are cut to the precision of bf16" =>
+    "ampere": "weights-in-bf16", "P of an f16 problem is truncated to the precision of bf16" =>
         |kernel| truncate_weights(kernel, 0xffff_0000);
 
     // Shared memory

@@ -1,4 +1,4 @@
-//! Bugs in the block mask: in the kernel that precomputes it from a mask_mod, and in the kernel that reads it.
+//! Bugs in the block mask: in the kernel that precomputes it from a `mask_mod`, and in the kernel that reads it.
 
 use flashcore_ir::{Compare, Op, Operand, ReduceOp, ShuffleMode, Space, Type};
 
@@ -21,7 +21,7 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["may attend", "all warps"], is_reduction), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "tiles-known-too-early", "what is known of the tiles is gathered before all of it is" =>
         |kernel| drop(kernel, Find::every(&["tiles"], is_barrier));
-    "ranges": "cut-tiles-called-whole", "every tile counts as one that all rows attend" =>
+    "ranges": "partial-tiles-called-full", "every tile counts as full" =>
         |kernel| change(kernel, Find::every(&["tiles"], |op| is_choice(op, 2)), always);
     "ranges": "tiles-called-empty", "no tile counts as one that is attended" =>
         |kernel| change(kernel, Find::every(&["tiles"], |op| is_choice(op, 1)), |op| {
@@ -29,7 +29,7 @@ pub const RANGES: &[Mutation] = mutations! {
         });
     "ranges": "last-tile-of-one-lane", "the last attended tile is the first one that a lane has found" =>
         |kernel| change(kernel, Find::nth(&["gather"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
-    "ranges": "cut-tiles-before-whole-ones", "tiles that are cut on the left count as whole" =>
+    "ranges": "partial-tiles-before-full-ones", "tiles that are partial on the left count as full" =>
         |kernel| change(kernel, Find::nth(&["gather"], is_reduction, 3), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "rows-of-another-part", "all rows of a CTA have the tiles of its first" =>
         |kernel| change(kernel, Find::every(&["gather"], |op| matches!(op, Op::Mad { c: Operand::Register(_), b: Operand::Constant(2), .. })), |op| {
@@ -39,7 +39,7 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "extent-not-stored", "which rows and keys a tile has is not stored" =>
         |kernel| drop(kernel, Find::nth(&["gather"], is_global_store, 1));
-    "ranges": "cuts-read-too-early", "a warp makes tiles of rows before all cuts are found" =>
+    "ranges": "boundaries-read-too-early", "a warp makes tiles of rows before all document boundaries are found" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 1));
     "ranges": "rows-read-too-early", "warps go on before it is known which rows they have" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 2));
@@ -47,7 +47,7 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::nth(&["tile of rows"], is_lower_row, LANES), |op| {
             if let Op::Min { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
-    "ranges": "tiles-before-not-counted", "tiles of rows before a cut are not counted" =>
+    "ranges": "tiles-before-not-counted", "tiles of rows before a document boundary are not counted" =>
         |kernel| change(kernel, Find::every(&["tile of rows"], is_below), |op| {
             set_compare(op, Compare::Ne);
         });

@@ -94,7 +94,7 @@ fn hopper() -> Vec<Config> {
             // Shared memory.
             HOPPER_KEYS[x] * HOPPER_STAGES[y] > 640
         } else if is(Choice::KeyGroups, Choice::KeyRows) {
-            // So many stages as such groups need leave no room for longer tiles.
+            // With as many stages as such groups need, longer tiles do not fit.
             HOPPER_KEYS[y] > [176, 128, 64][x]
         } else if is(Choice::KeyGroups, Choice::Stages) {
             SHARES[x] > 1 && !HOPPER_STAGES[y].is_multiple_of(2 * SHARES[x])

@@ -41,9 +41,9 @@ pub(super) enum LayoutForm {
     Bshd,
     /// Needs as many keys as queries.
     PackedQkv,
-    /// `[batch, head, row, column]` with room after every row, head and batch.
+    /// `[batch, head, row, column]` with padding after every row, head and batch.
     Padded,
-    /// `[batch, row, head, column]` with room after every head, row and batch.
+    /// `[batch, row, head, column]` with padding after every head, row and batch.
     PaddedBshd,
     /// `[head, batch, row, column]`.
     HeadsOutermost,

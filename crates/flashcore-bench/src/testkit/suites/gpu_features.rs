@@ -171,7 +171,7 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
         features.dtype = DType::Bf16;
     }
     if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialisation::of(&features.problem()).width < 16 {
-        // Rows that tensor copies cannot find.
+        // Rows that TMA cannot address.
         features.layout = LayoutForm::Bshd;
     }
     let config = match kernels {

@@ -192,7 +192,7 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
         problem
     };
     let cases = backends.into_iter().enumerate().filter_map(|(number, backend)| {
-        // The widest heads that the config has room for.
+        // The widest heads that fit the config.
         let problem = [128, 64, 192, 256].map(|dim| problem(dim, number)).into_iter().find(|p| takes(backend, p))?;
         Some(Case::new(problem, number as u64, backend))
     });
@@ -256,7 +256,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
     cases
 }
 
-/// The backend, or the Hopper kernel with shorter tiles where a bias leaves the default no room; none that does not take
+/// The backend, or the Hopper kernel with shorter tiles where the default does not fit with a bias; none that does not take
 /// the problem.
 fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
     let short = |config| match config {

@@ -1,4 +1,4 @@
-//! Tensors that take no part under their name, and probably should under another.
+//! Unused tensors that look like inputs under another name.
 //!
 //! Attention without the mask or the sinks that a file holds is a wrong result that looks right.
 
@@ -57,7 +57,7 @@ pub(super) fn advice(name: &str) -> Option<String> {
     let plain: String = name.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect();
     if plain.contains("mask") {
         return Some(
-            "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has \
+            "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has \
              causal masks and windows, and `key_lengths` [batch] the keys in use of each batch"
                 .to_owned(),
         );
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn names_of_other_libraries_have_advice_and_others_none() {
         let check = |name: &str, expected: Option<&str>| assert_eq!(advice(name).as_deref(), expected, "{name}");
-        let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
+        let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
         for name in ["mask", "attn_mask", "attention_mask", "key_padding_mask", "Mask", "causalMask"] {
             check(name, Some(mask));
         }

@@ -24,7 +24,7 @@ pub(super) struct Names<'a> {
 /// Contents of a file: a problem and its numbers.
 pub(super) struct Contents<'a> {
     pub(super) problem: Problem,
-    /// Names of tensors that take no part.
+    /// Names of unused tensors.
     pub(super) unused: Vec<String>,
     query: TensorView<'a>,
     key: TensorView<'a>,
@@ -159,7 +159,7 @@ impl<'a> Main<'a> {
     }
 }
 
-/// The tensors that take no part, sorted; one that looks like an input is an error.
+/// The unused tensors, sorted; one that looks like an input is an error.
 fn unused(file: &SafeTensors<'_>, names: &Names<'_>) -> Result<Vec<String>, String> {
     let known = |name: &&str| [names.query, names.key, names.value].contains(name) || OPTIONAL.contains(name);
     let mut unused: Vec<&str> = file.names().into_iter().filter(|name| !known(name)).collect();

@@ -76,11 +76,11 @@ fn judge(subject: &str, probe: &Value, source: &str, limit: Duration) -> (Value,
         let right_source = call["source"] == source;
         let passed = right_source && total <= limit;
         let found = call["source"].as_str().unwrap_or_default();
-        let stranger =
+        let unexpected =
             if right_source { String::new() } else { format!("; the kernel came from `{found}`, not `{source}`") };
         let text = format!(
             "{}: {total:.1} ms of at most {limit:.0}: {} {:.1} print, {:.1} {}, {:.1} load, {:.1} generate and \
-             self-check ({}), {:.2} first launch{stranger}",
+             self-check ({}), {:.2} first launch{unexpected}",
             call["problem"].as_str().unwrap_or_default(),
             if passed { "pass," } else { "FAIL," },
             number(call, "print_ms"),

@@ -59,7 +59,7 @@ fn examine(subject: &str, device: &Device, current: Option<&CurrentState>) -> (V
         subject,
         State::Well,
         format!(
-            "{}, compute capability {major}.{minor}, {} multiprocessors, {:.1} GiB memory, {} KiB L2, {} KiB shared \
+            "{}, compute capability {major}.{minor}, {} SMs, {:.1} GiB memory, {} KiB L2, {} KiB shared \
              memory per CTA, clocks up to {} MHz, memory up to {} MHz",
             device.name,
             has.multiprocessors,

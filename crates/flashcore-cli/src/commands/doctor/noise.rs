@@ -56,7 +56,7 @@ struct Noise {
 
 impl Noise {
     fn of(pairs: &[(f64, f64)]) -> Self {
-        // In turn the first and the second run is A, so that what only ever drifts cancels.
+        // A is the first and the second run alternately, so that drift cancels.
         let difference = |(index, &(first, second)): (usize, &(f64, f64))| {
             let (a, b) = if index % 2 == 0 { (first, second) } else { (second, first) };
             200.0 * (b - a) / (a + b)

@@ -1,4 +1,4 @@
-//! Bulk loads and tensor copies: moves of bits, with zeros outside of tensors.
+//! TMA: bulk and tensor loads, which move bits and fill zeros outside of tensors.
 
 use flashcore_ir::builder::{CachePolicy, TensorCopyOptions};
 use flashcore_ir::types::{S32, U32};
