@@ -3,7 +3,7 @@
 use flashcore_problem::DType;
 
 use super::covering::{Setting, covering_rows};
-use super::features::{FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
 use crate::testkit::{BiasForm, Numbers};
 
 /// A feature of a problem: a column of the design.
@@ -21,11 +21,11 @@ pub(super) enum Feature {
     Alibi,
     Sinks,
     Bias,
-    KeyLengths,
-    LogSumExp,
+    SequsedK,
+    Lse,
     Layout,
     Numbers,
-    Formulas,
+    Expressions,
 }
 
 /// One value for each feature, as an index into its list.
@@ -73,11 +73,11 @@ impl Design {
             Feature::ScaleFactor => SCALE_FACTORS.len(),
             Feature::Mask => MASKS.len(),
             Feature::Softcap => SOFTCAPS.len(),
-            Feature::Alibi | Feature::Sinks | Feature::KeyLengths | Feature::LogSumExp => 2,
+            Feature::Alibi | Feature::Sinks | Feature::SequsedK | Feature::Lse => 2,
             Feature::Bias => self.biases.len(),
             Feature::Layout => LayoutForm::ALL.len(),
             Feature::Numbers => self.numbers.len(),
-            Feature::Formulas => FORMULAS.len(),
+            Feature::Expressions => EXPRESSIONS.len(),
         }
     }
 
@@ -114,11 +114,11 @@ impl Design {
             alibi: at(Feature::Alibi) == 1,
             sinks: at(Feature::Sinks) == 1,
             bias: self.biases[at(Feature::Bias)],
-            key_lengths: at(Feature::KeyLengths) == 1,
-            log_sum_exp: at(Feature::LogSumExp) == 1,
+            seqused_k: at(Feature::SequsedK) == 1,
+            lse: at(Feature::Lse) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: self.numbers[at(Feature::Numbers)],
-            formulas: FORMULAS[at(Feature::Formulas)],
+            expressions: EXPRESSIONS[at(Feature::Expressions)],
         }
     }
 }
@@ -137,11 +137,11 @@ const COLUMNS: [Feature; 17] = [
     Feature::Alibi,
     Feature::Sinks,
     Feature::Bias,
-    Feature::KeyLengths,
-    Feature::LogSumExp,
+    Feature::SequsedK,
+    Feature::Lse,
     Feature::Layout,
     Feature::Numbers,
-    Feature::Formulas,
+    Feature::Expressions,
 ];
 
 const _: () = {
