@@ -133,8 +133,8 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     let config = random.one_in(30).then(|| random.config());
     let self_check = random.pick(&[SelfCheckPolicy::Environment, SelfCheckPolicy::On, SelfCheckPolicy::Off]);
     let lse = random.address();
-    let tensors = DeviceTensors::new(random.address(), random.address(), random.address(), random.address())
-        .with_lse(lse);
+    let tensors =
+        DeviceTensors::new(random.address(), random.address(), random.address(), random.address()).with_lse(lse);
     let checked = tensors.validate(problem);
     let plan = Plan::new(problem, &device, PlanOptions::default().with_config(config).with_self_check(self_check))?;
     assert_eq!(problem.validate(), Ok(()), "a plan is for a problem that makes sense");

@@ -1,8 +1,8 @@
 //! Every config can be written down with what this crate exports, field by field.
 
 use flashcore::{
-    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, WarpScheduler, L2Window, Packing, Product, QueryPlace,
-    Rescale, ScalarConfig, SharedLayout, LadderConfig,
+    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, L2Window, LadderConfig, Product, QueryPlace,
+    Rescale, ScalarConfig, SharedLayout, WarpScheduler,
 };
 
 /// A config is what its name says.

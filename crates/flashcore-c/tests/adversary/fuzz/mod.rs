@@ -94,9 +94,7 @@ pub(crate) fn try_case(library: &Library, case: &Case, sabotage: Option<Sabotage
         results.push((rows, lse, poison));
     }
     library.destroy(plan);
-    let [(rows, lse, poison), (rows_again, lse_again, poison_again)] = &results[..] else {
-        unreachable!("two runs")
-    };
+    let [(rows, lse, poison), (rows_again, lse_again, poison_again)] = &results[..] else { unreachable!("two runs") };
     if let Some(index) = (0..rows.len()).find(|&index| rows[index] != rows_again[index]) {
         verdict.complain(format!(
             "byte {index} of the output differs from {poison:?} to {poison_again:?}, or was not written"
