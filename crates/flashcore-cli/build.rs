@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the program is made of, as git spells it: tests and documents change nothing in it.
+/// Sources of the program, as git spells them: tests and documents change nothing in it.
 const SOURCES: [&str; 5] = [
     ":(top,glob)crates/*/src/**",
     ":(top,glob)crates/*/Cargo.toml",
@@ -17,7 +17,7 @@ const SOURCES: [&str; 5] = [
     ":(top)Cargo.lock",
 ];
 
-/// What git prints, if it succeeds; nothing that a checkout holds is written.
+/// Output of git, if it succeeds; nothing in a checkout is written.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("git");
     command.arg("--no-optional-locks").args(arguments).current_dir(folder);

@@ -5,7 +5,7 @@ use core::fmt;
 use flashcore_problem::{Mask, Problem, Shape};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What a problem cannot do without.
+/// The work of a problem that no implementation can avoid.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Work {
     /// Floating-point operations: two products, each a multiplication and an addition. Masked keys do not count.
@@ -17,7 +17,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// That of a problem; under an expression that takes keys out, that of none.
+    /// Work of a problem; zero under a mask expression, which may leave any number of keys.
     pub fn of(problem: &Problem) -> Self {
         // Products of sizes that nobody has allocated yet, so not in integers.
         let attended: f64 = match problem.mask {
@@ -42,7 +42,7 @@ impl Work {
     }
 }
 
-/// What a machine can do in a second, at most.
+/// Peak rates of a machine, per second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     /// Floating-point operations of the units that multiply matrices.
@@ -60,7 +60,7 @@ fn infinite_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
-/// What binds a problem on a machine.
+/// The resource that bounds a problem on a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {

@@ -1,4 +1,4 @@
-//! How long things take.
+//! Timing: repeated runs, quantiles, memory bandwidth.
 
 use std::time::{Duration, Instant};
 

@@ -1,40 +1,43 @@
 //! Programs in other languages, compiled and run against the library.
 
-#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
+// How to link is known for Linux alone.
+#![cfg(target_os = "linux")]
 
 mod built;
 
 use std::env;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use built::folder as library_folder;
 
-/// Runs a command; what it said, or `None`, with the reason printed, if there is no such program.
-fn run(command: &mut Command) -> Option<String> {
-    let output = match command.output() {
-        Ok(output) => output,
-        Err(error) => {
-            println!("not tried: {} cannot be run: {error}", command.get_program().display());
-            return None;
-        }
-    };
+/// Runs a command and returns what it printed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}"));
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    Some(said)
+    said
+}
+
+/// Python, or `None` and a line that no harness captures, so that a test without it does not look as if it had passed.
+fn python(test: &str) -> Option<Command> {
+    match Command::new("python3").arg("--version").output() {
+        Ok(_) => Some(Command::new("python3")),
+        Err(error) => {
+            let line = format!("test {test} needs Python and was not run: python3: {error}\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+            None
+        }
+    }
 }
 
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
 }
 
-/// Compiles a program in C, linked in one way or the other, and runs it. What it said, or `None` where there is no compiler.
-fn run_c(name: &str, source: &Path, link: &[&str]) -> Option<String> {
-    if !cfg!(target_os = "linux") {
-        println!("not tried: this test knows how to link on Linux alone");
-        return None;
-    }
-    run(Command::new("cc").arg("--version"))?;
+/// Compiles a program in C, linked in one way or the other, and runs it. The compiler is the one that links Rust.
+fn run_c(name: &str, source: &Path, link: &[&str]) -> String {
     let folder = library_folder();
     let program = env::temp_dir().join(format!("flashcore-{name}-{}", std::process::id()));
     let mut compiler = Command::new("cc");
@@ -49,7 +52,7 @@ fn run_c(name: &str, source: &Path, link: &[&str]) -> Option<String> {
 
 /// Runs `examples/attend.c`.
 fn check_c(name: &str, link: &[&str]) {
-    let Some(said) = run_c(name, &example("attend.c"), link) else { return };
+    let said = run_c(name, &example("attend.c"), link);
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines[2], "key has 223 elements; its shape and strides need 224", "{said}");
 }
@@ -65,11 +68,9 @@ fn c_with_the_static_library() {
 }
 
 #[test]
-fn python() {
-    if run(Command::new("python3").arg("--version")).is_none() || !cfg!(target_os = "linux") {
-        return;
-    }
-    run(Command::new("python3").arg(example("attend.py")).arg(library_folder().join("libflashcore.so")));
+fn attend_in_python() {
+    let Some(mut python) = python("attend_in_python") else { return };
+    run(python.arg(example("attend.py")).arg(library_folder().join("libflashcore.so")));
 }
 
 fn in_tests(name: &str) -> PathBuf {
@@ -78,17 +79,13 @@ fn in_tests(name: &str) -> PathBuf {
 
 #[test]
 fn forked_children_in_c() {
-    if let Some(said) = run_c("fork", &in_tests("fork.c"), &["-lflashcore", "-lm", "-lpthread"]) {
-        assert_eq!(said, "forked children compute\n");
-    }
+    let said = run_c("fork", &in_tests("fork.c"), &["-lflashcore", "-lm", "-lpthread"]);
+    assert_eq!(said, "forked children compute\n");
 }
 
 #[test]
 fn forked_children_in_python() {
-    if run(Command::new("python3").arg("--version")).is_none() || !cfg!(target_os = "linux") {
-        return;
-    }
-    let mut python = Command::new("python3");
+    let Some(mut python) = python("forked_children_in_python") else { return };
     python.arg(in_tests("fork.py")).arg(library_folder().join("libflashcore.so")).arg(example(""));
-    assert_eq!(run(&mut python).unwrap(), "the processes of a pool compute\n");
+    assert_eq!(run(&mut python), "the processes of a pool compute\n");
 }

@@ -22,7 +22,7 @@ impl Colour {
     }
 }
 
-/// Verdicts, as they begin: what is well, what is not, and what cannot be told.
+/// Verdicts, as they begin: what is well, what is not, and what is undecided.
 const VERDICTS: [(Colour, &[&str]); 3] = [
     (
         Colour::Green,

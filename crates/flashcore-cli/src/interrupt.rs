@@ -18,7 +18,7 @@ pub(crate) fn watch() {
     });
 }
 
-/// The same without a word, for a process whose parent says it.
+/// Watches without a message, for a process whose parent says it.
 pub(crate) fn watch_quietly() {
     watch_and(|| {});
 }
@@ -41,7 +41,7 @@ pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// What is said of steps that Ctrl-C left out: `, 201 not run: interrupted`; nothing if none was.
+/// Summary of the steps that Ctrl-C left out: `, 201 not run: interrupted`; empty if none was.
 pub(crate) fn left_out(done: usize, of: usize) -> String {
     if requested() && done < of { format!(", {} not run: interrupted", of - done) } else { String::new() }
 }

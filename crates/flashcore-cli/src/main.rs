@@ -79,7 +79,7 @@ enum Command {
     CompareWorker(commands::compare::CompareWorker),
 }
 
-/// How a command ended, when it could be carried out.
+/// Ending of a command that could be carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// All is well.
@@ -92,7 +92,7 @@ enum Ending {
     Interrupted,
 }
 
-/// Why a command could not be carried out.
+/// Reason why a command could not be carried out.
 #[derive(Debug)]
 enum Failure {
     /// The arguments make no sense.

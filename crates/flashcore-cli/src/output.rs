@@ -66,7 +66,7 @@ impl Output {
         self.line(text)
     }
 
-    /// The same with its verdict in colour, if the terminal has colours.
+    /// Prints a line with its verdict in colour, if the terminal has colours.
     pub(crate) fn verdict(&mut self, text: impl AsRef<str>) -> io::Result<()> {
         let text = self.fitted(text.as_ref());
         if !self.look.is_coloured {

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::colour::verdict_colour;
 
-/// How a table is written.
+/// Format of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Format {
     /// Aligned columns that fit the terminal
@@ -58,17 +58,17 @@ pub(crate) const fn field(key: &'static str) -> Column {
 }
 
 impl Column {
-    /// The same, left out where the terminal is narrow.
+    /// A column that is left out where the terminal is narrow.
     pub(crate) const fn minor(self) -> Self {
         Self { rank: Rank::Minor, ..self }
     }
 
-    /// The same, with verdicts in colour.
+    /// A column of verdicts, in colour.
     pub(crate) const fn verdict(self) -> Self {
         Self { is_verdict: true, ..self }
     }
 
-    /// The same, seen by programs alone.
+    /// A column for programs alone.
     pub(crate) const fn for_programs(self) -> Self {
         Self { rank: Rank::Programs, ..self }
     }
@@ -196,7 +196,7 @@ impl Cell {
     }
 }
 
-/// What a terminal offers.
+/// Width and colours of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Look {
     /// Characters of a line; no limit where nobody says so.
@@ -406,7 +406,7 @@ struct Shown<'a> {
     is_numeric: bool,
 }
 
-/// What is shown of a table, and the headings of what is not.
+/// The part of a table that is shown, and the headings of the rest.
 struct Fitted<'a> {
     columns: Vec<Shown<'a>>,
     left_out: Vec<&'static str>,

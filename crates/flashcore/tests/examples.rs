@@ -1,25 +1,32 @@
-//! The examples run. `cargo test` has built them, beside this test.
+//! The examples run. `cargo test` has built them beside this test; `cargo test --test examples` has not, so it builds them.
 
-#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
-
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn check(name: &str) {
-    let Some(program) = example(name).filter(|program| program.exists()) else {
-        println!("example {name} was not built with this test; cargo test -p flashcore builds it");
-        return;
-    };
-    let output = Command::new(program).output().unwrap();
+    let output = Command::new(example(name)).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{name}: {said}{}", String::from_utf8_lossy(&output.stderr));
     assert!(!said.is_empty(), "{name} says what it did");
 }
 
-/// Tests are in `deps`, examples in `examples`.
-fn example(name: &str) -> Option<PathBuf> {
-    let folder = std::env::current_exe().ok()?.parent()?.parent()?.join("examples");
-    Some(folder.join(name).with_extension(std::env::consts::EXE_EXTENSION))
+/// The program of an example: tests are in `target/PROFILE/deps`, examples in `target/PROFILE/examples`.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.parent().and_then(Path::parent).unwrap();
+    let program = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+    if !program.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(["build", "--package", "flashcore", "--example", name, "--target-dir"])
+            .arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    program
 }
 
 #[test]

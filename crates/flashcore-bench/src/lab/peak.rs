@@ -1,4 +1,4 @@
-//! The peak of a processor behind a floor, as far as it has been seen.
+//! Peak rate of a processor: the highest of what was measured, on which its floors rest.
 //!
 //! Whatever else runs on a machine makes a measured peak smaller than it is, and never larger; a peak that is too small
 //! makes a floor that is too high, and a right time looks impossible. So a peak is measured in several windows, before,
@@ -38,7 +38,7 @@ impl Peak<Box<dyn FnMut() -> f64>> {
         peak
     }
 
-    /// The same, where a rate has been measured already.
+    /// Peak of a processor of which one rate has been measured already.
     pub fn known_of_cpu(flops: f64, level: Level, dtype: DType) -> Self {
         let threads = working_threads();
         Self::known(flops, Box::new(move || flashcore_cpu::measured_peak_of(level, dtype, threads)))

@@ -1,4 +1,4 @@
-//! What is measured: lists of problems.
+//! Bench suites: lists of problems to time.
 
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
@@ -23,7 +23,7 @@ const PREFILL_TOKENS: usize = 16_384;
 const PREFILL_WIDTH: usize = 2048;
 
 impl BenchSuite {
-    /// Its problems, each in full and causal, except where one query row makes them the same.
+    /// Problems of the suite, each unmasked and causal, except where one query row makes them the same.
     pub fn problems(self, dtype: DType) -> Vec<Problem> {
         let square = |batch, heads, length, dim| Problem::new(batch, heads, length, dim, dtype);
         let problems: Vec<Problem> = match self {

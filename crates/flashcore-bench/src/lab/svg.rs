@@ -46,7 +46,7 @@ pub fn short(number: f64) -> String {
     }
 }
 
-/// Where a text stands at its place.
+/// Horizontal anchor of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
     /// It begins there.

@@ -11,25 +11,25 @@ use crate::testkit::gpu::Gpu;
 /// A config must take less than this part of the time of the best to take its place.
 const GAIN: f64 = 0.98;
 
-/// What came of a config.
+/// Result of a config.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
     /// The config.
     pub config: Config,
-    /// Its median time, if it was right.
+    /// Median time, if it was right.
     pub seconds: Result<f64, String>,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// The fastest config.
     pub best: Config,
-    /// Its median time.
+    /// Median time of the best config.
     pub seconds: f64,
     /// The config that the problem has otherwise.
     pub default: Config,
-    /// Its median time.
+    /// Median time of the default config.
     pub default_seconds: f64,
     /// Everything that was tried, in order.
     pub trials: Vec<Trial>,

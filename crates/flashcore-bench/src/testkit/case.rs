@@ -1,4 +1,4 @@
-//! One thing to verify: a problem, a seed for its inputs, and who computes it.
+//! A case: a problem, a seed for its inputs, and the backend that computes it.
 
 use core::fmt;
 
@@ -9,7 +9,7 @@ use flashcore_problem::{Inputs, Layout, Mask, Problem, Stress};
 use crate::testkit::shape_text;
 use crate::testkit::{BiasForm, Numbers};
 
-/// Who computes attention.
+/// Backend that computes attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     /// The native CPU kernels, at a level.
@@ -47,11 +47,11 @@ pub struct Case {
     pub problem: Problem,
     /// The seed of the inputs, and of the order in which the simulator runs warps.
     pub seed: u64,
-    /// What the inputs hold.
+    /// Contents of the inputs.
     pub numbers: Numbers,
-    /// How the bias lies, where there is one.
+    /// Memory layout of the bias, where there is one.
     pub bias: BiasForm,
-    /// Who computes it.
+    /// The backend.
     pub backend: Backend,
     /// Runs after the first, which must give the same bits; in the simulator under other orders of warps.
     pub repeats: usize,
@@ -65,7 +65,7 @@ impl Case {
         Self { problem, seed, numbers: Numbers::Normal, bias: BiasForm::PerHead, backend, repeats: 1, command: None }
     }
 
-    /// Its inputs.
+    /// Inputs of the case.
     pub fn inputs(&self) -> Inputs {
         self.numbers.inputs(&self.problem, self.seed, self.bias)
     }

@@ -36,9 +36,9 @@ pub fn score_mod(name: &str) -> Option<ScoreMod> {
 /// An expression for masks, by name.
 pub fn mask_mod(name: &str) -> Option<MaskMod> {
     Some(match name {
-        // Several sequences one behind the other, by a number for each position.
+        // Several sequences one after the other, by a number for each position.
         "documents" => MaskMod::new(name, |at| at.integer(at.query).equals(at.integer(at.key))),
-        // The first keys for all, and causal behind them.
+        // The first keys for all, and causal after them.
         "prefix" => MaskMod::new(name, |at| at.key.less(37) | at.query.at_least(at.key)),
         // Every other block of 32 by 64.
         "blocks" => MaskMod::new(name, |at| {
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!((score_mod("none"), mask_mod("none")), (None, None));
     }
 
-    /// What the arithmetic of `dilated` stands for.
+    /// Meaning of the arithmetic in `dilated`.
     #[test]
     fn a_third_is_a_third() {
         for key in 0..30_000 {

@@ -86,7 +86,7 @@ impl Gpu {
         run.time(kernel_name(plan), verdict, output_sha256)
     }
 
-    /// What a kernel computes.
+    /// Output of a kernel.
     pub fn outputs(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<Outputs, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
@@ -121,7 +121,7 @@ impl Gpu {
         Ceilings { bytes: if is_cached { f64::INFINITY } else { ceilings.bytes }, ..*ceilings }.floor(work)
     }
 
-    /// What the device can do at most: tensor cores by its clock and architecture, memory by a copy, measured now.
+    /// Peak rates of the device: tensor cores by its clock and architecture, memory by a copy, measured now.
     pub fn ceilings(&self) -> Result<Ceilings, flashcore::Error> {
         let context = self
             .device
@@ -137,7 +137,7 @@ impl Gpu {
     }
 }
 
-/// Exponentials that a SM starts in a clock, on every architecture here.
+/// Exponentials that an SM starts in a clock, on every architecture here.
 pub(crate) const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
 
 /// Dense 16-bit operations, accumulated in `f32`, of the tensor cores of one SM in a clock.
@@ -177,11 +177,11 @@ fn measured_bandwidth(context: &Context) -> Result<f64, CudaError> {
 pub struct GpuTimes {
     /// In a replayed graph of launches on the same tensors: the caches are warm and the host is out of the way.
     pub hot: Times,
-    /// Each behind a flush of the L2 cache, between two events.
+    /// Each after a flush of the L2 cache, between two events.
     pub cold: Times,
     /// The config that was taken.
     pub kernel: String,
-    /// What the gates said of the output before anything was timed.
+    /// Verdict of the gates on the output, before anything was timed.
     pub verdict: Verdict,
     /// The SHA-256 of that output.
     pub output_sha256: String,
@@ -206,7 +206,7 @@ struct Run {
     lse: Option<Guarded>,
 }
 
-/// What a launch left behind.
+/// Buffers after a launch.
 struct Aftermath {
     inputs: Inputs,
     outputs: Outputs,
@@ -333,7 +333,7 @@ fn kernel_name(plan: &Plan) -> String {
     plan.report().kernel.as_ref().map_or_else(|| "none".to_owned(), |kernel| kernel.config.to_string())
 }
 
-/// One of several kernels that are timed in turn.
+/// One of several kernels that are timed alternately.
 pub(crate) struct GpuArm {
     run: Run,
     kernel: String,
@@ -359,14 +359,14 @@ impl GpuArm {
         self.kernel.clone()
     }
 
-    /// What the gates say of what it writes now, and the hash of that.
+    /// Verdict of the gates on its output now, and the hash of that output.
     pub(crate) fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
         let aftermath = self.run.once(problem, inputs)?;
         let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
         Ok((verdict, sha256(&aftermath.outputs.output.data)))
     }
 
-    /// What times it.
+    /// A timer of its launches.
     pub(crate) fn timer(&self) -> Result<GpuTimer<'_>, NoVerdict> {
         let (start, end) = self.run.events()?;
         Ok(GpuTimer { graph: self.run.bound.record(LAUNCHES_PER_GRAPH)?, stream: self.run.bound.stream(), start, end })

@@ -1,4 +1,4 @@
-//! Cases in processes of their own, several at once.
+//! Case workers: processes that verify cases, several at once.
 //!
 //! A driver compiles one kernel at a time in a process, however many threads ask it to, so threads do not make a suite
 //! fast on a GPU; processes do. A worker knows the whole list of cases. It reads the number of a case, a line each, and
@@ -18,24 +18,24 @@ use crate::testkit::gpu::Gpu;
 use crate::testkit::verify::{Outcome, verify, verify_at_levels};
 use crate::testkit::{Backend, Case};
 
-/// What a table and a record say of a case.
+/// Result of a case, for tables and records.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judged {
     /// The case.
     pub case: String,
-    /// What is wrong, one line each; nothing when it passed.
+    /// Complaints, one line each; none if it passed.
     pub complaints: Vec<String>,
     /// The command that repeats it.
     pub repeat: String,
-    /// How long it took.
+    /// Time of the case.
     pub milliseconds: f64,
     /// Largest error, that of the reference, and relative L2, as bits: JSON has no infinity.
     errors: [u64; 3],
 }
 
 impl Judged {
-    /// What came of a case.
+    /// Result of a case.
     pub fn new(case: &Case, outcome: &Outcome) -> Self {
         let errors = outcome
             .verdict
@@ -61,7 +61,7 @@ impl Judged {
         }
     }
 
-    /// Whether nothing is wrong.
+    /// True if there are no complaints.
     pub const fn passed(&self) -> bool {
         self.complaints.is_empty()
     }
@@ -72,7 +72,7 @@ impl Judged {
     }
 }
 
-/// Why cases could not be given to others.
+/// Reason why workers could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// A process could not be started, or talked to.
@@ -151,7 +151,7 @@ pub fn judge_in_processes(
     Ok(all.into_iter().flatten().collect())
 }
 
-/// What one thread does: takes the next case and asks its process.
+/// Loop of one thread: takes the next case and asks its worker.
 fn one_after_the_other(
     cases: &[Case],
     next: &AtomicUsize,
@@ -192,7 +192,7 @@ struct Worker {
     answers: Lines<BufReader<ChildStdout>>,
 }
 
-/// What came of a question.
+/// Answer of a worker.
 enum Answer {
     Judged(Vec<Judged>),
     /// The process has ended.

@@ -63,7 +63,7 @@ fn require_of(what: &str, bytes: Option<u64>, available: Option<u64>) -> Result<
     Vec::<u8>::new().try_reserve_exact(length).map_err(|_| TooLarge { available: None, ..too_large() })
 }
 
-/// Why a problem cannot be computed here.
+/// Reason why a problem cannot be computed here.
 #[derive(Debug, thiserror::Error)]
 pub enum Impossible {
     /// It is no problem.
@@ -119,7 +119,7 @@ fn input_bytes(problem: &Problem) -> Option<u64> {
 /// At least what `Yardstick` and the runs need at a time: the tensors twice, operands and results in `f64`.
 fn judging_bytes(problem: &Problem, repeats: u64) -> Option<u64> {
     const WIDE: u64 = 8;
-    /// Where a row lies, and the vector of its results.
+    /// Bytes of a row's place, and of the vector of its results.
     const ROW: u64 = 24 + 40;
     let elements = |shape: Shape| Some(shape.elements()? as u64);
     let operands = elements(problem.query_shape())?

@@ -1,4 +1,4 @@
-//! What the tensors of a case hold: random numbers, numbers that stress a weak point, or numbers that are none.
+//! Contents of the tensors of a case: random numbers, numbers that stress a weak point, or NaN and infinities.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use flashcore_problem::{Bias, BiasStrides, DType, Inputs, Problem, Shape, SplitM
 
 use crate::testkit::suites::huge::FAR_BIAS_ROWS;
 
-/// What the tensors of a case hold.
+/// Contents of the tensors of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbers {
     /// Independent normal numbers.
@@ -58,7 +58,7 @@ impl Planted {
         Self::LargeMagnitudes,
     ];
 
-    /// Its name in the names of cases.
+    /// Name in the names of cases.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unattended => "planted-unattended",
@@ -144,7 +144,7 @@ impl From<Option<Stress>> for Numbers {
     }
 }
 
-/// How the bias of a case lies in memory.
+/// Memory layout of a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BiasForm {
     /// One for each head, row and key, the same for all batches.
@@ -160,7 +160,7 @@ pub enum BiasForm {
     PerRow,
     /// A single one.
     Single,
-    /// One for each head, row and key, with room between the rows and heads.
+    /// One for each head, row and key, with padding between the rows and heads.
     Padded,
     /// One for each head, row and key, the rows of a key side by side.
     KeyMajor,
@@ -181,7 +181,7 @@ impl BiasForm {
         Self::KeyMajor,
     ];
 
-    /// Its name in the names of cases.
+    /// Name in the names of cases.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PerHead => "bias",
@@ -211,7 +211,7 @@ impl BiasForm {
         }
     }
 
-    /// Normal terms, and NaN in the room between them.
+    /// Normal terms, and NaN in the padding between them.
     fn random(self, problem: &Problem, random: &mut SplitMix64) -> Bias {
         let strides = self.strides(problem);
         let BiasStrides { batch, head, row, key } = strides;
@@ -271,7 +271,7 @@ fn scale(tensor: &mut Tensor, (shape, strides): (Shape, Strides), factor: f64) {
     }
 }
 
-/// Replaces one column of one row of every head, by each of `numbers` in turn.
+/// Replaces one column of one row of every head, by each of `numbers`, cyclically.
 fn plant_one_per_head(
     tensor: &mut Tensor,
     (shape, strides): (Shape, Strides),

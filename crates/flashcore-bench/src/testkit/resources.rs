@@ -1,4 +1,4 @@
-//! What the kernels cost on each architecture, and the gates on it.
+//! ptxas gates: registers, spills, stack and shared memory of the kernels on each architecture.
 
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_kernels::{Config, Specialization, Stage};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::testkit::expressions;
 
-/// Registers of a SM, on every architecture here.
+/// Registers of an SM, on every architecture here.
 const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
 /// The registers of a thread are handed out in eights.
 const REGISTER_GRANULARITY: u32 = 8;
@@ -24,7 +24,7 @@ pub struct Row {
     pub dtype: String,
     /// The head dimension.
     pub head_dim: u32,
-    /// What is compiled into it.
+    /// Features that are compiled in.
     pub kind: Kind,
     /// Threads of a CTA.
     pub threads: u32,
@@ -34,13 +34,13 @@ pub struct Row {
     pub shared_bytes: u32,
     /// CTAs that one SM holds at a time.
     pub ctas_per_sm: u32,
-    /// What ptxas says.
+    /// Resources by ptxas.
     pub resources: Resources,
-    /// What the gates say; nothing when they are content.
+    /// Complaints of the gates; none if they pass.
     pub complaints: Vec<String>,
 }
 
-/// Why a row could not be made.
+/// Reason why a row could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ResourcesError {
     /// The kernel breaks a rule of the language.
@@ -56,7 +56,7 @@ pub enum ResourcesError {
     Ptxas(#[from] PtxasError),
 }
 
-/// What is compiled into a listed kernel besides the least.
+/// Features that are compiled into a listed kernel beyond the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -113,7 +113,7 @@ impl Kind {
     }
 }
 
-/// The kernels that are listed for an architecture: each config with the head dimensions it has room for. For `sm_90a`,
+/// The kernels that are listed for an architecture: each config with the head dimensions that fit. For `sm_90a`,
 /// those that only it has.
 pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();

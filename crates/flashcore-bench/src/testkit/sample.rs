@@ -41,7 +41,7 @@ pub fn judge_worst(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Res
     Ok(verdicts.swap_remove(0))
 }
 
-/// Whether the last rows of a head are a problem of their own.
+/// True if the last rows of a head are a problem of their own.
 fn can_be_sampled(problem: &Problem) -> bool {
     let plain = !(problem.alibi || problem.sinks || problem.bias || problem.seqused_k);
     let mask = match problem.mask {

@@ -4,7 +4,7 @@ use flashcore_problem::{Alignment, DType, Mask, Problem, ProblemError};
 
 use crate::testkit::expressions;
 
-/// Why a text is no shape.
+/// Reason why a text is no shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShapeError {
     /// Not four parts.
@@ -12,19 +12,19 @@ pub enum ShapeError {
         "`{text}` has {parts} parts; a shape has four: batch x heads[/key heads] x queries[,keys] x dim[,value dim], such as 1x8x512x64 or 2x8/2x97,203x64"
     )]
     Parts {
-        /// What was given.
+        /// The text.
         text: String,
-        /// How many parts it has.
+        /// Number of its parts.
         parts: usize,
     },
     /// A part that is no number.
     #[error("`{part}` in `{text}` is not a valid {meaning}")]
     Number {
-        /// What was given.
+        /// The text.
         text: String,
         /// The part of it.
         part: String,
-        /// What it should be.
+        /// The meaning of the part.
         meaning: &'static str,
     },
     /// Not an expression, or the second of its kind.
@@ -34,7 +34,7 @@ pub enum ShapeError {
         expressions::MASK_MODS.join(", ")
     )]
     Expression {
-        /// What was given.
+        /// The text.
         text: String,
         /// The part of it.
         name: String,
@@ -42,7 +42,7 @@ pub enum ShapeError {
     /// Not a problem.
     #[error("`{text}`: {}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Problem {
-        /// What was given.
+        /// The text.
         text: String,
         /// Everything that is wrong with it.
         errors: Vec<ProblemError>,
@@ -52,7 +52,7 @@ pub enum ShapeError {
         "`{text}` is not a mask; allowed are full, causal, causal-top-left, window:LEFT,RIGHT and window-top-left:LEFT,RIGHT, with `all` for no limit"
     )]
     Mask {
-        /// What was given.
+        /// The text.
         text: String,
     },
 }

@@ -4,14 +4,14 @@ use flashcore_kernels::{LaunchPlan, LaunchValues};
 use flashcore_problem::{BiasStrides, DType, Inputs, Operand, Outputs, Problem, Shape, Strides, Tensor};
 use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, launch};
 
-/// What a simulated launch left behind.
+/// Results of a simulated launch.
 #[derive(Debug)]
 pub struct Simulation {
     /// The outputs, where something was written; poison elsewhere.
     pub outputs: Outputs,
     /// The inputs afterwards.
     pub inputs_after: Inputs,
-    /// What the simulator counted.
+    /// Counters of the simulator.
     pub counters: Counters,
     /// The memory that the kernels use among themselves, as they left it; none where it reaches far.
     pub workspace: Vec<u8>,
@@ -20,9 +20,9 @@ pub struct Simulation {
 /// Tensors that lie further apart than a machine has memory for: the same numbers in a sparse memory.
 #[derive(Debug, Clone)]
 pub struct FarApart {
-    /// The problem, as the plan has it: the same but for its layout, and for rows behind those that are there.
+    /// The problem, as the plan has it: the same but for its layout, and for rows past the end.
     pub problem: Problem,
-    /// Where the terms of the bias lie, where there is one.
+    /// Strides of the bias, where there is one.
     pub bias: Option<BiasStrides>,
 }
 

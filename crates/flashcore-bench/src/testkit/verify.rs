@@ -21,30 +21,30 @@ use crate::testkit::simulate::{FarApart, Simulation, simulate, simulate_far};
 use crate::testkit::suites::huge;
 use crate::testkit::{Backend, Case};
 
-/// The architecture that kernels are verified for before they are simulated: the one with most room for them.
+/// The architecture that kernels are verified for before they are simulated: the one with most shared memory.
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
 /// Persistent CTAs: few, so that each takes several tiles.
 pub(crate) const SIMULATED_CTAS: u32 = 3;
 const SIMULATED: Target = Target { arch: SIMULATED_ARCH, num_sms: SIMULATED_CTAS };
 
-/// What came of a case.
+/// Result of a case.
 #[derive(Debug)]
 pub struct Outcome {
     /// The verdict, or why there is none.
     pub verdict: Result<Verdict, NoVerdict>,
     /// The simulator's counters of the first run, where it was simulated.
     pub counters: Option<Counters>,
-    /// How long the backend took, all runs together, and in parallel with other cases where there were any.
+    /// Time of the backend, all runs together, and in parallel with other cases where there were any.
     pub duration: Duration,
 }
 
 impl Outcome {
-    /// Whether there is a verdict and it is good.
+    /// True if there is a verdict and it is good.
     pub fn passed(&self) -> bool {
         self.verdict.as_ref().is_ok_and(Verdict::passed)
     }
 
-    /// What is wrong, one line each; nothing when it passed.
+    /// Complaints, one line each; none if it passed.
     pub fn complaints(&self) -> Vec<String> {
         match &self.verdict {
             Ok(verdict) => verdict.failures.iter().map(ToString::to_string).collect(),
@@ -53,7 +53,7 @@ impl Outcome {
     }
 }
 
-/// Why a run could not be judged.
+/// Reason why a run could not be judged.
 #[derive(Debug, thiserror::Error)]
 pub enum NoVerdict {
     /// The problem is impossible, or larger than the memory.
@@ -89,7 +89,7 @@ fn lines(reasons: &[Reason]) -> String {
     reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// What a run is judged by: computed once, used for every backend.
+/// Yardstick of a run: computed once, used for every backend.
 #[derive(Debug)]
 pub struct Yardstick {
     inputs: Inputs,
@@ -111,7 +111,7 @@ impl Yardstick {
         Ok(Self { inputs, expected, reference })
     }
 
-    /// Judges what a run left behind.
+    /// Judges the results of a run.
     pub fn judge(&self, problem: &Problem, evidence: &Evidence<'_>) -> Verdict {
         judge(problem, &self.expected, &self.reference, evidence)
     }
@@ -286,7 +286,7 @@ fn verify_cpu(case: &Case, level: Level, yardstick: &Yardstick) -> Result<Verdic
     Ok(yardstick.judge(&case.problem, &evidence))
 }
 
-/// What a panic said.
+/// Message of a panic.
 fn words(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without words").to_owned()

@@ -15,7 +15,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// The same with line breaks and tabs left as they are, for text of our own that names what is in files.
+/// Printable text that keeps its line breaks and tabs, for text of our own that names what is in files.
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     let is_wrong = |character| is_control(character) && !matches!(character, '\n' | '\t');
     spelt_out(text, is_wrong, |character, out| match character {

@@ -24,13 +24,13 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Whether a path names the standard output of this process, as `/dev/stdout` does.
+/// True if a path names the standard output of this process, as `/dev/stdout` does.
 pub fn is_standard_output(path: &Path) -> bool {
     matches!(last_link(path), Ok(End::Descriptor { own: Some(1) }))
 }
 
-/// Whether two paths name one regular file, by whatever links and however they are spelt; for files that are not there
-/// yet, whether writing to both would make one.
+/// True if two paths name one regular file, by whatever links and however they are spelt; for files that are not there
+/// yet, if writing to both would make one.
 pub fn is_same_file(one: &Path, other: &Path) -> bool {
     match (fs::metadata(one), fs::metadata(other)) {
         (Ok(found), Ok(others)) => {
@@ -59,7 +59,7 @@ fn future(path: &Path) -> Option<PathBuf> {
     Some(folder.canonicalize().ok()?.join(path.file_name()?))
 }
 
-/// Where bytes for a path go.
+/// Destination of the bytes for a path.
 enum Target {
     /// Into what is open: no regular file of its own.
     Open(File),
@@ -128,7 +128,7 @@ fn standard<T>(_stream: &T) -> io::Result<File> {
     Err(io::Error::other("this system has no names for open files"))
 }
 
-/// Where the links of a path end.
+/// End of the links of a path.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     /// At a name, with a file or without.

@@ -3,21 +3,12 @@
 
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::{verify, verify_far};
-use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape, suites};
+use flashcore_bench::testkit::{Backend, Case, suites};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, LaunchPlan, Reason};
 use flashcore_problem::{DType, Inputs, Problem};
 
-fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
-    let mut problem = parse_shape(shape, dtype).expect("a shape");
-    problem.mask = parse_mask(mask).expect("a mask");
-    problem.lse = true;
-    problem
-}
-
-fn config(name: &str) -> Config {
-    name.parse().unwrap_or_else(|error| panic!("{error}"))
-}
+use crate::support::{config, problem};
 
 fn check(name: &str, problem: &Problem) {
     // Under two orders of warps, which must give the same bits.
@@ -124,7 +115,7 @@ fn parts_of_the_keys() {
     }
 }
 
-/// More parts than a warp has lanes, all of them with keys; and more parts than there are tiles of keys.
+/// More splits than a warp has lanes, all of them with keys; and more splits than there are tiles of keys.
 #[test]
 fn many_parts() {
     for (name, shape, dtype, mask, with_keys) in [
@@ -139,7 +130,7 @@ fn many_parts() {
     }
 }
 
-/// Parts that have a maximum other than minus infinity for the first row, as the kernels left them.
+/// Number of splits whose row max is not minus infinity for the first row, as the kernels left them.
 fn parts_with_keys(name: &str, problem: &Problem) -> usize {
     let Config::Ampere(ampere) = config(name) else { panic!("{name} has no parts") };
     let plan = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect("a plan");
@@ -152,7 +143,7 @@ fn parts_with_keys(name: &str, problem: &Problem) -> usize {
     maxima.filter(|maximum| *maximum > f32::NEG_INFINITY).count()
 }
 
-/// Rows, keys, heads, batches, terms of the bias, sums of rows and parts of the keys, 4 GiB and more apart, for every
+/// Rows, keys, heads, batches, terms of the bias, row sums and splits, 4 GiB and more apart, for every
 /// family of kernels: 32 bits hold none of these offsets.
 #[test]
 fn offsets_beyond_4_gib() {

@@ -13,7 +13,7 @@ use flashcore_ptx::{assemble, print, ptxas};
 const SEED: u64 = 0;
 /// The record of a real device, replayed wherever the tests run.
 const RECORD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/conformance/h200.json");
-/// What a committed record may take.
+/// Largest size of a committed record.
 const MOST_RECORD_BYTES: usize = 2 << 20;
 
 fn case(name: &str) -> ConformanceCase {
@@ -240,7 +240,7 @@ fn a_record_is_read_back_replayed_and_small() {
     assert_eq!(replayed.compared, record.cases.len());
 }
 
-/// What the tests below change of the record of a case.
+/// Replays the record of this build after a change.
 fn replayed(change: impl FnOnce(&mut Vec<CaseRecord>)) -> flashcore_bench::testkit::conformance::Replay {
     let kept = ["Add u32", "Log2 f32", "Select u64"];
     let records =

@@ -84,8 +84,8 @@ fn tiles_of_rows_begin_where_documents_do() {
     }
 }
 
-/// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and behind it, spans too wide to be
-/// one, entries beyond the ends of a table, truths of which only one side is known.
+/// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and past it, spans too wide to be
+/// one, entries beyond the ends of a table, conditions of which only one side is known.
 #[test]
 fn masks_are_right_for_whole_tiles() {
     let masks = [
@@ -155,7 +155,7 @@ fn other_constants_are_other_arguments_of_the_same_kernels() {
     }
 }
 
-/// The same kernels with other constants, each judged.
+/// One kernel with other constants, each judged.
 #[test]
 fn every_family_takes_its_constants_at_run_time() {
     let kernels = ["ampere", "hopper", ALONE[0], "ampere-64x64-2stage-swizzled-2splits", "scalar", "ladder"];
@@ -235,7 +235,7 @@ fn tiles_begin_where_something_is_attended() {
     assert_eq!(32 * with, (3 * 2 + 4 * 2 + 1) * without);
 }
 
-/// Where a term is the same for a whole tile, it is read once: of 64 tiles of keys, all but a few are further than 128 away.
+/// A term that is constant over a tile is read once: of 64 tiles of keys, all but a few are further than 128 away.
 #[test]
 fn terms_that_are_the_same_for_a_tile_are_read_once() {
     let mut problem = parse_shape("1x1x64,4096x64+relative", DType::F16).expect("a shape");

@@ -134,7 +134,7 @@ fn f32_on_the_scalar_kernel() {
     check(DType::F32, [65, 203, 32, 32], |problem| narrow(problem, 3));
 }
 
-/// NaN and infinities in keys and values behind the length of a batch: tensor copies bring them, and weights of zero do not
+/// NaN and infinities in keys and values past the length of a batch: TMA brings them, and weights of zero do not
 /// make them go away.
 #[test]
 fn what_lies_behind_the_keys_of_a_batch_leaves_no_trace() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use flashcore_bench::testkit::guard_pages::{Edge, GuardedBuffer, GuardedInputs, GuardedOutputs, Label};
 use flashcore_problem::{DType, Inputs, Outputs, Problem};
 
-/// What the child touches, as it stands in its environment.
+/// Variable that tells the child what to touch.
 const VARIABLE: &str = "FLASHCORE_TEST_TOUCH";
 
 fn buffer(payload: &[u8], edge: Edge) -> GuardedBuffer {

@@ -1,26 +1,19 @@
-//! Each kernel case two ways: executed by the simulator and judged, and executed by a GPU and judged, where there is one.
+//! Kernels in the simulator, judged. The `gpu` tests run the same cases on a GPU.
+//!
 //! The smallest kernel of each family is also printed and compared with its snapshot, for reading; that no other kernel
 //! changes unnoticed is what the fingerprint file of `flashcore-kernels` is for.
 
-#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
-
-use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::verify::verify;
-use flashcore_bench::testkit::{Backend, Case, parse_mask, parse_shape};
+use flashcore_bench::testkit::{Backend, Case};
 use flashcore_ir::Arch;
 use flashcore_kernels::primitives::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, LaunchPlan};
 use flashcore_problem::{DType, Problem, Stress};
 
+use crate::support::{config, each_kernel_case, problem};
+
 /// Orders of warps under which each case must give the same bits; [`verify`] adds another to each.
 const SEEDS: [u64; 2] = [0, 17];
-
-fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
-    let mut problem = parse_shape(shape, dtype).expect("a shape");
-    problem.mask = parse_mask(mask).expect("a mask");
-    problem.lse = true;
-    problem
-}
 
 fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
     for seed in SEEDS {
@@ -36,72 +29,31 @@ fn ptx(problem: &Problem, config: Config) -> String {
     plan.launches.iter().map(|launch| flashcore_ptx::print(&launch.kernel())).collect()
 }
 
-fn named(name: &str) -> Config {
-    name.parse().expect("a config")
-}
-
-/// Says why where there is no GPU.
-fn check_on_gpu(problem: &Problem, config: Config) {
-    let gpu = match Gpu::open(0) {
-        Ok(gpu) => gpu,
-        Err(reason) => {
-            println!("not run on a GPU: {reason}");
-            return;
-        }
-    };
-    let case = Case::new(problem.clone(), 0, Backend::Cuda(config));
-    let outcome = verify(&case, Some(&gpu));
-    assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
-}
-
-/// Writes, for a case, its simulator test and its GPU test.
+/// Writes the simulator test of each case.
 macro_rules! kernel_test {
-    ($($name:ident: $config:expr, $shape:literal, $dtype:ident, $mask:literal;)*) => {
+    ($($name:ident: $config:literal, $shape:literal, $dtype:ident, $mask:literal;)*) => {
         $(mod $name {
             use super::*;
 
             #[test]
             fn is_right_in_the_simulator() {
-                check_simulated(&problem($shape, DType::$dtype, $mask), $config, None);
-            }
-
-            #[test]
-            fn is_right_on_a_gpu() {
-                check_on_gpu(&problem($shape, DType::$dtype, $mask), $config);
+                check_simulated(&problem($shape, DType::$dtype, $mask), config($config), None);
             }
         })*
     };
 }
 
-kernel_test! {
-    scalar_f16_d64_causal: Config::scalar(), "1x4/2x97,203x64", F16, "causal";
-    scalar_bf16_d32_full: Config::scalar(), "1x2x65,130x32", Bf16, "full";
-    ampere_f16_d64_causal: Config::ampere(), "1x4/2x97,203x64", F16, "causal";
-    ampere_bf16_d64_full: Config::ampere(), "1x2x97,203x64", Bf16, "full";
-    ampere_f16_d32_full: Config::ampere(), "1x2x97,203x32", F16, "full";
-    ampere_bf16_d96_causal: Config::ampere(), "1x2x97,203x96", Bf16, "causal";
-    ampere_f16_d128_causal: Config::ampere(), "1x2x97,203x128", F16, "causal";
-    hopper_f16_d64_causal: Config::hopper(), "1x4/2x150,403x64", F16, "causal";
-    hopper_bf16_d128_full: Config::hopper(), "1x2x150,403x128", Bf16, "full";
-    ampere_plain_f16_d64_causal: Config::ampere_with_layout(SharedLayout::Plain), "1x2x97,203x64", F16, "causal";
-    ampere_padded_bf16_d96_full: Config::ampere_with_layout(SharedLayout::Padded), "1x2x97,203x96", Bf16, "full";
-    ampere_three_stages_f16_d64_causal:
-        Config::Ampere(AmpereConfig { tile_n: 32, stages: 3, ..AmpereConfig::default() }), "1x2x97,203x64", F16, "causal";
-    steps_f16_d64_causal: named("ladder-64x64-1stage-padded-load4-tensorqk"), "1x2x97,203x64", F16, "causal";
-    ampere_producer_f16_d64_full: named("ampere-64x64-2stage-swizzled-1producer"), "1x2x97,203x64", F16, "full";
-    ampere_parts_bf16_d128_full:
-        named("ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3splits"), "1x4/2x1,515x128", Bf16, "full";
-}
+each_kernel_case!(kernel_test);
 
 /// One readable kernel of each family: 16 columns, tiles of 16 keys, plain attention.
 #[test]
 fn small_kernels_print_as_before() {
-    for (family, config) in
+    for (family, name) in
         [("scalar", "scalar-32"), ("ampere", "ampere-32x16-1stage-swizzled"), ("hopper", "hopper-64x16-2stage")]
     {
         let mut problem = problem("1x1x16x16", DType::F16, "full");
         problem.lse = false;
-        insta::assert_snapshot!(family, ptx(&problem, named(config)));
+        insta::assert_snapshot!(family, ptx(&problem, config(name)));
     }
 }
 
@@ -129,14 +81,14 @@ fn every_choice_of_the_config_is_right() {
 /// Causal tiles are dealt out in sections of heads, which need not divide them: 3 to 5 CTAs' worth of tiles, odd and even.
 #[test]
 fn every_tile_of_any_number_of_heads_is_computed() {
-    for (shape, config) in [
+    for (shape, name) in [
         ("1x3x300x32", "hopper-64x64-2stage-persistent"),
         ("1x5x260x32", "hopper-64x64-2stage-persistent"),
         ("1x7x130x32", "hopper-64x64-2stage-persistent"),
         ("3x2x330x32", "hopper-128x64-2stage-persistent"),
         ("1x1x700x32", "hopper-64x64-2stage-persistent"),
     ] {
-        check_simulated(&problem(shape, DType::F16, "causal"), named(config), None);
+        check_simulated(&problem(shape, DType::F16, "causal"), config(name), None);
     }
 }
 
@@ -152,16 +104,16 @@ fn every_choice_of_the_hopper_config_is_right() {
         "hopper-64x32-8stage-4kvgroups-exp2mix",
     ];
     for name in names {
-        let config: Config = name.parse().expect("a config");
+        let config = config(name);
         check_simulated(&problem("1x2/1x150,203x64", DType::F16, "causal"), config, None);
         check_simulated(&problem("1x1x70,203x40", DType::Bf16, "full"), config, Some(Stress::LargeScores));
     }
 }
 
-/// What was summed before stays as it is while the maximum does, tile after tile of 16 keys: any factor but 1 would show in
+/// An unchanged row max rescales nothing, over many tiles of 16 keys: any factor but 1 would show in
 /// the log-sum-exp of scores near 30,000.
 #[test]
-fn a_maximum_that_stays_leaves_sums_alone() {
+fn an_unchanged_row_max_leaves_sums_alone() {
     for name in [
         "ampere-64x16-2stage-swizzled",
         "ampere-32x32-2stage-swizzled-2kvwarps",
@@ -170,7 +122,7 @@ fn a_maximum_that_stays_leaves_sums_alone() {
     ] {
         let mut problem = problem("1x1x20,2000x16", DType::Bf16, "full");
         problem.scale = 1.06;
-        check_simulated(&problem, named(name), Some(Stress::LargeScores));
+        check_simulated(&problem, config(name), Some(Stress::LargeScores));
     }
 }
 

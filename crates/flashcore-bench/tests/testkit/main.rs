@@ -6,4 +6,5 @@ mod expressions;
 mod features;
 mod guard_pages;
 mod kernels;
+mod support;
 mod unattended_keys;

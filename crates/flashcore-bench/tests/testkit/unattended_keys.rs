@@ -26,7 +26,7 @@ fn fill_rows(tensor: &mut Tensor, shape: Shape, strides: Strides, batch: usize, 
     }
 }
 
-/// Whether the config has a kernel for the problem, which then sees nothing of what unattended keys hold.
+/// True if the config has a kernel for the problem, which then sees nothing of what unattended keys hold.
 fn check(config: Config, problem: &Problem) -> bool {
     let Ok(plan) = LaunchPlan::new(problem, config, Arch::Sm90a) else { return false };
     let mut inputs = Inputs::random(problem, 11);

@@ -238,7 +238,7 @@ impl Attend {
         require(what, bytes).map_err(|error| Failure::Environment(format!("{}: {error}", self.input.display())))
     }
 
-    /// What the command line says of the problem.
+    /// Applies the options of the command line to the problem.
     fn complete(&self, problem: &mut Problem) -> Result<(), Failure> {
         problem.mask = parse_mask(&self.mask).map_err(|error| Failure::Usage(error.to_string()))?;
         problem.scale = self.scale.unwrap_or(problem.scale);

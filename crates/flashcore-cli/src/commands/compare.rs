@@ -370,7 +370,7 @@ fn machine(
     }
 }
 
-/// Where the programs of revisions are kept.
+/// Folder of the programs of revisions.
 pub(super) fn builds_folder() -> Result<PathBuf, Failure> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
@@ -380,7 +380,7 @@ pub(super) fn builds_folder() -> Result<PathBuf, Failure> {
     Ok(base.join("flashcore").join("builds"))
 }
 
-/// What `compare` starts processes of its own for.
+/// Process that `compare` starts.
 #[derive(Debug, Args)]
 pub(crate) struct CompareWorker {
     #[arg(long)]

@@ -224,11 +224,11 @@ impl Conformance {
     }
 }
 
-/// What came of the suite, by operation.
+/// Results of the suite, by operation.
 #[derive(Debug, Default)]
 struct Tally {
     rows: BTreeMap<&'static str, Row>,
-    /// Whether cases are missing from the rows.
+    /// True if cases are missing from the rows.
     stopped: bool,
 }
 
@@ -296,7 +296,7 @@ impl Executor for CudaExecutor {
         let failed = |error: CudaError| ExecuteError::Device(Box::new(error));
         let mut scalars: Vec<Argument> = scalars.iter().copied().map(argument).collect::<Result<_, _>>()?;
         let kernel = self.kernels.load(kernel).map_err(failed)?;
-        let behind = |addresses: &[u64]| {
+        let further = |addresses: &[u64]| {
             scalars.extend(tensor_maps.iter().map(|map| Argument::TensorMap(map.at(addresses))));
             scalars
         };
@@ -304,7 +304,7 @@ impl Executor for CudaExecutor {
         // SAFETY: this type is private to this file, which passes it to `check` alone. That executes the same kernel on
         // the same grid, inputs and scalars in the simulator first, where an access outside of the buffers is a fault,
         // and does not come here after one.
-        let outputs = unsafe { flashcore_cuda::run_owned(&kernel, grid, inputs, output_lengths, behind) };
+        let outputs = unsafe { flashcore_cuda::run_owned(&kernel, grid, inputs, output_lengths, further) };
         outputs.map_err(failed)
     }
 }

@@ -244,7 +244,7 @@ fn wait(mut child: Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// What a comparison was called with besides its two sides, without files and formats.
+/// Arguments of a comparison besides its two sides, without files and formats.
 fn further_arguments(command: &str) -> Vec<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let mut arguments = Vec::new();

@@ -30,7 +30,7 @@ use crate::{Ending, Failure, interrupt};
     after_help = "Examples:\n  flashcore ladder\n  flashcore ladder --backend cuda --shape 2x16x2048x128 --record ladder.json --svg ladder.svg\n  flashcore ladder --backend sim --shape 1x8x512x64 --arch sm_89\n  flashcore ladder --from ladder.json --svg ladder.svg"
 )]
 pub(crate) struct LadderCommand {
-    /// Where the steps run
+    /// The backend that runs the steps
     #[arg(long, value_enum, default_value_t)]
     backend: BackendName,
     /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim

@@ -53,7 +53,7 @@ enum Action {
     Check {
         /// A record of `flashcore bench`
         record: PathBuf,
-        /// How much slower than the leader a time may be, in percent
+        /// Allowed slowdown against the leader, in percent
         #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = super::parse_percent, allow_negative_numbers = true)]
         tolerance: f64,
     },
@@ -200,7 +200,7 @@ pub(super) fn read(file: &Path) -> Result<Leaderboard, Failure> {
     Ok(record.content)
 }
 
-/// How far the ceilings of a machine may be off.
+/// Relative error of the ceilings of a machine.
 fn slack_of(machine: &Machine) -> f64 {
     slack(if machine.backend == "cpu" { Subject::Cpu(None) } else { Subject::Cuda(None) })
 }

@@ -47,7 +47,7 @@ fn valid(problem: &Problem) -> Result<(), Failure> {
     if errors.is_empty() { Ok(()) } else { Err(Failure::Usage(errors.join("\n"))) }
 }
 
-/// The same, if it fits the memory: for commands that compute it.
+/// A problem that fits the memory, for commands that compute it.
 fn computable_problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
     let problem = problem(shape, dtype, mask)?;
     require_tensors(&problem).map_err(impossible)?;
@@ -80,7 +80,7 @@ fn parse_finite(text: &str) -> Result<f64, String> {
     number_in(text, f64::MIN, f64::MAX).ok_or_else(|| "it must be a finite number, such as -5".to_owned())
 }
 
-/// What a text says, if it is a number of a range; NaN is in none.
+/// The number that a text says, if it is in the range; NaN is in none.
 fn number_in(text: &str, least: f64, most: f64) -> Option<f64> {
     text.parse().ok().filter(|number| (least..=most).contains(number))
 }

@@ -119,7 +119,7 @@ fn failed(output: &mut Output, error: &MutantsError) -> Ending {
     Ending::Failed
 }
 
-/// What people read on one line of a terminal; programs get all of it.
+/// A report on one line of a terminal; programs get all of it.
 fn shortened(report: &str, format: Format) -> String {
     const MOST: usize = 110;
     match format {

@@ -1,4 +1,4 @@
-//! What records say of this program.
+//! Origin of the records of this program.
 
 use std::path::Path;
 

@@ -70,7 +70,7 @@ pub(crate) struct ProfileCommand {
     format: Format,
 }
 
-/// What is known of a launch on the GPU.
+/// Counters of a launch on the GPU.
 #[derive(Default)]
 struct Launched {
     seconds: Option<f64>,
@@ -293,13 +293,13 @@ impl ProfileCommand {
     }
 }
 
-/// A combining kernel may follow; the one that takes longest is the one in question.
+/// A combine kernel may follow; the launch that takes longest is the attention kernel.
 fn longest(launches: Vec<Sampled>) -> Option<Sampled> {
     let time = |launch: &Sampled| launch.counted.get("gpu__time_duration.sum").copied().unwrap_or(0.0);
     launches.into_iter().max_by(|one, other| time(one).total_cmp(&time(other)))
 }
 
-/// What an earlier profile exported.
+/// Reads an earlier export of ncu.
 fn imported(file: &Path) -> Result<Launched, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
     let launch = longest(parse_csv(&text)).ok_or_else(|| {
@@ -353,7 +353,7 @@ fn table(row: &ProfiledKernel) -> Table {
     table
 }
 
-/// What `profile` has ncu run: a few launches of one kernel.
+/// The program that ncu runs for `profile`: a few launches of one kernel.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileTarget {
     #[arg(long)]

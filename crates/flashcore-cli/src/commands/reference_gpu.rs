@@ -6,7 +6,7 @@ use flashcore_kernels::Target;
 
 /// The name of the GPU that stands in where there is none.
 pub(super) const NAME: &str = "h200";
-/// Its architecture, with its own instructions.
+/// Architecture, with its own instructions.
 pub(super) const ARCH: Arch = Arch::Sm90a;
 /// The same with its SMs, which decide between configs for short problems.
 pub(super) const TARGET: Target = Target { arch: ARCH, num_sms: 132 };

@@ -240,7 +240,7 @@ impl Steps<'_> {
     }
 }
 
-/// The same with names in place of paths: where things lie on a machine is nobody's business.
+/// A value with file names in place of paths: where things lie on a machine is nobody's business.
 fn without_paths(value: Value) -> Value {
     match value {
         Value::String(text) if Path::new(&text).is_absolute() => {

@@ -87,7 +87,7 @@ impl Roofline {
         if self.historic {
             for historic in HISTORIC_TARGETS {
                 let target = Target::parse(historic.target, dtype);
-                targets.push((target.map_err(|error| Failure::Usage(error.to_string()))?, historic.wish));
+                targets.push((target.map_err(|error| Failure::Usage(error.to_string()))?, historic.name));
             }
         }
         if is_for_people {
@@ -109,7 +109,7 @@ impl Roofline {
             let is_impossible = |target: &Target| {
                 devices.iter().any(|device| Judgement::of(target, device).possibility == Possibility::Impossible)
             };
-            if targets.iter().any(|(target, wish)| wish.is_empty() && is_impossible(target)) {
+            if targets.iter().any(|(target, name)| name.is_empty() && is_impossible(target)) {
                 ending = Ending::Failed;
             }
         }
@@ -257,12 +257,12 @@ fn targets_table(devices: &[RoofDevice], targets: &[(Target, &str)]) -> Table {
         column("reason", "reason"),
     ]);
     for device in devices {
-        for (target, wish) in targets {
+        for (target, name) in targets {
             let judgement = Judgement::of(target, device);
             table.push(vec![
                 Cell::from(target.to_string()),
                 Cell::from(device.key.as_str()),
-                Cell::from(*wish),
+                Cell::from(*name),
                 Cell::number(judgement.flops / 1e12, 1),
                 Cell::number(100.0 * judgement.part_of_peak, 0),
                 Cell::number(100.0 * judgement.part_of_dram, 0),

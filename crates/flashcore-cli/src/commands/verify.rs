@@ -60,7 +60,7 @@ pub(crate) struct Verify {
     /// A process of --jobs: judges the cases whose numbers it reads
     #[arg(long, hide = true)]
     serve: bool,
-    /// The instruction set of the cpu backend, such as portable or avx2, or `all` that this machine has, in turn
+    /// The instruction set of the cpu backend, such as portable or avx2, or `all` that this machine has, one after the other
     /// [default: the fastest]
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
@@ -98,7 +98,7 @@ pub(crate) struct Verify {
     format: Format,
 }
 
-/// What `--cpu-level` says.
+/// Value of `--cpu-level`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LevelChoice {
     All,
@@ -141,7 +141,7 @@ enum SuiteName {
     Edge,
     /// Every config that is a default of some problem, once each: for compute-sanitizer
     Defaults,
-    /// Every pair of features (pairwise design), the kernels in turn
+    /// Every pair of features (pairwise design), by each kernel alternately
     Features,
     /// Every pair of choices that `tune` can make, for GPU kernels
     Configs,
@@ -183,16 +183,16 @@ fn parse_part(text: &str) -> Result<(usize, usize), String> {
 /// Cases of the CPU or a GPU that are verified before progress is shown again. They run in parallel, so that the oracle's
 /// many small rows do not wait for one another, nor kernels for the compiler of others.
 const CASES_AT_ONCE: usize = 64;
-/// The same for a GPU, where some kernels take a hundred times as long to compile as others to run.
+/// Cases at once on a GPU, where some kernels take a hundred times as long to compile as others to run.
 const GPU_CASES_AT_ONCE: usize = 512;
 
 /// The list of cases is in memory; with another --seed there are others.
 const MOST_FUZZ_CASES: usize = 1_000_000;
 
-/// What says how many threads a process has.
+/// Variable with the number of threads of a process.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// How many cases passed and failed, by level where there are levels.
+/// Numbers of passed and failed cases, by level where there are levels.
 struct Tally {
     name: String,
     passed: usize,

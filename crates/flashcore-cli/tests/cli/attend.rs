@@ -1,50 +1,19 @@
 //! `flashcore attend` as a user meets it: files in, files out, and every way a file can be wrong.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 
-use flashcore_cuda::{CudaError, Driver};
 use flashcore_problem::{
     Alignment, DType, Evidence, Inputs, Layout, Mask, Outputs, Problem, ReferenceError, Tensor, judge, oracle,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// A folder of one test, removed with it.
-struct Scratch(PathBuf);
+use crate::scratch::{Scratch, json, no_gpu};
 
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("flashcore-attend-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).expect("a folder");
-        Self(folder)
-    }
-
-    fn attend(&self, options: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_flashcore"))
-            .args(["attend", "in.safetensors", "out.safetensors"])
-            .args(options)
-            .current_dir(&self.0)
-            // Also where there is a GPU.
-            .env("CUDA_VISIBLE_DEVICES", "")
-            .output()
-            .expect("the command runs")
-    }
-
-    fn names(&self) -> Vec<String> {
-        let files = fs::read_dir(&self.0).expect("a folder");
-        let mut names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn attend(scratch: &Scratch, options: &[&str]) -> Output {
+    scratch.run(&[&["attend", "in.safetensors", "out.safetensors"], options].concat())
 }
 
 /// A tensor of a file: name, type, shape, bytes.
@@ -121,13 +90,13 @@ fn entries(problem: &Problem, inputs: &Inputs) -> Vec<Entry> {
 fn round_trip(name: &str, problem: &Problem, options: &[&str]) {
     let scratch = Scratch::new(name);
     let inputs = Inputs::random(problem, 7);
-    write(&scratch.0.join("in.safetensors"), &entries(problem, &inputs));
-    let output = scratch.attend(options);
+    write(&scratch.file("in.safetensors"), &entries(problem, &inputs));
+    let output = attend(&scratch, options);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{name}");
     assert_eq!(output.status.code(), Some(0), "{name}");
     assert_eq!(scratch.names(), ["in.safetensors", "out.safetensors"]);
 
-    let file = fs::read(scratch.0.join("out.safetensors")).expect("written");
+    let file = fs::read(scratch.file("out.safetensors")).expect("written");
     let file = SafeTensors::deserialize(&file).expect("a safetensors file");
     let written = file.tensor("output").expect("an output");
     assert_eq!(written.dtype(), file_dtype(problem.dtype));
@@ -174,16 +143,16 @@ fn gpu_kernels_run_in_the_simulator() {
     }
     let scratch = Scratch::new("simulator");
     let problem = Problem::new(1, 2, 5, 8, DType::Bf16);
-    write(&scratch.0.join("in.safetensors"), &entries(&problem, &Inputs::random(&problem, 0)));
-    let output = scratch.attend(&["--device", "sim", "--format", "json"]);
-    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    write(&scratch.file("in.safetensors"), &entries(&problem, &Inputs::random(&problem, 0)));
+    let output = attend(&scratch, &["--device", "sim", "--format", "json"]);
+    let rows = json(&output);
     assert_eq!(
         (&rows[0]["device"], &rows[0]["kernel"]),
         (&"simulator".into(), &"ampere-32x64-2stage-swizzled-2kvwarps".into())
     );
     let problem = Problem::new(1, 2, 5, 12, DType::Bf16);
-    fs::remove_file(scratch.0.join("out.safetensors")).expect("written");
-    write(&scratch.0.join("in.safetensors"), &entries(&problem, &Inputs::random(&problem, 0)));
+    fs::remove_file(scratch.file("out.safetensors")).expect("written");
+    write(&scratch.file("in.safetensors"), &entries(&problem, &Inputs::random(&problem, 0)));
     let message = "head_dim is 12; the hopper kernel takes multiples of 8 up to 256\nvalue_dim is 12; the hopper kernel takes multiples of 8 up to 256";
     check(&scratch, &["--device", "sim", "--kernel", "hopper"], 2, message);
 }
@@ -194,25 +163,20 @@ fn what_was_done_is_said() {
     let problem = Problem::new(1, 2, 5, 8, DType::F32);
     let mut file = entries(&problem, &Inputs::random(&problem, 0));
     file.push(zeros("notes", Dtype::F32, &[2]));
-    write(&scratch.0.join("in.safetensors"), &file);
-    let output = scratch.attend(&["--device", "cpu", "--format", "json"]);
-    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    write(&scratch.file("in.safetensors"), &file);
+    let output = attend(&scratch, &["--device", "cpu", "--format", "json"]);
+    let rows = json(&output);
     assert_eq!(rows[0]["kernel"], "native");
     assert_eq!(rows[0]["problem"], "batch 1 heads 2/2 queries 5 keys 5 dims 8/8 f32 unmasked");
-    let output = scratch.attend(&[]);
+    let output = attend(&scratch, &[]);
     let lines = String::from_utf8(output.stdout).expect("text");
     let lines: Vec<&str> = lines.lines().skip(2).collect();
     let no_gpu = format!("not on a GPU: {}", no_gpu());
     assert_eq!(lines, [no_gpu.as_str(), "not used: notes", "wrote out.safetensors"]);
 }
 
-/// Why a process that sees no GPU has none.
-fn no_gpu() -> String {
-    Driver::load().err().unwrap_or(CudaError::NoDevice).to_string()
-}
-
 fn check(scratch: &Scratch, options: &[&str], code: i32, message: &str) {
-    let output = scratch.attend(options);
+    let output = attend(scratch, options);
     assert_eq!(String::from_utf8_lossy(&output.stderr), format!("flashcore: {message}\n"), "{options:?}");
     assert_eq!(output.status.code(), Some(code), "{message}");
     assert!(!scratch.names().iter().any(|name| name.contains("out")), "nothing is written: {:?}", scratch.names());
@@ -227,7 +191,7 @@ fn every_bad_tensor_is_named() {
         let mut file: Vec<Entry> = shapes.iter().map(|(name, shape)| zeros(name, Dtype::F16, shape)).collect();
         file.retain(|(name, ..)| *name != replaced.0);
         file.push(replaced);
-        write(&scratch.0.join("in.safetensors"), &file);
+        write(&scratch.file("in.safetensors"), &file);
         check(&scratch, &[], 2, &format!("in.safetensors: {message}"));
     };
     let f16 = |name, shape: &[usize]| zeros(name, Dtype::F16, shape);
@@ -262,7 +226,7 @@ fn every_bad_tensor_is_named() {
 #[test]
 fn bad_files_and_options() {
     let scratch = Scratch::new("files");
-    let path = scratch.0.join("in.safetensors");
+    let path = scratch.file("in.safetensors");
     check(&scratch, &[], 2, "cannot read in.safetensors: No such file or directory (os error 2)");
     write(&path, &[zeros("query", Dtype::F16, &[1, 1, 4, 8]), zeros("keys", Dtype::F16, &[1, 1, 4, 8])]);
     check(
@@ -272,7 +236,7 @@ fn bad_files_and_options() {
         "in.safetensors: there is no tensor `key`; query, key and value are needed, and the file has keys, query; --key-name says what the key is called",
     );
     fs::write(&path, b"no header").unwrap();
-    let output = scratch.attend(&[]);
+    let output = attend(&scratch, &[]);
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.starts_with("flashcore: in.safetensors is not a safetensors file: "), "{said}");
@@ -294,9 +258,9 @@ fn bad_files_and_options() {
     check(&scratch, &["--device", "cuda"], 3, &no_gpu());
     check(&scratch, &["--kernel", "scalar"], 3, &no_gpu());
 
-    // An output that cannot be put in its place leaves nothing behind.
-    fs::create_dir(scratch.0.join("out.safetensors")).unwrap();
-    let output = scratch.attend(&[]);
+    // An output that cannot be put in its place leaves nothing.
+    fs::create_dir(scratch.file("out.safetensors")).unwrap();
+    let output = attend(&scratch, &[]);
     assert_eq!(output.status.code(), Some(3));
     assert_eq!(scratch.names(), ["in.safetensors", "out.safetensors"]);
 }
@@ -311,16 +275,16 @@ fn tensors_may_have_other_names() {
     let scratch = Scratch::new("names");
     let problem = Problem::new(1, 2, 5, 8, DType::F32);
     let usual = entries(&problem, &Inputs::random(&problem, 3));
-    write(&scratch.0.join("in.safetensors"), &usual);
-    assert_eq!(scratch.attend(&[]).status.code(), Some(0));
-    let expected = fs::read(scratch.0.join("out.safetensors")).expect("written");
-    fs::remove_file(scratch.0.join("out.safetensors")).expect("it is ours");
+    write(&scratch.file("in.safetensors"), &usual);
+    assert_eq!(attend(&scratch, &[]).status.code(), Some(0));
+    let expected = fs::read(scratch.file("out.safetensors")).expect("written");
+    fs::remove_file(scratch.file("out.safetensors")).expect("it is ours");
     let renamed: Vec<Entry> = usual
         .iter()
         .zip(["q", "layer.0.k", "v"])
         .map(|((_, dtype, shape, data), name)| (name, *dtype, shape.clone(), data.clone()))
         .collect();
-    write(&scratch.0.join("in.safetensors"), &renamed);
+    write(&scratch.file("in.safetensors"), &renamed);
     check(
         &scratch,
         &[],
@@ -328,27 +292,27 @@ fn tensors_may_have_other_names() {
         "in.safetensors: there is no tensor `query`; query, key and value are needed, and the file has layer.0.k, q, v; --query-name says what the query is called",
     );
     let names = ["--query-name", "q", "--key-name", "layer.0.k", "--value-name", "v"];
-    assert_eq!(scratch.attend(&names).status.code(), Some(0));
-    assert_eq!(fs::read(scratch.0.join("out.safetensors")).expect("written"), expected);
-    fs::remove_file(scratch.0.join("out.safetensors")).expect("it is ours");
+    assert_eq!(attend(&scratch, &names).status.code(), Some(0));
+    assert_eq!(fs::read(scratch.file("out.safetensors")).expect("written"), expected);
+    fs::remove_file(scratch.file("out.safetensors")).expect("it is ours");
     // One that looks like an input is none that can be passed over.
     let with = |name: &'static str, message: &str| {
         let mut file = usual.clone();
         file.push(zeros(name, Dtype::F32, &[1]));
-        write(&scratch.0.join("in.safetensors"), &file);
+        write(&scratch.file("in.safetensors"), &file);
         check(
             &scratch,
             &[],
             2,
             &format!("in.safetensors: `{name}` would not be used: {message}; --ignore {name} leaves it out"),
         );
-        let ignoring = scratch.attend(&["--ignore", name, "--device", "cpu"]);
+        let ignoring = attend(&scratch, &["--ignore", name, "--device", "cpu"]);
         let said = String::from_utf8(ignoring.stdout).expect("text");
         assert_eq!(said.lines().nth(2), Some(format!("not used: {name}").as_str()));
-        assert_eq!(fs::read(scratch.0.join("out.safetensors")).expect("written"), expected);
-        fs::remove_file(scratch.0.join("out.safetensors")).expect("it is ours");
+        assert_eq!(fs::read(scratch.file("out.safetensors")).expect("written"), expected);
+        fs::remove_file(scratch.file("out.safetensors")).expect("it is ours");
     };
-    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has causal masks and windows, and `seqused_k` [batch] the keys in use of each batch";
+    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `seqused_k` [batch] the keys in use of each batch";
     with("mask", mask);
     with("attn_mask", mask);
     with("attn_bias", "what is added to scores is `bias` [batch, heads, queries, keys]");

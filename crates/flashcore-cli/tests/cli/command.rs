@@ -1,10 +1,11 @@
 //! The command as a user meets it: exit codes, where messages go, formats.
 
-use std::process::{Command, Output};
+use std::process::Stdio;
 
-fn flashcore(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_flashcore")).args(arguments).output().expect("the command runs")
-}
+use flashcore_bench::testkit::suites::{Runner, seeds};
+use flashcore_cpu::Level;
+
+use crate::scratch::{Scratch, command, flashcore, json, json_of};
 
 fn check(arguments: &[&str], code: i32, standard_error: &str) {
     let output = flashcore(arguments);
@@ -31,7 +32,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_allowed() {
         "flashcore: query_heads is 8 and key_heads is 3; query_heads must be a multiple of key_heads\n",
     );
     check(
-        &["verify", "--shape", "1x8x64x60"],
+        &["verify", "--kernel", "ampere", "--shape", "1x8x64x60"],
         2,
         "flashcore: head_dim is 60; the ampere kernel takes multiples of 8 up to 256\nvalue_dim is 60; the ampere kernel takes multiples of 8 up to 256\n",
     );
@@ -44,18 +45,14 @@ fn wrong_usage_exits_with_2_and_says_what_is_allowed() {
 
 #[test]
 fn a_missing_tool_exits_with_3() {
-    let output = Command::new(env!("CARGO_BIN_EXE_flashcore"))
-        .args(["resources"])
-        .env("FLASHCORE_PTXAS", "/nowhere/ptxas")
-        .output()
-        .expect("the command runs");
+    let output = command(&["resources"]).env("FLASHCORE_PTXAS", "/nowhere/ptxas").output().expect("the command runs");
     assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn results_are_machine_readable() {
-    let output = flashcore(&["verify", "--shape", "1x1x20,70x32", "--format", "json"]);
-    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let verify = ["verify", "--kernel", "ampere-64x64-2stage-swizzled", "--shape", "1x1x20,70x32", "--format"];
+    let rows = json(&flashcore(&[&verify[..], &["json"]].concat()));
     assert_eq!(rows[0]["verdict"], "passed");
     assert_eq!(rows[0]["case"], "sim ampere-64x64-2stage-swizzled 1x1x20,70x32 f16 full seed 0");
     let keys: Vec<&str> = rows[0].as_object().expect("an object").keys().map(String::as_str).collect();
@@ -84,7 +81,7 @@ fn results_are_machine_readable() {
     let count = |key: &str| rows[0][key].as_u64();
     assert_eq!(["query_length", "key_length", "head_dim"].map(count), [Some(20), Some(70), Some(32)]);
     // The header of CSV has the same keys.
-    let output = flashcore(&["verify", "--shape", "1x1x20,70x32", "--format", "csv"]);
+    let output = flashcore(&[&verify[..], &["csv"]].concat());
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().next(), Some(expected.join(",").as_str()));
 }
 
@@ -120,11 +117,11 @@ fn keys_are_snake_case_and_unique() {
 
 #[test]
 fn the_threads_that_work_are_those_that_are_said() {
-    let record = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("threads.json");
-    let bench = ["bench", "--backend", "cpu", "--shape", "1x1x32x32", "--seconds", "0.01", "--record"];
+    let scratch = Scratch::new("threads");
+    let bench = ["bench", "--backend", "cpu", "--shape", "1x1x32x32", "--seconds", "0.01", "--record", "threads.json"];
     let check = |arguments: &[&str], variable: Option<&str>, expected: u64| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-        command.args(bench).arg(&record).args(arguments).env_remove("RAYON_NUM_THREADS");
+        let mut command = scratch.command(&bench);
+        command.args(arguments).env_remove("RAYON_NUM_THREADS");
         command.envs(variable.map(|threads| ("RAYON_NUM_THREADS", threads)));
         let output = command.output().expect("the command runs");
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -132,8 +129,7 @@ fn the_threads_that_work_are_those_that_are_said() {
         let plural = if expected == 1 { "" } else { "s" };
         let first = said.lines().next().expect("a line");
         assert_eq!(first.split(", ").nth(2), Some(format!("{expected} thread{plural}").as_str()), "{said}");
-        let text = std::fs::read_to_string(&record).expect("a record");
-        let written: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let written = json_of(&scratch.file("threads.json"));
         assert_eq!(written["origin"]["machine"]["threads"], expected);
     };
     check(&[], Some("1"), 1);
@@ -146,11 +142,7 @@ fn the_threads_that_work_are_those_that_are_said() {
 fn a_gpu_kernel_is_refused_on_the_cpu() {
     let message = "flashcore: --kernel chooses a GPU kernel; --backend cpu has none\n";
     check(&["bench", "--backend", "cpu", "--kernel", "ampere"], 2, message);
-    let output = Command::new(env!("CARGO_BIN_EXE_flashcore"))
-        .args(["bench", "--kernel", "ampere", "--shape", "1x1x32x32"])
-        .env("CUDA_VISIBLE_DEVICES", "")
-        .output()
-        .expect("the command runs");
+    let output = flashcore(&["bench", "--kernel", "ampere", "--shape", "1x1x32x32"]);
     assert_eq!(output.status.code(), Some(3));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");
 }
@@ -158,9 +150,8 @@ fn a_gpu_kernel_is_refused_on_the_cpu() {
 #[test]
 fn a_table_fits_the_terminal_and_has_colours_where_they_are_wanted() {
     let run = |variables: &[(&str, &str)]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-        command.args(["verify", "--backend", "cpu", "--shape", "1x1x32x32"]).envs(variables.iter().copied());
-        let output = command.output().expect("the command runs");
+        let mut command = command(&["verify", "--backend", "cpu", "--shape", "1x1x32x32"]);
+        let output = command.envs(variables.iter().copied()).output().expect("the command runs");
         String::from_utf8(output.stdout).expect("text")
     };
     let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or(0);
@@ -178,8 +169,7 @@ fn a_table_fits_the_terminal_and_has_colours_where_they_are_wanted() {
 #[test]
 fn outside_a_checkout_a_command_says_what_it_needs() {
     let check = |arguments: &[&str], expected: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-        let output = command.args(arguments).current_dir(std::env::temp_dir()).output().expect("the command runs");
+        let output = command(arguments).current_dir(std::env::temp_dir()).output().expect("the command runs");
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
         assert_eq!(output.status.code(), Some(2));
     };
@@ -195,12 +185,8 @@ fn outside_a_checkout_a_command_says_what_it_needs() {
 
 #[test]
 fn a_reader_who_leaves_early_is_no_error() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
-        .arg("ptx")
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("the command runs");
+    let mut command = command(&["ptx"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs");
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
@@ -216,14 +202,12 @@ fn the_kernels_of_any_problem_can_be_printed() {
         let names = text.lines().filter_map(|line| line.strip_prefix(".visible .entry "));
         names.map(|name| name.trim_end_matches('(').to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(entries(&["--kernel", "ampere"]), ["flashcore_ampere_64x64_2stage_swizzled_f16_d64"]);
-    // The kernel that finds the tiles of an expression, and the one behind it; by default that of the architecture.
+    let kernel = "ampere-64x64-2stage-swizzled";
+    assert_eq!(entries(&["--kernel", kernel]), ["flashcore_ampere_64x64_2stage_swizzled_f16_d64"]);
+    // The kernel that precomputes the block mask, and the attention kernel: by default that of the architecture.
     let expression = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
     assert_eq!(expression.len(), 2);
-    assert!(
-        expression[0].starts_with("flashcore_ranges_") && expression[1].starts_with("flashcore_hopper_"),
-        "{expression:?}"
-    );
+    assert!(expression[1].starts_with("flashcore_hopper_"), "{expression:?}");
     let refused = flashcore(&["ptx", "--kernel", "hopper", "--arch", "sm_80"]);
     assert_eq!(refused.status.code(), Some(2));
 }
@@ -233,7 +217,7 @@ fn every_level_has_its_line() {
     let output = flashcore(&["verify", "--backend", "cpu", "--cpu-level", "all", "--shape", "1x2/1x5,390x24", "--lse"]);
     let text = String::from_utf8_lossy(&output.stdout);
     let tallies: Vec<&str> = text.lines().filter(|line| line.ends_with(" failed")).collect();
-    let levels = flashcore_cpu::Level::available();
+    let levels = Level::available();
     let mut expected: Vec<String> = levels.iter().map(|level| format!("cpu {level}: 1 passed, 0 failed")).collect();
     if levels.len() > 1 {
         expected.push(format!("all levels: {} passed, 0 failed", levels.len()));
@@ -244,13 +228,13 @@ fn every_level_has_its_line() {
 
 #[test]
 fn one_case_of_a_suite_can_be_repeated() {
-    let check = |only: &str| {
+    let repeated = |only: &str| {
         let output = flashcore(&["verify", "--backend", "cpu", "--suite", "full", "--only", only, "--format", "json"]);
-        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = json(&output);
         rows.as_array().map(|rows| (rows.len(), rows[0]["verdict"].clone()))
     };
-    assert_eq!(check("600"), Some((1, "passed".into())));
-    let beyond = flashcore(&["verify", "--backend", "cpu", "--suite", "seeds", "--only", "84"]);
-    assert_eq!(String::from_utf8_lossy(&beyond.stderr), "flashcore: --only 84: the suite has cases 0 to 83\n");
-    assert_eq!(beyond.status.code(), Some(2));
+    assert_eq!(repeated("600"), Some((1, "passed".into())));
+    let count = seeds(Runner::Cpu(Level::Portable)).len();
+    let message = format!("flashcore: --only {count}: the suite has cases 0 to {}\n", count - 1);
+    check(&["verify", "--backend", "cpu", "--suite", "seeds", "--only", &count.to_string()], 2, &message);
 }

@@ -1,39 +1,14 @@
 //! `flashcore conformance` as a user meets it on a machine without a GPU.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 
 use flashcore_bench::testkit::conformance::{Header, OutputRecord, Record, SimExecutor, conduct};
-use flashcore_cuda::{CudaError, Driver};
-use serde_json::Value;
 
-/// A file of one test, removed with it.
-struct Scratch(PathBuf);
+use crate::scratch::{Scratch, flashcore, json, no_gpu, text};
 
-impl Scratch {
-    fn new(name: &str, text: &str) -> Self {
-        let file = std::env::temp_dir().join(format!("flashcore-conformance-{name}-{}.json", std::process::id()));
-        fs::write(&file, text).expect("written");
-        Self(file)
-    }
-
-    fn replay(&self, options: &[&str]) -> Output {
-        let file = self.0.to_str().expect("text");
-        flashcore(&[&["conformance", "--replay", file], options].concat())
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-fn flashcore(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-    // Also where there is a GPU.
-    command.args(arguments).env("CUDA_VISIBLE_DEVICES", "").output().expect("the command runs")
+fn replay(record: &Path, options: &[&str]) -> Output {
+    flashcore(&[&["conformance", "--replay", text(record)], options].concat())
 }
 
 fn check(output: &Output, code: i32, standard_error: &str) {
@@ -47,26 +22,25 @@ fn check(output: &Output, code: i32, standard_error: &str) {
 
 #[test]
 fn without_a_gpu_there_is_nothing_to_record() {
-    let message = Driver::load().err().unwrap_or(CudaError::NoDevice).to_string();
-    let file = std::env::temp_dir().join(format!("flashcore-conformance-none-{}.json", std::process::id()));
-    let arguments = ["conformance", "--record", file.to_str().expect("text")];
-    check(&flashcore(&arguments), 3, &format!("flashcore: {message}\n"));
-    assert!(!file.exists());
+    let scratch = Scratch::new("no-record");
+    let output = scratch.run(&["conformance", "--record", "record.json"]);
+    check(&output, 3, &format!("flashcore: {}\n", no_gpu()));
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn what_is_no_record_is_refused() {
     let nowhere = "flashcore: cannot read /nowhere.json: No such file or directory (os error 2); --replay needs a record of `flashcore conformance --record`\n";
     check(&flashcore(&["conformance", "--replay", "/nowhere.json"]), 2, nowhere);
-    let later = Scratch::new("schema", "{\"schema\": 99}");
+    let scratch = Scratch::new("conformance");
+    let later = scratch.write("schema.json", "{\"schema\": 99}");
     let message = format!(
         "flashcore: {}: the record has schema 99, this program knows 1; \
          make a new one with `flashcore conformance` on the device\n",
-        later.0.display()
+        later.display()
     );
-    check(&later.replay(&[]), 2, &message);
-    let text = Scratch::new("text", "not JSON");
-    assert_eq!(text.replay(&[]).status.code(), Some(2));
+    check(&replay(&later, &[]), 2, &message);
+    assert_eq!(replay(&scratch.write("text.json", "not JSON"), &[]).status.code(), Some(2));
 }
 
 /// A record that the simulator wrote stands in for that of a GPU: it agrees, until a result in it is another.
@@ -80,8 +54,8 @@ fn a_record_is_replayed() {
         seed: 3,
     };
     let mut record: Record = conduct(header, &SimExecutor { seed: 5 }, &mut |_| {}).expect("the suite runs");
-    let agreeing = Scratch::new("agreeing", &record.to_json().expect("JSON"));
-    let output = agreeing.replay(&[]);
+    let scratch = Scratch::new("replayed");
+    let output = replay(&scratch.write("agreeing.json", record.to_json().expect("JSON")), &[]);
     check(&output, 0, "");
     let lines = String::from_utf8(output.stdout).expect("text");
     let title = "record of the simulator, driver none, sm_90, 2026-01-01, compared with this build's simulator";
@@ -92,9 +66,10 @@ fn a_record_is_replayed() {
     let case = record.cases.iter_mut().find(|case| case.name == "Add f16x2").expect("a case");
     case.outputs[0] = OutputRecord::Hash("0".repeat(32));
     record.cases.retain(|case| case.name != "Exit by guard");
-    let output = Scratch::new("disagreeing", &record.to_json().expect("JSON")).replay(&["--format", "json"]);
+    let disagreeing = scratch.write("disagreeing.json", record.to_json().expect("JSON"));
+    let output = replay(&disagreeing, &["--format", "json"]);
     check(&output, 1, "");
-    let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = json(&output);
     let verdict = |name: &str| {
         let row = rows.as_array().unwrap().iter().find(|row| row["operation"] == name);
         row.map(|row| row["verdict"].as_str().unwrap().to_owned())

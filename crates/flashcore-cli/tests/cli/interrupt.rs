@@ -2,29 +2,21 @@
 
 #![cfg(unix)]
 
-use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::interrupted::interrupted_output;
-use serde_json::Value;
+use flashcore_bench::testkit::suites::{Kernels, Runner, seeds};
 
-/// A folder of one test, empty at first.
-fn folder(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("interrupt-{name}"));
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).expect("a folder");
-    folder
-}
+use crate::interrupted::{interrupt, interrupted_output, wait_until_watching};
+use crate::scratch::{Scratch, command, json, json_of, text};
 
 fn flashcore(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-    command.args(arguments).env("CUDA_VISIBLE_DEVICES", "").env("FLASHCORE_PTXAS", "/nowhere/ptxas");
+    let mut command = command(arguments);
+    command.env("FLASHCORE_PTXAS", "/nowhere/ptxas");
     command
 }
 
-/// What a command says on standard output that gets Ctrl-C after a while, and how it ends.
+/// Standard output of a command that gets Ctrl-C after a while, which must end with 130.
 fn said(arguments: &[&str], after: Duration) -> String {
     let output = interrupted_output(&mut flashcore(arguments), after);
     let standard_error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -51,7 +43,7 @@ fn verify() {
     let text = said(&["verify", "--backend", "sim", "--suite", "seeds"], A_WHILE);
     let found = numbers(&text, " not run: interrupted");
     assert!(found.len() == 3 && found[1] == 0 && found[2] > 0, "{text}");
-    assert_eq!(found.iter().sum::<usize>(), 228, "{text}");
+    assert_eq!(found.iter().sum::<usize>(), seeds(Runner::Sim(Kernels::All)).len(), "{text}");
 }
 
 #[test]
@@ -64,20 +56,20 @@ fn bench_in_the_simulator() {
 
 #[test]
 fn ladder() {
-    let folder = folder("ladder");
-    let record = folder.join("ladder.json");
-    let file = record.to_str().expect("a path of letters");
+    let scratch = Scratch::new("ladder");
+    let record = scratch.file("ladder.json");
+    let file = text(&record);
     let arguments = ["ladder", "--backend", "sim", "--record", file, "--format", "json"];
     let output = interrupted_output(&mut flashcore(&arguments), A_WHILE);
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
-    let shown: Vec<Value> = serde_json::from_slice(&output.stdout).expect("one array of rows");
+    let shown = json(&output).as_array().expect("one array of rows").len();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let last = said.lines().last().expect("a line");
     let found: Vec<usize> =
         last.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
     assert!(last.starts_with("steps: ") && last.ends_with(" not run: interrupted"), "{said}");
-    assert_eq!(found[0], shown.len(), "{said}");
-    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    assert_eq!(found[0], shown, "{said}");
+    let written = json_of(&record);
     let ladders = written["content"]["ladders"].as_array().expect("ladders");
     let rungs: usize = ladders.iter().map(|ladder| ladder["rungs"].as_array().map_or(0, Vec::len)).sum();
     assert_eq!(rungs, found[0]);
@@ -93,31 +85,32 @@ fn mutants() {
 
 #[test]
 fn profile() {
-    let folder = folder("profile");
-    let record = folder.join("profile.json");
-    let file = record.to_str().expect("a path of letters");
+    let scratch = Scratch::new("profile");
+    let record = scratch.file("profile.json");
+    let file = text(&record);
     let shapes = ["--shape", "1x1x2048x64"].repeat(20);
-    let arguments = [&["profile", "--kernel", "ampere", "--record", file][..], &shapes].concat();
-    let text = said(&arguments, AT_ONCE);
-    let profiled = text.matches("\nampere-64x64-2stage-swizzled on ").count();
-    assert!((1..20).contains(&profiled), "{text}");
-    let written: Value = serde_json::from_str(&fs::read_to_string(&record).expect("a record")).expect("JSON");
+    let kernel = "ampere-64x64-2stage-swizzled";
+    let arguments = [&["profile", "--kernel", kernel, "--record", file][..], &shapes].concat();
+    let said = said(&arguments, AT_ONCE);
+    let profiled = said.matches(&format!("\n{kernel} on ")).count();
+    assert!((1..20).contains(&profiled), "{said}");
+    let written = json_of(&record);
     assert_eq!(written["content"]["rows"].as_array().map(Vec::len), Some(profiled));
 }
 
 #[test]
 fn an_experiment() {
-    let folder = folder("experiment");
-    let text = "title = \"t\"\ndate = \"2026-01-01\"\nhypothesis = \"h\"\npredicted_percent = 0.0\na = \"cpu\"\nb = \"cpu\"\n\
+    let scratch = Scratch::new("experiment");
+    let experiment = "title = \"t\"\ndate = \"2026-01-01\"\nhypothesis = \"h\"\npredicted_percent = 0.0\na = \"cpu\"\nb = \"cpu\"\n\
                 arguments = [\"--shape\", \"1x1x64x32\", \"--seconds\", \"60\", \"--minimum\", \"0.001\"]\n\
                 conclusion = \"\"\n";
-    fs::write(folder.join("long.toml"), text).expect("a file");
-    let path = folder.to_str().expect("a path of letters");
+    scratch.write("long.toml", experiment);
+    let path = text(scratch.path());
     let output = interrupted_output(&mut flashcore(&["experiments", "run", "long", "--folder", path]), A_WHILE);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert_eq!(said.lines().last(), Some("the comparison was interrupted; `long` stays as it is"), "{said}");
-    assert_eq!(fs::read_to_string(folder.join("long.toml")).expect("a file"), text);
+    assert_eq!(scratch.read("long.toml"), experiment);
 }
 
 #[test]
@@ -127,10 +120,10 @@ fn a_second_ctrl_c_ends_it_at_once() {
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("the command runs");
-    crate::interrupted::wait_until_watching(&child);
+    wait_until_watching(&child);
     let start = std::time::Instant::now();
     for _ in 0..2 {
-        crate::interrupted::interrupt(&child);
+        interrupt(&child);
         std::thread::sleep(Duration::from_millis(300));
     }
     assert_eq!(child.wait().expect("it ends").code(), Some(130));

@@ -5,12 +5,12 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
-/// How a command ends that gets the signal of Ctrl-C after so many seconds.
+/// Exit status of a command that gets the signal of Ctrl-C after so many seconds.
 pub(crate) fn interrupted(command: &mut Command, seconds: u64) -> ExitStatus {
     interrupted_output(command, Duration::from_secs(seconds)).status
 }
 
-/// What a command says and how it ends that gets the signal of Ctrl-C after a while.
+/// Output and exit status of a command that gets the signal of Ctrl-C after a while.
 pub(crate) fn interrupted_output(command: &mut Command, after: Duration) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs");
     // Read while it runs: a table of many rows is more than a pipe holds.

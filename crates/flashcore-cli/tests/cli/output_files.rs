@@ -1,4 +1,4 @@
-//! Where outputs go: regular files are replaced whole, everything else is written to, nothing is destroyed.
+//! Output files: regular files are replaced whole, everything else is written to, nothing is destroyed.
 
 #![cfg(unix)]
 #![expect(clippy::print_stderr, reason = "a test that cannot run here says why")]
@@ -21,7 +21,7 @@ fn draw(scratch: &Scratch, file: &str) -> Output {
     scratch.run(&[&DRAW[..], &[file]].concat())
 }
 
-/// What it writes.
+/// The picture.
 fn drawn(scratch: &Scratch) -> String {
     assert_eq!(draw(scratch, "drawn.svg").status.code(), Some(0));
     let text = scratch.read("drawn.svg");
@@ -41,7 +41,7 @@ fn check_error(output: &Output, code: i32, expected: &str) {
 
 #[test]
 fn links_are_followed_to_their_end() {
-    let scratch = Scratch::new("links");
+    let scratch = Scratch::shared("links");
     let expected = drawn(&scratch);
     fs::create_dir(scratch.file("folder")).expect("a folder");
     // Each: links as (name, what it points at), the name that is written to, the file that must then be there.
@@ -91,7 +91,7 @@ fn links_are_followed_to_their_end() {
 
 #[test]
 fn a_pipe_and_a_socket_are_written_to() {
-    let scratch = Scratch::new("pipe");
+    let scratch = Scratch::shared("pipe");
     let expected = drawn(&scratch);
     assert!(Command::new("mkfifo").arg(scratch.file("pipe")).status().expect("mkfifo runs").success());
     let pipe = scratch.file("pipe");
@@ -135,7 +135,7 @@ fn devices(scratch: &Scratch) -> Option<[String; 2]> {
 
 #[test]
 fn a_device_stays_a_device() {
-    let scratch = Scratch::new("device");
+    let scratch = Scratch::shared("device");
     let Some([null, full]) = devices(&scratch) else { return };
     symlink(&null, scratch.file("link")).expect("a link");
     let check = |arguments: &[&str], code: i32, standard_error: &str| {
@@ -160,7 +160,7 @@ fn a_device_stays_a_device() {
 
 #[test]
 fn an_old_file_survives_a_disk_that_is_full() {
-    let scratch = Scratch::new("full");
+    let scratch = Scratch::shared("full");
     drawn(&scratch);
     scratch.write("old.svg", "old");
     // A file may have no more than 512 or 1024 bytes; the signal for more is not to end the process.
@@ -190,7 +190,7 @@ fn as_user(scratch: &Scratch, arguments: &[&str]) -> Option<Output> {
 
 #[test]
 fn permissions_are_asked_and_kept() {
-    let scratch = Scratch::new("permissions");
+    let scratch = Scratch::shared("permissions");
     let expected = drawn(&scratch);
     let mode = |name: &str, mode: u32| {
         fs::set_permissions(scratch.file(name), Permissions::from_mode(mode)).expect("it is ours");
@@ -224,7 +224,7 @@ fn permissions_are_asked_and_kept() {
 
 #[test]
 fn standard_output_is_written_to_as_it_is() {
-    let scratch = Scratch::new("stdout");
+    let scratch = Scratch::shared("stdout");
     let expected = drawn(&scratch);
     let printed = String::from_utf8(draw(&scratch, "drawn.svg").stdout).expect("text");
     fs::remove_file(scratch.file("drawn.svg")).expect("it is ours");
@@ -254,7 +254,7 @@ fn standard_output_is_written_to_as_it_is() {
 
 #[test]
 fn a_planted_temporary_file_is_passed_over() {
-    let scratch = Scratch::new("planted");
+    let scratch = Scratch::shared("planted");
     let expected = drawn(&scratch);
     scratch.write("victim", "precious");
     let script = r#"ln -s victim .flashcore-$$-0.tmp; : > .flashcore-$$-1.tmp; exec "$@""#;
@@ -266,7 +266,7 @@ fn a_planted_temporary_file_is_passed_over() {
 
 #[test]
 fn what_is_read_is_not_written_to() {
-    let scratch = Scratch::new("overwriting");
+    let scratch = Scratch::shared("overwriting");
     fs::create_dir(scratch.file("folder")).expect("a folder");
     scratch.problem("in.safetensors", &[]);
     let tensors = fs::read(scratch.file("in.safetensors")).expect("written");

@@ -1,25 +1,62 @@
-//! Folders of single tests, and commands in them.
+//! The command on a machine without a GPU, folders of single tests, and what commands print and write.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use flashcore_bench::util::temporary_folder::TemporaryFolder;
+use flashcore_cuda::{CudaError, Driver};
 use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+
+/// The command, where there is no GPU and nothing is said about the kernel cache.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    command.args(arguments).env_remove("FLASHCORE_CACHE").env("CUDA_VISIBLE_DEVICES", "");
+    command
+}
+
+/// Runs the command.
+pub(crate) fn flashcore(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("the command runs")
+}
+
+/// The reason why a process that sees no GPU has none.
+pub(crate) fn no_gpu() -> String {
+    Driver::load().err().unwrap_or(CudaError::NoDevice).to_string()
+}
+
+/// Output of a command, as JSON.
+pub(crate) fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// Contents of a file, as JSON.
+pub(crate) fn json_of(file: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(file).expect("a file")).expect("JSON")
+}
+
+/// A path as an argument.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of letters")
+}
 
 /// A folder of one test, removed with it.
 pub(crate) struct Scratch(TemporaryFolder);
 
 impl Scratch {
     pub(crate) fn new(name: &str) -> Self {
-        let folder = TemporaryFolder::new(&format!("test-{name}")).expect("a folder");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // Tests run commands as other users, too.
-            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
-        }
-        Self(folder)
+        Self(TemporaryFolder::new(&format!("test-{name}")).expect("a folder"))
+    }
+
+    /// One in which other users may write, too.
+    #[cfg(unix)]
+    pub(crate) fn shared(name: &str) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Self::new(name);
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+        scratch
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -47,10 +84,10 @@ impl Scratch {
         names
     }
 
-    /// The command, in the folder, on a machine without a GPU.
+    /// The command, in the folder.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-        command.args(arguments).current_dir(self.path()).env("CUDA_VISIBLE_DEVICES", "");
+        let mut command = command(arguments);
+        command.current_dir(self.path());
         command
     }
 
@@ -58,7 +95,7 @@ impl Scratch {
         self.command(arguments).output().expect("the command runs")
     }
 
-    /// The same by a shell, which does something before it becomes the command, as `"$@"`.
+    /// The command by a shell, which does something before it becomes the command, as `"$@"`.
     pub(crate) fn shell(&self, script: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_flashcore")]).args(arguments);
@@ -66,7 +103,7 @@ impl Scratch {
         command
     }
 
-    /// How a command ends, and what it says on standard error.
+    /// Checks the exit code of a command, and its standard error.
     pub(crate) fn check(&self, arguments: &[&str], code: i32, standard_error: &str) {
         let output = self.run(arguments);
         assert_eq!(String::from_utf8_lossy(&output.stderr), standard_error, "{arguments:?}");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::scratch::Scratch;
 use serde_json::{Value, json};
 
-/// How a command ends when whoever reads it is gone before the first word, and what it says on standard error.
+/// Exit code and standard error of a command whose reader is gone before the first word.
 fn unread(command: &mut Command) -> (Option<i32>, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs");
     drop(child.stdout.take());

@@ -6,21 +6,21 @@ use std::process::{Command, Stdio};
 
 use crate::util::temporary_folder::TemporaryFolder;
 
-/// Why there is no program of a revision.
+/// Reason why a revision has no program.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// No such revision, or no repository.
     #[error("{revision} is not a commit of the repository here: {said}")]
     Revision {
-        /// What was asked for.
+        /// The revision as given.
         revision: String,
-        /// What git said.
+        /// Output of git.
         said: String,
     },
     /// It does not build.
     #[error("{revision} does not build: {said}")]
     Build {
-        /// What was asked for.
+        /// The revision as given.
         revision: String,
         /// The end of what cargo said.
         said: String,
@@ -30,7 +30,7 @@ pub enum BuildError {
     Folder {
         /// The folder.
         folder: String,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
 }

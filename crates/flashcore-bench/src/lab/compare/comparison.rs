@@ -1,4 +1,4 @@
-//! What is written down of a comparison.
+//! Comparisons as records keep them.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +11,9 @@ use crate::util::digest::sha256_of_numbers;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Comparison {
-    /// What B is held against.
+    /// The baseline.
     pub a: String,
-    /// What is in question.
+    /// The candidate.
     pub b: String,
     /// One for each problem.
     pub rows: Vec<ComparedRow>,
@@ -33,7 +33,7 @@ pub struct ComparedRow {
     pub b: Measurement,
     /// The rounds, where they were made together.
     pub rounds: Vec<Round>,
-    /// What follows.
+    /// The verdict and its statistics.
     pub conclusion: Conclusion,
 }
 

@@ -20,10 +20,10 @@ use crate::util::digest::sha256;
 
 /// A run is repeated until it takes as long as this, so that the clock and waking threads count little.
 const SHORTEST_SLOT: Duration = Duration::from_millis(1);
-/// How far the measured peak of a processor may be off: other work on the machine makes it smaller than it is.
+/// Error of the measured peak of a processor: other work on the machine makes it smaller than it is.
 const CPU_SLACK: f64 = 0.15;
 
-/// How far the ceilings of a subject may be off, as a part.
+/// Relative error of the ceilings of a subject.
 pub const fn slack(subject: Subject) -> f64 {
     match subject {
         Subject::Cpu(_) => CPU_SLACK,
@@ -31,7 +31,7 @@ pub const fn slack(subject: Subject) -> f64 {
     }
 }
 
-/// What the machine of a subject can do at most, for problems of one kind.
+/// Measures the peak rates of a subject's machine, for problems of one kind.
 pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) -> Result<Ceilings, CompareError> {
     match subject {
         Subject::Cpu(level) => {
@@ -46,7 +46,7 @@ pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) 
     }
 }
 
-/// What is known of a subject before it is timed.
+/// A measurement without its times.
 fn measurement(problem: &Problem, kernel: String, seed: u64, verified: Verified, ceilings: &Ceilings) -> Measurement {
     let work = Work::of(problem);
     let (floor_seconds, bound) = ceilings.floor(work);
@@ -124,7 +124,7 @@ impl CpuArm {
         }
     }
 
-    /// What the gates say of what it writes, and the hash of that.
+    /// Verdict of the gates on its output, and the hash of that output.
     pub(super) fn judge(
         self,
         tensors: &mut CpuTensors,
@@ -141,7 +141,7 @@ impl CpuArm {
     }
 }
 
-/// What the gates say of what a GPU kernel writes, and the hash of that.
+/// Verdict of the gates on the output of a GPU kernel, and the hash of that output.
 pub(super) fn judge_gpu(
     arm: &GpuArm,
     problem: &Problem,

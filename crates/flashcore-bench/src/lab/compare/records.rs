@@ -1,27 +1,27 @@
-//! What was measured earlier, beside each other. Rounds are better: two records were made at different times.
+//! Comparison of two records. Rounds are better: two records were made at different times.
 
 use super::comparison::{ComparedRow, Comparison};
 use super::rounds::Options;
 use super::statistics::conclude_unpaired;
 use crate::lab::record::{Measurement, Measurements, Record};
 
-/// Why two records cannot be compared.
+/// Reason why two records cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareRecordsError {
     /// They come from different machines.
     #[error("A was measured on {a} and B on {b}; times of different machines cannot be compared")]
     Machines {
-        /// That of A.
+        /// Machine of A.
         a: String,
-        /// That of B.
+        /// Machine of B.
         b: String,
     },
     /// They have no problem in common.
     #[error("the two records have no problem in common; A has {a}, B has {b}")]
     NothingInCommon {
-        /// Those of A.
+        /// Problems of A.
         a: String,
-        /// Those of B.
+        /// Problems of B.
         b: String,
     },
     /// The samples are not those that were hashed.

@@ -6,7 +6,7 @@ use flashcore_problem::SplitMix64;
 
 use super::statistics::{Conclusion, Finding, Round, conclude};
 
-/// What is run in a round.
+/// One of the runs of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arm {
     /// A.
@@ -22,7 +22,7 @@ impl Arm {
     pub const ALL: [Self; 3] = [Self::A, Self::Again, Self::B];
 }
 
-/// How a comparison is made. Everything here is fixed before anything is measured.
+/// Settings of a comparison. Everything here is fixed before anything is measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// The part by which times must differ to be called different.
@@ -33,6 +33,8 @@ pub struct Options {
     pub least_rounds: usize,
     /// Time for each problem.
     pub budget: Duration,
+    /// Resamples of each bootstrap.
+    pub resamples: usize,
     /// The seed of orders and resamples.
     pub seed: u64,
     /// The part by which each run of B is made longer, by waiting busily within it: a test of the instrument, on the CPU.
@@ -46,13 +48,14 @@ impl Default for Options {
             confidence: 0.99,
             least_rounds: 40,
             budget: Duration::from_secs(20),
+            resamples: 2000,
             seed: 0,
             slow_b: 0.0,
         }
     }
 }
 
-/// How far a comparison is.
+/// Progress of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     /// Rounds so far.
@@ -65,7 +68,7 @@ pub struct Progress {
 const GROWTH: f64 = 1.6;
 /// Rounds before the first look.
 const FIRST_LOOK: usize = 100;
-/// Who looks before the time is over has to be this much surer: the part of the doubt that is left.
+/// Part of the doubt that is allowed to a verdict before the time is over.
 const EARLY_DOUBT: f64 = 0.1;
 
 /// Makes rounds. `run` runs an arm and says how long it took; `go_on` hears of the progress and can stop everything.

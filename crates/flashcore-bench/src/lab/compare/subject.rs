@@ -1,4 +1,4 @@
-//! What can be compared, by name.
+//! Subjects of a comparison, by name.
 
 use core::fmt;
 use core::str::FromStr;
@@ -14,11 +14,11 @@ use crate::util::nearest::nearest;
 pub enum Side {
     /// Something that this program runs.
     Subject(Subject),
-    /// The same, of another program.
+    /// A subject of another program.
     Binary(PathBuf),
-    /// The same, built from a revision of the repository.
+    /// A subject of a program built from a revision of the repository.
     Revision(String),
-    /// What was measured earlier.
+    /// A record.
     Record(PathBuf),
 }
 
@@ -41,7 +41,7 @@ pub enum Subject {
     Cuda(Option<Config>),
 }
 
-/// Why a name is no side of a comparison.
+/// Reason why a name is no side of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{name}` cannot be compared{}; there are cpu, cpu:LEVEL, cuda, cuda:CONFIG (or a level or a config alone), rev:REVISION, bin:PATH and the .json file of a record",
@@ -50,7 +50,7 @@ pub enum Subject {
 pub struct SideError {
     /// The name.
     pub name: String,
-    /// What was probably meant.
+    /// The nearest known name.
     pub meant: Option<String>,
 }
 

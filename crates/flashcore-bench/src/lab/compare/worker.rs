@@ -1,4 +1,4 @@
-//! Subjects of other builds: each in a process of its own, which runs when it is told to and says how long it took.
+//! Subjects of other builds: each in a process of its own, which runs on request and returns its time.
 //!
 //! A worker verifies its problem, writes one line of JSON, a [`Greeting`], and then answers every line `run` with the
 //! seconds of one run and the line `judge` with one more line of JSON, the measurement of what it writes.
@@ -32,11 +32,11 @@ pub struct Greeting {
     pub flashcore_worker: u32,
     /// The build.
     pub build: Build,
-    /// What is known before anything was timed.
+    /// The measurement without its times.
     pub measurement: Measurement,
 }
 
-/// Why two things could not be compared.
+/// Reason why two subjects could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
     /// The CPU backend refused.
@@ -67,7 +67,7 @@ pub enum CompareError {
         kernel: String,
         /// The problem.
         problem: String,
-        /// What the gates say.
+        /// Complaints of the gates.
         complaints: String,
     },
     /// A worker did not do as it should.
@@ -75,7 +75,7 @@ pub enum CompareError {
     Worker {
         /// The program.
         program: String,
-        /// What it said, or what is wrong.
+        /// Output of the program, or the reason.
         said: String,
     },
     /// Talking to a worker failed.
@@ -132,21 +132,21 @@ pub fn serve(
     }
 }
 
-/// What a worker is told.
+/// An order to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Run,
     Judge,
 }
 
-/// What came of it.
+/// A worker's answer.
 enum Done {
     /// In so many seconds.
     Ran(f64),
     Judged(Box<Measurement>),
 }
 
-/// Has itself judged, greets, and then does as it is told.
+/// Has itself judged, greets, and then follows orders.
 fn obey(
     build: &Build,
     orders: impl BufRead,

@@ -1,4 +1,4 @@
-//! What was tried: a hypothesis, a prediction, and what was measured. What did not help is kept with what did.
+//! Experiments: a hypothesis, a prediction, and what was measured. What did not help is kept with what did.
 //!
 //! An experiment is a TOML file that people write and read; the evidence is the record of a comparison beside it, named
 //! with its hash.
@@ -17,33 +17,33 @@ use crate::util::nearest::{nearest, unknown};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiment {
-    /// What it is about, in few words.
+    /// The subject, in few words.
     pub title: String,
     /// The day.
     pub date: String,
-    /// What was believed, and why.
+    /// The hypothesis, and its reason.
     pub hypothesis: String,
     /// The change of time that was expected, in percent; negative is faster.
     pub predicted_percent: f64,
-    /// What B is held against, as `flashcore compare` takes it.
+    /// The baseline, as `flashcore compare` takes it.
     pub a: String,
-    /// What is tried.
+    /// The candidate.
     pub b: String,
     /// Further arguments of `flashcore compare`.
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// What was learnt, in words.
+    /// The conclusion, in words.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub conclusion: String,
     /// Hours that it took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hours: Option<f64>,
-    /// What came out; nothing before it was run.
+    /// The result; none before it was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
 }
 
-/// What came out of an experiment.
+/// Result of an experiment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
@@ -61,7 +61,7 @@ pub struct Measured {
     pub rows: Vec<MeasuredRow>,
 }
 
-/// What came out on one problem.
+/// Result on one problem.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredRow {
@@ -77,7 +77,7 @@ pub struct MeasuredRow {
     pub verdict: Finding,
 }
 
-/// What became of a hypothesis.
+/// Fate of a hypothesis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -87,12 +87,12 @@ pub enum Outcome {
     Partly,
     /// There is none, or the opposite one.
     Negative,
-    /// It could not be told.
+    /// The data could not tell.
     Undecided,
 }
 
 impl Outcome {
-    /// Its word.
+    /// Name of the outcome.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Confirmed => "confirmed",
@@ -103,7 +103,7 @@ impl Outcome {
     }
 }
 
-/// Why an experiment cannot be read.
+/// Reason why an experiment cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ExperimentError {
     /// The file or folder cannot be read.
@@ -111,7 +111,7 @@ pub enum ExperimentError {
     File {
         /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// It is no TOML of an experiment.
@@ -119,7 +119,7 @@ pub enum ExperimentError {
     Toml {
         /// The file.
         file: String,
-        /// What is wrong, with line and column.
+        /// The cause, with line and column.
         error: Box<toml::de::Error>,
         /// The name that was probably meant.
         meant: String,
@@ -179,7 +179,7 @@ impl Experiment {
         });
     }
 
-    /// Whether the evidence is there and is what was hashed; `folder` is that of the experiments.
+    /// Compares the evidence with its hash; `folder` is that of the experiments.
     pub fn evidence(&self, folder: &Path) -> Evidence {
         let Some(measured) = &self.measured else { return Evidence::None };
         match fs::read(folder.join(&measured.evidence)) {
@@ -189,7 +189,7 @@ impl Experiment {
         }
     }
 
-    /// What became of the hypothesis, in a word.
+    /// Fate of the hypothesis, in a word.
     pub fn outcome(&self) -> &'static str {
         self.measured.as_ref().map_or("not run", |measured| measured.outcome.name())
     }
@@ -209,7 +209,7 @@ pub enum Evidence {
 }
 
 impl Evidence {
-    /// Its word.
+    /// Name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -220,7 +220,7 @@ impl Evidence {
     }
 }
 
-/// What became of a prediction. What holds on one problem and is the other way round on another holds in part.
+/// Fate of a prediction. One that holds on one problem and is reversed on another holds in part.
 fn outcome(predicted_percent: f64, rows: &[MeasuredRow]) -> Outcome {
     let both = (Finding::Faster, Finding::Slower);
     let (wanted, opposite) = if predicted_percent < 0.0 { both } else { (both.1, both.0) };

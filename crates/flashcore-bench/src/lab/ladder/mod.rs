@@ -1,7 +1,7 @@
-//! The ladder: from one thread a row to the fastest kernel, one step at a time, and what each step brought.
+//! The ladder: from one thread a row to the fastest kernel, one optimization at a time, and the gain of each.
 //!
 //! Each step is verified before it is timed. One that the gate refuses is timed all the same, and says that it was refused;
-//! it never counts as a gain. One that brought nothing stays in the list.
+//! it never counts as a gain. One without a gain stays in the list.
 
 mod steps;
 mod svg;
@@ -24,7 +24,7 @@ use crate::testkit::{mask_text, shape_text};
 pub use steps::{Step, steps};
 pub use svg::picture;
 
-/// A step brought something if it took less than this part of the time before.
+/// A step is a gain if it takes less than this part of the time before.
 const GAIN: f64 = 0.98;
 
 /// The steps of some problems, as a record has them.
@@ -44,44 +44,44 @@ impl Content for Ladders {
 pub struct Ladder {
     /// The problem.
     pub shape: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: String,
-    /// Its mask.
+    /// Mask.
     pub mask: String,
     /// The problem that the simulator counted: the same, with one head and shorter.
     pub counted_shape: String,
     /// Seconds that the problem takes at least on the machine, where it was timed.
     pub floor_seconds: Option<f64>,
-    /// What binds it there.
+    /// The resource that bounds it there.
     pub bound_by: Option<String>,
     /// The steps.
     pub rungs: Vec<Rung>,
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rung {
-    /// Its name.
+    /// Name of the step.
     pub name: String,
-    /// What is different.
+    /// The change from the step before.
     pub what: String,
     /// The config.
     pub config: String,
     /// The number of the step that it is compared with.
     pub from: Option<usize>,
-    /// What the gate said.
+    /// Verdict of the gate.
     pub standing: Standing,
     /// Seconds of each run, with warm caches.
     pub hot_seconds: Vec<f64>,
-    /// The same after a flush of L2.
+    /// Seconds of each launch after a flush of L2.
     pub cold_seconds: Vec<f64>,
-    /// What the simulator counted.
+    /// Counters of the simulator.
     pub counted: Option<Counted>,
-    /// What the kernel takes.
+    /// Registers and shared memory of the kernel.
     pub resources: Option<Taken>,
 }
 
-/// What the gate said of a step.
+/// Verdict of the gate on a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
@@ -93,7 +93,7 @@ pub enum Standing {
     NotRun(String),
 }
 
-/// What the simulator counted, mostly for each score: a query row and a key that it attends.
+/// Counters of the simulator, mostly per score: a query row and a key that it attends.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Counted {
     /// Instructions of warps, in thousands of scores.
@@ -110,7 +110,7 @@ pub struct Counted {
     pub barriers_per_thousand: f64,
 }
 
-/// What a kernel takes.
+/// Registers and shared memory of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// Registers of a thread.
@@ -123,21 +123,21 @@ pub struct Taken {
     pub threads: u32,
 }
 
-/// Whether a step was worth it.
+/// Gain of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gain {
     /// There is nothing to compare, or nothing was timed.
     Unknown,
     /// It is that much faster than the step it changes.
     Faster(f64),
-    /// It brought nothing: the time before over its own.
+    /// No gain: the time before over its own.
     Nothing(f64),
     /// It is not right enough to count, whatever its time: the time before over its own.
     Refused(f64),
 }
 
 impl Rung {
-    /// Its median time.
+    /// Median time.
     pub fn seconds(&self) -> Option<f64> {
         let times = crate::timing::Times { seconds: self.hot_seconds.clone() };
         (!self.hot_seconds.is_empty()).then(|| times.quantile(0.5))
@@ -145,7 +145,7 @@ impl Rung {
 }
 
 impl Ladder {
-    /// Whether a step was worth it.
+    /// Gain of a step over the one before.
     pub fn gain(&self, number: usize) -> Gain {
         let rung = &self.rungs[number];
         let passed = |rung: &&Rung| rung.standing == Standing::Passed;
@@ -168,7 +168,7 @@ impl Ladder {
     }
 }
 
-/// Where the steps are taken.
+/// Backend that runs the steps.
 #[derive(Debug, Clone, Copy)]
 pub enum Ground<'a> {
     /// On a GPU: times, and counters of the simulator beside them.

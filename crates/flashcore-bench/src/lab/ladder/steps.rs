@@ -12,7 +12,7 @@ use flashcore_problem::Problem;
 pub struct Step {
     /// A short name.
     pub name: &'static str,
-    /// What is different.
+    /// The change from the step before.
     pub what: &'static str,
     /// The config.
     pub config: Config,
@@ -21,9 +21,9 @@ pub struct Step {
     pub from: Option<usize>,
 }
 
-/// CTAs that a SM holds of the kernels that are given to CTAs that stay.
+/// Persistent CTAs per SM.
 const RESIDENT_CTAS: u32 = 2;
-/// Heads up to here leave room for large tiles.
+/// Largest head dimension for which large tiles fit.
 const NARROW: usize = 64;
 
 /// The steps from one thread a row to `tuned`, on a GPU with so many SMs.
@@ -83,7 +83,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, num_sms: u32) -> Vec<
         wider_step,
     );
     let lazy = AmpereConfig { rescale: Rescale::IfChanged, ..rows };
-    list.ampere("lazy rescale", "the output is rescaled only when a maximum rose", lazy, rows_step);
+    list.ampere("lazy rescale", "the output is rescaled only if the row max changed", lazy, rows_step);
     let kept = if is_narrow { rows } else { lazy };
     let kept_step = if is_narrow { rows_step } else { list.0.len() - 1 };
     let tried: [(&'static str, &'static str, AmpereConfig); 5] = [
@@ -94,11 +94,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, num_sms: u32) -> Vec<
         ),
         ("1 producer warp", "one warp more, which only copies", AmpereConfig { producers: 1, ..kept }),
         ("2 producer warps", "two such warps", AmpereConfig { producers: 2, ..kept }),
-        (
-            "persistent CTAs",
-            "CTAs stay and take tile after tile",
-            AmpereConfig { persistent: RESIDENT_CTAS * num_sms, ..kept },
-        ),
+        ("persistent CTAs", "persistent CTAs", AmpereConfig { persistent: RESIDENT_CTAS * num_sms, ..kept }),
         ("L2 window", "a part of L2 is set aside for the keys", AmpereConfig { l2: L2Window::Key, ..kept }),
     ];
     for (name, what, config) in tried {
@@ -106,7 +102,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, num_sms: u32) -> Vec<
     }
     let hopper = Config::hopper();
     if LaunchPlan::new(problem, hopper, arch).is_ok() {
-        let what = "tensor copies, and products of warpgroups from shared memory";
+        let what = "TMA, and wgmma from shared memory";
         list.push("warpgroups", what, hopper, Some(kept_step));
     }
     list.push("tuned", "what this shape gets by default", tuned, None);

@@ -7,7 +7,7 @@ use super::{Gain, Ladder, Rung};
 const ROW: f64 = 22.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 34.0;
-/// Where bars begin and end; labels stand to their left, figures to their right.
+/// Left and right end of the bars; labels stand to their left, figures to their right.
 const LEFT: f64 = 190.0;
 const RIGHT: f64 = 610.0;
 const WIDTH: f64 = 900.0;

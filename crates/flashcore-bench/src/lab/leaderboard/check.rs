@@ -1,24 +1,24 @@
-//! Whether times still are what the leaderboard says.
+//! Regression check: new times against the leaderboard.
 
 use super::{Leaderboard, Place, Promotion};
 use crate::lab::record::{Measurements, Record};
 
-/// What became of one place.
+/// Result of the check of one place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checked<'a> {
     /// The leader.
     pub leader: &'a Promotion,
-    /// What computed it now.
+    /// Kernel of the new time.
     pub kernel: String,
     /// The median now, in seconds.
     pub median_seconds: f64,
     /// The part by which it takes longer; negative for less.
     pub change: f64,
-    /// What is wrong, if anything is.
+    /// The regression, if there is one.
     pub regression: Option<Regression>,
 }
 
-/// What is wrong.
+/// Kind of regression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Regression {
     /// It takes longer than the tolerance allows, and the middle halves of the samples do not meet.

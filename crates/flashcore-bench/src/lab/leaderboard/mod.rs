@@ -43,7 +43,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where a measurement stands.
+    /// Place of a measurement.
     pub fn of(machine: &Machine, problem: &ProblemKey) -> Self {
         Self {
             backend: machine.backend.clone(),
@@ -58,9 +58,9 @@ impl Place {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Promotion {
-    /// What it is the best of.
+    /// Machine and problem that it leads.
     pub place: Place,
-    /// What computes it.
+    /// The kernel.
     pub kernel: String,
     /// The architecture or level.
     pub arch: String,
@@ -72,7 +72,7 @@ pub struct Promotion {
     pub three_quarters_seconds: f64,
     /// The time below which nine tenths lie.
     pub nine_tenths_seconds: f64,
-    /// How many samples there were.
+    /// Number of samples.
     pub samples: usize,
     /// The SHA-256 of the samples.
     pub samples_sha256: String,
@@ -88,7 +88,7 @@ pub struct Promotion {
     pub state: Vec<(String, String)>,
     /// When it was measured.
     pub measured: String,
-    /// How it was measured.
+    /// Command that measured it.
     pub command: String,
 }
 

@@ -56,7 +56,7 @@ pub fn plot(board: &Leaderboard, places: &[&Place]) -> Svg {
         if let Some(&(_, last)) = points.last() {
             points.push((right, last));
             svg.path(&series(index), &points, false);
-            // A label that had to make room for others is led to.
+            // A label that was moved aside for others gets a line to its point.
             svg.line("rule", (right, last), (right + 18.0, labels[index]));
             svg.text("faint", Anchor::Start, right + 22.0, labels[index] + 4.0, &place.problem.to_string());
         }

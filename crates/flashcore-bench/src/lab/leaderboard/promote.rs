@@ -1,4 +1,4 @@
-//! What is admitted, and why something is not.
+//! Admission to the leaderboard, and the reasons for refusal.
 
 use flashcore_problem::DType;
 
@@ -18,7 +18,7 @@ fn most_load(threads: usize) -> f64 {
     threads as f64 + 0.5_f64.max(0.25 * threads as f64)
 }
 
-/// What asks to be admitted.
+/// A record that asks to be admitted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Candidate {
     /// Times: for places without a leader.
@@ -27,7 +27,7 @@ pub enum Candidate {
     Comparison(Record<Comparison>),
 }
 
-/// Why a record is not admitted.
+/// Reason why a record is refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum Refusal {
@@ -216,7 +216,7 @@ mod tests {
 
     /// The kernel `new` beside `old`, whose times on the problem of a number are multiplied by a ratio.
     fn comparison(ratio: impl Fn(usize) -> f64) -> Record<Comparison> {
-        let options = Options { minimum: MINIMUM_GAIN, ..Options::default() };
+        let options = Options { minimum: MINIMUM_GAIN, resamples: 200, ..Options::default() };
         let rows = measurements("old", 1e-3).content.rows.into_iter().enumerate().map(|(index, a)| {
             let round = Round { a: 1e-3, again: 1e-3, b: 1e-3 * ratio(index) };
             let rounds = vec![round; 50];

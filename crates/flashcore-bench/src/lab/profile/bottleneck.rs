@@ -1,4 +1,4 @@
-//! What binds a kernel, in words, with the numbers behind it.
+//! Bottleneck of a kernel, in words, with the numbers that show it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::metrics::Metric;
 use crate::lab::roofline::{Floors, RoofDevice};
 use crate::lab::svg::short;
 
-/// What binds a kernel.
+/// The resource that bounds a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bottleneck {
@@ -25,7 +25,7 @@ pub enum Bottleneck {
 }
 
 impl Bottleneck {
-    /// Its word.
+    /// Name of the bottleneck.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Tensor => "tensor-bound",
@@ -43,12 +43,12 @@ const BUSY_PERCENT: f64 = 60.0;
 /// A launch that takes no more than so many times the smallest is mostly launch.
 const LAUNCHES: f64 = 2.0;
 
-/// What a verdict is made of.
+/// Evidence for a verdict.
 #[derive(Debug, Clone, Copy)]
 pub struct Evidence<'a> {
-    /// What was counted.
+    /// Counters of the launch.
     pub metrics: &'a [Metric],
-    /// What the problem cannot do without, on the device.
+    /// Floors of the problem on the device.
     pub floors: &'a Floors,
     /// The device.
     pub device: &'a RoofDevice,
@@ -58,7 +58,7 @@ pub struct Evidence<'a> {
     pub ctas: Option<(u32, u32)>,
 }
 
-/// What binds a kernel, and why that is said.
+/// Names the bottleneck of a kernel, and the reason.
 pub fn classify(evidence: &Evidence<'_>) -> (Bottleneck, String) {
     let hardware =
         |name: &str| evidence.metrics.iter().find(|metric| metric.name == name).and_then(|metric| metric.hardware);

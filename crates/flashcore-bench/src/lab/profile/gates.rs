@@ -19,7 +19,7 @@ pub struct Gates {
     pub gate: Vec<Gate>,
 }
 
-/// What a metric may be.
+/// Bounds of a metric.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gate {
@@ -31,15 +31,15 @@ pub struct Gate {
     pub most: Option<f64>,
     /// Only for kernels whose name begins so.
     pub kernel: Option<String>,
-    /// Why.
+    /// Reason for the bounds.
     pub why: Option<String>,
 }
 
-/// What a gate said.
+/// Result of a gate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GateResult {
-    /// Whether it let the kernel pass.
+    /// True if the kernel passed.
     pub passed: bool,
     /// The value and the limit.
     pub words: String,

@@ -1,4 +1,4 @@
-//! What is counted, under names that people can read, and where ncu has it.
+//! Metrics under readable names, and where ncu has each.
 
 use std::collections::BTreeMap;
 
@@ -11,32 +11,32 @@ use super::gates::GateResult;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its unit.
+    /// Unit.
     pub unit: String,
-    /// What the hardware counted.
+    /// Value of the hardware.
     pub hardware: Option<f64>,
-    /// What the simulator counted.
+    /// Value of the simulator.
     pub simulator: Option<f64>,
-    /// Why the two differ, where they do by more than 2 %.
+    /// Reason why the two differ, where they do by more than 2 %.
     pub difference: Option<String>,
-    /// What a gate said.
+    /// Result of a gate.
     pub gate: Option<GateResult>,
 }
 
-/// Where a metric comes from.
+/// Source of a metric.
 #[derive(Debug, Clone, Copy)]
 pub struct Definition {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Its unit.
+    /// Unit.
     pub unit: &'static str,
     /// Names that ncu has had for it: the sum of those of the first list of which any is there.
     hardware: &'static [&'static [&'static str]],
-    /// What the simulator counts.
+    /// Counter of the simulator.
     simulator: Option<fn(&Counters) -> f64>,
-    /// What explains a difference between the two.
+    /// Explanation of a difference between the two.
     difference: &'static str,
 }
 
@@ -128,7 +128,7 @@ pub const DEFINITIONS: &[Definition] = &[
             "l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_ldgsts.sum",
         ]],
         simulator: Some(|counters| counters.global_loads.sectors as f64),
-        difference: "bulk and tensor copies do not pass the load unit",
+        difference: "TMA does not pass the load unit",
     },
     Definition {
         name: "global load requests",
@@ -138,14 +138,14 @@ pub const DEFINITIONS: &[Definition] = &[
             "l1tex__t_requests_pipe_lsu_mem_global_op_ldgsts.sum",
         ]],
         simulator: Some(|counters| counters.global_loads.requests as f64),
-        difference: "bulk and tensor copies do not pass the load unit",
+        difference: "TMA does not pass the load unit",
     },
     Definition {
         name: "global store sectors",
         unit: "",
         hardware: &[&["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"]],
         simulator: Some(|counters| counters.global_stores.sectors as f64),
-        difference: "bulk and tensor copies do not pass the load unit",
+        difference: "TMA does not pass the load unit",
     },
     Definition {
         name: "instructions",
@@ -183,7 +183,7 @@ pub const DEFINITIONS: &[Definition] = &[
     hardware_only("DRAM throughput", "%", &[&["dram__throughput.avg.pct_of_peak_sustained_elapsed"]]),
     hardware_only("DRAM bytes", "B", &[&["dram__bytes.sum"], &["dram__bytes_read.sum", "dram__bytes_write.sum"]]),
     hardware_only("L2 throughput", "%", &[&["lts__throughput.avg.pct_of_peak_sustained_elapsed"]]),
-    // What SMs were given, whether by loads, cp.async or tensor copies.
+    // What SMs were given, whether by loads, cp.async or TMA.
     Definition {
         name: L2_READS,
         unit: "",

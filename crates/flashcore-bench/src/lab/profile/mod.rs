@@ -45,18 +45,18 @@ pub struct ProfiledKernel {
     pub seconds: Option<f64>,
     /// The version of ncu, where it ran.
     pub ncu: Option<String>,
-    /// What was counted.
+    /// Counters of hardware and simulator.
     pub metrics: Vec<Metric>,
-    /// What binds it.
+    /// The bottleneck.
     pub bottleneck: Bottleneck,
-    /// The numbers behind that.
+    /// The numbers that show it.
     pub reason: String,
-    /// What could not be found out, and what would.
+    /// Metrics that are missing, and how to get them.
     pub notes: Vec<String>,
 }
 
 impl ProfiledKernel {
-    /// Whether all gates passed.
+    /// True if all gates passed.
     pub fn passed(&self) -> bool {
         self.metrics.iter().all(|metric| metric.gate.as_ref().is_none_or(|gate| gate.passed))
     }

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use super::metrics::{DEFINITIONS, Definition};
 use crate::util::whole_file::write_whole;
 
-/// Why nothing was counted.
+/// Reason why nothing was counted.
 #[derive(Debug, thiserror::Error)]
 pub enum NcuError {
     /// There is no ncu.
@@ -16,7 +16,7 @@ pub enum NcuError {
         "ncu was not found ({error}); install Nsight Compute, which is part of the CUDA toolkit, and put ncu on PATH or use --ncu PATH. Counters are from the simulator, times from events"
     )]
     Missing {
-        /// What the operating system said.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// It may not read the counters.
@@ -40,11 +40,11 @@ pub enum NcuError {
 pub struct Ncu {
     program: PathBuf,
     with_sudo: bool,
-    /// Its version.
+    /// Version.
     pub version: String,
 }
 
-/// What was counted during one launch.
+/// Counters of one launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// The name of the kernel.

@@ -1,4 +1,4 @@
-//! What the simulator counts of a problem, or of a part that is like the whole.
+//! Counters of the simulator for a problem, or for a part that is like the whole.
 
 use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{Inputs, Problem};
@@ -7,14 +7,14 @@ use flashcore_sim::Counters;
 use crate::testkit::simulate::simulate;
 use crate::testkit::verify::{NoVerdict, SIMULATED_ARCH};
 
-/// What the simulator counted.
+/// Counters of the simulator, and the part that they are of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulated {
-    /// What was executed: one head of each group of one batch.
+    /// The executed problem: one head of each group of one batch.
     pub problem: Problem,
-    /// How many times as much the whole is.
+    /// Size of the whole, as a multiple of the part.
     pub factor: f64,
-    /// What was counted.
+    /// Counters of the part.
     pub counters: Counters,
 }
 

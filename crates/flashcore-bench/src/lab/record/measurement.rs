@@ -49,24 +49,24 @@ impl fmt::Display for ProblemKey {
     }
 }
 
-/// What the gates said before anything was timed.
+/// Verdict of the gates before anything was timed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verified {
-    /// Whether all of them were content.
+    /// True if all of them passed.
     pub passed: bool,
     /// The largest error of an element; nothing where an element is no number.
     pub max_error: Option<f64>,
-    /// That of a careful implementation of the same precision.
+    /// Largest error of a careful implementation of the same precision.
     pub reference_max_error: Option<f64>,
     /// The norm of the errors over that of the output.
     pub relative_l2: Option<f64>,
-    /// What they complained of.
+    /// Complaints of the gates.
     pub complaints: Vec<String>,
 }
 
 impl Verified {
-    /// What a verdict says.
+    /// Summary of a verdict.
     pub fn of(verdict: &Verdict) -> Self {
         let number = |value: f64| value.is_finite().then_some(value);
         Self {
@@ -83,25 +83,25 @@ impl Verified {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
-    /// What computed: a config of a GPU kernel, `default` for the one that the device takes, or the level of a CPU.
+    /// The kernel: a config of a GPU kernel, `default` for the one that the device takes, or the level of a CPU.
     pub kernel: String,
-    /// What was computed.
+    /// The problem.
     pub problem: ProblemKey,
     /// The seed of its inputs.
     pub seed: u64,
-    /// What the gates said.
+    /// Verdict of the gates.
     pub verified: Verified,
     /// The SHA-256 of the output that was judged.
     pub output_sha256: Option<String>,
-    /// What the problem cannot do without.
+    /// Work of the problem.
     pub work: Work,
     /// Seconds under which the machine cannot do it.
     pub floor_seconds: f64,
-    /// What that floor is made of.
+    /// The resource that bounds the floor.
     pub bound: Bound,
     /// Seconds of each run with warm caches, in order.
     pub hot_seconds: Vec<f64>,
-    /// Seconds of each run behind a flush of the cache; none where that was not measured.
+    /// Seconds of each run after a flush of the cache; none where that was not measured.
     pub cold_seconds: Vec<f64>,
     /// The SHA-256 of the warm samples.
     pub samples_sha256: String,
@@ -118,13 +118,13 @@ impl Measurement {
         self.hot().quantile(0.5)
     }
 
-    /// Whether it is faster than the machine can be, which only an error in measuring explains. `slack` is how far a
-    /// measured ceiling may be off.
+    /// True if it is faster than the machine can be, which only an error in measuring explains. `slack` is the relative
+    /// error of a measured ceiling.
     pub fn is_below_floor(&self, slack: f64) -> bool {
         self.median() < self.floor_seconds * (1.0 - slack)
     }
 
-    /// How far the middle half of the warm times spreads, as a part of the median.
+    /// Spread of the middle half of the hot times, relative to the median.
     pub fn spread(&self) -> f64 {
         let hot = self.hot();
         (hot.quantile(0.75) - hot.quantile(0.25)) / hot.quantile(0.5)
@@ -136,7 +136,7 @@ impl Measurement {
         (percent <= 100.0).then_some(percent)
     }
 
-    /// Whether the samples are those that were hashed.
+    /// True if the samples match their hash.
     pub fn is_intact(&self) -> bool {
         sha256_of_numbers(&self.hot_seconds) == self.samples_sha256
     }

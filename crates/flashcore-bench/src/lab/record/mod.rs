@@ -24,7 +24,7 @@ use crate::util::printable::printable;
 /// The version of the form of records.
 pub const SCHEMA: u64 = 2;
 
-/// What a record holds.
+/// Kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -32,20 +32,20 @@ pub enum Kind {
     Measurements,
     /// Two things beside each other: `flashcore compare --record`.
     Comparison,
-    /// What hardware and simulator counted: `flashcore profile --record`.
+    /// Counters of hardware and simulator: `flashcore profile --record`.
     Profile,
-    /// What passed and what did not: `flashcore verify --record`.
+    /// Passed and failed cases: `flashcore verify --record`.
     Verification,
-    /// What each step brought: `flashcore ladder --record`.
+    /// Gain of each step: `flashcore ladder --record`.
     Ladder,
     /// The best of each problem: `flashcore leaderboard`.
     Leaderboard,
-    /// What a bundle holds: `flashcore repro`.
+    /// Contents of a bundle: `flashcore repro`.
     Manifest,
 }
 
 impl Kind {
-    /// Its name in records.
+    /// Name of the kind in records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Measurements => "measurements",
@@ -83,9 +83,9 @@ impl Kind {
     }
 }
 
-/// What can be the content of a record.
+/// Content of a record.
 pub trait Content: Serialize + DeserializeOwned {
-    /// Its kind.
+    /// Kind of the record.
     const KIND: Kind;
 }
 
@@ -95,15 +95,15 @@ pub trait Content: Serialize + DeserializeOwned {
 pub struct Record<C> {
     /// The version of the form.
     pub schema: u64,
-    /// What it holds.
+    /// Kind of the content.
     pub kind: Kind,
-    /// Where it comes from.
+    /// Build, command, moment and machine.
     pub origin: Origin,
-    /// What was found.
+    /// The content.
     pub content: C,
 }
 
-/// Why a record cannot be read.
+/// Reason why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The file cannot be read.
@@ -111,7 +111,7 @@ pub enum RecordError {
     File {
         /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// Not JSON, or JSON of something else.
@@ -119,7 +119,7 @@ pub enum RecordError {
     Json {
         /// The file.
         file: String,
-        /// What is wrong, with line and column.
+        /// The cause, with line and column.
         error: serde_json::Error,
     },
     /// No number of a schema.
@@ -127,7 +127,7 @@ pub enum RecordError {
     NoSchema {
         /// The file.
         file: String,
-        /// What writes such a record.
+        /// Command that writes such a record.
         command: &'static str,
     },
     /// Another schema.
@@ -137,7 +137,7 @@ pub enum RecordError {
         file: String,
         /// The schema found.
         found: String,
-        /// What writes such a record.
+        /// Command that writes such a record.
         command: &'static str,
     },
     /// Another kind.
@@ -145,9 +145,9 @@ pub enum RecordError {
     Kind {
         /// The file.
         file: String,
-        /// What it holds.
+        /// Kind that was found.
         found: String,
-        /// What was wanted.
+        /// Kind that was wanted.
         wanted: Kind,
     },
 }
@@ -205,7 +205,7 @@ fn kind_of(text: &str, file: &str, wanted: Kind) -> Result<String, RecordError> 
     }
 }
 
-/// What a file holds, without reading all of it: its kind, or nothing if it is no record of this schema.
+/// Kind of a file, without reading all of it; none if it is no record of this schema.
 pub fn sniff(path: &Path) -> Option<Kind> {
     let text = fs::read_to_string(path).ok()?;
     let found = kind_of(&text, "", Kind::Measurements).ok()?;

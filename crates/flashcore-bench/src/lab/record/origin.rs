@@ -1,4 +1,4 @@
-//! Where a record comes from: the build, the command, the moment, the machine.
+//! Origin of a record: build, command, moment, machine.
 
 use std::fs;
 use std::path::Path;
@@ -17,23 +17,23 @@ pub struct Build {
     pub version: String,
     /// The commit it was built from; nothing outside a checkout.
     pub commit: Option<String>,
-    /// Whether files differed from that commit.
+    /// True if files differed from that commit.
     pub dirty: bool,
     /// `release` or `debug`.
     pub profile: String,
 }
 
-/// Where a record comes from.
+/// Origin of a record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
     /// The program.
     pub build: Build,
-    /// How it was called.
+    /// The command line.
     pub command: String,
     /// When it ended, in UTC.
     pub time: String,
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
 }
 
@@ -54,7 +54,7 @@ pub struct Machine {
     pub threads: Option<usize>,
     /// The driver, on a GPU.
     pub driver: Option<String>,
-    /// What it can do at most.
+    /// Peak rates.
     pub ceilings: Option<Ceilings>,
     /// Clocks, temperature and power of a GPU, the load of a CPU, at the end.
     pub state: Vec<(String, String)>,
@@ -123,7 +123,7 @@ impl Machine {
         self.state.iter().find(|(field, _)| field == LOAD_AVERAGE).and_then(|(_, value)| value.parse().ok())
     }
 
-    /// Whether times of the one can be held against times of the other.
+    /// True if times of the two machines can be compared.
     pub fn is_like(&self, other: &Self) -> bool {
         (&self.backend, &self.device, &self.arch, self.threads)
             == (&other.backend, &other.device, &other.arch, other.threads)

@@ -1,21 +1,21 @@
-//! What passed and what did not.
+//! Verification results as records keep them.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Content, Kind};
 use crate::testkit::jobs::Judged;
 
-/// What came of a list of cases.
+/// Results of a list of cases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verification {
-    /// Who computed: a backend, with its level where there is one.
+    /// Backend, with its level where there is one.
     pub backend: String,
-    /// How many cases were right.
+    /// Number of cases that passed.
     pub passed: usize,
-    /// Those that were not.
+    /// Cases that failed.
     pub failed: Vec<FailedCase>,
-    /// Whether all cases were reached; somebody may have pressed Ctrl-C.
+    /// True if all cases were run; somebody may have pressed Ctrl-C.
     pub is_complete: bool,
 }
 
@@ -25,7 +25,7 @@ pub struct Verification {
 pub struct FailedCase {
     /// The case.
     pub case: String,
-    /// What the gates said.
+    /// Complaints of the gates.
     pub complaints: Vec<String>,
     /// The command that repeats it.
     pub repeat: String,

@@ -13,7 +13,7 @@ use crate::lab::record::ProblemKey;
 pub struct ErrorMap {
     /// The problem that was asked for.
     pub problem: ProblemKey,
-    /// Who computed it.
+    /// The backend.
     pub subject: String,
     /// Rows of a tile of queries, and keys of a tile.
     pub tile: usize,
@@ -25,7 +25,7 @@ pub struct ErrorMap {
 
 /// Value columns are a multiple of this: what GPU kernels take.
 const COLUMNS: usize = 8;
-/// The most tiles of keys that are told apart.
+/// The most tiles of keys that are distinguished.
 const MOST_TILES: usize = 64;
 
 /// Measures where the errors of `attend` lie on a problem of this shape, type and mask.

@@ -10,9 +10,9 @@ use crate::timing::Times;
 pub struct LadderView {
     /// The problem.
     pub shape: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: String,
-    /// Its mask.
+    /// Mask.
     pub mask: String,
     /// Seconds that the problem takes at least.
     pub floor_seconds: Option<f64>,
@@ -23,19 +23,19 @@ pub struct LadderView {
 /// One step.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct RungView {
-    /// Its name.
+    /// Name of the step.
     pub name: String,
-    /// What is different.
+    /// The change from the step before.
     pub what: String,
     /// The step that it is compared with, if not the best before it.
     pub from: Option<usize>,
-    /// What the gate said: `passed`, or an object with a reason.
+    /// Verdict of the gate: `passed`, or an object with a reason.
     pub standing: Value,
     /// Seconds of each run.
     pub hot_seconds: Vec<f64>,
 }
 
-/// What a step brought.
+/// Gain of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Worth {
     /// It is faster.
@@ -46,7 +46,7 @@ pub(super) enum Worth {
     Refused,
 }
 
-/// A step brought something if it took less than this part of the time before.
+/// A step is a gain if it takes less than this part of the time before.
 const GAIN: f64 = 0.98;
 
 impl LadderView {
@@ -64,7 +64,7 @@ impl LadderView {
         value.get("rungs").and_then(|_| serde_json::from_value(value.clone()).ok())
     }
 
-    /// What a step brought.
+    /// Gain of a step over the one before.
     pub(super) fn worth(&self, number: usize) -> Worth {
         let rung = &self.rungs[number];
         let before = match rung.from {
@@ -82,7 +82,7 @@ impl LadderView {
 }
 
 impl RungView {
-    /// Its median time.
+    /// Median time.
     pub(super) fn seconds(&self) -> Option<f64> {
         (!self.hot_seconds.is_empty()).then(|| Times { seconds: self.hot_seconds.clone() }.quantile(0.5))
     }

@@ -22,7 +22,7 @@ use crate::lab::leaderboard::Leaderboard;
 use crate::lab::profile::Profile;
 use crate::lab::record::{Kind, Measurements, Record, RecordError, sniff};
 
-/// What a page is made of.
+/// Everything that a page shows.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// The title.
@@ -35,19 +35,19 @@ pub struct Sources {
     pub profiles: Vec<(String, Record<Profile>)>,
     /// Ladders, by file.
     pub ladders: Vec<(String, LadderView)>,
-    /// What kernels cost, as `flashcore resources --format json` writes it, by file.
+    /// Resources of kernels, as `flashcore resources --format json` writes them, by file.
     pub resources: Vec<(String, Vec<Value>)>,
     /// The leaders.
     pub leaderboard: Leaderboard,
-    /// What was tried, by name.
+    /// Experiments, by name.
     pub experiments: Vec<(String, Experiment)>,
-    /// Where errors lie.
+    /// Errors by tile.
     pub errors: Vec<ErrorMap>,
     /// Everything as it was read, by file.
     pub raw: Vec<(String, String)>,
 }
 
-/// Why a file cannot be in a page.
+/// Reason why a file cannot be in a page.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// It is a record that cannot be read.

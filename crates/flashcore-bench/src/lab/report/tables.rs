@@ -47,7 +47,7 @@ impl HtmlTable {
     }
 }
 
-/// What everything else explains: is it right, how fast is it, is it faster.
+/// The summary: is it right, how fast is it, is it faster.
 pub(super) fn verdicts(sources: &Sources) -> String {
     let mut table = HtmlTable::new(&[
         "problem",
@@ -167,7 +167,7 @@ pub(super) fn leaders(sources: &Sources) -> String {
     text
 }
 
-/// What the kernels cost.
+/// Resources of the kernels.
 pub(super) fn resources(sources: &Sources) -> String {
     const COLUMNS: [&str; 9] =
         ["arch", "config", "dtype", "dim", "mask", "registers", "shared_bytes", "spilled_bytes", "gate"];
@@ -186,7 +186,7 @@ pub(super) fn resources(sources: &Sources) -> String {
     table.html()
 }
 
-/// What was counted, and what binds.
+/// Counters and bottlenecks.
 pub(super) fn profiles(sources: &Sources) -> String {
     let mut text = String::new();
     for (_, record) in &sources.profiles {
@@ -214,7 +214,7 @@ pub(super) fn profiles(sources: &Sources) -> String {
     text
 }
 
-/// Where everything was measured.
+/// Machines and builds of the measurements.
 pub(super) fn environment(sources: &Sources) -> String {
     let mut table = HtmlTable::new(&["file", "machine", "state", "commit", "command", "time"]);
     let origins = sources

@@ -15,7 +15,7 @@ pub use super::tar::Files;
 use super::tar;
 use crate::util::digest::sha256;
 
-/// Why a bundle is refused.
+/// Reason why a bundle is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// Too short, or of another program.
@@ -35,12 +35,12 @@ pub enum BundleError {
     File {
         /// The file.
         file: String,
-        /// How.
+        /// The cause.
         reason: String,
     },
 }
 
-/// What stands before and behind the hash in the second member: a header, one stored block, its checksum and length.
+/// Bytes of the second member, around and including the hash: a header, one stored block, its checksum and length.
 const SEAL_BYTES: usize = 10 + 5 + HASH_BYTES + 8;
 const HASH_BYTES: usize = 65;
 

@@ -11,7 +11,7 @@ use crate::testkit::simulate::simulate;
 use crate::testkit::verify::{NoVerdict, SIMULATED_ARCH};
 use crate::util::digest::sha256;
 
-/// What came of a case here.
+/// Result of a case on this machine.
 #[derive(Debug)]
 pub enum Computed {
     /// By the same backend.

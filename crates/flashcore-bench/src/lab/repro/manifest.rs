@@ -1,4 +1,4 @@
-//! What a bundle holds.
+//! Manifest of a bundle.
 
 use std::collections::BTreeSet;
 
@@ -13,17 +13,17 @@ use crate::util::printable::printable;
 /// The name of the manifest in a bundle.
 pub const MANIFEST: &str = "manifest.json";
 
-/// What a bundle holds.
+/// Contents of a bundle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// What was done, as commands.
+    /// Commands that made it.
     pub commands: Vec<String>,
-    /// What could not be done, and why.
+    /// Steps that were left out, with the reason.
     pub left_out: Vec<String>,
-    /// What the machine is, as `flashcore doctor` says it.
+    /// The machine, as `flashcore doctor` describes it.
     pub environment: Value,
-    /// What was computed.
+    /// Cases with their results.
     pub cases: Vec<CaseEntry>,
     /// The kernels.
     pub kernels: Vec<KernelEntry>,
@@ -77,16 +77,16 @@ pub struct KernelEntry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its name.
+    /// Name.
     pub path: String,
-    /// Its length.
+    /// Length.
     pub bytes: usize,
-    /// Its SHA-256.
+    /// SHA-256.
     pub sha256: String,
 }
 
 impl FileEntry {
-    /// That of a file.
+    /// Entry of a file.
     pub fn of(path: &str, contents: &[u8]) -> Self {
         Self { path: path.to_owned(), bytes: contents.len(), sha256: sha256(contents) }
     }

@@ -1,4 +1,4 @@
-//! Everything that a stranger needs to repeat a claim, in one file; and the repetition.
+//! Reproduction bundles: everything that others need to repeat a result, in one file, and its replay.
 //!
 //! | module | is |
 //! |---|---|

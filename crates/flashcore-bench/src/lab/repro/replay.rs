@@ -19,19 +19,19 @@ use crate::testkit::sample::judge_worst;
 use crate::timing::Times;
 use crate::util::digest::sha256;
 
-/// Whether what was found here is what the bundle says.
+/// Agreement of a result here with the bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agreement {
     /// It is.
     Yes,
     /// It is not.
     No,
-    /// It cannot be told here.
+    /// This machine cannot tell.
     Unknown,
 }
 
 impl Agreement {
-    /// Its word.
+    /// Name of the agreement.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Yes => "agrees",
@@ -44,11 +44,11 @@ impl Agreement {
 /// One thing that was done again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replayed {
-    /// What.
+    /// Subject of the row.
     pub what: String,
-    /// Whether it agrees.
+    /// The agreement.
     pub agreement: Agreement,
-    /// What was found.
+    /// The result here.
     pub found: String,
     /// True of a time, which differs between runs; what was computed does not.
     pub is_time: bool,

@@ -183,11 +183,11 @@ mod tests {
         padded[BLOCK + 1] = 1;
         check(&padded, form);
         check(&archive[..archive.len() - BLOCK], form);
-        let behind = "there is more after the end of the archive in it";
-        check(&[&archive[..], &of(&["b"])].concat(), behind);
-        check(&[&archive[..], &[0; BLOCK]].concat(), behind);
+        let trailing = "there is more after the end of the archive in it";
+        check(&[&archive[..], &of(&["b"])].concat(), trailing);
+        check(&[&archive[..], &[0; BLOCK]].concat(), trailing);
         let mut between = archive.clone();
         between[3 * BLOCK + 5] = 1;
-        check(&between, behind);
+        check(&between, trailing);
     }
 }

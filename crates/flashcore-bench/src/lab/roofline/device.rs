@@ -5,18 +5,18 @@ use flashcore_problem::DType;
 use crate::testkit::gpu::{EXPONENTIALS_PER_CLOCK, Gpu};
 use crate::util::nearest::unknown;
 
-/// Bytes that a SM can take from the L2 cache in a clock: the width of its port. No cache feeds it faster, so
+/// Bytes that an SM can take from the L2 cache in a clock: the width of its port. No cache feeds it faster, so
 /// a floor from it holds whatever the cache can do.
 const PORT_BYTES_PER_CLOCK: f64 = 64.0;
 
-/// What a device can do at most.
+/// Peak rates of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoofDevice {
     /// The name on the command line.
     pub key: String,
     /// The name that people know.
     pub name: String,
-    /// Where the figures come from.
+    /// Source of the figures.
     pub source: String,
     /// Operations per second of the units that multiply `f16` and `bf16` matrices.
     pub tensor_flops: f64,
@@ -43,7 +43,7 @@ struct Sheet {
     clock: f64,
     /// In TFLOP/s.
     tensor: f64,
-    /// Lanes of `f32` arithmetic of a SM.
+    /// Lanes of `f32` arithmetic of an SM.
     lanes: f64,
     /// In GB/s.
     dram: f64,
@@ -90,7 +90,7 @@ pub const DEVICES: [&str; SHEETS.len() + 2] = {
     names
 };
 
-/// Why there is no such device.
+/// Reason why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No device has the name.
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn tensor_rates_agree_with_clocks() {
-        // Operations of a SM's tensor cores in a clock, by architecture: what the data sheets multiply.
+        // Operations of an SM's tensor cores in a clock, by architecture: what the data sheets multiply.
         let per_clock = |key: &str| match key {
             "a100" => 2048.0,
             "h100" | "h200" => 4096.0,

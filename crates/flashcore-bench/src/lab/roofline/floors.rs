@@ -27,7 +27,7 @@ pub struct Floors {
     pub launch: Option<f64>,
 }
 
-/// What binds.
+/// The resource that bounds a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
@@ -56,7 +56,7 @@ impl fmt::Display for Limit {
 }
 
 impl Floors {
-    /// Those of a problem on a device.
+    /// Floors of a problem on a device.
     pub fn of(problem: &Problem, device: &RoofDevice) -> Self {
         let work = Work::of(problem);
         let output = problem.output_shape().elements().unwrap_or(0) * problem.dtype.size_bytes();

@@ -1,4 +1,4 @@
-//! What no kernel can be faster than: the floors of a problem on a device, and what they say of targets.
+//! Roofline: the floors of a problem on a device, below which no kernel can be, and the targets that they rule out.
 
 mod device;
 mod floors;

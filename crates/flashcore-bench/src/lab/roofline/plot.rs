@@ -12,7 +12,7 @@ use crate::testkit::shape_text;
 pub struct MeasuredPoint {
     /// The problem.
     pub problem: Problem,
-    /// What computed it.
+    /// The kernel.
     pub kernel: String,
     /// Seconds.
     pub seconds: f64,
@@ -89,7 +89,7 @@ pub fn plot(device: &RoofDevice, dtype: DType, problems: &[Problem], measured: &
 mod tests {
     use super::*;
 
-    /// Where texts stand: what each says, how it is anchored, and its place.
+    /// Texts of a picture: what each says, its anchor, and its place.
     fn texts(picture: &str) -> Vec<(String, String, f64, f64)> {
         let value = |line: &str, name: &str| {
             line.split_once(&format!("{name}=\""))

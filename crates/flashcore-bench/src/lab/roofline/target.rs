@@ -18,11 +18,11 @@ const PLAUSIBLE: f64 = 0.8;
 pub struct Target {
     /// The problem.
     pub problem: Problem,
-    /// What is wished for.
+    /// The aim.
     pub aim: Aim,
 }
 
-/// What is wished for.
+/// Aim of a target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Aim {
     /// To take no longer than these seconds.
@@ -31,7 +31,7 @@ pub enum Aim {
     Flops(f64),
 }
 
-/// Why a text is no target.
+/// Reason why a text is no target.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TargetError {
     /// No `@`.
@@ -86,7 +86,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Whether a target can be met.
+/// Verdict on a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Possibility {
     /// The physics allows it, from cold memory too.
@@ -110,7 +110,7 @@ impl fmt::Display for Possibility {
     }
 }
 
-/// What a target asks of a device, and what becomes of it.
+/// A target held against a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
     /// Seconds that are allowed.
@@ -121,9 +121,9 @@ pub struct Judgement {
     pub part_of_peak: f64,
     /// Of the bandwidth of memory, when nothing is cached.
     pub part_of_dram: f64,
-    /// Whether it can be met.
+    /// The verdict.
     pub possibility: Possibility,
-    /// Why.
+    /// Reason for it.
     pub reason: String,
 }
 
@@ -166,28 +166,28 @@ impl Judgement {
     }
 }
 
-/// A target of the project's history: as it was wished for, before anybody had computed a floor.
+/// A target of the project's history, set before anybody had computed a floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoricTarget {
-    /// As [`Target::parse`] reads it.
+    /// The target, as [`Target::parse`] reads it.
     pub target: &'static str,
-    /// What it was called.
-    pub wish: &'static str,
+    /// Name of the target.
+    pub name: &'static str,
 }
 
 /// The targets of the project's history, all for an L4.
 pub const HISTORIC_TARGETS: [HistoricTarget; 11] = [
-    HistoricTarget { target: "1x8x512x64@5us", wish: "mission shape under 5 us" },
-    HistoricTarget { target: "1x8x512x64@1.73us", wish: "15 times faster than 25.9 us" },
-    HistoricTarget { target: "1x8x512x64@15us", wish: "realistic, 15 to 30 us" },
-    HistoricTarget { target: "1x8x512x64@40us", wish: "under 40 us" },
-    HistoricTarget { target: "1x8x512x64@150tflops", wish: "effective rate above 150 TFLOP/s" },
-    HistoricTarget { target: "1x8x512x64@80tflops", wish: "effective rate above 80 TFLOP/s" },
-    HistoricTarget { target: "2x8x256x64@5us", wish: "mission shape under 5 us" },
-    HistoricTarget { target: "2x8x512x64@12us", wish: "under 12 us" },
-    HistoricTarget { target: "2x8x512x64@25us", wish: "under 25 us" },
-    HistoricTarget { target: "8x8x512x64@80us", wish: "under 80 us" },
-    HistoricTarget { target: "4x16x2048x128@30us", wish: "under 30 us" },
+    HistoricTarget { target: "1x8x512x64@5us", name: "mission shape under 5 us" },
+    HistoricTarget { target: "1x8x512x64@1.73us", name: "15 times faster than 25.9 us" },
+    HistoricTarget { target: "1x8x512x64@15us", name: "realistic, 15 to 30 us" },
+    HistoricTarget { target: "1x8x512x64@40us", name: "under 40 us" },
+    HistoricTarget { target: "1x8x512x64@150tflops", name: "effective rate above 150 TFLOP/s" },
+    HistoricTarget { target: "1x8x512x64@80tflops", name: "effective rate above 80 TFLOP/s" },
+    HistoricTarget { target: "2x8x256x64@5us", name: "mission shape under 5 us" },
+    HistoricTarget { target: "2x8x512x64@12us", name: "under 12 us" },
+    HistoricTarget { target: "2x8x512x64@25us", name: "under 25 us" },
+    HistoricTarget { target: "8x8x512x64@80us", name: "under 80 us" },
+    HistoricTarget { target: "4x16x2048x128@30us", name: "under 30 us" },
 ];
 
 #[cfg(test)]

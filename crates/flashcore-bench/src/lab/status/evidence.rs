@@ -1,4 +1,4 @@
-//! What the files of a folder say.
+//! Findings of the files in a folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use crate::lab::profile::{Profile, ProfiledKernel};
 use crate::lab::record::{Kind, Measurements, Record, RecordError, Verification, sniff};
 use crate::lab::repro::{open, read_manifest};
 
-/// What a file says.
+/// Finding of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// What it is about.
+    /// The subject.
     pub subject: String,
     /// The file, from the folder.
     pub file: String,
-    /// Whether all is well by it.
+    /// True if it reports no failure.
     pub is_well: bool,
-    /// What it says.
+    /// The finding, in words.
     pub words: String,
 }
 
-/// What the files of a folder and of those in it say. Files that are no records are passed over.
+/// Findings of the files in a folder and its subfolders. Files that are no records are passed over.
 pub fn survey(folder: &Path) -> Vec<Found> {
     let mut files = Vec::new();
     collect(folder, &mut files);

@@ -1,4 +1,4 @@
-//! Where the project stands, by its own records: what is verified, measured, promoted, failing.
+//! Project status by its own records: what is verified, measured, promoted, failing.
 
 mod evidence;
 
@@ -8,7 +8,7 @@ pub use evidence::{Found, survey};
 
 use crate::lab::experiments::{self, Evidence};
 
-/// Whether something is done.
+/// State of a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// The records say so.
@@ -20,7 +20,7 @@ pub enum State {
 }
 
 impl State {
-    /// Its word.
+    /// Name of the state.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -33,9 +33,9 @@ impl State {
 /// One row of the definition of done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
-    /// What has to be.
+    /// The requirement.
     pub what: &'static str,
-    /// Whether it is.
+    /// Its state.
     pub state: State,
     /// By which records, or what would make one.
     pub evidence: String,
@@ -85,7 +85,7 @@ pub fn status(results: &Path, experiments: &Path) -> Vec<Requirement> {
     table
 }
 
-/// What was tried is written down, and its evidence is what it was.
+/// Experiments are written down, and their evidence is unchanged.
 fn tried(folder: &Path) -> Requirement {
     let what = "experiments recorded";
     let experiments = match experiments::list(folder) {

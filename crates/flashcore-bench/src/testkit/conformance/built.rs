@@ -6,7 +6,7 @@ use flashcore_ir::{Arch, Builder, Reg, TABLE, TensorMap, Type};
 use super::case::{BufferMap, ConformanceCase, Input, Output, Tolerance};
 use super::inputs::Fill;
 
-/// What a case is besides its kernel.
+/// Everything of a case but its kernel.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) name: String,

@@ -1,5 +1,4 @@
-//! What a case of the suite is: a small kernel, what it is fed, what it leaves behind, and how closely two machines
-//! must agree on that.
+//! Conformance cases: a small kernel, its inputs, its outputs, and how closely two machines must agree on them.
 
 use core::fmt;
 
@@ -21,15 +20,15 @@ pub struct ConformanceCase {
     pub kernel: Kernel,
     /// CTAs in x, y and z.
     pub grid: [u32; 3],
-    /// What it reads.
+    /// Inputs.
     pub inputs: Vec<Input>,
-    /// What it writes.
+    /// Outputs.
     pub outputs: Vec<Output>,
-    /// Parameters behind the addresses.
+    /// Scalar parameters, after the addresses.
     pub scalars: Vec<Scalar>,
-    /// Parameters behind the scalars: tensors in the buffers.
+    /// Tensor maps over the buffers, after the scalars.
     pub tensor_maps: Vec<BufferMap>,
-    /// How closely two machines must agree.
+    /// Tolerance between two machines.
     pub tolerance: Tolerance,
     /// The lowest architecture that has its operations.
     pub arch: Arch,
@@ -44,7 +43,7 @@ pub struct Input {
     pub ty: Type,
     /// The number of its elements.
     pub count: usize,
-    /// What they are.
+    /// Contents of the elements.
     pub fill: Fill,
 }
 
@@ -91,44 +90,44 @@ impl BufferMap {
     }
 }
 
-/// How closely two machines must agree on each element of the outputs.
+/// Tolerance between two machines, for each element of the outputs.
 ///
 /// Infinities agree with themselves only, and a NaN with a NaN. Where two results are zero, their signs agree, except
 /// in sums of products, whose zero may come from either side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tolerance {
-    /// The same bits, those of a NaN included: operations that move bits.
+    /// Equal bits, those of a NaN included: operations that move bits.
     Bits,
-    /// The same bits, but any NaN is as good as another: operations that PTX defines exactly.
+    /// Equal bits, but any NaN equals any other: operations that PTX defines exactly.
     Exact,
     /// At most so many units in the last place apart.
     Ulps {
         /// The most.
         most: u32,
-        /// Whether the operation flushes subnormals to zero: then zero and the least normal number are neighbours.
+        /// True if the operation flushes subnormals to zero: then zero and the least normal number are neighbours.
         flushed: bool,
     },
     /// Apart by at most `relative` times the result of the simulator, or by `absolute`, whichever is more.
     Within {
-        /// As a part of the result.
+        /// Relative to the result.
         relative: f64,
-        /// As it is.
+        /// Absolute.
         absolute: f64,
     },
     /// Apart by at most `relative` times `sum |a·b| + |c|`, or by `absolute`, whichever is more: tensor cores, which
     /// truncate in between, so that the error follows the largest term and not the result.
     Sum {
-        /// Where the terms of an element are found.
+        /// The products whose terms an element adds up.
         products: Products,
-        /// As a part of the sum of magnitudes.
+        /// Relative to the sum of magnitudes.
         relative: f64,
-        /// As it is.
+        /// Absolute.
         absolute: f64,
     },
 }
 
 impl Tolerance {
-    /// Whether a hash of the results says all there is to compare.
+    /// True if a hash of the results is enough to compare them.
     pub const fn is_exact(self) -> bool {
         matches!(self, Self::Bits | Self::Exact)
     }
@@ -175,7 +174,8 @@ impl ConformanceCase {
         self.outputs.iter().map(Output::bytes).collect()
     }
 
-    /// What decides the results, in one number: the program, the launch and the inputs. Source lines, the names of
+    /// Fingerprint of everything that decides the results: the program, the launch and the inputs. Source lines, the
+    /// names of
     /// registers and the text of the printer are no part of it.
     pub fn fingerprint(&self, inputs: &[Vec<u8>]) -> String {
         let (threads, shared) = (self.kernel.threads, self.kernel.shared_bytes);

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::case::{ConformanceCase, Tolerance};
 use super::inputs::pair_element;
 
-/// What a comparison found.
+/// Result of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
     /// Elements compared; each half of a pair is one.
@@ -17,12 +17,12 @@ pub struct Comparison {
     pub disagreements: usize,
     /// The first of them.
     pub first: Option<Mismatch>,
-    /// How far apart elements were that agreed.
+    /// Largest distance of elements that agreed.
     pub worst: Worst,
 }
 
 impl Comparison {
-    /// Whether every element agrees.
+    /// True if every element agrees.
     pub const fn agrees(&self) -> bool {
         self.disagreements == 0
     }
@@ -34,7 +34,7 @@ pub struct Worst {
     /// In units in the last place. For tensor cores, whose error follows the largest term, it can be large where terms
     /// cancel.
     pub ulps: u64,
-    /// As a part of what the tolerance allows; 0 where it allows nothing.
+    /// Share of what the tolerance allows; 0 where it allows nothing.
     pub share: f64,
 }
 
@@ -53,13 +53,13 @@ pub struct Mismatch {
     pub operands: Vec<(String, u64)>,
     /// The type of the element, or of the half.
     pub ty: Type,
-    /// What the first machine made of it, as bits.
+    /// Bits of the first machine.
     pub expected: u64,
-    /// What the second machine made of it, as bits.
+    /// Bits of the second machine.
     pub actual: u64,
     /// The distance in units in the last place, if both are numbers.
     pub ulps: Option<u64>,
-    /// What was allowed.
+    /// The tolerance.
     pub tolerance: Tolerance,
 }
 

@@ -21,11 +21,11 @@ pub(super) type NextOperand<'a> = &'a mut dyn FnMut() -> Operand;
 
 /// An operation in one form.
 pub(super) struct Form<'a> {
-    /// What stands behind the row in its name: types and modifiers.
+    /// Suffix of the row in its name: types and modifiers.
     pub(super) modifiers: String,
-    /// How closely machines must agree.
+    /// Tolerance between machines.
     pub(super) tolerance: Tolerance,
-    /// What an operand is filled with, by its name; otherwise special and random values.
+    /// Contents of an operand, by its name; otherwise special and random values.
     pub(super) fill: &'a dyn Fn(&str) -> Option<Fill>,
     /// Threads of a CTA and CTAs.
     pub(super) launch: (u32, u32),
@@ -162,7 +162,7 @@ fn for_registers(op: &Op, mut visit: impl FnMut(Slot, String)) {
     });
 }
 
-/// What tells the operations of a case apart: constants, or the truth table.
+/// Suffix that tells the operations of a case apart: constants, or the truth table.
 fn difference(op: &Op) -> String {
     if let Op::Lop3 { table, .. } = op {
         return format!("table {table:#04x}");

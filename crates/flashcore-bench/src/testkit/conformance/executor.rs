@@ -17,9 +17,9 @@ pub struct Invocation<'a> {
     pub inputs: &'a [Vec<u8>],
     /// The bytes of each output, all zeros before the launch. Buffers begin at multiples of 256.
     pub output_lengths: &'a [usize],
-    /// Parameters behind the addresses.
+    /// Scalar parameters, after the addresses.
     pub scalars: &'a [Scalar],
-    /// Parameters behind the scalars: tensors in the buffers.
+    /// Tensor maps over the buffers, after the scalars.
     pub tensor_maps: &'a [BufferMap],
 }
 
@@ -48,7 +48,7 @@ pub trait Executor {
     }
 }
 
-/// Why a kernel was not executed to its end.
+/// Reason why a kernel was not executed to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
     /// The simulator stopped.

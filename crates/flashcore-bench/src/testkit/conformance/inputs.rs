@@ -7,7 +7,7 @@ use flashcore_ir::Type;
 use flashcore_problem::SplitMix64;
 use half::{bf16, f16};
 
-/// What the elements of an input are.
+/// Contents of the elements of an input.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fill {
     /// Operand `operand` of `of`: first every combination of special values, as many as a good half of the elements

@@ -17,9 +17,9 @@ const COLUMNS: usize = 8;
 pub struct Products {
     /// The shape.
     pub shape: MmaShape,
-    /// What is multiplied.
+    /// Type of the factors.
     pub operand: Type,
-    /// What is accumulated in.
+    /// Type of the accumulator.
     pub accumulate: Type,
 }
 
@@ -85,7 +85,7 @@ impl Products {
         sums
     }
 
-    /// Where along the depth an element of an operand lies: registers follow each other every 8 of 16-bit elements,
+    /// Position along the depth of an element of an operand: registers follow each other every 8 of 16-bit elements,
     /// and every 4 of `tf32`.
     const fn depth_of(self, thread: usize, step: usize, half: usize) -> usize {
         if matches!(self.operand, Type::Tf32) { thread + 4 * step } else { 2 * thread + half + 8 * step }

@@ -23,7 +23,7 @@ fn simulated_arch(case: &ConformanceCase) -> Arch {
     if case.verified(Arch::Sm120).is_ok() { Arch::Sm120 } else { Arch::Sm90a }
 }
 
-/// What was run where.
+/// Device, driver, date and target of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The name of the device.
@@ -43,29 +43,29 @@ pub struct Header {
 pub struct Record {
     /// The version of the format.
     pub schema: u32,
-    /// What was run where.
+    /// Device, driver, date and target.
     #[serde(flatten)]
     pub header: Header,
-    /// What came of each case.
+    /// Result of each case.
     pub cases: Vec<CaseRecord>,
 }
 
-/// What a device made of a case.
+/// Result of a device for a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRecord {
     /// The name of the case.
     pub name: String,
-    /// What decided the results: program, launch and inputs, in one number.
+    /// Fingerprint of everything that decides the results: program, launch and inputs.
     pub fingerprint: String,
     /// Elements of all outputs; each half of a pair is one.
     pub elements: usize,
-    /// How far it was from the simulator of that day.
+    /// Distance from the simulator of that day.
     pub worst: Worst,
     /// The outputs, in order.
     pub outputs: Vec<OutputRecord>,
 }
 
-/// What a device wrote.
+/// Output of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputRecord {
@@ -75,7 +75,7 @@ pub enum OutputRecord {
     Bytes(String),
 }
 
-/// Why a record could not be read or made.
+/// Reason why a record could not be read or made.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// No JSON of a record.
@@ -97,7 +97,7 @@ pub enum RecordError {
     Execute {
         /// The case.
         case: String,
-        /// Why.
+        /// The cause.
         source: ExecuteError,
     },
     /// A case breaks a rule of the language on the target.
@@ -129,7 +129,7 @@ impl Record {
     }
 }
 
-/// What came of one case in a run.
+/// Result of one case in a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CaseOutcome {
     /// The name of the case.
@@ -138,7 +138,7 @@ pub struct CaseOutcome {
     pub operation: &'static str,
     /// The device compared with the simulator.
     pub comparison: Comparison,
-    /// What the record keeps.
+    /// Entry of the record.
     pub record: CaseRecord,
 }
 
@@ -215,12 +215,12 @@ fn hash(case: &ConformanceCase, output: &Output, bytes: &[u8]) -> String {
     hash.text()
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Replay {
     /// Cases compared.
     pub compared: usize,
-    /// Where the simulator is no longer what the device was.
+    /// Cases in which the simulator is no longer what the device was.
     pub disagreements: Vec<Disagreement>,
     /// Cases of the suite that the record lacks.
     pub new: Vec<String>,
@@ -271,7 +271,7 @@ impl Replay {
         self.left_out.is_empty() && self.complaints().is_empty()
     }
 
-    /// What is wrong, one line each.
+    /// Complaints, one line each.
     pub fn complaints(&self) -> Vec<String> {
         let mut complaints: Vec<String> = self.disagreements.iter().map(ToString::to_string).collect();
         for (names, what) in [
@@ -297,7 +297,7 @@ pub fn replay(record: &Record) -> Result<Replay, RecordError> {
     replay_while(record, |_, _| true)
 }
 
-/// The same until `go_on`, which hears how many cases are done and which comes next, says no.
+/// Replays a record until `go_on`, which hears how many cases are done and which comes next, says no.
 pub fn replay_while(record: &Record, mut go_on: impl FnMut(usize, &str) -> bool) -> Result<Replay, RecordError> {
     let target: Arch = record.header.target.parse()?;
     let cases = cases_of(target);

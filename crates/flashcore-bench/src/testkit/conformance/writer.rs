@@ -303,7 +303,7 @@ impl Writer {
         self.store_many(Space::Global, stored, vec![value], at(address, 0));
     }
 
-    /// A parameter behind the addresses.
+    /// A scalar parameter, after the addresses.
     #[track_caller]
     pub(super) fn scalar(&mut self, scalar: Scalar) -> RegisterId {
         let parameter = SCALARS + self.scalars.len() as u32;

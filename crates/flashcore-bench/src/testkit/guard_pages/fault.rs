@@ -65,7 +65,7 @@ impl Drop for Watched {
     }
 }
 
-/// What the signals did before. Written once, before the handler that reads it is installed.
+/// Earlier handlers of the signals. Written once, before the handler that reads it is installed.
 struct Previous(UnsafeCell<[MaybeUninit<libc::sigaction>; SIGNALS.len()]>);
 
 // SAFETY: written under `INSTALLED` alone, each element before the handler of its signal exists, and only read after.

@@ -50,7 +50,7 @@ impl Edge {
     }
 }
 
-/// What a fault is reported by.
+/// Names by which a fault is reported.
 #[derive(Debug, Clone)]
 pub struct Label {
     /// The tensor in the buffer.

@@ -21,7 +21,7 @@ impl GuardedBuffer {
         Ok(Self { words, length: payload.len() })
     }
 
-    /// The same, not to be written to.
+    /// The buffer, not to be written to.
     pub fn read_only(self) -> io::Result<ReadOnly> {
         Ok(ReadOnly(self))
     }

@@ -29,7 +29,7 @@ impl<'a> GuardedInputs<'a> {
         Ok(Self { inputs, pages: Operand::ALL.iter().map(guarded).collect::<io::Result<_>>()? })
     }
 
-    /// The same, borrowed.
+    /// Borrows the inputs as views.
     pub fn views(&self) -> InputViews<'_> {
         let bytes = |operand| self.pages[operand as usize].as_ref().map_or(&[][..], ReadOnly::bytes);
         self.inputs.views().in_other_memory(bytes)
@@ -58,7 +58,7 @@ impl GuardedOutputs {
         })
     }
 
-    /// The same, borrowed.
+    /// Borrows the outputs as views.
     pub fn views_mut(&mut self) -> OutputViews<'_> {
         let lse = self.lse.as_mut().map(|buffer| {
             <[f32]>::mut_from_bytes(buffer.bytes_mut()).expect("whole numbers at either end of a page are aligned")
@@ -68,7 +68,7 @@ impl GuardedOutputs {
         views
     }
 
-    /// What was written, in ordinary memory.
+    /// Copies the outputs into ordinary memory.
     pub fn to_outputs(&self) -> Outputs {
         let rows = |buffer: &GuardedBuffer| numbers_in(buffer.bytes()).to_vec();
         Outputs {

@@ -102,103 +102,103 @@ pub const ADDRESSING: &[Mutation] = mutations! { Group::Addressing;
 
 /// Offsets of 4 GiB and more.
 pub const FAR: &[Mutation] = mutations! { Group::Far;
-    "scalar": "query-row-in-32-bits", "offsets of rows of the query are cut to 32 bits" =>
+    "scalar": "query-row-in-32-bits", "offsets of rows of the query are truncated to 32 bits" =>
         |kernel| narrow(kernel, "query_row_stride");
-    "scalar": "query-head-in-32-bits", "offsets of heads of the query are cut to 32 bits" =>
+    "scalar": "query-head-in-32-bits", "offsets of heads of the query are truncated to 32 bits" =>
         |kernel| narrow(kernel, "query_head_stride");
-    "scalar": "query-batch-in-32-bits", "offsets of batches of the query are cut to 32 bits" =>
+    "scalar": "query-batch-in-32-bits", "offsets of batches of the query are truncated to 32 bits" =>
         |kernel| narrow(kernel, "query_batch_stride");
-    "scalar": "key-row-in-32-bits", "offsets of rows of the key are cut to 32 bits" =>
+    "scalar": "key-row-in-32-bits", "offsets of rows of the key are truncated to 32 bits" =>
         |kernel| narrow(kernel, "key_row_stride");
-    "scalar": "key-head-in-32-bits", "offsets of heads of the key are cut to 32 bits" =>
+    "scalar": "key-head-in-32-bits", "offsets of heads of the key are truncated to 32 bits" =>
         |kernel| narrow(kernel, "key_head_stride");
-    "scalar": "key-batch-in-32-bits", "offsets of batches of the key are cut to 32 bits" =>
+    "scalar": "key-batch-in-32-bits", "offsets of batches of the key are truncated to 32 bits" =>
         |kernel| narrow(kernel, "key_batch_stride");
-    "scalar": "value-row-in-32-bits", "offsets of rows of the value are cut to 32 bits" =>
+    "scalar": "value-row-in-32-bits", "offsets of rows of the value are truncated to 32 bits" =>
         |kernel| narrow(kernel, "value_row_stride");
-    "scalar": "value-head-in-32-bits", "offsets of heads of the value are cut to 32 bits" =>
+    "scalar": "value-head-in-32-bits", "offsets of heads of the value are truncated to 32 bits" =>
         |kernel| narrow(kernel, "value_head_stride");
-    "scalar": "value-batch-in-32-bits", "offsets of batches of the value are cut to 32 bits" =>
+    "scalar": "value-batch-in-32-bits", "offsets of batches of the value are truncated to 32 bits" =>
         |kernel| narrow(kernel, "value_batch_stride");
-    "scalar": "output-row-in-32-bits", "offsets of rows of the output are cut to 32 bits" =>
+    "scalar": "output-row-in-32-bits", "offsets of rows of the output are truncated to 32 bits" =>
         |kernel| narrow(kernel, "output_row_stride");
-    "scalar": "output-head-in-32-bits", "offsets of heads of the output are cut to 32 bits" =>
+    "scalar": "output-head-in-32-bits", "offsets of heads of the output are truncated to 32 bits" =>
         |kernel| narrow(kernel, "output_head_stride");
-    "scalar": "output-batch-in-32-bits", "offsets of batches of the output are cut to 32 bits" =>
+    "scalar": "output-batch-in-32-bits", "offsets of batches of the output are truncated to 32 bits" =>
         |kernel| narrow(kernel, "output_batch_stride");
-    "ampere": "query-row-in-32-bits", "offsets of rows of the query are cut to 32 bits" =>
+    "ampere": "query-row-in-32-bits", "offsets of rows of the query are truncated to 32 bits" =>
         |kernel| narrow(kernel, "query_row_stride");
-    "ampere": "query-head-in-32-bits", "offsets of heads of the query are cut to 32 bits" =>
+    "ampere": "query-head-in-32-bits", "offsets of heads of the query are truncated to 32 bits" =>
         |kernel| narrow(kernel, "query_head_stride");
-    "ampere": "query-batch-in-32-bits", "offsets of batches of the query are cut to 32 bits" =>
+    "ampere": "query-batch-in-32-bits", "offsets of batches of the query are truncated to 32 bits" =>
         |kernel| narrow(kernel, "query_batch_stride");
-    "ampere": "key-row-in-32-bits", "offsets of rows of the key are cut to 32 bits" =>
+    "ampere": "key-row-in-32-bits", "offsets of rows of the key are truncated to 32 bits" =>
         |kernel| narrow(kernel, "key_row_stride");
-    "ampere": "key-head-in-32-bits", "offsets of heads of the key are cut to 32 bits" =>
+    "ampere": "key-head-in-32-bits", "offsets of heads of the key are truncated to 32 bits" =>
         |kernel| narrow(kernel, "key_head_stride");
-    "ampere": "key-batch-in-32-bits", "offsets of batches of the key are cut to 32 bits" =>
+    "ampere": "key-batch-in-32-bits", "offsets of batches of the key are truncated to 32 bits" =>
         |kernel| narrow(kernel, "key_batch_stride");
-    "ampere": "value-row-in-32-bits", "offsets of rows of the value are cut to 32 bits" =>
+    "ampere": "value-row-in-32-bits", "offsets of rows of the value are truncated to 32 bits" =>
         |kernel| narrow(kernel, "value_row_stride");
-    "ampere": "value-head-in-32-bits", "offsets of heads of the value are cut to 32 bits" =>
+    "ampere": "value-head-in-32-bits", "offsets of heads of the value are truncated to 32 bits" =>
         |kernel| narrow(kernel, "value_head_stride");
-    "ampere": "value-batch-in-32-bits", "offsets of batches of the value are cut to 32 bits" =>
+    "ampere": "value-batch-in-32-bits", "offsets of batches of the value are truncated to 32 bits" =>
         |kernel| narrow(kernel, "value_batch_stride");
-    "ampere": "output-row-in-32-bits", "offsets of rows of the output are cut to 32 bits" =>
+    "ampere": "output-row-in-32-bits", "offsets of rows of the output are truncated to 32 bits" =>
         |kernel| narrow(kernel, "output_row_stride");
-    "ampere": "output-head-in-32-bits", "offsets of heads of the output are cut to 32 bits" =>
+    "ampere": "output-head-in-32-bits", "offsets of heads of the output are truncated to 32 bits" =>
         |kernel| narrow(kernel, "output_head_stride");
-    "ampere": "output-batch-in-32-bits", "offsets of batches of the output are cut to 32 bits" =>
+    "ampere": "output-batch-in-32-bits", "offsets of batches of the output are truncated to 32 bits" =>
         |kernel| narrow(kernel, "output_batch_stride");
-    "scalar": "bias-key-in-32-bits", "offsets of keys of the bias are cut to 32 bits" =>
+    "scalar": "bias-key-in-32-bits", "offsets of keys of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_key_stride");
-    "scalar": "bias-row-in-32-bits", "offsets of rows of the bias are cut to 32 bits" =>
+    "scalar": "bias-row-in-32-bits", "offsets of rows of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_row_stride");
-    "scalar": "bias-head-in-32-bits", "offsets of heads of the bias are cut to 32 bits" =>
+    "scalar": "bias-head-in-32-bits", "offsets of heads of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_head_stride");
-    "scalar": "bias-batch-in-32-bits", "offsets of batches of the bias are cut to 32 bits" =>
+    "scalar": "bias-batch-in-32-bits", "offsets of batches of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_batch_stride");
-    "scalar": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are cut to 32 bits" =>
+    "scalar": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are truncated to 32 bits" =>
         |kernel| narrow_base(kernel, "lse");
-    "ampere": "bias-key-in-32-bits", "offsets of keys of the bias are cut to 32 bits" =>
+    "ampere": "bias-key-in-32-bits", "offsets of keys of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_key_stride");
-    "ampere": "bias-row-in-32-bits", "offsets of rows of the bias are cut to 32 bits" =>
+    "ampere": "bias-row-in-32-bits", "offsets of rows of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_row_stride");
-    "ampere": "bias-head-in-32-bits", "offsets of heads of the bias are cut to 32 bits" =>
+    "ampere": "bias-head-in-32-bits", "offsets of heads of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_head_stride");
-    "ampere": "bias-batch-in-32-bits", "offsets of batches of the bias are cut to 32 bits" =>
+    "ampere": "bias-batch-in-32-bits", "offsets of batches of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_batch_stride");
-    "ampere": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are cut to 32 bits" =>
+    "ampere": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are truncated to 32 bits" =>
         |kernel| narrow_base(kernel, "lse");
-    "hopper": "bias-key-in-32-bits", "offsets of keys of the bias are cut to 32 bits" =>
+    "hopper": "bias-key-in-32-bits", "offsets of keys of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_key_stride");
-    "hopper": "bias-row-in-32-bits", "offsets of rows of the bias are cut to 32 bits" =>
+    "hopper": "bias-row-in-32-bits", "offsets of rows of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_row_stride");
-    "hopper": "bias-head-in-32-bits", "offsets of heads of the bias are cut to 32 bits" =>
+    "hopper": "bias-head-in-32-bits", "offsets of heads of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_head_stride");
-    "hopper": "bias-batch-in-32-bits", "offsets of batches of the bias are cut to 32 bits" =>
+    "hopper": "bias-batch-in-32-bits", "offsets of batches of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_batch_stride");
-    "hopper": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are cut to 32 bits" =>
+    "hopper": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are truncated to 32 bits" =>
         |kernel| narrow_base(kernel, "lse");
-    "ampere": "key-steps-in-32-bits", "steps from rows to rows of the key are cut to 32 bits" =>
+    "ampere": "key-steps-in-32-bits", "steps from rows to rows of the key are truncated to 32 bits" =>
         |kernel| narrow_step(kernel, "key_row_stride");
-    "ampere": "value-steps-in-32-bits", "steps from rows to rows of the value are cut to 32 bits" =>
+    "ampere": "value-steps-in-32-bits", "steps from rows to rows of the value are truncated to 32 bits" =>
         |kernel| narrow_step(kernel, "value_row_stride");
-    "ampere": "workspace-in-32-bits", "offsets of what is known of parts of the keys are cut to 32 bits" =>
+    "ampere": "workspace-in-32-bits", "offsets of split-KV partials are truncated to 32 bits" =>
         |kernel| narrow_base(kernel, "workspace");
-    "combine": "workspace-in-32-bits", "offsets of what is known of parts of the keys are cut to 32 bits" =>
+    "combine": "workspace-in-32-bits", "offsets of split-KV partials are truncated to 32 bits" =>
         |kernel| narrow_base(kernel, "workspace");
 };
 
 /// Parts of the keys.
 pub const PARTS: &[Mutation] = mutations! { Group::Parts;
-    "combine": "parts-from-the-32nd-on", "parts from the 33rd on are read as the 32nd" =>
+    "combine": "splits-from-the-32nd-on", "splits from the 33rd on are read as the 32nd" =>
         |kernel| capped(kernel, "rows", 31);
-    "combine": "parts-begin-again", "parts from the 33rd on are read as the first ones" =>
+    "combine": "splits-begin-again", "splits from the 33rd on are read as the first ones" =>
         |kernel| masked(kernel, "rows", 31);
-    "ampere": "parts-stored-as-others", "parts from the 33rd on are stored as the 32nd" =>
+    "ampere": "splits-stored-as-others", "splits from the 33rd on are stored as the 32nd" =>
         |kernel| capped(kernel, "rows", 31);
-    "combine": "sums-of-parts-forgotten", "the sums of the parts are not added up" =>
+    "combine": "split-sums-forgotten", "the row sums of the splits are not added up" =>
         |kernel| rewrite(kernel, Find::nth(&["splits"], |op| matches!(op, Op::Fma { .. }), 0), |_, _| Vec::new());
 };
 
@@ -249,8 +249,8 @@ fn capped_coordinate(kernel: &mut Kernel, section: &'static [&'static str], axis
     })
 }
 
-/// Where query heads are divided by the size of a group that is one less than a multiple of four, one is taken from the
-/// head first, if it can be.
+/// Takes one from a query head, if it can be, before it is divided by the size of a GQA group that is one less than a
+/// multiple of four.
 fn first_of_group_before(kernel: &mut Kernel) -> usize {
     let Some(group) = parameter(kernel, "heads_per_key_head").map(Operand::Register) else { return 0 };
     let divides = |op: &Op| matches!(op, Op::Div { ty: Type::U32, b, .. } if *b == group);
@@ -280,13 +280,13 @@ fn first_of_group_before(kernel: &mut Kernel) -> usize {
     })
 }
 
-/// Cuts the product of an index and a stride to 32 bits before it is added to an address.
+/// Truncates the product of an index and a stride to 32 bits before it is added to an address.
 fn narrow(kernel: &mut Kernel, stride: &str) -> usize {
     let Some(stride) = parameter(kernel, stride).map(Operand::Register) else { return 0 };
     rewrite_if(kernel, |op| matches!(op, Op::Mad { ty: Type::U64, b, .. } if *b == stride), narrowed)
 }
 
-/// The same of what is added to an address that a launch passes.
+/// Truncates what is added to a base address to 32 bits.
 fn narrow_base(kernel: &mut Kernel, base: &str) -> usize {
     let Some(base) = parameter(kernel, base).map(Operand::Register) else { return 0 };
     rewrite_if(kernel, |op| matches!(op, Op::Mad { ty: Type::U64, c, .. } if *c == base), narrowed)
@@ -306,7 +306,7 @@ fn narrowed(kernel: &mut Kernel, instruction: Instruction) -> Vec<Instruction> {
     ops.into_iter().map(|op| Instruction { op, ..instruction.clone() }).collect()
 }
 
-/// Multiples of a stride are cut to 32 bits.
+/// Multiples of a stride are truncated to 32 bits.
 fn narrow_step(kernel: &mut Kernel, stride: &str) -> usize {
     let Some(stride) = parameter(kernel, stride).map(Operand::Register) else { return 0 };
     let multiplies = |op: &Op| matches!(op, Op::Mul { ty: Type::U64, a, .. } if *a == stride);

@@ -13,7 +13,7 @@ use super::edit::{Find, change, drop, rewrite};
 pub struct Mutation {
     /// A short name.
     pub name: &'static str,
-    /// What the bug is.
+    /// Description of the bug.
     pub bug: &'static str,
     /// Which kernel it is planted in.
     pub family: &'static str,
@@ -35,7 +35,7 @@ macro_rules! mutations {
 
 pub(super) use mutations;
 
-/// Those of the kernels for every GPU.
+/// Mutations of the kernels for every GPU.
 pub const CATALOGUE: &[Mutation] = mutations! {
     // Synchronisation
     "ampere": "drop-tile-barrier", "no barrier after a tile has arrived" =>
@@ -107,7 +107,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         });
 
     // Masks and tails
-    "ampere": "mask-one-key-more", "each row attends one key behind its limit" =>
+    "ampere": "mask-one-key-more", "each row attends one key past its limit" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Le)), |op| set_compare(op, Compare::Lt));
     "ampere": "causal-limit-one-less", "the causal limit leaves out the row's own key" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| matches!(op, Op::Add { b: Operand::Constant(rows), .. } if rows % 8 == 1)), |op| {
@@ -119,19 +119,19 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Gt)), |op| {
             if let Op::SetPredicate { a, .. } = op { *a = Operand::Constant(0); }
         });
-    "ampere": "mask-diagonal-tile-only-if-beyond", "a tile that ends one key behind the limit is taken as unmasked" =>
+    "ampere": "mask-diagonal-tile-only-if-beyond", "a tile that ends one key past the limit is taken as unmasked" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Gt)), |op| {
             if let Op::SetPredicate { a, b, .. } = op { core::mem::swap(a, b); }
         });
-    "ampere": "tail-not-zero-filled", "rows behind the last are copied like the others" =>
+    "ampere": "tail-not-zero-filled", "rows past the last are copied like the others" =>
         |kernel| change(kernel, Find::every(&["load values"], is_select), always_copy);
-    "ampere": "query-tail-not-zero-filled", "query rows behind the last are copied like the others" =>
+    "ampere": "query-tail-not-zero-filled", "query rows past the last are copied like the others" =>
         |kernel| change(kernel, Find::every(&["load query"], is_select), always_copy);
-    "ampere": "store-behind-the-end", "output rows behind the last are stored too" =>
+    "ampere": "store-past-the-end", "output rows past the last are stored too" =>
         |kernel| unguard(kernel, &["store output"]);
-    "ampere": "store-one-row-more", "one output row behind the last is stored too" =>
+    "ampere": "store-one-row-more", "one output row past the last is stored too" =>
         |kernel| change(kernel, Find::every(&["store output"], |op| is_compare(op, Compare::Lt)), |op| set_compare(op, Compare::Le));
-    "scalar": "row-behind-the-end", "one row behind the last is computed too" =>
+    "scalar": "row-past-the-end", "one row past the last is computed too" =>
         |kernel| change(kernel, Find::nth(&["prologue"], |op| is_compare(op, Compare::Lt), 0), |op| set_compare(op, Compare::Le));
     "ampere": "first-key-tile-dropped", "the loop begins at the second tile" =>
         |kernel| change(kernel, Find::nth(&["kv range"], |op| matches!(op, Op::Mov { ty: Type::S32, a: Operand::Constant(0), .. }), 0), |op| {
@@ -145,19 +145,19 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         });
 
     // Softmax
-    "ampere": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
+    "ampere": "output-not-rescaled", "the output keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["softmax", "rescale"], is_mul, 2));
-    "ampere": "sum-not-rescaled", "the sum keeps the scale of an old maximum" =>
+    "ampere": "sum-not-rescaled", "the sum keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["softmax", "rescale"], is_mul, 0));
-    "scalar": "sum-not-rescaled", "the sum keeps the scale of an old maximum" =>
+    "scalar": "sum-not-rescaled", "the sum keeps the scale of an old row max" =>
         |kernel| change(kernel, Find::every(&["softmax"], |op| matches!(op, Op::Fma { .. })), |op| {
             if let Op::Fma { a, .. } = op { *a = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
-    "scalar": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
+    "scalar": "output-not-rescaled", "the output keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["accumulate"], is_mul, 0));
-    "ampere": "maximum-of-two-lanes", "the row maximum leaves out two of the four lanes that share a row" =>
+    "ampere": "row-max-of-two-lanes", "the row max leaves out two of the four lanes that share a row" =>
         |kernel| drop_shuffle_step(kernel, &["softmax", "row max"]);
-    "ampere": "maximum-mixes-rows", "the row maximum is exchanged with a lane of another row" =>
+    "ampere": "row-max-mixes-rows", "the row max is exchanged with a lane of another row" =>
         |kernel| change(kernel, Find::nth(&["softmax", "row max"], is_shuffle, 1), |op| set_distance(op, 4));
     "ampere": "sum-of-two-lanes", "the row sum leaves out two of the four lanes that share a row" =>
         |kernel| change(kernel, Find::nth(&["epilogue"], is_shuffle, 1), |op| set_distance(op, 1));
@@ -167,7 +167,7 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["softmax", "exp and sum"], |op| matches!(op, Op::Fma { .. })), |op| {
             if let Op::Fma { a, .. } = op { *a = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
-    "ampere": "empty-row-has-a-maximum", "minus infinity is taken as the maximum of a row without keys" =>
+    "ampere": "empty-row-has-a-row-max", "minus infinity is taken as the row max of a row without keys" =>
         |kernel| change(kernel, Find::every(&["softmax", "row max"], is_select), take_second);
     "ampere": "empty-row-divided", "a row without keys is divided by its sum of 0" =>
         |kernel| change(kernel, Find::every(&["epilogue"], is_select), take_second);
@@ -181,13 +181,13 @@ pub const CATALOGUE: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["epilogue"], |op| is_mul_by(op, core::f32::consts::LN_2)), |op| {
             if let Op::Mul { b, .. } = op { *b = Operand::Constant(u64::from(1.0f32.to_bits())); }
         });
-    "ampere": "log-sum-exp-without-maximum", "the log-sum-exp leaves out the maximum" =>
+    "ampere": "log-sum-exp-without-row-max", "the log-sum-exp leaves out the row max" =>
         |kernel| change(kernel, Find::every(&["epilogue"], is_sum_of_two), |op| {
             if let Op::Add { a, .. } = op { *a = Operand::Constant(0); }
         });
     "ampere": "weights-in-eight-bits", "weights are rounded to three bits of mantissa before the product" =>
         |kernel| truncate_weights(kernel, 0xfff0_0000);
-    "ampere": "weights-in-bf16", "weights of an f16 problem are cut to the precision of bf16" =>
+    "ampere": "weights-in-bf16", "P of an f16 problem is truncated to the precision of bf16" =>
         |kernel| truncate_weights(kernel, 0xffff_0000);
 
     // Shared memory

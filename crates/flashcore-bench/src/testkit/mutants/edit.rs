@@ -7,7 +7,7 @@ use flashcore_ir::{Block, Compare, Instruction, Kernel, Op, Operand, Origin, Reg
 pub(super) struct Find {
     /// The last names of the path of its section.
     pub section: &'static [&'static str],
-    /// Its kind.
+    /// Kind of the operation.
     pub matches: fn(&Op) -> bool,
     /// Which of those, in program order.
     pub pick: Pick,

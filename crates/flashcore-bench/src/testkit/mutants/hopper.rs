@@ -51,7 +51,7 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| drop(kernel, Find::nth(&["full block", "advance"], |op| matches!(op, Op::Add { .. }), 0));
 
     // Keys that CTAs share
-    "hopper": "parts-read-before-they-are-sent", "the first CTA does not wait for what the other sends" =>
+    "hopper": "partials-read-before-they-are-stored", "the first CTA does not wait for the partial of the other" =>
         |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 1));
     "hopper": "sent-to-a-cta-that-has-not-begun", "a CTA sends without knowing that the other is there" =>
         |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 0));
@@ -101,13 +101,13 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::nth(&["scheduler"], |op| matches!(op, Op::Div { .. }), 2), |op| {
             if let Op::Div { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
-    "hopper": "mask-one-key-more", "each row attends one key behind its limit" =>
+    "hopper": "mask-one-key-more", "each row attends one key past its limit" =>
         |kernel| change(kernel, Find::every(&["mask"], |op| is_compare(op, Compare::Le)), |op| set_compare(op, Compare::Lt));
-    "hopper": "cut-tiles-not-masked", "tiles that the mask cuts count whole, but for the first" =>
+    "hopper": "partial-tiles-not-masked", "partial tiles count as full, but for the first" =>
         |kernel| drop(kernel, Find::every(&["partial block", "mask"], is_select));
-    "hopper": "output-not-rescaled", "the output keeps the scale of an old maximum" =>
+    "hopper": "output-not-rescaled", "the output keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["full block", "output", "rescale"], is_mul, 2));
-    "hopper": "sum-not-rescaled", "the sum keeps the scale of an old maximum" =>
+    "hopper": "sum-not-rescaled", "the sum keeps the scale of an old row max" =>
         |kernel| drop(kernel, Find::nth(&["full block", "exp and sum"], is_mul, 0));
     "hopper": "columns-exchanged-wrongly", "lanes exchange their columns with the wrong ones" =>
         |kernel| change(kernel, Find::nth(&["exchange"], |op| matches!(op, Op::Shuffle { .. }), 0), |op| {
@@ -115,17 +115,17 @@ pub const HOPPER: &[Mutation] = mutations! {
         });
     "hopper": "output-written-over-the-query", "a warp writes its output while others still read the query" =>
         |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::BarrierSync { .. })));
-    "hopper": "output-not-published", "the copy engine stores output that it need not see yet" =>
+    "hopper": "output-not-published", "TMA stores output that it need not see yet" =>
         |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::FenceProxyAsync {})));
     "hopper": "output-stored-by-one-lane-alone", "the copy of the output starts before all lanes have written theirs" =>
         |kernel| drop(kernel, Find::every(&["write output"], |op| matches!(op, Op::WarpSync {})));
     "hopper": "place-let-go-while-stored", "the next query comes where output is still stored from" =>
         |kernel| drop(kernel, Find::every(&["tma store wait"], |op| matches!(op, Op::BulkWait { .. })));
-    "hopper": "output-chunks-not-exchanged", "output is written as if the copy engine exchanged no chunks" =>
+    "hopper": "output-chunks-not-exchanged", "output is written as if TMA did not swizzle" =>
         |kernel| change(kernel, Find::every(&["write output"], |op| matches!(op, Op::Xor { .. })), |op| {
             if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }
         });
-    "hopper": "store-behind-the-end", "output rows behind the last are stored too" =>
+    "hopper": "store-past-the-end", "output rows past the last are stored too" =>
         |kernel| unguard(kernel, &["store output"]);
 };
 

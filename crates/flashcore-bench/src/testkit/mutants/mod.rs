@@ -47,14 +47,14 @@ const fn arch(config: Config) -> Arch {
     }
 }
 
-/// The kernel before another that finds out what an expression leaves it, as the catalogues call it.
+/// The block-mask precompute kernel, as the catalogues call it.
 const RANGES_FAMILY: &str = "ranges";
-/// The kernel behind another that adds up parts of the keys.
+/// The split-KV combine kernel.
 const COMBINE_FAMILY: &str = "combine";
 
 /// Orders of warps that the kernels as they are must pass under, in the trials that most bugs are tried on.
 const BASELINE_SEEDS: u64 = 8;
-/// The same in the others, which have the same kernels.
+/// Seeds of the other trials, which have the same kernels.
 const FEWER_SEEDS: u64 = 2;
 
 const fn baseline_seeds(group: Group) -> u64 {
@@ -64,7 +64,7 @@ const fn baseline_seeds(group: Group) -> u64 {
     }
 }
 
-/// What killed a mutant.
+/// The check that killed a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Killer {
     /// A rule of the language.
@@ -89,27 +89,27 @@ impl Killer {
     }
 }
 
-/// What became of a mutant.
+/// Fate of a mutant.
 #[derive(Debug, Clone)]
 pub struct Fate {
     /// The bug.
     pub mutation: Mutation,
-    /// What killed it and what was said; `None` if it survived.
+    /// The check that killed it and its report; `None` if it survived.
     pub killed: Option<Kill>,
 }
 
-/// How a mutant was killed.
+/// Death of a mutant.
 #[derive(Debug, Clone)]
 pub struct Kill {
-    /// What killed it.
+    /// The check.
     pub by: Killer,
-    /// What was said, in one line.
+    /// Its report, in one line.
     pub report: String,
     /// The problem it was killed on.
     pub problem: String,
 }
 
-/// Why mutants could not be tried.
+/// Reason why mutants could not be tried.
 #[derive(Debug, thiserror::Error)]
 pub enum MutantsError {
     /// A problem of the trials is impossible.
@@ -125,7 +125,7 @@ pub enum MutantsError {
         config: Config,
         /// The problem.
         problem: String,
-        /// What is wrong.
+        /// The complaint.
         complaint: String,
     },
     /// A mutation found nothing to change: the kernel has changed, and the mutation must follow.
@@ -178,12 +178,12 @@ impl Trials {
         Ok(Some(Self { trials }))
     }
 
-    /// How many there are.
+    /// Number of mutants.
     pub const fn count(&self) -> usize {
         self.trials.len()
     }
 
-    /// How many problems, kernels and orders of warps the kernels as they are have passed.
+    /// Number of problems, kernels and orders of warps that the unchanged kernels have passed.
     pub fn passed(&self) -> u64 {
         self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum()
     }
@@ -316,7 +316,7 @@ fn kernel_of(plan: &LaunchPlan, family: &str) -> Option<Arc<VerifiedKernel>> {
 mod tests {
     use super::*;
 
-    /// A kernel that changes leaves no mutation behind that changes nothing.
+    /// A kernel that changes leaves no mutation that changes nothing.
     #[test]
     fn every_mutation_finds_something_to_change() {
         let plans: Vec<(Group, Config, LaunchPlan)> = trials::all()

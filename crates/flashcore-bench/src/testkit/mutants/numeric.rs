@@ -1,4 +1,4 @@
-//! The bugs planted in numbers, and those that come late: cut instead of rounded, slightly off, right until the n-th time.
+//! Numeric bugs, and bugs that come late: truncated instead of rounded, slightly off, right until the n-th time.
 
 use core::f32::consts::LN_2;
 
@@ -11,18 +11,18 @@ use super::hopper::{is_cluster_wait, is_mbarrier_wait};
 
 /// Cut instead of rounded, slightly off.
 pub const NUMERIC: &[Mutation] = mutations! { Group::Numeric;
-    "ampere": "weights-cut", "weights are cut to 16 bits instead of rounded" =>
+    "ampere": "p-truncated", "P is truncated to 16 bits instead of rounded" =>
         |kernel| rewrite(kernel, Find::every(&["output"], is_pair), cut_pair);
-    "ampere": "output-cut", "the output is cut to 16 bits instead of rounded" =>
+    "ampere": "output-truncated", "the output is truncated to 16 bits instead of rounded" =>
         |kernel| rewrite(kernel, Find::every(&["stage output"], is_pair), cut_pair);
-    "scalar": "output-cut", "the output is cut to 16 bits instead of rounded" =>
+    "scalar": "output-truncated", "the output is truncated to 16 bits instead of rounded" =>
         |kernel| rewrite(kernel, Find::every(&["epilogue"], is_rounding), cut_single);
-    "hopper": "weights-cut", "weights are cut to 16 bits instead of rounded" => |kernel| {
+    "hopper": "p-truncated", "P is truncated to 16 bits instead of rounded" => |kernel| {
         rewrite(kernel, Find::every(&["first softmax"], is_pair), cut_pair)
             + rewrite(kernel, Find::every(&["full block"], is_pair), cut_pair)
             + rewrite(kernel, Find::every(&["partial block"], is_pair), cut_pair)
     };
-    "hopper": "output-cut", "the output is cut to 16 bits instead of rounded" => |kernel| {
+    "hopper": "output-truncated", "the output is truncated to 16 bits instead of rounded" => |kernel| {
         rewrite(kernel, Find::every(&["write output"], is_pair), cut_pair)
             + rewrite(kernel, Find::every(&["store output"], is_pair), cut_pair)
     };
@@ -68,9 +68,9 @@ pub const LATE: &[Mutation] = mutations! { Group::Late;
         |kernel| wrong_parity_from(kernel, Find::every(&["query", "consumer wait"], is_mbarrier_wait), 2);
     "hopper": "query-read-parity-from-round-5", "a consumer of queries waits for the wrong phase from the fifth time on" =>
         |kernel| wrong_parity_from(kernel, Find::every(&["query", "consumer wait"], is_mbarrier_wait), 4);
-    "ampere": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old maximum from the tenth tile on" =>
+    "ampere": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old row max from the tenth tile on" =>
         |kernel| skipped_from(kernel, Find::nth(&["softmax", "rescale"], is_mul, 0), 9);
-    "hopper": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old maximum from the tenth tile on" =>
+    "hopper": "sum-not-rescaled-from-tile-10", "the sum keeps the scale of an old row max from the tenth tile on" =>
         |kernel| skipped_from(kernel, Find::nth(&["full block", "exp and sum"], is_mul, 0), 8);
     "hopper": "first-head-from-round-5", "persistent CTAs take the first head from their fifth tile on" =>
         |kernel| zeroed_from(kernel, Find::nth(&["scheduler"], is_u32_sub, 1), 4);
@@ -78,7 +78,7 @@ pub const LATE: &[Mutation] = mutations! { Group::Late;
 
 /// Clusters whose CTAs each have one warpgroup for the keys of a row.
 pub const CLUSTERS: &[Mutation] = mutations! { Group::Clusters;
-    "hopper": "parts-read-before-they-are-sent", "the first CTA does not wait for what the other sends" =>
+    "hopper": "partials-read-before-they-are-stored", "the first CTA does not wait for the partial of the other" =>
         |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 1));
     "hopper": "sent-to-a-cta-that-has-not-begun", "a CTA sends without knowing that the other is there" =>
         |kernel| drop(kernel, Find::nth(&["reduce cluster"], is_cluster_wait, 0));
@@ -108,7 +108,7 @@ const fn kept(to: Type) -> u64 {
     }
 }
 
-/// A number with its lowest bits cut off.
+/// A number with its lowest bits truncated.
 fn cut(kernel: &mut Kernel, instruction: &Instruction, number: &mut Operand, keep: u64) -> [Instruction; 3] {
     let section = instruction.origin.section;
     let [bits, kept] = [(); 2].map(|()| kernel.add_register(Type::U32, section));

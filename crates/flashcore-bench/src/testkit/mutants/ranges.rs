@@ -1,4 +1,4 @@
-//! The bugs planted where an expression leaves tiles of keys: in the small kernel that finds them, and in what is made of it.
+//! Bugs in the block mask: in the kernel that precomputes it from a `mask_mod`, and in the kernel that reads it.
 
 use flashcore_ir::{Compare, Op, Operand, ReduceOp, ShuffleMode, Space, Type};
 
@@ -6,7 +6,7 @@ use super::catalogue::{Mutation, is_barrier, is_compare, mutations, set_compare}
 use super::edit::{Find, change, drop};
 use super::hopper::{is_arrival, is_mbarrier_wait};
 
-/// Of the lower of two rows, the first as many are for the row behind that of each lane.
+/// Of the instructions that take the lower of two rows, the first so many are for the row after that of each lane.
 const LANES: usize = 32;
 
 /// All of them.
@@ -17,11 +17,11 @@ pub const RANGES: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::every(&["attended keys"], is_lower), higher);
     "ranges": "first-key-of-one-warp", "tiles begin at the first key that the rows of one warp attend, not those of all" =>
         |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 0), |op| reduce_by(op, ReduceOp::Max));
-    "ranges": "tiles-behind-the-first-forgotten", "no tile of keys behind the first is looked at" =>
+    "ranges": "tiles-after-the-first-forgotten", "no tile of keys after the first is looked at" =>
         |kernel| change(kernel, Find::every(&["may attend", "all warps"], is_reduction), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "tiles-known-too-early", "what is known of the tiles is gathered before all of it is" =>
         |kernel| drop(kernel, Find::every(&["classify"], is_barrier));
-    "ranges": "cut-tiles-called-whole", "every tile counts as one that all rows attend" =>
+    "ranges": "partial-tiles-called-full", "every tile counts as full" =>
         |kernel| change(kernel, Find::every(&["classify"], |op| is_choice(op, 2)), always);
     "ranges": "tiles-called-empty", "no tile counts as one that is attended" =>
         |kernel| change(kernel, Find::every(&["classify"], |op| is_choice(op, 1)), |op| {
@@ -29,25 +29,25 @@ pub const RANGES: &[Mutation] = mutations! {
         });
     "ranges": "last-tile-of-one-lane", "the last attended tile is the first one that a lane has found" =>
         |kernel| change(kernel, Find::nth(&["store record"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
-    "ranges": "cut-tiles-before-whole-ones", "tiles that are cut on the left count as whole" =>
+    "ranges": "partial-tiles-before-full-ones", "tiles that are partial on the left count as full" =>
         |kernel| change(kernel, Find::nth(&["store record"], is_reduction, 3), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "rows-of-another-part", "all rows of a CTA have the tiles of its first" =>
         |kernel| change(kernel, Find::every(&["store record"], |op| matches!(op, Op::Mad { c: Operand::Register(_), b: Operand::Constant(2), .. })), |op| {
             if let Op::Mad { c, .. } = op { *c = Operand::Constant(0); }
         });
-    "ranges": "last-key-of-one-warp", "keys end behind the last that the rows of one warp attend, not those of all" =>
+    "ranges": "last-key-of-one-warp", "keys end after the last that the rows of one warp attend, not those of all" =>
         |kernel| change(kernel, Find::nth(&["attended keys", "all warps"], is_reduction, 1), |op| reduce_by(op, ReduceOp::Min));
     "ranges": "extent-not-stored", "which rows and keys a tile has is not stored" =>
         |kernel| drop(kernel, Find::nth(&["store record"], is_global_store, 1));
-    "ranges": "cuts-read-too-early", "a warp makes tiles of rows before all cuts are found" =>
+    "ranges": "boundaries-read-too-early", "a warp makes tiles of rows before all document boundaries are found" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 1));
     "ranges": "rows-read-too-early", "warps go on before it is known which rows they have" =>
         |kernel| drop(kernel, Find::nth(&["rows"], is_barrier, 2));
-    "ranges": "rows-behind-a-cut", "a tile of rows does not end where the next one begins" =>
+    "ranges": "rows-past-a-boundary", "a tile of rows does not end where the next one begins" =>
         |kernel| change(kernel, Find::nth(&["tile rows"], is_lower_row, LANES), |op| {
             if let Op::Min { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
         });
-    "ranges": "tiles-before-not-counted", "tiles of rows before a cut are not counted" =>
+    "ranges": "tiles-before-not-counted", "tiles of rows before a document boundary are not counted" =>
         |kernel| change(kernel, Find::every(&["tile rows"], is_below), |op| {
             set_compare(op, Compare::Ne);
         });
@@ -96,7 +96,7 @@ fn is_lower(op: &Op) -> bool {
 fn is_lower_row(op: &Op) -> bool {
     matches!(op, Op::Min { ty: Type::U32, a: Operand::Register(_), b: Operand::Register(_), .. })
 }
-/// Whether one number is below another, or above it.
+/// True if one number is compared as below or above another.
 fn is_below(op: &Op) -> bool {
     is_compare(op, Compare::Lt)
 }

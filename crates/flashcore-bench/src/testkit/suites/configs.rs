@@ -10,7 +10,7 @@ use super::covering::{Setting, covering_rows};
 use super::{DTYPES, Kernels, Runner};
 use crate::testkit::{Backend, Case};
 
-/// Where the choices of the design begin.
+/// Seed of the design.
 const SEED: u64 = 0xc0f1;
 
 const WARPGROUPS: [u32; 4] = [1, 2, 3, 4];
@@ -94,7 +94,7 @@ fn hopper() -> Vec<Config> {
             // Shared memory.
             HOPPER_KEYS[x] * HOPPER_STAGES[y] > 640
         } else if is(Choice::KvSplitWarpgroups, Choice::TileN) {
-            // So many stages as such groups need leave no room for longer tiles.
+            // With as many stages as such groups need, longer tiles do not fit.
             HOPPER_KEYS[y] > [176, 128, 64][x]
         } else if is(Choice::KvSplitWarpgroups, Choice::Stages) {
             SHARES[x] > 1 && !HOPPER_STAGES[y].is_multiple_of(2 * SHARES[x])
@@ -202,7 +202,8 @@ mod tests {
         assert!(cases.iter().filter(clusters_alone).count() >= 5);
     }
 
-    /// What a step of a search can change is a choice of the design: a search that learns to change another fails this.
+    /// Every choice that a search can change is a choice of the design: a search that learns to change another fails
+    /// this.
     #[test]
     fn a_search_changes_no_other_choice() {
         for number in 0..2 {

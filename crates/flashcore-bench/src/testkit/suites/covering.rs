@@ -52,7 +52,7 @@ const MOST_FRUITLESS: usize = 10_000;
 
 /// The pairs of settings that have not met.
 struct Pairs {
-    /// Where the settings of each feature begin among all settings.
+    /// Index of the first setting of each feature among all settings.
     first_setting: Vec<usize>,
     settings: Vec<Setting>,
     /// Of the first setting times all settings plus the second, the lesser feature first.

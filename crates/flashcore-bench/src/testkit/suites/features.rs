@@ -19,7 +19,7 @@ pub(super) struct Features {
     /// Of query and key, and of value and output.
     pub(super) dims: (usize, usize),
     pub(super) dtype: DType,
-    /// What the usual scale is multiplied by.
+    /// Factor on the usual scale.
     pub(super) scale_factor: f32,
     pub(super) mask: Mask,
     pub(super) softcap: Option<f32>,
@@ -41,9 +41,9 @@ pub(super) enum LayoutForm {
     Bshd,
     /// Needs as many keys as queries.
     PackedQkv,
-    /// `[batch, head, row, column]` with room after every row, head and batch.
+    /// `[batch, head, row, column]` with padding after every row, head and batch.
     Padded,
-    /// `[batch, row, head, column]` with room after every head, row and batch.
+    /// `[batch, row, head, column]` with padding after every head, row and batch.
     PaddedBshd,
     /// `[head, batch, row, column]`.
     HeadsOutermost,
@@ -157,7 +157,7 @@ pub(super) fn every_bias() -> Vec<Option<BiasForm>> {
     [None; 8].into_iter().chain(BiasForm::ALL.map(Some)).collect()
 }
 
-/// Whether these numbers say something about a problem with such a bias and such sinks.
+/// True if these numbers test something in a problem with such a bias and such sinks.
 pub(super) const fn suits(numbers: Numbers, bias: Option<BiasForm>, alibi: bool, sinks: bool) -> bool {
     match numbers {
         Numbers::Planted(Planted::MinusInfiniteBias) => bias.is_some(),

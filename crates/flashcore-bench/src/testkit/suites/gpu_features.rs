@@ -4,9 +4,9 @@ use flashcore_cpu::Level;
 use flashcore_kernels::{Config, Specialization};
 use flashcore_problem::{DType, SplitMix64, Stress};
 
-use super::covering::{Setting, covering_rows};
-use super::every_feature::{random_features, shrink};
-use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::cpu_features::{random_features, shrink};
+use super::design::{Design, Feature, Row};
+use super::features::{Features, LayoutForm};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::{Backend, Case};
 use crate::testkit::{BiasForm, Numbers, Planted};
@@ -15,7 +15,7 @@ use crate::testkit::{BiasForm, Numbers, Planted};
 const COVERING_CASES: usize = 480;
 /// Every so many of them there is another with plain scores.
 const PLAIN_STEP: usize = 16;
-/// Where the choices of the design begin.
+/// Seed of the design.
 const COVERING_SEED: u64 = 0x69c0;
 /// Multiplications of a random case: what the simulator does in a fraction of a second.
 const MOST_WORK: usize = 1_500_000;
@@ -27,7 +27,7 @@ const HEADS: [(usize, usize); 8] = [(1, 1), (2, 2), (4, 2), (3, 1), (8, 1), (6, 
 const BATCHES: [usize; 4] = [1, 2, 3, 5];
 /// The most scores of one head, where there are more heads than this.
 const MANY_HEADS: (usize, usize) = (8, 7_000);
-/// The same where there are more batches than this, and the most heads there.
+/// The most scores of one head where there are more batches than this, and the most heads there.
 const MANY_BATCHES: (usize, usize, usize) = (3, 17_000, 7);
 const LENGTHS: [(usize, usize); 12] = [
     (1, 1),
@@ -44,8 +44,8 @@ const LENGTHS: [(usize, usize); 12] = [
     (5, 0),
 ];
 const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
-/// What tensor cores compute like the oracle, which flush what is subnormal. Keys that no row attends hold NaN and
-/// infinities in some; a NaN that some row of a tile attends and others do not is not among them.
+/// Numbers with which tensor cores, which flush subnormals, compute like the oracle. Keys that no row attends hold NaN
+/// and infinities in some; a NaN that some rows of a tile attend and others do not is not among them.
 const NUMBERS: [Numbers; 12] = [
     Numbers::Normal,
     Numbers::Normal,
@@ -60,27 +60,6 @@ const NUMBERS: [Numbers; 12] = [
     Numbers::Planted(Planted::ExtremeSinks),
     Numbers::Planted(Planted::Unattended),
 ];
-
-/// The features of the design, in the order of its rows.
-enum Feature {
-    HeadDim,
-    ValueDim,
-    Heads,
-    Batch,
-    Lengths,
-    DType,
-    ScaleFactor,
-    Mask,
-    Softcap,
-    Alibi,
-    Sinks,
-    Bias,
-    SequsedK,
-    Lse,
-    Layout,
-    Numbers,
-    Expressions,
-}
 
 const BIASES: [Option<BiasForm>; 11] = [
     None,
@@ -98,45 +77,24 @@ const BIASES: [Option<BiasForm>; 11] = [
 
 /// A pairwise design: every two values of every two features meet in a case. Kernels take turns.
 pub(super) fn covering(runner: Runner) -> Vec<Case> {
-    let sizes = [
-        HEAD_DIMS.len(),
-        VALUE_DIMS.len(),
-        HEADS.len(),
-        BATCHES.len(),
-        LENGTHS.len(),
-        DTYPES.len(),
-        SCALE_FACTORS.len(),
-        MASKS.len(),
-        SOFTCAPS.len(),
-        2,
-        2,
-        BIASES.len(),
-        2,
-        2,
-        LayoutForm::ALL.len(),
-        NUMBERS.len(),
-        EXPRESSIONS.len(),
-    ];
-    let excludes = |(first, x): Setting, (second, y): Setting| {
-        let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
-        let scores = |lengths: usize| LENGTHS[lengths].0 * LENGTHS[lengths].1;
-        if is(Feature::Heads, Feature::Lengths) {
-            HEADS[x].0 > MANY_HEADS.0 && scores(y) > MANY_HEADS.1
-        } else if is(Feature::Batch, Feature::Lengths) {
-            BATCHES[x] > MANY_BATCHES.0 && scores(y) > MANY_BATCHES.1
-        } else if is(Feature::Heads, Feature::Batch) {
-            BATCHES[y] > MANY_BATCHES.0 && HEADS[x].0 > MANY_BATCHES.2
-        } else if is(Feature::Lengths, Feature::Layout) {
-            LayoutForm::ALL[y] == LayoutForm::PackedQkv && LENGTHS[x].0 != LENGTHS[x].1
-        } else if is(Feature::Sinks, Feature::Numbers) {
-            !suits(NUMBERS[y], Some(BiasForm::PerHead), false, x == 1)
-        } else if is(Feature::Bias, Feature::Numbers) {
-            !suits(NUMBERS[y], BIASES[x], false, true)
-        } else {
-            false
-        }
+    let design = Design {
+        head_dims: &HEAD_DIMS,
+        value_dims: &VALUE_DIMS,
+        heads: &HEADS,
+        batches: &BATCHES,
+        lengths: &LENGTHS,
+        dtypes: &DTYPES,
+        biases: BIASES.to_vec(),
+        numbers: NUMBERS.to_vec(),
     };
-    let mut rows = covering_rows(&sizes, excludes, COVERING_CASES, COVERING_SEED);
+    let scores = |lengths: usize| LENGTHS[lengths].0 * LENGTHS[lengths].1;
+    let excludes = |(first, x): (Feature, usize), (second, y): (Feature, usize)| match (first, second) {
+        (Feature::Heads, Feature::Lengths) => HEADS[x].0 > MANY_HEADS.0 && scores(y) > MANY_HEADS.1,
+        (Feature::Batch, Feature::Lengths) => BATCHES[x] > MANY_BATCHES.0 && scores(y) > MANY_BATCHES.1,
+        (Feature::Heads, Feature::Batch) => BATCHES[y] > MANY_BATCHES.0 && HEADS[x].0 > MANY_BATCHES.2,
+        _ => false,
+    };
+    let mut rows = design.rows(excludes, COVERING_CASES, COVERING_SEED);
     // Configs that pack heads take problems in which nothing is done to scores, and few of the design are.
     let plain: Vec<_> = rows.iter().step_by(PLAIN_STEP).cloned().collect();
     rows.extend(plain.into_iter().map(|mut row| {
@@ -147,36 +105,12 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
     }));
     // The config that had the fewest cases so far comes first: some take few.
     let mut configs: Vec<(usize, Config)> = Config::all().into_iter().map(|config| (0, config)).collect();
-    let case = |(index, row): (usize, Vec<usize>)| {
-        let at = |feature: Feature| row[feature as usize];
-        let head_dim = HEAD_DIMS[at(Feature::HeadDim)];
-        let value_dim = match VALUE_DIMS[at(Feature::ValueDim)] {
-            0 => head_dim,
-            other => other,
-        };
-        let features = Features {
-            batch: BATCHES[at(Feature::Batch)],
-            heads: HEADS[at(Feature::Heads)],
-            lengths: LENGTHS[at(Feature::Lengths)],
-            dims: (head_dim, value_dim),
-            dtype: DTYPES[at(Feature::DType)],
-            scale_factor: SCALE_FACTORS[at(Feature::ScaleFactor)],
-            mask: MASKS[at(Feature::Mask)],
-            softcap: SOFTCAPS[at(Feature::Softcap)],
-            alibi: at(Feature::Alibi) == 1,
-            sinks: at(Feature::Sinks) == 1,
-            bias: BIASES[at(Feature::Bias)],
-            seqused_k: at(Feature::SequsedK) == 1,
-            lse: at(Feature::Lse) == 1,
-            layout: LayoutForm::ALL[at(Feature::Layout)],
-            numbers: NUMBERS[at(Feature::Numbers)],
-            expressions: EXPRESSIONS[at(Feature::Expressions)],
-        };
+    let case = |(index, row): (usize, Row)| {
         let (backend, kernels) = named(runner);
         let option = kernel_option(kernels);
         let command = format!("flashcore verify --backend {backend}{option} --suite features --only {index}");
         let order: Vec<Config> = configs.iter().map(|(_, config)| *config).collect();
-        let case = case(features, runner, index as u64, &order, command);
+        let case = case(design.features(&row), runner, index as u64, &order, command);
         if let Some(position) = configs.iter().position(|(_, config)| case.backend.config() == Some(*config)) {
             configs[position].0 += 1;
             configs.sort_by_key(|(count, _)| *count);
@@ -237,7 +171,7 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
         features.dtype = DType::Bf16;
     }
     if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).width < 16 {
-        // Rows that tensor copies cannot find.
+        // Rows that TMA cannot address.
         features.layout = LayoutForm::Bshd;
     }
     let config = match kernels {

@@ -13,13 +13,13 @@ use crate::testkit::{Backend, Case};
 
 /// Elements from one row to the next, where rows lie far apart: 96 of them are 6 GiB of 16 bits.
 const FAR_ROWS: usize = (1 << 25) + 64;
-/// The same of heads: three of them.
+/// Elements from one head to the next, where heads lie far apart: three of them are 6 GiB.
 const FAR_HEADS: usize = (1 << 30) + 64;
-/// The same of batches: one of them.
+/// Elements from one batch to the next, where batches lie far apart: one of them is 4 GiB.
 const FAR_BATCHES: usize = (1 << 31) + 64;
 /// Terms from one row of a bias to the next: 96 of them are 6 GiB.
 pub(crate) const FAR_BIAS_ROWS: usize = (1 << 24) + 16;
-/// What no other suite reaches over, in bytes.
+/// Least reach of a tensor, in bytes, that no other suite has.
 const HUGE: usize = 1 << 32;
 
 /// Rows, heads or batches far apart, for every family of kernels.
@@ -77,7 +77,7 @@ const fn takes_bias(config: Config) -> bool {
     !matches!(config, Config::Ampere(ampere) if ampere.pack_gqa)
 }
 
-/// How the tensors of a case lie, where some of them reach over 4 GiB and more.
+/// Memory layout of the tensors of a case, where some of them reach over 4 GiB and more.
 pub(crate) fn far_apart(case: &Case) -> Option<FarApart> {
     let problem = &case.problem;
     if !matches!(problem.layout, Layout::Strided(_)) {

@@ -1,10 +1,11 @@
 //! Lists of cases.
 //!
-//! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `every_feature`.
+//! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `cpu_features`.
 
 mod configs;
 mod covering;
-mod every_feature;
+mod cpu_features;
+mod design;
 mod features;
 mod gpu_features;
 pub(crate) mod huge;
@@ -34,7 +35,7 @@ pub enum Kernels {
     Only(Config),
 }
 
-/// Who a suite is run by.
+/// Backend of a suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runner {
     /// The native CPU kernels, at a level.
@@ -131,8 +132,9 @@ pub fn edge(runner: Runner) -> Vec<Case> {
     cases
 }
 
-/// What finds the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of bias, with
-/// slopes, sinks and key lengths that differ; and NaN and infinities in keys that no row attends. The first has the number `first_number` in its suite.
+/// Cases that find the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of
+/// bias, with slopes, sinks and key lengths that differ; and NaN and infinities in keys that no row attends. The first has
+/// the number `first_number` in its suite.
 fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let problem = |number: usize, batch: usize, (heads, key_heads): (usize, usize)| {
@@ -190,7 +192,7 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
         problem
     };
     let cases = backends.into_iter().enumerate().filter_map(|(number, backend)| {
-        // The widest heads that the config has room for.
+        // The widest heads that fit the config.
         let problem = [128, 64, 192, 256].map(|dim| problem(dim, number)).into_iter().find(|p| takes(backend, p))?;
         Some(Case::new(problem, number as u64, backend))
     });
@@ -247,14 +249,14 @@ pub fn full(runner: Runner) -> Vec<Case> {
         }
     }
     if let Runner::Cpu(level) = runner {
-        cases.extend(every_feature::covering(level, cases.len()));
+        cases.extend(cpu_features::covering(level, cases.len()));
     } else {
         cases.extend(features(runner));
     }
     cases
 }
 
-/// The backend, or the Hopper kernel with shorter tiles where a bias leaves the default no room; none that does not take
+/// The backend, or the Hopper kernel with shorter tiles where the default does not fit with a bias; none that does not take
 /// the problem.
 fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
     let short = |config| match config {
@@ -269,7 +271,7 @@ fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
     [backend, shorter].into_iter().find(|backend| takes(*backend, problem))
 }
 
-/// Whether a backend takes a problem, on the architecture with most room.
+/// True if a backend takes a problem, on the architecture with most shared memory.
 fn takes(backend: Backend, problem: &Problem) -> bool {
     match backend {
         Backend::Cpu(_) => true,
@@ -280,7 +282,7 @@ fn takes(backend: Backend, problem: &Problem) -> bool {
 /// A pairwise design over every feature. Kernels take turns.
 pub fn features(runner: Runner) -> Vec<Case> {
     match runner {
-        Runner::Cpu(level) => every_feature::covering(level, 0),
+        Runner::Cpu(level) => cpu_features::covering(level, 0),
         Runner::Sim(_) | Runner::Cuda(_) => gpu_features::covering(runner),
     }
 }
@@ -296,7 +298,7 @@ const FUZZ_STREAM: u64 = 0xf022;
 
 fn fuzz_case(runner: Runner, number: u64) -> Case {
     match runner {
-        Runner::Cpu(level) => every_feature::fuzz_case(level, number),
+        Runner::Cpu(level) => cpu_features::fuzz_case(level, number),
         Runner::Sim(_) | Runner::Cuda(_) => gpu_features::fuzz_case(runner, number, FUZZ_STREAM),
     }
 }

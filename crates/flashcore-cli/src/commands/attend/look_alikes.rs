@@ -1,4 +1,4 @@
-//! Tensors that take no part under their name, and probably should under another.
+//! Unused tensors that look like inputs under another name.
 //!
 //! Attention without the mask or the sinks that a file holds is a wrong result that looks right.
 
@@ -6,7 +6,7 @@ use flashcore_bench::util::nearest::nearest;
 
 use super::tensors::OPTIONAL;
 
-/// What other libraries call the inputs, without underscores, dots and capitals, and what they are here.
+/// Names of the inputs in other libraries, without underscores, dots and capitals, and in this one.
 const ALIASES: [(&[&str], &str); 10] = [
     (&["q", "queries", "querystates", "qstates", "xq"], "name it with --query-name, in place of the query"),
     (
@@ -52,12 +52,12 @@ const ALIASES: [(&[&str], &str); 10] = [
     ),
 ];
 
-/// What is to be done about a tensor that is not used and looks like an input; nothing for any other.
+/// Advice about an unused tensor that looks like an input; none for any other.
 pub(super) fn advice(name: &str) -> Option<String> {
     let plain: String = name.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect();
     if plain.contains("mask") {
         return Some(
-            "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has \
+            "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has \
              causal masks and windows, and `seqused_k` [batch] the keys in use of each batch"
                 .to_owned(),
         );
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn names_of_other_libraries_have_advice_and_others_none() {
         let check = |name: &str, expected: Option<&str>| assert_eq!(advice(name).as_deref(), expected, "{name}");
-        let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for keys that take no part; --mask has causal masks and windows, and `seqused_k` [batch] the keys in use of each batch";
+        let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `seqused_k` [batch] the keys in use of each batch";
         for name in ["mask", "attn_mask", "attention_mask", "key_padding_mask", "Mask", "causalMask"] {
             check(name, Some(mask));
         }

@@ -12,19 +12,19 @@ use super::look_alikes::advice;
 /// Tensors that take part when they are there.
 pub(super) const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "seqused_k"];
 
-/// What the tensors of a file are called.
+/// Names of the tensors in a file.
 pub(super) struct Names<'a> {
     pub(super) query: &'a str,
     pub(super) key: &'a str,
     pub(super) value: &'a str,
-    /// Those that are to take no part, whatever they are called.
+    /// Tensors to leave out, whatever they are called.
     pub(super) ignored: &'a [String],
 }
 
-/// What a file holds: a problem and its numbers.
+/// Contents of a file: a problem and its numbers.
 pub(super) struct Contents<'a> {
     pub(super) problem: Problem,
-    /// Names of tensors that take no part.
+    /// Names of unused tensors.
     pub(super) unused: Vec<String>,
     query: TensorView<'a>,
     key: TensorView<'a>,
@@ -146,7 +146,7 @@ impl<'a> Main<'a> {
         Ok(Self { name, dims, shape, view: TensorView { dtype, data: tensor.data() } })
     }
 
-    /// That a property is that of another tensor.
+    /// Requires that a property equals that of another tensor.
     fn agrees<T>(&self, what: &str, own: &T, other: &str, others: &T) -> Result<(), String>
     where
         T: PartialEq + std::fmt::Display,
@@ -159,7 +159,7 @@ impl<'a> Main<'a> {
     }
 }
 
-/// The tensors that take no part, sorted; one that looks like an input is an error.
+/// The unused tensors, sorted; one that looks like an input is an error.
 fn unused(file: &SafeTensors<'_>, names: &Names<'_>) -> Result<Vec<String>, String> {
     let known = |name: &&str| [names.query, names.key, names.value].contains(name) || OPTIONAL.contains(name);
     let mut unused: Vec<&str> = file.names().into_iter().filter(|name| !known(name)).collect();

@@ -6,16 +6,16 @@ use flashcore_bench::floor::{Ceilings, Work};
 use flashcore_bench::lab::peak::{Peak, working_threads};
 use flashcore_bench::lab::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
 use flashcore_bench::testkit::verify::{NoVerdict, Yardstick, verify_with};
-use flashcore_bench::testkit::{Backend, Case, shape_text};
+use flashcore_bench::testkit::{Backend, Case};
 use flashcore_bench::timing::{measured_cpu_bandwidth, time_cpu};
 use flashcore_bench::util::digest::{sha256, sha256_of_numbers};
 use flashcore_cpu::Level;
 use flashcore_problem::{DType, Problem};
 
 use super::super::origin::write_record;
-use super::Bench;
+use super::{Bench, measure_each};
 use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
-use crate::{Ending, Failure, interrupt};
+use crate::{Ending, Failure};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
     let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
@@ -23,14 +23,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let mut peak = Peak::of_cpu(level, DType::F32);
     let has_bf16 = problems.iter().any(|problem| problem.dtype == DType::Bf16);
     let mut bf16_peak = has_bf16.then(|| Peak::of_cpu(level, DType::Bf16));
-    let mut timed = Vec::new();
-    let mut ending = Ending::Well;
-    for (index, problem) in problems.iter().enumerate() {
-        if interrupt::requested() {
-            ending = Ending::Interrupted;
-            break;
-        }
-        output.progress(index, problems.len(), &shape_text(problem));
+    let mut pass = measure_each(output, problems, |_, problem| {
         let case = Case::new(problem.clone(), 0, Backend::Cpu(level));
         let yardstick = Yardstick::of(&case).map_err(|error| match error {
             NoVerdict::Impossible(error) => super::super::impossible(error),
@@ -39,11 +32,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         let outcome = verify_with(&case, &yardstick, None);
         let verdict = match &outcome.verdict {
             Ok(verdict) if verdict.passed() => verdict,
-            _ => {
-                ending = Ending::Failed;
-                output.complain(&format!("{case}: {}", outcome.complaints().join("; ")));
-                continue;
-            }
+            _ => return Ok(Err(format!("{case}: {}", outcome.complaints().join("; ")))),
         };
         let (times, outputs) = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(bench.seconds))
             .map_err(|error| Failure::Usage(error.to_string()))?;
@@ -52,7 +41,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         // Between two problems the machine may be quieter than before the first.
         peak.look();
         let (floor, bound) = peak.floor_below(work, times.quantile(0.5));
-        timed.push(Measurement {
+        Ok(Ok(Measurement {
             kernel: level.to_string(),
             problem: ProblemKey::of(problem),
             seed: 0,
@@ -64,10 +53,10 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             samples_sha256: sha256_of_numbers(&times.seconds),
             hot_seconds: times.seconds,
             cold_seconds: Vec::new(),
-        });
-    }
+        }))
+    })?;
     // All floors come from the highest peak, which may have been seen last.
-    for row in &mut timed {
+    for row in &mut pass.rows {
         let is_bf16 = row.problem.dtype == DType::Bf16.to_string();
         let peak = bf16_peak.as_ref().filter(|_| is_bf16).unwrap_or(&peak);
         (row.floor_seconds, row.bound) = peak.ceilings().floor(row.work);
@@ -81,11 +70,8 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             peak.flops() / 1e9
         ))?;
     }
-    output.table(&table(problems, &timed), bench.format)?;
-    if bench.is_for_people() && ending == Ending::Interrupted {
-        output.line(format!("{} measured{}", timed.len(), interrupt::left_out(timed.len(), problems.len())))?;
-    }
-    for row in timed.iter().filter(|row| row.is_below_floor(0.0)) {
+    bench.show(output, &table(problems, &pass.rows), &pass, "measured")?;
+    for row in pass.rows.iter().filter(|row| row.is_below_floor(0.0)) {
         output.note(&format!(
             "{}: p50 is {:.3} ms and the floor is {:.3} ms, so the measured peak is too low and no efficiency is shown; \
              measure again when less runs on this machine",
@@ -98,9 +84,9 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         // These problems stay in the caches, so memory is in no floor; a roofline shows it.
         let ceilings = Ceilings { bytes: measured_cpu_bandwidth(threads), ..peak.ceilings() };
         let machine = Machine::cpu(&level.to_string(), threads, Some(ceilings));
-        write_record(file, machine, Measurements { rows: timed })?;
+        write_record(file, machine, Measurements { rows: pass.rows })?;
     }
-    Ok(ending)
+    Ok(pass.ending)
 }
 
 fn table(problems: &[Problem], timed: &[Measurement]) -> Table {

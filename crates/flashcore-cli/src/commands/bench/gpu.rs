@@ -8,9 +8,9 @@ use flashcore_bench::util::digest::sha256_of_numbers;
 use flashcore_problem::{Inputs, Problem};
 
 use super::super::origin::write_record;
-use super::Bench;
+use super::{Bench, measure_each};
 use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
-use crate::{Ending, Failure, interrupt};
+use crate::{Ending, Failure};
 
 pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Problem]) -> Result<Ending, Failure> {
     let config = bench.kernel.as_deref().map(super::super::config).transpose()?;
@@ -38,28 +38,12 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         column("bound by", "bound_by").minor(),
         column("efficiency %", "efficiency_percent"),
     ];
-    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
-    let mut rows = Vec::new();
-    let mut ending = Ending::Well;
-    for (index, problem) in problems.iter().enumerate() {
-        if interrupt::requested() {
-            ending = Ending::Interrupted;
-            break;
-        }
-        output.progress(index, problems.len(), &shape_text(problem));
+    let pass = measure_each(output, problems, |index, problem| {
         let inputs = Inputs::random(problem, index as u64);
         let times = match gpu.time(problem, config, &inputs) {
             Ok(Ok(times)) => times,
-            Ok(Err(verdict)) => {
-                ending = Ending::Failed;
-                output.complain(&format!("{}: {verdict}", shape_text(problem)));
-                continue;
-            }
-            Err(error) => {
-                ending = Ending::Failed;
-                output.complain(&format!("{}: {error}", shape_text(problem)));
-                continue;
-            }
+            Ok(Err(verdict)) => return Ok(Err(format!("{}: {verdict}", shape_text(problem)))),
+            Err(error) => return Ok(Err(format!("{}: {error}", shape_text(problem)))),
         };
         let GpuTimes { hot, cold, kernel, verdict, output_sha256 } = &times;
         let median = hot.quantile(0.5);
@@ -81,8 +65,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             Cell::from(bound.to_string()),
             Cell::figure(Some(100.0 * floor / median).filter(|percent| *percent <= 100.0), 1),
         ]);
-        table.push(cells);
-        rows.push(Measurement {
+        let measurement = Measurement {
             kernel: kernel.clone(),
             problem: ProblemKey::of(problem),
             seed: index as u64,
@@ -94,13 +77,15 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             samples_sha256: sha256_of_numbers(&hot.seconds),
             hot_seconds: hot.seconds.clone(),
             cold_seconds: cold.seconds.clone(),
-        });
-    }
-    output.table(&table, bench.format)?;
-    if bench.is_for_people() && ending == Ending::Interrupted {
-        output.line(format!("{} measured{}", rows.len(), interrupt::left_out(rows.len(), problems.len())))?;
-    }
+        };
+        Ok(Ok((cells, measurement)))
+    })?;
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
+    pass.rows.iter().for_each(|(cells, _)| table.push(cells.clone()));
+    bench.show(output, &table, &pass, "measured")?;
+    let ending = pass.ending;
     if let Some(file) = &bench.record {
+        let rows = pass.rows.into_iter().map(|(_, measurement)| measurement).collect();
         let context = gpu.device().context();
         let device = context.ok_or_else(|| Failure::Environment("this device is not a GPU".to_owned()))?.device();
         write_record(file, Machine::gpu(device, Some(ceilings)), Measurements { rows })?;

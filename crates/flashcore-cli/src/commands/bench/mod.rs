@@ -10,10 +10,11 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use flashcore_bench::lab::problems::BenchSuite;
 use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::testkit::shape_text;
 use flashcore_problem::{Alignment, DType, Mask, Problem};
 
 use super::threads::Threads;
-use crate::output::{Format, Output};
+use crate::output::{Format, Output, Table};
 use crate::{Ending, Failure, interrupt};
 
 /// Measure attention on the GPU or CPU of this machine
@@ -117,6 +118,16 @@ impl Bench {
         matches!(self.format, Format::Table | Format::Markdown)
     }
 
+    /// Shows a table, and how many problems Ctrl-C left out of it.
+    fn show<T>(&self, output: &mut Output, table: &Table, pass: &Pass<T>, verb: &str) -> Result<(), Failure> {
+        output.table(table, self.format)?;
+        if self.is_for_people() && pass.ending == Ending::Interrupted {
+            let Pass { done, of, .. } = *pass;
+            output.line(format!("{done} {verb}{}", interrupt::left_out(done, of)))?;
+        }
+        Ok(())
+    }
+
     fn problems(&self, default_dtype: DType) -> Result<Vec<Problem>, Failure> {
         let dtype = self.dtype.unwrap_or(default_dtype);
         let Some(shape) = &self.shape else {
@@ -134,4 +145,38 @@ impl Bench {
             .into_iter()
             .collect())
     }
+}
+
+/// A pass over problems: what was measured, and how it ended.
+struct Pass<T> {
+    rows: Vec<T>,
+    /// Problems that were begun, and all there are.
+    done: usize,
+    of: usize,
+    ending: Ending,
+}
+
+/// Measures problem after problem until Ctrl-C. For one that is wrong, `measure` gives the complaint.
+fn measure_each<T>(
+    output: &mut Output,
+    problems: &[Problem],
+    mut measure: impl FnMut(usize, &Problem) -> Result<Result<T, String>, Failure>,
+) -> Result<Pass<T>, Failure> {
+    let mut pass = Pass { rows: Vec::new(), done: 0, of: problems.len(), ending: Ending::Well };
+    for (index, problem) in problems.iter().enumerate() {
+        if interrupt::requested() {
+            pass.ending = Ending::Interrupted;
+            break;
+        }
+        output.progress(index, problems.len(), &shape_text(problem));
+        match measure(index, problem)? {
+            Ok(row) => pass.rows.push(row),
+            Err(complaint) => {
+                pass.ending = Ending::Failed;
+                output.complain(&complaint);
+            }
+        }
+        pass.done += 1;
+    }
+    Ok(pass)
 }

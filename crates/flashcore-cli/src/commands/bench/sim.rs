@@ -1,12 +1,12 @@
-//! What the simulator counts, and how fast it is.
+//! Counters of the simulator, and its speed.
 
 use flashcore_bench::testkit::verify::verify;
-use flashcore_bench::testkit::{Backend, Case, shape_text};
+use flashcore_bench::testkit::{Backend, Case};
 use flashcore_problem::Problem;
 
-use super::Bench;
+use super::{Bench, measure_each};
 use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
-use crate::{Ending, Failure, interrupt};
+use crate::{Ending, Failure};
 
 /// Each case is run under this many orders of warps.
 const RUNS: f64 = 2.0;
@@ -27,22 +27,11 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         column("shared transactions per request", "shared_transactions_per_request").minor(),
         column("barriers", "barriers").minor(),
     ];
-    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
-    let mut ending = Ending::Well;
-    let mut done = 0;
-    for (index, problem) in problems.iter().enumerate() {
-        if interrupt::requested() {
-            ending = Ending::Interrupted;
-            break;
-        }
-        done += 1;
-        output.progress(index, problems.len(), &shape_text(problem));
+    let pass = measure_each(output, problems, |_, problem| {
         let case = Case::new(problem.clone(), 0, Backend::Sim(config));
         let outcome = verify(&case, None);
         let Some(counters) = outcome.counters.as_ref().filter(|_| outcome.passed()) else {
-            ending = Ending::Failed;
-            output.complain(&format!("{case}: {}", outcome.complaints().join("; ")));
-            continue;
+            return Ok(Err(format!("{case}: {}", outcome.complaints().join("; "))));
         };
         let seconds = outcome.duration.as_secs_f64() / RUNS;
         let instructions = counters.instructions_in_all();
@@ -59,11 +48,10 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             Cell::number(counters.transactions_per_request(), 2),
             Cell::from(counters.barriers),
         ]);
-        table.push(cells);
-    }
-    output.table(&table, bench.format)?;
-    if bench.is_for_people() && ending == Ending::Interrupted {
-        output.line(format!("{done} simulated{}", interrupt::left_out(done, problems.len())))?;
-    }
-    Ok(ending)
+        Ok(Ok(cells))
+    })?;
+    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
+    pass.rows.iter().for_each(|cells| table.push(cells.clone()));
+    bench.show(output, &table, &pass, "simulated")?;
+    Ok(pass.ending)
 }

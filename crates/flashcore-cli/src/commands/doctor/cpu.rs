@@ -68,7 +68,7 @@ fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
     values.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).next()
 }
 
-/// What processor and operating system together allow, asked of the processor.
+/// Features that processor and operating system together allow, asked of the processor.
 #[cfg(target_arch = "x86_64")]
 fn detected() -> Vec<(&'static str, bool)> {
     vec![

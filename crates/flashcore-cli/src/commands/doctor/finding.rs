@@ -1,15 +1,15 @@
-//! What the doctor found: lines for people, one value for programs.
+//! Findings of the doctor: lines for people, one value for programs.
 
 use serde_json::Value;
 
 /// One part of the examination.
 #[derive(Debug)]
 pub(super) struct Section {
-    /// Its name in the JSON object.
+    /// Name in the JSON object.
     pub(super) key: &'static str,
-    /// What programs read.
+    /// Value for programs.
     pub(super) value: Value,
-    /// What people read.
+    /// Lines for people.
     pub(super) findings: Vec<Finding>,
 }
 

@@ -52,7 +52,7 @@ fn gpu_timings() -> (Value, Vec<Finding>) {
     }
 }
 
-/// What two processes after each other have to say.
+/// Measurements of two processes, one after the other.
 fn measure() -> Result<[Value; 2], String> {
     let folder = TemporaryFolder::new("doctor").map_err(|error| error.to_string())?;
     Ok([run_probe(folder.path())?, run_probe(folder.path())?])
@@ -85,11 +85,11 @@ fn judge(subject: &str, probe: &Value, source: &str, limit: Duration) -> (Value,
         let right_source = call["source"] == source;
         let passed = right_source && total <= limit;
         let found = call["source"].as_str().unwrap_or_default();
-        let stranger =
+        let unexpected =
             if right_source { String::new() } else { format!("; the kernel came from `{found}`, not `{source}`") };
         let text = format!(
             "{}: {total:.1} ms of at most {limit:.0}: {} {:.1} print, {:.1} {}, {:.1} load, {:.1} generate and \
-             self-check ({}), {:.2} first launch{stranger}",
+             self-check ({}), {:.2} first launch{unexpected}",
             call["problem"].as_str().unwrap_or_default(),
             if passed { "pass," } else { "FAIL," },
             number(call, "print_ms"),
@@ -115,7 +115,7 @@ fn judge(subject: &str, probe: &Value, source: &str, limit: Duration) -> (Value,
     (probe, findings)
 }
 
-/// What a process of its own measures and prints.
+/// Measures and prints, in a process of its own.
 pub(super) fn probe() -> Result<Value, String> {
     let start = Instant::now();
     let device = Device::cuda(0).map_err(|error| error.to_string())?;

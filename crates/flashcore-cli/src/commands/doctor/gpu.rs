@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::finding::{Finding, Section, State};
 
-/// How long nvidia-smi may take; it hangs with a GPU that does.
+/// Timeout of nvidia-smi, which hangs with a GPU that does.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn sections() -> [Section; 2] {
@@ -109,7 +109,7 @@ fn examine(subject: &str, device: &Device, current: Option<&CurrentState>) -> (V
     (value, findings)
 }
 
-/// What a GPU is doing, in nvidia-smi's own words: a number, or that it has none.
+/// State of a GPU in nvidia-smi's own words: a number, or that it has none.
 #[derive(Debug, PartialEq, Eq)]
 struct CurrentState {
     uuid: String,
@@ -146,7 +146,7 @@ impl CurrentState {
     }
 }
 
-/// What nvidia-smi tells; nothing where it is missing, fails or hangs.
+/// States by nvidia-smi; none where it is missing, fails or hangs.
 fn current_states() -> Vec<CurrentState> {
     let mut command = Command::new("nvidia-smi");
     command.args([QUERY, "--format=csv,noheader,nounits"]);

@@ -69,7 +69,7 @@ fn set_aside(folder: &Path) -> usize {
     files.flatten().filter(|file| file.path().extension().is_some_and(|extension| extension == "bad")).count()
 }
 
-/// Whether a file can be made there. The cache itself finds out at its first write.
+/// Tries to make a file there. The cache itself finds out at its first write.
 fn try_writing(folder: &Path) -> Result<(), String> {
     // Ends like the cache's own temporary files, so that it is swept if this process dies here.
     let path = folder.join(format!(".doctor.{}.tmp", std::process::id()));

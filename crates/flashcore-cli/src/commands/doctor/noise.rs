@@ -46,7 +46,7 @@ pub(super) fn section() -> Section {
     Section { key: "noise", value, findings: vec![Finding::new("A/A noise", state, text)] }
 }
 
-/// How the second of a pair differs from the first, in percent of their mean.
+/// Difference of the second of a pair from the first, in percent of their mean.
 struct Noise {
     milliseconds: f64,
     median: f64,
@@ -56,7 +56,7 @@ struct Noise {
 
 impl Noise {
     fn of(pairs: &[(f64, f64)]) -> Self {
-        // In turn the first and the second run is A, so that what only ever drifts cancels.
+        // A is the first and the second run alternately, so that drift cancels.
         let difference = |(index, &(first, second)): (usize, &(f64, f64))| {
             let (a, b) = if index % 2 == 0 { (first, second) } else { (second, first) };
             200.0 * (b - a) / (a + b)

@@ -142,9 +142,9 @@ fn wait_for_all() -> ConformanceCase {
 
 #[derive(Clone, Copy)]
 struct Bulk {
-    /// Whether the number of bytes is a constant.
+    /// True if the number of bytes is a constant.
     constant_size: bool,
-    /// Whether the source is waited for first, and overwritten.
+    /// True if the source is waited for first, and overwritten.
     read_first: bool,
 }
 

@@ -29,7 +29,7 @@ impl Kind {
     }
 }
 
-/// What an atomic does and where.
+/// Operation, type and space of an atomic.
 #[derive(Clone, Copy)]
 struct Form {
     kind: Kind,
@@ -87,7 +87,7 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
     }
 }
 
-/// Where a thread's own value lies: in the output, or in shared memory from where it goes there in the end.
+/// Address of a thread's own value: in the output, or in shared memory, from which it is copied there in the end.
 fn own_place(writer: &mut Writer, space: Space, ty: Type) -> (Address, Option<RegisterId>) {
     match space {
         Space::Global => {

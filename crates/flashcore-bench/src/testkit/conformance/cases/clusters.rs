@@ -60,7 +60,7 @@ fn exchange(row: &'static str, form: &str, takes: bool) -> ConformanceCase {
     })
 }
 
-/// As above, but each CTA waits at an `mbarrier` of its own at which the threads of the other arrive.
+/// Variant of the above in which each CTA waits at an `mbarrier` of its own, at which the threads of the other arrive.
 fn remote_arrival() -> ConformanceCase {
     plan("MbarrierArrive", "in another CTA").case(|k, inputs, outputs| {
         let slots = k.reserve_shared(4 * THREADS, 128);

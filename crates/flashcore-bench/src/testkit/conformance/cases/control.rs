@@ -43,7 +43,7 @@ fn guards() -> ConformanceCase {
     writer.finish("Add", Tolerance::Bits)
 }
 
-/// Choices inside choices; behind each, all lanes are together again, or the shuffle would not be allowed.
+/// Choices inside choices; after each, all lanes are together again, or the shuffle would not be allowed.
 fn nested_choices() -> ConformanceCase {
     let mut writer = Writer::new("Shuffle behind choices");
     let value = writer.input("value", Type::U32, Fill::Bits);
@@ -152,7 +152,7 @@ fn exit_by_guard() -> ConformanceCase {
     writer.finish("Exit", Tolerance::Bits)
 }
 
-/// Lanes that end in one branch, and those of the other, which go on behind it and through a loop.
+/// Lanes that end in one branch, and those of the other, which go on after it and through a loop.
 fn exit_in_a_branch() -> ConformanceCase {
     let mut writer = Writer::new("Exit in a branch");
     let value = writer.input("value", Type::U32, Fill::Bits);

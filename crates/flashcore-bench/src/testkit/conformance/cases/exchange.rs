@@ -13,7 +13,7 @@ const CONTROLS: [u32; 16] = [
     0x001f, 0x0000, 0x101f, 0x1000, 0x181f, 0x1800, 0x1c1f, 0x1c00, 0x1e1f, 0x1e00, 0x1f1f, 0x0007, 0x0013, 0x110a,
     0x0a15, 0x1f00,
 ];
-/// What a source lane may be given as: its five low bits count.
+/// Range of the source lane operand, of which the five low bits count.
 const INDICES: u64 = 64;
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {

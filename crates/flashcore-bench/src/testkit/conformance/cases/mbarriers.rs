@@ -41,7 +41,7 @@ enum Waits {
 struct Ring {
     announced: Announced,
     waits: Waits,
-    /// Whether the barriers are ended, made anew and used again.
+    /// True if the barriers are invalidated, initialised anew and used again.
     again: bool,
 }
 

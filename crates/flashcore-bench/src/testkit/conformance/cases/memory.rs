@@ -19,7 +19,7 @@ struct Access {
     offset: u32,
 }
 
-/// Every vector access, one behind the other, and the bytes that they take together.
+/// Every vector access, one after the other, and the bytes that they take together.
 fn accesses() -> (Vec<Access>, u32) {
     let mut accesses = Vec::new();
     let mut end = 0u32;

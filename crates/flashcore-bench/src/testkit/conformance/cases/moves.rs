@@ -68,7 +68,7 @@ fn special_registers() -> ConformanceCase {
     writer.finish("Special", Tolerance::Bits)
 }
 
-/// Where shared memory begins is for the machine to choose, but kernels rely on its alignment.
+/// Base address of shared memory: the machine chooses it, but kernels rely on its alignment.
 fn shared_base() -> ConformanceCase {
     let mut writer = Writer::new("SharedBase");
     writer.shared(256);

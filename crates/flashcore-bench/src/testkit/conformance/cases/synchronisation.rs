@@ -36,7 +36,7 @@ fn exchange(writer: &mut Writer, name: &str, of: u32, value: RegisterId, synchro
     writer.output(name, Type::U32, read[0]);
 }
 
-/// Barriers of the whole CTA, by each number in turn, one behind the other.
+/// Barriers of the whole CTA, by each number in turn, one after the other.
 fn whole_cta() -> ConformanceCase {
     let mut writer = Writer::new("BarrierSync whole CTA");
     let value = writer.input("value", Type::U32, Fill::Bits);

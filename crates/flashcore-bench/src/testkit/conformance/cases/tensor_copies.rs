@@ -1,4 +1,4 @@
-//! Bulk loads and tensor copies: moves of bits, with zeros outside of tensors.
+//! TMA: bulk and tensor loads, which move bits and fill zeros outside of tensors.
 
 use flashcore_ir::builder::{CachePolicy, TensorCopyOptions};
 use flashcore_ir::types::{S32, U32};
@@ -105,8 +105,8 @@ fn bulk_load(row: &'static str, form: &str) -> ConformanceCase {
                 k.mbarrier_expect(barrier, half);
                 k.bulk_load(data, inputs[0], half, barrier);
                 k.mbarrier_arrive_expect(barrier, BYTES / 2);
-                let (behind, rest) = (k.add(data, half), flashcore_ir::GlobalAddress::from(inputs[0]));
-                k.bulk_load(behind, rest.plus(1024), BYTES / 2, barrier);
+                let (upper, rest) = (k.add(data, half), flashcore_ir::GlobalAddress::from(inputs[0]));
+                k.bulk_load(upper, rest.plus(1024), BYTES / 2, barrier);
             });
             k.mbarrier_wait(barrier, 0u32);
             write_out(k, data, BYTES, outputs[0]);

@@ -64,12 +64,12 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
 #[derive(Clone, Copy)]
 struct Form {
     columns: u32,
-    /// How A lies in shared memory; none for registers.
+    /// Layout of A in shared memory; none for registers.
     a: Option<(Major, Swizzle)>,
     b: (Major, Swizzle),
-    /// Whether the product is added; none for a predicate.
+    /// True if the product is added; none for a predicate.
     adds: Option<bool>,
-    /// Whether sums are rounded.
+    /// True if sums are rounded.
     rounds: bool,
 }
 

@@ -1,6 +1,5 @@
-//! The public API on a GPU. Where there is none, each test says so and passes.
+//! The public API.
 
-#![expect(clippy::print_stdout, reason = "a test that did not run says why")]
 #![expect(unsafe_code, reason = "a launch takes addresses")]
 
 use flashcore::cuda::cache::Source;
@@ -10,10 +9,22 @@ use flashcore::{
     Alignment, Config, DType, Device, DeviceTensors, Error, Inputs, KernelReason, Layout, Mask, Outputs, Plan,
     PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, supports,
 };
+use flashcore_bench::testkit::gpu::Gpu;
 
-fn gpu() -> Option<Device> {
-    Device::cuda(0).map_err(|error| println!("not tried: {error}")).ok()
-}
+use crate::{Test, tests};
+
+/// Every test of this file.
+pub(crate) const TESTS: &[Test] = tests![
+    every_config,
+    every_layout,
+    rows_without_keys_and_problems_without_rows,
+    another_length_compiles_nothing,
+    a_captured_launch_is_replayed,
+    one_plan_on_several_streams_and_threads,
+    a_split_plan_is_captured_beside_launches,
+    wrong_addresses_launch_nothing,
+    every_reason_at_once,
+];
 
 fn check_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs, what: &str) {
     let expected = oracle(problem, inputs).unwrap();
@@ -93,19 +104,18 @@ fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
     }
 }
 
-#[test]
-fn every_config() {
-    let Some(device) = gpu() else { return };
+fn every_config(gpu: &Gpu) {
+    let device = gpu.device();
     for config in Config::all() {
         let mut runs = 0;
         for (dtype, dim) in [(DType::F16, 32), (DType::Bf16, 64), (DType::F16, 96), (DType::Bf16, 128)] {
             // A config that is made for narrow heads has no registers for wide ones.
-            if Plan::with_config(&Problem::new(2, 4, 150, dim, dtype), &device, config).is_err() {
+            if Plan::with_config(&Problem::new(2, 4, 150, dim, dtype), device, config).is_err() {
                 continue;
             }
             runs += 1;
             for mask in [Mask::None, Mask::Causal(Alignment::TopLeft), Mask::Causal(Alignment::BottomRight)] {
-                check(&device, config, |problem| {
+                check(device, config, |problem| {
                     (problem.dtype, problem.mask) = (dtype, mask);
                     (problem.head_dim, problem.value_dim, problem.query_length) = (dim, dim, 77);
                 });
@@ -115,14 +125,13 @@ fn every_config() {
     }
 }
 
-#[test]
-fn every_layout() {
-    let Some(device) = gpu() else { return };
+fn every_layout(gpu: &Gpu) {
+    let device = gpu.device();
     for layout in [Layout::Bhsd, Layout::Bshd, Layout::PackedQkv] {
-        check(&device, Config::ampere(), |problem| problem.layout = layout);
+        check(device, Config::ampere(), |problem| problem.layout = layout);
     }
     // Rows apart: what lies between them stays as it was, says the gate.
-    check(&device, Config::ampere(), |problem| {
+    check(device, Config::ampere(), |problem| {
         let mut strides = problem.strides();
         strides.output.row += 8;
         strides.output.head = strides.output.row * 151;
@@ -132,41 +141,38 @@ fn every_layout() {
     });
 }
 
-#[test]
-fn rows_without_keys_and_problems_without_rows() {
-    let Some(device) = gpu() else { return };
-    check(&device, Config::ampere(), |problem| problem.key_length = 0);
-    check(&device, Config::ampere(), |problem| {
+fn rows_without_keys_and_problems_without_rows(gpu: &Gpu) {
+    let device = gpu.device();
+    check(device, Config::ampere(), |problem| problem.key_length = 0);
+    check(device, Config::ampere(), |problem| {
         (problem.key_length, problem.mask) = (3, Mask::Causal(Alignment::BottomRight));
     });
-    check(&device, Config::ampere(), |problem| problem.batch = 0);
-    check(&device, Config::ampere(), |problem| problem.query_length = 0);
+    check(device, Config::ampere(), |problem| problem.batch = 0);
+    check(device, Config::ampere(), |problem| problem.query_length = 0);
 }
 
-#[test]
-fn another_length_compiles_nothing() {
-    let Some(device) = gpu() else { return };
+fn another_length_compiles_nothing(gpu: &Gpu) {
+    let device = gpu.device();
     let mut problem = Problem::new(1, 2, 100, 64, DType::F16);
     // Of one config: the default of another length may be another.
-    let first = Plan::with_config(&problem, &device, Config::ampere()).unwrap();
+    let first = Plan::with_config(&problem, device, Config::ampere()).unwrap();
     println!("{}", first.report());
     (problem.key_length, problem.batch) = (5000, 3);
-    let second = Plan::with_config(&problem, &device, Config::ampere()).unwrap();
+    let second = Plan::with_config(&problem, device, Config::ampere()).unwrap();
     println!("{}", second.report());
     let kernel = second.report().kernel.as_ref().unwrap();
     assert_eq!((kernel.source, kernel.self_check), (Source::Memory, SelfCheckReport::PassedBefore));
     // Turned off, a verdict that is there is still told.
     let off = PlanOptions::default().with_self_check(SelfCheckPolicy::Off);
-    assert!(Plan::with_options(&problem, &device, off).is_ok());
+    assert!(Plan::with_options(&problem, device, off).is_ok());
 }
 
-#[test]
-fn a_captured_launch_is_replayed() {
-    let Some(device) = gpu() else { return };
+fn a_captured_launch_is_replayed(gpu: &Gpu) {
+    let device = gpu.device();
     let problem = Problem::new(1, 2, 100, 64, DType::Bf16);
-    let plan = Plan::new(&problem, &device).unwrap();
+    let plan = Plan::new(&problem, device).unwrap();
     let inputs = Inputs::random(&problem, 4);
-    let tensors = OnDevice::new(&device, &problem, &inputs);
+    let tensors = OnDevice::new(device, &problem, &inputs);
     let graph = Graph::capture::<Error>(&tensors.stream, |stream| {
         // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
         unsafe { plan.launch(stream, tensors.tensors()) }
@@ -234,25 +240,23 @@ fn check_concurrent_launches(device: &Device, rounds: usize, change: impl FnOnce
     assert_eq!(wrong, 0, "of {launches} launches");
 }
 
-#[test]
-fn one_plan_on_several_streams_and_threads() {
-    let Some(device) = gpu() else { return };
+fn one_plan_on_several_streams_and_threads(gpu: &Gpu) {
+    let device = gpu.device();
     let rounds = std::env::var("FLASHCORE_ROUNDS").map_or(50, |rounds| rounds.parse().unwrap());
-    check_concurrent_launches(&device, rounds, |_| {});
-    check_concurrent_launches(&device, rounds, |problem| {
+    check_concurrent_launches(device, rounds, |_| {});
+    check_concurrent_launches(device, rounds, |problem| {
         (problem.query_length, problem.mask) = (16, Mask::Causal(Alignment::BottomRight));
     });
 }
 
-#[test]
-fn a_split_plan_is_captured_beside_launches() {
-    let Some(device) = gpu() else { return };
+fn a_split_plan_is_captured_beside_launches(gpu: &Gpu) {
+    let device = gpu.device();
     let mut problem = Problem::new(1, 8, 1, 128, DType::F16);
     (problem.key_heads, problem.key_length) = (2, 8192);
-    let plan = Plan::new(&problem, &device).unwrap();
+    let plan = Plan::new(&problem, device).unwrap();
     assert!(plan.workspace_bytes() > 0);
     let inputs: Vec<Inputs> = (0..2).map(|seed| Inputs::random(&problem, seed)).collect();
-    let [captured, launched] = [0, 1].map(|index| OnDevice::new(&device, &problem, &inputs[index]));
+    let [captured, launched] = [0, 1].map(|index| OnDevice::new(device, &problem, &inputs[index]));
     let graph = Graph::capture::<Error>(&captured.stream, |stream| {
         // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
         unsafe { plan.launch(stream, captured.tensors()) }
@@ -268,13 +272,12 @@ fn a_split_plan_is_captured_beside_launches() {
     check_outputs(&problem, &inputs[1], &launched.outputs(&problem), "beside it");
 }
 
-#[test]
-fn wrong_addresses_launch_nothing() {
-    let Some(device) = gpu() else { return };
+fn wrong_addresses_launch_nothing(gpu: &Gpu) {
+    let device = gpu.device();
     let problem = Problem::new(1, 2, 100, 64, DType::Bf16);
-    let plan = Plan::new(&problem, &device).unwrap();
+    let plan = Plan::new(&problem, device).unwrap();
     let inputs = Inputs::random(&problem, 4);
-    let tensors = OnDevice::new(&device, &problem, &inputs);
+    let tensors = OnDevice::new(device, &problem, &inputs);
     let good = tensors.tensors();
     let (address, argument) = (good.value + 8, "value");
     let wrong = |change: fn(&mut DeviceTensors)| {
@@ -301,9 +304,8 @@ fn wrong_addresses_launch_nothing() {
     check_outputs(&problem, &inputs, &tensors.outputs(&problem), "after errors");
 }
 
-#[test]
-fn every_reason_at_once() {
-    let Some(device) = gpu() else { return };
+fn every_reason_at_once(gpu: &Gpu) {
+    let device = gpu.device();
     let mut problem = Problem::new(1, 2, 100, 2000, DType::F64);
     problem.value_dim = 64;
     let kernel = "scalar";
@@ -311,5 +313,5 @@ fn every_reason_at_once() {
         KernelReason::DType { kernel, dtype: DType::F64, has: &[DType::F16, DType::Bf16, DType::F32] },
         KernelReason::Dim { kernel, argument: "head_dim", dim: 2000, multiple: 1, most: 1024 },
     ];
-    assert_eq!(*supports(&problem, &device).unwrap_err(), expected.map(Reason::Kernel));
+    assert_eq!(*supports(&problem, device).unwrap_err(), expected.map(Reason::Kernel));
 }

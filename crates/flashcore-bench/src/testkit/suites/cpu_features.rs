@@ -3,16 +3,14 @@
 use flashcore_cpu::Level;
 use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
 
-use super::covering::{Setting, covering_rows};
-use super::features::{
-    EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
-};
+use super::design::{Design, Row};
+use super::features::{EXPRESSIONS, Features, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits};
 use crate::testkit::Case;
 use crate::testkit::{BiasForm, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
 const COVERING_CASES: usize = 2000;
-/// Where the choices of the design begin.
+/// Seed of the design.
 const COVERING_SEED: u64 = 0xc07e;
 
 const HEAD_DIMS: [usize; 21] = [1, 3, 5, 8, 16, 17, 24, 32, 33, 40, 64, 65, 72, 80, 96, 112, 127, 128, 160, 192, 256];
@@ -50,93 +48,24 @@ const LENGTHS: [(usize, usize); 26] = [
     (201, 201),
 ];
 
-/// The features of the design, in the order of its rows.
-enum Feature {
-    HeadDim,
-    ValueDim,
-    Heads,
-    Batch,
-    Lengths,
-    DType,
-    ScaleFactor,
-    Mask,
-    Softcap,
-    Alibi,
-    Sinks,
-    Bias,
-    SequsedK,
-    Lse,
-    Layout,
-    Numbers,
-    Expressions,
-}
-
 /// A pairwise design over every feature: every two values of every two features meet in a case.
 pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
-    let (biases, numbers) = (every_bias(), every_numbers());
-    let sizes = [
-        HEAD_DIMS.len(),
-        VALUE_DIMS.len(),
-        HEADS.len(),
-        BATCHES.len(),
-        LENGTHS.len(),
-        DType::ALL.len(),
-        SCALE_FACTORS.len(),
-        MASKS.len(),
-        SOFTCAPS.len(),
-        2,
-        2,
-        biases.len(),
-        2,
-        2,
-        LayoutForm::ALL.len(),
-        numbers.len(),
-        EXPRESSIONS.len(),
-    ];
-    let excludes = |(first, x): Setting, (second, y): Setting| {
-        let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
-        if is(Feature::Lengths, Feature::Layout) {
-            LayoutForm::ALL[y] == LayoutForm::PackedQkv && LENGTHS[x].0 != LENGTHS[x].1
-        } else if is(Feature::Alibi, Feature::Numbers) {
-            !suits(numbers[y], Some(BiasForm::PerHead), x == 1, true)
-        } else if is(Feature::Sinks, Feature::Numbers) {
-            !suits(numbers[y], Some(BiasForm::PerHead), false, x == 1)
-        } else if is(Feature::Bias, Feature::Numbers) {
-            !suits(numbers[y], biases[x], false, true)
-        } else {
-            false
-        }
+    let design = Design {
+        head_dims: &HEAD_DIMS,
+        value_dims: &VALUE_DIMS,
+        heads: &HEADS,
+        batches: &BATCHES,
+        lengths: &LENGTHS,
+        dtypes: &DType::ALL,
+        biases: every_bias(),
+        numbers: every_numbers(),
     };
-    let rows = covering_rows(&sizes, excludes, COVERING_CASES, COVERING_SEED);
-    let case = |(index, row): (usize, Vec<usize>)| {
-        let at = |feature: Feature| row[feature as usize];
-        let head_dim = HEAD_DIMS[at(Feature::HeadDim)];
-        let value_dim = match VALUE_DIMS[at(Feature::ValueDim)] {
-            0 => head_dim,
-            other => other,
-        };
-        let features = Features {
-            batch: BATCHES[at(Feature::Batch)],
-            heads: HEADS[at(Feature::Heads)],
-            lengths: LENGTHS[at(Feature::Lengths)],
-            dims: (head_dim, value_dim),
-            dtype: DType::ALL[at(Feature::DType)],
-            scale_factor: SCALE_FACTORS[at(Feature::ScaleFactor)],
-            mask: MASKS[at(Feature::Mask)],
-            softcap: SOFTCAPS[at(Feature::Softcap)],
-            alibi: at(Feature::Alibi) == 1,
-            sinks: at(Feature::Sinks) == 1,
-            bias: biases[at(Feature::Bias)],
-            seqused_k: at(Feature::SequsedK) == 1,
-            lse: at(Feature::Lse) == 1,
-            layout: LayoutForm::ALL[at(Feature::Layout)],
-            numbers: numbers[at(Feature::Numbers)],
-            expressions: EXPRESSIONS[at(Feature::Expressions)],
-        };
+    let case = |(index, row): (usize, Row)| {
         let number = first_number + index;
-        features.case(number as u64, level, format!("flashcore verify --backend cpu --suite full --only {number}"))
+        let command = format!("flashcore verify --backend cpu --suite full --only {number}");
+        design.features(&row).case(number as u64, level, command)
     };
-    rows.into_iter().enumerate().map(case).collect()
+    design.rows(|_, _| false, COVERING_CASES, COVERING_SEED).into_iter().enumerate().map(case).collect()
 }
 
 /// Keeps the numbers that shape a problem apart from those that fill its tensors.
@@ -265,7 +194,7 @@ mod tests {
     use super::*;
     use flashcore_problem::Problem;
 
-    /// How many of `cases` are of a kind, in percent.
+    /// Percentage of `cases` of a kind.
     fn share(cases: &[Case], is: impl Fn(&Problem) -> bool) -> usize {
         100 * cases.iter().filter(|case| is(&case.problem)).count() / cases.len()
     }
