@@ -17,8 +17,11 @@ const RUNS: usize = 200;
 /// Launches on the stream before the host waits: a full queue would be timed instead of the call.
 const QUEUED: usize = 50;
 
+/// The problem of a run.
+type OfRun = fn(usize) -> Problem;
+
 /// Prefill, causal prefill and split-KV decode. Each run has another length, as in generation.
-fn problems() -> [(&'static str, fn(usize) -> Problem); 3] {
+fn problems() -> [(&'static str, OfRun); 3] {
     let prefill = |run: usize| Problem::new(4, 16, 2048 - run, 128, DType::Bf16);
     [
         ("prefill", prefill),
@@ -62,7 +65,7 @@ pub(super) fn host_findings() -> (Value, Vec<Finding>) {
                 values.push(json!({ "problem": name, "plan_us": time }));
             }
             Err(reasons) => {
-                findings.push(Finding::new("plan, host part", State::Failed, format!("{name}: {reasons:?}")))
+                findings.push(Finding::new("plan, host part", State::Failed, format!("{name}: {reasons:?}")));
             }
         }
     }
@@ -74,7 +77,7 @@ pub(super) fn probe(device: &Device) -> Result<Value, String> {
     problems().into_iter().map(|(name, problem)| measure(name, problem, device)).collect()
 }
 
-fn measure(name: &str, problem: fn(usize) -> Problem, device: &Device) -> Result<Value, String> {
+fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String> {
     let plan = |run: usize| Plan::new(&problem(run), device).map_err(|unsupported| unsupported.to_string());
     let first = plan(0)?;
     let mut plans = Vec::with_capacity(RUNS);
