@@ -1,27 +1,29 @@
 //! The microkernel of both bf16 levels: they differ only in the instructions that multiply.
 //!
 //! Weights are rounded to `bf16` before they meet the values, which the other levels do not; sums stay in `f32`. How they
-//! come to be is [`weigh`], or where the problem allows it the faster [`narrow`]. The instructions take subnormal elements and sums as zero: see [`pack`] for what keeps small values alive.
+//! come to be is [`softmax`], or where the problem allows it the faster [`softmax16`]. The instructions take subnormal elements and sums as zero: see [`pack`] for what keeps small values alive.
 
-pub(crate) mod narrow;
+pub(crate) mod amx;
+pub(crate) mod amx_fused;
+#[cfg(test)]
+mod amx_fused_tests;
+pub(crate) mod avx512_bf16;
 pub(crate) mod pack;
+pub(crate) mod softmax;
+pub(crate) mod softmax16;
 #[cfg(test)]
 mod tests;
-pub(crate) mod weave;
-#[cfg(test)]
-mod weave_tests;
-pub(crate) mod weigh;
 
-use crate::avx512::Avx512;
+use crate::attend::decode::StreamTile;
+use crate::attend::group::Group;
+use crate::attend::scoring::is_plain;
 use crate::driver;
-use crate::group::Group;
-use crate::masking::LaneRanges;
+use crate::microkernel::convert::Head;
+use crate::microkernel::mask::LaneRanges;
+use crate::microkernel::score::Shaping;
+use crate::microkernel::softmax::COARSE;
 use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded};
-use crate::pack::Head;
-use crate::scores::is_plain;
-use crate::shaping::Shaping;
-use crate::stream::StreamTile;
-use crate::weighing::COARSE;
+use crate::simd::avx512::Avx512;
 use core::arch::x86_64::{
     _CMP_NEQ_UQ, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
     _mm512_set1_ps, _mm512_storeu_ps, _mm512_storeu_si512,
@@ -69,8 +71,8 @@ pub(crate) trait PairMultiplier: Sync {
     ///
     /// # Safety
     ///
-    /// As [`weave::attend`].
-    unsafe fn attend(&self, meeting: &weave::Meeting) {
+    /// As [`amx_fused::attend`].
+    unsafe fn attend(&self, meeting: &amx_fused::Meeting) {
         let _ = meeting;
         unreachable!("only a multiplier that weaves is asked to");
     }
@@ -110,7 +112,7 @@ impl<M: PairMultiplier> Bf16Kernel<M> {
         let has_narrow_weights = has_instructions
             && is_plain(problem, inputs)
             && !problem.log_sum_exp
-            && survey.largest_score(problem) < narrow::LARGEST_SCORE;
+            && survey.largest_score(problem) < softmax16::LARGEST_SCORE;
         Self { has_narrow_weights, ..self }
     }
 }
@@ -129,7 +131,7 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     const VALUE_BLOCK: usize = LANES;
     const KEY_TILE: usize = M::KEY_TILE;
     const TILES_AT_ONCE: usize = if M::WEAVES { 16 } else { 1 };
-    const MOST_ITEM_ROWS: usize = if M::WEAVES { 1024 } else { crate::split::MOST_ITEM_ROWS };
+    const MOST_ITEM_ROWS: usize = if M::WEAVES { 1024 } else { driver::scheduler::MOST_ITEM_ROWS };
     const MULTIPLIES_IN_WEIGH: bool = true;
 
     fn query_size(head_dim: usize) -> usize {
@@ -219,9 +221,9 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         // SAFETY: `self.vectors` is a witness of AVX-512, and the processor was asked for what else narrow weights need.
         unsafe {
             if is_narrow {
-                narrow::weigh(&mut weighing);
+                softmax16::weigh(&mut weighing);
             } else {
-                weigh::weigh(&mut weighing);
+                softmax::weigh(&mut weighing);
             }
         }
         Weighed::Done
@@ -245,25 +247,25 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         let is_first = meeting.maximum[0] == f32::NEG_INFINITY;
         if !(M::WEAVES
             && self.has_narrow_weights
-            && [keys.start, keys.end, lanes].iter().all(|size| size.is_multiple_of(weave::BLOCK))
+            && [keys.start, keys.end, lanes].iter().all(|size| size.is_multiple_of(amx_fused::BLOCK))
             && meeting.maximum[..lanes].iter().all(|&maximum| (maximum == f32::NEG_INFINITY) == is_first)
             && meeting.value.chunks_exact(value_tile).take(tiles).all(|tile| pack::divisor(tile).is_none()))
         {
             return false;
         }
-        const { assert!(!M::WEAVES || M::KEY_TILE == weave::TILE_BLOCKS * weave::BLOCK) };
+        const { assert!(!M::WEAVES || M::KEY_TILE == amx_fused::TILE_BLOCKS * amx_fused::BLOCK) };
         assert!(
-            meeting.scores.len() >= weave::SCORE_ROOM && meeting.weights.len() >= weave::WEIGHT_ROOM,
+            meeting.scores.len() >= amx_fused::SCORE_ROOM && meeting.weights.len() >= amx_fused::WEIGHT_ROOM,
             "a meeting in a room that is too small"
         );
         // SAFETY: keys and values have so many tiles, the query a row for each pair of a panel, and there is room for scores,
         // weights and output, as asserted. The processor was asked for what narrow weights need.
         unsafe {
-            self.multiplier.attend(&weave::Meeting {
+            self.multiplier.attend(&amx_fused::Meeting {
                 lanes,
                 columns,
-                first_block: keys.start / weave::BLOCK,
-                blocks: keys.len() / weave::BLOCK,
+                first_block: keys.start / amx_fused::BLOCK,
+                blocks: keys.len() / amx_fused::BLOCK,
                 panels: pack::panels(meeting.head_dim),
                 key: meeting.key.as_ptr(),
                 key_panel: key_tile / pack::panels(meeting.head_dim),
@@ -401,8 +403,8 @@ impl<M> Bf16Kernel<M> {
 }
 
 /// What the softmax sees of a strip.
-fn weighing<'a, M: PairMultiplier>(strip: &'a mut Strip<'_, Bf16Kernel<M>>) -> weigh::Weighing<'a> {
-    weigh::Weighing {
+fn weighing<'a, M: PairMultiplier>(strip: &'a mut Strip<'_, Bf16Kernel<M>>) -> softmax::Weighing<'a> {
+    softmax::Weighing {
         lanes: strip.lanes,
         keys: strip.keys,
         lane_keys: strip.lane_keys,

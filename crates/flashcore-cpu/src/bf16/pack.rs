@@ -11,8 +11,8 @@
 //! | values | panels of 32 keys, a row for each column: transposed |
 //! | weights | pairs of keys, a row of `lanes` for each |
 
+use crate::microkernel::convert::Head;
 use crate::microkernel::padded;
-use crate::pack::Head;
 use core::arch::x86_64::{
     __m512i, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmpge_epu16_mask,
     _mm512_cmplt_epu16_mask, _mm512_mask_blend_epi16, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_min_epu16,

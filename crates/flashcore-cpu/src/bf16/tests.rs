@@ -1,17 +1,18 @@
-//! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `kernel_tests`.
+//! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `microkernel/tests.rs`.
 
-use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, weigh};
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, padded};
-use crate::pack::Head;
+use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, softmax};
+use crate::microkernel::convert::Head;
+use crate::microkernel::prefetch::Soon;
+use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, padded};
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
 /// Calls a function of a kernel with each bf16 level that works here.
 macro_rules! with_every_bf16_kernel {
     ($check:path) => {
-        if let Some(kernel) = crate::avx512_bf16::detect() {
+        if let Some(kernel) = crate::bf16::avx512_bf16::detect() {
             $check(&kernel, "avx512bf16");
         }
-        if let Some(kernel) = crate::amx::detect() {
+        if let Some(kernel) = crate::bf16::amx::detect() {
             $check(&kernel, "amx");
         }
     };
@@ -272,8 +273,8 @@ fn powers_of_two_are_as_exact_as_stated() {
             let exact = f64::from(exponent).exp2();
             worst = worst.max((f64::from(power) - exact).abs() / exact);
         }
-        assert!(worst < weigh::MAX_ERROR, "{name}: {worst:e}");
-        assert!(worst > 0.9 * weigh::MAX_ERROR, "{name}: only {worst:e}");
+        assert!(worst < softmax::MAX_ERROR, "{name}: {worst:e}");
+        assert!(worst > 0.9 * softmax::MAX_ERROR, "{name}: only {worst:e}");
     }
     with_every_bf16_kernel!(check);
 }

@@ -1,0 +1,524 @@
+//! The kernel of every level whose operands are packed as the scores are: blocks of rows by vectors that stay in
+//! registers.
+//!
+//! Everything here is inlined into functions with the `target_feature` of a level, which [`vector_kernel`] writes.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::microkernel::prefetch::{Ask, Lines, Soon};
+use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct};
+use crate::simd::real::Real;
+use crate::simd::vector::{Vector, stay_behind};
+use std::array::from_fn;
+use std::hint::black_box;
+use std::ops::Range;
+
+/// Implements [`Microkernel`] for a level that is a witness of the features it names.
+///
+/// `$rows` by two vectors are the sums that stay in registers, or for the output `$columns` by one where they are given. A
+/// level may have its own [`score_and_weigh`](Microkernel::score_and_weigh), a function that needs the features.
+macro_rules! vector_kernel {
+    (
+        $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal $(, columns: $columns:literal)?
+        $(, key_tile: $key_tile:literal)?
+        $(, features: $features:literal)? $(, score_and_weigh: $score_and_weigh:path)?
+    ) => {
+        impl $(<$real: crate::simd::real::Real>)? crate::microkernel::Microkernel for $level $(<$real>)? {
+            type Real = <$vector as crate::simd::vector::Vector>::Real;
+            type Packed = Self::Real;
+
+            const STRIP: usize = 2 * <$vector as crate::simd::vector::Vector>::LANES;
+            const LANE_BLOCK: usize = <$vector as crate::simd::vector::Vector>::LANES;
+            const FIRST_KEY_BLOCK: usize = 1;
+            const KEY_BLOCK: usize = 1;
+            const VALUE_BLOCK: usize = 1;
+            const MULTIPLIES_IN_WEIGH: bool = true;
+            const ASKS_ALONG: bool = true;
+            $(const KEY_TILE: usize = $key_tile;)?
+
+            fn query_size(head_dim: usize) -> usize {
+                head_dim * Self::STRIP
+            }
+
+            fn key_size(head_dim: usize, keys: usize) -> usize {
+                head_dim * keys
+            }
+
+            fn value_size(value_dim: usize, keys: usize) -> usize {
+                value_dim * keys
+            }
+
+            fn in_place(head: crate::microkernel::convert::Head<'_>, rows: std::ops::Range<usize>) -> Option<&[Self::Packed]> {
+                head.in_place(rows)
+            }
+
+            fn pack_query(
+                &self,
+                query: crate::microkernel::convert::Head<'_>,
+                rows: std::ops::Range<usize>,
+                lanes: usize,
+                packed: &mut [Self::Packed],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    query: crate::microkernel::convert::Head<'_>,
+                    rows: std::ops::Range<usize>,
+                    lanes: usize,
+                    packed: &mut [<$vector as crate::simd::vector::Vector>::Real],
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::pack::pack_query::<$vector>(query, rows, lanes, packed) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(query, rows, lanes, packed) }
+            }
+
+            fn pack_keys(
+                &self,
+                key: crate::microkernel::convert::Head<'_>,
+                keys: std::ops::Range<usize>,
+                packed: &mut [Self::Packed],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    rows: crate::microkernel::convert::Head<'_>,
+                    range: std::ops::Range<usize>,
+                    packed: &mut [<$vector as crate::simd::vector::Vector>::Real],
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::pack::pack_rows::<$vector>(rows, range, packed) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(key, keys, packed) }
+            }
+
+            fn pack_values(
+                &self,
+                value: crate::microkernel::convert::Head<'_>,
+                keys: std::ops::Range<usize>,
+                packed: &mut [Self::Packed],
+            ) {
+                self.pack_keys(value, keys, packed);
+            }
+
+            fn score(&self, mut product: crate::microkernel::ScoreProduct<'_, Self>) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    product: &mut crate::microkernel::ScoreProduct<'_, $level $(<$real>)?>,
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::products::score::<$vector, _, $rows>(product) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(&mut product) }
+            }
+
+            fn weigh(&self, strip: &mut crate::microkernel::Strip<'_, Self>) -> crate::microkernel::Weighed {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    strip: &mut crate::microkernel::Strip<'_, $level $(<$real>)?>,
+                ) -> crate::microkernel::Weighed {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::softmax::weigh::<$vector, _>(strip) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(strip) }
+            }
+
+            $(
+                fn score_and_weigh(
+                    &self,
+                    factors: crate::microkernel::Factors<'_, Self>,
+                    strip: &mut crate::microkernel::Strip<'_, Self>,
+                ) -> bool {
+                    // SAFETY: `self` is a witness of the features.
+                    unsafe { $score_and_weigh(&factors, strip) }
+                }
+            )?
+
+            fn accumulate(&self, mut product: crate::microkernel::OutputProduct<'_, Self>) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    product: &mut crate::microkernel::OutputProduct<'_, $level $(<$real>)?>,
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::products::accumulate::<$vector, _, $rows, { 0 $(+ $columns)? }>(product) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(&mut product) }
+            }
+
+            fn shape(&self, shaping: crate::microkernel::score::Shaping<'_, Self::Real>) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    shaping: crate::microkernel::score::Shaping<'_, <$vector as crate::simd::vector::Vector>::Real>,
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::score::shape::<$vector>(shaping) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(shaping) }
+            }
+
+            fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &crate::microkernel::mask::LaneRanges) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    scores: &mut [<$vector as crate::simd::vector::Vector>::Real],
+                    lanes: usize,
+                    ranges: &crate::microkernel::mask::LaneRanges,
+                ) {
+                    crate::microkernel::mask::mask(scores, lanes, ranges);
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run $(::<$real>)? (scores, lanes, ranges) }
+            }
+
+            fn transpose(&self, columns: &[Self::Real], factors: &[Self::Real], rows: &mut [Self::Real]) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    columns: &[<$vector as crate::simd::vector::Vector>::Real],
+                    factors: &[<$vector as crate::simd::vector::Vector>::Real],
+                    rows: &mut [<$vector as crate::simd::vector::Vector>::Real],
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::pack::transpose::<$vector>(columns, factors, rows) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(columns, factors, rows) }
+            }
+
+            fn are_finite(&self, head: crate::microkernel::convert::Head<'_>, rows: std::ops::Range<usize>) -> bool {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run(head: crate::microkernel::convert::Head<'_>, rows: std::ops::Range<usize>) -> bool {
+                    head.are_finite(rows)
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(head, rows) }
+            }
+
+            fn store(
+                &self,
+                dtype: flashcore_problem::DType,
+                values: &[Self::Real],
+                factor: Self::Real,
+                bytes: &mut [u8],
+            ) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    dtype: flashcore_problem::DType,
+                    values: &[<$vector as crate::simd::vector::Vector>::Real],
+                    factor: <$vector as crate::simd::vector::Vector>::Real,
+                    bytes: &mut [u8],
+                ) {
+                    crate::microkernel::convert::store(dtype, values, factor, bytes);
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(dtype, values, factor, bytes) }
+            }
+
+            fn stream(&self, mut tile: crate::attend::decode::StreamTile<'_, Self::Real>) {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run $(<$real: crate::simd::real::Real>)? (
+                    tile: &mut crate::attend::decode::StreamTile<'_, <$vector as crate::simd::vector::Vector>::Real>,
+                ) {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { crate::microkernel::decode::attend_tile::<$vector>(tile) }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run(&mut tile) }
+            }
+        }
+    };
+}
+pub(crate) use vector_kernel;
+
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn score<V, K, const ROWS: usize>(product: &mut ScoreProduct<'_, K>)
+where
+    V: Vector,
+    K: Microkernel<Real = V::Real, Packed = V::Real>,
+{
+    assert!(product.fits(), "room for scores that is too small");
+    let key = &product.key[product.keys.start * product.head_dim..product.keys.end * product.head_dim];
+    assert!(product.query.len() >= product.head_dim * product.lanes, "a strip of queries that is too small");
+    let tiles = Tiles {
+        depth: product.head_dim,
+        lanes: product.lanes,
+        left: key.as_ptr(),
+        left_stride: product.head_dim,
+        right: product.query.as_ptr(),
+        target: Target::Scaled(product.factor),
+        product: product.scores.as_mut_ptr(),
+        soon: Soon::NOTHING,
+    };
+    for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
+        let near = product.lane_keys.of_block(block);
+        // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+        unsafe {
+            if product.lanes - lane >= 2 * V::LANES {
+                let far = product.lane_keys.of_block(block + 1);
+                multiply_lanes::<V, ROWS, 2, true>(&tiles, 0..near, lane);
+                multiply_lanes::<V, ROWS, 1, true>(&tiles, near..far, lane + V::LANES);
+            } else {
+                multiply_lanes::<V, ROWS, 1, true>(&tiles, 0..near, lane);
+            }
+        }
+    }
+}
+
+/// In blocks of `COLUMNS` by one vector, or where that is 0, of `ROWS` columns by two.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn accumulate<V, K, const ROWS: usize, const COLUMNS: usize>(product: &mut OutputProduct<'_, K>)
+where
+    V: Vector,
+    K: Microkernel<Real = V::Real, Packed = V::Real>,
+{
+    assert!(product.fits(), "tiles of an output that are too small");
+    let value = &product.value[product.keys.start * product.value_dim..product.keys.end * product.value_dim];
+    let is_corrected = || product.correction[..product.lanes].iter().any(|&factor| factor != V::Real::ONE);
+    let tiles = Tiles {
+        depth: product.keys.len(),
+        lanes: product.lanes,
+        left: value.as_ptr(),
+        left_stride: product.value_dim,
+        right: product.scores.as_ptr(),
+        target: match product.is_first {
+            true => Target::Scaled(V::Real::ONE),
+            false if is_corrected() => Target::Corrected(product.correction.as_ptr()),
+            false => Target::Added,
+        },
+        product: product.output.as_mut_ptr(),
+        soon: product.soon,
+    };
+    if COLUMNS > 0 {
+        for column in (0..product.value_dim).step_by(COLUMNS) {
+            let columns = column..product.value_dim.min(column + COLUMNS);
+            for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate() {
+                let tiles = Tiles { depth: product.lane_keys.of_block(block), ..tiles };
+                // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+                unsafe { multiply_lanes::<V, COLUMNS, 1, false>(&tiles, columns.clone(), lane) };
+            }
+        }
+        return;
+    }
+    for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
+        let near = product.lane_keys.of_block(block);
+        let first = Tiles { depth: near, ..tiles };
+        // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+        unsafe {
+            if product.lanes - lane >= 2 * V::LANES {
+                multiply_lanes::<V, ROWS, 2, false>(&first, 0..product.value_dim, lane);
+                let far = product.lane_keys.of_block(block + 1);
+                if far > near {
+                    let rest = Tiles {
+                        depth: far - near,
+                        left: tiles.left.add(near * tiles.left_stride),
+                        right: tiles.right.add(near * tiles.lanes),
+                        target: Target::Added,
+                        ..tiles
+                    };
+                    multiply_lanes::<V, ROWS, 1, false>(&rest, 0..product.value_dim, lane + V::LANES);
+                }
+            } else {
+                multiply_lanes::<V, ROWS, 1, false>(&first, 0..product.value_dim, lane);
+            }
+        }
+    }
+}
+
+/// What a product does with what was there before.
+#[derive(Clone, Copy)]
+enum Target<R> {
+    /// `product = left * right * factor`: scores.
+    Scaled(R),
+    /// `product = product * correction + left * right`, with a correction for each lane: the output.
+    Corrected(*const R),
+    /// `product = product + left * right`: the output where all corrections are 1.
+    Added,
+}
+
+/// The operands of a product of tiles.
+#[derive(Clone, Copy)]
+struct Tiles<R> {
+    /// Columns of `left` and rows of `right`.
+    depth: usize,
+    /// Columns of `right` and of `product`.
+    lanes: usize,
+    left: *const R,
+    /// Elements from one row of `left` to the next, or, where it lies column by column, from one column to the next.
+    left_stride: usize,
+    right: *const R,
+    target: Target<R>,
+    product: *mut R,
+    /// What a product that does not lie row by row asks for, a line in each step.
+    soon: Soon,
+}
+
+/// Steps of a product in which it asks for one line: faster, what is asked for gets in the way of what is needed.
+const STEPS_PER_LINE: usize = 4;
+
+/// Some rows of some lanes: in large blocks, and what remains in smaller ones.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`, the tiles are valid for their sizes, `VECTORS` vectors of lanes are left
+/// from `lane` on, and the rows are among those of `left` and of `product`.
+#[inline(always)]
+unsafe fn multiply_lanes<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY_ROW: bool>(
+    tiles: &Tiles<V::Real>,
+    rows: Range<usize>,
+    lane: usize,
+) {
+    let mut row = rows.start;
+    while row < rows.end {
+        // SAFETY: what remains of the rows is at least as much as the block chosen here.
+        row += unsafe {
+            match rows.end - row {
+                rest if rest >= ROWS => block::<V, ROWS, VECTORS, ROW_BY_ROW>(tiles, row, lane),
+                8.. => block::<V, 8, VECTORS, ROW_BY_ROW>(tiles, row, lane),
+                4.. => block::<V, 4, VECTORS, ROW_BY_ROW>(tiles, row, lane),
+                2.. => block::<V, 2, VECTORS, ROW_BY_ROW>(tiles, row, lane),
+                _ => block::<V, 1, VECTORS, ROW_BY_ROW>(tiles, row, lane),
+            }
+        };
+    }
+}
+
+/// The part of a product that stays in registers. Returns its rows.
+///
+/// # Safety
+///
+/// That of [`multiply_lanes`], and `ROWS` rows are left from `row` on.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
+unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY_ROW: bool>(
+    tiles: &Tiles<V::Real>,
+    row: usize,
+    lane: usize,
+) -> usize {
+    let (lanes, stride) = (tiles.lanes, tiles.left_stride);
+    // SAFETY: the caller vouches that the block lies within each of the tiles, which is all that is touched.
+    unsafe {
+        let zero = V::splat(V::Real::ZERO);
+        let mut sums = [[zero; VECTORS]; ROWS];
+        let place = tiles.product.add(row * lanes + lane);
+        if tiles.depth > 0 {
+            let left = tiles.left.add(if ROW_BY_ROW { row * stride } else { row });
+            let right = tiles.right.add(lane);
+            // Opaque, or they would be computed again in each step, by units that some processors multiply with.
+            let row_offsets: [usize; ROWS] =
+                if ROW_BY_ROW { black_box(from_fn(|index| index * stride)) } else { [0; ROWS] };
+            if ROW_BY_ROW {
+                for step in 0..tiles.depth {
+                    // The next rows, which lie behind these, a line in each step.
+                    V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(Lines::SIZE * step));
+                    let mut factors = [zero; VECTORS];
+                    for vector in 0..VECTORS {
+                        factors[vector] = V::load(right.add(step * lanes + vector * V::LANES));
+                    }
+                    for index in 0..ROWS {
+                        let element = V::splat(*left.add(row_offsets[index] + step));
+                        for vector in 0..VECTORS {
+                            sums[index][vector] = element.mul_add(factors[vector], sums[index][vector]);
+                        }
+                    }
+                }
+            } else if tiles.depth > V::Real::TERMS_AT_ONCE {
+                for first in (0..tiles.depth).step_by(V::Real::TERMS_AT_ONCE) {
+                    let mut part = [[zero; VECTORS]; ROWS];
+                    for step in first..tiles.depth.min(first + V::Real::TERMS_AT_ONCE) {
+                        add_step(left.add(step * stride), right.add(step * lanes), &mut part);
+                    }
+                    for (sum, part) in sums.as_flattened_mut().iter_mut().zip(part.as_flattened()) {
+                        *sum = sum.add(*part);
+                    }
+                }
+            } else {
+                let lines = tiles.depth / STEPS_PER_LINE;
+                let blocks = row / ROWS * (lanes / (VECTORS * V::LANES)) + lane / (VECTORS * V::LANES);
+                let ask = tiles.soon.after_blocks(blocks, lines.max(1));
+                for line in 0..lines {
+                    match ask {
+                        Ask::Nothing => (),
+                        Ask::Read(first) => V::prefetch_near(first.wrapping_add(Lines::SIZE * line)),
+                        Ask::Written(first) => V::prefetch_for_writing(first.wrapping_add(Lines::SIZE * line)),
+                    }
+                    for step in 0..STEPS_PER_LINE {
+                        let step = line * STEPS_PER_LINE + step;
+                        add_step(left.add(step * stride), right.add(step * lanes), &mut sums);
+                        stay_behind();
+                    }
+                }
+                for step in lines * STEPS_PER_LINE..tiles.depth {
+                    add_step(left.add(step * stride), right.add(step * lanes), &mut sums);
+                }
+            }
+        }
+        // What was there before is added last, so that a long sum is one of sums of single tiles and rounds less often.
+        match tiles.target {
+            Target::Scaled(factor) if factor == V::Real::ONE => (),
+            Target::Scaled(factor) => {
+                for sum in sums.as_flattened_mut() {
+                    *sum = sum.mul(V::splat(factor));
+                }
+            }
+            Target::Corrected(correction) => {
+                for vector in 0..VECTORS {
+                    let factor = V::load(correction.add(lane + vector * V::LANES));
+                    for index in 0..ROWS {
+                        let before = V::load(place.add(index * lanes + vector * V::LANES));
+                        sums[index][vector] = before.mul_add(factor, sums[index][vector]);
+                    }
+                }
+            }
+            Target::Added => {
+                for index in 0..ROWS {
+                    for vector in 0..VECTORS {
+                        let before = V::load(place.add(index * lanes + vector * V::LANES));
+                        sums[index][vector] = before.add(sums[index][vector]);
+                    }
+                }
+            }
+        }
+        for index in 0..ROWS {
+            for vector in 0..VECTORS {
+                sums[index][vector].store(place.add(index * lanes + vector * V::LANES));
+            }
+        }
+    }
+    ROWS
+}
+
+/// One step of a product: neighbouring elements of `left` times vectors of `right`.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`, and there are `ROWS` elements and `VECTORS` vectors.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
+unsafe fn add_step<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    left: *const V::Real,
+    right: *const V::Real,
+    sums: &mut [[V; VECTORS]; ROWS],
+) {
+    // SAFETY: the caller vouches for all that is read.
+    unsafe {
+        let mut factors = [V::splat(V::Real::ZERO); VECTORS];
+        for vector in 0..VECTORS {
+            factors[vector] = V::load(right.add(vector * V::LANES));
+        }
+        for index in 0..ROWS {
+            let element = V::splat(*left.add(index));
+            for vector in 0..VECTORS {
+                sums[index][vector] = element.mul_add(factors[vector], sums[index][vector]);
+            }
+        }
+    }
+}

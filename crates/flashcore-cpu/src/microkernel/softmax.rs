@@ -1,0 +1,180 @@
+//! The softmax of every level whose weights are of the type of the scores: down the columns of a strip.
+//!
+//! Everything here is inlined into functions with the `target_feature` of a level.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::microkernel::{Microkernel, Strip, Weighed};
+use crate::simd::real::Real;
+use crate::simd::vector::Vector;
+
+/// Running maxima and sums of one lane, so that none need wait for the last.
+const CHAINS: usize = 4;
+
+/// The scores of one vector of lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct Column<R> {
+    pub(crate) scores: *mut R,
+    /// Elements from one key to the next.
+    pub(crate) lanes: usize,
+}
+
+impl<R: Real> Column<R> {
+    /// The maxima of `COUNT` keys from `key` on, each with one of `largest`.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`, and there are scores of these keys.
+    #[inline(always)]
+    unsafe fn find_largest<V: Vector<Real = R>, const COUNT: usize>(self, key: usize, largest: &mut [V; CHAINS]) {
+        for (chain, largest) in largest.iter_mut().enumerate().take(COUNT) {
+            // SAFETY: the caller vouches for both.
+            *largest = unsafe { V::load(self.scores.add((key + chain) * self.lanes)).max(*largest) };
+        }
+    }
+
+    /// The weights `2^(score * factor + shift)` of `COUNT` keys from `key` on, each added to one of `sums`.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    unsafe fn weigh<V: Vector<Real = R>, const COUNT: usize>(
+        self,
+        key: usize,
+        factor: V,
+        shift: V,
+        sums: &mut [V; CHAINS],
+    ) {
+        for (chain, sum) in sums.iter_mut().enumerate().take(COUNT) {
+            // SAFETY: the caller vouches for both.
+            unsafe {
+                let score = self.scores.add((key + chain) * self.lanes);
+                let weight = V::load(score).mul_add(factor, shift).exp2();
+                weight.store(score);
+                *sum = sum.add(weight);
+            }
+        }
+    }
+
+    /// Multiplies the scores of `keys` keys by `factor`, and rounds them.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    unsafe fn scale<V: Vector<Real = R>>(self, keys: usize, factor: V) {
+        for key in 0..keys {
+            // SAFETY: the caller vouches for both.
+            unsafe {
+                let score = self.scores.add(key * self.lanes);
+                V::load(score).mul(factor).store(score);
+            }
+        }
+    }
+
+    /// The largest score of `keys` keys.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    pub(crate) unsafe fn largest<V: Vector<Real = R>>(self, keys: usize) -> V {
+        let whole = keys - keys % CHAINS;
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let mut largest = [V::splat(R::NEGATIVE_INFINITY); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                self.find_largest::<V, CHAINS>(key, &mut largest);
+            }
+            for key in whole..keys {
+                self.find_largest::<V, 1>(key, &mut largest);
+            }
+            let [first, second, third, fourth] = largest;
+            first.max(second).max(third.max(fourth))
+        }
+    }
+
+    /// Turns the scores of `keys` keys into weights and returns their sum.
+    ///
+    /// # Safety
+    ///
+    /// As of [`find_largest`](Self::find_largest).
+    #[inline(always)]
+    pub(crate) unsafe fn weigh_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
+        let whole = keys - keys % CHAINS;
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let shift = V::splat(R::ZERO).sub(subtracted);
+            let mut added = [V::splat(R::ZERO); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                self.weigh::<V, CHAINS>(key, factor, shift, &mut added);
+            }
+            for key in whole..keys {
+                self.weigh::<V, 1>(key, factor, shift, &mut added);
+            }
+            let [first, second, third, fourth] = added;
+            first.add(second).add(third.add(fourth))
+        }
+    }
+}
+
+/// What the weights of one tile may add up to, in a lane whose maximum stays although scores rise above it: eight times
+/// what they can where it follows them. They are as exact then as below 1, and leave the values their range but for three
+/// bits.
+pub(crate) const MOST_ADDED: f64 = 2048.0;
+
+/// Scores, in base 2, from where on they are rounded before the maximum is subtracted. A fused multiply-add subtracts a
+/// rounded maximum from a product that is not, and what rounding took from the maximum, here up to 4 and at 2^31 more than
+/// any exponent, would be the weight of the maximum itself: all weights of a row zero, or infinite.
+pub(crate) const COARSE: f64 = (1 << 26) as f64;
+
+/// Vectors of a strip.
+const VECTORS: usize = 2;
+
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mut Strip<'_, K>) -> Weighed {
+    let lanes = strip.lanes;
+    assert!(strip.fits() && lanes <= VECTORS * V::LANES, "a strip of scores that is too small");
+    // SAFETY: every row of the strip has a vector at each lane where one begins.
+    unsafe {
+        let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
+        let (factor, zero) = (V::splat(strip.factor), V::splat(V::Real::ZERO));
+        // Maximum and sum of each vector: nothing is changed before all are known to be done.
+        let mut states = [[zero; 2]; VECTORS];
+        for (block, lane) in (0..lanes).step_by(V::LANES).enumerate() {
+            let keys = strip.lane_keys.of_block(block);
+            let column = Column { scores: strip.scores.as_mut_ptr().add(lane), lanes };
+            let (old, sum) = (V::load(strip.maximum.as_ptr().add(lane)), V::load(strip.sum.as_ptr().add(lane)));
+            let correction = strip.correction.as_mut_ptr().add(lane);
+            if !strip.follows_maximum && old.is_finite() {
+                let added = column.weigh_all(keys, factor, old);
+                if added.is_any_above(V::Real::from_f64(MOST_ADDED)) {
+                    return Weighed::TooLarge;
+                }
+                V::splat(V::Real::ONE).store(correction);
+                states[block] = [old, sum.add(added)];
+                continue;
+            }
+            let new = column.largest::<V>(keys).mul(factor).max(old);
+            let subtracted = new.if_equal(nothing, zero, new);
+            let added = if subtracted.max(zero.sub(subtracted)).is_any_above(V::Real::from_f64(COARSE)) {
+                column.scale(keys, factor);
+                column.weigh_all(keys, V::splat(V::Real::ONE), subtracted)
+            } else {
+                column.weigh_all(keys, factor, subtracted)
+            };
+            let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
+            old_factor.store(correction);
+            states[block] = [new, sum.mul_add(old_factor, added)];
+        }
+        for ([maximum, sum], lane) in states.into_iter().zip((0..lanes).step_by(V::LANES)) {
+            maximum.store(strip.maximum.as_mut_ptr().add(lane));
+            sum.store(strip.sum.as_mut_ptr().add(lane));
+        }
+    }
+    Weighed::Done
+}

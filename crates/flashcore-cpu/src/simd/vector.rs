@@ -1,0 +1,162 @@
+//! The vector operations that a level provides; everything above them is written once.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::simd::real::Real;
+use flashcore_problem::DType;
+
+/// No vector has more lanes than this.
+pub(crate) const MOST_LANES: usize = 16;
+
+/// Elements of the largest square of vectors.
+pub(crate) const SQUARE: usize = MOST_LANES * MOST_LANES;
+
+/// Some numbers side by side in a register.
+///
+/// Every method is to be marked `#[inline(always)]`, because it becomes the instructions it stands for only inside of a
+/// function with the `target_feature` of the level.
+///
+/// # Safety
+///
+/// All methods may only be called where the processor has the instructions of the level. Pointers need no alignment,
+/// and must be valid for [`LANES`](Self::LANES) elements.
+pub(crate) trait Vector: Copy {
+    type Real: Real;
+    const LANES: usize;
+
+    unsafe fn splat(value: Self::Real) -> Self;
+    unsafe fn load(from: *const Self::Real) -> Self;
+    unsafe fn store(self, to: *mut Self::Real);
+    /// As many elements of `dtype`, converted.
+    unsafe fn widen(dtype: DType, from: *const u8) -> Self;
+
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self * factor + term`, rounded once where the processor can.
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
+    /// The larger one; `other` where `self` is a quiet NaN. Nothing is said of an `other` that is a NaN and a `self` that is
+    /// none.
+    unsafe fn max(self, other: Self) -> Self;
+    /// `yes` in lanes where `self` equals `other`, `no` elsewhere.
+    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self;
+    /// `2^self` for exponents up to 100, as [`crate::simd::exp2`] says; above that, anything above `2^100`.
+    unsafe fn exp2(self) -> Self;
+
+    /// Whether no lane is infinite or a NaN.
+    #[inline(always)]
+    unsafe fn is_finite(self) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        let lanes = unsafe { self.to_array() };
+        lanes[..Self::LANES].iter().all(|lane| lane.is_finite())
+    }
+
+    /// Whether some lane is above the limit.
+    #[inline(always)]
+    unsafe fn is_any_above(self, limit: Self::Real) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        let lanes = unsafe { self.to_array() };
+        lanes[..Self::LANES].iter().any(|&lane| lane > limit)
+    }
+
+    /// Asks for a cache line that will be read soon. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const u8) {}
+
+    /// Asks for a cache line that will be read very soon. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch_near(_address: *const u8) {}
+
+    /// Asks for a cache line that will be written soon. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(_address: *const u8) {}
+
+    /// The numbers of all lanes; `R::ZERO` behind them.
+    #[inline(always)]
+    unsafe fn to_array(self) -> [Self::Real; MOST_LANES] {
+        const { assert!(Self::LANES <= MOST_LANES) };
+        let mut lanes = [Self::Real::ZERO; MOST_LANES];
+        // SAFETY: there is room for all lanes.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes
+    }
+
+    /// The sum of all lanes, always in the same order.
+    #[inline(always)]
+    unsafe fn sum(self) -> Self::Real {
+        // SAFETY: the caller vouches for the instructions.
+        let mut lanes = unsafe { self.to_array() };
+        let mut half = Self::LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The largest of all lanes that are not NaN.
+    #[inline(always)]
+    unsafe fn largest(self) -> Self::Real {
+        // SAFETY: the caller vouches for the instructions.
+        let lanes = unsafe { self.to_array() };
+        lanes[..Self::LANES].iter().fold(Self::Real::NEGATIVE_INFINITY, |largest, &lane| largest.maximum(lane))
+    }
+
+    /// `tanh` to within [`crate::simd::tanh::MAX_ERROR`].
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: the caller vouches for the instructions, and there is room for all lanes.
+        unsafe { Self::load(self.to_array().map(Real::tanh).as_ptr()) }
+    }
+
+    /// `to[column][row] = from[row][column]` of as many rows and columns as there are lanes. `to` is aligned for its type.
+    ///
+    /// # Safety
+    ///
+    /// Each row of both is valid for as many elements as there are lanes.
+    #[inline(always)]
+    unsafe fn transpose(from: *const Self::Real, from_stride: usize, to: *mut Self::Real, to_stride: usize) {
+        for row in 0..Self::LANES {
+            for column in 0..Self::LANES {
+                // SAFETY: the caller vouches for the rows.
+                unsafe { *to.add(column * to_stride + row) = from.add(row * from_stride + column).read_unaligned() };
+            }
+        }
+    }
+
+    /// `to[column][row] = from[row][column] * self[column]`, as [`transpose`](Self::transpose).
+    ///
+    /// # Safety
+    ///
+    /// That of [`transpose`](Self::transpose).
+    #[inline(always)]
+    unsafe fn transpose_times(
+        self,
+        from: *const Self::Real,
+        from_stride: usize,
+        to: *mut Self::Real,
+        to_stride: usize,
+    ) {
+        let mut square = [Self::Real::ZERO; SQUARE];
+        // SAFETY: the caller vouches for instructions and rows, and a square of vectors has room for them.
+        unsafe {
+            for row in 0..Self::LANES {
+                Self::load(from.add(row * from_stride)).mul(self).store(square.as_mut_ptr().add(row * Self::LANES));
+            }
+            Self::transpose(square.as_ptr(), Self::LANES, to, to_stride);
+        }
+    }
+}
+
+/// Keeps a compiler from moving loads that come after this before it: those of several steps at once would take more
+/// registers than there are.
+#[inline(always)]
+pub(crate) fn stay_behind() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: it does nothing.
+    unsafe {
+        core::arch::asm!("", options(nostack, preserves_flags));
+    }
+}
