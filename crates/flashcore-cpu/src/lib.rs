@@ -142,7 +142,7 @@ fn attend_in_pairs<M: bf16::PairMultiplier>(
 ) {
     // A few rows are bound by reading the keys, which products in pairs do not make faster: all that a survey would do is
     // to read them twice.
-    if driver::scheduler::is_streamed(problem) {
+    if driver::scheduler::is_decode(problem) {
         return driver::attend(kernel.exact(), problem, inputs, outputs);
     }
     let survey = kernel.survey(problem, inputs);

@@ -8,58 +8,58 @@ use crate::attend::scoring::Scoring;
 use crate::driver::scratch::{Arena, arena_bytes};
 use crate::microkernel::Microkernel;
 use crate::microkernel::convert::{self, Head};
-use crate::microkernel::score::Shaping;
+use crate::microkernel::score::ScoreModifiers;
 use crate::simd::real::Real;
 use flashcore_problem::Problem;
 use std::ops::Range;
 
 /// Rows of a group, at most, for which keys are not packed: with more, the sums across lanes cost more than packing.
-pub(crate) const MOST_ROWS: usize = 8;
+pub(crate) const MAX_ROWS: usize = 8;
 
 /// Keys of one tile. Those of 128 columns of `f32` are 64 KiB, so that keys and values of this tile and of the next, which
 /// are asked for ahead of time, fit into a second-level cache.
-pub(crate) const KEY_TILE: usize = 128;
+pub(crate) const KV_TILE: usize = 128;
 
 /// What a few query rows, which attend the same keys, do with some of these keys.
-pub(crate) struct StreamTile<'a, R> {
+pub(crate) struct DecodeTile<'a, R> {
     pub(crate) key: Head<'a>,
     pub(crate) value: Head<'a>,
-    /// At most [`KEY_TILE`].
+    /// At most [`KV_TILE`].
     pub(crate) keys: Range<usize>,
-    /// How many rows there are, at most [`MOST_ROWS`].
+    /// How many rows there are, at most [`MAX_ROWS`].
     pub(crate) rows: usize,
     /// `head_dim` elements for each row.
     pub(crate) query: &'a [R],
     /// What products are multiplied by.
     pub(crate) factor: R,
     /// What the rows have to do to get scores, where products are not scores already.
-    pub(crate) shape: Option<&'a RowShapes<'a, R>>,
-    /// Room for [`KEY_TILE`] scores for each row.
+    pub(crate) modifiers: Option<&'a RowModifiers<'a, R>>,
+    /// BlockScratch for [`KV_TILE`] scores for each row.
     pub(crate) scores: &'a mut [R],
     /// The running maximum of each row.
-    pub(crate) maximum: &'a mut [R],
+    pub(crate) row_max: &'a mut [R],
     /// The running sum of each row.
-    pub(crate) sum: &'a mut [R],
+    pub(crate) row_sum: &'a mut [R],
     /// `value_dim` elements for each row.
     pub(crate) output: &'a mut [R],
 }
 
 /// Hands the scores of a row, counted from the first of a tile, to who shapes them.
-pub(crate) struct RowShapes<'a, R> {
+pub(crate) struct RowModifiers<'a, R> {
     scoring: &'a Scoring<'a>,
     terms: crate::attend::scoring::LaneTerms<R>,
 }
 
-impl<R: Real> RowShapes<'_, R> {
-    pub(crate) fn of_row<'b>(&'b self, row: usize, scores: &'b mut [R]) -> Shaping<'b, R> {
-        self.scoring.shaping(&self.terms, row, scores, 0)
+impl<R: Real> RowModifiers<'_, R> {
+    pub(crate) fn of_row<'b>(&'b self, row: usize, scores: &'b mut [R]) -> ScoreModifiers<'b, R> {
+        self.scoring.modifiers(&self.terms, row, scores, 0)
     }
 }
 
 /// The bytes that [`attend_rows`] takes of an arena.
 pub(crate) fn scratch_bytes<R: Real>(problem: &Problem) -> usize {
-    let row = [problem.head_dim, problem.value_dim, KEY_TILE, 1, 1];
-    row.iter().map(|count| arena_bytes::<R>(count * MOST_ROWS)).sum()
+    let row = [problem.head_dim, problem.value_dim, KV_TILE, 1, 1];
+    row.iter().map(|count| arena_bytes::<R>(count * MAX_ROWS)).sum()
 }
 
 /// The attention of all rows of a group to `keys`. Hands each row with its maximum, sum and weighted sum to `deliver`.
@@ -74,18 +74,18 @@ pub(crate) fn attend_rows<K: Microkernel>(
     let rows = Group::row_count(group.problem);
     let query = arena.take::<K::Real>(rows * head_dim);
     let output = arena.take::<K::Real>(rows * value_dim);
-    let scores = arena.take::<K::Real>(rows * KEY_TILE);
-    let (maximum, sum) = (arena.take::<K::Real>(rows), arena.take::<K::Real>(rows));
+    let scores = arena.take::<K::Real>(rows * KV_TILE);
+    let (row_max, row_sum) = (arena.take::<K::Real>(rows), arena.take::<K::Real>(rows));
     for (row, query) in query.chunks_exact_mut(head_dim).enumerate() {
         convert::load(group.query.dtype(), group.query.row(row), query);
     }
     output.fill(K::Real::ZERO);
-    maximum.fill(K::Real::NEGATIVE_INFINITY);
-    sum.fill(K::Real::ZERO);
+    row_max.fill(K::Real::NEGATIVE_INFINITY);
+    row_sum.fill(K::Real::ZERO);
     // Only what some row attends: there may be far more keys.
     let keys = group.attended_of(&keys);
-    for first in keys.clone().step_by(KEY_TILE) {
-        let tile = first..keys.end.min(first + KEY_TILE);
+    for first in keys.clone().step_by(KV_TILE) {
+        let tile = first..keys.end.min(first + KV_TILE);
         let mut row = 0;
         while row < rows {
             let (attended, _) = group.attended_by(&(row..row + 1), &tile);
@@ -94,18 +94,18 @@ pub(crate) fn attend_rows<K: Microkernel>(
             if !attended.is_empty() {
                 let places = same.clone().map(|row| group.place(row));
                 let terms = group.scoring.lane_terms::<K::Real>(attended.start, places);
-                let shape = terms.map(|terms| RowShapes { scoring: &group.scoring, terms });
-                kernel.stream(StreamTile {
+                let modifiers = terms.map(|terms| RowModifiers { scoring: &group.scoring, terms });
+                kernel.decode_tile(DecodeTile {
                     key: group.key,
                     value: group.value,
                     keys: attended,
                     rows: same.len(),
                     query: &query[same.start * head_dim..],
                     factor: K::Real::from_f64(group.scoring.factor()),
-                    shape: shape.as_ref(),
+                    modifiers: modifiers.as_ref(),
                     scores,
-                    maximum: &mut maximum[same.clone()],
-                    sum: &mut sum[same.clone()],
+                    row_max: &mut row_max[same.clone()],
+                    row_sum: &mut row_sum[same.clone()],
                     output: &mut output[same.start * value_dim..same.end * value_dim],
                 });
             }
@@ -113,6 +113,6 @@ pub(crate) fn attend_rows<K: Microkernel>(
         }
     }
     for (row, output) in output.chunks_exact(value_dim).enumerate() {
-        deliver(row, maximum[row], sum[row], output);
+        deliver(row, row_max[row], row_sum[row], output);
     }
 }

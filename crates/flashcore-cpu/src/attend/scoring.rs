@@ -1,7 +1,7 @@
 //! From products of query and key to scores in base 2.
 
-use crate::attend::blocked::MOST_LANES;
-use crate::microkernel::score::{Alibi, BiasRows, Shaping};
+use crate::attend::blocked::MAX_LANES;
+use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
 use crate::simd::real::Real;
 use flashcore_problem::formula::Tables;
 use flashcore_problem::{InputViews, Problem};
@@ -27,9 +27,9 @@ pub(crate) struct Scoring<'a> {
 
 /// What the rows of some lanes need to become scores, of a problem where products are not scores already.
 pub(crate) struct LaneTerms<R> {
-    slopes: [R; MOST_LANES],
-    positions: [R; MOST_LANES],
-    bias_starts: [usize; MOST_LANES],
+    slopes: [R; MAX_LANES],
+    positions: [R; MAX_LANES],
+    bias_starts: [usize; MAX_LANES],
 }
 
 impl<'a> Scoring<'a> {
@@ -69,10 +69,10 @@ impl<'a> Scoring<'a> {
             return None;
         }
         let mut terms = LaneTerms {
-            slopes: [R::ZERO; MOST_LANES],
-            positions: [R::ZERO; MOST_LANES],
+            slopes: [R::ZERO; MAX_LANES],
+            positions: [R::ZERO; MAX_LANES],
             // Lanes without a row read the term of the first row, and nobody looks at what comes of it.
-            bias_starts: [usize::MAX; MOST_LANES],
+            bias_starts: [usize::MAX; MAX_LANES],
         };
         for (lane, (head, row)) in places.enumerate() {
             let position = row as isize + self.position_offset - first_key as isize;
@@ -92,20 +92,20 @@ impl<'a> Scoring<'a> {
     }
 
     /// Everything that is to be done to `scores`, in lanes from `lane` on.
-    pub(crate) fn shaping<'b, R: Real>(
+    pub(crate) fn modifiers<'b, R: Real>(
         &'b self,
         terms: &'b LaneTerms<R>,
         lane: usize,
         scores: &'b mut [R],
         lanes: usize,
-    ) -> Shaping<'b, R> {
+    ) -> ScoreModifiers<'b, R> {
         let alibi = Alibi { slopes: &terms.slopes[lane..], positions: &terms.positions[lane..] };
         let bias = self.inputs.bias.as_ref().map(|bias| BiasRows {
             data: bias.data,
             starts: &terms.bias_starts[lane..],
             key_stride: bias.strides.key,
         });
-        Shaping {
+        ScoreModifiers {
             scores,
             lanes,
             softcap: self.problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))),

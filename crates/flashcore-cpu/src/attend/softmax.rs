@@ -9,35 +9,35 @@ pub(crate) struct Finished<R> {
     /// What the weighted sum of the values is to be multiplied by.
     pub(crate) factor: R,
     shift: R,
-    sum: R,
+    row_sum: R,
 }
 
 impl<R: Real> Finished<R> {
     /// In base e.
     pub(crate) fn log_sum_exp(&self) -> R {
-        (self.shift + self.sum.log2()) * R::from_f64(LN_2)
+        (self.shift + self.row_sum.log2()) * R::from_f64(LN_2)
     }
 }
 
 /// From the maximum of all scores and the sum of their weights. A sink is one more score without a value. `None` where
 /// nothing was attended: the output is zero, whatever the weighted sum says.
-pub(crate) fn finish<R: Real>(maximum: R, sum: R, sink: Option<R>) -> Option<Finished<R>> {
-    let with_sink = sink.map_or(maximum, |sink| maximum.maximum(sink));
-    let correction = correction(maximum, with_sink);
+pub(crate) fn finish<R: Real>(row_max: R, row_sum: R, sink: Option<R>) -> Option<Finished<R>> {
+    let with_sink = sink.map_or(row_max, |sink| row_max.maximum(sink));
+    let row_scale = row_scale(row_max, with_sink);
     let sink_weight = sink.map_or(R::ZERO, |sink| (sink - finite_shift(with_sink)).exp2());
-    let sum = sum * correction + sink_weight;
-    if sum == R::ZERO {
+    let row_sum = row_sum * row_scale + sink_weight;
+    if row_sum == R::ZERO {
         return None;
     }
-    Some(Finished { factor: correction * sum.reciprocal(), shift: finite_shift(with_sink), sum })
+    Some(Finished { factor: row_scale * row_sum.reciprocal(), shift: finite_shift(with_sink), row_sum })
 }
 
 /// `2^(old - new)`, also when both are minus infinity.
-pub(crate) fn correction<R: Real>(old: R, new: R) -> R {
+pub(crate) fn row_scale<R: Real>(old: R, new: R) -> R {
     if old == new { R::ONE } else { (old - new).exp2() }
 }
 
 /// What is subtracted from scores: the maximum, unless that is minus infinity, where the difference would be a NaN.
-pub(crate) fn finite_shift<R: Real>(maximum: R) -> R {
-    if maximum == R::NEGATIVE_INFINITY { R::ZERO } else { maximum }
+pub(crate) fn finite_shift<R: Real>(row_max: R) -> R {
+    if row_max == R::NEGATIVE_INFINITY { R::ZERO } else { row_max }
 }

@@ -14,13 +14,13 @@
 //!
 //! The scores of a unit go where those of the unit before have just been weighed, and weights where they have just been
 //! loaded. With query, output, keys and values of 64 columns these are the 40 KiB that a part touches from one unit to the
-//! next, and a first-level cache has 48: wider strips were slower, and asking for keys and values early was too
+//! next, and a first-level cache has 48: wider panels were slower, and asking for keys and values early was too
 //! (`docs/experiments.md`). Little that is stored is loaded before it can have left the store buffer, since stores are not
 //! forwarded to tile registers or from them.
 
 use super::pack::{LANES, PAIRS};
 use super::softmax::exp2;
-use super::softmax16::{Column, LIFT, MOST, Scale, added, raised};
+use super::softmax16::{Column, LIFT, MOST, Scale, added, update_row_max};
 use core::arch::x86_64::{
     __m512, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
@@ -71,15 +71,15 @@ const BLOCK_PAIRS: usize = BLOCK / 2;
 /// Weights of a unit, in pairs.
 const UNIT_WEIGHTS: usize = UNIT_BLOCKS * BLOCK_SCORES / 2;
 
-/// Room for scores: those of a unit, and of one whose reference must follow.
-pub(crate) const SCORE_ROOM: usize = 2 * UNIT_BLOCKS * BLOCK_SCORES;
+/// BlockScratch for scores: those of a unit, and of one whose reference must follow.
+pub(crate) const SCORE_SCRATCH: usize = 2 * UNIT_BLOCKS * BLOCK_SCORES;
 
-/// Room for the weights of a unit.
-pub(crate) const WEIGHT_ROOM: usize = UNIT_WEIGHTS;
+/// BlockScratch for the weights of a unit.
+pub(crate) const WEIGHT_SCRATCH: usize = UNIT_WEIGHTS;
 
 /// What meets: operands as [`pack`](super::pack) has packed them, and the softmax of the strip so far.
 #[derive(Clone, Copy)]
-pub(crate) struct Meeting {
+pub(crate) struct FusedArgs {
     /// A multiple of [`BLOCK`].
     pub(crate) lanes: usize,
     /// Columns of the values; a multiple of sixteen.
@@ -99,13 +99,13 @@ pub(crate) struct Meeting {
     pub(crate) query: *const u32,
     /// What scores are multiplied by; above zero.
     pub(crate) factor: f32,
-    /// Room for [`SCORE_ROOM`] elements.
+    /// BlockScratch for [`SCORE_ROOM`] elements.
     pub(crate) scores: *mut f32,
-    /// Room for [`WEIGHT_ROOM`] pairs.
+    /// BlockScratch for [`WEIGHT_ROOM`] pairs.
     pub(crate) weights: *mut u32,
     /// The running maximum of each lane: finite, or minus infinity for all lanes.
-    pub(crate) maximum: *mut f32,
-    pub(crate) sum: *mut f32,
+    pub(crate) row_max: *mut f32,
+    pub(crate) row_sum: *mut f32,
     /// A row of `lanes` for each column.
     pub(crate) output: *mut f32,
 }
@@ -140,7 +140,7 @@ impl ScorePlace {
     }
 }
 
-impl Meeting {
+impl FusedArgs {
     fn parts(&self) -> usize {
         self.lanes / BLOCK
     }
@@ -208,7 +208,7 @@ impl Meeting {
     #[inline]
     unsafe fn reference(&self, lane: usize) -> __m512 {
         // SAFETY: the caller vouches for the lanes.
-        _mm512_sub_ps(unsafe { _mm512_loadu_ps(self.maximum.add(lane)) }, _mm512_set1_ps(LIFT))
+        _mm512_sub_ps(unsafe { _mm512_loadu_ps(self.row_max.add(lane)) }, _mm512_set1_ps(LIFT))
     }
 
     /// Sixteen lanes of scores that are all there, and their weights.
@@ -222,41 +222,41 @@ impl Meeting {
 ///
 /// # Safety
 ///
-/// Everything that [`Meeting`] speaks of is there, and the processor has what is named here.
+/// Everything that [`FusedArgs`] speaks of is there, and the processor has what is named here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-pub(crate) unsafe fn attend(tiles: &impl TileUnit, meeting: &Meeting) {
-    let units = meeting.units();
-    let place = meeting.unit_scores();
+pub(crate) unsafe fn attend(tiles: &impl TileUnit, args: &FusedArgs) {
+    let units = args.units();
+    let place = args.unit_scores();
     // SAFETY: the caller vouches for everything; blocks and parts are those of the meeting.
     unsafe {
-        let is_first = *meeting.maximum == f32::NEG_INFINITY;
+        let is_first = *args.row_max == f32::NEG_INFINITY;
         let begin_unit = |unit: Unit| {
-            if is_first && unit.index < meeting.parts() {
-                begin(meeting, unit.part);
+            if is_first && unit.index < args.parts() {
+                init_row_max(args, unit.part);
             }
-            Weigher::new(meeting, unit, 0)
+            BlockSoftmax::new(args, unit, 0)
         };
-        let mut unit = meeting.unit(0);
-        score(tiles, meeting, unit, place, &mut Weigher::idle());
-        let mut weigher = begin_unit(unit);
-        weigher.weigh_to(BLOCK_PAIRS);
+        let mut unit = args.unit(0);
+        score(tiles, args, unit, place, &mut BlockSoftmax::idle());
+        let mut softmax = begin_unit(unit);
+        softmax.advance_to(BLOCK_PAIRS);
         loop {
-            let mut sums = weigher.sums;
-            weigher = Weigher::idle();
+            let mut sums = softmax.sums;
+            softmax = BlockSoftmax::idle();
             if unit.blocks > 1 {
-                weigher = Weigher { sums, ..Weigher::new(meeting, unit, 1) };
+                softmax = BlockSoftmax { sums, ..BlockSoftmax::new(args, unit, 1) };
             }
-            let next = (unit.index + 1 < units).then(|| meeting.unit(unit.index + 1));
+            let next = (unit.index + 1 < units).then(|| args.unit(unit.index + 1));
             if let Some(next) = next {
-                score(tiles, meeting, next, place, &mut weigher);
+                score(tiles, args, next, place, &mut softmax);
             }
-            weigher.weigh_to(weigher.pairs);
+            softmax.advance_to(softmax.pairs);
             if unit.blocks > 1 {
-                sums = weigher.sums;
+                sums = softmax.sums;
             }
-            settle(tiles, meeting, unit, sums);
-            weigher = next.map_or(Weigher::idle(), begin_unit);
-            accumulate(tiles, meeting, unit, &mut weigher);
+            commit_sums(tiles, args, unit, sums);
+            softmax = next.map_or(BlockSoftmax::idle(), begin_unit);
+            accumulate(tiles, args, unit, &mut softmax);
             let Some(next) = next else { return };
             unit = next;
         }
@@ -269,38 +269,38 @@ pub(crate) unsafe fn attend(tiles: &impl TileUnit, meeting: &Meeting) {
 ///
 /// # Safety
 ///
-/// Everything that the meeting and the weigher speak of is there, and room for the scores.
+/// Everything that the meeting and the softmax speak of is there, and room for the scores.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn score(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, place: ScorePlace, weigher: &mut Weigher) {
-    let (stride, panels) = (meeting.lane_bytes(), meeting.panels);
+unsafe fn score(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, place: ScorePlace, softmax: &mut BlockSoftmax) {
+    let (stride, panels) = (args.lane_bytes(), args.panels);
     // A copy, so that its sums stay in registers.
-    let mut local = *weigher;
+    let mut local = *softmax;
     local.pace(4 * unit.blocks * panels);
     // SAFETY: the caller vouches for the operands. Scores of a second block replace those that have been weighed.
     unsafe {
         if panels <= PANELS_HELD {
-            tiles.load::<4>(meeting.query(unit.part, 0, 0), stride);
-            tiles.load::<5>(meeting.query(unit.part, 1, 0), stride);
+            tiles.load::<4>(args.query(unit.part, 0, 0), stride);
+            tiles.load::<5>(args.query(unit.part, 1, 0), stride);
             if panels == PANELS_HELD {
-                tiles.load::<6>(meeting.query(unit.part, 0, 1), stride);
-                tiles.load::<7>(meeting.query(unit.part, 1, 1), stride);
+                tiles.load::<6>(args.query(unit.part, 0, 1), stride);
+                tiles.load::<7>(args.query(unit.part, 1, 1), stride);
             }
             for sixteen in 0..2 * unit.blocks {
                 tiles.zero::<0>();
                 tiles.zero::<1>();
-                tiles.load::<2>(meeting.key(unit, sixteen, 0), ROW_BYTES);
+                tiles.load::<2>(args.key(unit, sixteen, 0), ROW_BYTES);
                 tiles.multiply::<0, 2, 4>();
                 local.step();
                 tiles.multiply::<1, 2, 5>();
                 local.step();
                 if panels == PANELS_HELD {
-                    tiles.load::<3>(meeting.key(unit, sixteen, 1), ROW_BYTES);
+                    tiles.load::<3>(args.key(unit, sixteen, 1), ROW_BYTES);
                     tiles.multiply::<0, 3, 6>();
                     local.step();
                     tiles.multiply::<1, 3, 7>();
                     local.step();
                 }
-                debug_assert!(local.has_weighed_before(sixteen), "scores that are still to be weighed");
+                debug_assert!(local.has_consumed(sixteen), "scores that are still to be weighed");
                 tiles.store::<0>(place.tile(sixteen, 0), ROW_BYTES);
                 tiles.store::<1>(place.tile(sixteen, 1), ROW_BYTES);
             }
@@ -311,20 +311,20 @@ unsafe fn score(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, place: Sco
                 tiles.zero::<2>();
                 tiles.zero::<3>();
                 for panel in 0..panels {
-                    tiles.load::<4>(meeting.key(unit, sixteen, panel), ROW_BYTES);
-                    tiles.load::<6>(meeting.query(unit.part, 0, panel), stride);
+                    tiles.load::<4>(args.key(unit, sixteen, panel), ROW_BYTES);
+                    tiles.load::<6>(args.query(unit.part, 0, panel), stride);
                     tiles.multiply::<0, 4, 6>();
                     local.step();
-                    tiles.load::<7>(meeting.query(unit.part, 1, panel), stride);
+                    tiles.load::<7>(args.query(unit.part, 1, panel), stride);
                     tiles.multiply::<1, 4, 7>();
                     local.step();
-                    tiles.load::<5>(meeting.key(unit, sixteen + 1, panel), ROW_BYTES);
+                    tiles.load::<5>(args.key(unit, sixteen + 1, panel), ROW_BYTES);
                     tiles.multiply::<2, 5, 6>();
                     local.step();
                     tiles.multiply::<3, 5, 7>();
                     local.step();
                 }
-                debug_assert!(local.has_weighed_before(sixteen + 1), "scores that are still to be weighed");
+                debug_assert!(local.has_consumed(sixteen + 1), "scores that are still to be weighed");
                 tiles.store::<0>(place.tile(sixteen, 0), ROW_BYTES);
                 tiles.store::<1>(place.tile(sixteen, 1), ROW_BYTES);
                 tiles.store::<2>(place.tile(sixteen + 1, 0), ROW_BYTES);
@@ -332,7 +332,7 @@ unsafe fn score(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, place: Sco
             }
         }
     }
-    *weigher = local;
+    *softmax = local;
 }
 
 /// Adds the products of the weights of a unit and its values to the output. Weighs some pairs of the next unit behind each.
@@ -341,29 +341,29 @@ unsafe fn score(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, place: Sco
 ///
 /// As [`score`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn accumulate(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, weigher: &mut Weigher) {
-    let (stride, columns) = (meeting.lane_bytes(), meeting.columns / LANES);
-    let mut local = *weigher;
+unsafe fn accumulate(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, softmax: &mut BlockSoftmax) {
+    let (stride, columns) = (args.lane_bytes(), args.columns / LANES);
+    let mut local = *softmax;
     local.pace(2 * unit.blocks * columns);
     // SAFETY: the caller vouches for the operands. Weights of the next unit replace those that have been loaded.
     unsafe {
-        tiles.load::<4>(meeting.weights(0, 0).cast(), ROW_BYTES);
-        tiles.load::<5>(meeting.weights(0, 1).cast(), ROW_BYTES);
+        tiles.load::<4>(args.weights(0, 0).cast(), ROW_BYTES);
+        tiles.load::<5>(args.weights(0, 1).cast(), ROW_BYTES);
         if unit.blocks > 1 {
-            tiles.load::<6>(meeting.weights(1, 0).cast(), ROW_BYTES);
-            tiles.load::<7>(meeting.weights(1, 1).cast(), ROW_BYTES);
+            tiles.load::<6>(args.weights(1, 0).cast(), ROW_BYTES);
+            tiles.load::<7>(args.weights(1, 1).cast(), ROW_BYTES);
         }
         for column in 0..columns {
-            let output = [meeting.output(column, unit.part, 0), meeting.output(column, unit.part, 1)];
+            let output = [args.output(column, unit.part, 0), args.output(column, unit.part, 1)];
             tiles.load::<0>(output[0], stride);
-            tiles.load::<2>(meeting.value(unit, column, 0), ROW_BYTES);
+            tiles.load::<2>(args.value(unit, column, 0), ROW_BYTES);
             tiles.multiply::<0, 2, 4>();
             local.step();
             tiles.load::<1>(output[1], stride);
             tiles.multiply::<1, 2, 5>();
             local.step();
             if unit.blocks > 1 {
-                tiles.load::<3>(meeting.value(unit, column, 1), ROW_BYTES);
+                tiles.load::<3>(args.value(unit, column, 1), ROW_BYTES);
                 tiles.multiply::<0, 3, 6>();
                 local.step();
                 tiles.multiply::<1, 3, 7>();
@@ -372,14 +372,14 @@ unsafe fn accumulate(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, weigh
             tiles.store::<0>(output[0], stride);
             tiles.store::<1>(output[1], stride);
         }
-        local.weigh_to(local.pairs);
+        local.advance_to(local.pairs);
     }
-    *weigher = local;
+    *softmax = local;
 }
 
 /// Weighs the scores of a block, a pair of keys in 32 lanes at a time.
 #[derive(Clone, Copy)]
-struct Weigher {
+struct BlockSoftmax {
     scales: [Scale; 2],
     sums: [__m512; 2],
     scores: [*const f32; 2],
@@ -392,7 +392,7 @@ struct Weigher {
     pace: usize,
 }
 
-impl Weigher {
+impl BlockSoftmax {
     /// For a block of a unit, whose scores are there. Its sums begin with zero.
     ///
     /// # Safety
@@ -400,14 +400,14 @@ impl Weigher {
     /// The meeting has such a unit.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
-    unsafe fn new(meeting: &Meeting, unit: Unit, block: usize) -> Self {
+    unsafe fn new(args: &FusedArgs, unit: Unit, block: usize) -> Self {
         let lane = unit.part * BLOCK;
         // SAFETY: the caller vouches for the lanes.
-        let references = unsafe { [meeting.reference(lane), meeting.reference(lane + LANES)] };
+        let references = unsafe { [args.reference(lane), args.reference(lane + LANES)] };
         Self {
-            scales: [Scale::new(meeting.factor, references[0]), Scale::new(meeting.factor, references[1])],
-            scores: [0, 1].map(|half| meeting.unit_scores().column(block, half).cast_const()),
-            weights: [0, 1].map(|half| meeting.weights(block, half)),
+            scales: [Scale::new(args.factor, references[0]), Scale::new(args.factor, references[1])],
+            scores: [0, 1].map(|half| args.unit_scores().column(block, half).cast_const()),
+            weights: [0, 1].map(|half| args.weights(block, half)),
             pairs: BLOCK_PAIRS,
             ..Self::idle()
         }
@@ -436,7 +436,7 @@ impl Weigher {
 
     /// Whether the scores of sixteen keys of the next unit, counted from its first, may take their place: this is the
     /// second block of the unit before.
-    fn has_weighed_before(&self, sixteen: usize) -> bool {
+    fn has_consumed(&self, sixteen: usize) -> bool {
         self.pair >= ((sixteen + 1) * LANES / 2).saturating_sub(BLOCK_PAIRS).min(self.pairs)
     }
 
@@ -450,7 +450,7 @@ impl Weigher {
     unsafe fn step(&mut self) {
         self.due += self.pace;
         // SAFETY: the caller vouches for the block.
-        unsafe { self.weigh_to((self.due >> 16).min(self.pairs)) }
+        unsafe { self.advance_to((self.due >> 16).min(self.pairs)) }
     }
 
     /// Weighs all pairs before `end`.
@@ -460,7 +460,7 @@ impl Weigher {
     /// As [`step`](Self::step), and there are so many pairs.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
-    unsafe fn weigh_to(&mut self, end: usize) {
+    unsafe fn advance_to(&mut self, end: usize) {
         while self.pair < end {
             for half in 0..2 {
                 // SAFETY: the caller vouches for the block.
@@ -482,14 +482,14 @@ impl Weigher {
 ///
 /// There is such a part, and the scores of a unit of it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn begin(meeting: &Meeting, part: usize) {
+unsafe fn init_row_max(args: &FusedArgs, part: usize) {
     for half in 0..2 {
         let lane = part * BLOCK + half * LANES;
         // SAFETY: the caller vouches for the block.
         unsafe {
-            let column = meeting.column(meeting.unit_scores().column(0, half), core::ptr::null_mut(), 1);
-            let new = raised(meeting.reference(lane), &column);
-            _mm512_storeu_ps(meeting.maximum.add(lane), _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
+            let column = args.column(args.unit_scores().column(0, half), core::ptr::null_mut(), 1);
+            let new = update_row_max(args.reference(lane), &column);
+            _mm512_storeu_ps(args.row_max.add(lane), _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
         }
     }
 }
@@ -501,16 +501,16 @@ unsafe fn begin(meeting: &Meeting, part: usize) {
 ///
 /// Everything that the meeting speaks of is there, and it has such a unit.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn settle(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, sums: [__m512; 2]) {
+unsafe fn commit_sums(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, sums: [__m512; 2]) {
     let most = _mm512_set1_ps(MOST);
     // SAFETY: the caller vouches for the meeting.
     unsafe {
         if sums.iter().any(|&sum| _mm512_cmp_ps_mask::<_CMP_GT_OQ>(sum, most) != 0) {
-            weigh_again(tiles, meeting, unit);
+            redo_softmax(tiles, args, unit);
             return;
         }
         for (half, added) in sums.into_iter().enumerate() {
-            let place = meeting.sum.add(unit.part * BLOCK + half * LANES);
+            let place = args.row_sum.add(unit.part * BLOCK + half * LANES);
             _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), added));
         }
     }
@@ -520,28 +520,28 @@ unsafe fn settle(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit, sums: [__
 ///
 /// # Safety
 ///
-/// As [`settle`].
+/// As [`commit_sums`].
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-unsafe fn weigh_again(tiles: &impl TileUnit, meeting: &Meeting, unit: Unit) {
+unsafe fn redo_softmax(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit) {
     // Where the scores of the unit were, those of the next are already.
-    let place = meeting.spare_scores();
+    let place = args.spare_scores();
     // SAFETY: the caller vouches for the meeting.
     unsafe {
-        score(tiles, meeting, unit, place, &mut Weigher::idle());
+        score(tiles, args, unit, place, &mut BlockSoftmax::idle());
         for half in 0..2 {
             let lane = unit.part * BLOCK + half * LANES;
-            let column = meeting.column(place.column(0, half), meeting.weights(0, half), unit.blocks);
-            let old = meeting.reference(lane);
-            let new = raised(old, &column);
-            let added = column.weigh(new);
-            let correction = exp2(_mm512_sub_ps(old, new));
-            let sum = meeting.sum.add(lane);
-            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), correction, added));
-            _mm512_storeu_ps(meeting.maximum.add(lane), _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
-            for column in 0..meeting.columns {
-                let place = meeting.output.add(column * meeting.lanes + lane);
-                _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), correction));
+            let column = args.column(place.column(0, half), args.weights(0, half), unit.blocks);
+            let old = args.reference(lane);
+            let new = update_row_max(old, &column);
+            let added = column.exp_and_sum(new);
+            let row_scale = exp2(_mm512_sub_ps(old, new));
+            let sum = args.row_sum.add(lane);
+            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), row_scale, added));
+            _mm512_storeu_ps(args.row_max.add(lane), _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
+            for column in 0..args.columns {
+                let place = args.output.add(column * args.lanes + lane);
+                _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), row_scale));
             }
         }
     }

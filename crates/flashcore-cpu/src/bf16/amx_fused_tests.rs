@@ -1,11 +1,11 @@
 //! A woven meeting beside the same one step after the other, with tile registers in memory where the processor has none.
 
-use super::amx_fused::{self, Meeting, TileUnit};
+use super::amx_fused::{self, FusedArgs, TileUnit};
 use super::tests::Rows;
-use super::{Bf16Kernel, LANES, MOST_STRIP, PairMultiplier, PairProduct};
+use super::{Bf16Kernel, LANES, MAX_PANEL_ROWS, PairMultiplier, PairProduct};
 use crate::driver;
-use crate::microkernel::prefetch::Soon;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded};
+use crate::microkernel::prefetch::PrefetchPlan;
+use crate::microkernel::{FullBlocksArgs, LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
 use std::cell::RefCell;
 
@@ -49,30 +49,30 @@ impl TileUnit for Registers {
     }
 }
 
-/// Products of vectors, with strips as wide as any and woven meetings.
+/// Products of vectors, with panels as wide as any and woven meetings.
 struct Woven(crate::bf16::avx512_bf16::DotProducts);
 
 impl PairMultiplier for Woven {
-    const STRIP: usize = MOST_STRIP;
-    const KEY_TILE: usize = 128;
-    const WEAVES: bool = true;
+    const PANEL_ROWS: usize = MAX_PANEL_ROWS;
+    const KV_TILE: usize = 128;
+    const IS_FUSED: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
         // SAFETY: the caller vouches for the operands.
         unsafe { self.0.multiply(product) }
     }
 
-    unsafe fn attend(&self, meeting: &Meeting) {
+    unsafe fn attend_fused(&self, args: &FusedArgs) {
         // SAFETY: the caller vouches for the meeting.
-        unsafe { amx_fused::attend(&Registers::default(), meeting) }
+        unsafe { amx_fused::attend(&Registers::default(), args) }
     }
 }
 
 /// What a strip of attention has come to.
 #[derive(Clone)]
 struct State {
-    maximum: Vec<f32>,
-    sum: Vec<f32>,
+    row_max: Vec<f32>,
+    row_sum: Vec<f32>,
     output: Vec<f32>,
 }
 
@@ -82,39 +82,39 @@ struct Case {
     head_dim: usize,
     value_dim: usize,
     keys: std::ops::Range<usize>,
-    maximum: f32,
+    row_max: f32,
     factor: f32,
 }
 
 /// The state before the meeting.
 fn before(case: &Case) -> State {
-    let before = if case.maximum == f32::NEG_INFINITY { 0.0 } else { 0.5 };
+    let before = if case.row_max == f32::NEG_INFINITY { 0.0 } else { 0.5 };
     let output = vec![before; padded(case.value_dim, LANES) * case.lanes];
-    State { maximum: vec![case.maximum; case.lanes], sum: vec![before; case.lanes], output }
+    State { row_max: vec![case.row_max; case.lanes], row_sum: vec![before; case.lanes], output }
 }
 
 /// The state after the meeting, and whether it was woven or done a tile after the other.
-fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) -> (State, bool) {
+fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) -> (State, bool) {
     let &Case { lanes, head_dim, value_dim, ref keys, factor, .. } = case;
     let query = Rows::scattered(lanes, head_dim, 1);
     let (key, value) = (Rows::scattered(keys.end, head_dim, 2), Rows::scattered(keys.end, value_dim, 3));
     let mut packed_query = vec![0; Bf16Kernel::<M>::query_size(head_dim)];
     kernel.pack_query(query.head(), 0..lanes, lanes, &mut packed_query);
-    let key_size = Bf16Kernel::<M>::key_size(head_dim, M::KEY_TILE);
-    let value_size = Bf16Kernel::<M>::value_size(value_dim, M::KEY_TILE);
-    let tiles = keys.end.div_ceil(M::KEY_TILE);
+    let key_size = Bf16Kernel::<M>::key_size(head_dim, M::KV_TILE);
+    let value_size = Bf16Kernel::<M>::value_size(value_dim, M::KV_TILE);
+    let tiles = keys.end.div_ceil(M::KV_TILE);
     let (mut packed_key, mut packed_value) = (vec![u32::MAX; tiles * key_size], vec![u32::MAX; tiles * value_size]);
-    let tile_keys = |tile: usize| tile * M::KEY_TILE..keys.end.min((tile + 1) * M::KEY_TILE);
+    let tile_keys = |tile: usize| tile * M::KV_TILE..keys.end.min((tile + 1) * M::KV_TILE);
     for tile in 0..tiles {
         kernel.pack_keys(key.head(), tile_keys(tile), &mut packed_key[tile * key_size..][..key_size]);
         kernel.pack_values(value.head(), tile_keys(tile), &mut packed_value[tile * value_size..][..value_size]);
     }
-    let mut scores = vec![9.0; M::KEY_TILE * M::STRIP];
-    let mut weights = vec![7; Bf16Kernel::<M>::weight_size(M::KEY_TILE)];
-    let mut correction = vec![9.0; lanes];
+    let mut scores = vec![9.0; M::KV_TILE * M::PANEL_ROWS];
+    let mut weights = vec![7; Bf16Kernel::<M>::weight_size(M::KV_TILE)];
+    let mut row_scale = vec![9.0; lanes];
     let mut state = before(case);
     if is_woven {
-        let is_done = kernel.attend_at_once(WholeMeeting {
+        let is_done = kernel.attend_full_blocks(FullBlocksArgs {
             head_dim,
             value_dim,
             lanes,
@@ -125,20 +125,20 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
             factor,
             scores: &mut scores,
             weights: &mut weights,
-            maximum: &mut state.maximum,
-            sum: &mut state.sum,
+            row_max: &mut state.row_max,
+            row_sum: &mut state.row_sum,
             output: &mut state.output,
         });
         return (state, is_done);
     }
     for tile in 0..tiles {
-        let first = tile * M::KEY_TILE;
+        let first = tile * M::KV_TILE;
         let keys = keys.start.max(first) - first..tile_keys(tile).end - first;
         if keys.is_empty() {
             continue;
         }
         let lane_keys = LaneKeys::new(|_| keys.len());
-        kernel.score(ScoreProduct {
+        kernel.qk_product(QkArgs {
             head_dim,
             lanes,
             keys: keys.clone(),
@@ -148,21 +148,21 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
             factor: 1.0,
             scores: &mut scores,
         });
-        let weighed = kernel.weigh(&mut Strip {
+        let weighed = kernel.online_softmax(&mut SoftmaxArgs {
             lanes,
             keys: keys.len(),
             lane_keys,
-            follows_maximum: false,
+            updates_row_max: false,
             factor,
             scores: &mut scores,
             weights: &mut weights,
             keeps_weights: false,
-            maximum: &mut state.maximum,
-            sum: &mut state.sum,
-            correction: &mut correction,
+            row_max: &mut state.row_max,
+            row_sum: &mut state.row_sum,
+            row_scale: &mut row_scale,
         });
-        assert_eq!(weighed, Weighed::Done);
-        kernel.accumulate(OutputProduct {
+        assert_eq!(weighed, SoftmaxOutcome::Done);
+        kernel.pv_product(PvArgs {
             value_dim,
             lanes,
             keys,
@@ -170,10 +170,10 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
             value: &packed_value[tile * value_size..][..value_size],
             scores: &scores,
             weights: &weights,
-            correction: &correction,
+            row_scale: &row_scale,
             output: &mut state.output,
             is_first: false,
-            soon: Soon::NOTHING,
+            prefetch: PrefetchPlan::NOTHING,
         });
     }
     (state, true)
@@ -182,28 +182,28 @@ fn meet<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) 
 /// Both ways give the same means of values, where a strip has so many lanes. Sums and outputs may be relative to different
 /// maxima.
 fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_expected: bool) {
-    if case.lanes > M::STRIP {
+    if case.lanes > M::PANEL_ROWS {
         return;
     }
-    let name = format!("{:?} {} {}", case.keys, case.head_dim, case.maximum);
-    let (actual, is_woven) = meet(kernel, case, true);
+    let name = format!("{:?} {} {}", case.keys, case.head_dim, case.row_max);
+    let (actual, is_woven) = attend_block(kernel, case, true);
     assert_eq!(is_woven, is_expected, "{name}");
     if !is_woven {
         return;
     }
-    let (expected, _) = meet(kernel, case, false);
+    let (expected, _) = attend_block(kernel, case, false);
     for lane in 0..case.lanes {
-        let scale = (actual.maximum[lane] - expected.maximum[lane]).exp2();
-        let (sum, expected_sum) = (actual.sum[lane] * scale, expected.sum[lane]);
+        let scale = (actual.row_max[lane] - expected.row_max[lane]).exp2();
+        let (sum, expected_sum) = (actual.row_sum[lane] * scale, expected.row_sum[lane]);
         assert!((sum - expected_sum).abs() <= 1e-2 * expected_sum, "{name}: {sum} instead of {expected_sum}");
         for column in 0..case.value_dim {
             let index = column * case.lanes + lane;
-            let mean = actual.output[index] / actual.sum[lane];
-            let expected_mean = expected.output[index] / expected.sum[lane];
+            let mean = actual.output[index] / actual.row_sum[lane];
+            let expected_mean = expected.output[index] / expected.row_sum[lane];
             assert!((mean - expected_mean).abs() <= 2e-2, "{name} {lane} {column}: {mean} instead of {expected_mean}");
         }
     }
-    if [&actual.maximum, &expected.maximum].iter().all(|maximum| maximum.iter().all(|&maximum| maximum == case.maximum))
+    if [&actual.row_max, &expected.row_max].iter().all(|row_max| row_max.iter().all(|&row_max| row_max == case.row_max))
     {
         for (actual, expected) in actual.output.iter().zip(&expected.output) {
             assert!((actual - expected).abs() <= 1e-5 * expected.abs().max(1e-5), "{name}: {actual}, {expected}");
@@ -218,7 +218,7 @@ fn a_woven_meeting_is_one_step_after_the_other() {
         return;
     }
     let case =
-        |lanes, head_dim, value_dim, keys, maximum, factor| Case { lanes, head_dim, value_dim, keys, maximum, factor };
+        |lanes, head_dim, value_dim, keys, row_max, factor| Case { lanes, head_dim, value_dim, keys, row_max, factor };
     let cases = [
         (case(64, 64, 64, 0..128, 20.0, 0.3), true),
         (case(64, 40, 64, 32..128, 20.0, 0.3), true),
@@ -246,10 +246,10 @@ fn a_woven_meeting_is_one_step_after_the_other() {
     for (case, is_woven) in &cases {
         if let Some(level) = crate::bf16::avx512_bf16::detect() {
             let (multiplier, vectors) = (Woven(level.multiplier), level.vectors);
-            check(&Bf16Kernel { multiplier, vectors, has_narrow_weights: true }, case, *is_woven);
+            check(&Bf16Kernel { multiplier, vectors, has_softmax16: true }, case, *is_woven);
         }
         if let Some(level) = crate::bf16::amx::detect() {
-            check(&Bf16Kernel { has_narrow_weights: true, ..level }, case, *is_woven);
+            check(&Bf16Kernel { has_softmax16: true, ..level }, case, *is_woven);
         }
     }
 }
@@ -260,7 +260,7 @@ fn woven_attention_is_attention() {
     let Some(level) = crate::bf16::avx512_bf16::detect().filter(|_| is_x86_feature_detected!("avx512vbmi")) else {
         return;
     };
-    let kernel = Bf16Kernel { multiplier: Woven(level.multiplier), vectors: level.vectors, has_narrow_weights: true };
+    let kernel = Bf16Kernel { multiplier: Woven(level.multiplier), vectors: level.vectors, has_softmax16: true };
     let problem = |heads: usize, queries, keys, dim, mask| {
         let mut problem = Problem::new(1, heads, queries, dim, DType::Bf16);
         (problem.key_heads, problem.key_length, problem.mask) = (1, keys, mask);

@@ -1,6 +1,6 @@
 //! The microkernel of both bf16 levels: they differ only in the instructions that multiply.
 //!
-//! Weights are rounded to `bf16` before they meet the values, which the other levels do not; sums stay in `f32`. How they
+//! Weights are rounded to `bf16` before they attend_block the values, which the other levels do not; sums stay in `f32`. How they
 //! come to be is [`softmax`], or where the problem allows it the faster [`softmax16`]. The instructions take subnormal elements and sums as zero: see [`pack`] for what keeps small values alive.
 
 pub(crate) mod amx;
@@ -14,15 +14,15 @@ pub(crate) mod softmax16;
 #[cfg(test)]
 mod tests;
 
-use crate::attend::decode::StreamTile;
+use crate::attend::decode::DecodeTile;
 use crate::attend::group::Group;
 use crate::attend::scoring::is_plain;
 use crate::driver;
 use crate::microkernel::convert::Head;
 use crate::microkernel::mask::LaneRanges;
-use crate::microkernel::score::Shaping;
+use crate::microkernel::score::ScoreModifiers;
 use crate::microkernel::softmax::COARSE;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, WholeMeeting, padded};
+use crate::microkernel::{FullBlocksArgs, LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
 use crate::simd::avx512::Avx512;
 use core::arch::x86_64::{
     _CMP_NEQ_UQ, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
@@ -57,11 +57,11 @@ pub(crate) struct PairProduct {
 /// The instructions that multiply pairs. Whoever has one has the processor for it.
 pub(crate) trait PairMultiplier: Sync {
     /// Query rows of a strip: 32 or 64.
-    const STRIP: usize;
+    const PANEL_ROWS: usize;
     /// Keys of one tile.
-    const KEY_TILE: usize;
+    const KV_TILE: usize;
     /// Whether units of their own multiply while vectors weigh, so that [`attend`](Self::attend) is there.
-    const WEAVES: bool = false;
+    const IS_FUSED: bool = false;
     /// # Safety
     ///
     /// Everything that [`PairProduct`] speaks of is there.
@@ -72,8 +72,8 @@ pub(crate) trait PairMultiplier: Sync {
     /// # Safety
     ///
     /// As [`amx_fused::attend`].
-    unsafe fn attend(&self, meeting: &amx_fused::Meeting) {
-        let _ = meeting;
+    unsafe fn attend_fused(&self, args: &amx_fused::FusedArgs) {
+        let _ = args;
         unreachable!("only a multiplier that weaves is asked to");
     }
 
@@ -89,53 +89,53 @@ pub(crate) struct Bf16Kernel<M> {
     multiplier: M,
     vectors: Avx512,
     /// Whether weights need be no more than `bf16`: the problem does not ask for more, and the processor can do it.
-    has_narrow_weights: bool,
+    has_softmax16: bool,
 }
 
 impl<M: PairMultiplier> Bf16Kernel<M> {
     /// The lanes of the first half of a strip, and the keys that some of their rows attends; the other half may attend
     /// more. `None` where all lanes are of the first half.
     fn first_half(lanes: usize, lane_keys: LaneKeys) -> Option<(usize, usize)> {
-        const { assert!(M::STRIP.is_multiple_of(2 * LANES)) };
-        let half = M::STRIP / 2;
+        const { assert!(M::PANEL_ROWS.is_multiple_of(2 * LANES)) };
+        let half = M::PANEL_ROWS / 2;
         (lanes > half).then(|| (half, lane_keys.of_block(half / LANES - 1)))
     }
 
     /// `None` where the processor lacks AVX-512, which no multiplier is without.
     pub(crate) fn new(multiplier: M) -> Option<Self> {
-        Avx512::detect().map(|vectors| Self { multiplier, vectors, has_narrow_weights: false })
+        Avx512::detect().map(|vectors| Self { multiplier, vectors, has_softmax16: false })
     }
 
     /// The kernel for a problem whose operands were looked at.
     pub(crate) fn for_problem(self, problem: &Problem, inputs: &InputViews<'_>, survey: &Survey) -> Self {
         let has_instructions = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512bf16");
-        let has_narrow_weights = has_instructions
+        let has_softmax16 = has_instructions
             && is_plain(problem, inputs)
             && !problem.log_sum_exp
             && survey.largest_score(problem) < softmax16::LARGEST_SCORE;
-        Self { has_narrow_weights, ..self }
+        Self { has_softmax16, ..self }
     }
 }
 
 /// No strip has more lanes.
-const MOST_STRIP: usize = 4 * LANES;
+const MAX_PANEL_ROWS: usize = 4 * LANES;
 
 impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     type Real = f32;
     type Packed = u32;
 
-    const STRIP: usize = M::STRIP;
+    const PANEL_ROWS: usize = M::PANEL_ROWS;
     const LANE_BLOCK: usize = LANES;
-    const FIRST_KEY_BLOCK: usize = DEPTH;
+    const KEY_ALIGNMENT: usize = DEPTH;
     const KEY_BLOCK: usize = LANES;
     const VALUE_BLOCK: usize = LANES;
-    const KEY_TILE: usize = M::KEY_TILE;
-    const TILES_AT_ONCE: usize = if M::WEAVES { 16 } else { 1 };
-    const MOST_ITEM_ROWS: usize = if M::WEAVES { 1024 } else { driver::scheduler::MOST_ITEM_ROWS };
-    const MULTIPLIES_IN_WEIGH: bool = true;
+    const KV_TILE: usize = M::KV_TILE;
+    const PACKED_TILES: usize = if M::IS_FUSED { 16 } else { 1 };
+    const MAX_ITEM_ROWS: usize = if M::IS_FUSED { 1024 } else { driver::scheduler::MAX_ITEM_ROWS };
+    const SCALES_IN_SOFTMAX: bool = true;
 
     fn query_size(head_dim: usize) -> usize {
-        pack::query_size(head_dim, M::STRIP)
+        pack::query_size(head_dim, M::PANEL_ROWS)
     }
 
     fn key_size(head_dim: usize, keys: usize) -> usize {
@@ -147,7 +147,7 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     }
 
     fn weight_size(keys: usize) -> usize {
-        padded(keys, DEPTH) / 2 * M::STRIP
+        padded(keys, DEPTH) / 2 * M::PANEL_ROWS
     }
 
     fn on_thread(&self, work: impl FnOnce()) {
@@ -169,7 +169,7 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         unsafe { pack::pack_values(value, keys, packed) }
     }
 
-    fn score(&self, product: ScoreProduct<'_, Self>) {
+    fn qk_product(&self, product: QkArgs<'_, Self>) {
         let panels = pack::panels(product.head_dim);
         let panel_size = product.key.len() / panels;
         let rows = padded(product.keys.len(), LANES);
@@ -214,77 +214,77 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         }
     }
 
-    fn weigh(&self, strip: &mut Strip<'_, Self>) -> Weighed {
-        assert!(strip.fits(), "a strip of scores that is too small");
-        let is_narrow = self.has_narrow_weights && !strip.keeps_weights;
-        let mut weighing = weighing(strip);
+    fn online_softmax(&self, panel: &mut SoftmaxArgs<'_, Self>) -> SoftmaxOutcome {
+        assert!(panel.fits(), "a panel of scores that is too small");
+        let is_softmax16 = self.has_softmax16 && !panel.keeps_weights;
+        let mut args = softmax_args(panel);
         // SAFETY: `self.vectors` is a witness of AVX-512, and the processor was asked for what else narrow weights need.
         unsafe {
-            if is_narrow {
-                softmax16::weigh(&mut weighing);
+            if is_softmax16 {
+                softmax16::online_softmax(&mut args);
             } else {
-                softmax::weigh(&mut weighing);
+                softmax::online_softmax(&mut args);
             }
         }
-        Weighed::Done
+        SoftmaxOutcome::Done
     }
 
-    fn attend_at_once(&self, meeting: WholeMeeting<'_, Self>) -> bool {
-        let (lanes, keys) = (meeting.lanes, meeting.keys);
-        let columns = padded(meeting.value_dim, LANES);
+    fn attend_full_blocks(&self, args: FullBlocksArgs<'_, Self>) -> bool {
+        let (lanes, keys) = (args.lanes, args.keys);
+        let columns = padded(args.value_dim, LANES);
         let [key_tile, value_tile] =
-            [Self::key_size(meeting.head_dim, M::KEY_TILE), Self::value_size(meeting.value_dim, M::KEY_TILE)];
-        let tiles = keys.end.div_ceil(M::KEY_TILE);
+            [Self::key_size(args.head_dim, M::KV_TILE), Self::value_size(args.value_dim, M::KV_TILE)];
+        let tiles = keys.end.div_ceil(M::KV_TILE);
         assert!(
             keys.start < keys.end
-                && meeting.key.len() >= tiles * key_tile
-                && meeting.value.len() >= tiles * value_tile
-                && meeting.query.len() >= pack::query_size(meeting.head_dim, lanes)
-                && [meeting.maximum.len(), meeting.sum.len()].iter().all(|&length| length >= lanes)
-                && meeting.output.len() >= columns * lanes,
-            "a meeting of tiles that are too small"
+                && args.key.len() >= tiles * key_tile
+                && args.value.len() >= tiles * value_tile
+                && args.query.len() >= pack::query_size(args.head_dim, lanes)
+                && [args.row_max.len(), args.row_sum.len()].iter().all(|&length| length >= lanes)
+                && args.output.len() >= columns * lanes,
+            "a args of tiles that are too small"
         );
-        let is_first = meeting.maximum[0] == f32::NEG_INFINITY;
-        if !(M::WEAVES
-            && self.has_narrow_weights
+        let is_first = args.row_max[0] == f32::NEG_INFINITY;
+        if !(M::IS_FUSED
+            && self.has_softmax16
             && [keys.start, keys.end, lanes].iter().all(|size| size.is_multiple_of(amx_fused::BLOCK))
-            && meeting.maximum[..lanes].iter().all(|&maximum| (maximum == f32::NEG_INFINITY) == is_first)
-            && meeting.value.chunks_exact(value_tile).take(tiles).all(|tile| pack::divisor(tile).is_none()))
+            && args.row_max[..lanes].iter().all(|&row_max| (row_max == f32::NEG_INFINITY) == is_first)
+            && args.value.chunks_exact(value_tile).take(tiles).all(|tile| pack::divisor(tile).is_none()))
         {
             return false;
         }
-        const { assert!(!M::WEAVES || M::KEY_TILE == amx_fused::TILE_BLOCKS * amx_fused::BLOCK) };
+        const { assert!(!M::IS_FUSED || M::KV_TILE == amx_fused::TILE_BLOCKS * amx_fused::BLOCK) };
         assert!(
-            meeting.scores.len() >= amx_fused::SCORE_ROOM && meeting.weights.len() >= amx_fused::WEIGHT_ROOM,
-            "a meeting in a room that is too small"
+            args.scores.len() >= amx_fused::SCORE_SCRATCH && args.weights.len() >= amx_fused::WEIGHT_SCRATCH,
+            "a args in a room that is too small"
         );
         // SAFETY: keys and values have so many tiles, the query a row for each pair of a panel, and there is room for scores,
         // weights and output, as asserted. The processor was asked for what narrow weights need.
         unsafe {
-            self.multiplier.attend(&amx_fused::Meeting {
+            self.multiplier.attend_fused(&amx_fused::FusedArgs {
                 lanes,
                 columns,
                 first_block: keys.start / amx_fused::BLOCK,
                 blocks: keys.len() / amx_fused::BLOCK,
-                panels: pack::panels(meeting.head_dim),
-                key: meeting.key.as_ptr(),
-                key_panel: key_tile / pack::panels(meeting.head_dim),
+                panels: pack::panels(args.head_dim),
+                key: args.key.as_ptr(),
+                key_panel: key_tile / pack::panels(args.head_dim),
                 key_tile,
-                value: meeting.value.as_ptr().add(VALUE_HEADER),
+                value: args.value.as_ptr().add(VALUE_HEADER),
                 value_tile,
-                query: meeting.query.as_ptr(),
-                factor: meeting.factor,
-                scores: meeting.scores.as_mut_ptr(),
-                weights: meeting.weights.as_mut_ptr(),
-                maximum: meeting.maximum.as_mut_ptr(),
-                sum: meeting.sum.as_mut_ptr(),
-                output: meeting.output.as_mut_ptr(),
+                query: args.query.as_ptr(),
+                factor: args.factor,
+                scores: args.scores.as_mut_ptr(),
+                weights: args.weights.as_mut_ptr(),
+                row_max: args.row_max.as_mut_ptr(),
+                row_sum: args.row_sum.as_mut_ptr(),
+                output: args.output.as_mut_ptr(),
             });
         }
         true
     }
 
-    fn accumulate(&self, product: OutputProduct<'_, Self>) {
+    fn pv_product(&self, product: PvArgs<'_, Self>) {
         let columns = padded(product.value_dim, LANES);
         assert!(
             product.fits() && product.value.len() >= pack::value_size(product.value_dim, product.keys.end),
@@ -295,8 +295,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         if product.is_first {
             output.fill(0.0);
         } else {
-            // SAFETY: `self.vectors` is a witness of AVX-512, and there is a correction for each lane.
-            unsafe { correct(output, &product.correction[..lanes]) };
+            // SAFETY: `self.vectors` is a witness of AVX-512, and there is a row_scale for each lane.
+            unsafe { correct(output, &product.row_scale[..lanes]) };
         }
         let panel_size = columns * PAIRS;
         let first_panel = &product.value[VALUE_HEADER + product.keys.start / DEPTH * panel_size..];
@@ -345,8 +345,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         }
     }
 
-    fn shape(&self, shaping: Shaping<'_, f32>) {
-        self.vectors.shape(shaping);
+    fn modify_scores(&self, modifiers: ScoreModifiers<'_, f32>) {
+        self.vectors.modify_scores(modifiers);
     }
 
     fn mask(&self, scores: &mut [f32], lanes: usize, ranges: &LaneRanges) {
@@ -366,8 +366,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     }
 
     /// A few rows are bound by reading the keys, which products in pairs do not make faster.
-    fn stream(&self, tile: StreamTile<'_, f32>) {
-        self.vectors.stream(tile);
+    fn decode_tile(&self, tile: DecodeTile<'_, f32>) {
+        self.vectors.decode_tile(tile);
     }
 }
 
@@ -382,7 +382,7 @@ impl<M> Bf16Kernel<M> {
         }
         let groups = problem.batch * problem.key_heads;
         let elements = Group::row_count(problem).saturating_add(problem.key_length).saturating_mul(problem.head_dim);
-        driver::for_each(groups, elements, driver::Order::OneByOne, |index| {
+        driver::for_each(groups, elements, driver::LoopSchedule::Dynamic, |index| {
             let group = Group::new(problem, inputs, index / problem.key_heads, index % problem.key_heads);
             let (rows, keys) = (group.attending_rows(), group.attended_of(&(0..problem.key_length)));
             // SAFETY: `self.vectors` is a witness of AVX-512.
@@ -403,18 +403,18 @@ impl<M> Bf16Kernel<M> {
 }
 
 /// What the softmax sees of a strip.
-fn weighing<'a, M: PairMultiplier>(strip: &'a mut Strip<'_, Bf16Kernel<M>>) -> softmax::Weighing<'a> {
-    softmax::Weighing {
-        lanes: strip.lanes,
-        keys: strip.keys,
-        lane_keys: strip.lane_keys,
-        factor: strip.factor,
-        scores: strip.scores,
-        weights: strip.weights,
-        maximum: strip.maximum,
-        sum: strip.sum,
-        correction: strip.correction,
-        keeps_weights: strip.keeps_weights,
+fn softmax_args<'a, M: PairMultiplier>(panel: &'a mut SoftmaxArgs<'_, Bf16Kernel<M>>) -> softmax::Bf16SoftmaxArgs<'a> {
+    softmax::Bf16SoftmaxArgs {
+        lanes: panel.lanes,
+        keys: panel.keys,
+        lane_keys: panel.lane_keys,
+        factor: panel.factor,
+        scores: panel.scores,
+        weights: panel.weights,
+        row_max: panel.row_max,
+        row_sum: panel.row_sum,
+        row_scale: panel.row_scale,
+        keeps_weights: panel.keeps_weights,
     }
 }
 
@@ -462,7 +462,7 @@ impl<M: PairMultiplier> Bf16Kernel<M> {
         for first in (0..values.rows).step_by(COLUMNS) {
             let rows = (values.rows - first).min(COLUMNS);
             let mut panel = [[0; PAIRS]; COLUMNS];
-            let mut products = [0.0; COLUMNS * MOST_STRIP];
+            let mut products = [0.0; COLUMNS * MAX_PANEL_ROWS];
             // SAFETY: the caller vouches for the whole, of which these are some rows; `panel` and `products` have room
             // for these, and the lanes of a strip.
             unsafe {
@@ -506,14 +506,14 @@ fn scale(scores: &mut [f32], factor: f32) {
     }
 }
 
-/// Rows of the output times the correction of each lane, unless all corrections are 1.
+/// Rows of the output times the row_scale of each lane, unless all row_scales are 1.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn correct(output: &mut [f32], correction: &[f32]) {
-    let lanes = correction.len();
+fn correct(output: &mut [f32], row_scale: &[f32]) {
+    let lanes = row_scale.len();
     for lane in (0..lanes).step_by(LANES) {
         // SAFETY: the lanes are whole vectors, and so are the rows of the output.
         unsafe {
-            let factor = _mm512_loadu_ps(correction.as_ptr().add(lane));
+            let factor = _mm512_loadu_ps(row_scale.as_ptr().add(lane));
             if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(factor, _mm512_set1_ps(1.0)) == 0 {
                 continue;
             }

@@ -21,11 +21,11 @@ const COEFFICIENTS: [f32; 5] = [1.276_311_4e-2, 5.344_103e-2, 0.240_647_05, 0.69
 pub(crate) const MAX_ERROR: f64 = 7.6e-6;
 
 /// How far, in base 2, scores may rise above what is subtracted from them before that follows. Weights are then up to
-/// 2^4 and as exact as below 1, and the output is spared most corrections: of random scores, all after the first few.
+/// 2^4 and as exact as below 1, and the output is spared most row_scales: of random scores, all after the first few.
 const SLACK: f32 = 4.0;
 
 /// The running softmax of one strip.
-pub(crate) struct Weighing<'a> {
+pub(crate) struct Bf16SoftmaxArgs<'a> {
     pub(crate) lanes: usize,
     pub(crate) keys: usize,
     /// Scores of keys behind these are no scores, and get no weight.
@@ -34,9 +34,9 @@ pub(crate) struct Weighing<'a> {
     pub(crate) factor: f32,
     pub(crate) scores: &'a mut [f32],
     pub(crate) weights: &'a mut [u32],
-    pub(crate) maximum: &'a mut [f32],
-    pub(crate) sum: &'a mut [f32],
-    pub(crate) correction: &'a mut [f32],
+    pub(crate) row_max: &'a mut [f32],
+    pub(crate) row_sum: &'a mut [f32],
+    pub(crate) row_scale: &'a mut [f32],
     /// Whether weights are left in `scores` too.
     pub(crate) keeps_weights: bool,
 }
@@ -44,32 +44,32 @@ pub(crate) struct Weighing<'a> {
 /// One step. What is summed is the weights before they are rounded: their sum is then good enough for the log-sum-exp,
 /// which that of weights with eight bits is not.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn weigh(strip: &mut Weighing<'_>) {
-    let lanes = strip.lanes;
-    let pairs = padded(strip.keys, DEPTH) / 2;
-    let of_lanes = [strip.maximum.len(), strip.sum.len(), strip.correction.len()];
+pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
+    let lanes = args.lanes;
+    let pairs = padded(args.keys, DEPTH) / 2;
+    let of_lanes = [args.row_max.len(), args.row_sum.len(), args.row_scale.len()];
     assert!(
         lanes.is_multiple_of(LANES)
-            && strip.scores.len() >= strip.keys * lanes
-            && strip.weights.len() >= pairs * lanes
+            && args.scores.len() >= args.keys * lanes
+            && args.weights.len() >= pairs * lanes
             && of_lanes.iter().all(|&length| length >= lanes),
-        "a strip of scores that is too small"
+        "a args of scores that is too small"
     );
-    let factor = _mm512_set1_ps(strip.factor);
+    let factor = _mm512_set1_ps(args.factor);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
-        let keys = strip.lane_keys.of_block(block).min(strip.keys);
+        let keys = args.lane_keys.of_block(block).min(args.keys);
         // SAFETY: every row of the strip has a vector at this lane, as asserted.
         unsafe {
-            let scores = strip.scores.as_mut_ptr().add(lane);
-            let weights = strip.weights.as_mut_ptr().add(lane);
-            let old = _mm512_loadu_ps(strip.maximum.as_ptr().add(lane));
-            let new = raised(old, _mm512_mul_ps(largest(scores, keys, lanes), factor));
+            let scores = args.scores.as_mut_ptr().add(lane);
+            let weights = args.weights.as_mut_ptr().add(lane);
+            let old = _mm512_loadu_ps(args.row_max.as_ptr().add(lane));
+            let new = update_row_max(old, _mm512_mul_ps(largest(scores, keys, lanes), factor));
             let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, _mm512_set1_ps(f32::NEG_INFINITY));
             let shift = _mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps());
             let weight = |key: usize| {
                 let place = scores.add(key * lanes);
                 let weight = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(place), factor, shift));
-                if strip.keeps_weights {
+                if args.keeps_weights {
                     _mm512_storeu_ps(place, weight);
                 }
                 weight
@@ -90,12 +90,12 @@ pub(crate) fn weigh(strip: &mut Weighing<'_>) {
                 _mm512_storeu_si512(weights.add(pair * lanes).cast(), _mm512_setzero_si512());
             }
             let is_same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, new);
-            let correction = _mm512_mask_mov_ps(exp2(_mm512_sub_ps(old, new)), is_same, _mm512_set1_ps(1.0));
-            let sum = strip.sum.as_mut_ptr().add(lane);
+            let row_scale = _mm512_mask_mov_ps(exp2(_mm512_sub_ps(old, new)), is_same, _mm512_set1_ps(1.0));
+            let sum = args.row_sum.as_mut_ptr().add(lane);
             let added = _mm512_add_ps(even_sum, odd_sum);
-            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), correction, added));
-            _mm512_storeu_ps(strip.maximum.as_mut_ptr().add(lane), new);
-            _mm512_storeu_ps(strip.correction.as_mut_ptr().add(lane), correction);
+            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), row_scale, added));
+            _mm512_storeu_ps(args.row_max.as_mut_ptr().add(lane), new);
+            _mm512_storeu_ps(args.row_scale.as_mut_ptr().add(lane), row_scale);
         }
     }
 }
@@ -128,7 +128,7 @@ pub(super) unsafe fn largest(scores: *const f32, keys: usize, lanes: usize) -> _
 
 /// What is subtracted from scores from now on, when the largest of them is `largest` and `old` was subtracted so far.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn raised(old: __m512, largest: __m512) -> __m512 {
+fn update_row_max(old: __m512, largest: __m512) -> __m512 {
     let is_far_above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(largest, _mm512_add_ps(old, _mm512_set1_ps(SLACK)));
     _mm512_mask_mov_ps(old, is_far_above, largest)
 }

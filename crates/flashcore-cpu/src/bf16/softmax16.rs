@@ -9,7 +9,7 @@
 //! rounding alone makes that 3.9e-3, 1.6e-3 and 0.
 
 use super::pack::{DEPTH, LANES};
-use super::softmax::{Weighing, exp2, largest};
+use super::softmax::{Bf16SoftmaxArgs, exp2, largest};
 use crate::microkernel::padded;
 use core::arch::x86_64::{
     __m512, __m512bh, __m512i, _CMP_EQ_OQ, _CMP_GT_OQ, _MM_FROUND_TO_POS_INF, _mm_setr_epi8, _mm512_add_ps,
@@ -58,49 +58,49 @@ const TO_POWER: [u8; 64] = [
 /// One step of the softmax, as [`weigh`](super::softmax::weigh) does it, for finite scores up to [`LARGEST_SCORE`] and
 /// those of minus infinity. Weights are left in `weights` alone.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-pub(crate) fn weigh(strip: &mut Weighing<'_>) {
-    let (lanes, pairs) = (strip.lanes, padded(strip.keys, DEPTH) / 2);
-    let of_lanes = [strip.maximum.len(), strip.sum.len(), strip.correction.len()];
+pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
+    let (lanes, pairs) = (args.lanes, padded(args.keys, DEPTH) / 2);
+    let of_lanes = [args.row_max.len(), args.row_sum.len(), args.row_scale.len()];
     assert!(
         lanes.is_multiple_of(LANES)
-            && strip.scores.len() >= strip.keys * lanes
-            && strip.weights.len() >= pairs * lanes
+            && args.scores.len() >= args.keys * lanes
+            && args.weights.len() >= pairs * lanes
             && of_lanes.iter().all(|&length| length >= lanes)
-            && !strip.keeps_weights,
-        "a strip of scores that is too small, or whose weights are to be kept"
+            && !args.keeps_weights,
+        "a args of scores that is too small, or whose weights are to be kept"
     );
     let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
-        let keys = strip.lane_keys.of_block(block).min(strip.keys);
+        let keys = args.lane_keys.of_block(block).min(args.keys);
         // SAFETY: every row of the strip has a vector at this lane, as asserted.
         unsafe {
             let column = Column {
-                scores: strip.scores.as_ptr().add(lane),
-                weights: strip.weights.as_mut_ptr().add(lane),
+                scores: args.scores.as_ptr().add(lane),
+                weights: args.weights.as_mut_ptr().add(lane),
                 lanes,
                 keys,
                 pairs,
-                factor: strip.factor,
+                factor: args.factor,
             };
-            let (maximum, sum) = (strip.maximum.as_mut_ptr().add(lane), strip.sum.as_mut_ptr().add(lane));
-            let old = _mm512_sub_ps(_mm512_loadu_ps(maximum), _mm512_set1_ps(LIFT));
-            let (mut new, mut correction) = (old, _mm512_set1_ps(1.0));
+            let (row_max, sum) = (args.row_max.as_mut_ptr().add(lane), args.row_sum.as_mut_ptr().add(lane));
+            let old = _mm512_sub_ps(_mm512_loadu_ps(row_max), _mm512_set1_ps(LIFT));
+            let (mut new, mut row_scale) = (old, _mm512_set1_ps(1.0));
             let mut added = _mm512_setzero_ps();
             let is_new = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, nothing) != 0;
             if !is_new {
-                added = column.weigh(old);
+                added = column.exp_and_sum(old);
             }
             if is_new || _mm512_cmp_ps_mask::<_CMP_GT_OQ>(added, _mm512_set1_ps(MOST)) != 0 {
-                new = raised(old, &column);
+                new = update_row_max(old, &column);
                 let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, nothing);
-                added = column.weigh(_mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps()));
+                added = column.exp_and_sum(_mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps()));
                 // The reference is an integer, unless it is what other weights of the lane are relative to.
-                correction = exp2(_mm512_sub_ps(old, new));
-                correction = _mm512_mask_mov_ps(correction, is_empty, _mm512_set1_ps(1.0));
+                row_scale = exp2(_mm512_sub_ps(old, new));
+                row_scale = _mm512_mask_mov_ps(row_scale, is_empty, _mm512_set1_ps(1.0));
             }
-            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), correction, added));
-            _mm512_storeu_ps(maximum, _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
-            _mm512_storeu_ps(strip.correction.as_mut_ptr().add(lane), correction);
+            _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), row_scale, added));
+            _mm512_storeu_ps(row_max, _mm512_add_ps(new, _mm512_set1_ps(LIFT)));
+            _mm512_storeu_ps(args.row_scale.as_mut_ptr().add(lane), row_scale);
         }
     }
 }
@@ -152,7 +152,7 @@ impl Scale {
 /// The scores have a vector at each of their places.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 #[inline]
-pub(super) unsafe fn raised(old: __m512, column: &Column) -> __m512 {
+pub(super) unsafe fn update_row_max(old: __m512, column: &Column) -> __m512 {
     // SAFETY: the caller vouches for the scores.
     let highest = unsafe { largest(column.scores, column.keys, column.lanes) };
     let highest = _mm512_mul_ps(highest, _mm512_set1_ps(column.factor));
@@ -179,7 +179,7 @@ impl Column {
     /// Scores and weights of all keys have a vector at their places.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
-    pub(super) unsafe fn weigh(&self, reference: __m512) -> __m512 {
+    pub(super) unsafe fn exp_and_sum(&self, reference: __m512) -> __m512 {
         let scale = Scale::new(self.factor, reference);
         let (keys, lanes) = (self.keys, self.lanes);
         // SAFETY: the caller vouches for the places.
@@ -257,9 +257,9 @@ mod tests {
 
     /// The state of a softmax of one vector of lanes, and what weighing some scores makes of it.
     struct Lanes {
-        maximum: [f32; LANES],
-        sum: [f32; LANES],
-        correction: [f32; LANES],
+        row_max: [f32; LANES],
+        row_sum: [f32; LANES],
+        row_scale: [f32; LANES],
         /// A row for each key.
         weights: Vec<[f32; LANES]>,
     }
@@ -268,23 +268,23 @@ mod tests {
         is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512bf16")
     }
 
-    fn weighed(maximum: f32, factor: f32, scores: &[[f32; LANES]]) -> Lanes {
+    fn weighed(row_max: f32, factor: f32, scores: &[[f32; LANES]]) -> Lanes {
         let keys = scores.len();
         let mut lanes =
-            Lanes { maximum: [maximum; LANES], sum: [0.0; LANES], correction: [9.0; LANES], weights: Vec::new() };
+            Lanes { row_max: [row_max; LANES], row_sum: [0.0; LANES], row_scale: [9.0; LANES], weights: Vec::new() };
         let mut weights = vec![u32::MAX; padded(keys, DEPTH) / 2 * LANES];
         // SAFETY: the processor has the instructions, as its callers have asked.
         unsafe {
-            weigh(&mut Weighing {
+            online_softmax(&mut Bf16SoftmaxArgs {
                 lanes: LANES,
                 keys,
                 lane_keys: LaneKeys::new(|_| keys),
                 factor,
                 scores: scores.to_vec().as_flattened_mut(),
                 weights: &mut weights,
-                maximum: &mut lanes.maximum,
-                sum: &mut lanes.sum,
-                correction: &mut lanes.correction,
+                row_max: &mut lanes.row_max,
+                row_sum: &mut lanes.row_sum,
+                row_scale: &mut lanes.row_scale,
                 keeps_weights: false,
             });
         }
@@ -312,7 +312,7 @@ mod tests {
             let lanes = weighed(LIFT, 2.0, &scores);
             for (lane, score) in scores[0].into_iter().enumerate() {
                 let (exact, weight) = (f64::from(2.0 * score - LIFT).exp2(), f64::from(lanes.weights[0][lane]));
-                if f64::from(lanes.maximum[lane]) != f64::from(LIFT) {
+                if f64::from(lanes.row_max[lane]) != f64::from(LIFT) {
                     continue;
                 }
                 if 2.0 * score < -112.0 {
@@ -322,7 +322,7 @@ mod tests {
                     worst = worst.max(error.abs());
                     (squares, mean, normal) = (squares + error * error, mean + error, normal + 1.0);
                 }
-                assert_eq!(lanes.sum[lane], lanes.weights[0][lane], "{score}");
+                assert_eq!(lanes.row_sum[lane], lanes.weights[0][lane], "{score}");
             }
         }
         assert!(worst <= MAX_ERROR && worst > 0.98 * MAX_ERROR, "{worst:e}");
@@ -335,7 +335,7 @@ mod tests {
         if !has_instructions() {
             return;
         }
-        for (old, score, maximum, correction) in [
+        for (old, score, row_max, row_scale) in [
             (f32::NEG_INFINITY, -700.5, -700.0, 0.0),
             (f32::NEG_INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0),
             (3.0, f32::NEG_INFINITY, 3.0, 1.0),
@@ -346,13 +346,13 @@ mod tests {
             (3.0, 20_000.0, 20_000.0, 0.0),
         ] {
             let lanes = weighed(old + LIFT, 1.0, &[[score; LANES], [f32::NEG_INFINITY; LANES], [score; LANES]]);
-            let state = (lanes.maximum, lanes.correction);
-            assert_eq!(state, ([maximum + LIFT; LANES], [correction; LANES]), "{old} {score}");
+            let state = (lanes.row_max, lanes.row_scale);
+            assert_eq!(state, ([row_max + LIFT; LANES], [row_scale; LANES]), "{old} {score}");
             let weight = lanes.weights[0][0];
-            let exact = (score - lanes.maximum[0]).exp2();
+            let exact = (score - lanes.row_max[0]).exp2();
             let is_right = if score == f32::NEG_INFINITY { weight == 0.0 } else { (weight / exact - 1.0).abs() < 7e-3 };
             assert!(is_right, "{old} {score}: {weight} instead of {exact}");
-            assert_eq!(lanes.sum[0], 2.0 * weight, "{old} {score}");
+            assert_eq!(lanes.row_sum[0], 2.0 * weight, "{old} {score}");
             assert!(lanes.weights.iter().skip(3).chain([&lanes.weights[1]]).all(|row| *row == [0.0; LANES]));
         }
     }

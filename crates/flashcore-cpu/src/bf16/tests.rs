@@ -2,8 +2,8 @@
 
 use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, softmax};
 use crate::microkernel::convert::Head;
-use crate::microkernel::prefetch::Soon;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, padded};
+use crate::microkernel::prefetch::PrefetchPlan;
+use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, padded};
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
 /// Calls a function of a kernel with each bf16 level that works here.
@@ -121,15 +121,16 @@ fn scores_are_as_exact_as_their_sums() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for head_dim in [1, 31, 64, 100, 256] {
             for (first, keys) in [(0, 16), (32, 50), (64, 128)] {
-                let (query, key) = (Rows::scattered(M::STRIP, head_dim, 1), Rows::scattered(first + keys, head_dim, 2));
+                let (query, key) =
+                    (Rows::scattered(M::PANEL_ROWS, head_dim, 1), Rows::scattered(first + keys, head_dim, 2));
                 let mut packed_query = vec![0; Bf16Kernel::<M>::query_size(head_dim)];
                 let mut packed_key = vec![u32::MAX; Bf16Kernel::<M>::key_size(head_dim, first + keys)];
-                kernel.pack_query(query.head(), 0..M::STRIP, M::STRIP, &mut packed_query);
+                kernel.pack_query(query.head(), 0..M::PANEL_ROWS, M::PANEL_ROWS, &mut packed_query);
                 kernel.pack_keys(key.head(), 0..first + keys, &mut packed_key);
-                let mut scores = vec![9.0; padded(keys, LANES) * M::STRIP];
-                kernel.score(ScoreProduct {
+                let mut scores = vec![9.0; padded(keys, LANES) * M::PANEL_ROWS];
+                kernel.qk_product(QkArgs {
                     head_dim,
-                    lanes: M::STRIP,
+                    lanes: M::PANEL_ROWS,
                     keys: first..first + keys,
                     lane_keys: LaneKeys::new(|_| keys),
                     key: &packed_key,
@@ -138,8 +139,8 @@ fn scores_are_as_exact_as_their_sums() {
                     scores: &mut scores,
                 });
                 let (query, key) = (query.dense(), key.dense());
-                for (index, &score) in scores[..keys * M::STRIP].iter().enumerate() {
-                    let (row, lane) = (first + index / M::STRIP, index % M::STRIP);
+                for (index, &score) in scores[..keys * M::PANEL_ROWS].iter().enumerate() {
+                    let (row, lane) = (first + index / M::PANEL_ROWS, index % M::PANEL_ROWS);
                     let products = (0..head_dim).map(|at| query[lane * head_dim + at] * key[row * head_dim + at]);
                     let exact = f64::from(-0.3_f32) * products.clone().sum::<f64>();
                     let bound =
@@ -165,46 +166,48 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
             // So that what is beside the last keys is there, and is a NaN.
             kernel.pack_values(value.head(), 0..130, &mut packed);
         }
-        let (mut scores, mut weights) = (vec![0.0; 128 * M::STRIP], vec![u32::MAX; Bf16Kernel::<M>::weight_size(128)]);
+        let (mut scores, mut weights) =
+            (vec![0.0; 128 * M::PANEL_ROWS], vec![u32::MAX; Bf16Kernel::<M>::weight_size(128)]);
         for (index, score) in scores.iter_mut().enumerate() {
             *score = ((index * 37) % 101) as f32 * 0.05 - 2.0;
         }
-        let (mut maximum, mut sum, mut correction) = (vec![0.0; M::STRIP], vec![0.0; M::STRIP], vec![0.0; M::STRIP]);
-        kernel.weigh(&mut Strip {
-            lanes: M::STRIP,
+        let (mut row_max, mut sum, mut row_scale) =
+            (vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS]);
+        kernel.online_softmax(&mut SoftmaxArgs {
+            lanes: M::PANEL_ROWS,
             keys: keys.len(),
             lane_keys: LaneKeys::new(|_| keys.len()),
-            follows_maximum: true,
+            updates_row_max: true,
             factor: 0.7,
             scores: &mut scores,
             weights: &mut weights,
             keeps_weights: true,
-            maximum: &mut maximum,
-            sum: &mut sum,
-            correction: &mut correction,
+            row_max: &mut row_max,
+            row_sum: &mut sum,
+            row_scale: &mut row_scale,
         });
         let before = magnitude as f32;
-        let mut output = vec![before; padded(value_dim, LANES) * M::STRIP];
-        kernel.accumulate(OutputProduct {
+        let mut output = vec![before; padded(value_dim, LANES) * M::PANEL_ROWS];
+        kernel.pv_product(PvArgs {
             value_dim,
-            lanes: M::STRIP,
+            lanes: M::PANEL_ROWS,
             keys: keys.clone(),
             lane_keys: LaneKeys::new(|_| keys.len()),
             value: &packed,
             scores: &scores,
             weights: &weights,
-            correction: &vec![0.5; M::STRIP],
+            row_scale: &vec![0.5; M::PANEL_ROWS],
             output: &mut output,
             is_first: false,
-            soon: Soon::NOTHING,
+            prefetch: PrefetchPlan::NOTHING,
         });
         let value = value.dense();
-        for (index, &actual) in output[..value_dim * M::STRIP].iter().enumerate() {
-            let (column, lane) = (index / M::STRIP, index % M::STRIP);
+        for (index, &actual) in output[..value_dim * M::PANEL_ROWS].iter().enumerate() {
+            let (column, lane) = (index / M::PANEL_ROWS, index % M::PANEL_ROWS);
             let products = keys.clone().enumerate().map(|(row, key)| {
-                let pair = halves(weights[row / 2 * M::STRIP + lane])[row % 2];
+                let pair = halves(weights[row / 2 * M::PANEL_ROWS + lane])[row % 2];
                 let weight = f32::from_bits(u32::from(pair) << 16);
-                assert!((weight - scores[row * M::STRIP + lane]).abs() <= weight / 256.0, "{name}: {weight}");
+                assert!((weight - scores[row * M::PANEL_ROWS + lane]).abs() <= weight / 256.0, "{name}: {weight}");
                 f64::from(weight) * value[key * value_dim + column]
             });
             let exact = 0.5 * f64::from(before) + products.clone().sum::<f64>();
@@ -242,19 +245,19 @@ fn powers<M: PairMultiplier>(kernel: &Bf16Kernel<M>, exponents: &[f32]) -> Vec<f
     let mut powers = exponents.to_vec();
     powers.resize(keys * LANES, 0.0);
     // With a maximum of zero nothing is subtracted.
-    let (mut maximum, mut sum, mut correction) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    kernel.weigh(&mut Strip {
+    let (mut row_max, mut sum, mut row_scale) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    kernel.online_softmax(&mut SoftmaxArgs {
         keeps_weights: true,
         lanes: LANES,
         keys,
         lane_keys: LaneKeys::new(|_| keys),
-        follows_maximum: true,
+        updates_row_max: true,
         factor: 1.0,
         scores: &mut powers,
         weights: &mut vec![0; Bf16Kernel::<M>::weight_size(keys)],
-        maximum: &mut maximum,
-        sum: &mut sum,
-        correction: &mut correction,
+        row_max: &mut row_max,
+        row_sum: &mut sum,
+        row_scale: &mut row_scale,
     });
     powers.truncate(exponents.len());
     powers
@@ -299,22 +302,22 @@ fn the_maximum_follows_late() {
         for (score, expected, weight, factor) in
             [(3.0, 0.0, 8.0, 1.0), (4.0, 0.0, 16.0, 1.0), (5.0, 5.0, 1.0, 0.031_25)]
         {
-            let (mut maximum, mut sum, mut correction) = ([0.0; LANES], [2.0; LANES], [0.0; LANES]);
+            let (mut row_max, mut sum, mut row_scale) = ([0.0; LANES], [2.0; LANES], [0.0; LANES]);
             let (mut scores, mut weights) = ([score / 2.0; LANES], vec![0; Bf16Kernel::<M>::weight_size(1)]);
-            kernel.weigh(&mut Strip {
+            kernel.online_softmax(&mut SoftmaxArgs {
                 lanes: LANES,
                 keys: 1,
                 lane_keys: LaneKeys::new(|_| 1),
-                follows_maximum: true,
+                updates_row_max: true,
                 factor: 2.0,
                 scores: &mut scores,
                 weights: &mut weights,
                 keeps_weights: true,
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
+                row_max: &mut row_max,
+                row_sum: &mut sum,
+                row_scale: &mut row_scale,
             });
-            assert_eq!((maximum, correction), ([expected; LANES], [factor; LANES]), "{name} {score}");
+            assert_eq!((row_max, row_scale), ([expected; LANES], [factor; LANES]), "{name} {score}");
             assert_eq!((scores, sum), ([weight; LANES], [2.0 * factor + weight; LANES]), "{name} {score}");
         }
     }

@@ -1,16 +1,16 @@
 //! From a problem to work items, and from what they give to the output.
 
 use super::spin_wait;
-use crate::attend::blocked::{AttendedStrip, MOST_LANES};
+use crate::attend::blocked::{AttendedPanel, MAX_LANES};
 use crate::attend::group::Group;
-use crate::attend::softmax::{Finished, correction, finish};
+use crate::attend::softmax::{Finished, finish, row_scale};
 use crate::attend::{blocked, decode};
 use crate::driver::output::{Disjoint, OutputRows};
-use crate::driver::scheduler::{Item, Split};
+use crate::driver::scheduler::{Item, TileScheduler};
 use crate::driver::scratch::{Purpose, arena_bytes, with_scratch};
 use crate::driver::workers::Workers;
 use crate::microkernel::Microkernel;
-use crate::microkernel::prefetch::Lines;
+use crate::microkernel::prefetch::CacheLines;
 use crate::simd::real::Real;
 use flashcore_problem::{InputViews, OutputViews, Problem};
 use rayon::Scope;
@@ -32,48 +32,48 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
         problem,
         inputs,
         outputs: OutputRows::new(problem, outputs),
-        split: Split::new(problem, inputs, K::STRIP, K::MOST_ITEM_ROWS, Workers::find().count()),
+        scheduler: TileScheduler::new(problem, inputs, K::PANEL_ROWS, K::MAX_ITEM_ROWS, Workers::find().count()),
     };
-    let chunks = call.split.chunks();
-    if chunks == 1 {
+    let splits = call.scheduler.num_splits();
+    if splits == 1 {
         call.each_item(
-            |group, _, row, maximum, sum, values| call.finish_row(group, row, maximum, sum, values),
-            |group, _, strip| call.finish_strip(group, strip),
+            |group, _, row, row_max, row_sum, values| call.finish_row(group, row, row_max, row_sum, values),
+            |group, _, panel| call.finish_panel(group, panel),
         );
         return;
     }
-    let (groups, rows) = (call.split.groups, Group::row_count(problem));
-    let parts = groups * rows * chunks;
+    let (groups, rows) = (call.scheduler.groups, Group::row_count(problem));
+    let parts = groups * rows * splits;
     let size = problem.value_dim;
     let bytes = 2 * arena_bytes::<K::Real>(parts) + arena_bytes::<K::Real>(parts * size);
     with_scratch(Purpose::Partials, bytes, |mut arena| {
         let partials = Partials {
-            maximum: Disjoint::new(arena.take::<K::Real>(parts)),
-            sum: Disjoint::new(arena.take::<K::Real>(parts)),
+            row_max: Disjoint::new(arena.take::<K::Real>(parts)),
+            row_sum: Disjoint::new(arena.take::<K::Real>(parts)),
             values: Disjoint::new(arena.take::<K::Real>(parts * size)),
             size,
         };
-        let keep = |item: &Item, row: usize, maximum: K::Real, sum: K::Real, values: &[K::Real]| {
+        let keep = |item: &Item, row: usize, row_max: K::Real, row_sum: K::Real, values: &[K::Real]| {
             // SAFETY: each chunk of a row is of one item, and each item is computed once.
-            let part = unsafe { partials.get((item.group * rows + row) * chunks + item.chunk, 1) };
-            (part.maximum[0], part.sum[0]) = (maximum, sum);
+            let part = unsafe { partials.get((item.group * rows + row) * splits + item.split_index, 1) };
+            (part.row_max[0], part.row_sum[0]) = (row_max, row_sum);
             part.values.copy_from_slice(values);
         };
         call.each_item(
-            |_, item, row, maximum, sum, values| keep(item, row, maximum, sum, values),
-            |_, item, strip| {
-                let factors = [K::Real::ONE; MOST_LANES];
-                kernel.transpose(strip.columns, &factors[..strip.sum.len()], strip.room);
-                for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(size)).enumerate() {
-                    keep(item, row, strip.maximum[lane], strip.sum[lane], values);
+            |_, item, row, row_max, row_sum, values| keep(item, row, row_max, row_sum, values),
+            |_, item, panel| {
+                let factors = [K::Real::ONE; MAX_LANES];
+                kernel.transpose(panel.columns, &factors[..panel.row_sum.len()], panel.rows_scratch);
+                for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(size)).enumerate() {
+                    keep(item, row, panel.row_max[lane], panel.row_sum[lane], values);
                 }
             },
         );
-        for_each(groups * rows, chunks * size, Order::OneByOne, |index| {
+        for_each(groups * rows, splits * size, LoopSchedule::Dynamic, |index| {
             // SAFETY: each row is put together once, and the items are done.
-            let mut parts = unsafe { partials.get(index * chunks, chunks) };
-            let (maximum, sum) = parts.put_together();
-            call.finish_row(&call.group(index / rows), index % rows, maximum, sum, &parts.values[..size]);
+            let mut parts = unsafe { partials.get(index * splits, splits) };
+            let (row_max, row_sum) = parts.merge();
+            call.finish_row(&call.group(index / rows), index % rows, row_max, row_sum, &parts.values[..size]);
         });
     });
 }
@@ -84,41 +84,42 @@ struct Call<'a, K> {
     problem: &'a Problem,
     inputs: &'a InputViews<'a>,
     outputs: OutputRows<'a>,
-    split: Split,
+    scheduler: TileScheduler,
 }
 
 impl<K: Microkernel> Call<'_, K> {
     /// Computes all items. Hands each of their rows with its maximum, sum and weighted sum to `deliver_row`, or each strip
-    /// of rows to `deliver_strip`.
+    /// of rows to `deliver_panel`.
     fn each_item(
         &self,
         deliver_row: impl Fn(&Group<'_>, &Item, usize, K::Real, K::Real, &[K::Real]) + Sync,
-        deliver_strip: impl Fn(&Group<'_>, &Item, AttendedStrip<'_, K::Real>) + Sync,
+        deliver_panel: impl Fn(&Group<'_>, &Item, AttendedPanel<'_, K::Real>) + Sync,
     ) {
-        let (problem, split) = (self.problem, &self.split);
-        let (rows, keys) = (Group::row_count(problem), split.keys.len());
+        let (problem, scheduler) = (self.problem, &self.scheduler);
+        let (rows, keys) = (Group::row_count(problem), scheduler.keys.len());
         let columns = problem.head_dim + problem.value_dim;
-        let work = split.groups.saturating_mul(rows).saturating_mul(keys).saturating_mul(columns) / split.items();
-        let bytes = if split.is_streamed {
+        let work =
+            scheduler.groups.saturating_mul(rows).saturating_mul(keys).saturating_mul(columns) / scheduler.items();
+        let bytes = if scheduler.is_decode {
             decode::scratch_bytes::<K::Real>(problem)
         } else {
-            blocked::scratch_bytes::<K>(problem, split.largest_rows())
+            blocked::scratch_bytes::<K>(problem, scheduler.largest_rows())
         };
-        let order = if split.is_streamed { Order::InRuns } else { Order::OneByOne };
-        for_each(split.items(), work, order, |index| {
-            let item = split.item(index);
+        let order = if scheduler.is_decode { LoopSchedule::Guided } else { LoopSchedule::Dynamic };
+        for_each(scheduler.items(), work, order, |index| {
+            let item = scheduler.item(index);
             let group = self.group(item.group);
             with_scratch(Purpose::Item, bytes, |mut arena| {
                 let (rows, keys) = (item.rows.clone(), item.keys.clone());
                 self.kernel.on_thread(|| {
-                    if split.is_streamed {
-                        decode::attend_rows(self.kernel, &group, keys, &mut arena, |row, maximum, sum, values| {
-                            deliver_row(&group, &item, row, maximum, sum, values);
+                    if scheduler.is_decode {
+                        decode::attend_rows(self.kernel, &group, keys, &mut arena, |row, row_max, row_sum, values| {
+                            deliver_row(&group, &item, row, row_max, row_sum, values);
                         });
                     } else {
-                        let place_of = |rows: &Range<usize>| self.place_of(&group, rows);
-                        blocked::attend_rows(self.kernel, &group, rows, keys, &mut arena, place_of, |strip| {
-                            deliver_strip(&group, &item, strip);
+                        let output_lines = |rows: &Range<usize>| self.output_lines(&group, rows);
+                        blocked::attend_rows(self.kernel, &group, rows, keys, &mut arena, output_lines, |panel| {
+                            deliver_panel(&group, &item, panel);
                         });
                     }
                 });
@@ -131,27 +132,28 @@ impl<K: Microkernel> Call<'_, K> {
     }
 
     /// Where rows will be written when they have met their last keys, if that is one place.
-    fn place_of(&self, group: &Group<'_>, rows: &Range<usize>) -> Lines {
-        let rows = group.rows_of_one_head(rows).filter(|_| self.split.chunks() == 1);
-        rows.and_then(|(head, rows)| self.outputs.addresses(group.batch, head, &rows)).map_or(Lines::NONE, Lines::new)
+    fn output_lines(&self, group: &Group<'_>, rows: &Range<usize>) -> CacheLines {
+        let rows = group.rows_of_one_head(rows).filter(|_| self.scheduler.num_splits() == 1);
+        rows.and_then(|(head, rows)| self.outputs.addresses(group.batch, head, &rows))
+            .map_or(CacheLines::NONE, CacheLines::new)
     }
 
     /// Writes the output of a strip of rows whose keys have all been attended: at once where they lie one behind the other.
-    fn finish_strip(&self, group: &Group<'_>, strip: AttendedStrip<'_, K::Real>) {
-        let (lanes, value_dim) = (strip.sum.len(), self.problem.value_dim);
-        let mut factors = [K::Real::ONE; MOST_LANES];
+    fn finish_panel(&self, group: &Group<'_>, panel: AttendedPanel<'_, K::Real>) {
+        let (lanes, value_dim) = (panel.row_sum.len(), self.problem.value_dim);
+        let mut factors = [K::Real::ONE; MAX_LANES];
         // SAFETY: each row is finished once.
-        let Some((head, bytes, mut log_sum_exp)) = (unsafe { self.neighbours(group, &strip) }) else {
-            self.kernel.transpose(strip.columns, &factors[..lanes], strip.room);
-            for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(value_dim)).enumerate() {
-                self.finish_row(group, row, strip.maximum[lane], strip.sum[lane], values);
+        let Some((head, bytes, mut log_sum_exp)) = (unsafe { self.neighbours(group, &panel) }) else {
+            self.kernel.transpose(panel.columns, &factors[..lanes], panel.rows_scratch);
+            for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(value_dim)).enumerate() {
+                self.finish_row(group, row, panel.row_max[lane], panel.row_sum[lane], values);
             }
             return;
         };
         let sink = group.scoring.sink(head);
-        let mut attend_nothing = [false; MOST_LANES];
-        for (lane, (&maximum, &sum)) in strip.maximum.iter().zip(strip.sum).enumerate() {
-            let finished = finish(maximum, sum, sink);
+        let mut attend_nothing = [false; MAX_LANES];
+        for (lane, (&row_max, &row_sum)) in panel.row_max.iter().zip(panel.row_sum).enumerate() {
+            let finished = finish(row_max, row_sum, sink);
             if let Some(places) = &mut log_sum_exp {
                 places[lane] = log_sum_exp_of(finished.as_ref());
             }
@@ -159,7 +161,7 @@ impl<K: Microkernel> Call<'_, K> {
             factors[lane] = finished.map_or(K::Real::ZERO, |finished| finished.factor);
         }
         let write = |rows: &mut [K::Real]| {
-            self.kernel.transpose(strip.columns, &factors[..lanes], rows);
+            self.kernel.transpose(panel.columns, &factors[..lanes], rows);
             for (row, &attends_nothing) in rows.chunks_exact_mut(value_dim).zip(&attend_nothing) {
                 if attends_nothing {
                     row.fill(K::Real::ZERO);
@@ -172,8 +174,8 @@ impl<K: Microkernel> Call<'_, K> {
         {
             write(rows);
         } else {
-            write(strip.room);
-            self.kernel.store(dtype, strip.room, K::Real::ONE, bytes);
+            write(panel.rows_scratch);
+            self.kernel.store(dtype, panel.rows_scratch, K::Real::ONE, bytes);
         }
     }
 
@@ -188,10 +190,10 @@ impl<K: Microkernel> Call<'_, K> {
     unsafe fn neighbours(
         &self,
         group: &Group<'_>,
-        strip: &AttendedStrip<'_, K::Real>,
+        panel: &AttendedPanel<'_, K::Real>,
     ) -> Option<(usize, &mut [u8], Option<&mut [f32]>)> {
-        let (head, rows) = group.rows_of_one_head(&strip.rows)?;
-        if rows.len() != strip.sum.len() {
+        let (head, rows) = group.rows_of_one_head(&panel.rows)?;
+        if rows.len() != panel.row_sum.len() {
             return None;
         }
         // SAFETY: the caller vouches for the rows.
@@ -200,9 +202,9 @@ impl<K: Microkernel> Call<'_, K> {
     }
 
     /// Writes the output of a row whose keys have all been attended.
-    fn finish_row(&self, group: &Group<'_>, row: usize, maximum: K::Real, sum: K::Real, values: &[K::Real]) {
+    fn finish_row(&self, group: &Group<'_>, row: usize, row_max: K::Real, row_sum: K::Real, values: &[K::Real]) {
         let (head, row) = group.place(row);
-        let finished = finish(maximum, sum, group.scoring.sink(head));
+        let finished = finish(row_max, row_sum, group.scoring.sink(head));
         // SAFETY: each row is finished once.
         let (bytes, log_sum_exp) = unsafe { self.outputs.row(group.batch, head, row) };
         if let Some(finished) = &finished {
@@ -223,8 +225,8 @@ fn log_sum_exp_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
 
 /// What the chunks of all rows have given: those of a row lie one beside the other, in order.
 struct Partials<'a, R> {
-    maximum: Disjoint<'a, R>,
-    sum: Disjoint<'a, R>,
+    row_max: Disjoint<'a, R>,
+    row_sum: Disjoint<'a, R>,
     values: Disjoint<'a, R>,
     /// Elements of `values` for each chunk of a row.
     size: usize,
@@ -232,8 +234,8 @@ struct Partials<'a, R> {
 
 /// Some of them.
 struct Parts<'a, R> {
-    maximum: &'a mut [R],
-    sum: &'a mut [R],
+    row_max: &'a mut [R],
+    row_sum: &'a mut [R],
     values: &'a mut [R],
 }
 
@@ -245,8 +247,8 @@ impl<R: Real> Partials<'_, R> {
         // SAFETY: the caller vouches that nobody else uses these parts.
         unsafe {
             Parts {
-                maximum: self.maximum.part(first, count),
-                sum: self.sum.part(first, count),
+                row_max: self.row_max.part(first, count),
+                row_sum: self.row_sum.part(first, count),
                 values: self.values.part(first * self.size, count * self.size),
             }
         }
@@ -255,22 +257,22 @@ impl<R: Real> Partials<'_, R> {
 
 impl<R: Real> Parts<'_, R> {
     /// Returns maximum and sum of the whole row; its weighted sum is left in the first part.
-    fn put_together(&mut self) -> (R, R) {
-        let maximum = self.maximum.iter().fold(R::NEGATIVE_INFINITY, |largest, &other| largest.maximum(other));
-        let (first, others) = self.values.split_at_mut(self.values.len() / self.sum.len());
-        let factor = correction(self.maximum[0], maximum);
-        let mut sum = self.sum[0] * factor;
+    fn merge(&mut self) -> (R, R) {
+        let row_max = self.row_max.iter().fold(R::NEGATIVE_INFINITY, |largest, &other| largest.maximum(other));
+        let (first, others) = self.values.split_at_mut(self.values.len() / self.row_sum.len());
+        let factor = row_scale(self.row_max[0], row_max);
+        let mut row_sum = self.row_sum[0] * factor;
         for element in &mut *first {
             *element *= factor;
         }
         for (part, values) in others.chunks_exact(first.len()).enumerate() {
-            let factor = correction(self.maximum[part + 1], maximum);
-            sum += self.sum[part + 1] * factor;
+            let factor = row_scale(self.row_max[part + 1], row_max);
+            row_sum += self.row_sum[part + 1] * factor;
             for (element, &value) in first.iter_mut().zip(values) {
                 *element += value * factor;
             }
         }
-        (maximum, sum)
+        (row_max, row_sum)
     }
 }
 
@@ -282,7 +284,7 @@ impl<R: Real> Parts<'_, R> {
 ///
 /// Nothing is allocated inside of the pool, where a thread that comes late, or never, is not waited for. From outside,
 /// rayon allocates a few bytes for each helper.
-pub(crate) fn for_each(count: usize, multiply_adds: usize, order: Order, work: impl Fn(usize) + Sync) {
+pub(crate) fn for_each(count: usize, multiply_adds: usize, order: LoopSchedule, work: impl Fn(usize) + Sync) {
     let worth = (count.saturating_mul(multiply_adds) / SMALLEST_SHARE).max(1);
     let workers = Workers::find();
     let threads = workers.count().min(count).min(worth);
@@ -321,20 +323,20 @@ fn share<'scope>(scope: &Scope<'scope>, threads: usize, done: &'scope AtomicUsiz
 
 /// How indices are handed out to threads.
 #[derive(Clone, Copy)]
-pub(crate) enum Order {
+pub(crate) enum LoopSchedule {
     /// One after the other, to whoever asks next.
-    OneByOne,
+    Dynamic,
     /// Several neighbours at once, fewer and fewer, to threads that are faster when they read on where they have read. What
     /// is asked for ahead of time is then what the same thread needs next.
-    InRuns,
+    Guided,
 }
 
-impl Order {
+impl LoopSchedule {
     /// How many indices are handed out at once, when so many are left.
     fn run(self, left: usize, threads: usize) -> usize {
         match self {
-            Self::OneByOne => 1,
-            Self::InRuns => (left / (RUNS_PER_THREAD * threads)).max(1),
+            Self::Dynamic => 1,
+            Self::Guided => (left / (RUNS_PER_THREAD * threads)).max(1),
         }
     }
 }
@@ -351,7 +353,7 @@ mod tests {
     fn every_index_is_handed_out_once() {
         for threads in [1, 2, 7] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            for order in [Order::OneByOne, Order::InRuns] {
+            for order in [LoopSchedule::Dynamic, LoopSchedule::Guided] {
                 for count in [0, 1, 5, 256, 1000] {
                     let taken: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
                     let take = |index: usize| _ = taken[index].fetch_add(1, Ordering::Relaxed);
@@ -366,8 +368,8 @@ mod tests {
     /// 256 items on 8 threads: the first runs are of 8, the last of 1.
     #[test]
     fn runs_get_shorter() {
-        let runs: Vec<usize> = [256, 255, 128, 63, 1].map(|left| Order::InRuns.run(left, 8)).to_vec();
+        let runs: Vec<usize> = [256, 255, 128, 63, 1].map(|left| LoopSchedule::Guided.run(left, 8)).to_vec();
         assert_eq!(runs, [8, 7, 4, 1, 1]);
-        assert_eq!(Order::OneByOne.run(256, 8), 1);
+        assert_eq!(LoopSchedule::Dynamic.run(256, 8), 1);
     }
 }

@@ -14,4 +14,4 @@ mod spin_wait;
 #[expect(unsafe_code, reason = "a pool that is shared without a lock")]
 pub(crate) mod workers;
 
-pub(crate) use call::{Order, attend, for_each};
+pub(crate) use call::{LoopSchedule, attend, for_each};

@@ -2,14 +2,14 @@
 //!
 //! An item is some rows of a [`Group`] and some of its keys. Threads take items in order from one counter.
 //!
-//! * Rows: up to [`MOST_ITEM_ROWS`], in whole strips; fewer, down to one strip, until there are [`ITEMS_PER_THREAD`] for
+//! * Rows: up to [`MAX_ITEM_ROWS`], in whole panels; fewer, down to one strip, until there are [`ITEMS_PER_THREAD`] for
 //!   each thread, or equal ones that come out even. A strip gives the same bits whatever item it is in, so this may depend on the number of threads.
-//! * Keys: those that some row of some batch attends, first to last. All of them where one strip to an item makes [`WANTED_ITEMS`]; else as many chunks as it takes to make them,
-//!   none shorter than [`LEAST_CHUNK`]. Where the keys are cut changes how sums are rounded, so this depends on the
+//! * Keys: those that some row of some batch attends, first to last. All of them where one strip to an item makes [`MIN_ITEMS`]; else as many chunks as it takes to make them,
+//!   none shorter than [`MIN_SPLIT_KEYS`]. Where the keys are cut changes how sums are rounded, so this depends on the
 //!   problem and the level alone. What the chunks of a row give is put together in their order.
-//! * The last rows come first, which under a causal mask attend the most: a thread that is alone at the end is done soon.
+//! * The last rows come first, which under a causal mask attend the most: a thread that is alone at the end is done prefetch.
 
-use crate::attend::blocked::KEY_TILE;
+use crate::attend::blocked::KV_TILE;
 use crate::attend::decode;
 use crate::attend::group::Group;
 use flashcore_problem::{InputViews, Mask, Problem};
@@ -17,20 +17,20 @@ use std::ops::Range;
 
 /// Query rows that share packed keys and values, at most, unless a kernel wants more: enough that packing costs one or two
 /// hundredths of using.
-pub(crate) const MOST_ITEM_ROWS: usize = 256;
+pub(crate) const MAX_ITEM_ROWS: usize = 256;
 
 /// Items for each thread, at least, where there are enough query rows: so many that threads rarely wait for the last.
 const ITEMS_PER_THREAD: usize = 8;
 
 /// Items, at least, where there are enough rows and keys: two for each thread of a machine with 128.
-const WANTED_ITEMS: usize = 256;
+const MIN_ITEMS: usize = 256;
 
 /// Keys of a chunk, at least: putting two together costs as much as attending one or two keys.
-const LEAST_CHUNK: usize = 4 * KEY_TILE;
+const MIN_SPLIT_KEYS: usize = 4 * KV_TILE;
 
 /// How one problem is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Split {
+pub(crate) struct TileScheduler {
     /// Batches times key heads.
     pub(crate) groups: usize,
     /// Rows of each group.
@@ -39,15 +39,15 @@ pub(crate) struct Split {
     item_rows: usize,
     /// The keys that are cut: all that any row attends.
     pub(crate) keys: Range<usize>,
-    /// Keys of a chunk, but for the last; a multiple of [`KEY_TILE`].
-    chunk_keys: usize,
+    /// Keys of a chunk, but for the last; a multiple of [`KV_TILE`].
+    split_keys: usize,
     /// Whether rows are so few that keys and values are best read where they lie.
-    pub(crate) is_streamed: bool,
+    pub(crate) is_decode: bool,
 }
 
 /// Whether rows are so few that keys and values are best read where they lie.
-pub(crate) fn is_streamed(problem: &Problem) -> bool {
-    Group::row_count(problem) <= decode::MOST_ROWS && problem.formulas().next().is_none()
+pub(crate) fn is_decode(problem: &Problem) -> bool {
+    Group::row_count(problem) <= decode::MAX_ROWS && problem.formulas().next().is_none()
 }
 
 /// The keys from the first that any row of any batch attends to the last; none where no row attends any.
@@ -62,46 +62,46 @@ fn attended_keys(problem: &Problem, inputs: &InputViews<'_>) -> Range<usize> {
 pub(crate) struct Item {
     pub(crate) group: usize,
     pub(crate) rows: Range<usize>,
-    pub(crate) chunk: usize,
+    pub(crate) split_index: usize,
     pub(crate) keys: Range<usize>,
 }
 
-impl Split {
-    /// For a kernel whose strips have `strip` rows, on `threads` threads, with up to `most_item_rows` in an item.
+impl TileScheduler {
+    /// For a kernel whose panels have `strip` rows, on `threads` threads, with up to `max_item_rows` in an item.
     pub(crate) fn new(
         problem: &Problem,
         inputs: &InputViews<'_>,
-        strip: usize,
-        most_item_rows: usize,
+        panel: usize,
+        max_item_rows: usize,
         threads: usize,
     ) -> Self {
         let (groups, rows) = (problem.batch * problem.key_heads, Group::row_count(problem));
-        let is_streamed = is_streamed(problem);
+        let is_decode = is_decode(problem);
         let keys = attended_keys(problem, inputs);
-        let strips = groups * if is_streamed { 1 } else { rows.div_ceil(strip) };
-        let most_chunks = (keys.len() / LEAST_CHUNK).max(1);
-        let chunks = WANTED_ITEMS.div_ceil(strips.max(1)).clamp(1, most_chunks);
-        let chunk_keys = keys.len().div_ceil(chunks).next_multiple_of(KEY_TILE).max(KEY_TILE);
+        let panels = groups * if is_decode { 1 } else { rows.div_ceil(panel) };
+        let max_splits = (keys.len() / MIN_SPLIT_KEYS).max(1);
+        let num_splits = MIN_ITEMS.div_ceil(panels.max(1)).clamp(1, max_splits);
+        let split_keys = keys.len().div_ceil(num_splits).next_multiple_of(KV_TILE).max(KV_TILE);
 
-        let mut split = Self { groups, rows, item_rows: rows, keys, chunk_keys, is_streamed };
-        if !is_streamed {
-            split.item_rows = most_item_rows.max(strip);
+        let mut split = Self { groups, rows, item_rows: rows, keys, split_keys, is_decode };
+        if !is_decode {
+            split.item_rows = max_item_rows.max(panel);
             let are_equal = problem.mask == Mask::None && !problem.key_lengths;
             let is_enough = |split: &Self| {
                 let items = split.items();
                 let is_even = are_equal && rows.is_multiple_of(split.item_rows) && items.is_multiple_of(threads);
                 is_even || items >= ITEMS_PER_THREAD * threads
             };
-            while split.item_rows > strip && !is_enough(&split) {
-                split.item_rows = (split.item_rows / 2).next_multiple_of(strip);
+            while split.item_rows > panel && !is_enough(&split) {
+                split.item_rows = (split.item_rows / 2).next_multiple_of(panel);
             }
         }
         split
     }
 
     /// Parts that the keys of a group are cut into; 1 where there are none.
-    pub(crate) fn chunks(&self) -> usize {
-        self.keys.len().div_ceil(self.chunk_keys).max(1)
+    pub(crate) fn num_splits(&self) -> usize {
+        self.keys.len().div_ceil(self.split_keys).max(1)
     }
 
     /// The rows of the largest item.
@@ -110,20 +110,20 @@ impl Split {
     }
 
     pub(crate) fn items(&self) -> usize {
-        self.groups * self.chunks() * self.rows.div_ceil(self.item_rows)
+        self.groups * self.num_splits() * self.rows.div_ceil(self.item_rows)
     }
 
     /// The item that is taken as number `index`.
     pub(crate) fn item(&self, index: usize) -> Item {
-        let (chunks, row_items) = (self.chunks(), self.rows.div_ceil(self.item_rows));
-        let chunk = index % chunks;
-        let first_row = (row_items - 1 - index / chunks % row_items) * self.item_rows;
-        let first_key = self.keys.start + chunk * self.chunk_keys;
+        let (num_splits, row_items) = (self.num_splits(), self.rows.div_ceil(self.item_rows));
+        let split_index = index % num_splits;
+        let first_row = (row_items - 1 - index / num_splits % row_items) * self.item_rows;
+        let first_key = self.keys.start + split_index * self.split_keys;
         Item {
-            group: index / chunks / row_items,
+            group: index / num_splits / row_items,
             rows: first_row..self.rows.min(first_row + self.item_rows),
-            chunk,
-            keys: first_key..self.keys.end.min(first_key.saturating_add(self.chunk_keys)),
+            split_index,
+            keys: first_key..self.keys.end.min(first_key.saturating_add(self.split_keys)),
         }
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use flashcore_problem::{Alignment, DType, InputViews, TensorView};
 
-    const STRIP: usize = 32;
+    const PANEL_ROWS: usize = 32;
 
     fn shape(batch: usize, heads: (usize, usize), lengths: (usize, usize), is_causal: bool) -> Problem {
         let mut problem = Problem::new(batch, heads.0, lengths.0, 128, DType::F32);
@@ -152,8 +152,8 @@ mod tests {
         inputs
     }
 
-    fn split(problem: &Problem, threads: usize) -> Split {
-        Split::new(problem, &no_inputs(None), STRIP, MOST_ITEM_ROWS, threads)
+    fn split(problem: &Problem, threads: usize) -> TileScheduler {
+        TileScheduler::new(problem, &no_inputs(None), PANEL_ROWS, MAX_ITEM_ROWS, threads)
     }
 
     /// Pairs of a row and a key that an item attends to.
@@ -179,7 +179,7 @@ mod tests {
                 let mut seen = vec![vec![0; split.rows]; split.groups];
                 for item in (0..split.items()).map(|index| split.item(index)) {
                     assert!(item.rows.len() <= split.largest_rows() && item.rows.start.is_multiple_of(split.item_rows));
-                    assert_eq!(item.keys.start, item.chunk * split.chunk_keys);
+                    assert_eq!(item.keys.start, item.split_index * split.split_keys);
                     for row in item.rows {
                         // The chunks of a row come in order.
                         assert_eq!(seen[item.group][row], item.keys.start, "{problem}");
@@ -200,7 +200,7 @@ mod tests {
                 let one = split(&problem, 1);
                 for threads in [2, 16, 128] {
                     let other = split(&problem, threads);
-                    assert_eq!((other.chunk_keys, other.is_streamed), (one.chunk_keys, one.is_streamed));
+                    assert_eq!((other.split_keys, other.is_decode), (one.split_keys, one.is_decode));
                 }
             }
         }
@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn only_attended_keys_are_cut() {
         let check = |problem: &Problem, key_lengths: Option<&[u32]>, expected: Range<usize>| {
-            let split = Split::new(problem, &no_inputs(key_lengths), STRIP, MOST_ITEM_ROWS, 4);
+            let split = TileScheduler::new(problem, &no_inputs(key_lengths), PANEL_ROWS, MAX_ITEM_ROWS, 4);
             let first = split.item(0).keys.start;
-            let last = split.item(split.chunks() - 1).keys.end;
+            let last = split.item(split.num_splits() - 1).keys.end;
             assert_eq!((&split.keys, first..last), (&expected, expected.clone()), "{problem}");
         };
         let mut decode = shape(3, (8, 2), (1, 1 << 40), false);
@@ -227,7 +227,7 @@ mod tests {
         check(&shape(1, (1, 1), (1000, 300), true), None, 0..300);
     }
 
-    /// How busy threads are that each take the next item as soon as they are done with one: the work of all over that
+    /// How busy threads are that each take the next item as prefetch as they are done with one: the work of all over that
     /// of the busiest times their number.
     fn efficiency(problem: &Problem, threads: usize) -> (usize, f64, f64) {
         let split = split(problem, threads);

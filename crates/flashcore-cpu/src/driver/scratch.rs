@@ -48,7 +48,7 @@ pub(crate) struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    /// Room for `count` elements, which hold what was there before.
+    /// BlockScratch for `count` elements, which hold what was there before.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Helpers that stay awake for a moment after a call.
 //!
 //! Attention is seldom called once. A helper that falls asleep between two calls has to be woken, and on a virtual machine
-//! whose processor was given away meanwhile that can take longer than the call. So for [`A_MOMENT`] helpers keep looking
+//! whose processor was given away meanwhile that can take longer than the call. So for [`SPIN_TIMEOUT`] helpers keep looking
 //! for work, of anybody's in the pool, before they sleep.
 
 use crate::driver::workers::Workers;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long helpers look for work: longer than what a caller does between two calls that follow each other.
-const A_MOMENT: Duration = Duration::from_micros(100);
+const SPIN_TIMEOUT: Duration = Duration::from_micros(100);
 
 /// The helpers of this process that look for work.
 static HELPERS: Helpers = Helpers::new();
@@ -23,7 +23,7 @@ pub(crate) fn keep_awake(helpers: usize, workers: Workers) {
 /// Waits until something is so, for a moment at most.
 pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
     let start = Instant::now();
-    while !is_so() && start.elapsed() < A_MOMENT {
+    while !is_so() && start.elapsed() < SPIN_TIMEOUT {
         hint::spin_loop();
     }
 }
@@ -56,7 +56,7 @@ impl Helpers {
 
     fn look_for_work(&self) {
         let (mut calls, mut start) = (self.calls.load(Ordering::Relaxed), Instant::now());
-        while start.elapsed() < A_MOMENT {
+        while start.elapsed() < SPIN_TIMEOUT {
             if !matches!(rayon::yield_now(), Some(rayon::Yield::Executed)) {
                 hint::spin_loop();
             }

@@ -2,12 +2,12 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::attend::decode::{KEY_TILE, MOST_ROWS, StreamTile};
-use crate::attend::softmax::{correction, finite_shift};
+use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS};
+use crate::attend::softmax::{finite_shift, row_scale};
 use crate::microkernel::convert::{self, Head};
-use crate::microkernel::score::shape_row;
+use crate::microkernel::score::modify_row;
 use crate::simd::real::Real;
-use crate::simd::vector::{MOST_LANES, Vector};
+use crate::simd::vector::{MAX_LANES, Vector};
 use flashcore_problem::DType;
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use std::ops::Range;
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut StreamTile<'_, V::Real>) {
+pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) {
     // Once for each type, so that the innermost loops need not ask which it is.
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -32,18 +32,18 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut StreamTile<'_, V::Real>) 
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut StreamTile<'_, V::Real>) {
+unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Real>) {
     let (key, value) = (Rows::new(tile.key, &tile.keys), Rows::new(tile.value, &tile.keys));
     let (rows, count) = (tile.rows, tile.keys.len());
-    assert!(rows <= MOST_ROWS && count <= KEY_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
-    assert!(tile.scores.len() >= rows * KEY_TILE && tile.output.len() >= rows * value.columns, "too little room");
+    assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
+    assert!(tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns, "too little room");
     let mut row = 0;
     while row < rows {
         // The values of these keys, and with them the keys that come next, are asked for ahead of time: every tile
         // begins in another place than the last ended, where the processor does not see it coming.
         let next = (row == 0).then_some(value);
         let query = &tile.query[row * key.columns..];
-        let scores = &mut tile.scores[row * KEY_TILE..];
+        let scores = &mut tile.scores[row * KV_TILE..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
@@ -53,29 +53,29 @@ unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut StreamTile<'_, V::Rea
             }
         };
     }
-    let mut corrections = [V::Real::ONE; MOST_ROWS];
-    for (row, correction) in corrections.iter_mut().enumerate().take(rows) {
-        let scores = &mut tile.scores[row * KEY_TILE..(row + 1) * KEY_TILE];
+    let mut row_scales = [V::Real::ONE; MAX_ROWS];
+    for (row, row_scale) in row_scales.iter_mut().enumerate().take(rows) {
+        let scores = &mut tile.scores[row * KV_TILE..(row + 1) * KV_TILE];
         // SAFETY: the caller vouches for the instructions.
         unsafe {
-            if let Some(shapes) = tile.shape {
-                shape_row::<V>(shapes.of_row(row, scores), count);
+            if let Some(modifiers) = tile.modifiers {
+                modify_row::<V>(modifiers.of_row(row, scores), count);
             }
-            *correction = weigh::<V>(scores, count, &mut tile.maximum[row], &mut tile.sum[row]);
+            *row_scale = online_softmax::<V>(scores, count, &mut tile.row_max[row], &mut tile.row_sum[row]);
         }
     }
     let mut row = 0;
     while row < rows {
         let next = (row == 0).then(|| key.behind());
-        let weights = &tile.scores[row * KEY_TILE..];
+        let weights = &tile.scores[row * KV_TILE..];
         let output = &mut tile.output[row * value.columns..];
-        let corrections = &corrections[row..];
+        let row_scales = &row_scales[row..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => add_values::<V, 4, 4>(dtype, value, next, weights, corrections, output),
-                2.. => add_values::<V, 2, 8>(dtype, value, next, weights, corrections, output),
-                _ => add_values::<V, 1, 8>(dtype, value, next, weights, corrections, output),
+                4.. => add_values::<V, 4, 4>(dtype, value, next, weights, row_scales, output),
+                2.. => add_values::<V, 2, 8>(dtype, value, next, weights, row_scales, output),
+                _ => add_values::<V, 1, 8>(dtype, value, next, weights, row_scales, output),
             }
         };
     }
@@ -130,7 +130,7 @@ impl Rows {
 
     /// The columns from `first` on, one by one.
     #[inline(always)]
-    fn rest<R: Real>(self, dtype: DType, row: usize, first: usize, rest: &mut [R; MOST_LANES]) {
+    fn rest<R: Real>(self, dtype: DType, row: usize, first: usize, rest: &mut [R; MAX_LANES]) {
         let (count, size) = (self.columns - first, dtype.size_bytes());
         // SAFETY: the row has all of its columns.
         let bytes = unsafe { std::slice::from_raw_parts(self.at(row, first * size), count * size) };
@@ -202,7 +202,7 @@ unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
             }
         }
         for index in 0..KEYS {
-            let mut rest = [V::Real::ZERO; MOST_LANES];
+            let mut rest = [V::Real::ZERO; MAX_LANES];
             if whole < columns {
                 key.rest(dtype, first + index, whole, &mut rest);
             }
@@ -211,7 +211,7 @@ unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
                 for (column, &element) in (whole..columns).zip(&rest) {
                     sum += element * query[row * columns + column];
                 }
-                scores[row * KEY_TILE + first + index] = sum * factor;
+                scores[row * KV_TILE + first + index] = sum * factor;
             }
         }
     }
@@ -224,14 +224,19 @@ unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn weigh<V: Vector>(scores: &mut [V::Real], count: usize, maximum: &mut V::Real, sum: &mut V::Real) -> V::Real {
-    const { assert!(KEY_TILE.is_multiple_of(V::LANES)) };
+unsafe fn online_softmax<V: Vector>(
+    scores: &mut [V::Real],
+    count: usize,
+    row_max: &mut V::Real,
+    row_sum: &mut V::Real,
+) -> V::Real {
+    const { assert!(KV_TILE.is_multiple_of(V::LANES)) };
     let padded = count.next_multiple_of(V::LANES);
     scores[count..padded].fill(V::Real::NEGATIVE_INFINITY);
     let scores = &mut scores[..padded];
     // SAFETY: the scores are whole vectors now.
     unsafe {
-        let old = *maximum;
+        let old = *row_max;
         let mut largest = V::splat(old);
         for place in scores.chunks_exact(V::LANES) {
             largest = V::load(place.as_ptr()).max(largest);
@@ -244,25 +249,25 @@ unsafe fn weigh<V: Vector>(scores: &mut [V::Real], count: usize, maximum: &mut V
             weight.store(place.as_mut_ptr());
             added = added.add(weight);
         }
-        let correction = correction(old, new);
-        *sum = *sum * correction + added.sum();
-        *maximum = new;
-        correction
+        let row_scale = row_scale(old, new);
+        *row_sum = *row_sum * row_scale + added.sum();
+        *row_max = new;
+        row_scale
     }
 }
 
-/// `output[row] = output[row] * correction[row] + weights[row] * values`, while asking for `next`. Returns the rows.
+/// `output[row] = output[row] * row_scale[row] + weights[row] * values`, while asking for `next`. Returns the rows.
 ///
 /// # Safety
 ///
-/// The processor has the instructions of `V`, and there are `ROWS` rows of weights, corrections and outputs.
+/// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row_scales and outputs.
 #[inline(always)]
 unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows,
     next: Option<Rows>,
     weights: &[V::Real],
-    corrections: &[V::Real],
+    row_scales: &[V::Real],
     output: &mut [V::Real],
 ) -> usize {
     let (columns, vectors) = (value.columns, value.columns / V::LANES);
@@ -274,26 +279,26 @@ unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
         vector += unsafe {
             match vectors - vector {
                 rest if rest >= VECTORS => {
-                    add_value_block::<V, ROWS, VECTORS>(dtype, value, next, column, weights, corrections, output)
+                    add_value_block::<V, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
                 }
-                4.. => add_value_block::<V, ROWS, 4>(dtype, value, next, column, weights, corrections, output),
-                2.. => add_value_block::<V, ROWS, 2>(dtype, value, next, column, weights, corrections, output),
-                _ => add_value_block::<V, ROWS, 1>(dtype, value, next, column, weights, corrections, output),
+                4.. => add_value_block::<V, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
+                2.. => add_value_block::<V, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
+                _ => add_value_block::<V, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
             }
         };
     }
     let whole = vectors * V::LANES;
     if whole < columns {
-        let mut rest = [V::Real::ZERO; MOST_LANES];
+        let mut rest = [V::Real::ZERO; MAX_LANES];
         for row in 0..ROWS {
             for place in &mut output[row * columns + whole..(row + 1) * columns] {
-                *place *= corrections[row];
+                *place *= row_scales[row];
             }
         }
         for key in 0..value.count {
             value.rest(dtype, key, whole, &mut rest);
             for row in 0..ROWS {
-                let weight = weights[row * KEY_TILE + key];
+                let weight = weights[row * KV_TILE + key];
                 for (place, &element) in output[row * columns + whole..(row + 1) * columns].iter_mut().zip(&rest) {
                     *place += weight * element;
                 }
@@ -314,7 +319,7 @@ unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
     next: Option<Rows>,
     column: usize,
     weights: &[V::Real],
-    corrections: &[V::Real],
+    row_scales: &[V::Real],
     output: &mut [V::Real],
 ) -> usize {
     let (columns, size) = (value.columns, dtype.size_bytes());
@@ -327,7 +332,7 @@ unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
             }
             let mut factors = [V::splat(V::Real::ZERO); ROWS];
             for row in 0..ROWS {
-                factors[row] = V::splat(*weights.as_ptr().add(row * KEY_TILE + key));
+                factors[row] = V::splat(*weights.as_ptr().add(row * KV_TILE + key));
             }
             for vector in 0..VECTORS {
                 let elements = V::widen(dtype, value.at(key, (column + vector * V::LANES) * size));
@@ -338,10 +343,10 @@ unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
         }
         // What was there before is added last, so that a long sum is one of sums of single tiles and rounds less often.
         for row in 0..ROWS {
-            let correction = V::splat(corrections[row]);
+            let row_scale = V::splat(row_scales[row]);
             for vector in 0..VECTORS {
                 let place = output.as_mut_ptr().add(row * columns + column + vector * V::LANES);
-                V::load(place).mul_add(correction, sums[row][vector]).store(place);
+                V::load(place).mul_add(row_scale, sums[row][vector]).store(place);
             }
         }
     }

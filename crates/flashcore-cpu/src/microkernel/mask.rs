@@ -2,20 +2,20 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::attend::blocked::MOST_LANES;
+use crate::attend::blocked::MAX_LANES;
 use crate::simd::real::Real;
 use std::ops::Range;
 
 /// The keys that the row of each lane attends, counted from a first one. Lanes without a row attend none.
 pub(crate) struct LaneRanges {
-    starts: [u32; MOST_LANES],
-    ends: [u32; MOST_LANES],
+    starts: [u32; MAX_LANES],
+    ends: [u32; MAX_LANES],
 }
 
 impl LaneRanges {
     /// From what each row attends, for keys from `first_key` on.
     pub(crate) fn new(first_key: usize, attended: impl Iterator<Item = Range<usize>>) -> Self {
-        let mut ranges = Self { starts: [0; MOST_LANES], ends: [0; MOST_LANES] };
+        let mut ranges = Self { starts: [0; MAX_LANES], ends: [0; MAX_LANES] };
         let offset = |key: usize| u32::try_from(key.saturating_sub(first_key)).unwrap_or(u32::MAX);
         for ((start, end), attended) in ranges.starts.iter_mut().zip(&mut ranges.ends).zip(attended) {
             (*start, *end) = (offset(attended.start), offset(attended.end));

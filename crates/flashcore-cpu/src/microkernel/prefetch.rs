@@ -3,7 +3,7 @@
 use super::convert::Head;
 use std::ops::Range;
 
-/// Asks for bytes that will be read soon. Does nothing where the processor cannot be asked.
+/// Asks for bytes that will be read prefetch. Does nothing where the processor cannot be asked.
 pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -19,53 +19,54 @@ pub(crate) fn prefetch(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// Memory that is needed soon, which a kernel may [ask for](Microkernel::ASKS_ALONG) along with a product. Nothing is read
+/// Memory that is needed prefetch, which a kernel may [ask for](Microkernel::FUSED_PREFETCH) along with a product. Nothing is read
 /// or written through these addresses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Soon {
+pub(crate) struct PrefetchPlan {
     /// Rows of the query.
-    pub(crate) query: Lines,
+    pub(crate) query: CacheLines,
     /// Keys and values of the next tile, or some of them.
-    pub(crate) tile: [Lines; 2],
+    pub(crate) tile: [CacheLines; 2],
     /// Where the output is written.
-    pub(crate) output: Lines,
+    pub(crate) output: CacheLines,
 }
 
 /// What a block of a product asks for: lines from an address on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum Prefetch {
     Nothing,
     Read(*const u8),
     Written(*const u8),
 }
 
-impl Soon {
-    pub(crate) const NOTHING: Self = Self { query: Lines::NONE, tile: [Lines::NONE; 2], output: Lines::NONE };
+impl PrefetchPlan {
+    pub(crate) const NOTHING: Self =
+        Self { query: CacheLines::NONE, tile: [CacheLines::NONE; 2], output: CacheLines::NONE };
 
     /// What the next block asks for, when each asks for up to `lines` and so many have done so.
     #[inline]
-    pub(crate) fn after_blocks(self, blocks: usize, lines: usize) -> Ask {
+    pub(crate) fn for_block(self, blocks: usize, lines: usize) -> Prefetch {
         let mut index = blocks * lines;
         let [key, value] = self.tile;
         for read in [self.query, key, value] {
             if let Some(address) = read.get(index) {
-                return Ask::Read(address);
+                return Prefetch::Read(address);
             }
             // A block asks for one kind.
             index = index.saturating_sub(read.count.next_multiple_of(lines));
         }
-        self.output.get(index).map_or(Ask::Nothing, Ask::Written)
+        self.output.get(index).map_or(Prefetch::Nothing, Prefetch::Written)
     }
 }
 
 /// Bytes that lie one behind the other, in lines that come to a cache together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lines {
+pub(crate) struct CacheLines {
     first: *const u8,
     count: usize,
 }
 
-impl Lines {
+impl CacheLines {
     /// Bytes of a line.
     pub(crate) const SIZE: usize = 64;
 
@@ -94,26 +95,27 @@ mod tests {
     fn lines_end_with_their_bytes() {
         for (bytes, count) in [(0, 0), (1, 1), (64, 1), (65, 2), (8192, 128)] {
             let bytes = vec![0_u8; bytes];
-            let lines = Lines::new(&raw const *bytes);
+            let lines = CacheLines::new(&raw const *bytes);
             let addresses: Vec<*const u8> = (0..200).map_while(|index| lines.get(index)).collect();
             let expected: Vec<*const u8> = bytes.chunks(64).map(<[u8]>::as_ptr).collect();
             assert_eq!((addresses.len(), addresses), (count, expected));
         }
-        assert_eq!(Lines::NONE.get(0), None);
+        assert_eq!(CacheLines::NONE.get(0), None);
     }
 
     #[test]
     fn blocks_ask_for_one_thing_after_the_other() {
-        let bytes = [0_u8; 20 * Lines::SIZE];
-        let lines =
-            |range: Range<usize>| Lines::new(&raw const bytes[Lines::SIZE * range.start..Lines::SIZE * range.end]);
-        let soon = Soon { query: lines(0..5), tile: [lines(5..9), Lines::NONE], output: lines(9..12) };
-        let address = |line: usize| bytes[Lines::SIZE * line..].as_ptr();
-        let asks: Vec<Ask> = (0..6).map(|blocks| soon.after_blocks(blocks, 4)).collect();
-        let (read, written) = (|line| Ask::Read(address(line)), |line| Ask::Written(address(line)));
-        assert_eq!(asks, [read(0), read(4), read(5), written(9), Ask::Nothing, Ask::Nothing]);
-        let asks: Vec<Ask> = (0..5).map(|blocks| soon.after_blocks(blocks, 8)).collect();
-        assert_eq!(asks, [read(0), read(5), written(9), Ask::Nothing, Ask::Nothing]);
-        assert_eq!(Soon::NOTHING.after_blocks(0, 1), Ask::Nothing);
+        let bytes = [0_u8; 20 * CacheLines::SIZE];
+        let lines = |range: Range<usize>| {
+            CacheLines::new(&raw const bytes[CacheLines::SIZE * range.start..CacheLines::SIZE * range.end])
+        };
+        let prefetch = PrefetchPlan { query: lines(0..5), tile: [lines(5..9), CacheLines::NONE], output: lines(9..12) };
+        let address = |line: usize| bytes[CacheLines::SIZE * line..].as_ptr();
+        let asks: Vec<Prefetch> = (0..6).map(|blocks| prefetch.for_block(blocks, 4)).collect();
+        let (read, written) = (|line| Prefetch::Read(address(line)), |line| Prefetch::Written(address(line)));
+        assert_eq!(asks, [read(0), read(4), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
+        let asks: Vec<Prefetch> = (0..5).map(|blocks| prefetch.for_block(blocks, 8)).collect();
+        assert_eq!(asks, [read(0), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
+        assert_eq!(PrefetchPlan::NOTHING.for_block(0, 1), Prefetch::Nothing);
     }
 }

@@ -5,10 +5,10 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::prefetch::{Ask, Lines, Soon};
-use crate::microkernel::{Microkernel, OutputProduct, ScoreProduct};
+use crate::microkernel::prefetch::{CacheLines, Prefetch, PrefetchPlan};
+use crate::microkernel::{Microkernel, PvArgs, QkArgs};
 use crate::simd::real::Real;
-use crate::simd::vector::{Vector, stay_behind};
+use crate::simd::vector::{Vector, compiler_fence};
 use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
@@ -16,28 +16,28 @@ use std::ops::Range;
 /// Implements [`Microkernel`] for a level that is a witness of the features it names.
 ///
 /// `$rows` by two vectors are the sums that stay in registers, or for the output `$columns` by one where they are given. A
-/// level may have its own [`score_and_weigh`](Microkernel::score_and_weigh), a function that needs the features.
+/// level may have its own [`qk_softmax_fused`](Microkernel::qk_softmax_fused), a function that needs the features.
 macro_rules! vector_kernel {
     (
         $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal $(, columns: $columns:literal)?
         $(, key_tile: $key_tile:literal)?
-        $(, features: $features:literal)? $(, score_and_weigh: $score_and_weigh:path)?
+        $(, features: $features:literal)? $(, qk_softmax_fused: $qk_softmax_fused:path)?
     ) => {
         impl $(<$real: crate::simd::real::Real>)? crate::microkernel::Microkernel for $level $(<$real>)? {
             type Real = <$vector as crate::simd::vector::Vector>::Real;
             type Packed = Self::Real;
 
-            const STRIP: usize = 2 * <$vector as crate::simd::vector::Vector>::LANES;
+            const PANEL_ROWS: usize = 2 * <$vector as crate::simd::vector::Vector>::LANES;
             const LANE_BLOCK: usize = <$vector as crate::simd::vector::Vector>::LANES;
-            const FIRST_KEY_BLOCK: usize = 1;
+            const KEY_ALIGNMENT: usize = 1;
             const KEY_BLOCK: usize = 1;
             const VALUE_BLOCK: usize = 1;
-            const MULTIPLIES_IN_WEIGH: bool = true;
-            const ASKS_ALONG: bool = true;
-            $(const KEY_TILE: usize = $key_tile;)?
+            const SCALES_IN_SOFTMAX: bool = true;
+            const FUSED_PREFETCH: bool = true;
+            $(const KV_TILE: usize = $key_tile;)?
 
             fn query_size(head_dim: usize) -> usize {
-                head_dim * Self::STRIP
+                head_dim * Self::PANEL_ROWS
             }
 
             fn key_size(head_dim: usize, keys: usize) -> usize {
@@ -101,63 +101,63 @@ macro_rules! vector_kernel {
                 self.pack_keys(value, keys, packed);
             }
 
-            fn score(&self, mut product: crate::microkernel::ScoreProduct<'_, Self>) {
+            fn qk_product(&self, mut product: crate::microkernel::QkArgs<'_, Self>) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::simd::real::Real>)? (
-                    product: &mut crate::microkernel::ScoreProduct<'_, $level $(<$real>)?>,
+                    product: &mut crate::microkernel::QkArgs<'_, $level $(<$real>)?>,
                 ) {
                     // SAFETY: the caller vouches for the features.
-                    unsafe { crate::microkernel::products::score::<$vector, _, $rows>(product) }
+                    unsafe { crate::microkernel::products::qk::<$vector, _, $rows>(product) }
                 }
                 // SAFETY: `self` is a witness of the features.
                 unsafe { run(&mut product) }
             }
 
-            fn weigh(&self, strip: &mut crate::microkernel::Strip<'_, Self>) -> crate::microkernel::Weighed {
+            fn online_softmax(&self, panel: &mut crate::microkernel::SoftmaxArgs<'_, Self>) -> crate::microkernel::SoftmaxOutcome {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::simd::real::Real>)? (
-                    strip: &mut crate::microkernel::Strip<'_, $level $(<$real>)?>,
-                ) -> crate::microkernel::Weighed {
+                    panel: &mut crate::microkernel::SoftmaxArgs<'_, $level $(<$real>)?>,
+                ) -> crate::microkernel::SoftmaxOutcome {
                     // SAFETY: the caller vouches for the features.
-                    unsafe { crate::microkernel::softmax::weigh::<$vector, _>(strip) }
+                    unsafe { crate::microkernel::softmax::online_softmax::<$vector, _>(panel) }
                 }
                 // SAFETY: `self` is a witness of the features.
-                unsafe { run(strip) }
+                unsafe { run(panel) }
             }
 
             $(
-                fn score_and_weigh(
+                fn qk_softmax_fused(
                     &self,
-                    factors: crate::microkernel::Factors<'_, Self>,
-                    strip: &mut crate::microkernel::Strip<'_, Self>,
+                    factors: crate::microkernel::QkOperands<'_, Self>,
+                    panel: &mut crate::microkernel::SoftmaxArgs<'_, Self>,
                 ) -> bool {
                     // SAFETY: `self` is a witness of the features.
-                    unsafe { $score_and_weigh(&factors, strip) }
+                    unsafe { $qk_softmax_fused(&factors, panel) }
                 }
             )?
 
-            fn accumulate(&self, mut product: crate::microkernel::OutputProduct<'_, Self>) {
+            fn pv_product(&self, mut product: crate::microkernel::PvArgs<'_, Self>) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::simd::real::Real>)? (
-                    product: &mut crate::microkernel::OutputProduct<'_, $level $(<$real>)?>,
+                    product: &mut crate::microkernel::PvArgs<'_, $level $(<$real>)?>,
                 ) {
                     // SAFETY: the caller vouches for the features.
-                    unsafe { crate::microkernel::products::accumulate::<$vector, _, $rows, { 0 $(+ $columns)? }>(product) }
+                    unsafe { crate::microkernel::products::pv::<$vector, _, $rows, { 0 $(+ $columns)? }>(product) }
                 }
                 // SAFETY: `self` is a witness of the features.
                 unsafe { run(&mut product) }
             }
 
-            fn shape(&self, shaping: crate::microkernel::score::Shaping<'_, Self::Real>) {
+            fn modify_scores(&self, modifiers: crate::microkernel::score::ScoreModifiers<'_, Self::Real>) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::simd::real::Real>)? (
-                    shaping: crate::microkernel::score::Shaping<'_, <$vector as crate::simd::vector::Vector>::Real>,
+                    modifiers: crate::microkernel::score::ScoreModifiers<'_, <$vector as crate::simd::vector::Vector>::Real>,
                 ) {
                     // SAFETY: the caller vouches for the features.
-                    unsafe { crate::microkernel::score::shape::<$vector>(shaping) }
+                    unsafe { crate::microkernel::score::modify_scores::<$vector>(modifiers) }
                 }
                 // SAFETY: `self` is a witness of the features.
-                unsafe { run(shaping) }
+                unsafe { run(modifiers) }
             }
 
             fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &crate::microkernel::mask::LaneRanges) {
@@ -216,10 +216,10 @@ macro_rules! vector_kernel {
                 unsafe { run(dtype, values, factor, bytes) }
             }
 
-            fn stream(&self, mut tile: crate::attend::decode::StreamTile<'_, Self::Real>) {
+            fn decode_tile(&self, mut tile: crate::attend::decode::DecodeTile<'_, Self::Real>) {
                 $(#[target_feature(enable = $features)])?
                 unsafe fn run $(<$real: crate::simd::real::Real>)? (
-                    tile: &mut crate::attend::decode::StreamTile<'_, <$vector as crate::simd::vector::Vector>::Real>,
+                    tile: &mut crate::attend::decode::DecodeTile<'_, <$vector as crate::simd::vector::Vector>::Real>,
                 ) {
                     // SAFETY: the caller vouches for the features.
                     unsafe { crate::microkernel::decode::attend_tile::<$vector>(tile) }
@@ -236,14 +236,14 @@ pub(crate) use vector_kernel;
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn score<V, K, const ROWS: usize>(product: &mut ScoreProduct<'_, K>)
+pub(crate) unsafe fn qk<V, K, const ROWS: usize>(product: &mut QkArgs<'_, K>)
 where
     V: Vector,
     K: Microkernel<Real = V::Real, Packed = V::Real>,
 {
     assert!(product.fits(), "room for scores that is too small");
     let key = &product.key[product.keys.start * product.head_dim..product.keys.end * product.head_dim];
-    assert!(product.query.len() >= product.head_dim * product.lanes, "a strip of queries that is too small");
+    assert!(product.query.len() >= product.head_dim * product.lanes, "a panel of queries that is too small");
     let tiles = Tiles {
         depth: product.head_dim,
         lanes: product.lanes,
@@ -252,7 +252,7 @@ where
         right: product.query.as_ptr(),
         target: Target::Scaled(product.factor),
         product: product.scores.as_mut_ptr(),
-        soon: Soon::NOTHING,
+        prefetch: PrefetchPlan::NOTHING,
     };
     for (block, lane) in (0..product.lanes).step_by(V::LANES).enumerate().step_by(2) {
         let near = product.lane_keys.of_block(block);
@@ -275,14 +275,14 @@ where
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<V, K, const ROWS: usize, const COLUMNS: usize>(product: &mut OutputProduct<'_, K>)
+pub(crate) unsafe fn pv<V, K, const ROWS: usize, const COLUMNS: usize>(product: &mut PvArgs<'_, K>)
 where
     V: Vector,
     K: Microkernel<Real = V::Real, Packed = V::Real>,
 {
     assert!(product.fits(), "tiles of an output that are too small");
     let value = &product.value[product.keys.start * product.value_dim..product.keys.end * product.value_dim];
-    let is_corrected = || product.correction[..product.lanes].iter().any(|&factor| factor != V::Real::ONE);
+    let is_corrected = || product.row_scale[..product.lanes].iter().any(|&factor| factor != V::Real::ONE);
     let tiles = Tiles {
         depth: product.keys.len(),
         lanes: product.lanes,
@@ -291,11 +291,11 @@ where
         right: product.scores.as_ptr(),
         target: match product.is_first {
             true => Target::Scaled(V::Real::ONE),
-            false if is_corrected() => Target::Corrected(product.correction.as_ptr()),
+            false if is_corrected() => Target::Corrected(product.row_scale.as_ptr()),
             false => Target::Added,
         },
         product: product.output.as_mut_ptr(),
-        soon: product.soon,
+        prefetch: product.prefetch,
     };
     if COLUMNS > 0 {
         for column in (0..product.value_dim).step_by(COLUMNS) {
@@ -338,9 +338,9 @@ where
 enum Target<R> {
     /// `product = left * right * factor`: scores.
     Scaled(R),
-    /// `product = product * correction + left * right`, with a correction for each lane: the output.
+    /// `product = product * row_scale + left * right`, with a row_scale for each lane: the output.
     Corrected(*const R),
-    /// `product = product + left * right`: the output where all corrections are 1.
+    /// `product = product + left * right`: the output where all row_scales are 1.
     Added,
 }
 
@@ -358,7 +358,7 @@ struct Tiles<R> {
     target: Target<R>,
     product: *mut R,
     /// What a product that does not lie row by row asks for, a line in each step.
-    soon: Soon,
+    prefetch: PrefetchPlan,
 }
 
 /// Steps of a product in which it asks for one line: faster, what is asked for gets in the way of what is needed.
@@ -418,7 +418,7 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
             if ROW_BY_ROW {
                 for step in 0..tiles.depth {
                     // The next rows, which lie behind these, a line in each step.
-                    V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(Lines::SIZE * step));
+                    V::prefetch_near(left.add(ROWS * stride).cast::<u8>().wrapping_add(CacheLines::SIZE * step));
                     let mut factors = [zero; VECTORS];
                     for vector in 0..VECTORS {
                         factors[vector] = V::load(right.add(step * lanes + vector * V::LANES));
@@ -443,17 +443,19 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
             } else {
                 let lines = tiles.depth / STEPS_PER_LINE;
                 let blocks = row / ROWS * (lanes / (VECTORS * V::LANES)) + lane / (VECTORS * V::LANES);
-                let ask = tiles.soon.after_blocks(blocks, lines.max(1));
+                let ask = tiles.prefetch.for_block(blocks, lines.max(1));
                 for line in 0..lines {
                     match ask {
-                        Ask::Nothing => (),
-                        Ask::Read(first) => V::prefetch_near(first.wrapping_add(Lines::SIZE * line)),
-                        Ask::Written(first) => V::prefetch_for_writing(first.wrapping_add(Lines::SIZE * line)),
+                        Prefetch::Nothing => (),
+                        Prefetch::Read(first) => V::prefetch_near(first.wrapping_add(CacheLines::SIZE * line)),
+                        Prefetch::Written(first) => {
+                            V::prefetch_for_writing(first.wrapping_add(CacheLines::SIZE * line))
+                        }
                     }
                     for step in 0..STEPS_PER_LINE {
                         let step = line * STEPS_PER_LINE + step;
                         add_step(left.add(step * stride), right.add(step * lanes), &mut sums);
-                        stay_behind();
+                        compiler_fence();
                     }
                 }
                 for step in lines * STEPS_PER_LINE..tiles.depth {
@@ -469,9 +471,9 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const ROW_BY
                     *sum = sum.mul(V::splat(factor));
                 }
             }
-            Target::Corrected(correction) => {
+            Target::Corrected(row_scale) => {
                 for vector in 0..VECTORS {
-                    let factor = V::load(correction.add(lane + vector * V::LANES));
+                    let factor = V::load(row_scale.add(lane + vector * V::LANES));
                     for index in 0..ROWS {
                         let before = V::load(place.add(index * lanes + vector * V::LANES));
                         sums[index][vector] = before.mul_add(factor, sums[index][vector]);

@@ -3,10 +3,10 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::simd::real::Real;
-use crate::simd::vector::{MOST_LANES, Vector};
+use crate::simd::vector::{MAX_LANES, Vector};
 
 /// Products of keys and a strip of query rows, to become scores in base 2.
-pub(crate) struct Shaping<'a, R> {
+pub(crate) struct ScoreModifiers<'a, R> {
     /// A row of `lanes` for each key.
     pub(crate) scores: &'a mut [R],
     /// A multiple of the lanes of a vector.
@@ -48,8 +48,8 @@ impl BiasRows<'_> {
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn shape<V: Vector>(shaping: Shaping<'_, V::Real>) {
-    let Shaping { scores, lanes, softcap, alibi, bias, base } = shaping;
+pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::Real>) {
+    let ScoreModifiers { scores, lanes, softcap, alibi, bias, base } = modifiers;
     assert!(lanes.is_multiple_of(V::LANES) && scores.len().is_multiple_of(lanes), "scores of half a vector");
     let keys = scores.len() / lanes;
     for lane in (0..lanes).step_by(V::LANES) {
@@ -91,7 +91,7 @@ pub(crate) unsafe fn shape<V: Vector>(shaping: Shaping<'_, V::Real>) {
     }
 }
 
-const SQUARE: usize = MOST_LANES * MOST_LANES;
+const SQUARE: usize = MAX_LANES * MAX_LANES;
 
 /// The same for one query row, whose scores lie one beside the other: `scores` is padded to whole vectors, and of slopes,
 /// positions and starts the first counts.
@@ -100,9 +100,9 @@ const SQUARE: usize = MOST_LANES * MOST_LANES;
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn shape_row<V: Vector>(shaping: Shaping<'_, V::Real>, keys: usize) {
-    let Shaping { scores, lanes: _, softcap, alibi, bias, base } = shaping;
-    let counting: [V::Real; MOST_LANES] = std::array::from_fn(|lane| V::Real::from_f64(lane as f64));
+pub(crate) unsafe fn modify_row<V: Vector>(modifiers: ScoreModifiers<'_, V::Real>, keys: usize) {
+    let ScoreModifiers { scores, lanes: _, softcap, alibi, bias, base } = modifiers;
+    let counting: [V::Real; MAX_LANES] = std::array::from_fn(|lane| V::Real::from_f64(lane as f64));
     for first_key in (0..keys).step_by(V::LANES) {
         // SAFETY: the scores are whole vectors, and so are the arrays.
         unsafe {
@@ -118,7 +118,7 @@ pub(crate) unsafe fn shape_row<V: Vector>(shaping: Shaping<'_, V::Real>, keys: u
                 score = score.sub(V::splat(alibi.slopes[0]).mul(distance));
             }
             if let Some(bias) = bias {
-                let mut terms = [V::Real::ZERO; MOST_LANES];
+                let mut terms = [V::Real::ZERO; MAX_LANES];
                 for (offset, term) in terms.iter_mut().take(V::LANES.min(keys - first_key)).enumerate() {
                     *term = bias.term(0, first_key + offset);
                 }

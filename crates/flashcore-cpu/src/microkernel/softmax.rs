@@ -4,7 +4,7 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::{Microkernel, Strip, Weighed};
+use crate::microkernel::{Microkernel, SoftmaxArgs, SoftmaxOutcome};
 use crate::simd::real::Real;
 use crate::simd::vector::Vector;
 
@@ -26,7 +26,7 @@ impl<R: Real> Column<R> {
     ///
     /// The processor has the instructions of `V`, and there are scores of these keys.
     #[inline(always)]
-    unsafe fn find_largest<V: Vector<Real = R>, const COUNT: usize>(self, key: usize, largest: &mut [V; CHAINS]) {
+    unsafe fn update_max<V: Vector<Real = R>, const COUNT: usize>(self, key: usize, largest: &mut [V; CHAINS]) {
         for (chain, largest) in largest.iter_mut().enumerate().take(COUNT) {
             // SAFETY: the caller vouches for both.
             *largest = unsafe { V::load(self.scores.add((key + chain) * self.lanes)).max(*largest) };
@@ -37,9 +37,9 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`find_largest`](Self::find_largest).
+    /// As of [`update_max`](Self::update_max).
     #[inline(always)]
-    unsafe fn weigh<V: Vector<Real = R>, const COUNT: usize>(
+    unsafe fn exp_and_sum<V: Vector<Real = R>, const COUNT: usize>(
         self,
         key: usize,
         factor: V,
@@ -61,7 +61,7 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`find_largest`](Self::find_largest).
+    /// As of [`update_max`](Self::update_max).
     #[inline(always)]
     unsafe fn scale<V: Vector<Real = R>>(self, keys: usize, factor: V) {
         for key in 0..keys {
@@ -77,7 +77,7 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`find_largest`](Self::find_largest).
+    /// As of [`update_max`](Self::update_max).
     #[inline(always)]
     pub(crate) unsafe fn largest<V: Vector<Real = R>>(self, keys: usize) -> V {
         let whole = keys - keys % CHAINS;
@@ -85,10 +85,10 @@ impl<R: Real> Column<R> {
         unsafe {
             let mut largest = [V::splat(R::NEGATIVE_INFINITY); CHAINS];
             for key in (0..whole).step_by(CHAINS) {
-                self.find_largest::<V, CHAINS>(key, &mut largest);
+                self.update_max::<V, CHAINS>(key, &mut largest);
             }
             for key in whole..keys {
-                self.find_largest::<V, 1>(key, &mut largest);
+                self.update_max::<V, 1>(key, &mut largest);
             }
             let [first, second, third, fourth] = largest;
             first.max(second).max(third.max(fourth))
@@ -99,19 +99,19 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`find_largest`](Self::find_largest).
+    /// As of [`update_max`](Self::update_max).
     #[inline(always)]
-    pub(crate) unsafe fn weigh_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
+    pub(crate) unsafe fn exp_and_sum_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
         let whole = keys - keys % CHAINS;
         // SAFETY: the caller vouches for both.
         unsafe {
             let shift = V::splat(R::ZERO).sub(subtracted);
             let mut added = [V::splat(R::ZERO); CHAINS];
             for key in (0..whole).step_by(CHAINS) {
-                self.weigh::<V, CHAINS>(key, factor, shift, &mut added);
+                self.exp_and_sum::<V, CHAINS>(key, factor, shift, &mut added);
             }
             for key in whole..keys {
-                self.weigh::<V, 1>(key, factor, shift, &mut added);
+                self.exp_and_sum::<V, 1>(key, factor, shift, &mut added);
             }
             let [first, second, third, fourth] = added;
             first.add(second).add(third.add(fourth))
@@ -122,7 +122,7 @@ impl<R: Real> Column<R> {
 /// What the weights of one tile may add up to, in a lane whose maximum stays although scores rise above it: eight times
 /// what they can where it follows them. They are as exact then as below 1, and leave the values their range but for three
 /// bits.
-pub(crate) const MOST_ADDED: f64 = 2048.0;
+pub(crate) const MAX_TILE_SUM: f64 = 2048.0;
 
 /// Scores, in base 2, from where on they are rounded before the maximum is subtracted. A fused multiply-add subtracts a
 /// rounded maximum from a product that is not, and what rounding took from the maximum, here up to 4 and at 2^31 more than
@@ -136,26 +136,28 @@ const VECTORS: usize = 2;
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mut Strip<'_, K>) -> Weighed {
-    let lanes = strip.lanes;
-    assert!(strip.fits() && lanes <= VECTORS * V::LANES, "a strip of scores that is too small");
+pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
+    args: &mut SoftmaxArgs<'_, K>,
+) -> SoftmaxOutcome {
+    let lanes = args.lanes;
+    assert!(args.fits() && lanes <= VECTORS * V::LANES, "a args of scores that is too small");
     // SAFETY: every row of the strip has a vector at each lane where one begins.
     unsafe {
         let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
-        let (factor, zero) = (V::splat(strip.factor), V::splat(V::Real::ZERO));
+        let (factor, zero) = (V::splat(args.factor), V::splat(V::Real::ZERO));
         // Maximum and sum of each vector: nothing is changed before all are known to be done.
         let mut states = [[zero; 2]; VECTORS];
         for (block, lane) in (0..lanes).step_by(V::LANES).enumerate() {
-            let keys = strip.lane_keys.of_block(block);
-            let column = Column { scores: strip.scores.as_mut_ptr().add(lane), lanes };
-            let (old, sum) = (V::load(strip.maximum.as_ptr().add(lane)), V::load(strip.sum.as_ptr().add(lane)));
-            let correction = strip.correction.as_mut_ptr().add(lane);
-            if !strip.follows_maximum && old.is_finite() {
-                let added = column.weigh_all(keys, factor, old);
-                if added.is_any_above(V::Real::from_f64(MOST_ADDED)) {
-                    return Weighed::TooLarge;
+            let keys = args.lane_keys.of_block(block);
+            let column = Column { scores: args.scores.as_mut_ptr().add(lane), lanes };
+            let (old, sum) = (V::load(args.row_max.as_ptr().add(lane)), V::load(args.row_sum.as_ptr().add(lane)));
+            let row_scale = args.row_scale.as_mut_ptr().add(lane);
+            if !args.updates_row_max && old.is_finite() {
+                let added = column.exp_and_sum_all(keys, factor, old);
+                if added.is_any_above(V::Real::from_f64(MAX_TILE_SUM)) {
+                    return SoftmaxOutcome::StaleRowMax;
                 }
-                V::splat(V::Real::ONE).store(correction);
+                V::splat(V::Real::ONE).store(row_scale);
                 states[block] = [old, sum.add(added)];
                 continue;
             }
@@ -163,18 +165,18 @@ pub(crate) unsafe fn weigh<V: Vector, K: Microkernel<Real = V::Real>>(strip: &mu
             let subtracted = new.if_equal(nothing, zero, new);
             let added = if subtracted.max(zero.sub(subtracted)).is_any_above(V::Real::from_f64(COARSE)) {
                 column.scale(keys, factor);
-                column.weigh_all(keys, V::splat(V::Real::ONE), subtracted)
+                column.exp_and_sum_all(keys, V::splat(V::Real::ONE), subtracted)
             } else {
-                column.weigh_all(keys, factor, subtracted)
+                column.exp_and_sum_all(keys, factor, subtracted)
             };
             let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
-            old_factor.store(correction);
+            old_factor.store(row_scale);
             states[block] = [new, sum.mul_add(old_factor, added)];
         }
-        for ([maximum, sum], lane) in states.into_iter().zip((0..lanes).step_by(V::LANES)) {
-            maximum.store(strip.maximum.as_mut_ptr().add(lane));
-            sum.store(strip.sum.as_mut_ptr().add(lane));
+        for ([row_max, sum], lane) in states.into_iter().zip((0..lanes).step_by(V::LANES)) {
+            row_max.store(args.row_max.as_mut_ptr().add(lane));
+            sum.store(args.row_sum.as_mut_ptr().add(lane));
         }
     }
-    Weighed::Done
+    SoftmaxOutcome::Done
 }

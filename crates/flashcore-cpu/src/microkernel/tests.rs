@@ -1,9 +1,9 @@
 //! Every microkernel that this machine can run, against plain loops.
 
 use crate::microkernel::convert::Head;
-use crate::microkernel::prefetch::Soon;
-use crate::microkernel::score::Shaping;
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Strip, Weighed, padded};
+use crate::microkernel::prefetch::PrefetchPlan;
+use crate::microkernel::score::ScoreModifiers;
+use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
 use crate::simd::portable::Portable;
 use flashcore_problem::{DType, Shape, Strides, Tensor, TensorView};
 
@@ -66,10 +66,10 @@ fn dense((tensor, shape): &(Tensor, Shape)) -> Vec<f64> {
 #[test]
 fn scores() {
     fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
-        let first = K::FIRST_KEY_BLOCK;
+        let first = K::KEY_ALIGNMENT;
         for head_dim in [1, 2, 5, 40, 64] {
             for keys in [0..1, 0..2, 0..7, first..first + 1, first..first + 37, 0..97] {
-                for rows in [1, K::LANE_BLOCK, K::LANE_BLOCK + 1, K::STRIP] {
+                for rows in [1, K::LANE_BLOCK, K::LANE_BLOCK + 1, K::PANEL_ROWS] {
                     let (query, key) = (tensor(rows + 3, head_dim, 1), tensor(keys.end + 2, head_dim, 2));
                     let lanes = padded(rows, K::LANE_BLOCK);
                     let mut packed_query = vec![K::Packed::default(); K::query_size(head_dim)];
@@ -77,7 +77,7 @@ fn scores() {
                     kernel.pack_query(head(&query), 3..3 + rows, lanes, &mut packed_query);
                     kernel.pack_keys(head(&key), 2..2 + keys.end, &mut packed_key);
                     let mut scores = vec![9.0; padded(keys.len(), K::KEY_BLOCK) * lanes];
-                    kernel.score(ScoreProduct {
+                    kernel.qk_product(QkArgs {
                         head_dim,
                         lanes,
                         keys: keys.clone(),
@@ -109,35 +109,35 @@ fn scores() {
 #[test]
 fn outputs() {
     fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
-        let first = K::FIRST_KEY_BLOCK;
+        let first = K::KEY_ALIGNMENT;
         for value_dim in [1, 3, 8, 13, 64] {
             for keys in [0..1, 0..2, 0..7, first..first + 1, first..first + 37, 0..97] {
-                for lanes in [K::LANE_BLOCK, K::STRIP] {
+                for lanes in [K::LANE_BLOCK, K::PANEL_ROWS] {
                     let value = tensor(keys.end + 2, value_dim, 1);
                     let mut packed = vec![K::Packed::default(); K::value_size(value_dim, keys.end)];
                     kernel.pack_values(head(&value), 2..2 + keys.end, &mut packed);
                     let mut scores: Vec<f32> = integers(padded(keys.len(), K::KEY_BLOCK) * lanes, 3);
                     let mut weights = vec![K::Packed::default(); K::weight_size(keys.len())];
-                    let (mut maximum, mut sum, mut correction) = (vec![5.0; lanes], vec![1.0; lanes], vec![9.0; lanes]);
-                    kernel.weigh(&mut Strip {
+                    let (mut row_max, mut sum, mut row_scale) = (vec![5.0; lanes], vec![1.0; lanes], vec![9.0; lanes]);
+                    kernel.online_softmax(&mut SoftmaxArgs {
                         keeps_weights: true,
                         lanes,
                         keys: keys.len(),
                         lane_keys: LaneKeys::new(|_| keys.len()),
-                        follows_maximum: true,
+                        updates_row_max: true,
                         factor: 1.0,
                         scores: &mut scores,
                         weights: &mut weights,
-                        maximum: &mut maximum,
-                        sum: &mut sum,
-                        correction: &mut correction,
+                        row_max: &mut row_max,
+                        row_sum: &mut sum,
+                        row_scale: &mut row_scale,
                     });
-                    let correction: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 0.25][lane % 3]).collect();
+                    let row_scale: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 0.25][lane % 3]).collect();
                     let value = dense(&value);
                     for is_first in [false, true] {
                         let before = integers(padded(value_dim, K::VALUE_BLOCK) * lanes, 4);
                         let mut output = if is_first { vec![f32::NAN; before.len()] } else { before.clone() };
-                        kernel.accumulate(OutputProduct {
+                        kernel.pv_product(PvArgs {
                             value_dim,
                             lanes,
                             keys: keys.clone(),
@@ -145,10 +145,10 @@ fn outputs() {
                             value: &packed,
                             scores: &scores,
                             weights: &weights,
-                            correction: &correction,
+                            row_scale: &row_scale,
                             output: &mut output,
                             is_first,
-                            soon: Soon::NOTHING,
+                            prefetch: PrefetchPlan::NOTHING,
                         });
                         for (place, &actual) in output[..value_dim * lanes].iter().enumerate() {
                             let (column, lane) = (place / lanes, place % lanes);
@@ -156,7 +156,7 @@ fn outputs() {
                                 f64::from(scores[row * lanes + lane]) * value[(key + 2) * value_dim + column]
                             };
                             let sum: f64 = keys.clone().enumerate().map(product).sum();
-                            let before = if is_first { 0.0 } else { before[place] * correction[lane] };
+                            let before = if is_first { 0.0 } else { before[place] * row_scale[lane] };
                             let is_same = f64::from(actual) == f64::from(before) + sum;
                             assert!(is_same, "{name} {value_dim} {keys:?} ({column}, {lane}) {is_first}: {actual}");
                         }
@@ -173,7 +173,7 @@ fn outputs() {
 fn outputs_as_rows() {
     fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
         for count in [1, 3, 8, 16, 17, 64, 70] {
-            for lanes in [K::LANE_BLOCK, K::STRIP] {
+            for lanes in [K::LANE_BLOCK, K::PANEL_ROWS] {
                 let columns = integers(count * lanes, 5);
                 let factors: Vec<f32> = (0..lanes).map(|lane| lane as f32 * 0.5 - 3.0).collect();
                 let mut rows = vec![9.0; count * lanes];
@@ -201,19 +201,19 @@ fn weights() {
                 let old: Vec<f32> = (0..columns).map(|lane| [infinite, -20.0, 3.0, 8.0][lane % 4]).collect();
                 let old_sum: Vec<f32> = old.iter().map(|&old| if old == infinite { 0.0 } else { 2.0 }).collect();
                 let mut weights = scores.clone();
-                let (mut maximum, mut sum, mut correction) = (old.clone(), old_sum.clone(), vec![9.0; columns]);
-                kernel.weigh(&mut Strip {
+                let (mut row_max, mut sum, mut row_scale) = (old.clone(), old_sum.clone(), vec![9.0; columns]);
+                kernel.online_softmax(&mut SoftmaxArgs {
                     keeps_weights: true,
                     lanes: columns,
                     keys,
                     lane_keys: LaneKeys::new(|_| keys),
-                    follows_maximum: true,
+                    updates_row_max: true,
                     factor: 1.0,
                     scores: &mut weights,
                     weights: &mut vec![K::Packed::default(); K::weight_size(keys)],
-                    maximum: &mut maximum,
-                    sum: &mut sum,
-                    correction: &mut correction,
+                    row_max: &mut row_max,
+                    row_sum: &mut sum,
+                    row_scale: &mut row_scale,
                 });
                 for lane in 0..columns {
                     let of_lane = || scores.iter().skip(lane).step_by(columns);
@@ -223,7 +223,7 @@ fn weights() {
                     let actual: Vec<f32> = weights.iter().skip(lane).step_by(columns).copied().collect();
                     assert_eq!(actual, expected, "{name} {keys} keys, lane {lane}");
                     let total = old_sum[lane] * factor + expected.iter().sum::<f32>();
-                    let state = [maximum[lane], sum[lane], correction[lane]];
+                    let state = [row_max[lane], sum[lane], row_scale[lane]];
                     assert_eq!(state, [largest, total, factor], "{name} {keys} keys, lane {lane}");
                 }
             }
@@ -241,46 +241,46 @@ fn weights_above_a_maximum_that_stays() {
         for last_score in [-3.0, 4.0, 10.0, 12.0, 21.0, 127.0, 128.0, 129.0, 256.0, 300.0, 1e6, 1e30, f32::INFINITY] {
             let mut scores = vec![1.0; 3 * columns];
             scores[3 * columns - 1] = last_score;
-            let (mut maximum, mut sum, mut correction) = (vec![0.0; columns], vec![8.0; columns], vec![9.0; columns]);
-            let weighed = kernel.weigh(&mut Strip {
+            let (mut row_max, mut sum, mut row_scale) = (vec![0.0; columns], vec![8.0; columns], vec![9.0; columns]);
+            let weighed = kernel.online_softmax(&mut SoftmaxArgs {
                 keeps_weights: true,
                 lanes: columns,
                 keys: 3,
                 lane_keys: LaneKeys::new(|_| 3),
-                follows_maximum: false,
+                updates_row_max: false,
                 factor: 1.0,
                 scores: &mut scores,
                 weights: &mut vec![K::Packed::default(); K::weight_size(3)],
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
+                row_max: &mut row_max,
+                row_sum: &mut sum,
+                row_scale: &mut row_scale,
             });
-            let state = (weighed, maximum[columns - 1], sum[columns - 1]);
+            let state = (weighed, row_max[columns - 1], sum[columns - 1]);
             let expected = if last_score < 11.0 {
-                (Weighed::Done, 0.0, 12.0 + last_score.exp2())
+                (SoftmaxOutcome::Done, 0.0, 12.0 + last_score.exp2())
             } else {
-                (Weighed::TooLarge, 0.0, 8.0)
+                (SoftmaxOutcome::StaleRowMax, 0.0, 8.0)
             };
             assert_eq!(state, expected, "{name} {last_score}");
-            let first = if expected.0 == Weighed::Done { (14.0, 1.0) } else { (8.0, correction[0]) };
-            assert_eq!((sum[0], correction[0]), first, "{name} {last_score}");
+            let first = if expected.0 == SoftmaxOutcome::Done { (14.0, 1.0) } else { (8.0, row_scale[0]) };
+            assert_eq!((sum[0], row_scale[0]), first, "{name} {last_score}");
         }
-        let (mut maximum, mut sum, mut correction) =
+        let (mut row_max, mut sum, mut row_scale) =
             (vec![f32::NEG_INFINITY; columns], vec![0.0; columns], vec![9.0; columns]);
-        let weighed = kernel.weigh(&mut Strip {
+        let weighed = kernel.online_softmax(&mut SoftmaxArgs {
             keeps_weights: true,
             lanes: columns,
             keys: 1,
             lane_keys: LaneKeys::new(|_| 1),
-            follows_maximum: false,
+            updates_row_max: false,
             factor: 1.0,
             scores: &mut vec![-300.0; columns],
             weights: &mut vec![K::Packed::default(); K::weight_size(1)],
-            maximum: &mut maximum,
-            sum: &mut sum,
-            correction: &mut correction,
+            row_max: &mut row_max,
+            row_sum: &mut sum,
+            row_scale: &mut row_scale,
         });
-        assert_eq!((weighed, maximum[0], sum[0]), (Weighed::Done, -300.0, 1.0), "{name}");
+        assert_eq!((weighed, row_max[0], sum[0]), (SoftmaxOutcome::Done, -300.0, 1.0), "{name}");
     }
     with_every_f32_kernel!(check);
 }
@@ -289,12 +289,12 @@ fn weights_above_a_maximum_that_stays() {
 #[test]
 fn keys_of_the_first_lanes() {
     fn check<K: Microkernel<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
-        let (lanes, keys, dim) = (K::STRIP, 37, 20);
+        let (lanes, keys, dim) = (K::PANEL_ROWS, 37, 20);
         for first in [0, 1, 16, 37] {
             let lane_keys = LaneKeys::new(|block| if block == 0 { first } else { keys });
             let (query, key) = (integers(dim * lanes, 1), integers(keys * dim, 2));
             let mut scores = vec![f32::NAN; keys * lanes];
-            kernel.score(ScoreProduct {
+            kernel.qk_product(QkArgs {
                 head_dim: dim,
                 lanes,
                 keys: 0..keys,
@@ -304,24 +304,24 @@ fn keys_of_the_first_lanes() {
                 factor: 1.0,
                 scores: &mut scores,
             });
-            let (mut maximum, mut sum, mut correction) =
+            let (mut row_max, mut sum, mut row_scale) =
                 (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes], vec![9.0; lanes]);
             let mut weights = scores.clone();
-            kernel.weigh(&mut Strip {
+            kernel.online_softmax(&mut SoftmaxArgs {
                 keeps_weights: true,
                 lanes,
                 keys,
                 lane_keys,
-                follows_maximum: true,
+                updates_row_max: true,
                 factor: 1.0,
                 scores: &mut weights,
                 weights: &mut [],
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
+                row_max: &mut row_max,
+                row_sum: &mut sum,
+                row_scale: &mut row_scale,
             });
             let mut output = vec![1.0; dim * lanes];
-            kernel.accumulate(OutputProduct {
+            kernel.pv_product(PvArgs {
                 value_dim: dim,
                 lanes,
                 keys: 0..keys,
@@ -329,10 +329,10 @@ fn keys_of_the_first_lanes() {
                 value: &key,
                 scores: &scores,
                 weights: &[],
-                correction: &vec![1.0; lanes],
+                row_scale: &vec![1.0; lanes],
                 output: &mut output,
                 is_first: false,
-                soon: Soon::NOTHING,
+                prefetch: PrefetchPlan::NOTHING,
             });
             for lane in 0..lanes {
                 let of_lane = if lane < K::LANE_BLOCK { first } else { keys };
@@ -343,7 +343,7 @@ fn keys_of_the_first_lanes() {
                     assert!(scores[index * lanes + lane] == score(index), "{name} {first}: ({index}, {lane})");
                 }
                 let largest = (0..of_lane).map(score).fold(f32::NEG_INFINITY, f32::max);
-                assert!(maximum[lane] == largest && sum[lane].is_finite(), "{name} {first}: maximum of {lane}");
+                assert!(row_max[lane] == largest && sum[lane].is_finite(), "{name} {first}: row_max of {lane}");
                 for column in 0..dim {
                     let expected: f32 = 1.0 + (0..of_lane).map(|at| score(at) * key[at * dim + column]).sum::<f32>();
                     assert!(output[column * lanes + lane] == expected, "{name} {first}: ({column}, {lane})");
@@ -371,24 +371,24 @@ fn weights_of_special_scores() {
             let columns = K::LANE_BLOCK;
             let mut lanes = [vec![scores[0]; columns], vec![scores[1]; columns]].concat();
             let old_sum = if old == infinite { 0.0 } else { 1.0 };
-            let (mut maximum, mut sum, mut correction) =
+            let (mut row_max, mut sum, mut row_scale) =
                 (vec![old; columns], vec![old_sum; columns], vec![9.0; columns]);
-            kernel.weigh(&mut Strip {
+            kernel.online_softmax(&mut SoftmaxArgs {
                 keeps_weights: true,
                 lanes: columns,
                 keys: 2,
                 lane_keys: LaneKeys::new(|_| 2),
-                follows_maximum: true,
+                updates_row_max: true,
                 factor: 1.0,
                 scores: &mut lanes,
                 weights: &mut vec![K::Packed::default(); K::weight_size(2)],
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
+                row_max: &mut row_max,
+                row_sum: &mut sum,
+                row_scale: &mut row_scale,
             });
             let same = |left: f32, right: f32| left == right || left.is_nan() && right.is_nan();
             for lane in 0..columns {
-                assert!(maximum[lane] == expected_maximum, "{name} {scores:?}: maximum {}", maximum[lane]);
+                assert!(row_max[lane] == expected_maximum, "{name} {scores:?}: row_max {}", row_max[lane]);
                 assert!(same(sum[lane], expected_sum), "{name} {scores:?}: sum {}", sum[lane]);
             }
         }
@@ -402,20 +402,20 @@ fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32>
     let mut powers = exponents.to_vec();
     powers.resize(exponents.len().div_ceil(columns) * columns, 0.0);
     // With a maximum of zero nothing is subtracted.
-    let (mut maximum, mut sum, mut correction) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
+    let (mut row_max, mut sum, mut row_scale) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
     let keys = powers.len() / columns;
-    kernel.weigh(&mut Strip {
+    kernel.online_softmax(&mut SoftmaxArgs {
         keeps_weights: true,
         lanes: columns,
         keys,
         lane_keys: LaneKeys::new(|_| keys),
-        follows_maximum: true,
+        updates_row_max: true,
         factor: 1.0,
         scores: &mut powers,
         weights: &mut vec![K::Packed::default(); K::weight_size(keys)],
-        maximum: &mut maximum,
-        sum: &mut sum,
-        correction: &mut correction,
+        row_max: &mut row_max,
+        row_sum: &mut sum,
+        row_scale: &mut row_scale,
     });
     powers.truncate(exponents.len());
     powers
@@ -496,7 +496,7 @@ fn tangents<K: Microkernel<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64>
     let lanes = K::LANE_BLOCK;
     let mut scores = numbers.to_vec();
     scores.resize(numbers.len().next_multiple_of(lanes), 0.0);
-    kernel.shape(Shaping {
+    kernel.modify_scores(ScoreModifiers {
         scores: &mut scores,
         lanes,
         softcap: Some(1.0),

@@ -40,7 +40,7 @@ impl Avx512 {
 // a first-level cache.
 vector_kernel!(
     Avx512, Zmm, rows: 12, columns: 16, key_tile: 256, features: "avx512f,avx512bw,avx512vl,avx512dq",
-    score_and_weigh: super::avx512_fused::score_and_weigh
+    qk_softmax_fused: super::avx512_fused::qk_softmax_fused
 );
 
 #[derive(Clone, Copy)]

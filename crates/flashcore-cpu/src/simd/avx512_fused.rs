@@ -10,8 +10,8 @@
 //! ordinary way.
 
 use super::avx512::{Avx512, Zmm};
-use crate::microkernel::softmax::{COARSE, Column, MOST_ADDED};
-use crate::microkernel::{Factors, Strip};
+use crate::microkernel::softmax::{COARSE, Column, MAX_TILE_SUM};
+use crate::microkernel::{QkOperands, SoftmaxArgs};
 use crate::simd::exp2::{LEAST, short};
 use crate::simd::vector::Vector;
 use core::arch::asm;
@@ -24,7 +24,7 @@ use core::arch::x86_64::{
 const LANES: usize = Zmm::LANES;
 
 /// Lanes of a strip: two vectors.
-const STRIP: usize = 2 * LANES;
+const PANEL: usize = 2 * LANES;
 
 /// Keys of a block. With two vectors of lanes they are 16 sums, which leave registers for the weights.
 const KEYS: usize = 8;
@@ -33,11 +33,11 @@ const KEYS: usize = 8;
 const STEPS: usize = 8;
 
 /// Both vectors of lanes of a strip whose keys are weighed one after the other.
-struct Weighing {
+struct FusedSoftmax {
     /// The scores of the next key.
     next: *mut f32,
     factor: __m512,
-    maximum: [Zmm; 2],
+    row_max: [Zmm; 2],
     /// The sums of the weights.
     added: [__m512; 2],
     /// The least exponents of all weights.
@@ -151,7 +151,7 @@ unsafe fn multiply(
     depth: usize,
     product: *mut f32,
     weighed: usize,
-    weighing: &mut Weighing,
+    softmax: &mut FusedSoftmax,
 ) {
     let mut sums = [[_mm512_setzero_ps(); 2]; KEYS];
     // Of this block alone: a sum of sums rounds less than one long sum.
@@ -159,7 +159,7 @@ unsafe fn multiply(
     // SAFETY: the caller vouches for operands, product and scores, which are all that is read or written. Addresses that
     // are only asked for may be any.
     unsafe {
-        let shift = weighing.maximum.map(|maximum| Zmm::splat(0.0).sub(maximum).0);
+        let shift = softmax.row_max.map(|row_max| Zmm::splat(0.0).sub(row_max).0);
         asm!(
             "test {weighed}, {weighed}",
             "jz 3f",
@@ -195,7 +195,7 @@ unsafe fn multiply(
             three_strides = in(reg) 12 * depth,
             // The keys of the next block, half a line in each step.
             ahead = inout(reg) keys.wrapping_add(KEYS * depth) => _,
-            scores = inout(reg) weighing.next,
+            scores = inout(reg) softmax.next,
             coefficients = in(reg) COEFFICIENTS.as_ptr(),
             weighed = inout(reg) weighed => _,
             plain_steps = inout(reg) depth - weighed * STEPS => _,
@@ -208,13 +208,13 @@ unsafe fn multiply(
             inout("zmm12") sums[6][0], inout("zmm13") sums[6][1],
             inout("zmm14") sums[7][0], inout("zmm15") sums[7][1],
             out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm20") _, out("zmm21") _, out("zmm22") _,
-            in("zmm24") weighing.factor,
+            in("zmm24") softmax.factor,
             in("zmm25") shift[0], in("zmm26") shift[1],
             inout("zmm27") added[0], inout("zmm28") added[1],
-            inout("zmm29") weighing.least,
+            inout("zmm29") softmax.least,
             options(nostack),
         );
-        for (sum, added) in weighing.added.iter_mut().zip(added) {
+        for (sum, added) in softmax.added.iter_mut().zip(added) {
             *sum = _mm512_add_ps(*sum, added);
         }
         for (vector, sum) in sums.as_flattened().iter().enumerate() {
@@ -223,64 +223,64 @@ unsafe fn multiply(
     }
 }
 
-/// [`Microkernel::score_and_weigh`](crate::microkernel::Microkernel::score_and_weigh) for whole strips and blocks of keys.
+/// [`Microkernel::qk_softmax_fused`](crate::microkernel::Microkernel::qk_softmax_fused) for whole panels and blocks of keys.
 ///
 /// # Safety
 ///
 /// The processor has the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn score_and_weigh(factors: &Factors<'_, Avx512>, strip: &mut Strip<'_, Avx512>) -> bool {
+pub(super) unsafe fn qk_softmax_fused(factors: &QkOperands<'_, Avx512>, args: &mut SoftmaxArgs<'_, Avx512>) -> bool {
     let (keys, depth) = (factors.keys.len(), factors.head_dim);
-    let attends_all = |block| strip.lane_keys.of_block(block) == keys;
-    if strip.follows_maximum || strip.lanes != STRIP || !keys.is_multiple_of(KEYS) || !(0..2).all(attends_all) {
+    let attends_all = |block| args.lane_keys.of_block(block) == keys;
+    if args.updates_row_max || args.lanes != PANEL || !keys.is_multiple_of(KEYS) || !(0..2).all(attends_all) {
         return false;
     }
     let key = &factors.key[factors.keys.start * depth..factors.keys.end * depth];
     assert!(
-        strip.fits() && strip.keys == keys && factors.query.len() >= depth * STRIP,
+        args.fits() && args.keys == keys && factors.query.len() >= depth * PANEL,
         "a product of tiles that are too small"
     );
-    let (query, scores) = (factors.query.as_ptr(), strip.scores.as_mut_ptr());
+    let (query, scores) = (factors.query.as_ptr(), args.scores.as_mut_ptr());
     // SAFETY: the tiles are as large as was just asserted, and keys are weighed when they have been scored.
     unsafe {
-        let mut weighing = Weighing {
+        let mut softmax = FusedSoftmax {
             next: scores,
-            factor: _mm512_set1_ps(strip.factor),
-            maximum: [0, LANES].map(|lane| Zmm::load(strip.maximum.as_ptr().add(lane))),
+            factor: _mm512_set1_ps(args.factor),
+            row_max: [0, LANES].map(|lane| Zmm::load(args.row_max.as_ptr().add(lane))),
             added: [_mm512_setzero_ps(); 2],
             least: _mm512_setzero_ps(),
         };
-        let columns = [0, LANES].map(|lane| Column { scores: scores.add(lane), lanes: STRIP });
+        let columns = [0, LANES].map(|lane| Column { scores: scores.add(lane), lanes: PANEL });
         for first in (0..keys).step_by(KEYS) {
             let weighed = if first == 0 { 0 } else { KEYS.min(depth / STEPS) };
-            multiply(key.as_ptr().add(first * depth), query, depth, scores.add(first * STRIP), weighed, &mut weighing);
-            if first == 0 && !weighing.find_maximum(columns) {
+            multiply(key.as_ptr().add(first * depth), query, depth, scores.add(first * PANEL), weighed, &mut softmax);
+            if first == 0 && !softmax.init_row_max(columns) {
                 return false;
             }
         }
-        weighing.flush(scores);
-        let done = weighing.next.offset_from_unsigned(scores) / STRIP;
-        let mut added = weighing.added.map(Zmm);
+        softmax.flush(scores);
+        let done = softmax.next.offset_from_unsigned(scores) / PANEL;
+        let mut added = softmax.added.map(Zmm);
         for (vector, column) in columns.into_iter().enumerate() {
-            let rest = Column { scores: column.scores.add(done * STRIP), ..column };
-            let maximum = weighing.maximum[vector];
-            added[vector] = added[vector].add(rest.weigh_all(keys - done, Zmm(weighing.factor), maximum));
+            let rest = Column { scores: column.scores.add(done * PANEL), ..column };
+            let row_max = softmax.row_max[vector];
+            added[vector] = added[vector].add(rest.exp_and_sum_all(keys - done, Zmm(softmax.factor), row_max));
         }
-        if added.iter().any(|added| added.is_any_above(MOST_ADDED as f32)) {
-            strip.follows_maximum = true;
+        if added.iter().any(|added| added.is_any_above(MAX_TILE_SUM as f32)) {
+            args.updates_row_max = true;
             return false;
         }
         for (vector, lane) in [0, LANES].into_iter().enumerate() {
-            let sum = strip.sum.as_mut_ptr().add(lane);
+            let sum = args.row_sum.as_mut_ptr().add(lane);
             Zmm::load(sum).add(added[vector]).store(sum);
-            weighing.maximum[vector].store(strip.maximum.as_mut_ptr().add(lane));
-            Zmm::splat(1.0).store(strip.correction.as_mut_ptr().add(lane));
+            softmax.row_max[vector].store(args.row_max.as_mut_ptr().add(lane));
+            Zmm::splat(1.0).store(args.row_scale.as_mut_ptr().add(lane));
         }
     }
     true
 }
 
-impl Weighing {
+impl FusedSoftmax {
     /// Lanes that have no maximum yet get one from the first block of keys. False where one has none, or one so large that
     /// scores must be rounded before it is subtracted.
     ///
@@ -288,18 +288,18 @@ impl Weighing {
     ///
     /// There are scores of a block of keys.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn find_maximum(&mut self, columns: [Column<f32>; 2]) -> bool {
+    unsafe fn init_row_max(&mut self, columns: [Column<f32>; 2]) -> bool {
         // SAFETY: the caller vouches for the scores.
         unsafe {
             let nothing = Zmm::splat(f32::NEG_INFINITY);
-            for (maximum, column) in self.maximum.iter_mut().zip(columns) {
-                if !maximum.is_finite() {
+            for (row_max, column) in self.row_max.iter_mut().zip(columns) {
+                if !row_max.is_finite() {
                     let first = column.largest::<Zmm>(KEYS).mul(Zmm(self.factor));
-                    *maximum = maximum.if_equal(nothing, first, *maximum);
+                    *row_max = row_max.if_equal(nothing, first, *row_max);
                 }
             }
-            let is_coarse = |maximum: Zmm| maximum.max(Zmm::splat(0.0).sub(maximum)).is_any_above(COARSE as f32);
-            self.maximum.iter().all(|&maximum| maximum.is_finite() && !is_coarse(maximum))
+            let is_coarse = |row_max: Zmm| row_max.max(Zmm::splat(0.0).sub(row_max)).is_any_above(COARSE as f32);
+            self.row_max.iter().all(|&row_max| row_max.is_finite() && !is_coarse(row_max))
         }
     }
 
@@ -330,7 +330,7 @@ impl Weighing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::microkernel::{LaneKeys, Microkernel, ScoreProduct, Weighed};
+    use crate::microkernel::{LaneKeys, Microkernel, QkArgs, SoftmaxOutcome};
 
     /// A strip with one tile of keys.
     struct Case {
@@ -338,28 +338,28 @@ mod tests {
         keys: usize,
         key: Vec<f32>,
         query: Vec<f32>,
-        maximum: Vec<f32>,
+        row_max: Vec<f32>,
     }
 
     /// What became of it: whether it was done, whether the maximum is to follow, weights, maximum and sum.
     struct Outcome {
         is_done: bool,
-        follows_maximum: bool,
+        updates_row_max: bool,
         weights: Vec<f32>,
-        maximum: Vec<f32>,
-        sum: Vec<f32>,
+        row_max: Vec<f32>,
+        row_sum: Vec<f32>,
     }
 
     impl Case {
         /// Products between -1 and 1, and lanes that have seen a score or not.
-        fn new(depth: usize, keys: usize, maximum: f32) -> Self {
+        fn new(depth: usize, keys: usize, row_max: f32) -> Self {
             let element = |index: usize| ((index * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;
             Self {
                 depth,
                 keys,
                 key: (0..depth * keys).map(element).collect(),
-                query: (0..depth * STRIP).map(|index| element(index + 5) / depth as f32).collect(),
-                maximum: vec![maximum; STRIP],
+                query: (0..depth * PANEL).map(|index| element(index + 5) / depth as f32).collect(),
+                row_max: vec![row_max; PANEL],
             }
         }
 
@@ -368,7 +368,7 @@ mod tests {
             for (index, row) in self.key.chunks_exact_mut(self.depth).enumerate() {
                 row[0] = if index == key { score } else { 0.0 };
             }
-            for (index, row) in self.query.chunks_exact_mut(STRIP).enumerate() {
+            for (index, row) in self.query.chunks_exact_mut(PANEL).enumerate() {
                 row[lane] = 0.0;
                 if index == 0 {
                     row.fill(0.0);
@@ -379,19 +379,19 @@ mod tests {
 
         /// What weights added up to before.
         fn sum(&self) -> Vec<f32> {
-            self.maximum.iter().map(|maximum| if maximum.is_finite() { 0.5 } else { 0.0 }).collect()
+            self.row_max.iter().map(|row_max| if row_max.is_finite() { 0.5 } else { 0.0 }).collect()
         }
 
         /// Along with the products, or one after the other.
         fn run(&self, is_along: bool) -> Option<Outcome> {
             let kernel = Avx512::detect()?;
-            let mut scores = vec![9.0; self.keys * STRIP];
-            let (mut maximum, mut sum, mut correction) = (self.maximum.clone(), self.sum(), vec![9.0; STRIP]);
+            let mut scores = vec![9.0; self.keys * PANEL];
+            let (mut row_max, mut sum, mut row_scale) = (self.row_max.clone(), self.sum(), vec![9.0; PANEL]);
             let lane_keys = LaneKeys::new(|_| self.keys);
             if !is_along {
-                kernel.score(ScoreProduct {
+                kernel.qk_product(QkArgs {
                     head_dim: self.depth,
-                    lanes: STRIP,
+                    lanes: PANEL,
                     keys: 0..self.keys,
                     lane_keys,
                     key: &self.key,
@@ -400,27 +400,27 @@ mod tests {
                     scores: &mut scores,
                 });
             }
-            let mut strip = Strip {
-                lanes: STRIP,
+            let mut args = SoftmaxArgs {
+                lanes: PANEL,
                 keys: self.keys,
                 lane_keys,
-                follows_maximum: false,
+                updates_row_max: false,
                 factor: 1.5,
                 scores: &mut scores,
                 weights: &mut [],
                 keeps_weights: false,
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
+                row_max: &mut row_max,
+                row_sum: &mut sum,
+                row_scale: &mut row_scale,
             };
-            let factors = Factors { head_dim: self.depth, keys: 0..self.keys, key: &self.key, query: &self.query };
+            let factors = QkOperands { head_dim: self.depth, keys: 0..self.keys, key: &self.key, query: &self.query };
             let is_done = if is_along {
-                kernel.score_and_weigh(factors, &mut strip)
+                kernel.qk_softmax_fused(factors, &mut args)
             } else {
-                kernel.weigh(&mut strip) == Weighed::Done
+                kernel.online_softmax(&mut args) == SoftmaxOutcome::Done
             };
-            let follows_maximum = strip.follows_maximum;
-            Some(Outcome { is_done, follows_maximum, weights: scores, maximum, sum })
+            let updates_row_max = args.updates_row_max;
+            Some(Outcome { is_done, updates_row_max, weights: scores, row_max, row_sum: sum })
         }
     }
 
@@ -431,15 +431,15 @@ mod tests {
     /// The same as scoring and weighing one after the other, relative to the maximum that each of them chose.
     fn check(case: &Case, name: &str) {
         let (Some(along), Some(apart)) = (case.run(true), case.run(false)) else { return };
-        assert!(along.is_done && apart.is_done && !along.follows_maximum, "{name}");
-        for lane in 0..STRIP {
-            let factor = (along.maximum[lane] - apart.maximum[lane]).exp2();
+        assert!(along.is_done && apart.is_done && !along.updates_row_max, "{name}");
+        for lane in 0..PANEL {
+            let factor = (along.row_max[lane] - apart.row_max[lane]).exp2();
             for key in 0..case.keys {
-                let at = key * STRIP + lane;
+                let at = key * PANEL + lane;
                 let (weight, expected) = (along.weights[at] * factor, apart.weights[at]);
                 assert!(is_same(weight, expected), "{name}: ({key}, {lane}) {weight} for {expected}");
             }
-            let (sum, expected) = (along.sum[lane] * factor, apart.sum[lane]);
+            let (sum, expected) = (along.row_sum[lane] * factor, apart.row_sum[lane]);
             assert!(is_same(sum, expected), "{name}: sum {sum} for {expected} in lane {lane}");
         }
     }
@@ -448,8 +448,8 @@ mod tests {
     fn all_depths_and_numbers_of_keys() {
         for depth in (1..20).chain([31, 63, 64, 65, 72, 128]) {
             for keys in [KEYS, 2 * KEYS, 5 * KEYS, 128] {
-                for maximum in [f32::NEG_INFINITY, 0.25] {
-                    check(&Case::new(depth, keys, maximum), &format!("depth {depth}, {keys} keys, maximum {maximum}"));
+                for row_max in [f32::NEG_INFINITY, 0.25] {
+                    check(&Case::new(depth, keys, row_max), &format!("depth {depth}, {keys} keys, row_max {row_max}"));
                 }
             }
         }
@@ -458,14 +458,14 @@ mod tests {
     /// Wherever a score rises too far, the maximum must follow, and nothing has changed but scores.
     #[test]
     fn scores_that_rise_too_far() {
-        for maximum in [f32::NEG_INFINITY, 0.25] {
-            for lane in [0, LANES - 1, LANES, STRIP - 1] {
+        for row_max in [f32::NEG_INFINITY, 0.25] {
+            for lane in [0, LANES - 1, LANES, PANEL - 1] {
                 for key in [KEYS, 40, 119, 127] {
-                    let mut case = Case::new(64, 128, maximum);
+                    let mut case = Case::new(64, 128, row_max);
                     case.set_score(key, lane, 9.0);
                     let Some(outcome) = case.run(true) else { return };
-                    assert!(!outcome.is_done && outcome.follows_maximum, "{key} {lane}");
-                    assert!(outcome.maximum == case.maximum && outcome.sum == case.sum(), "{key} {lane}");
+                    assert!(!outcome.is_done && outcome.updates_row_max, "{key} {lane}");
+                    assert!(outcome.row_max == case.row_max && outcome.row_sum == case.sum(), "{key} {lane}");
                     case.set_score(key, lane, 6.0);
                     check(&case, &format!("a score that does not rise too far: {key} {lane}"));
                 }

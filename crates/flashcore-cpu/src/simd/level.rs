@@ -22,10 +22,10 @@ pub enum Level {
     /// AVX-512 F, BW, VL and DQ: x86 server processors since 2017 (Intel) and 2022 (AMD).
     Avx512,
     /// AVX-512 BF16, for problems in `bf16`; others are computed as at [`Avx512`](Self::Avx512). Intel server processors
-    /// since 2020 (all since 2023), AMD since 2022. Weights are rounded to `bf16` before they meet the values.
+    /// since 2020 (all since 2023), AMD since 2022. Weights are rounded to `bf16` before they attend_block the values.
     Avx512Bf16,
     /// AMX with BF16, for problems in `bf16`; others are computed as at [`Avx512`](Self::Avx512). Intel server processors
-    /// since 2023, on Linux. Weights are rounded to `bf16` before they meet the values.
+    /// since 2023, on Linux. Weights are rounded to `bf16` before they attend_block the values.
     Amx,
 }
 

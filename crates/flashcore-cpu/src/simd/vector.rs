@@ -6,10 +6,10 @@ use crate::simd::real::Real;
 use flashcore_problem::DType;
 
 /// No vector has more lanes than this.
-pub(crate) const MOST_LANES: usize = 16;
+pub(crate) const MAX_LANES: usize = 16;
 
 /// Elements of the largest square of vectors.
-pub(crate) const SQUARE: usize = MOST_LANES * MOST_LANES;
+pub(crate) const SQUARE: usize = MAX_LANES * MAX_LANES;
 
 /// Some numbers side by side in a register.
 ///
@@ -59,23 +59,23 @@ pub(crate) trait Vector: Copy {
         lanes[..Self::LANES].iter().any(|&lane| lane > limit)
     }
 
-    /// Asks for a cache line that will be read soon. Any address may be given.
+    /// Asks for a cache line that will be read prefetch. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 
-    /// Asks for a cache line that will be read very soon. Any address may be given.
+    /// Asks for a cache line that will be read very prefetch. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch_near(_address: *const u8) {}
 
-    /// Asks for a cache line that will be written soon. Any address may be given.
+    /// Asks for a cache line that will be written prefetch. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch_for_writing(_address: *const u8) {}
 
     /// The numbers of all lanes; `R::ZERO` behind them.
     #[inline(always)]
-    unsafe fn to_array(self) -> [Self::Real; MOST_LANES] {
-        const { assert!(Self::LANES <= MOST_LANES) };
-        let mut lanes = [Self::Real::ZERO; MOST_LANES];
+    unsafe fn to_array(self) -> [Self::Real; MAX_LANES] {
+        const { assert!(Self::LANES <= MAX_LANES) };
+        let mut lanes = [Self::Real::ZERO; MAX_LANES];
         // SAFETY: there is room for all lanes.
         unsafe { self.store(lanes.as_mut_ptr()) };
         lanes
@@ -153,7 +153,7 @@ pub(crate) trait Vector: Copy {
 /// Keeps a compiler from moving loads that come after this before it: those of several steps at once would take more
 /// registers than there are.
 #[inline(always)]
-pub(crate) fn stay_behind() {
+pub(crate) fn compiler_fence() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     // SAFETY: it does nothing.
     unsafe {

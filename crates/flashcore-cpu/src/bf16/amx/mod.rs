@@ -31,9 +31,9 @@ pub(crate) fn multiply_adds() -> usize {
 impl PairMultiplier for TileProducts {
     /// Keys and values come from the second-level cache once for each strip, but query and output of a wider one leave too
     /// little of the first: 64 rows were a sixth slower.
-    const STRIP: usize = 2 * LANES;
-    const KEY_TILE: usize = 128;
-    const WEAVES: bool = true;
+    const PANEL_ROWS: usize = 2 * LANES;
+    const KV_TILE: usize = 128;
+    const IS_FUSED: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
         let lane_bytes = product.stride * size_of::<f32>();
@@ -71,9 +71,9 @@ impl PairMultiplier for TileProducts {
         }
     }
 
-    unsafe fn attend(&self, meeting: &amx_fused::Meeting) {
+    unsafe fn attend_fused(&self, args: &amx_fused::FusedArgs) {
         // SAFETY: `self` is a witness that tiles may be used, and the caller vouches for the rest.
-        unsafe { with_tiles(|tiles| amx_fused::attend(tiles, meeting)) }
+        unsafe { with_tiles(|tiles| amx_fused::attend(tiles, args)) }
     }
 
     fn on_thread(&self, work: impl FnOnce()) {
