@@ -23,6 +23,8 @@ pub(crate) mod score;
 pub(crate) mod softmax;
 #[cfg(test)]
 mod tests;
+#[expect(unsafe_code, reason = "vector instructions are called where the level has them")]
+pub(crate) mod vector_kernel;
 
 use crate::attend::decode::DecodeTile;
 use crate::simd::real::Real;

@@ -3,7 +3,7 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::driver::once::Once;
-use crate::microkernel::products::vector_kernel;
+use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::LEAST;
 use crate::simd::exp2::short::COEFFICIENTS;
 use crate::simd::level::Level;
@@ -38,8 +38,8 @@ impl Avx512 {
 // has brought it there; of twelve by two vectors, every second block would bring half of its lines once more.
 // Tiles of 256 keys read and write the output half as often as those of 128, which is worth more than weights that fit into
 // a first-level cache.
-vector_kernel!(
-    Avx512, Zmm, rows: 12, columns: 16, key_tile: 256, features: "avx512f,avx512bw,avx512vl,avx512dq",
+simd_level!(
+    Avx512, Zmm, rows: 12, columns: 16, kv_tile: 256, features: "avx512f,avx512bw,avx512vl,avx512dq",
     qk_softmax_fused: super::avx512_fused::qk_softmax_fused
 );
 

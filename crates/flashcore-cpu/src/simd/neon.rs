@@ -2,7 +2,7 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::products::vector_kernel;
+use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::{COEFFICIENTS, LEAST, MOST};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
@@ -31,7 +31,7 @@ impl Neon {
 // left, 29 of 32. Each step is eight loads, since one loads two registers of the right factor, for 24 multiply-adds,
 // whose latency (4 cycles, two to four at a time) asks for eight to sixteen sums. Twelve rows by two registers are as
 // many sums, but 13 loads, and pass the keys by twice as often.
-vector_kernel!(Neon, Pair, rows: 6, features: "neon");
+simd_level!(Neon, Pair, rows: 6, features: "neon");
 
 /// Registers of a vector.
 const REGISTERS: usize = 2;

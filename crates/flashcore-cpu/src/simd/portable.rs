@@ -3,7 +3,7 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::microkernel::convert;
-use crate::microkernel::products::vector_kernel;
+use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::real::Real;
 use crate::simd::vector::Vector;
 use flashcore_problem::DType;
@@ -21,7 +21,7 @@ impl<R> Portable<R> {
     }
 }
 
-vector_kernel!(Portable<R>, Array<R>, rows: 4);
+simd_level!(Portable<R>, Array<R>, rows: 4);
 
 /// A vector of any processor.
 #[derive(Clone, Copy)]
