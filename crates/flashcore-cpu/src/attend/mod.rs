@@ -1,5 +1,6 @@
 //! Attention of one work item: online softmax over KV tiles.
 
+mod block;
 pub(crate) mod blocked;
 pub(crate) mod decode;
 pub(crate) mod group;
