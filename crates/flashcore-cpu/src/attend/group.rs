@@ -1,7 +1,7 @@
 //! The query rows that share keys: those of all query heads that read one key head of one batch.
 
 use crate::attend::scoring::Scoring;
-use crate::microkernel::convert::Head;
+use crate::microkernel::head::Head;
 use flashcore_problem::{InputViews, Problem};
 use std::ops::Range;
 

@@ -18,7 +18,7 @@ use crate::attend::decode::DecodeTile;
 use crate::attend::group::Group;
 use crate::attend::scoring::is_plain;
 use crate::driver;
-use crate::microkernel::convert::Head;
+use crate::microkernel::head::Head;
 use crate::microkernel::mask::LaneRanges;
 use crate::microkernel::score::ScoreModifiers;
 use crate::microkernel::softmax::COARSE;

@@ -11,7 +11,7 @@
 //! | values | panels of 32 keys, a row for each column: transposed |
 //! | weights | pairs of keys, a row of `lanes` for each |
 
-use crate::microkernel::convert::Head;
+use crate::microkernel::head::Head;
 use crate::microkernel::padded;
 use core::arch::x86_64::{
     __m512i, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmpge_epu16_mask,

@@ -1,7 +1,7 @@
 //! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `microkernel/tests.rs`.
 
 use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, softmax};
-use crate::microkernel::convert::Head;
+use crate::microkernel::head::Head;
 use crate::microkernel::prefetch::PrefetchPlan;
 use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, padded};
 use flashcore_problem::{DType, Shape, Strides, Tensor};

@@ -1,127 +1,17 @@
-//! Bytes of the problem's type to numbers of the accumulator's, and back.
+//! Conversions: bytes of the problem's type to numbers of the accumulator's, and back.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::prefetch::prefetch;
 use crate::simd::real::Real;
-use flashcore_problem::{DType, Shape, Strides, TensorView};
+use flashcore_problem::DType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use std::ops::Range;
-use zerocopy::FromBytes;
 
-/// The rows of one head of one batch of a tensor, or of several heads.
-#[derive(Clone, Copy)]
-pub(crate) struct Head<'a> {
-    tensor: TensorView<'a>,
-    columns: usize,
-    row_stride: usize,
-    start: usize,
-    /// How many heads take turns: row `r` is row `r / heads` of head `r % heads`.
-    heads: usize,
-    /// Elements from a head to the next.
-    turn_stride: usize,
-}
-
-impl<'a> Head<'a> {
-    pub(crate) fn new(tensor: TensorView<'a>, shape: Shape, strides: Strides, batch: usize, head: usize) -> Self {
-        Self::of_group(tensor, shape, strides, batch, head, 1)
-    }
-
-    /// The rows of `heads` heads from `first_head` on, which take turns.
-    pub(crate) fn of_group(
-        tensor: TensorView<'a>,
-        shape: Shape,
-        strides: Strides,
-        batch: usize,
-        first_head: usize,
-        heads: usize,
-    ) -> Self {
-        let start = strides.row_start(batch, first_head, 0);
-        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, turn_stride: strides.head }
-    }
-
-    pub(crate) fn dtype(self) -> DType {
-        self.tensor.dtype
-    }
-
-    pub(crate) fn columns(self) -> usize {
-        self.columns
-    }
-
-    /// The bytes of one row.
-    pub(crate) fn row(self, row: usize) -> &'a [u8] {
-        let size = self.tensor.dtype.size_bytes();
-        let row = if self.heads == 1 {
-            row * self.row_stride
-        } else {
-            row / self.heads * self.row_stride + row % self.heads * self.turn_stride
-        };
-        let start = (self.start + row) * size;
-        &self.tensor.data[start..start + self.columns * size]
-    }
-
-    /// The elements from one row to the next, where that is always the same.
-    pub(crate) fn row_stride(self) -> Option<usize> {
-        (self.heads == 1).then_some(self.row_stride)
-    }
-
-    /// The bytes from one row of a single head to the next.
-    pub(crate) fn row_bytes(self) -> usize {
-        self.row_stride * self.tensor.dtype.size_bytes()
-    }
-
-    /// Rows of a single head as they lie, where they lie without gaps, in the type wanted, and aligned for it.
-    pub(crate) fn in_place<R: Real>(self, rows: Range<usize>) -> Option<&'a [R]> {
-        if self.tensor.dtype != R::DTYPE || self.row_stride != self.columns || self.heads != 1 || rows.is_empty() {
-            return None;
-        }
-        let size = self.tensor.dtype.size_bytes();
-        let start = (self.start + rows.start * self.row_stride) * size;
-        <[R]>::ref_from_bytes(&self.tensor.data[start..start + rows.len() * self.columns * size]).ok()
-    }
-
-    /// Rows of a single head as they lie, where they lie without gaps.
-    pub(crate) fn bytes(self, rows: &Range<usize>) -> Option<&'a [u8]> {
-        if self.row_stride != self.columns || self.heads != 1 {
-            return None;
-        }
-        let row_bytes = self.row_bytes();
-        self.tensor
-            .data
-            .get(self.start * self.tensor.dtype.size_bytes() + rows.start * row_bytes..)?
-            .get(..rows.len() * row_bytes)
-    }
-
-    /// Asks for rows that will be read prefetch, so that they are nearer then.
-    pub(crate) fn prefetch(self, rows: Range<usize>) {
-        for row in rows {
-            prefetch(self.row(row));
-        }
-    }
-
-    /// Whether rows of a single head have no NaN and no infinity. Inlined into functions with vector instructions.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
-    pub(crate) fn are_finite(self, mut rows: Range<usize>) -> bool {
-        if rows.is_empty() {
-            return true;
-        }
-        let dtype = self.tensor.dtype;
-        if self.heads == 1 && self.row_stride == self.columns {
-            // Without gaps they are as one row.
-            let start = (self.start + rows.start * self.columns) * dtype.size_bytes();
-            return are_finite(dtype, &self.tensor.data[start..][..rows.len() * self.columns * dtype.size_bytes()]);
-        }
-        rows.all(|row| are_finite(dtype, self.row(row)))
-    }
-}
-
-/// Whether there is no NaN and no infinity among elements.
+/// True if no element is a NaN or an infinity.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 #[expect(clippy::needless_bitwise_bool, reason = "without leaving early, the loop becomes vectors")]
-fn are_finite(dtype: DType, bytes: &[u8]) -> bool {
+pub(super) fn are_finite(dtype: DType, bytes: &[u8]) -> bool {
     // All bits of the exponent are set in these two, and in nothing else.
     let sixteen = |exponent: u16| {
         let bits = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
@@ -138,7 +28,7 @@ fn are_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Hands over each element of `bytes` with its place.
+/// Hands each element of `bytes`, with its index, to `take`.
 pub(crate) fn for_each<R: Real>(dtype: DType, bytes: &[u8], mut take: impl FnMut(usize, R)) {
     const BLOCK: usize = 64;
     let mut values = [R::ZERO; BLOCK];
@@ -154,7 +44,7 @@ pub(crate) fn for_each<R: Real>(dtype: DType, bytes: &[u8], mut take: impl FnMut
 /// Reads as many elements as there are in `bytes`.
 pub(crate) fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
     match dtype {
-        // In blocks, because one by one the conversion would look each time whether the processor has it.
+        // In blocks, because one by one the conversion would check each time whether the processor has it.
         DType::F16 => {
             const BLOCK: usize = 32;
             for (bytes, values) in bytes.chunks(2 * BLOCK).zip(values.chunks_mut(BLOCK)) {
@@ -193,7 +83,7 @@ pub(crate) fn load<R: Real>(dtype: DType, bytes: &[u8], values: &mut [R]) {
 pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut [u8]) {
     let rounded = |value: R| (value * factor).to_f64() as f32;
     match dtype {
-        // In blocks, because one by one the conversion would look each time whether the processor has it.
+        // In blocks, because one by one the conversion would check each time whether the processor has it.
         DType::F16 => {
             const BLOCK: usize = 64;
             for (values, bytes) in values.chunks(BLOCK).zip(bytes.chunks_mut(2 * BLOCK)) {
@@ -225,7 +115,7 @@ pub(crate) fn store<R: Real>(dtype: DType, values: &[R], factor: R, bytes: &mut 
     }
 }
 
-/// Rounded to nearest even; a NaN stays one. Without a branch, so that a loop over it becomes vector instructions.
+/// Rounds to the nearest even `bf16`; a NaN stays one. Without a branch, so that a loop over it becomes vector instructions.
 #[inline(always)]
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -4,7 +4,8 @@
 
 use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS};
 use crate::attend::softmax::{finite_shift, row_scale};
-use crate::microkernel::convert::{self, Head};
+use crate::microkernel::convert;
+use crate::microkernel::head::Head;
 use crate::microkernel::score::modify_row;
 use crate::simd::real::Real;
 use crate::simd::vector::{MAX_LANES, Vector};

@@ -2,7 +2,8 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::convert::{self, Head};
+use crate::microkernel::convert;
+use crate::microkernel::head::Head;
 use crate::simd::real::Real;
 use crate::simd::vector::{SQUARE, Vector};
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! Asking for memory before it is needed.
 
-use super::convert::Head;
+use super::head::Head;
 use std::ops::Range;
 
 /// Asks for bytes that will be read prefetch. Does nothing where the processor cannot be asked.
@@ -36,7 +36,7 @@ pub(crate) struct PrefetchPlan {
 pub(crate) enum Prefetch {
     Nothing,
     Read(*const u8),
-    Written(*const u8),
+    Write(*const u8),
 }
 
 impl PrefetchPlan {
@@ -55,7 +55,7 @@ impl PrefetchPlan {
             // A block asks for one kind.
             index = index.saturating_sub(read.count.next_multiple_of(lines));
         }
-        self.output.get(index).map_or(Prefetch::Nothing, Prefetch::Written)
+        self.output.get(index).map_or(Prefetch::Nothing, Prefetch::Write)
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
         let prefetch = PrefetchPlan { query: lines(0..5), tile: [lines(5..9), CacheLines::NONE], output: lines(9..12) };
         let address = |line: usize| bytes[CacheLines::SIZE * line..].as_ptr();
         let asks: Vec<Prefetch> = (0..6).map(|blocks| prefetch.for_block(blocks, 4)).collect();
-        let (read, written) = (|line| Prefetch::Read(address(line)), |line| Prefetch::Written(address(line)));
+        let (read, written) = (|line| Prefetch::Read(address(line)), |line| Prefetch::Write(address(line)));
         assert_eq!(asks, [read(0), read(4), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
         let asks: Vec<Prefetch> = (0..5).map(|blocks| prefetch.for_block(blocks, 8)).collect();
         assert_eq!(asks, [read(0), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);

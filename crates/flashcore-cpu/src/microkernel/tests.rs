@@ -1,6 +1,6 @@
 //! Every microkernel that this machine can run, against plain loops.
 
-use crate::microkernel::convert::Head;
+use crate::microkernel::head::Head;
 use crate::microkernel::prefetch::PrefetchPlan;
 use crate::microkernel::score::ScoreModifiers;
 use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};

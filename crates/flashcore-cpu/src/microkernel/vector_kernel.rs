@@ -6,7 +6,8 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use super::convert::{self, Head};
+use super::convert;
+use super::head::Head;
 use super::mask::{self, LaneRanges};
 use super::score::{self, ScoreModifiers};
 use super::{Microkernel, PvArgs, QkArgs, QkOperands, SoftmaxArgs, SoftmaxOutcome, decode, pack, softmax};
@@ -157,8 +158,8 @@ impl<L: SimdLevel> Microkernel for L {
         self.pack_keys(value, keys, packed);
     }
 
-    fn qk_product(&self, args: QkArgs<'_, Self>) {
-        self.vectorize(args);
+    fn qk_product(&self, mut args: QkArgs<'_, Self>) {
+        self.vectorize(&mut args);
     }
 
     fn online_softmax(&self, args: &mut SoftmaxArgs<'_, Self>) -> SoftmaxOutcome {
@@ -169,8 +170,8 @@ impl<L: SimdLevel> Microkernel for L {
         SimdLevel::qk_softmax_fused(self, operands, args)
     }
 
-    fn pv_product(&self, args: PvArgs<'_, Self>) {
-        self.vectorize(args);
+    fn pv_product(&self, mut args: PvArgs<'_, Self>) {
+        self.vectorize(&mut args);
     }
 
     fn modify_scores(&self, modifiers: ScoreModifiers<'_, Self::Real>) {
@@ -257,11 +258,11 @@ simd_work! {
         pack::pack_query::<V>(this.query, this.rows, this.lanes, this.packed)
     }
     <V: Vector> V, PackRows<'_, V::Real> => |this| -> () { pack::pack_rows::<V>(this.head, this.rows, this.packed) }
-    <L: SimdLevel> L::Vector, QkArgs<'_, L> => |mut args| -> () { L::qk(&mut args) }
+    <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args) }
     <L: SimdLevel> L::Vector, &mut SoftmaxArgs<'_, L> => |args| -> SoftmaxOutcome {
         softmax::online_softmax::<L::Vector, _>(args)
     }
-    <L: SimdLevel> L::Vector, PvArgs<'_, L> => |mut args| -> () { L::pv(&mut args) }
+    <L: SimdLevel> L::Vector, &mut PvArgs<'_, L> => |args| -> () { L::pv(args) }
     <V: Vector> V, ScoreModifiers<'_, V::Real> => |modifiers| -> () { score::modify_scores::<V>(modifiers) }
     <V: Vector> V, Mask<'_, V::Real> => |this| -> () { mask::mask(this.scores, this.lanes, this.ranges) }
     <V: Vector> V, Transpose<'_, V::Real> => |this| -> () {
