@@ -1,7 +1,7 @@
-//! A few query rows over many keys: keys and values are read once, where they lie, and nothing is packed.
+//! Decoding: a few query rows over many keys, which are read once, in place, and never packed.
 //!
 //! Such a problem is as fast as memory is. Vectors go along the columns of keys and values, all query rows that attend
-//! the same keys share what was read, and a key that a row does not attend is not touched for it.
+//! the same keys share the loads, and a key that a row does not attend is not touched for it.
 
 use crate::attend::group::Group;
 use crate::attend::scoring::Scoring;
@@ -14,38 +14,38 @@ use crate::simd::real::Real;
 use flashcore_problem::Problem;
 use std::ops::Range;
 
-/// Rows of a group, at most, for which keys are not packed: with more, the sums across lanes cost more than packing.
+/// Upper bound of the rows of a group for which keys are not packed: with more, the sums across lanes cost more than packing.
 pub(crate) const MAX_ROWS: usize = 8;
 
 /// Keys of one tile. Those of 128 columns of `f32` are 64 KiB, so that keys and values of this tile and of the next, which
-/// are asked for ahead of time, fit into a second-level cache.
+/// are prefetched, fit into a second-level cache.
 pub(crate) const KV_TILE: usize = 128;
 
-/// What a few query rows, which attend the same keys, do with some of these keys.
+/// A tile of keys, and a few query rows that all attend it.
 pub(crate) struct DecodeTile<'a, R> {
     pub(crate) key: Head<'a>,
     pub(crate) value: Head<'a>,
     /// At most [`KV_TILE`].
     pub(crate) keys: Range<usize>,
-    /// How many rows there are, at most [`MAX_ROWS`].
+    /// Number of rows, at most [`MAX_ROWS`].
     pub(crate) rows: usize,
     /// `head_dim` elements for each row.
     pub(crate) query: &'a [R],
-    /// What products are multiplied by.
+    /// Factor of the products.
     pub(crate) factor: R,
-    /// What the rows have to do to get scores, where products are not scores already.
+    /// Score modifiers, if products are not scores already.
     pub(crate) modifiers: Option<&'a RowModifiers<'a, R>>,
-    /// BlockScratch for [`KV_TILE`] scores for each row.
+    /// Scratch for [`KV_TILE`] scores of each row.
     pub(crate) scores: &'a mut [R],
-    /// The running maximum of each row.
+    /// Row max of each row.
     pub(crate) row_max: &'a mut [R],
-    /// The running sum of each row.
+    /// Row sum of each row.
     pub(crate) row_sum: &'a mut [R],
     /// `value_dim` elements for each row.
     pub(crate) output: &'a mut [R],
 }
 
-/// Hands the scores of a row, counted from the first of a tile, to who shapes them.
+/// Score modifiers of each row of a tile.
 pub(crate) struct RowModifiers<'a, R> {
     scoring: &'a Scoring<'a>,
     terms: crate::attend::scoring::LaneTerms<R>,
@@ -57,13 +57,13 @@ impl<R: Real> RowModifiers<'_, R> {
     }
 }
 
-/// The bytes that [`attend_rows`] takes of an arena.
+/// Bytes that [`attend_rows`] takes of an arena.
 pub(crate) fn scratch_bytes<R: Real>(problem: &Problem) -> usize {
     let row = [problem.head_dim, problem.value_dim, KV_TILE, 1, 1];
     row.iter().map(|count| arena_bytes::<R>(count * MAX_ROWS)).sum()
 }
 
-/// The attention of all rows of a group to `keys`. Hands each row with its maximum, sum and weighted sum to `deliver`.
+/// Attends `keys` with all rows of a group. Hands each row with its row max, row sum and weighted sum to `deliver`.
 pub(crate) fn attend_rows<K: Microkernel>(
     kernel: &K,
     group: &Group<'_>,
@@ -83,7 +83,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
     output.fill(K::Real::ZERO);
     row_max.fill(K::Real::NEGATIVE_INFINITY);
     row_sum.fill(K::Real::ZERO);
-    // Only what some row attends: there may be far more keys.
+    // Only keys that some row attends: there may be far more.
     let keys = group.attended_of(&keys);
     for first in keys.clone().step_by(KV_TILE) {
         let tile = first..keys.end.min(first + KV_TILE);

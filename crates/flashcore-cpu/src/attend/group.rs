@@ -1,10 +1,12 @@
-//! The query rows that share keys: those of all query heads that read one key head of one batch.
+//! A GQA group: the query rows of all query heads that read one key head of one batch, packed together (`pack_gqa`).
 
 use crate::attend::scoring::Scoring;
 use crate::microkernel::head::Head;
 use flashcore_problem::{InputViews, Problem};
 use std::ops::Range;
 
+/// Query rows that share keys and values.
+///
 /// Rows are counted through the heads of the group, and only then along the query: row `r` is row `r / heads` of head
 /// `r % heads`. Neighbours then attend almost the same keys, and a few query rows of many heads fill vectors.
 pub(crate) struct Group<'a> {
@@ -38,34 +40,34 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// How many rows a group of this problem has.
+    /// Number of rows of a group of this problem.
     pub(crate) fn row_count(problem: &Problem) -> usize {
         problem.query_length * (problem.query_heads / problem.key_heads)
     }
 
-    /// The query head and the row in it.
+    /// Query head of a row of the group, and row of that head.
     pub(crate) fn place(&self, row: usize) -> (usize, usize) {
         (self.key_head * self.heads + row % self.heads, row / self.heads)
     }
 
-    /// The head of rows and these in it, where the group has one head.
+    /// Query head of rows of the group, and rows of that head, if the group has one head.
     pub(crate) fn rows_of_one_head(&self, rows: &Range<usize>) -> Option<(usize, Range<usize>)> {
         (self.heads == 1).then(|| (self.key_head, rows.clone()))
     }
 
-    /// The keys that a row attends. Neither end ever goes back from one row to the next.
+    /// Keys that a row attends. Neither end decreases from one row to the next.
     pub(crate) fn attended(&self, row: usize) -> Range<usize> {
         // A division takes as long as all else here.
         let row = if self.heads == 1 { row } else { row / self.heads };
         self.problem.attended_keys(self.key_length, row)
     }
 
-    /// The keys of `keys` that any row of the group attends. The others are as good as not there.
+    /// Those of `keys` that any row of the group attends. The others are as good as absent.
     pub(crate) fn attended_of(&self, keys: &Range<usize>) -> Range<usize> {
         self.attended_by(&(0..Self::row_count(self.problem)), keys).0
     }
 
-    /// The rows that attend some key: neighbours, since what a row attends moves along with it.
+    /// Rows that attend some key: contiguous, since the keys that a row attends move along with it.
     pub(crate) fn attending_rows(&self) -> Range<usize> {
         let attends = |&row: &usize| !self.attended(row).is_empty();
         let mut rows = 0..Self::row_count(self.problem);
@@ -75,7 +77,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The keys of `keys` that any of the rows attends, and those that all of them do.
+    /// Those of `keys` that any of the rows attends, and those that all of them attend.
     pub(crate) fn attended_by(&self, rows: &Range<usize>, keys: &Range<usize>) -> (Range<usize>, Range<usize>) {
         let (first, last) = (self.attended(rows.start), self.attended(rows.end - 1));
         let cut = |range: Range<usize>| {

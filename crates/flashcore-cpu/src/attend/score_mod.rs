@@ -1,4 +1,4 @@
-//! Formulas on the scores of a strip of query rows and some keys.
+//! `score_mod` and `mask_mod` expressions on the scores of a row panel and some keys.
 
 use crate::attend::group::Group;
 use crate::simd::real::Real;
@@ -6,8 +6,8 @@ use flashcore_problem::formula::{Evaluator, Places, WIDTH};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
-/// Changes scores as the formulas of the problem say: a row of `lanes` for each key from `first_key` on, in base 2 unless
-/// there is a formula for scores, and in base 2 afterwards. A key that a row does not attend gets a score of minus infinity.
+/// Applies the expressions of the problem to scores: a row of `lanes` for each key from `first_key` on, in base 2 unless
+/// there is a `score_mod`, and in base 2 afterwards. A key that a row does not attend gets a score of minus infinity.
 pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: usize, scores: &mut [R], lanes: usize) {
     let (problem, tables) = (group.problem, group.scoring.tables());
     if let Some(score_mod) = problem.score_mod {
@@ -33,7 +33,7 @@ pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: 
     }
 }
 
-/// Whether a row attends a key, of those that the mask leaves.
+/// True if the `mask_mod` leaves a key, of those inside of the mask, to a row.
 pub(crate) fn takes_part(group: &Group<'_>, row: usize, key: usize) -> bool {
     group.problem.mask_mod.is_none_or(|mask_mod| {
         let (head, query) = group.place(row);

@@ -1,4 +1,4 @@
-//! From products of query and key to scores in base 2.
+//! Scores in base 2: scale, softcap, `ALiBi`, bias and sinks of a problem.
 
 use crate::attend::blocked::MAX_LANES;
 use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
@@ -7,13 +7,13 @@ use flashcore_problem::formula::Tables;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 
-/// Whether products times a factor are scores already.
+/// True if products times a factor are scores already.
 pub(crate) fn is_plain(problem: &Problem, inputs: &InputViews<'_>) -> bool {
     let is_shaped = inputs.alibi_slopes.is_some() || inputs.bias.is_some();
     problem.softcap.is_none() && !is_shaped && problem.score_mod.is_none()
 }
 
-/// What turns the products of one head into scores.
+/// Turns the products of one batch into scores.
 ///
 /// Scores are multiplied by `log2(e)`, so that the softmax can use powers of two. A factor that comes before everything
 /// else is left to the kernel that computes the products. It is not put on the query, though that would be fewer
@@ -25,7 +25,7 @@ pub(crate) struct Scoring<'a> {
     position_offset: isize,
 }
 
-/// What the rows of some lanes need to become scores, of a problem where products are not scores already.
+/// Score terms of the rows of some lanes, of a problem where products are not scores already.
 pub(crate) struct LaneTerms<R> {
     slopes: [R; MAX_LANES],
     positions: [R; MAX_LANES],
@@ -38,17 +38,17 @@ impl<'a> Scoring<'a> {
         Self { problem, inputs, batch, position_offset }
     }
 
-    /// Products times the [`factor`](Self::factor) are scores already.
+    /// True if products times the [`factor`](Self::factor) are scores already.
     pub(crate) fn is_plain(&self) -> bool {
         is_plain(self.problem, self.inputs)
     }
 
-    /// What formulas read.
+    /// Tables that expressions read.
     pub(crate) fn tables(&self) -> Tables<'a> {
         self.inputs.tables()
     }
 
-    /// What products are multiplied by before everything else.
+    /// Factor of the products, before everything else.
     pub(crate) fn factor(&self) -> f64 {
         let scale = self.problem.scale;
         match self.problem.softcap {
@@ -58,8 +58,8 @@ impl<'a> Scoring<'a> {
         }
     }
 
-    /// The terms of each lane, given its query head and row, for keys from `first_key` on. `None` where products are
-    /// scores already.
+    /// Score terms of each lane, given its query head and row, for keys from `first_key` on. `None` if products are scores
+    /// already.
     pub(crate) fn lane_terms<R: Real>(
         &self,
         first_key: usize,
@@ -71,7 +71,7 @@ impl<'a> Scoring<'a> {
         let mut terms = LaneTerms {
             slopes: [R::ZERO; MAX_LANES],
             positions: [R::ZERO; MAX_LANES],
-            // Lanes without a row read the term of the first row, and nobody looks at what comes of it.
+            // Lanes without a row read the term of the first row, and the result is never looked at.
             bias_starts: [usize::MAX; MAX_LANES],
         };
         for (lane, (head, row)) in places.enumerate() {
@@ -91,7 +91,7 @@ impl<'a> Scoring<'a> {
         Some(terms)
     }
 
-    /// Everything that is to be done to `scores`, in lanes from `lane` on.
+    /// Modifiers of `scores`, in lanes from `lane` on.
     pub(crate) fn modifiers<'b, R: Real>(
         &'b self,
         terms: &'b LaneTerms<R>,
@@ -115,7 +115,7 @@ impl<'a> Scoring<'a> {
         }
     }
 
-    /// The sink of a head in base 2, where there is one.
+    /// Sink of a head in base 2, if there is one.
     pub(crate) fn sink<R: Real>(&self, head: usize) -> Option<R> {
         self.inputs.sinks.map(|sinks| R::from_f64(f64::from(sinks[head]) * LOG2_E))
     }

@@ -1,4 +1,5 @@
-//! The loops of [`stream`](crate::attend::decode): vectors along the columns of keys and values, a few keys or columns at a time.
+//! The loops of [decoding](crate::attend::decode): vectors along the columns of keys and values, a few keys or columns at
+//! a time.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -6,18 +7,21 @@ use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS};
 use crate::attend::softmax::{finite_shift, row_scale};
 use crate::microkernel::convert;
 use crate::microkernel::head::Head;
+use crate::microkernel::prefetch::CacheLines;
 use crate::microkernel::score::modify_row;
 use crate::simd::real::Real;
 use crate::simd::vector::{MAX_LANES, Vector};
 use flashcore_problem::DType;
 use std::ops::Range;
 
+/// Attends a tile with a few query rows; see [`Microkernel::decode_tile`](super::Microkernel::decode_tile).
+///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) {
-    // Once for each type, so that the innermost loops need not ask which it is.
+    // Once for each type, so that the innermost loops need not branch on it.
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         match tile.key.dtype() {
@@ -29,6 +33,8 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) 
     }
 }
 
+/// Attends a tile whose elements are of type `dtype`.
+///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
@@ -40,8 +46,8 @@ unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Rea
     assert!(tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns, "too little room");
     let mut row = 0;
     while row < rows {
-        // The values of these keys, and with them the keys that come next, are asked for ahead of time: every tile
-        // begins in another place than the last ended, where the processor does not see it coming.
+        // The values of these keys, and later the following keys, are prefetched: every tile begins elsewhere than the
+        // last ended, where the hardware prefetcher does not see it coming.
         let next = (row == 0).then_some(value);
         let query = &tile.query[row * key.columns..];
         let scores = &mut tile.scores[row * KV_TILE..];
@@ -67,7 +73,7 @@ unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Rea
     }
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then(|| key.behind());
+        let next = (row == 0).then(|| key.following());
         let weights = &tile.scores[row * KV_TILE..];
         let output = &mut tile.output[row * value.columns..];
         let row_scales = &row_scales[row..];
@@ -93,7 +99,7 @@ struct Rows {
 
 impl Rows {
     fn new(head: Head<'_>, rows: &Range<usize>) -> Self {
-        // Looked at for its bounds: no row lies behind it.
+        // For its bounds check: no row lies past it.
         let _ = head.row(rows.end - 1);
         let first = head.row(rows.start).as_ptr();
         // The stride of a single row is never used, and may be anything.
@@ -101,6 +107,8 @@ impl Rows {
         Self { first, stride_bytes, count: rows.len(), columns: head.columns() }
     }
 
+    /// Address of an element.
+    ///
     /// # Safety
     ///
     /// The element is there.
@@ -110,26 +118,25 @@ impl Rows {
         unsafe { self.first.add(row * self.stride_bytes + byte) }
     }
 
-    /// As many rows behind these, which may be those of nobody: good for asking ahead of time and nothing else.
-    fn behind(self) -> Self {
+    /// As many rows that follow these. They may be outside of the tensor: good for prefetching and nothing else.
+    fn following(self) -> Self {
         Self { first: self.first.wrapping_add(self.count.wrapping_mul(self.stride_bytes)), ..self }
     }
 
-    /// Asks for a row ahead of time.
+    /// Prefetches a row.
     ///
     /// # Safety
     ///
     /// The processor has the instructions of `V`.
     #[inline(always)]
     unsafe fn prefetch<V: Vector>(self, dtype: DType, row: usize) {
-        const LINE: usize = 64;
-        for byte in (0..self.columns * dtype.size_bytes()).step_by(LINE) {
+        for byte in (0..self.columns * dtype.size_bytes()).step_by(CacheLines::SIZE) {
             // SAFETY: the caller vouches for the instructions.
             unsafe { V::prefetch(self.first.wrapping_add(row * self.stride_bytes + byte)) };
         }
     }
 
-    /// The columns from `first` on, one by one.
+    /// Loads the columns from `first` on, one by one.
     #[inline(always)]
     fn rest<R: Real>(self, dtype: DType, row: usize, first: usize, rest: &mut [R; MAX_LANES]) {
         let (count, size) = (self.columns - first, dtype.size_bytes());
@@ -139,7 +146,7 @@ impl Rows {
     }
 }
 
-/// `scores[row][key] = factor * dot(query[row], key)`, while asking for `next`. Returns the rows.
+/// `scores[row][key] = factor * dot(query[row], key)`, while prefetching `next`. Returns the rows.
 ///
 /// # Safety
 ///
@@ -172,9 +179,11 @@ unsafe fn dot_products<V: Vector, const ROWS: usize>(
     ROWS
 }
 
+/// Dot products of `ROWS` rows and `KEYS` keys, whose sums stay in registers. Returns the keys.
+///
 /// # Safety
 ///
-/// That of [`dot_products`], and `KEYS` keys are left from `first` on.
+/// As [`dot_products`], and `KEYS` keys are left from `first` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and keys count registers and addresses alike")]
 unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
@@ -219,7 +228,7 @@ unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
     KEYS
 }
 
-/// Scores to weights; maximum and sum brought up to date. Returns what the output so far is to be multiplied by.
+/// One step of the online softmax of a row: turns scores into weights, updates row max and row sum. Returns the row scale.
 ///
 /// # Safety
 ///
@@ -257,11 +266,11 @@ unsafe fn online_softmax<V: Vector>(
     }
 }
 
-/// `output[row] = output[row] * row_scale[row] + weights[row] * values`, while asking for `next`. Returns the rows.
+/// `output[row] = output[row] * row_scale[row] + weights[row] * values`, while prefetching `next`. Returns the rows.
 ///
 /// # Safety
 ///
-/// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row_scales and outputs.
+/// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
 #[inline(always)]
 unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
@@ -309,9 +318,11 @@ unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
     ROWS
 }
 
+/// Adds to `VECTORS` vectors of columns of `ROWS` rows, whose sums stay in registers. Returns the vectors.
+///
 /// # Safety
 ///
-/// That of [`add_values`], and `VECTORS` vectors are left from `column` on.
+/// As [`add_values`], and `VECTORS` vectors are left from `column` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
 unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(

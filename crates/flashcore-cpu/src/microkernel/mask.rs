@@ -1,4 +1,4 @@
-//! What rows do not attend, taken out of their scores.
+//! The mask of a row panel: scores of keys that a row does not attend become minus infinity.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -6,14 +6,14 @@ use crate::attend::blocked::MAX_LANES;
 use crate::simd::real::Real;
 use std::ops::Range;
 
-/// The keys that the row of each lane attends, counted from a first one. Lanes without a row attend none.
+/// Range of keys that the row of each lane attends, counted from a first one. Lanes without a row attend none.
 pub(crate) struct LaneRanges {
     starts: [u32; MAX_LANES],
     ends: [u32; MAX_LANES],
 }
 
 impl LaneRanges {
-    /// From what each row attends, for keys from `first_key` on.
+    /// From the keys that each row attends, for keys from `first_key` on.
     pub(crate) fn new(first_key: usize, attended: impl Iterator<Item = Range<usize>>) -> Self {
         let mut ranges = Self { starts: [0; MAX_LANES], ends: [0; MAX_LANES] };
         let offset = |key: usize| u32::try_from(key.saturating_sub(first_key)).unwrap_or(u32::MAX);
@@ -24,8 +24,8 @@ impl LaneRanges {
     }
 }
 
-/// What a row does not attend gets a score of minus infinity and hence no weight, whatever the product was. `scores` has a
-/// row of `lanes` for each key.
+/// Sets scores that are not attended to minus infinity, which gives them no weight, whatever the product was. `scores` has
+/// a row of `lanes` for each key.
 #[inline(always)]
 pub(crate) fn mask<R: Real>(scores: &mut [R], lanes: usize, ranges: &LaneRanges) {
     let (starts, ends) = (&ranges.starts[..lanes], &ranges.ends[..lanes]);
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_attended_is_minus_infinity() {
+    fn unattended_scores_are_minus_infinity() {
         let ranges = LaneRanges::new(10, [9..11, 10..13, 12..12, 11..40].into_iter());
         let mut scores = vec![1.0_f32; 3 * 5];
         mask(&mut scores, 5, &ranges);

@@ -1,4 +1,4 @@
-//! Tiles in the type of the scores: conversions, and the transposition of queries and outputs.
+//! Packing of Q, K and V tiles in the type of the scores, and the transposition of outputs.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -8,7 +8,7 @@ use crate::simd::real::Real;
 use crate::simd::vector::{SQUARE, Vector};
 use std::ops::Range;
 
-/// Rows side by side in lanes: transposed, a square of vectors at a time.
+/// Packs query rows side by side in lanes: transposed, a square of vectors at a time.
 ///
 /// # Safety
 ///
@@ -17,7 +17,7 @@ use std::ops::Range;
 pub(crate) unsafe fn pack_query<V: Vector>(query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [V::Real]) {
     let (dtype, columns, size) = (query.dtype(), query.columns(), query.dtype().size_bytes());
     let packed = &mut packed[..columns * lanes];
-    // Read where it lies, if that needs no conversion.
+    // Read in place, if that needs no conversion.
     let stride = query.row_stride().filter(|_| dtype == V::Real::DTYPE);
     for first_lane in (0..lanes).step_by(V::LANES) {
         let present = rows.len().saturating_sub(first_lane).min(V::LANES);
@@ -27,7 +27,7 @@ pub(crate) unsafe fn pack_query<V: Vector>(query: Head<'_>, rows: Range<usize>, 
                 let (first, last) = (rows.start + first_lane, rows.start + first_lane + V::LANES - 1);
                 let _ = query.row(last);
                 let from = query.row(first)[column * size..].as_ptr().cast::<V::Real>();
-                // SAFETY: rows and columns of the query are there, those of the packed one behind its place too, and
+                // SAFETY: rows and columns of the query are there, those of the packed one from its place on too, and
                 // nothing is asked of the alignment.
                 unsafe { V::transpose(from, row_stride, packed[column * lanes + first_lane..].as_mut_ptr(), lanes) };
                 continue;
@@ -85,7 +85,7 @@ pub(crate) unsafe fn transpose<V: Vector>(columns: &[V::Real], factors: &[V::Rea
     }
 }
 
-/// Rows as they are, in the type of the scores.
+/// Packs rows as they are, converted to the type of the scores.
 ///
 /// # Safety
 ///

@@ -1,16 +1,14 @@
-//! Asking for memory before it is needed.
+//! Software prefetch: cache lines that are requested before they are needed.
 
 use super::head::Head;
 use std::ops::Range;
 
-/// Asks for bytes that will be read prefetch. Does nothing where the processor cannot be asked.
+/// Prefetches bytes into the second-level cache. Does nothing where there is no such instruction.
 pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        /// Bytes that come to a cache together.
-        const LINE: usize = 64;
-        for line in bytes.chunks(LINE) {
+        for line in bytes.chunks(CacheLines::SIZE) {
             // SAFETY: every processor of this architecture has it, and it has no effect but on caches.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }
@@ -19,19 +17,19 @@ pub(crate) fn prefetch(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// Memory that is needed prefetch, which a kernel may [ask for](Microkernel::FUSED_PREFETCH) along with a product. Nothing is read
-/// or written through these addresses.
+/// Memory that is needed next, which a kernel may prefetch [during a product](super::Microkernel::FUSED_PREFETCH). Nothing
+/// is read or written through these addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PrefetchPlan {
     /// Rows of the query.
     pub(crate) query: CacheLines,
     /// Keys and values of the next tile, or some of them.
     pub(crate) tile: [CacheLines; 2],
-    /// Where the output is written.
+    /// The lines that the output will be written to.
     pub(crate) output: CacheLines,
 }
 
-/// What a block of a product asks for: lines from an address on.
+/// Prefetch of one block of a product: lines from an address on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prefetch {
     Nothing,
@@ -43,7 +41,7 @@ impl PrefetchPlan {
     pub(crate) const NOTHING: Self =
         Self { query: CacheLines::NONE, tile: [CacheLines::NONE; 2], output: CacheLines::NONE };
 
-    /// What the next block asks for, when each asks for up to `lines` and so many have done so.
+    /// The prefetch of the next block, when each prefetches up to `lines` lines and so many blocks have done so.
     #[inline]
     pub(crate) fn for_block(self, blocks: usize, lines: usize) -> Prefetch {
         let mut index = blocks * lines;
@@ -52,14 +50,14 @@ impl PrefetchPlan {
             if let Some(address) = read.get(index) {
                 return Prefetch::Read(address);
             }
-            // A block asks for one kind.
+            // A block prefetches one kind.
             index = index.saturating_sub(read.count.next_multiple_of(lines));
         }
         self.output.get(index).map_or(Prefetch::Nothing, Prefetch::Write)
     }
 }
 
-/// Bytes that lie one behind the other, in lines that come to a cache together.
+/// Cache lines of contiguous bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheLines {
     first: *const u8,
@@ -76,12 +74,12 @@ impl CacheLines {
         Self { first: bytes.cast(), count: bytes.len().div_ceil(Self::SIZE) }
     }
 
-    /// Those of rows, where these lie one behind the other.
+    /// Cache lines of rows; none if the rows are not contiguous.
     pub(crate) fn of_rows(head: Head<'_>, rows: &Range<usize>) -> Self {
         head.bytes(rows).map_or(Self::NONE, |bytes| Self::new(bytes))
     }
 
-    /// The address of a line, if it is one of them.
+    /// Address of line number `index`, if there are so many.
     pub(crate) fn get(self, index: usize) -> Option<*const u8> {
         (index < self.count).then(|| self.first.wrapping_add(index * Self::SIZE))
     }
@@ -104,18 +102,18 @@ mod tests {
     }
 
     #[test]
-    fn blocks_ask_for_one_thing_after_the_other() {
+    fn blocks_prefetch_one_kind_after_the_other() {
         let bytes = [0_u8; 20 * CacheLines::SIZE];
         let lines = |range: Range<usize>| {
             CacheLines::new(&raw const bytes[CacheLines::SIZE * range.start..CacheLines::SIZE * range.end])
         };
-        let prefetch = PrefetchPlan { query: lines(0..5), tile: [lines(5..9), CacheLines::NONE], output: lines(9..12) };
+        let plan = PrefetchPlan { query: lines(0..5), tile: [lines(5..9), CacheLines::NONE], output: lines(9..12) };
         let address = |line: usize| bytes[CacheLines::SIZE * line..].as_ptr();
-        let asks: Vec<Prefetch> = (0..6).map(|blocks| prefetch.for_block(blocks, 4)).collect();
+        let prefetches: Vec<Prefetch> = (0..6).map(|blocks| plan.for_block(blocks, 4)).collect();
         let (read, written) = (|line| Prefetch::Read(address(line)), |line| Prefetch::Write(address(line)));
-        assert_eq!(asks, [read(0), read(4), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
-        let asks: Vec<Prefetch> = (0..5).map(|blocks| prefetch.for_block(blocks, 8)).collect();
-        assert_eq!(asks, [read(0), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
+        assert_eq!(prefetches, [read(0), read(4), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
+        let prefetches: Vec<Prefetch> = (0..5).map(|blocks| plan.for_block(blocks, 8)).collect();
+        assert_eq!(prefetches, [read(0), read(5), written(9), Prefetch::Nothing, Prefetch::Nothing]);
         assert_eq!(PrefetchPlan::NOTHING.for_block(0, 1), Prefetch::Nothing);
     }
 }

@@ -1,11 +1,11 @@
-//! Softcap, `ALiBi` and bias on vectors of scores.
+//! Score modifiers: softcap, `ALiBi` and bias on vectors of scores.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::simd::real::Real;
 use crate::simd::vector::{MAX_LANES, Vector};
 
-/// Products of keys and a strip of query rows, to become scores in base 2.
+/// Products of keys and a row panel, to become scores in base 2.
 pub(crate) struct ScoreModifiers<'a, R> {
     /// A row of `lanes` for each key.
     pub(crate) scores: &'a mut [R],
@@ -14,24 +14,24 @@ pub(crate) struct ScoreModifiers<'a, R> {
     pub(crate) softcap: Option<R>,
     pub(crate) alibi: Option<Alibi<'a, R>>,
     pub(crate) bias: Option<BiasRows<'a>>,
-    /// What comes last: `log2(e)`, or 1 where formulas go on with the score.
+    /// Factor of the result: `log2(e)`, or 1 where a `score_mod` follows.
     pub(crate) base: R,
 }
 
-/// What is subtracted: a slope times the distance of the key.
+/// `ALiBi`: a slope times the distance of the key is subtracted.
 #[derive(Clone, Copy)]
 pub(crate) struct Alibi<'a, R> {
-    /// Of the head of each lane.
+    /// Slope of the head of each lane.
     pub(crate) slopes: &'a [R],
-    /// Where the row of each lane is, counted from the first key.
+    /// Position of the row of each lane, counted from the first key.
     pub(crate) positions: &'a [R],
 }
 
-/// What is added.
+/// Bias, which is added.
 #[derive(Clone, Copy)]
 pub(crate) struct BiasRows<'a> {
     pub(crate) data: &'a [f32],
-    /// Where in `data` the row of each lane has its term for the first key.
+    /// Index in `data` of the first key's term for the row of each lane.
     pub(crate) starts: &'a [usize],
     pub(crate) key_stride: usize,
 }
@@ -44,6 +44,8 @@ impl BiasRows<'_> {
     }
 }
 
+/// Applies the modifiers to a row panel.
+///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
@@ -56,7 +58,7 @@ pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::R
         for first_key in (0..keys).step_by(V::LANES) {
             let count = V::LANES.min(keys - first_key);
             let terms = bias.map(|bias| {
-                // Read along the keys, which are neighbours, and turned in registers.
+                // Read along the keys, which are contiguous, and transposed in registers.
                 let (mut rows, mut columns) = ([V::Real::ZERO; SQUARE], [V::Real::ZERO; SQUARE]);
                 for (offset, row) in rows.chunks_exact_mut(V::LANES).take(V::LANES).enumerate() {
                     for (key, term) in row[..count].iter_mut().enumerate() {
@@ -93,7 +95,7 @@ pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::R
 
 const SQUARE: usize = MAX_LANES * MAX_LANES;
 
-/// The same for one query row, whose scores lie one beside the other: `scores` is padded to whole vectors, and of slopes,
+/// Applies the modifiers to one query row, whose scores are contiguous: `scores` is padded to whole vectors, and of slopes,
 /// positions and starts the first counts.
 ///
 /// # Safety

@@ -1,6 +1,6 @@
-//! The softmax of every level whose weights are of the type of the scores: down the columns of a strip.
+//! The online softmax of every level whose weights are of the type of the scores: down the columns of a row panel.
 //!
-//! Everything here is inlined into functions with the `target_feature` of a level.
+//! Everything here is inlined into the function with the `target_feature` of a level.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -8,7 +8,7 @@ use crate::microkernel::{Microkernel, SoftmaxArgs, SoftmaxOutcome};
 use crate::simd::real::Real;
 use crate::simd::vector::Vector;
 
-/// Running maxima and sums of one lane, so that none need wait for the last.
+/// Independent maxima and sums of one lane, so that none waits for the latency of another.
 const CHAINS: usize = 4;
 
 /// The scores of one vector of lanes.
@@ -20,7 +20,7 @@ pub(crate) struct Column<R> {
 }
 
 impl<R: Real> Column<R> {
-    /// The maxima of `COUNT` keys from `key` on, each with one of `largest`.
+    /// Updates each of `largest` with the score of one of `COUNT` keys from `key` on.
     ///
     /// # Safety
     ///
@@ -33,11 +33,11 @@ impl<R: Real> Column<R> {
         }
     }
 
-    /// The weights `2^(score * factor + shift)` of `COUNT` keys from `key` on, each added to one of `sums`.
+    /// Turns the scores of `COUNT` keys from `key` on into weights `2^(score * factor + shift)`, each added to one of `sums`.
     ///
     /// # Safety
     ///
-    /// As of [`update_max`](Self::update_max).
+    /// As [`update_max`](Self::update_max).
     #[inline(always)]
     unsafe fn exp_and_sum<V: Vector<Real = R>, const COUNT: usize>(
         self,
@@ -61,7 +61,7 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`update_max`](Self::update_max).
+    /// As [`update_max`](Self::update_max).
     #[inline(always)]
     unsafe fn scale<V: Vector<Real = R>>(self, keys: usize, factor: V) {
         for key in 0..keys {
@@ -77,7 +77,7 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`update_max`](Self::update_max).
+    /// As [`update_max`](Self::update_max).
     #[inline(always)]
     pub(crate) unsafe fn largest<V: Vector<Real = R>>(self, keys: usize) -> V {
         let whole = keys - keys % CHAINS;
@@ -99,7 +99,7 @@ impl<R: Real> Column<R> {
     ///
     /// # Safety
     ///
-    /// As of [`update_max`](Self::update_max).
+    /// As [`update_max`](Self::update_max).
     #[inline(always)]
     pub(crate) unsafe fn exp_and_sum_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
         let whole = keys - keys % CHAINS;
@@ -119,19 +119,20 @@ impl<R: Real> Column<R> {
     }
 }
 
-/// What the weights of one tile may add up to, in a lane whose maximum stays although scores rise above it: eight times
-/// what they can where it follows them. They are as exact then as below 1, and leave the values their range but for three
-/// bits.
+/// Upper bound of the sum of one tile's weights in a lane whose row max is stale (lazy rescale): eight times what it can be
+/// where the row max is updated. Weights are as exact then as below 1, and leave the values their range but for three bits.
 pub(crate) const MAX_TILE_SUM: f64 = 2048.0;
 
-/// Scores, in base 2, from where on they are rounded before the maximum is subtracted. A fused multiply-add subtracts a
-/// rounded maximum from a product that is not, and what rounding took from the maximum, here up to 4 and at 2^31 more than
-/// any exponent, would be the weight of the maximum itself: all weights of a row zero, or infinite.
+/// Scores, in base 2, from which on they are rounded before the row max is subtracted. A fused multiply-add subtracts a
+/// rounded row max from a product that is not rounded, and what rounding took from the row max, here up to 4 and at 2^31
+/// more than any exponent, would be the weight of the maximum itself: all weights of a row zero, or infinite.
 pub(crate) const COARSE: f64 = (1 << 26) as f64;
 
-/// Vectors of a strip.
+/// Vectors of a row panel.
 const VECTORS: usize = 2;
 
+/// One step of the online softmax; see [`Microkernel::online_softmax`].
+///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
@@ -145,7 +146,7 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
     unsafe {
         let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
         let (factor, zero) = (V::splat(args.factor), V::splat(V::Real::ZERO));
-        // Maximum and sum of each vector: nothing is changed before all are known to be done.
+        // Row max and row sum of each vector: nothing is stored before all are known to be done.
         let mut states = [[zero; 2]; VECTORS];
         for (block, lane) in (0..lanes).step_by(V::LANES).enumerate() {
             let keys = args.lane_keys.of_block(block);
