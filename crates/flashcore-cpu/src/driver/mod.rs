@@ -8,10 +8,14 @@ mod fork;
 pub(crate) mod once;
 #[expect(unsafe_code, reason = "threads write parts of one output")]
 mod output;
+mod parallel;
 pub(crate) mod scheduler;
 pub(crate) mod scratch;
 mod spin_wait;
+#[expect(unsafe_code, reason = "threads write parts of one array")]
+mod split_kv;
 #[expect(unsafe_code, reason = "a pool that is shared without a lock")]
 pub(crate) mod workers;
 
-pub(crate) use call::{LoopSchedule, attend, for_each};
+pub(crate) use call::attend;
+pub(crate) use parallel::{LoopSchedule, for_each};

@@ -1,10 +1,10 @@
-//! Memory that several threads write at once, each its own part.
+//! The output: memory that several threads write at once, each its own part.
 
 use flashcore_problem::{OutputViews, Problem, Strides};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A slice whose parts are lent to threads that agree on who has which.
+/// A slice whose disjoint parts are lent to threads.
 pub(crate) struct Disjoint<'a, T> {
     first: *mut T,
     len: usize,
@@ -21,7 +21,7 @@ impl<'a, T> Disjoint<'a, T> {
         Self { first: slice.as_mut_ptr(), len: slice.len(), borrowed: PhantomData }
     }
 
-    /// The elements from `start` on.
+    /// Lends the elements from `start` on.
     ///
     /// # Safety
     ///
@@ -35,7 +35,7 @@ impl<'a, T> Disjoint<'a, T> {
     }
 }
 
-/// The outputs of a problem, row by row.
+/// Outputs of a problem, row by row.
 pub(crate) struct OutputRows<'a> {
     output: Disjoint<'a, u8>,
     log_sum_exp: Option<Disjoint<'a, f32>>,
@@ -47,7 +47,7 @@ pub(crate) struct OutputRows<'a> {
 }
 
 impl<'a> OutputRows<'a> {
-    /// The outputs have been validated.
+    /// From outputs that have been validated.
     pub(crate) fn new(problem: &Problem, outputs: OutputViews<'a>) -> Self {
         let (shape, element_bytes) = (problem.output_shape(), problem.dtype.size_bytes());
         Self {
@@ -61,7 +61,7 @@ impl<'a> OutputRows<'a> {
         }
     }
 
-    /// Where the output of one row is written, and its log-sum-exp where that is wanted.
+    /// Output of one row, and its log-sum-exp where that is wanted.
     ///
     /// # Safety
     ///
@@ -77,22 +77,21 @@ impl<'a> OutputRows<'a> {
         }
     }
 
-    /// The addresses of rows of one head, if these lie one behind the other.
+    /// Addresses of rows of one head, if these are contiguous.
     pub(crate) fn addresses(&self, batch: usize, head: usize, rows: &Range<usize>) -> Option<*const [u8]> {
         let first = self.strides.row_start(batch, head, rows.start) * self.element_bytes;
         let start = self.output.first.wrapping_add(first).cast_const();
-        let are_neighbours = self.strides.row * self.element_bytes == self.row_bytes;
-        are_neighbours.then(|| std::ptr::slice_from_raw_parts(start, rows.len() * self.row_bytes))
+        let are_contiguous = self.strides.row * self.element_bytes == self.row_bytes;
+        are_contiguous.then(|| std::ptr::slice_from_raw_parts(start, rows.len() * self.row_bytes))
     }
 
-    /// Where the outputs of rows of one head are written, and their log-sum-exps where those are wanted, if rows lie one
-    /// behind the other.
+    /// Outputs of rows of one head, and their log-sum-exps where those are wanted, if the rows are contiguous.
     ///
     /// # Safety
     ///
-    /// That of [`row`](Self::row).
+    /// As [`row`](Self::row).
     #[expect(clippy::mut_from_ref, reason = "callers vouch that no row is in use twice")]
-    pub(crate) unsafe fn neighbours(
+    pub(crate) unsafe fn contiguous_rows(
         &self,
         batch: usize,
         head: usize,
@@ -100,7 +99,7 @@ impl<'a> OutputRows<'a> {
     ) -> Option<(&mut [u8], Option<&mut [f32]>)> {
         let start = self.addresses(batch, head, &rows)?.addr() - self.output.first.addr();
         let index = (batch * self.heads + head) * self.rows + rows.start;
-        // SAFETY: as of one row; between them is nothing.
+        // SAFETY: as for one row; there is nothing between them.
         unsafe {
             let log_sum_exp = self.log_sum_exp.as_ref().map(|all| all.part(index, rows.len()));
             Some((self.output.part(start, rows.len() * self.row_bytes), log_sum_exp))
@@ -140,9 +139,9 @@ mod tests {
         }
     }
 
-    /// Neighbours are the places of their rows, one behind the other, where these lie so.
+    /// Contiguous rows are the places of their rows, one after the other, where the layout has them so.
     #[test]
-    fn neighbours_are_rows() {
+    fn contiguous_rows_are_rows() {
         for layout in [Layout::Bhsd, Layout::Bshd] {
             let mut problem = Problem::new(2, 3, 7, 4, DType::F32);
             problem.log_sum_exp = true;
@@ -151,9 +150,9 @@ mod tests {
             let rows = OutputRows::new(&problem, outputs.views_mut());
             for (batch, head) in [(0, 0), (0, 2), (1, 1)] {
                 // SAFETY: nothing is written.
-                let neighbours = unsafe { rows.neighbours(batch, head, 2..6) };
-                assert_eq!(neighbours.is_some(), layout == Layout::Bhsd);
-                let Some((bytes, log_sum_exp)) = neighbours else { continue };
+                let contiguous = unsafe { rows.contiguous_rows(batch, head, 2..6) };
+                assert_eq!(contiguous.is_some(), layout == Layout::Bhsd);
+                let Some((bytes, log_sum_exp)) = contiguous else { continue };
                 assert_eq!(rows.addresses(batch, head, &(2..6)), Some(&raw const *bytes));
                 let (bytes, log_sum_exp) = (bytes.as_ptr_range(), log_sum_exp.unwrap().as_ptr_range());
                 for (index, row) in (2..6).enumerate() {

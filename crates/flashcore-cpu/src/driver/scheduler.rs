@@ -1,13 +1,16 @@
-//! How a problem is cut into work items.
+//! The tile scheduler: cuts a problem into work items, with split-KV where there are few rows.
 //!
 //! An item is some rows of a [`Group`] and some of its keys. Threads take items in order from one counter.
 //!
-//! * Rows: up to [`MAX_ITEM_ROWS`], in whole panels; fewer, down to one strip, until there are [`ITEMS_PER_THREAD`] for
-//!   each thread, or equal ones that come out even. A strip gives the same bits whatever item it is in, so this may depend on the number of threads.
-//! * Keys: those that some row of some batch attends, first to last. All of them where one strip to an item makes [`MIN_ITEMS`]; else as many chunks as it takes to make them,
-//!   none shorter than [`MIN_SPLIT_KEYS`]. Where the keys are cut changes how sums are rounded, so this depends on the
-//!   problem and the level alone. What the chunks of a row give is put together in their order.
-//! * The last rows come first, which under a causal mask attend the most: a thread that is alone at the end is done prefetch.
+//! * Rows: up to [`MAX_ITEM_ROWS`], in whole row panels; fewer, down to one panel, until there are [`ITEMS_PER_THREAD`]
+//!   for each thread, or equal ones that come out even. A panel gives the same bits whatever item it is in, so this may
+//!   depend on the number of threads.
+//! * Keys: those that some row of some batch attends, first to last. All of them where one panel to an item makes
+//!   [`MIN_ITEMS`]; else as many splits as it takes to make them, none shorter than [`MIN_SPLIT_KEYS`]. The split points
+//!   change how sums are rounded, so they depend on the problem and the level alone. The splits of a row are merged in
+//!   their order.
+//! * The last rows come first, which under a causal mask attend the most (LPT, longest processing time first): a thread
+//!   that is alone at the end is done soon.
 
 use crate::attend::blocked::KV_TILE;
 use crate::attend::decode;
@@ -15,20 +18,20 @@ use crate::attend::group::Group;
 use flashcore_problem::{InputViews, Mask, Problem};
 use std::ops::Range;
 
-/// Query rows that share packed keys and values, at most, unless a kernel wants more: enough that packing costs one or two
-/// hundredths of using.
+/// Upper bound of the query rows that share packed keys and values, unless a kernel wants more: enough that packing costs
+/// one or two hundredths of using.
 pub(crate) const MAX_ITEM_ROWS: usize = 256;
 
-/// Items for each thread, at least, where there are enough query rows: so many that threads rarely wait for the last.
+/// Lower bound of the items for each thread where there are enough query rows: so many that threads rarely wait for the last.
 const ITEMS_PER_THREAD: usize = 8;
 
-/// Items, at least, where there are enough rows and keys: two for each thread of a machine with 128.
+/// Lower bound of the items where there are enough rows and keys: two for each thread of a machine with 128.
 const MIN_ITEMS: usize = 256;
 
-/// Keys of a chunk, at least: putting two together costs as much as attending one or two keys.
+/// Lower bound of the keys of a split: merging two costs as much as attending one or two keys.
 const MIN_SPLIT_KEYS: usize = 4 * KV_TILE;
 
-/// How one problem is cut.
+/// Work items of one problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TileScheduler {
     /// Batches times key heads.
@@ -37,20 +40,20 @@ pub(crate) struct TileScheduler {
     rows: usize,
     /// Rows of an item, but for the last.
     item_rows: usize,
-    /// The keys that are cut: all that any row attends.
+    /// Keys that are split: all that any row attends.
     pub(crate) keys: Range<usize>,
-    /// Keys of a chunk, but for the last; a multiple of [`KV_TILE`].
+    /// Keys of a split, but for the last; a multiple of [`KV_TILE`].
     split_keys: usize,
-    /// Whether rows are so few that keys and values are best read where they lie.
+    /// True if rows are so few that keys and values are best read in place.
     pub(crate) is_decode: bool,
 }
 
-/// Whether rows are so few that keys and values are best read where they lie.
+/// True if rows are so few that keys and values are best read in place.
 pub(crate) fn is_decode(problem: &Problem) -> bool {
     Group::row_count(problem) <= decode::MAX_ROWS && problem.formulas().next().is_none()
 }
 
-/// The keys from the first that any row of any batch attends to the last; none where no row attends any.
+/// Keys from the first that any row of any batch attends to the last; none if no row attends any.
 fn attended_keys(problem: &Problem, inputs: &InputViews<'_>) -> Range<usize> {
     let of_batch = |batch: usize| Group::new(problem, inputs, batch, 0).attended_of(&(0..problem.key_length));
     let ranges = (0..problem.batch).map(of_batch).filter(|keys| !keys.is_empty());
@@ -62,12 +65,12 @@ fn attended_keys(problem: &Problem, inputs: &InputViews<'_>) -> Range<usize> {
 pub(crate) struct Item {
     pub(crate) group: usize,
     pub(crate) rows: Range<usize>,
-    pub(crate) split_index: usize,
+    pub(crate) split: usize,
     pub(crate) keys: Range<usize>,
 }
 
 impl TileScheduler {
-    /// For a kernel whose panels have `strip` rows, on `threads` threads, with up to `max_item_rows` in an item.
+    /// For a kernel whose row panels have `panel` rows, on `threads` threads, with up to `max_item_rows` in an item.
     pub(crate) fn new(
         problem: &Problem,
         inputs: &InputViews<'_>,
@@ -83,28 +86,28 @@ impl TileScheduler {
         let num_splits = MIN_ITEMS.div_ceil(panels.max(1)).clamp(1, max_splits);
         let split_keys = keys.len().div_ceil(num_splits).next_multiple_of(KV_TILE).max(KV_TILE);
 
-        let mut split = Self { groups, rows, item_rows: rows, keys, split_keys, is_decode };
+        let mut scheduler = Self { groups, rows, item_rows: rows, keys, split_keys, is_decode };
         if !is_decode {
-            split.item_rows = max_item_rows.max(panel);
+            scheduler.item_rows = max_item_rows.max(panel);
             let are_equal = problem.mask == Mask::None && !problem.key_lengths;
-            let is_enough = |split: &Self| {
-                let items = split.items();
-                let is_even = are_equal && rows.is_multiple_of(split.item_rows) && items.is_multiple_of(threads);
+            let is_enough = |scheduler: &Self| {
+                let items = scheduler.items();
+                let is_even = are_equal && rows.is_multiple_of(scheduler.item_rows) && items.is_multiple_of(threads);
                 is_even || items >= ITEMS_PER_THREAD * threads
             };
-            while split.item_rows > panel && !is_enough(&split) {
-                split.item_rows = (split.item_rows / 2).next_multiple_of(panel);
+            while scheduler.item_rows > panel && !is_enough(&scheduler) {
+                scheduler.item_rows = (scheduler.item_rows / 2).next_multiple_of(panel);
             }
         }
-        split
+        scheduler
     }
 
-    /// Parts that the keys of a group are cut into; 1 where there are none.
+    /// Number of splits of the keys of a group; 1 where there are no keys.
     pub(crate) fn num_splits(&self) -> usize {
         self.keys.len().div_ceil(self.split_keys).max(1)
     }
 
-    /// The rows of the largest item.
+    /// Number of rows of the largest item.
     pub(crate) fn largest_rows(&self) -> usize {
         self.item_rows.min(self.rows)
     }
@@ -113,16 +116,16 @@ impl TileScheduler {
         self.groups * self.num_splits() * self.rows.div_ceil(self.item_rows)
     }
 
-    /// The item that is taken as number `index`.
+    /// Item number `index`.
     pub(crate) fn item(&self, index: usize) -> Item {
         let (num_splits, row_items) = (self.num_splits(), self.rows.div_ceil(self.item_rows));
-        let split_index = index % num_splits;
+        let split = index % num_splits;
         let first_row = (row_items - 1 - index / num_splits % row_items) * self.item_rows;
-        let first_key = self.keys.start + split_index * self.split_keys;
+        let first_key = self.keys.start + split * self.split_keys;
         Item {
             group: index / num_splits / row_items,
             rows: first_row..self.rows.min(first_row + self.item_rows),
-            split_index,
+            split,
             keys: first_key..self.keys.end.min(first_key.saturating_add(self.split_keys)),
         }
     }
@@ -144,7 +147,7 @@ mod tests {
         problem
     }
 
-    /// Inputs that nobody looks at, but for key lengths.
+    /// Inputs of which only the key lengths are looked at.
     fn no_inputs(key_lengths: Option<&[u32]>) -> InputViews<'_> {
         let nothing = TensorView { dtype: DType::F32, data: &[] };
         let mut inputs = InputViews::new(nothing, nothing, nothing);
@@ -156,7 +159,7 @@ mod tests {
         TileScheduler::new(problem, &no_inputs(None), PANEL_ROWS, MAX_ITEM_ROWS, threads)
     }
 
-    /// Pairs of a row and a key that an item attends to.
+    /// Pairs of a row and a key that an item attends.
     fn work(problem: &Problem, item: &Item) -> usize {
         let inputs = no_inputs(None);
         let (batch, key_head) = (item.group / problem.key_heads, item.group % problem.key_heads);
@@ -179,9 +182,9 @@ mod tests {
                 let mut seen = vec![vec![0; split.rows]; split.groups];
                 for item in (0..split.items()).map(|index| split.item(index)) {
                     assert!(item.rows.len() <= split.largest_rows() && item.rows.start.is_multiple_of(split.item_rows));
-                    assert_eq!(item.keys.start, item.split_index * split.split_keys);
+                    assert_eq!(item.keys.start, item.split * split.split_keys);
                     for row in item.rows {
-                        // The chunks of a row come in order.
+                        // The splits of a row come in order.
                         assert_eq!(seen[item.group][row], item.keys.start, "{problem}");
                         seen[item.group][row] = item.keys.end;
                     }
@@ -191,9 +194,9 @@ mod tests {
         }
     }
 
-    /// Bits of a result do not depend on the number of threads, so neither may the chunks.
+    /// Bits of a result do not depend on the number of threads, so neither may the splits.
     #[test]
-    fn chunks_do_not_depend_on_threads() {
+    fn splits_do_not_depend_on_threads() {
         for keys in [1, 511, 1024, 5000, 100_000] {
             for rows in [1, 8, 9, 32, 500, 4000] {
                 let problem = shape(1, (2, 2), (rows, keys), false);
@@ -206,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Keys that no row attends are cut off before the rest is cut: a cache may be far larger than what is in it.
+    /// Keys that no row attends are cut off before the rest is split: a cache may be far larger than its content.
     #[test]
     fn only_attended_keys_are_cut() {
         let check = |problem: &Problem, key_lengths: Option<&[u32]>, expected: Range<usize>| {
@@ -227,8 +230,8 @@ mod tests {
         check(&shape(1, (1, 1), (1000, 300), true), None, 0..300);
     }
 
-    /// How busy threads are that each take the next item as prefetch as they are done with one: the work of all over that
-    /// of the busiest times their number.
+    /// Efficiency of threads that each take the next item as soon as they are done with one: the work of all over that of
+    /// the busiest times their number.
     fn efficiency(problem: &Problem, threads: usize) -> (usize, f64, f64) {
         let split = split(problem, threads);
         let mut busy = vec![0; threads];
@@ -245,7 +248,7 @@ mod tests {
         (split.items(), share, total as f64 / (longest * threads) as f64)
     }
 
-    /// The table in `docs/cpu.md` is what the code does.
+    /// The table in `docs/cpu.md` says what the code does.
     #[test]
     fn the_table_in_the_documentation_is_right() {
         let shapes = [

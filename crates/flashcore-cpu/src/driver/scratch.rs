@@ -1,4 +1,4 @@
-//! Memory that each thread keeps from call to call, so that a call allocates nothing once a larger or equal one has run
+//! Scratch memory that each thread keeps from call to call, so that a call allocates nothing once a larger or equal one has run
 //! on the same threads.
 
 use std::cell::Cell;
@@ -7,12 +7,12 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Tiles begin at multiples of a cache line, so that no vector crosses one.
 const ALIGNMENT: usize = 64;
 
-/// What a thread keeps memory for. A thread may need both at once.
+/// Purpose that a thread keeps memory for. A thread may need both at once.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     /// The tiles of one work item.
     Item,
-    /// What the items of a call leave for each other.
+    /// Split-KV partial results of a call.
     Partials,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    /// BlockScratch for `count` elements, which hold what was there before.
+    /// Takes `count` elements, which hold what was there before.
     ///
     /// # Panics
     ///
@@ -64,7 +64,7 @@ impl<'a> Arena<'a> {
     }
 }
 
-/// The bytes that so many elements take of an arena.
+/// Bytes that so many elements take of an arena.
 pub(crate) const fn arena_bytes<T>(count: usize) -> usize {
     (count * size_of::<T>()).next_multiple_of(ALIGNMENT)
 }

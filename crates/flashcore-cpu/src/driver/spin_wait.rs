@@ -1,54 +1,54 @@
-//! Helpers that stay awake for a moment after a call.
+//! Spin-wait: workers that stay awake for [`SPIN_TIMEOUT`] after a call.
 //!
-//! Attention is seldom called once. A helper that falls asleep between two calls has to be woken, and on a virtual machine
-//! whose processor was given away meanwhile that can take longer than the call. So for [`SPIN_TIMEOUT`] helpers keep looking
-//! for work, of anybody's in the pool, before they sleep.
+//! Attention is seldom called once. A worker that falls asleep between two calls has to be woken, and on a virtual machine
+//! whose processor was given away meanwhile that can take longer than the call. So workers keep looking for work, of
+//! anybody's in the pool, before they sleep.
 
 use crate::driver::workers::Workers;
 use std::hint;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long helpers look for work: longer than what a caller does between two calls that follow each other.
+/// Time for which workers look for work: longer than what a caller does between two calls that follow each other.
 const SPIN_TIMEOUT: Duration = Duration::from_micros(100);
 
-/// The helpers of this process that look for work.
-static HELPERS: Helpers = Helpers::new();
+/// Spinning workers of this process.
+static SPINNING: SpinningWorkers = SpinningWorkers::new();
 
-/// Keeps so many of the threads awake for a moment; those that are awake already count.
-pub(crate) fn keep_awake(helpers: usize, workers: Workers) {
-    HELPERS.keep_awake(helpers, workers);
+/// Keeps so many of the threads spinning; those that are spinning already count.
+pub(crate) fn keep_awake(count: usize, workers: Workers) {
+    SPINNING.keep_awake(count, workers);
 }
 
-/// Waits until something is so, for a moment at most.
-pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
+/// Spins until a condition holds, for [`SPIN_TIMEOUT`] at most.
+pub(crate) fn wait_until(holds: impl Fn() -> bool) {
     let start = Instant::now();
-    while !is_so() && start.elapsed() < SPIN_TIMEOUT {
+    while !holds() && start.elapsed() < SPIN_TIMEOUT {
         hint::spin_loop();
     }
 }
 
-/// Forgets helpers that were left in the process that this one was forked from.
+/// Forgets workers that were left in the process that this one was forked from.
 #[cfg_attr(not(unix), expect(dead_code, reason = "only there a process forks"))]
 pub(crate) fn forget() {
-    HELPERS.awake.store(0, Ordering::Relaxed);
+    SPINNING.awake.store(0, Ordering::Relaxed);
 }
 
-struct Helpers {
-    /// Calls so far: the moment begins with each.
+struct SpinningWorkers {
+    /// Calls so far: the timeout begins anew with each.
     calls: AtomicUsize,
-    /// How many look for work.
+    /// Number of workers that look for work.
     awake: AtomicUsize,
 }
 
-impl Helpers {
+impl SpinningWorkers {
     const fn new() -> Self {
         Self { calls: AtomicUsize::new(0), awake: AtomicUsize::new(0) }
     }
 
-    fn keep_awake(&'static self, helpers: usize, workers: Workers) {
+    fn keep_awake(&'static self, count: usize, workers: Workers) {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let one_more = |awake: usize| (awake < helpers).then_some(awake + 1);
+        let one_more = |awake: usize| (awake < count).then_some(awake + 1);
         while self.awake.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok() {
             workers.spawn(|| self.look_for_work());
         }
@@ -75,17 +75,17 @@ mod tests {
 
     use super::*;
 
-    /// No more than were asked for, however often, and none in the end.
+    /// Never more than wanted, however often, and none in the end.
     #[test]
-    fn helpers_are_counted_and_fall_asleep() {
-        static OURS: Helpers = Helpers::new();
+    fn workers_are_counted_and_fall_asleep() {
+        static OURS: SpinningWorkers = SpinningWorkers::new();
         for _ in 0..1000 {
             OURS.keep_awake(2, Workers::find());
             assert!(OURS.awake.load(Ordering::Relaxed) <= 2);
         }
         let start = Instant::now();
         while OURS.awake.load(Ordering::Relaxed) > 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "a helper never sleeps");
+            assert!(start.elapsed() < Duration::from_secs(60), "a worker never sleeps");
             thread::sleep(Duration::from_millis(1));
         }
     }
