@@ -1,21 +1,21 @@
-//! Forks of this process, counted: in the child of a fork the threads of every pool are gone.
+//! Fork counter: in the child of a fork the threads of every pool are gone.
 //!
-//! Threads cannot be seen to be missing, so the system is asked to tell (`pthread_atfork`). What it calls in the child only
-//! stores numbers, since other threads may have held any lock when the memory was copied.
+//! Missing threads cannot be detected, so the system is asked to report forks (`pthread_atfork`). The handler in the child
+//! only stores numbers, since other threads may have held any lock when the memory was copied.
 
-/// Asks to be told of forks. Called before any thread is made or used: forks before the first call do not matter.
+/// Registers the fork handler. Called before any thread is made or used: forks before the first call do not matter.
 #[cfg(unix)]
 pub(crate) fn watch() {
     unix::watch();
 }
 
-/// Forks that lie between the first call of [`watch`] and this process.
+/// Number of forks between the first call of [`watch`] and this process.
 #[cfg(unix)]
 pub(crate) fn count() -> usize {
     unix::FORKS.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Whether this thread was one of a rayon pool when it forked: rayon takes it for a worker still, and its pool is dead.
+/// True if this thread was one of a rayon pool when it forked: rayon takes it for a worker still, and its pool is dead.
 #[cfg(unix)]
 pub(crate) fn is_orphan() -> bool {
     unix::IS_ORPHAN.get()

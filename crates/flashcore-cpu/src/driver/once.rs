@@ -1,4 +1,4 @@
-//! Values that are computed at first use, without a lock.
+//! Lazy statics without a lock: values that are computed at first use.
 //!
 //! A thread that holds a lock while another forks is not there in the child, and the lock stays held for ever. So threads
 //! that come first at the same time all compute the value, and one of the results is kept.
@@ -14,7 +14,7 @@ impl<T: Send + Sync + 'static> Once<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The value, which `compute` gives the first time. It must give the same each time.
+    /// Returns the value, which `compute` gives the first time. It must give the same each time.
     pub(crate) fn get(&'static self, compute: impl FnOnce() -> T) -> &'static T {
         let mut value = self.0.load(Ordering::Acquire);
         if value.is_null() {

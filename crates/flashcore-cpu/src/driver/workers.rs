@@ -1,4 +1,4 @@
-//! The threads that compute: those of rayon's current pool, of its global pool, or of a pool of this process.
+//! Worker threads: those of rayon's current pool, of its global pool, or of a pool of this process.
 //!
 //! * On a thread of a rayon pool: that pool.
 //! * Elsewhere: rayon's global pool, which is made here unless the program has made it.
@@ -16,7 +16,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, io, thread};
 
-/// Milliseconds after which threads are tried again where none could be made.
+/// Milliseconds until threads are tried again where none could be made.
 const RETRY_AFTER: u64 = 100;
 
 /// Threads to compute on.
@@ -33,7 +33,7 @@ pub(crate) enum Workers {
 }
 
 impl Workers {
-    /// The threads for a call from this thread.
+    /// Returns the threads for a call from this thread.
     pub(crate) fn find() -> Self {
         fork::watch();
         if rayon::current_thread_index().is_some() {
@@ -46,7 +46,7 @@ impl Workers {
         }
     }
 
-    /// How many threads compute, the calling one included.
+    /// Number of threads that compute, the calling one included.
     pub(crate) fn count(self) -> usize {
         match self {
             Self::Alone => 1,
@@ -55,7 +55,7 @@ impl Workers {
         }
     }
 
-    /// Runs `work` on one of the threads, some time.
+    /// Runs `work` on one of the threads, at some time.
     pub(crate) fn spawn(self, work: impl FnOnce() + Send + 'static) {
         match self {
             Self::Alone => work(),
@@ -69,7 +69,7 @@ impl Workers {
 const UNKNOWN: u8 = 0;
 /// The global pool has its threads.
 const READY: u8 = 1;
-/// Somebody tried to make the global pool and could not, after which rayon panics when it is used.
+/// An attempt to make the global pool failed, after which rayon panics when it is used.
 const BROKEN: u8 = 2;
 
 /// The global pool of the process that loaded this library, not of its children.
@@ -92,13 +92,13 @@ fn make_global() -> Workers {
         thread.send(worker).map_err(|_| io::ErrorKind::BrokenPipe.into())
     };
     let made = ThreadPoolBuilder::new().num_threads(count).spawn_handler(hand_over).build_global();
-    // An error says that there is one, or that somebody could not make it.
+    // An error says that there is one, or that an attempt to make it failed.
     let is_ready = made.is_ok() || catch_unwind(rayon::current_num_threads).is_ok();
     GLOBAL.store(if is_ready { READY } else { BROKEN }, Ordering::Release);
     if is_ready { Workers::Global } else { own(0) }
 }
 
-/// Threads that wait to be told what to run, and end where they are told nothing.
+/// Threads that wait to be told what to run, and end if they are told nothing.
 fn waiting_threads(count: usize) -> io::Result<Vec<SyncSender<ThreadBuilder>>> {
     (0..count)
         .map(|_| {
@@ -122,7 +122,7 @@ fn thread_count() -> usize {
 
 /// A pool of one process.
 struct Pool {
-    /// The forks before that process.
+    /// Number of forks before that process.
     forks: usize,
     threads: ThreadPool,
 }
@@ -157,14 +157,14 @@ fn own(forks: usize) -> Workers {
     Workers::Own(unsafe { &(*pool).threads })
 }
 
-/// When threads are tried again, in milliseconds of the system's clock.
+/// Time at which threads are tried again, in milliseconds of the system's clock.
 static RETRY: AtomicU64 = AtomicU64::new(0);
 
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Whether it is time to make threads. A clock that was set back does not put it off for longer.
+/// True if it is time to make threads. A clock that was set back does not put it off for longer.
 fn is_retried() -> bool {
     let (retry, now) = (RETRY.load(Ordering::Relaxed), now());
     now >= retry || retry - now > RETRY_AFTER

@@ -1,10 +1,10 @@
-//! The microkernel for processors with AVX2, FMA and F16C: eight query rows to a vector, sixteen registers.
+//! The AVX2 level, for processors with AVX2, FMA and F16C: eight query rows to a vector, sixteen registers.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::driver::once::Once;
 use crate::microkernel::vector_kernel::simd_level;
-use crate::simd::exp2::{COEFFICIENTS, LEAST, MOST};
+use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
 use crate::simd::vector::Vector;
@@ -19,11 +19,11 @@ use core::arch::x86_64::{
 use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use flashcore_problem::DType;
 
-/// A witness that the processor has what the kernel needs.
+/// The level, and a witness that the processor has its instructions.
 pub(crate) struct Avx2(());
 
 impl Avx2 {
-    /// `None` where the processor lacks something.
+    /// `None` if the processor lacks something.
     pub(crate) fn detect() -> Option<Self> {
         static IS_THERE: Once<bool> = Once::new();
         IS_THERE.get(|| Level::Avx2.missing().is_empty()).then_some(Self(()))
@@ -119,7 +119,7 @@ impl Vector for Ymm {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
             // The second operand is the result where it is a NaN.
-            let exponent = _mm256_min_ps(_mm256_set1_ps(MOST), self.0);
+            let exponent = _mm256_min_ps(_mm256_set1_ps(MAX_EXPONENT), self.0);
             let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(exponent);
             let fraction = _mm256_sub_ps(exponent, whole);
             let mut power = _mm256_set1_ps(COEFFICIENTS[0]);
@@ -129,7 +129,7 @@ impl Vector for Ymm {
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(EXPONENT_BIAS));
             let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<FRACTION_BITS>(biased));
             // Not less than, which a NaN is not either.
-            let is_normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(LEAST));
+            let is_normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(MIN_EXPONENT));
             Self(_mm256_and_ps(is_normal, _mm256_mul_ps(power, scale)))
         }
     }

@@ -1,10 +1,10 @@
-//! The microkernel for processors with AVX-512: sixteen query rows to a vector, thirty-two registers.
+//! The AVX-512 level, for processors with AVX-512: sixteen query rows to a vector, thirty-two registers.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::driver::once::Once;
 use crate::microkernel::vector_kernel::simd_level;
-use crate::simd::exp2::LEAST;
+use crate::simd::exp2::MIN_EXPONENT;
 use crate::simd::exp2::short::COEFFICIENTS;
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
@@ -21,11 +21,11 @@ use core::arch::x86_64::{
 use flashcore_problem::DType;
 use std::array::from_fn;
 
-/// A witness that the processor has what the kernel needs.
+/// The level, and a witness that the processor has its instructions.
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// `None` where the processor lacks something.
+    /// `None` if the processor lacks something.
     pub(crate) fn detect() -> Option<Self> {
         static IS_THERE: Once<bool> = Once::new();
         IS_THERE.get(|| Level::Avx512.missing().is_empty()).then_some(Self(()))
@@ -132,7 +132,7 @@ impl Vector for Zmm {
                 power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*coefficient));
             }
             // Not less than, which a NaN is not either.
-            let is_normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(LEAST));
+            let is_normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(MIN_EXPONENT));
             // The power of the rest times that of the integer.
             Self(_mm512_maskz_scalef_ps(is_normal, power, _mm512_sub_ps(self.0, rest)))
         }
@@ -195,7 +195,7 @@ impl Vector for Zmm {
     }
 }
 
-/// `to[column][row]` is the element of `row` in its `column`, of 16 by 16.
+/// Transposes 16 by 16: `to[column][row]` is the element of `row` in its `column`.
 ///
 /// # Safety
 ///

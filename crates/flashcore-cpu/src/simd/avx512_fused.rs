@@ -12,7 +12,7 @@
 use super::avx512::{Avx512, Zmm};
 use crate::microkernel::softmax::{COARSE, Column, MAX_TILE_SUM};
 use crate::microkernel::{QkOperands, SoftmaxArgs};
-use crate::simd::exp2::{LEAST, short};
+use crate::simd::exp2::{MIN_EXPONENT, short};
 use crate::simd::vector::Vector;
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -311,7 +311,7 @@ impl FusedSoftmax {
     /// The weights from `weights` to the next have been computed.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn flush(&self, mut weights: *mut f32) {
-        if _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.least, _mm512_set1_ps(LEAST)) == 0 {
+        if _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.least, _mm512_set1_ps(MIN_EXPONENT)) == 0 {
             return;
         }
         while weights < self.next {

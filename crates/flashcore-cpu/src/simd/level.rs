@@ -1,10 +1,10 @@
-//! Which instructions are used.
+//! SIMD levels: the instruction sets to choose from, and the detection of those that a machine has.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The environment variable that names the level to use.
+/// Environment variable that names the level to use.
 const VARIABLE: &str = "FLASHCORE_CPU_LEVEL";
 
 /// A set of instructions that a microkernel is written for. The order is that of speed, the slowest first.
@@ -13,7 +13,7 @@ const VARIABLE: &str = "FLASHCORE_CPU_LEVEL";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// What the compiler makes of plain loops for the least processor of the architecture.
+    /// Plain loops, as the compiler vectorizes them for the least processor of the architecture.
     Portable,
     /// Advanced SIMD: every 64-bit ARM processor.
     Neon,
@@ -22,28 +22,28 @@ pub enum Level {
     /// AVX-512 F, BW, VL and DQ: x86 server processors since 2017 (Intel) and 2022 (AMD).
     Avx512,
     /// AVX-512 BF16, for problems in `bf16`; others are computed as at [`Avx512`](Self::Avx512). Intel server processors
-    /// since 2020 (all since 2023), AMD since 2022. Weights are rounded to `bf16` before they attend_block the values.
+    /// since 2020 (all since 2023), AMD since 2022. Weights are rounded to `bf16` before the PV product.
     Avx512Bf16,
     /// AMX with BF16, for problems in `bf16`; others are computed as at [`Avx512`](Self::Avx512). Intel server processors
-    /// since 2023, on Linux. Weights are rounded to `bf16` before they attend_block the values.
+    /// since 2023, on Linux. Weights are rounded to `bf16` before the PV product.
     Amx,
 }
 
-/// Why a level cannot be used.
+/// Reason why a level cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LevelError {
     /// The processor lacks instructions.
     #[error("CPU level {level} needs {}, which this machine lacks; it has {}", missing.join(", "), listed(&Level::available()))]
     Missing {
-        /// The level asked for.
+        /// The requested level.
         level: Level,
-        /// What the machine lacks.
+        /// Features that the machine lacks.
         missing: Vec<&'static str>,
     },
     /// A name that is no level.
     #[error("{name:?} is no CPU level; there are {}", listed(&Level::ALL))]
     Unknown {
-        /// What was given.
+        /// The given name.
         name: String,
     },
     /// The environment variable names no level, or one that cannot be used.
@@ -69,7 +69,7 @@ impl Level {
         Self::ALL.into_iter().rev().find(|level| level.pays() && level.missing().is_empty()).unwrap_or(Self::Portable)
     }
 
-    /// Whether a level is faster than those below it on this machine, if it works there.
+    /// True if a level is faster than those below it on this machine, if it works there.
     ///
     /// AMD's processors multiply pairs of `bf16` at twice the rate of `f32`, Intel's at half of that: on Emerald Rapids
     /// the level is as fast as AVX-512 with 64 columns and slower with 128.
@@ -80,7 +80,7 @@ impl Level {
         }
     }
 
-    /// What [`attend`](crate::attend) uses: that of [`set_default`](Self::set_default), or else the one that the
+    /// The level that [`attend`](crate::attend) uses: that of [`set_default`](Self::set_default), or else the one that the
     /// environment variable `FLASHCORE_CPU_LEVEL` named when it was first looked at, or else the best.
     pub fn default_level() -> Result<Self, LevelError> {
         if let Some(level) = Self::ALL.get(usize::from(CHOSEN.load(Ordering::Relaxed))) {
@@ -102,13 +102,13 @@ impl Level {
         Ok(())
     }
 
-    /// An error that names what the machine lacks for this level.
+    /// Returns an error that names the features that the machine lacks for this level.
     pub(crate) fn check(self) -> Result<(), LevelError> {
         let missing = self.missing();
         if missing.is_empty() { Ok(()) } else { Err(LevelError::Missing { level: self, missing }) }
     }
 
-    /// What the machine lacks for this level.
+    /// Features that the machine lacks for this level.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn missing(self) -> Vec<&'static str> {
         let avx512 = || {
@@ -134,7 +134,7 @@ impl Level {
         features.into_iter().filter(|(_, is_there)| !is_there).map(|(name, _)| name).collect()
     }
 
-    /// What the machine lacks for this level.
+    /// Features that the machine lacks for this level.
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn missing(self) -> Vec<&'static str> {
         match self {
@@ -160,10 +160,10 @@ fn is_amd() -> bool {
     false
 }
 
-/// What [`Level::Neon`] needs.
+/// Requirement of [`Level::Neon`].
 const ARM: &str = "an AArch64 processor";
 
-/// The place in [`Level::ALL`] of the level in use, or [`NONE_CHOSEN`].
+/// Index in [`Level::ALL`] of the level in use, or [`NONE_CHOSEN`].
 static CHOSEN: AtomicU8 = AtomicU8::new(NONE_CHOSEN);
 const NONE_CHOSEN: u8 = u8::MAX;
 

@@ -1,9 +1,9 @@
-//! The microkernel for 64-bit Arm processors, all of which have NEON: four query rows to a register, thirty-two registers.
+//! The NEON level, for 64-bit Arm processors, all of which have NEON: four query rows to a register, thirty-two registers.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::microkernel::vector_kernel::simd_level;
-use crate::simd::exp2::{COEFFICIENTS, LEAST, MOST};
+use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
 use crate::simd::vector::Vector;
@@ -17,11 +17,11 @@ use core::arch::aarch64::{
 use core::arch::asm;
 use flashcore_problem::DType;
 
-/// A witness that the processor has what the kernel needs.
+/// The level, and a witness that the processor has its instructions.
 pub(crate) struct Neon(());
 
 impl Neon {
-    /// `None` where the processor lacks something.
+    /// `None` if the processor lacks something.
     pub(crate) fn detect() -> Option<Self> {
         Level::Neon.missing().is_empty().then_some(Self(()))
     }
@@ -30,7 +30,7 @@ impl Neon {
 // Six rows by two vectors of two registers are twenty-four sums; with four registers of the right factor and one of the
 // left, 29 of 32. Each step is eight loads, since one loads two registers of the right factor, for 24 multiply-adds,
 // whose latency (4 cycles, two to four at a time) asks for eight to sixteen sums. Twelve rows by two registers are as
-// many sums, but 13 loads, and pass the keys by twice as often.
+// many sums, but 13 loads, and read the keys twice as often.
 simd_level!(Neon, Pair, rows: 6, features: "neon");
 
 /// Registers of a vector.
@@ -38,7 +38,7 @@ const REGISTERS: usize = 2;
 /// Lanes of a register.
 const WIDTH: usize = 4;
 
-/// Two registers that are used as one.
+/// A vector of two registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair([float32x4_t; REGISTERS]);
 
@@ -202,7 +202,7 @@ impl TanhVector for Pair {
     }
 }
 
-/// Rows to columns.
+/// Transposes rows to columns.
 ///
 /// # Safety
 ///
@@ -238,7 +238,7 @@ unsafe fn exp2(exponent: float32x4_t) -> float32x4_t {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         // A NaN stays one.
-        let exponent = vminq_f32(exponent, vdupq_n_f32(MOST));
+        let exponent = vminq_f32(exponent, vdupq_n_f32(MAX_EXPONENT));
         let fraction = vsubq_f32(exponent, vrndnq_f32(exponent));
         let mut power = vdupq_n_f32(COEFFICIENTS[0]);
         for coefficient in &COEFFICIENTS[1..] {
@@ -247,7 +247,7 @@ unsafe fn exp2(exponent: float32x4_t) -> float32x4_t {
         let whole = vshlq_n_s32::<FRACTION_BITS>(vcvtnq_s32_f32(exponent));
         let power = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(power), whole));
         // A NaN is not less than anything.
-        let is_zero = vcltq_f32(exponent, vdupq_n_f32(LEAST));
+        let is_zero = vcltq_f32(exponent, vdupq_n_f32(MIN_EXPONENT));
         vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(power), is_zero))
     }
 }

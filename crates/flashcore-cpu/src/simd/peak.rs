@@ -1,4 +1,4 @@
-//! What this machine's arithmetic units can do: the ceiling under which every time of the CPU backend is seen.
+//! Peak FLOP/s of this machine's arithmetic units: the ceiling (roofline) of the CPU backend, measured.
 
 use crate::simd::level::Level;
 use flashcore_problem::DType;
@@ -11,14 +11,14 @@ const ROUNDS: usize = 1 << 18;
 /// Measurements of which the best counts: what disturbs a measurement only makes it slower.
 const TRIES: usize = 12;
 
-/// `f32` operations per second of fused multiply-adds on `threads` threads at once, with the widest vectors that the
-/// processor has, measured now.
+/// Measures the peak: `f32` operations per second of fused multiply-adds on `threads` threads at once, with the widest
+/// vectors that the processor has.
 pub fn measured_peak(threads: usize) -> f64 {
     measured(threads, multiply_adds)
 }
 
-/// Operations per second of the instructions that multiply at a level for problems of a type, on `threads` threads at
-/// once, measured now: `bf16` products at the bf16 levels, and else as [`measured_peak`].
+/// Measures the peak of a level for problems of a type: operations per second of the instructions that multiply, on
+/// `threads` threads at once. These are `bf16` products at the bf16 levels, and else as [`measured_peak`].
 ///
 /// ```
 /// use flashcore_cpu::{Level, measured_peak_of};
@@ -39,7 +39,7 @@ pub fn measured_peak_of(level: Level, dtype: DType, threads: usize) -> f64 {
     measured_peak(threads)
 }
 
-/// Of a loop that returns how many multiply-adds it did.
+/// Operations per second of a loop that returns its number of multiply-adds.
 fn measured(threads: usize, multiply_adds: fn() -> usize) -> f64 {
     let operations_per_second = || {
         let start = Instant::now();
@@ -53,7 +53,7 @@ fn measured(threads: usize, multiply_adds: fn() -> usize) -> f64 {
     })
 }
 
-/// Runs the loop and returns how many multiply-adds it did.
+/// Runs the loop and returns its number of multiply-adds.
 #[cfg(target_arch = "x86_64")]
 fn multiply_adds() -> usize {
     if is_x86_feature_detected!("avx512f") {
@@ -81,7 +81,7 @@ fn multiply_adds() -> usize {
     portable()
 }
 
-/// The loop as the compiler vectorises it for the least processor of the architecture: four lanes.
+/// The loop as the compiler vectorizes it for the least processor of the architecture: four lanes.
 #[cfg(not(target_arch = "aarch64"))]
 fn portable() -> usize {
     const LANES: usize = 4;
@@ -106,7 +106,7 @@ fn neon() {
     let (factor, term) = (vdupq_n_f32(black_box(0.999_9)), vdupq_n_f32(black_box(1e-4)));
     for _ in 0..ROUNDS {
         for sum in &mut sums {
-            // The sum is what is added to, because that is where the instruction leaves its result.
+            // The instruction leaves its result in the addend.
             *sum = vfmaq_f32(*sum, factor, term);
         }
     }
@@ -121,7 +121,7 @@ mod x86 {
     };
     use std::hint::black_box;
 
-    /// Where [`Level::Avx512Bf16`](crate::Level::Avx512Bf16) lacks nothing.
+    /// Runs the loop of [`Level::Avx512Bf16`](crate::Level::Avx512Bf16), which must lack nothing.
     pub(super) fn bf16_multiply_adds() -> usize {
         // SAFETY: the caller has looked whether the level lacks something.
         unsafe { avx512_bf16() };

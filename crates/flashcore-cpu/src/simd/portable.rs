@@ -1,4 +1,4 @@
-//! The microkernel that any processor runs: arrays that the compiler turns into vectors.
+//! The portable level, for any processor: arrays that the compiler turns into vectors.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 /// Four rows by eight lanes of `f32` are eight 128-bit sums: half of what SSE2 has.
 const LANES: usize = 8;
 
-/// Runs everywhere.
+/// The portable level.
 pub(crate) struct Portable<R>(PhantomData<R>);
 
 impl<R> Portable<R> {
@@ -23,7 +23,7 @@ impl<R> Portable<R> {
 
 simd_level!(Portable<R>, Array<R>, rows: 4);
 
-/// A vector of any processor.
+/// A vector for any processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Array<R>([R; LANES]);
 

@@ -1,4 +1,4 @@
-//! The arithmetic in which attention is computed: `f32` and `f64`.
+//! The accumulator types, in which attention is computed: `f32` and `f64`.
 
 use flashcore_problem::DType;
 use flashcore_problem::formula::FormulaReal;
@@ -24,7 +24,7 @@ pub(crate) trait Real:
     + KnownLayout
     + 'static
 {
-    /// The type of problems whose elements are of this type.
+    /// Element type of problems that need no conversion.
     const DTYPE: DType;
     const ZERO: Self;
     const ONE: Self;
@@ -33,9 +33,9 @@ pub(crate) trait Real:
     /// less often that way; where it would cost speed, all are added one by one.
     const TERMS_AT_ONCE: usize;
 
-    /// Rounded to this type.
+    /// Rounds to this type.
     fn from_f64(value: f64) -> Self;
-    /// Exact.
+    /// Converts exactly.
     fn to_f64(self) -> f64;
     fn tanh(self) -> Self;
     fn log2(self) -> Self;
@@ -87,7 +87,7 @@ impl Real for f32 {
     fn exp2(self) -> Self {
         // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
         const ROUNDER: f32 = 12_582_912.0;
-        // Above 100 a power need only be above that of 100.
+        // The power of an exponent above 100 need only be above that of 100.
         const MOST: f32 = 127.0;
         // The Taylor series of 2^x: ln(2)^n / n!. At the ends of [-0.5, 0.5] the next term is below 2^-27.
         const COEFFICIENTS: [f32; 8] = [

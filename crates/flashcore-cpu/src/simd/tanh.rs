@@ -1,4 +1,4 @@
-//! The hyperbolic tangent of the vector kernels.
+//! `tanh` of the vector kernels, for softcap.
 //!
 //! Below [`BEND`] it is `x + x^3 P(x^2)` with a polynomial that interpolates at Chebyshev nodes and alone is wrong by at
 //! most 1.7e-8 of the value. Above, it is `(1 - t) / (1 + t)` with `t = exp(-2 |x|)`, where nothing cancels.
@@ -8,23 +8,25 @@
 use crate::simd::vector::Vector;
 use std::f32::consts::LOG2_E;
 
-/// From where on the exponential is used.
+/// Argument from which on the exponential is used.
 const BEND: f32 = 0.625;
 
-/// Highest power of `x^2` first.
+/// Coefficients, highest power of `x^2` first.
 const COEFFICIENTS: [f32; 5] = [-6.096_714e-3, 2.099_718e-2, -5.385_091e-2, 0.133_327_7, -0.333_333_28];
 
-/// The largest error relative to the value.
+/// Largest error relative to the value.
 #[cfg(test)]
 pub(crate) const MAX_ERROR: f64 = 2.5e-7;
 
-/// What a vector of `f32` must be able to do for it.
+/// The operations on vectors of `f32` that it needs.
 pub(crate) trait TanhVector: Vector<Real = f32> {
     unsafe fn div(self, other: Self) -> Self;
     /// `yes` in lanes where `self` is less than `other`, `no` elsewhere.
     unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self;
 }
 
+/// Hyperbolic tangent of each lane.
+///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.

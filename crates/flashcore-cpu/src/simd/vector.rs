@@ -1,17 +1,17 @@
-//! The vector operations that a level provides; everything above them is written once.
+//! The vector trait: operations that a level provides; everything above them is written once.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::simd::real::Real;
 use flashcore_problem::DType;
 
-/// No vector has more lanes than this.
+/// Upper bound of the lanes of a vector.
 pub(crate) const MAX_LANES: usize = 16;
 
 /// Elements of the largest square of vectors.
 pub(crate) const SQUARE: usize = MAX_LANES * MAX_LANES;
 
-/// Some numbers side by side in a register.
+/// A SIMD vector: numbers side by side in a register.
 ///
 /// Every method is to be marked `#[inline(always)]`, because it becomes the instructions it stands for only inside of a
 /// function with the `target_feature` of the level.
@@ -27,7 +27,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn splat(value: Self::Real) -> Self;
     unsafe fn load(from: *const Self::Real) -> Self;
     unsafe fn store(self, to: *mut Self::Real);
-    /// As many elements of `dtype`, converted.
+    /// Loads and converts as many elements of `dtype`.
     unsafe fn widen(dtype: DType, from: *const u8) -> Self;
 
     unsafe fn add(self, other: Self) -> Self;
@@ -35,15 +35,14 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// `self * factor + term`, rounded once where the processor can.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
-    /// The larger one; `other` where `self` is a quiet NaN. Nothing is said of an `other` that is a NaN and a `self` that is
-    /// none.
+    /// The larger one; `other` where `self` is a quiet NaN. Undefined where only `other` is a NaN.
     unsafe fn max(self, other: Self) -> Self;
     /// `yes` in lanes where `self` equals `other`, `no` elsewhere.
     unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self;
     /// `2^self` for exponents up to 100, as [`crate::simd::exp2`] says; above that, anything above `2^100`.
     unsafe fn exp2(self) -> Self;
 
-    /// Whether no lane is infinite or a NaN.
+    /// True if no lane is infinite or a NaN.
     #[inline(always)]
     unsafe fn is_finite(self) -> bool {
         // SAFETY: the caller vouches for the instructions.
@@ -51,7 +50,7 @@ pub(crate) trait Vector: Copy {
         lanes[..Self::LANES].iter().all(|lane| lane.is_finite())
     }
 
-    /// Whether some lane is above the limit.
+    /// True if some lane is above the limit.
     #[inline(always)]
     unsafe fn is_any_above(self, limit: Self::Real) -> bool {
         // SAFETY: the caller vouches for the instructions.
@@ -59,19 +58,19 @@ pub(crate) trait Vector: Copy {
         lanes[..Self::LANES].iter().any(|&lane| lane > limit)
     }
 
-    /// Asks for a cache line that will be read prefetch. Any address may be given.
+    /// Prefetches a cache line for reading, into the second-level cache. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 
-    /// Asks for a cache line that will be read very prefetch. Any address may be given.
+    /// Prefetches a cache line for reading, into the first-level cache. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch_near(_address: *const u8) {}
 
-    /// Asks for a cache line that will be written prefetch. Any address may be given.
+    /// Prefetches a cache line for writing. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch_for_writing(_address: *const u8) {}
 
-    /// The numbers of all lanes; `R::ZERO` behind them.
+    /// The numbers of all lanes, padded with `R::ZERO`.
     #[inline(always)]
     unsafe fn to_array(self) -> [Self::Real; MAX_LANES] {
         const { assert!(Self::LANES <= MAX_LANES) };
@@ -81,7 +80,7 @@ pub(crate) trait Vector: Copy {
         lanes
     }
 
-    /// The sum of all lanes, always in the same order.
+    /// Sum of all lanes, always in the same order.
     #[inline(always)]
     unsafe fn sum(self) -> Self::Real {
         // SAFETY: the caller vouches for the instructions.
@@ -96,7 +95,7 @@ pub(crate) trait Vector: Copy {
         lanes[0]
     }
 
-    /// The largest of all lanes that are not NaN.
+    /// Largest of all lanes that are not NaN.
     #[inline(always)]
     unsafe fn largest(self) -> Self::Real {
         // SAFETY: the caller vouches for the instructions.
@@ -130,7 +129,7 @@ pub(crate) trait Vector: Copy {
     ///
     /// # Safety
     ///
-    /// That of [`transpose`](Self::transpose).
+    /// As [`transpose`](Self::transpose).
     #[inline(always)]
     unsafe fn transpose_times(
         self,
@@ -150,8 +149,8 @@ pub(crate) trait Vector: Copy {
     }
 }
 
-/// Keeps a compiler from moving loads that come after this before it: those of several steps at once would take more
-/// registers than there are.
+/// Compiler fence: loads that follow are not moved up across it. Those of several steps at once would take more registers
+/// than there are.
 #[inline(always)]
 pub(crate) fn compiler_fence() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
