@@ -1,46 +1,52 @@
-//! A strip meets keys that all of its rows attend, with the instructions of both products woven into those that weigh.
+//! The interleaved AMX pipeline: a row panel attends full blocks, with the instructions of QK and PV among those of the
+//! softmax.
 //!
-//! Tile units multiply on their own while vectors weigh, but a processor that looks a few hundred instructions ahead sees
-//! only one of the two where they follow each other. So a product of tiles comes behind every pair or two of keys that are
-//! weighed. A *part* of a strip is 32 lanes, a *block* 32 keys, and a *unit* two blocks in one part:
+//! Tile units multiply on their own while vectors compute the softmax, but a processor that looks a few hundred instructions
+//! ahead sees only one of the two where they follow each other. So a product of tiles follows every pair or two of keys of
+//! the softmax. A *part* of a row panel is 32 lanes, a *block* 32 keys, and a *unit* two blocks in one part:
 //!
 //! ```text
-//! products   scores of unit 1    | output of unit 0    | scores of unit 2    | output of unit 1    | ..
-//! weights    block 1 of unit 0   | block 0 of unit 1   | block 1 of unit 1   | block 0 of unit 2   | ..
+//! products   QK of unit 1        | PV of unit 0        | QK of unit 2        | PV of unit 1        | ..
+//! softmax    block 1 of unit 0   | block 0 of unit 1   | block 1 of unit 1   | block 0 of unit 2   | ..
 //! ```
 //!
-//! Loads are what tile units wait for, so that registers keep what they can: a query of up to 64 columns while its products
-//! with the keys of a unit are made, and the weights of a unit while those with its values are.
+//! Loads are what tile units wait for, so that registers keep what they can: a query of up to 64 columns during the QK
+//! product of a unit, and the weights of a unit during its PV product.
 //!
-//! The scores of a unit go where those of the unit before have just been weighed, and weights where they have just been
-//! loaded. With query, output, keys and values of 64 columns these are the 40 KiB that a part touches from one unit to the
-//! next, and a first-level cache has 48: wider panels were slower, and asking for keys and values early was too
+//! The scores of a unit replace those of the unit before whose softmax is done, and weights replace those that have just
+//! been loaded. With query, output, keys and values of 64 columns these are the 40 KiB that a part touches from one unit to
+//! the next, and a first-level cache has 48: wider row panels were slower, and prefetching keys and values was too
 //! (`docs/experiments.md`). Little that is stored is loaded before it can have left the store buffer, since stores are not
 //! forwarded to tile registers or from them.
 
 use super::pack::{LANES, PAIRS};
 use super::softmax::exp2;
-use super::softmax16::{Column, LIFT, MOST, Scale, added, update_row_max};
+use super::softmax16::{Column, LIFT, MAX_SUM, Scale, added, update_row_max};
 use core::arch::x86_64::{
     __m512, _CMP_GT_OQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
-/// Eight registers of sixteen rows of 64 bytes. What one call leaves in them, the next finds.
+/// Tile registers: eight, of sixteen rows of 64 bytes. Their content stays from call to call.
 pub(crate) trait TileUnit {
+    /// `TILEZERO`.
     fn zero<const TILE: usize>(&self);
 
+    /// `TILELOADD`.
+    ///
     /// # Safety
     ///
     /// Sixteen rows of 64 bytes are at the place, `stride` bytes apart.
     unsafe fn load<const TILE: usize>(&self, place: *const u8, stride: usize);
 
+    /// `TILESTORED`.
+    ///
     /// # Safety
     ///
     /// As [`load`](Self::load).
     unsafe fn store<const TILE: usize>(&self, place: *mut u8, stride: usize);
 
-    /// Adds the product of two tiles of pairs to a tile of sums.
+    /// `TDPBF16PS`: adds the product of two tiles of pairs to a tile of sums.
     fn multiply<const SUM: usize, const LEFT: usize, const RIGHT: usize>(&self);
 }
 
@@ -50,16 +56,16 @@ pub(crate) const BLOCK: usize = 2 * LANES;
 /// Blocks of a tile of keys.
 pub(crate) const TILE_BLOCKS: usize = 4;
 
-/// Blocks of a unit, but for the last: the output is loaded and stored once for each, and four registers hold its weights.
+/// Blocks of a unit, but for the last: the output is loaded and stored once per unit, and four registers hold its weights.
 const UNIT_BLOCKS: usize = 2;
 
-/// Panels of a query that four registers hold.
-const PANELS_HELD: usize = 2;
+/// Slabs of a query that four registers hold.
+const SLABS_HELD: usize = 2;
 
 /// Elements of a tile register of sums or pairs.
 const TILE: usize = LANES * LANES;
 
-/// Bytes from a row to the next of a tile that lies by itself.
+/// Bytes from a row to the next of a contiguous tile.
 const ROW_BYTES: usize = 64;
 
 /// Scores of a block.
@@ -71,13 +77,13 @@ const BLOCK_PAIRS: usize = BLOCK / 2;
 /// Weights of a unit, in pairs.
 const UNIT_WEIGHTS: usize = UNIT_BLOCKS * BLOCK_SCORES / 2;
 
-/// BlockScratch for scores: those of a unit, and of one whose reference must follow.
+/// Elements of scratch for scores: those of a unit, and of one whose row max must be updated.
 pub(crate) const SCORE_SCRATCH: usize = 2 * UNIT_BLOCKS * BLOCK_SCORES;
 
-/// BlockScratch for the weights of a unit.
+/// Pairs of scratch for the weights of a unit.
 pub(crate) const WEIGHT_SCRATCH: usize = UNIT_WEIGHTS;
 
-/// What meets: operands as [`pack`](super::pack) has packed them, and the softmax of the strip so far.
+/// Operands as [`pack`](super::pack) has packed them, and the softmax of the row panel so far.
 #[derive(Clone, Copy)]
 pub(crate) struct FusedArgs {
     /// A multiple of [`BLOCK`].
@@ -87,23 +93,23 @@ pub(crate) struct FusedArgs {
     /// The first block of the tiles, and how many; at least one.
     pub(crate) first_block: usize,
     pub(crate) blocks: usize,
-    /// Panels of query and keys.
-    pub(crate) panels: usize,
-    /// The first tile, and pairs from one panel and one tile to the next.
+    /// Slabs of query and keys.
+    pub(crate) slabs: usize,
+    /// The first tile, and pairs from one slab and one tile to the next.
     pub(crate) key: *const u32,
-    pub(crate) key_panel: usize,
+    pub(crate) key_slab: usize,
     pub(crate) key_tile: usize,
-    /// The first panel of the first tile, and pairs from one tile to the next.
+    /// The first slab of the first tile, and pairs from one tile to the next.
     pub(crate) value: *const u32,
     pub(crate) value_tile: usize,
     pub(crate) query: *const u32,
-    /// What scores are multiplied by; above zero.
+    /// Factor of the scores; above zero.
     pub(crate) factor: f32,
     /// BlockScratch for [`SCORE_ROOM`] elements.
     pub(crate) scores: *mut f32,
     /// BlockScratch for [`WEIGHT_ROOM`] pairs.
     pub(crate) weights: *mut u32,
-    /// The running maximum of each lane: finite, or minus infinity for all lanes.
+    /// Row max of each lane: finite, or minus infinity for all lanes.
     pub(crate) row_max: *mut f32,
     pub(crate) row_sum: *mut f32,
     /// A row of `lanes` for each column.
@@ -119,8 +125,8 @@ struct Unit {
     blocks: usize,
 }
 
-/// Where the scores of a unit go: of the first sixteen lanes and keys, and how far behind them those of the other lanes and
-/// of the next block are.
+/// Scratch of the scores of a unit: those of the first sixteen lanes and keys, and the distances to those of the other lanes
+/// and of the next block.
 #[derive(Clone, Copy)]
 struct ScorePlace {
     first: *mut f32,
@@ -134,7 +140,7 @@ impl ScorePlace {
         self.first.wrapping_add(block * self.block_size + half * self.column_size)
     }
 
-    /// Those of sixteen keys, counted from the first of the unit.
+    /// The scores of sixteen keys, counted from the first of the unit.
     fn tile(self, sixteen: usize, half: usize) -> *mut u8 {
         self.column(sixteen / 2, half).wrapping_add(sixteen % 2 * TILE).cast()
     }
@@ -160,22 +166,22 @@ impl FusedArgs {
     }
 
     /// Sixteen lanes of the query.
-    fn query(&self, part: usize, half: usize, panel: usize) -> *const u8 {
-        self.query.wrapping_add(panel * PAIRS * self.lanes + part * BLOCK + half * LANES).cast()
+    fn query(&self, part: usize, half: usize, slab: usize) -> *const u8 {
+        self.query.wrapping_add(slab * PAIRS * self.lanes + part * BLOCK + half * LANES).cast()
     }
 
     /// Sixteen keys, counted from the first of a unit.
-    fn key(&self, unit: Unit, sixteen: usize, panel: usize) -> *const u8 {
+    fn key(&self, unit: Unit, sixteen: usize, slab: usize) -> *const u8 {
         let block = self.first_block + unit.first_block + sixteen / 2;
         let row = block % TILE_BLOCKS * BLOCK + sixteen % 2 * LANES;
-        self.key.wrapping_add(block / TILE_BLOCKS * self.key_tile + panel * self.key_panel + row * PAIRS).cast()
+        self.key.wrapping_add(block / TILE_BLOCKS * self.key_tile + slab * self.key_slab + row * PAIRS).cast()
     }
 
     /// Sixteen columns of the values of a block of a unit.
     fn value(&self, unit: Unit, column: usize, block: usize) -> *const u8 {
         let block = self.first_block + unit.first_block + block;
-        let panel = block % TILE_BLOCKS * self.columns;
-        self.value.wrapping_add(block / TILE_BLOCKS * self.value_tile + (panel + column * LANES) * PAIRS).cast()
+        let slab = block % TILE_BLOCKS * self.columns;
+        self.value.wrapping_add(block / TILE_BLOCKS * self.value_tile + (slab + column * LANES) * PAIRS).cast()
     }
 
     /// The weights of a block of a unit, in sixteen lanes.
@@ -193,13 +199,13 @@ impl FusedArgs {
         ScorePlace { first: self.scores, column_size: BLOCK * LANES, block_size: BLOCK_SCORES }
     }
 
-    /// Where all keys of a unit lie one behind the other, beside [`unit_scores`](Self::unit_scores).
+    /// Scratch in which all keys of a unit are contiguous, apart from [`unit_scores`](Self::unit_scores).
     fn spare_scores(&self) -> ScorePlace {
         let first = self.scores.wrapping_add(UNIT_BLOCKS * BLOCK_SCORES);
         ScorePlace { first, column_size: UNIT_BLOCKS * BLOCK * LANES, block_size: BLOCK * LANES }
     }
 
-    /// What is subtracted from the scores of sixteen lanes.
+    /// Reference of sixteen lanes: the value that is subtracted from their scores.
     ///
     /// # Safety
     ///
@@ -218,16 +224,16 @@ impl FusedArgs {
     }
 }
 
-/// The whole meeting.
+/// Attends all blocks.
 ///
 /// # Safety
 ///
-/// Everything that [`FusedArgs`] speaks of is there, and the processor has what is named here.
+/// All operands are valid, and the processor has the features named here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 pub(crate) unsafe fn attend(tiles: &impl TileUnit, args: &FusedArgs) {
     let units = args.units();
     let place = args.unit_scores();
-    // SAFETY: the caller vouches for everything; blocks and parts are those of the meeting.
+    // SAFETY: the caller vouches for everything; blocks and parts are those of the arguments.
     unsafe {
         let is_first = *args.row_max == f32::NEG_INFINITY;
         let begin_unit = |unit: Unit| {
@@ -263,25 +269,25 @@ pub(crate) unsafe fn attend(tiles: &impl TileUnit, args: &FusedArgs) {
     }
 }
 
-/// The scores of a unit. Weighs some pairs of the unit before behind each product; its first block has been weighed.
+/// QK of a unit. After each product come some pairs of the softmax of the unit before, whose first block is done.
 ///
 /// An instruction takes 16 cycles, but 52 until its sums are there; those of other sums stand between.
 ///
 /// # Safety
 ///
-/// Everything that the meeting and the softmax speak of is there, and room for the scores.
+/// All operands of both are valid, and so is the scratch for scores.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 unsafe fn score(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, place: ScorePlace, softmax: &mut BlockSoftmax) {
-    let (stride, panels) = (args.lane_bytes(), args.panels);
+    let (stride, slabs) = (args.lane_bytes(), args.slabs);
     // A copy, so that its sums stay in registers.
     let mut local = *softmax;
-    local.pace(4 * unit.blocks * panels);
-    // SAFETY: the caller vouches for the operands. Scores of a second block replace those that have been weighed.
+    local.pace(4 * unit.blocks * slabs);
+    // SAFETY: the caller vouches for the operands. Scores of a second block replace those whose softmax is done.
     unsafe {
-        if panels <= PANELS_HELD {
+        if slabs <= SLABS_HELD {
             tiles.load::<4>(args.query(unit.part, 0, 0), stride);
             tiles.load::<5>(args.query(unit.part, 1, 0), stride);
-            if panels == PANELS_HELD {
+            if slabs == SLABS_HELD {
                 tiles.load::<6>(args.query(unit.part, 0, 1), stride);
                 tiles.load::<7>(args.query(unit.part, 1, 1), stride);
             }
@@ -293,14 +299,14 @@ unsafe fn score(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, place: Scor
                 local.step();
                 tiles.multiply::<1, 2, 5>();
                 local.step();
-                if panels == PANELS_HELD {
+                if slabs == SLABS_HELD {
                     tiles.load::<3>(args.key(unit, sixteen, 1), ROW_BYTES);
                     tiles.multiply::<0, 3, 6>();
                     local.step();
                     tiles.multiply::<1, 3, 7>();
                     local.step();
                 }
-                debug_assert!(local.has_consumed(sixteen), "scores that are still to be weighed");
+                debug_assert!(local.has_consumed(sixteen), "scores that the softmax has not read yet");
                 tiles.store::<0>(place.tile(sixteen, 0), ROW_BYTES);
                 tiles.store::<1>(place.tile(sixteen, 1), ROW_BYTES);
             }
@@ -310,21 +316,21 @@ unsafe fn score(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, place: Scor
                 tiles.zero::<1>();
                 tiles.zero::<2>();
                 tiles.zero::<3>();
-                for panel in 0..panels {
-                    tiles.load::<4>(args.key(unit, sixteen, panel), ROW_BYTES);
-                    tiles.load::<6>(args.query(unit.part, 0, panel), stride);
+                for slab in 0..slabs {
+                    tiles.load::<4>(args.key(unit, sixteen, slab), ROW_BYTES);
+                    tiles.load::<6>(args.query(unit.part, 0, slab), stride);
                     tiles.multiply::<0, 4, 6>();
                     local.step();
-                    tiles.load::<7>(args.query(unit.part, 1, panel), stride);
+                    tiles.load::<7>(args.query(unit.part, 1, slab), stride);
                     tiles.multiply::<1, 4, 7>();
                     local.step();
-                    tiles.load::<5>(args.key(unit, sixteen + 1, panel), ROW_BYTES);
+                    tiles.load::<5>(args.key(unit, sixteen + 1, slab), ROW_BYTES);
                     tiles.multiply::<2, 5, 6>();
                     local.step();
                     tiles.multiply::<3, 5, 7>();
                     local.step();
                 }
-                debug_assert!(local.has_consumed(sixteen + 1), "scores that are still to be weighed");
+                debug_assert!(local.has_consumed(sixteen + 1), "scores that the softmax has not read yet");
                 tiles.store::<0>(place.tile(sixteen, 0), ROW_BYTES);
                 tiles.store::<1>(place.tile(sixteen, 1), ROW_BYTES);
                 tiles.store::<2>(place.tile(sixteen + 1, 0), ROW_BYTES);
@@ -335,7 +341,7 @@ unsafe fn score(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, place: Scor
     *softmax = local;
 }
 
-/// Adds the products of the weights of a unit and its values to the output. Weighs some pairs of the next unit behind each.
+/// PV of a unit, added to the output. After each product come some pairs of the softmax of the next unit.
 ///
 /// # Safety
 ///
@@ -377,17 +383,17 @@ unsafe fn accumulate(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, softma
     *softmax = local;
 }
 
-/// Weighs the scores of a block, a pair of keys in 32 lanes at a time.
+/// Softmax of a block, a pair of keys in 32 lanes at a time.
 #[derive(Clone, Copy)]
 struct BlockSoftmax {
     scales: [Scale; 2],
     sums: [__m512; 2],
     scores: [*const f32; 2],
     weights: [*mut u32; 2],
-    /// Pairs that there are, and that have been weighed.
+    /// Number of pairs, and of those that are done.
     pairs: usize,
     pair: usize,
-    /// Pairs that should have been weighed, and pairs of a step, in 2^16 parts of 1.
+    /// Pairs that should be done, and pairs of a step, in 2^16 parts of 1.
     due: usize,
     pace: usize,
 }
@@ -397,7 +403,7 @@ impl BlockSoftmax {
     ///
     /// # Safety
     ///
-    /// The meeting has such a unit.
+    /// There is such a unit.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
     unsafe fn new(args: &FusedArgs, unit: Unit, block: usize) -> Self {
@@ -413,7 +419,7 @@ impl BlockSoftmax {
         }
     }
 
-    /// With nothing to weigh.
+    /// Softmax of no pairs.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
     fn idle() -> Self {
@@ -434,17 +440,17 @@ impl BlockSoftmax {
         self.pace = (self.pairs << 16).div_ceil(steps);
     }
 
-    /// Whether the scores of sixteen keys of the next unit, counted from its first, may take their place: this is the
-    /// second block of the unit before.
+    /// True if the scores of sixteen keys of the next unit, counted from its first, may take their place: this is the second
+    /// block of the unit before.
     fn has_consumed(&self, sixteen: usize) -> bool {
         self.pair >= ((sixteen + 1) * LANES / 2).saturating_sub(BLOCK_PAIRS).min(self.pairs)
     }
 
-    /// Weighs what is due.
+    /// Computes the pairs that are due.
     ///
     /// # Safety
     ///
-    /// The scores of the block are there, and room for its weights.
+    /// Scores and weights of the block are valid.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
     unsafe fn step(&mut self) {
@@ -453,7 +459,7 @@ impl BlockSoftmax {
         unsafe { self.advance_to((self.due >> 16).min(self.pairs)) }
     }
 
-    /// Weighs all pairs before `end`.
+    /// Computes all pairs before `end`.
     ///
     /// # Safety
     ///
@@ -476,7 +482,7 @@ impl BlockSoftmax {
     }
 }
 
-/// The first reference of a part, from the scores of its first block.
+/// Initializes the row max of a part from the scores of its first block.
 ///
 /// # Safety
 ///
@@ -494,18 +500,18 @@ unsafe fn init_row_max(args: &FusedArgs, part: usize) {
     }
 }
 
-/// Adds the weights of a unit to its sums, unless some score was too far above its reference: then the unit is weighed
-/// again with one that follows.
+/// Adds the sums of a unit to the row sums, unless some score was too far above a stale row max: then the softmax of the
+/// unit is computed again with one that is updated.
 ///
 /// # Safety
 ///
-/// Everything that the meeting speaks of is there, and it has such a unit.
+/// All operands are valid, and there is such a unit.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 unsafe fn commit_sums(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, sums: [__m512; 2]) {
-    let most = _mm512_set1_ps(MOST);
-    // SAFETY: the caller vouches for the meeting.
+    let max_sum = _mm512_set1_ps(MAX_SUM);
+    // SAFETY: the caller vouches for the operands.
     unsafe {
-        if sums.iter().any(|&sum| _mm512_cmp_ps_mask::<_CMP_GT_OQ>(sum, most) != 0) {
+        if sums.iter().any(|&sum| _mm512_cmp_ps_mask::<_CMP_GT_OQ>(sum, max_sum) != 0) {
             redo_softmax(tiles, args, unit);
             return;
         }
@@ -516,7 +522,8 @@ unsafe fn commit_sums(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, sums:
     }
 }
 
-/// The weights of a unit again, with references as high as its scores. All units before it are in the output.
+/// Computes the softmax of a unit again, with a row max as high as its scores, and rescales the output, which has all units
+/// before it.
 ///
 /// # Safety
 ///
@@ -524,9 +531,9 @@ unsafe fn commit_sums(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit, sums:
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 unsafe fn redo_softmax(tiles: &impl TileUnit, args: &FusedArgs, unit: Unit) {
-    // Where the scores of the unit were, those of the next are already.
+    // The scores of the next unit have replaced those of this one.
     let place = args.spare_scores();
-    // SAFETY: the caller vouches for the meeting.
+    // SAFETY: the caller vouches for the operands.
     unsafe {
         score(tiles, args, unit, place, &mut BlockSoftmax::idle());
         for half in 0..2 {

@@ -1,8 +1,11 @@
-//! A woven meeting beside the same one step after the other, with tile registers in memory where the processor has none.
+//! The interleaved AMX pipeline against the same one step after the other, with tile registers in memory where the processor
+//! has none.
 
 use super::amx_fused::{self, FusedArgs, TileUnit};
+use super::kernel::MAX_PANEL_ROWS;
+use super::pack::LANES;
 use super::tests::Rows;
-use super::{Bf16Kernel, LANES, MAX_PANEL_ROWS, PairMultiplier, PairProduct};
+use super::{Bf16Kernel, PairMultiplier, PairProduct};
 use crate::driver;
 use crate::microkernel::prefetch::PrefetchPlan;
 use crate::microkernel::{FullBlocksArgs, LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
@@ -49,10 +52,10 @@ impl TileUnit for Registers {
     }
 }
 
-/// Products of vectors, with panels as wide as any and woven meetings.
-struct Woven(crate::bf16::avx512_bf16::DotProducts);
+/// Products of vectors, with slabs as wide as any and woven meetings.
+struct Interleaved(crate::bf16::avx512_bf16::DotProducts);
 
-impl PairMultiplier for Woven {
+impl PairMultiplier for Interleaved {
     const PANEL_ROWS: usize = MAX_PANEL_ROWS;
     const KV_TILE: usize = 128;
     const IS_FUSED: bool = true;
@@ -63,12 +66,12 @@ impl PairMultiplier for Woven {
     }
 
     unsafe fn attend_fused(&self, args: &FusedArgs) {
-        // SAFETY: the caller vouches for the meeting.
+        // SAFETY: the caller vouches for the operands.
         unsafe { amx_fused::attend(&Registers::default(), args) }
     }
 }
 
-/// What a strip of attention has come to.
+/// State of a row panel.
 #[derive(Clone)]
 struct State {
     row_max: Vec<f32>,
@@ -76,7 +79,7 @@ struct State {
     output: Vec<f32>,
 }
 
-/// One meeting.
+/// Keys that a row panel attends.
 struct Case {
     lanes: usize,
     head_dim: usize,
@@ -86,15 +89,15 @@ struct Case {
     factor: f32,
 }
 
-/// The state before the meeting.
+/// State before.
 fn before(case: &Case) -> State {
     let before = if case.row_max == f32::NEG_INFINITY { 0.0 } else { 0.5 };
     let output = vec![before; padded(case.value_dim, LANES) * case.lanes];
     State { row_max: vec![case.row_max; case.lanes], row_sum: vec![before; case.lanes], output }
 }
 
-/// The state after the meeting, and whether it was woven or done a tile after the other.
-fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven: bool) -> (State, bool) {
+/// State after, and true if the kernel could do it, interleaved or a tile after the other.
+fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused: bool) -> (State, bool) {
     let &Case { lanes, head_dim, value_dim, ref keys, factor, .. } = case;
     let query = Rows::scattered(lanes, head_dim, 1);
     let (key, value) = (Rows::scattered(keys.end, head_dim, 2), Rows::scattered(keys.end, value_dim, 3));
@@ -113,7 +116,7 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven
     let mut weights = vec![7; Bf16Kernel::<M>::weight_size(M::KV_TILE)];
     let mut row_scale = vec![9.0; lanes];
     let mut state = before(case);
-    if is_woven {
+    if is_fused {
         let is_done = kernel.attend_full_blocks(FullBlocksArgs {
             head_dim,
             value_dim,
@@ -179,16 +182,16 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_woven
     (state, true)
 }
 
-/// Both ways give the same means of values, where a strip has so many lanes. Sums and outputs may be relative to different
-/// maxima.
+/// Both ways give the same means of values, where a row panel has so many lanes. Sums and outputs may be relative to
+/// different row maxes.
 fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_expected: bool) {
     if case.lanes > M::PANEL_ROWS {
         return;
     }
     let name = format!("{:?} {} {}", case.keys, case.head_dim, case.row_max);
-    let (actual, is_woven) = attend_block(kernel, case, true);
-    assert_eq!(is_woven, is_expected, "{name}");
-    if !is_woven {
+    let (actual, is_fused) = attend_block(kernel, case, true);
+    assert_eq!(is_fused, is_expected, "{name}");
+    if !is_fused {
         return;
     }
     let (expected, _) = attend_block(kernel, case, false);
@@ -212,7 +215,7 @@ fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_expected: bo
 }
 
 #[test]
-fn a_woven_meeting_is_one_step_after_the_other() {
+fn interleaved_is_one_step_after_the_other() {
     const NONE: f32 = f32::NEG_INFINITY;
     if !is_x86_feature_detected!("avx512vbmi") {
         return;
@@ -233,7 +236,7 @@ fn a_woven_meeting_is_one_step_after_the_other() {
         // The first keys of all.
         (case(64, 64, 64, 0..128, NONE, 0.3), true),
         (case(32, 64, 64, 0..32, NONE, 3.0), true),
-        // The reference must follow.
+        // The row max must be updated.
         (case(64, 64, 64, 0..128, -90.0, 0.3), true),
         (case(64, 64, 64, 32..416, -90.0, 9.0), true),
         (case(32, 64, 64, 0..416, NONE, 40.0), true),
@@ -243,24 +246,24 @@ fn a_woven_meeting_is_one_step_after_the_other() {
         (case(48, 64, 64, 0..64, 20.0, 0.3), false),
         (case(16, 64, 64, 0..64, 20.0, 0.3), false),
     ];
-    for (case, is_woven) in &cases {
+    for (case, is_fused) in &cases {
         if let Some(level) = crate::bf16::avx512_bf16::detect() {
-            let (multiplier, vectors) = (Woven(level.multiplier), level.vectors);
-            check(&Bf16Kernel { multiplier, vectors, has_softmax16: true }, case, *is_woven);
+            let (multiplier, vectors) = (Interleaved(level.multiplier), level.vectors);
+            check(&Bf16Kernel { multiplier, vectors, has_softmax16: true }, case, *is_fused);
         }
         if let Some(level) = crate::bf16::amx::detect() {
-            check(&Bf16Kernel { has_softmax16: true, ..level }, case, *is_woven);
+            check(&Bf16Kernel { has_softmax16: true, ..level }, case, *is_fused);
         }
     }
 }
 
 /// Problems of several tiles, and of more keys than are packed at once.
 #[test]
-fn woven_attention_is_attention() {
+fn interleaved_attention_is_attention() {
     let Some(level) = crate::bf16::avx512_bf16::detect().filter(|_| is_x86_feature_detected!("avx512vbmi")) else {
         return;
     };
-    let kernel = Bf16Kernel { multiplier: Woven(level.multiplier), vectors: level.vectors, has_softmax16: true };
+    let kernel = Bf16Kernel { multiplier: Interleaved(level.multiplier), vectors: level.vectors, has_softmax16: true };
     let problem = |heads: usize, queries, keys, dim, mask| {
         let mut problem = Problem::new(1, heads, queries, dim, DType::Bf16);
         (problem.key_heads, problem.key_length, problem.mask) = (1, keys, mask);
@@ -276,10 +279,10 @@ fn woven_attention_is_attention() {
         problem(1, 400, 500, 64, window),
     ] {
         let inputs = Inputs::random(&problem, 1);
-        let run = |is_woven: bool| {
+        let run = |is_fused: bool| {
             let mut outputs = Outputs::poisoned(&problem);
             let (views, places) = (inputs.views(), outputs.views_mut());
-            if is_woven {
+            if is_fused {
                 driver::attend(&kernel, &problem, &views, places);
             } else {
                 driver::attend(kernel.exact(), &problem, &views, places);

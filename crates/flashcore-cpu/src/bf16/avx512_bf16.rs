@@ -1,4 +1,4 @@
-//! Products for processors with AVX-512 BF16: each instruction multiplies sixteen pairs by one, and adds.
+//! AVX-512 BF16 products: each instruction (`VDPBF16PS`) multiplies sixteen pairs by one, and adds.
 
 use crate::bf16::pack::{LANES, PAIRS};
 use crate::bf16::{Bf16Kernel, PairMultiplier, PairProduct};
@@ -12,7 +12,7 @@ use core::arch::x86_64::{
 /// A witness that the processor has AVX-512 BF16.
 pub(crate) struct DotProducts(());
 
-/// `None` where the processor lacks something.
+/// `None` if the processor lacks something.
 pub(crate) fn detect() -> Option<Bf16Kernel<DotProducts>> {
     static IS_THERE: Once<bool> = Once::new();
     IS_THERE.get(|| Level::Avx512Bf16.missing().is_empty()).then_some(DotProducts(())).and_then(Bf16Kernel::new)
@@ -31,6 +31,8 @@ impl PairMultiplier for DotProducts {
     }
 }
 
+/// Multiplies in blocks whose sums stay in registers.
+///
 /// # Safety
 ///
 /// As [`PairMultiplier::multiply`].
@@ -60,7 +62,7 @@ unsafe fn multiply(product: PairProduct) {
     }
 }
 
-/// The part of a product that stays in registers.
+/// Multiplies the part of a product whose sums stay in registers.
 ///
 /// # Safety
 ///
@@ -80,9 +82,9 @@ unsafe fn block<const ROW_COUNT: usize, const VECTORS: usize>(product: &PairProd
                 }
             }
         }
-        for panel in 0..product.panels {
-            let left = product.left.add(panel * product.panel_size + row * PAIRS);
-            let right = product.right.add(panel * PAIRS * lanes + lane);
+        for slab in 0..product.slabs {
+            let left = product.left.add(slab * product.slab_size + row * PAIRS);
+            let right = product.right.add(slab * PAIRS * lanes + lane);
             for pair in 0..PAIRS {
                 let mut factors = [_mm512_setzero_si512(); VECTORS];
                 for vector in 0..VECTORS {
@@ -104,7 +106,7 @@ unsafe fn block<const ROW_COUNT: usize, const VECTORS: usize>(product: &PairProd
     }
 }
 
-/// The same bits as pairs of `bf16`.
+/// Reinterprets bits as pairs of `bf16`.
 fn pairs(bits: __m512i) -> __m512bh {
     // SAFETY: both are 512 bits, and every pattern of them is a value of each.
     unsafe { core::mem::transmute(bits) }

@@ -1,4 +1,4 @@
-//! The softmax of both bf16 levels: scores to weights in pairs of `bf16`.
+//! The online softmax of both bf16 levels: scores to weights in pairs of `bf16`.
 
 use core::arch::x86_64::{
     __m512, __m512i, _CMP_EQ_OQ, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEG_INF, _mm512_add_epi32, _mm512_add_ps,
@@ -9,42 +9,25 @@ use core::arch::x86_64::{
 };
 
 use super::pack::{DEPTH, LANES};
-use crate::microkernel::{LaneKeys, padded};
+use crate::microkernel::{Microkernel, SoftmaxArgs, padded};
 
-/// `2^x` on [0, 1], highest power first. Interpolates `(2^x - 1) / x` at Chebyshev nodes; the last is exact, so that
+/// Coefficients of `2^x` on [0, 1], highest power first. Interpolates `(2^x - 1) / x` at Chebyshev nodes; the last is exact, so that
 /// `2^0` is.
 const COEFFICIENTS: [f32; 5] = [1.276_311_4e-2, 5.344_103e-2, 0.240_647_05, 0.693_134, 1.0];
 
-/// The largest error of the power of two relative to the value, measured over every `f32` from -126 to 0. It is a
+/// Largest error of the power of two relative to the value, measured over every `f32` from -126 to 0. It is a
 /// five-hundredth of the rounding of a weight to `bf16`, 2^-8.
 #[cfg(test)]
 pub(crate) const MAX_ERROR: f64 = 7.6e-6;
 
-/// How far, in base 2, scores may rise above what is subtracted from them before that follows. Weights are then up to
-/// 2^4 and as exact as below 1, and the output is spared most row_scales: of random scores, all after the first few.
-const SLACK: f32 = 4.0;
+/// Threshold of the lazy rescale: excess, in base 2, of scores above a stale row max before it is updated. Weights are then
+/// up to 2^4 and as exact as below 1, and the output is spared most rescales: of random scores, all after the first few.
+const RESCALE_THRESHOLD: f32 = 4.0;
 
-/// The running softmax of one strip.
-pub(crate) struct Bf16SoftmaxArgs<'a> {
-    pub(crate) lanes: usize,
-    pub(crate) keys: usize,
-    /// Scores of keys behind these are no scores, and get no weight.
-    pub(crate) lane_keys: LaneKeys,
-    /// What scores are to be multiplied by first; above zero.
-    pub(crate) factor: f32,
-    pub(crate) scores: &'a mut [f32],
-    pub(crate) weights: &'a mut [u32],
-    pub(crate) row_max: &'a mut [f32],
-    pub(crate) row_sum: &'a mut [f32],
-    pub(crate) row_scale: &'a mut [f32],
-    /// Whether weights are left in `scores` too.
-    pub(crate) keeps_weights: bool,
-}
-
-/// One step. What is summed is the weights before they are rounded: their sum is then good enough for the log-sum-exp,
-/// which that of weights with eight bits is not.
+/// One step of the online softmax. The row sum is that of weights before they are rounded: good enough for the log-sum-exp,
+/// which a sum of weights with eight bits is not.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
+pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mut SoftmaxArgs<'_, K>) {
     let lanes = args.lanes;
     let pairs = padded(args.keys, DEPTH) / 2;
     let of_lanes = [args.row_max.len(), args.row_sum.len(), args.row_scale.len()];
@@ -53,7 +36,7 @@ pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
             && args.scores.len() >= args.keys * lanes
             && args.weights.len() >= pairs * lanes
             && of_lanes.iter().all(|&length| length >= lanes),
-        "a args of scores that is too small"
+        "a row panel of scores that is too small"
     );
     let factor = _mm512_set1_ps(args.factor);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
@@ -100,7 +83,7 @@ pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
     }
 }
 
-/// The largest score of each lane, NaNs left out; minus infinity of none.
+/// Largest score of each lane, NaNs left out; minus infinity of none.
 ///
 /// # Safety
 ///
@@ -126,16 +109,16 @@ pub(super) unsafe fn largest(scores: *const f32, keys: usize, lanes: usize) -> _
     _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]))
 }
 
-/// What is subtracted from scores from now on, when the largest of them is `largest` and `old` was subtracted so far.
+/// New row max, given the `old` one and the largest of the new scores (lazy rescale).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn update_row_max(old: __m512, largest: __m512) -> __m512 {
-    let is_far_above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(largest, _mm512_add_ps(old, _mm512_set1_ps(SLACK)));
+    let is_far_above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(largest, _mm512_add_ps(old, _mm512_set1_ps(RESCALE_THRESHOLD)));
     _mm512_mask_mov_ps(old, is_far_above, largest)
 }
 
 /// `2^exponent`, to within `MAX_ERROR` where that is no subnormal; of minus infinity it is 0, of a NaN a NaN.
 ///
-/// `VREDUCE` gives what is above the next integer below, and 0 for an infinity; `VSCALEF` takes that integer off the
+/// `VREDUCE` gives the excess over the next integer below, and 0 for an infinity; `VSCALEF` takes that integer off the
 /// exponent itself. Adding a magic number and shifting it into place is three instructions more: the whole softmax was
 /// measured 22% slower with it on Zen 4 and 34% on Emerald Rapids.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -149,7 +132,7 @@ pub(super) fn exp2(exponent: __m512) -> __m512 {
     _mm512_scalef_ps(power, exponent)
 }
 
-/// Both rounded to `bf16`, side by side, halves away from zero. A NaN may become something else; it shows in the sum.
+/// Rounds both to `bf16`, side by side, halves away from zero. A NaN may become something else; it shows in the row sum.
 ///
 /// Four instructions of one cycle; the softmax was measured 2% to 5% slower with `VCVTNE2PS2BF16` and the permutation that
 /// would have to follow it.

@@ -1,16 +1,19 @@
-//! Weights that are numbers of 16 bits from the start, 32 to a vector.
+//! The online softmax in 16 bits: weights are `bf16` from the start, 32 to a vector.
 //!
 //! A weight is rounded to `bf16` anyway, and where neither the log-sum-exp nor a NaN needs more, it never is an `f32`: the
 //! exponent, an integer in [steps](STEPS) of 1/512, is already the bits of a `bf16` as far as its whole part goes, and
-//! two more instructions turn the fraction `f` into `2^f - 1`. What is summed is the rounded weights, with which the
-//! values are multiplied, so that what all of them have in common cancels.
+//! two more instructions turn the fraction `f` into `2^f - 1`. The row sum is that of the rounded weights, with
+//! which the values are multiplied, so that an error that all of them have in common cancels.
+//!
+//! The *reference* of a lane is the value that is subtracted from its scores: an integer, and the row max less [`LIFT`]. It
+//! may be stale (lazy rescale).
 //!
 //! Relative to the exact one, a weight is within [`MAX_ERROR`] of it, 1.8e-3 in the mean square and 5e-5 in the mean;
 //! rounding alone makes that 3.9e-3, 1.6e-3 and 0.
 
 use super::pack::{DEPTH, LANES};
-use super::softmax::{Bf16SoftmaxArgs, exp2, largest};
-use crate::microkernel::padded;
+use super::softmax::{exp2, largest};
+use crate::microkernel::{Microkernel, SoftmaxArgs, padded};
 use core::arch::x86_64::{
     __m512, __m512bh, __m512i, _CMP_EQ_OQ, _CMP_GT_OQ, _MM_FROUND_TO_POS_INF, _mm_setr_epi8, _mm512_add_ps,
     _mm512_adds_epu16, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_cmp_ps_mask, _mm512_cvtps_epi32,
@@ -20,34 +23,34 @@ use core::arch::x86_64::{
     _mm512_srli_epi16, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
-/// The largest error of a weight, relative to the exact one, from 2^-111 of the reference on.
+/// Largest error of a weight, relative to the exact one, from 2^-111 of the reference on.
 #[cfg(test)]
 pub(crate) const MAX_ERROR: f64 = 6.1e-3;
 
-/// Parts of 1 that an exponent is rounded to.
+/// Steps of 1 that an exponent is rounded to.
 const STEPS: f32 = 512.0;
 
-/// The exponent of the reference in the bits of a `bf16`. Its weight is 2^-15, so that as much room is left above it; below
+/// Exponent of the reference in the bits of a `bf16`. Its weight is 2^-15, which leaves as much headroom above it; below
 /// 2^-112 of it weights are zero.
 const REFERENCE: f32 = 112.0;
 
-/// How far the weight of the reference is below 1: `bf16` has 127 for that exponent.
+/// Distance, in base 2, of the weight of the reference from 1: `bf16` has 127 for that exponent.
 pub(super) const LIFT: f32 = 127.0 - REFERENCE;
 
-/// What [`TO_POWER`] is too large by, and the steps too small.
+/// Excess of [`TO_POWER`], by which the steps are too small.
 const OFFSET: f32 = 48.0;
 
-/// The fraction is rounded down, so that rounding what becomes of it at the halves is right in the mean.
+/// Rounds the fraction down, so that rounding its power at the halves is right in the mean.
 const HALF: f32 = 0.5;
 
-/// What the weights of a lane may add up to before the reference must follow: some score is 2^3 or more above it then,
+/// Upper bound of the sum of a lane's weights before the reference must be updated: some score is 2^3 or more above it then,
 /// whereas 256 weights up to that of the reference are 2^-7.
-pub(super) const MOST: f32 = 1.0 / 16.0;
+pub(super) const MAX_SUM: f32 = 1.0 / 16.0;
 
-/// No product may be larger for steps to be numbers of 32 bits.
+/// Upper bound of the products for which steps are numbers of 32 bits.
 pub(crate) const LARGEST_SCORE: f64 = (1 << 20) as f64;
 
-/// What is to be added to the steps of an exponent, in 64 parts of 1, for its fraction `f` to become `2^f - 1`, and 2 for
+/// Increments of the steps of an exponent, in 64 parts of 1, that turn its fraction `f` into `2^f - 1`, and 2 for
 /// rounding; the first part is the one that [`OFFSET`] leaves zero steps in.
 const TO_POWER: [u8; 64] = [
     35, 33, 31, 29, 28, 26, 24, 23, 21, 20, 18, 17, 16, 14, 13, 12, 11, 10, 10, 9, 8, 8, 7, 7, 6, 6, 6, 6, 6, 6, 6, 7,
@@ -55,10 +58,10 @@ const TO_POWER: [u8; 64] = [
     40, 37,
 ];
 
-/// One step of the softmax, as [`weigh`](super::softmax::weigh) does it, for finite scores up to [`LARGEST_SCORE`] and
+/// One step of the softmax, as [`softmax::online_softmax`](super::softmax::online_softmax) does it, for finite scores up to [`LARGEST_SCORE`] and
 /// those of minus infinity. Weights are left in `weights` alone.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
+pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mut SoftmaxArgs<'_, K>) {
     let (lanes, pairs) = (args.lanes, padded(args.keys, DEPTH) / 2);
     let of_lanes = [args.row_max.len(), args.row_sum.len(), args.row_scale.len()];
     assert!(
@@ -67,7 +70,7 @@ pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
             && args.weights.len() >= pairs * lanes
             && of_lanes.iter().all(|&length| length >= lanes)
             && !args.keeps_weights,
-        "a args of scores that is too small, or whose weights are to be kept"
+        "a row panel of scores that is too small, or whose weights are to be kept"
     );
     let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
@@ -90,11 +93,11 @@ pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
             if !is_new {
                 added = column.exp_and_sum(old);
             }
-            if is_new || _mm512_cmp_ps_mask::<_CMP_GT_OQ>(added, _mm512_set1_ps(MOST)) != 0 {
+            if is_new || _mm512_cmp_ps_mask::<_CMP_GT_OQ>(added, _mm512_set1_ps(MAX_SUM)) != 0 {
                 new = update_row_max(old, &column);
                 let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, nothing);
                 added = column.exp_and_sum(_mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps()));
-                // The reference is an integer, unless it is what other weights of the lane are relative to.
+                // The reference is an integer, unless other weights of the lane are relative to another.
                 row_scale = exp2(_mm512_sub_ps(old, new));
                 row_scale = _mm512_mask_mov_ps(row_scale, is_empty, _mm512_set1_ps(1.0));
             }
@@ -105,7 +108,7 @@ pub(crate) fn online_softmax(args: &mut Bf16SoftmaxArgs<'_>) {
     }
 }
 
-/// From scores to the steps of their exponents, in one vector of lanes.
+/// Map from scores to the steps of their exponents, in one vector of lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
     factor: __m512,
@@ -122,6 +125,8 @@ impl Scale {
         Self { factor: _mm512_set1_ps(factor * STEPS), origin }
     }
 
+    /// Steps of the exponents of a vector of scores.
+    ///
     /// # Safety
     ///
     /// There is a vector of scores at the place.
@@ -145,7 +150,7 @@ impl Scale {
     }
 }
 
-/// The reference that the scores of a column call for, where `old` was subtracted so far.
+/// New reference, given the `old` one and the scores of a column.
 ///
 /// # Safety
 ///
@@ -159,14 +164,14 @@ pub(super) unsafe fn update_row_max(old: __m512, column: &Column) -> __m512 {
     _mm512_max_ps(old, _mm512_roundscale_ps::<_MM_FROUND_TO_POS_INF>(highest))
 }
 
-/// The scores of one vector of lanes, and where their weights go.
+/// The scores and weights of one vector of lanes.
 pub(super) struct Column {
     pub(super) scores: *const f32,
     pub(super) weights: *mut u32,
     /// Elements from one row of both to the next.
     pub(super) lanes: usize,
     pub(super) keys: usize,
-    /// Pairs of keys that there is room for weights of; those behind the last key get none.
+    /// Pairs of keys that have a place for weights; those past the last key get zero.
     pub(super) pairs: usize,
     pub(super) factor: f32,
 }
@@ -216,11 +221,11 @@ impl Column {
     }
 }
 
-/// Sums of one lane, so that none need wait for the last.
+/// Independent sums of one lane, so that none waits for the latency of another.
 const CHAINS: usize = 4;
 
 /// The weights of an even and an odd key, side by side, from the steps of their exponents. Steps below 0 count as 0, whose
-/// weight is subnormal: whoever multiplies pairs takes that as zero.
+/// weight is subnormal, which the products flush to zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 #[inline]
 fn weights(even: __m512i, odd: __m512i) -> __m512i {
@@ -238,7 +243,7 @@ fn weights(even: __m512i, odd: __m512i) -> __m512i {
     _mm512_srli_epi16::<TO_BITS>(_mm512_adds_epu16(steps, to_power))
 }
 
-/// Both weights of each lane added to its sum.
+/// Adds both weights of each lane to its sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 #[inline]
 pub(super) fn added(sum: __m512, weights: __m512i) -> __m512 {
@@ -253,9 +258,11 @@ pub(super) fn added(sum: __m512, weights: __m512i) -> __m512 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bf16::Bf16Kernel;
+    use crate::bf16::avx512_bf16::DotProducts;
     use crate::microkernel::LaneKeys;
 
-    /// The state of a softmax of one vector of lanes, and what weighing some scores makes of it.
+    /// State of the softmax of one vector of lanes after some scores, and their weights.
     struct Lanes {
         row_max: [f32; LANES],
         row_sum: [f32; LANES],
@@ -268,17 +275,18 @@ mod tests {
         is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512bf16")
     }
 
-    fn weighed(row_max: f32, factor: f32, scores: &[[f32; LANES]]) -> Lanes {
+    fn softmax_of(row_max: f32, factor: f32, scores: &[[f32; LANES]]) -> Lanes {
         let keys = scores.len();
         let mut lanes =
             Lanes { row_max: [row_max; LANES], row_sum: [0.0; LANES], row_scale: [9.0; LANES], weights: Vec::new() };
         let mut weights = vec![u32::MAX; padded(keys, DEPTH) / 2 * LANES];
         // SAFETY: the processor has the instructions, as its callers have asked.
         unsafe {
-            online_softmax(&mut Bf16SoftmaxArgs {
+            online_softmax(&mut SoftmaxArgs::<Bf16Kernel<DotProducts>> {
                 lanes: LANES,
                 keys,
                 lane_keys: LaneKeys::new(|_| keys),
+                updates_row_max: false,
                 factor,
                 scores: scores.to_vec().as_flattened_mut(),
                 weights: &mut weights,
@@ -290,7 +298,7 @@ mod tests {
         }
         let weight = |key: usize, lane: usize| {
             let bits = weights[key / 2 * LANES + lane] >> (16 * (key % 2)) << 16;
-            // As whoever multiplies pairs reads it.
+            // As the products read it.
             let value = f32::from_bits(bits);
             if value.is_subnormal() { 0.0 } else { value }
         };
@@ -309,7 +317,7 @@ mod tests {
         let (mut worst, mut squares, mut mean, mut normal) = (0.0_f64, 0.0, 0.0, 0.0);
         for first in (0..count).step_by(LANES) {
             let scores = [std::array::from_fn(|lane| exponent(first + lane) / 2.0)];
-            let lanes = weighed(LIFT, 2.0, &scores);
+            let lanes = softmax_of(LIFT, 2.0, &scores);
             for (lane, score) in scores[0].into_iter().enumerate() {
                 let (exact, weight) = (f64::from(2.0 * score - LIFT).exp2(), f64::from(lanes.weights[0][lane]));
                 if f64::from(lanes.row_max[lane]) != f64::from(LIFT) {
@@ -329,9 +337,9 @@ mod tests {
         assert!((squares / normal).sqrt() < 1.84e-3 && (mean / normal).abs() < 5.2e-5, "{squares} {mean} of {normal}");
     }
 
-    /// Lanes that have seen nothing, and scores that rise by a little, by much and by very much.
+    /// Lanes that have attended nothing, and scores that rise by a little, by much and by very much.
     #[test]
-    fn the_reference_follows_late() {
+    fn the_reference_is_updated_lazily() {
         if !has_instructions() {
             return;
         }
@@ -345,7 +353,7 @@ mod tests {
             (3.0, 200.0, 200.0, 0.0),
             (3.0, 20_000.0, 20_000.0, 0.0),
         ] {
-            let lanes = weighed(old + LIFT, 1.0, &[[score; LANES], [f32::NEG_INFINITY; LANES], [score; LANES]]);
+            let lanes = softmax_of(old + LIFT, 1.0, &[[score; LANES], [f32::NEG_INFINITY; LANES], [score; LANES]]);
             let state = (lanes.row_max, lanes.row_scale);
             assert_eq!(state, ([row_max + LIFT; LANES], [row_scale; LANES]), "{old} {score}");
             let weight = lanes.weights[0][0];

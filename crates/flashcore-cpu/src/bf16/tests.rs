@@ -1,6 +1,7 @@
-//! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `microkernel/tests.rs`.
+//! The bf16 microkernel against plain loops in `f64`; what it shares with others is in `microkernel/tests.rs`.
 
-use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, softmax};
+use super::pack::{self, DEPTH, LANES, PAIRS, VALUE_HEADER};
+use super::{Bf16Kernel, PairMultiplier, softmax};
 use crate::microkernel::head::Head;
 use crate::microkernel::prefetch::PrefetchPlan;
 use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, padded};
@@ -74,7 +75,7 @@ fn queries_are_pairs_of_columns_in_lanes() {
 }
 
 #[test]
-fn keys_are_panels_of_columns() {
+fn keys_are_slabs_of_columns() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (keys, columns) in [(1, 1), (5, 2), (16, 31), (17, 32), (32, 33), (100, 100)] {
             let key = Rows::scattered(keys + 2, columns, 1);
@@ -82,9 +83,9 @@ fn keys_are_panels_of_columns() {
             kernel.pack_keys(key.head(), 2..2 + keys, &mut packed);
             let rows = padded(keys, LANES);
             for (index, &pair) in packed.iter().enumerate() {
-                let (panel, row, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
+                let (slab, row, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
                 if row < keys {
-                    let first = panel * DEPTH + 2 * pair_index;
+                    let first = slab * DEPTH + 2 * pair_index;
                     let expected = [first, first + 1].map(|at| if at < columns { key.at(row + 2, at) } else { 0 });
                     assert_eq!(halves(pair), expected, "{name} {keys}x{columns}: pair {index}");
                 }
@@ -95,7 +96,7 @@ fn keys_are_panels_of_columns() {
 }
 
 #[test]
-fn values_are_panels_of_keys() {
+fn values_are_slabs_of_keys() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (keys, columns) in [(1, 1), (5, 2), (31, 16), (32, 17), (33, 32), (100, 100)] {
             let value = Rows::scattered(keys + 2, columns, 1);
@@ -104,8 +105,8 @@ fn values_are_panels_of_keys() {
             assert_eq!(pack::divisor(&packed), None);
             let rows = padded(columns, LANES);
             for (index, &pair) in packed[VALUE_HEADER..].iter().enumerate() {
-                let (panel, column, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
-                let first = panel * DEPTH + 2 * pair_index;
+                let (slab, column, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
+                let first = slab * DEPTH + 2 * pair_index;
                 let expected = [first, first + 1]
                     .map(|key| if key < keys && column < columns { value.at(key + 2, column) } else { 0 });
                 assert_eq!(halves(pair), expected, "{name} {keys}x{columns}: pair {index}");
@@ -163,7 +164,7 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
         let mut packed = vec![u32::MAX; Bf16Kernel::<M>::value_size(value_dim, 130)];
         kernel.pack_values(value.head(), 0..keys.end, &mut packed);
         if magnitude == 1.0 {
-            // So that what is beside the last keys is there, and is a NaN.
+            // So that the padding of the last keys is a NaN.
             kernel.pack_values(value.head(), 0..130, &mut packed);
         }
         let (mut scores, mut weights) =
@@ -228,7 +229,7 @@ fn outputs_are_as_exact_as_their_sums() {
     with_every_bf16_kernel!(check);
 }
 
-/// The instructions take subnormal elements, products and sums as zero; outputs do not show it.
+/// The instructions flush subnormal elements, products and sums to zero; outputs do not show it.
 #[test]
 fn small_and_subnormal_values_are_not_lost() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
@@ -244,7 +245,7 @@ fn powers<M: PairMultiplier>(kernel: &Bf16Kernel<M>, exponents: &[f32]) -> Vec<f
     let keys = exponents.len().div_ceil(LANES);
     let mut powers = exponents.to_vec();
     powers.resize(keys * LANES, 0.0);
-    // With a maximum of zero nothing is subtracted.
+    // With a row max of zero nothing is subtracted.
     let (mut row_max, mut sum, mut row_scale) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
     kernel.online_softmax(&mut SoftmaxArgs {
         keeps_weights: true,
@@ -295,9 +296,9 @@ fn special_powers_of_two() {
     with_every_bf16_kernel!(check);
 }
 
-/// What is subtracted stays while scores rise by less than the slack, and follows when they rise by more.
+/// Lazy rescale: the row max is stale while scores rise by less than the threshold, and updated when they rise by more.
 #[test]
-fn the_maximum_follows_late() {
+fn the_row_max_is_updated_lazily() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (score, expected, weight, factor) in
             [(3.0, 0.0, 8.0, 1.0), (4.0, 0.0, 16.0, 1.0), (5.0, 5.0, 1.0, 0.031_25)]

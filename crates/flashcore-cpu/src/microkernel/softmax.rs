@@ -141,7 +141,7 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
     args: &mut SoftmaxArgs<'_, K>,
 ) -> SoftmaxOutcome {
     let lanes = args.lanes;
-    assert!(args.fits() && lanes <= VECTORS * V::LANES, "a args of scores that is too small");
+    assert!(args.fits() && lanes <= VECTORS * V::LANES, "a row panel of scores that is too small");
     // SAFETY: every row of the strip has a vector at each lane where one begins.
     unsafe {
         let nothing = V::splat(V::Real::NEGATIVE_INFINITY);

@@ -1,13 +1,13 @@
-//! Weights that are computed along with the products of the next keys.
+//! The fused AVX-512 softmax: software-pipelined into the QK product of the next keys.
 //!
 //! Zen 4 adds, rounds and scales with other units than those it multiplies with. A softmax between two products leaves the
-//! one or the other waiting; so the instructions of one vector of weights stand among the multiply-adds of four steps of a
-//! product, where those that do not multiply take a quarter of a cycle each. Compilers would move all loads of these steps
+//! one or the other waiting; so the instructions of one vector of weights are interleaved with the multiply-adds of four steps
+//! of a product, where those that do not multiply take a quarter of a cycle each. Compilers would move all loads of these steps
 //! to their front and run out of registers; hence the assembly.
 //!
-//! What is subtracted must be known before the scores are. It is the maximum so far, or where there is none that of the
-//! first keys, and stays: weights may be above 1, and should they be too large, the strip is to be scored again in the
-//! ordinary way.
+//! The row max must be known before the scores are. It is the one so far, or where there is none that of the first keys, and
+//! stale afterwards (lazy rescale): weights may exceed 1, and should they be too large, the row panel is computed again
+//! without fusion.
 
 use super::avx512::{Avx512, Zmm};
 use crate::microkernel::softmax::{COARSE, Column, MAX_TILE_SUM};
@@ -23,28 +23,28 @@ use core::arch::x86_64::{
 /// Lanes of a vector.
 const LANES: usize = Zmm::LANES;
 
-/// Lanes of a strip: two vectors.
+/// Lanes of a row panel: two vectors.
 const PANEL: usize = 2 * LANES;
 
 /// Keys of a block. With two vectors of lanes they are 16 sums, which leave registers for the weights.
 const KEYS: usize = 8;
 
-/// Steps of a product that the weights of one key, two vectors, are computed along with.
+/// Steps of a product that the weights of one key, two vectors, are interleaved with.
 const STEPS: usize = 8;
 
-/// Both vectors of lanes of a strip whose keys are weighed one after the other.
+/// Softmax of both vectors of lanes of a row panel, one key after the other.
 struct FusedSoftmax {
-    /// The scores of the next key.
+    /// Scores of the next key.
     next: *mut f32,
     factor: __m512,
     row_max: [Zmm; 2],
-    /// The sums of the weights.
+    /// Sums of the weights.
     added: [__m512; 2],
-    /// The least exponents of all weights.
+    /// Least exponents of all weights.
     least: __m512,
 }
 
-/// The coefficients of the polynomial in memory, each of which is read for all lanes at once.
+/// Coefficients of the polynomial in memory, each of which is read for all lanes at once.
 static COEFFICIENTS: [f32; 6] = short::COEFFICIENTS;
 
 /// One key of one step: its element times both vectors of the query.
@@ -66,7 +66,7 @@ macro_rules! key {
     };
 }
 
-/// One step of the product of eight keys and the query, with an instruction of something else after every second key.
+/// One step of the product of eight keys and the query, with an instruction of the softmax after every second key.
 macro_rules! step {
     ($step:literal, $first:expr, $second:expr, $third:expr, $fourth:expr) => {
         concat!(
@@ -96,7 +96,7 @@ macro_rules! step {
     };
 }
 
-/// Four steps, and among them one vector of weights: `2^x`, as [`Zmm::exp2`] computes it, for `x = score * factor + shift`
+/// Four steps, interleaved with one vector of weights: `2^x`, as [`Zmm::exp2`] computes it, for `x = score * factor + shift`
 /// in `zmm20`, with its rest in `zmm21` and the power of the rest in `zmm22`.
 macro_rules! steps_with_weights {
     (
@@ -137,13 +137,13 @@ macro_rules! steps_with_weights {
     };
 }
 
-/// `product[key][lane] = dot(keys[key], query[lane])` for [`KEYS`] keys and a whole strip, and along with it the weights of
-/// the next `weighed` keys.
+/// `product[key][lane] = dot(keys[key], query[lane])` for [`KEYS`] keys and a whole row panel, interleaved with the
+/// weights of the next `weighed` keys.
 ///
 /// # Safety
 ///
-/// The operands have `depth` columns and the product has a row of lanes for each key. There are scores of the keys that are
-/// weighed, none of them in `product`, and `depth` is at least [`STEPS`] for each of these keys.
+/// The operands have `depth` columns and the product has a row of lanes for each key. There are scores of the keys that get
+/// weights, none of them in `product`, and `depth` is at least [`STEPS`] for each of these keys.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn multiply(
     keys: *const f32,
@@ -157,7 +157,7 @@ unsafe fn multiply(
     // Of this block alone: a sum of sums rounds less than one long sum.
     let mut added = [_mm512_setzero_ps(); 2];
     // SAFETY: the caller vouches for operands, product and scores, which are all that is read or written. Addresses that
-    // are only asked for may be any.
+    // are only prefetched may be any.
     unsafe {
         let shift = softmax.row_max.map(|row_max| Zmm::splat(0.0).sub(row_max).0);
         asm!(
@@ -223,7 +223,8 @@ unsafe fn multiply(
     }
 }
 
-/// [`Microkernel::qk_softmax_fused`](crate::microkernel::Microkernel::qk_softmax_fused) for whole panels and blocks of keys.
+/// [`Microkernel::qk_softmax_fused`](crate::microkernel::Microkernel::qk_softmax_fused) for whole row
+/// panels and blocks of keys.
 ///
 /// # Safety
 ///
@@ -281,8 +282,8 @@ pub(super) unsafe fn qk_softmax_fused(factors: &QkOperands<'_, Avx512>, args: &m
 }
 
 impl FusedSoftmax {
-    /// Lanes that have no maximum yet get one from the first block of keys. False where one has none, or one so large that
-    /// scores must be rounded before it is subtracted.
+    /// Initializes the row max of lanes that have none from the first block of keys. False if one still has none, or one so
+    /// large that scores must be rounded before it is subtracted.
     ///
     /// # Safety
     ///
@@ -303,8 +304,8 @@ impl FusedSoftmax {
         }
     }
 
-    /// Makes weights that are subnormal zero, where there may be any: multiplications with them take long on Intel's
-    /// processors. A comparison of each would take longer than the look at the least of them.
+    /// Flushes subnormal weights to zero, where there may be any: multiplications with them take long on Intel's
+    /// processors. A comparison of each would take longer than checking the least of them.
     ///
     /// # Safety
     ///
@@ -332,7 +333,7 @@ mod tests {
     use super::*;
     use crate::microkernel::{LaneKeys, Microkernel, QkArgs, SoftmaxOutcome};
 
-    /// A strip with one tile of keys.
+    /// A row panel with one tile of keys.
     struct Case {
         depth: usize,
         keys: usize,
@@ -341,7 +342,7 @@ mod tests {
         row_max: Vec<f32>,
     }
 
-    /// What became of it: whether it was done, whether the maximum is to follow, weights, maximum and sum.
+    /// Outcome of the softmax.
     struct Outcome {
         is_done: bool,
         updates_row_max: bool,
@@ -351,7 +352,7 @@ mod tests {
     }
 
     impl Case {
-        /// Products between -1 and 1, and lanes that have seen a score or not.
+        /// Products between -1 and 1, and lanes that have attended a key or not.
         fn new(depth: usize, keys: usize, row_max: f32) -> Self {
             let element = |index: usize| ((index * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;
             Self {
@@ -377,18 +378,18 @@ mod tests {
             }
         }
 
-        /// What weights added up to before.
+        /// Row sum before.
         fn sum(&self) -> Vec<f32> {
             self.row_max.iter().map(|row_max| if row_max.is_finite() { 0.5 } else { 0.0 }).collect()
         }
 
-        /// Along with the products, or one after the other.
-        fn run(&self, is_along: bool) -> Option<Outcome> {
+        /// Fused, or one after the other.
+        fn run(&self, is_fused: bool) -> Option<Outcome> {
             let kernel = Avx512::detect()?;
             let mut scores = vec![9.0; self.keys * PANEL];
             let (mut row_max, mut sum, mut row_scale) = (self.row_max.clone(), self.sum(), vec![9.0; PANEL]);
             let lane_keys = LaneKeys::new(|_| self.keys);
-            if !is_along {
+            if !is_fused {
                 kernel.qk_product(QkArgs {
                     head_dim: self.depth,
                     lanes: PANEL,
@@ -414,7 +415,7 @@ mod tests {
                 row_scale: &mut row_scale,
             };
             let factors = QkOperands { head_dim: self.depth, keys: 0..self.keys, key: &self.key, query: &self.query };
-            let is_done = if is_along {
+            let is_done = if is_fused {
                 kernel.qk_softmax_fused(factors, &mut args)
             } else {
                 kernel.online_softmax(&mut args) == SoftmaxOutcome::Done
@@ -428,18 +429,18 @@ mod tests {
         left == right || left.is_nan() && right.is_nan() || (left - right).abs() <= 2e-6 * right.abs()
     }
 
-    /// The same as scoring and weighing one after the other, relative to the maximum that each of them chose.
+    /// Compares with QK and softmax one after the other, relative to the row max that each of them chose.
     fn check(case: &Case, name: &str) {
-        let (Some(along), Some(apart)) = (case.run(true), case.run(false)) else { return };
-        assert!(along.is_done && apart.is_done && !along.updates_row_max, "{name}");
+        let (Some(fused), Some(apart)) = (case.run(true), case.run(false)) else { return };
+        assert!(fused.is_done && apart.is_done && !fused.updates_row_max, "{name}");
         for lane in 0..PANEL {
-            let factor = (along.row_max[lane] - apart.row_max[lane]).exp2();
+            let factor = (fused.row_max[lane] - apart.row_max[lane]).exp2();
             for key in 0..case.keys {
                 let at = key * PANEL + lane;
-                let (weight, expected) = (along.weights[at] * factor, apart.weights[at]);
+                let (weight, expected) = (fused.weights[at] * factor, apart.weights[at]);
                 assert!(is_same(weight, expected), "{name}: ({key}, {lane}) {weight} for {expected}");
             }
-            let (sum, expected) = (along.row_sum[lane] * factor, apart.row_sum[lane]);
+            let (sum, expected) = (fused.row_sum[lane] * factor, apart.row_sum[lane]);
             assert!(is_same(sum, expected), "{name}: sum {sum} for {expected} in lane {lane}");
         }
     }
@@ -455,7 +456,7 @@ mod tests {
         }
     }
 
-    /// Wherever a score rises too far, the maximum must follow, and nothing has changed but scores.
+    /// Wherever a score rises too far, the row max must be updated, and nothing has changed but scores.
     #[test]
     fn scores_that_rise_too_far() {
         for row_max in [f32::NEG_INFINITY, 0.25] {
@@ -473,7 +474,7 @@ mod tests {
         }
     }
 
-    /// As one after the other: no weight is subnormal, NaNs show in weight and sum, infinities go the ordinary way.
+    /// As without fusion: no weight is subnormal, NaNs show in weight and row sum, infinities are refused.
     #[test]
     fn special_scores() {
         for lane in [3, LANES + 3] {

@@ -1,7 +1,7 @@
-//! Whether this process may use the tile registers, asked in four steps, each of which can be the one that fails.
+//! AMX detection, in four steps, each of which can be the one that fails.
 //!
 //! The processor must have the instructions (CPUID), the operating system must save the registers (XCR0), it must let
-//! this process use them (Linux since 5.16 asks to be asked), and the instructions must then do what they should: there
+//! this process use them (Linux since 5.16 wants to be asked), and the instructions must then do what they should: there
 //! are hypervisors that show instructions which the guest cannot execute. The last is tried in a child process, where
 //! an illegal instruction ends nothing of ours.
 
@@ -12,13 +12,14 @@ use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use super::tiles;
 use crate::driver::once::Once;
 
-/// What lacks, in the order of the steps; a step that failed is the last that was taken. Looked at once.
+/// Features that the machine lacks, in the order of the steps; a step that failed is the last that was taken. Detected
+/// once.
 pub(crate) fn missing() -> Vec<&'static str> {
     static MISSING: Once<Vec<&'static str>> = Once::new();
     MISSING.get(look).clone()
 }
 
-/// Whether a step finds what it looks for.
+/// A step; true if it finds its feature.
 type Step = fn() -> bool;
 
 fn look() -> Vec<&'static str> {
@@ -54,7 +55,7 @@ fn has_feature(bit: u32) -> bool {
     unsafe { __cpuid(0).eax >= FEATURES && __cpuid_count(FEATURES, 0).edx >> bit & 1 == 1 }
 }
 
-/// Whether the operating system saves both the configuration (bit 17) and the data (bit 18) of tiles.
+/// True if the operating system saves both the configuration (bit 17) and the data (bit 18) of tiles.
 fn are_tiles_saved() -> bool {
     const TILES: u64 = 0b11 << 17;
     #[target_feature(enable = "xsave")]
@@ -75,7 +76,7 @@ fn is_permitted() -> bool {
     unsafe { system_call(number::ARCH_PRCTL, [ARCH_REQ_XCOMP_PERM, TILE_DATA, 0, 0]) == 0 }
 }
 
-/// Only Linux was looked into.
+/// Only Linux is supported.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false
@@ -91,7 +92,7 @@ mod number {
     pub(super) const EXIT_GROUP: usize = 231;
 }
 
-/// Whether `trial` returns true, found out by a child process: a trial that dies of a signal takes only the child along.
+/// True if `trial` returns true in a child process: a trial that dies of a signal takes only the child along.
 ///
 /// A handler of SIGILL in this process would be shorter, but handlers belong to the whole process: it would stand in for
 /// those of the program and of other libraries while it is there. The child is made by a bare `clone`, which copies
@@ -145,9 +146,11 @@ fn survives(_trial: Step) -> bool {
     false
 }
 
+/// Makes a system call.
+///
 /// # Safety
 ///
-/// What the call does to memory and to the process is what the caller means it to do.
+/// Its effects on memory and process are those that the caller intends.
 #[cfg(target_os = "linux")]
 unsafe fn system_call(number: usize, arguments: [usize; 4]) -> isize {
     let [first, second, third, fourth] = arguments;
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_is_told_step_by_step() {
+    fn missing_features_are_told_step_by_step() {
         let missing = missing();
         let has_instructions = has_feature(AMX_TILE) && has_feature(AMX_BF16) && is_x86_feature_detected!("avx512bf16");
         assert!(missing.len() <= 1 || !has_instructions, "{missing:?}");

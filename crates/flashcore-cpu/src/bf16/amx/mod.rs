@@ -1,4 +1,4 @@
-//! Products for processors with AMX: each instruction multiplies sixteen rows of sixteen pairs by as many, and adds.
+//! AMX products: each instruction (`TDPBF16PS`) multiplies sixteen rows of sixteen pairs by as many, and adds.
 
 mod detect;
 mod tiles;
@@ -15,7 +15,7 @@ pub(crate) use detect::missing;
 /// A witness that this process may use tile registers, and that the processor has AVX-512 BF16.
 pub(crate) struct TileProducts(());
 
-/// `None` where something lacks.
+/// `None` if the machine lacks something.
 pub(crate) fn detect() -> Option<Bf16Kernel<TileProducts>> {
     static IS_THERE: Once<bool> = Once::new();
     IS_THERE.get(|| Level::Amx.missing().is_empty()).then_some(TileProducts(())).and_then(Bf16Kernel::new)
@@ -24,12 +24,12 @@ pub(crate) fn detect() -> Option<Bf16Kernel<TileProducts>> {
 /// Multiplies for about a millisecond, where [`Level::Amx`] lacks nothing, and returns how many multiply-adds that was.
 pub(crate) fn multiply_adds() -> usize {
     const ROUNDS: usize = 1 << 16;
-    // SAFETY: the caller has looked whether the level lacks something.
+    // SAFETY: the caller has checked that the level lacks nothing.
     unsafe { with_tiles(|tiles| tiles.multiply_in_place(ROUNDS)) }
 }
 
 impl PairMultiplier for TileProducts {
-    /// Keys and values come from the second-level cache once for each strip, but query and output of a wider one leave too
+    /// Keys and values come from the second-level cache once for each row panel, but query and output of a wider one leave too
     /// little of the first: 64 rows were a sixth slower.
     const PANEL_ROWS: usize = 2 * LANES;
     const KV_TILE: usize = 128;
@@ -40,12 +40,12 @@ impl PairMultiplier for TileProducts {
         let block_at = |row: usize, lane: usize| Block {
             left: product.left.wrapping_add(row * PAIRS).cast(),
             left_stride: ROW_BYTES,
-            left_step: product.panel_size * size_of::<u32>(),
+            left_step: product.slab_size * size_of::<u32>(),
             right: product.right.wrapping_add(lane).cast(),
             right_stride: lane_bytes,
             product: product.product.wrapping_add(row * product.stride + lane).cast(),
             product_stride: lane_bytes,
-            steps: product.panels,
+            steps: product.slabs,
             adds: product.adds,
         };
         // SAFETY: `self` is a witness that tiles may be used. Rows and lanes are multiples of sixteen, blocks lie within
@@ -82,14 +82,14 @@ impl PairMultiplier for TileProducts {
     }
 }
 
-/// Brings the left factor of the rows from `row` on into the first-level cache.
+/// Prefetches the left factor of the rows from `row` on into the first-level cache.
 fn prefetch(product: PairProduct, row: usize) {
     if row >= product.rows {
         return;
     }
     let rows = (product.rows - row).min(2 * LANES);
-    for panel in 0..product.panels {
-        let first = product.left.wrapping_add(panel * product.panel_size + row * PAIRS);
+    for slab in 0..product.slabs {
+        let first = product.left.wrapping_add(slab * product.slab_size + row * PAIRS);
         for index in 0..rows {
             // SAFETY: a hint that reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(index * PAIRS).cast()) };

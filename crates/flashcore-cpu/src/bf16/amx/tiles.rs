@@ -1,4 +1,4 @@
-//! Products of tiles by the tile registers: eight registers of sixteen rows of 64 bytes.
+//! AMX tile registers, eight of sixteen rows of 64 bytes, and their products.
 
 use crate::bf16::amx_fused::TileUnit;
 use core::arch::asm;
@@ -13,7 +13,7 @@ pub(crate) const ROW_BYTES: usize = 64;
 /// Elements of 16 bits that one instruction multiplies and adds for each sum.
 pub(crate) const DEPTH: usize = 32;
 
-/// As `LDTILECFG` reads it.
+/// Tile configuration, as `LDTILECFG` reads it.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -36,7 +36,7 @@ static LARGEST: Configuration = {
     configuration
 };
 
-/// The tile registers of this thread, configured. They are given back when this goes, so that no code but ours finds
+/// The tile registers of this thread, configured. They are released on drop, so that no code but ours finds
 /// them in use, and the operating system need not save them.
 pub(crate) struct Tiles {
     /// The configuration is that of a thread.
@@ -79,7 +79,7 @@ impl Drop for Tiles {
 }
 
 thread_local! {
-    /// Whether the tile registers of this thread are configured.
+    /// True while the tile registers of this thread are configured.
     static CONFIGURED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -114,13 +114,13 @@ pub(crate) struct Block {
     pub(crate) product_stride: usize,
     /// Steps of [`DEPTH`] elements.
     pub(crate) steps: usize,
-    /// Whether the product is added to what is there.
+    /// True if the product is added to the one so far.
     pub(crate) adds: bool,
 }
 
 #[expect(clippy::unused_self, reason = "it is a witness of the configuration")]
 impl Tiles {
-    /// A block of 32 rows by 32 columns: four sums in registers, two registers for each factor, so that each register
+    /// Multiplies a block of 32 rows by 32 columns: four sums in registers, two registers for each factor, so that each register
     /// that is loaded is used twice.
     ///
     /// # Safety
@@ -184,7 +184,7 @@ impl Tiles {
         }
     }
 
-    /// A block of 16 rows by 16 columns, for what remains.
+    /// Multiplies a block of 16 rows by 16 columns, for what remains.
     ///
     /// # Safety
     ///
@@ -284,7 +284,7 @@ impl TileUnit for Tiles {
 
 #[expect(clippy::unused_self, reason = "it is a witness of the configuration")]
 impl Tiles {
-    /// Products of registers that are never loaded, four sums at a time. Returns how many multiply-adds it did.
+    /// Multiplies registers that are never loaded, four sums at a time. Returns the number of multiply-adds.
     pub(crate) fn multiply_in_place(&self, rounds: usize) -> usize {
         const SUMS: usize = 4;
         // SAFETY: `self` is a witness of the configuration; no memory is touched.
@@ -306,7 +306,7 @@ impl Tiles {
     }
 }
 
-/// Multiplies small integers and looks whether the product is right. May die of an illegal instruction.
+/// Multiplies small integers. True if the product is right. May die of an illegal instruction.
 pub(crate) fn is_product_right() -> bool {
     /// The bits of a small integer in `bf16`.
     fn bits(integer: i32) -> u16 {
