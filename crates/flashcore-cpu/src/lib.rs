@@ -10,9 +10,9 @@
 //! # Ok::<(), flashcore_cpu::CpuError>(())
 //! ```
 //!
-//! The algorithm is that of `FlashAttention`: a tile of query rows stays, tiles of keys and values pass by, and a
-//! running maximum and sum per row make the softmax of the parts into the softmax of the whole, so that the scores of
-//! more than one tile never exist at once. Tiles are independent and run in parallel.
+//! The algorithm is `FlashAttention`: a panel of query rows stays, KV tiles pass by, and an online softmax with a row max and
+//! a row sum merges the tiles, so that the scores of more than one tile never exist at once. Work items are independent and
+//! run in parallel.
 //!
 //! Vector lanes are query rows, so that the softmax goes down columns and keys and values are used as they lie. The
 //! instructions are chosen when the program runs: the best [`Level`] of the machine, or the one that
@@ -20,8 +20,8 @@
 //!
 //! | folder | what |
 //! |---|---|
-//! | `driver` | the call: tile scheduler, split-KV, threads, scratch memory, output |
-//! | `attend` | one work item: row panels over KV tiles, or decoding; scores, masks, `score_mod` |
+//! | `driver` | a call: tile scheduler, split-KV, threads, scratch memory, output |
+//! | `attend` | one work item: row panels over KV tiles, or decoding; GQA groups, scores, `score_mod` |
 //! | `microkernel` | the inner loops of a level: QK and PV products, online softmax, packing, prefetch |
 //! | `simd` | vectors of each instruction set, the mathematics on them, and the [`Level`] to use |
 //! | `bf16` | the levels whose products are `bf16`: AVX-512 BF16 and AMX |
@@ -43,20 +43,20 @@ pub use simd::peak::{measured_peak, measured_peak_of};
 use driver::once::Once;
 use flashcore_problem::{DType, InputViews, Invalid, OutputViews, Problem};
 
-/// Why attention was not computed.
+/// Reason why attention was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CpuError {
     /// The problem or the tensors given for it are wrong.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The level asked for, or named in the environment, cannot be used.
+    /// The requested level, or the one named in the environment, cannot be used.
     #[error(transparent)]
     Level(#[from] LevelError),
 }
 
 /// Computes attention, as [`flashcore_problem`] defines it, on all threads of rayon's current pool.
 ///
-/// That is the pool that the calling thread is of, or else the global one. A process that was forked gets a pool of its own,
+/// This is the pool that the calling thread is of, or else the global one. A process that was forked gets a pool of its own,
 /// and where no threads can be made, the calling thread computes alone.
 ///
 /// Inputs and outputs are borrowed: [`InputViews`] and [`OutputViews`] over slices, or owned
@@ -75,7 +75,7 @@ pub fn attend<'a>(
     attend_with(Level::default_level()?, problem, inputs, outputs)
 }
 
-/// How many threads [`attend`] uses when it is called from this thread.
+/// Number of threads that [`attend`] uses when it is called from this thread.
 pub fn thread_count() -> usize {
     driver::workers::Workers::find().count()
 }
@@ -87,7 +87,7 @@ pub fn attend_with<'a>(
     inputs: impl Into<InputViews<'a>>,
     outputs: impl Into<OutputViews<'a>>,
 ) -> Result<(), CpuError> {
-    // Asked once, because the answer takes memory and stays the same.
+    // Detected once, because the list takes memory and stays the same.
     static AVAILABLE: Once<Vec<Level>> = Once::new();
     if !AVAILABLE.get(Level::available).contains(&level) {
         level.check()?;
@@ -102,7 +102,8 @@ pub fn attend_with<'a>(
     Ok(())
 }
 
-/// At a level that was checked. A level that serves only some types gives the others to the next below it that does.
+/// Computes at a level that was checked. A level that serves only some types gives the others to the next below it that
+/// does.
 #[cfg(target_arch = "x86_64")]
 fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
     let is_bf16 = problem.dtype == DType::Bf16;
@@ -132,7 +133,7 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
     driver::attend(&simd::portable::Portable::<f32>::new(), problem, inputs, outputs);
 }
 
-/// In pairs of `bf16`, where their products are exact.
+/// Computes in pairs of `bf16`, where their products are exact.
 #[cfg(target_arch = "x86_64")]
 fn attend_in_pairs<M: bf16::PairMultiplier>(
     kernel: bf16::Bf16Kernel<M>,
@@ -140,8 +141,8 @@ fn attend_in_pairs<M: bf16::PairMultiplier>(
     inputs: &InputViews<'_>,
     outputs: OutputViews<'_>,
 ) {
-    // A few rows are bound by reading the keys, which products in pairs do not make faster: all that a survey would do is
-    // to read them twice.
+    // A few rows are bound by reading the keys, which products in pairs do not make faster: a survey would only read them
+    // twice.
     if driver::scheduler::is_decode(problem) {
         return driver::attend(kernel.exact(), problem, inputs, outputs);
     }
@@ -153,7 +154,7 @@ fn attend_in_pairs<M: bf16::PairMultiplier>(
     }
 }
 
-/// At a level that was checked.
+/// Computes at a level that was checked.
 #[cfg(target_arch = "aarch64")]
 fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
     if level == Level::Neon
@@ -164,7 +165,7 @@ fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outpu
     driver::attend(&simd::portable::Portable::<f32>::new(), problem, inputs, outputs);
 }
 
-/// At a level that was checked.
+/// Computes at a level that was checked.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn attend_in_f32(_level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
     driver::attend(&simd::portable::Portable::<f32>::new(), problem, inputs, outputs);

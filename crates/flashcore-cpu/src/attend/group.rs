@@ -62,12 +62,13 @@ impl<'a> Group<'a> {
         self.problem.attended_keys(self.key_length, row)
     }
 
-    /// Those of `keys` that any row of the group attends. The others are as good as absent.
+    /// Keys of `keys` that any row of the group attends. The others are as good as absent.
     pub(crate) fn attended_of(&self, keys: &Range<usize>) -> Range<usize> {
         self.attended_by(&(0..Self::row_count(self.problem)), keys).0
     }
 
     /// Rows that attend some key: contiguous, since the keys that a row attends move along with it.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn attending_rows(&self) -> Range<usize> {
         let attends = |&row: &usize| !self.attended(row).is_empty();
         let mut rows = 0..Self::row_count(self.problem);
@@ -77,7 +78,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Those of `keys` that any of the rows attends, and those that all of them attend.
+    /// Keys of `keys` that any of the rows attends, and those that all of them attend.
     pub(crate) fn attended_by(&self, rows: &Range<usize>, keys: &Range<usize>) -> (Range<usize>, Range<usize>) {
         let (first, last) = (self.attended(rows.start), self.attended(rows.end - 1));
         let cut = |range: Range<usize>| {

@@ -105,9 +105,9 @@ pub(crate) struct FusedArgs {
     pub(crate) query: *const u32,
     /// Factor of the scores; above zero.
     pub(crate) factor: f32,
-    /// BlockScratch for [`SCORE_ROOM`] elements.
+    /// [`SCORE_SCRATCH`] elements.
     pub(crate) scores: *mut f32,
-    /// BlockScratch for [`WEIGHT_ROOM`] pairs.
+    /// [`WEIGHT_SCRATCH`] pairs.
     pub(crate) weights: *mut u32,
     /// Row max of each lane: finite, or minus infinity for all lanes.
     pub(crate) row_max: *mut f32,

@@ -52,7 +52,7 @@ impl TileUnit for Registers {
     }
 }
 
-/// Products of vectors, with slabs as wide as any and woven meetings.
+/// Products of vectors, with row panels as wide as any and the interleaved pipeline.
 struct Interleaved(crate::bf16::avx512_bf16::DotProducts);
 
 impl PairMultiplier for Interleaved {

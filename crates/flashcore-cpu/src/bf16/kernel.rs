@@ -227,7 +227,7 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         if args.is_first {
             output.fill(0.0);
         } else {
-            // SAFETY: `self.vectors` is a witness of AVX-512, and there is a row_scale for each lane.
+            // SAFETY: `self.vectors` is a witness of AVX-512, and there is a row scale for each lane.
             unsafe { rescale(output, &args.row_scale[..lanes]) };
         }
         let slab_size = columns * PAIRS;

@@ -75,7 +75,7 @@ pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mu
     let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
         let keys = args.lane_keys.of_block(block).min(args.keys);
-        // SAFETY: every row of the strip has a vector at this lane, as asserted.
+        // SAFETY: every row of the panel has a vector at this lane, as asserted.
         unsafe {
             let column = Column {
                 scores: args.scores.as_ptr().add(lane),

@@ -2,7 +2,7 @@
 
 use super::{Bf16Kernel, pack};
 use crate::attend::group::Group;
-use crate::driver::{LoopSchedule, for_each};
+use crate::driver::parallel::{LoopSchedule, for_each};
 use crate::microkernel::softmax::COARSE;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;

@@ -8,7 +8,7 @@ mod fork;
 pub(crate) mod once;
 #[expect(unsafe_code, reason = "threads write parts of one output")]
 mod output;
-mod parallel;
+pub(crate) mod parallel;
 pub(crate) mod scheduler;
 pub(crate) mod scratch;
 mod spin_wait;
@@ -18,4 +18,3 @@ mod split_kv;
 pub(crate) mod workers;
 
 pub(crate) use call::attend;
-pub(crate) use parallel::{LoopSchedule, for_each};

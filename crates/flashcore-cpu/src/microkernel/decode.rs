@@ -353,7 +353,7 @@ unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
                 }
             }
         }
-        // What was there before is added last, so that a long sum is one of sums of single tiles and rounds less often.
+        // The output so far is added last, so that a long sum is one of sums of single tiles and rounds less often.
         for row in 0..ROWS {
             let row_scale = V::splat(row_scales[row]);
             for vector in 0..VECTORS {

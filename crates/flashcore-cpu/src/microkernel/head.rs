@@ -90,7 +90,7 @@ impl<'a> Head<'a> {
             .get(..rows.len() * row_bytes)
     }
 
-    /// Asks for rows that will be read prefetch, so that they are nearer then.
+    /// Prefetches rows.
     pub(crate) fn prefetch(self, rows: Range<usize>) {
         for row in rows {
             prefetch(self.row(row));

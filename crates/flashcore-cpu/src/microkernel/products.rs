@@ -329,7 +329,7 @@ unsafe fn add_step<V: Vector, const ROWS: usize, const VECTORS: usize>(
 
 /// Applies the epilogue of a product to the sums of a block, and stores them.
 ///
-/// What was there before is added last, so that a long sum is one of sums of single tiles and rounds less often.
+/// The product so far is added last, so that a long sum is one of sums of single tiles and rounds less often.
 ///
 /// # Safety
 ///

@@ -142,7 +142,7 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
 ) -> SoftmaxOutcome {
     let lanes = args.lanes;
     assert!(args.fits() && lanes <= VECTORS * V::LANES, "a row panel of scores that is too small");
-    // SAFETY: every row of the strip has a vector at each lane where one begins.
+    // SAFETY: every row of the panel has a vector at each lane where one begins.
     unsafe {
         let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
         let (factor, zero) = (V::splat(args.factor), V::splat(V::Real::ZERO));

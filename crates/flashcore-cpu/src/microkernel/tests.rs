@@ -197,7 +197,7 @@ fn weights() {
         for columns in [K::LANE_BLOCK, 2 * K::LANE_BLOCK] {
             for keys in [0, 1, 2, 3, 17] {
                 let scores: Vec<f32> = (0..keys * columns).map(|index| (index * 5 % 13) as f32 - 9.0).collect();
-                // Lanes that have seen nothing, something lower, the same and something higher.
+                // Lanes that have attended nothing, something lower, the same and something higher.
                 let old: Vec<f32> = (0..columns).map(|lane| [infinite, -20.0, 3.0, 8.0][lane % 4]).collect();
                 let old_sum: Vec<f32> = old.iter().map(|&old| if old == infinite { 0.0 } else { 2.0 }).collect();
                 let mut weights = scores.clone();
@@ -232,17 +232,18 @@ fn weights() {
     with_every_kernel!(check);
 }
 
-/// A maximum that need not follow stays while scores rise a little above it, and says when they rise too far, by how much
-/// ever: nothing but the scores is changed then. A lane that has seen nothing gets a maximum of its own.
+/// Lazy rescale: a row max that need not be updated is stale while scores rise a little above it, and the kernel reports when
+/// they rise too far, however much: nothing but the scores is changed then. A lane that has attended nothing gets a row max
+/// of its own.
 #[test]
-fn weights_above_a_maximum_that_stays() {
+fn weights_above_a_stale_row_max() {
     fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
         let columns = 2 * K::LANE_BLOCK;
         for last_score in [-3.0, 4.0, 10.0, 12.0, 21.0, 127.0, 128.0, 129.0, 256.0, 300.0, 1e6, 1e30, f32::INFINITY] {
             let mut scores = vec![1.0; 3 * columns];
             scores[3 * columns - 1] = last_score;
             let (mut row_max, mut sum, mut row_scale) = (vec![0.0; columns], vec![8.0; columns], vec![9.0; columns]);
-            let weighed = kernel.online_softmax(&mut SoftmaxArgs {
+            let outcome = kernel.online_softmax(&mut SoftmaxArgs {
                 keeps_weights: true,
                 lanes: columns,
                 keys: 3,
@@ -255,7 +256,7 @@ fn weights_above_a_maximum_that_stays() {
                 row_sum: &mut sum,
                 row_scale: &mut row_scale,
             });
-            let state = (weighed, row_max[columns - 1], sum[columns - 1]);
+            let state = (outcome, row_max[columns - 1], sum[columns - 1]);
             let expected = if last_score < 11.0 {
                 (SoftmaxOutcome::Done, 0.0, 12.0 + last_score.exp2())
             } else {
@@ -267,7 +268,7 @@ fn weights_above_a_maximum_that_stays() {
         }
         let (mut row_max, mut sum, mut row_scale) =
             (vec![f32::NEG_INFINITY; columns], vec![0.0; columns], vec![9.0; columns]);
-        let weighed = kernel.online_softmax(&mut SoftmaxArgs {
+        let outcome = kernel.online_softmax(&mut SoftmaxArgs {
             keeps_weights: true,
             lanes: columns,
             keys: 1,
@@ -280,7 +281,7 @@ fn weights_above_a_maximum_that_stays() {
             row_sum: &mut sum,
             row_scale: &mut row_scale,
         });
-        assert_eq!((weighed, row_max[0], sum[0]), (SoftmaxOutcome::Done, -300.0, 1.0), "{name}");
+        assert_eq!((outcome, row_max[0], sum[0]), (SoftmaxOutcome::Done, -300.0, 1.0), "{name}");
     }
     with_every_f32_kernel!(check);
 }
@@ -354,7 +355,7 @@ fn keys_of_the_first_lanes() {
     with_every_f32_kernel!(check);
 }
 
-/// A NaN never becomes the maximum and always shows in the sum; nothing but minus infinity leaves a lane empty.
+/// A NaN never becomes the row max and always shows in the row sum; nothing but minus infinity leaves a lane empty.
 #[test]
 fn weights_of_special_scores() {
     fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
@@ -401,7 +402,7 @@ fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32>
     let columns = K::LANE_BLOCK;
     let mut powers = exponents.to_vec();
     powers.resize(exponents.len().div_ceil(columns) * columns, 0.0);
-    // With a maximum of zero nothing is subtracted.
+    // With a row max of zero nothing is subtracted.
     let (mut row_max, mut sum, mut row_scale) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
     let keys = powers.len() / columns;
     kernel.online_softmax(&mut SoftmaxArgs {

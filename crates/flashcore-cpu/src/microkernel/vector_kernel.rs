@@ -4,8 +4,6 @@
 //! `call` is inlined into it by force. With closures as work, which cannot be marked so, the compiler left products,
 //! packing and decoding outside of that function, with a call for each vector instruction: 26 times slower on Zen 4.
 
-#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
-
 use super::convert;
 use super::head::Head;
 use super::mask::{self, LaneRanges};
@@ -255,22 +253,22 @@ macro_rules! simd_work {
 
 simd_work! {
     <V: Vector> V, PackQuery<'_, V::Real> => |this| -> () {
-        pack::pack_query::<V>(this.query, this.rows, this.lanes, this.packed)
+        pack::pack_query::<V>(this.query, this.rows, this.lanes, this.packed);
     }
-    <V: Vector> V, PackRows<'_, V::Real> => |this| -> () { pack::pack_rows::<V>(this.head, this.rows, this.packed) }
-    <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args) }
+    <V: Vector> V, PackRows<'_, V::Real> => |this| -> () { pack::pack_rows::<V>(this.head, this.rows, this.packed); }
+    <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args); }
     <L: SimdLevel> L::Vector, &mut SoftmaxArgs<'_, L> => |args| -> SoftmaxOutcome {
         softmax::online_softmax::<L::Vector, _>(args)
     }
-    <L: SimdLevel> L::Vector, &mut PvArgs<'_, L> => |args| -> () { L::pv(args) }
-    <V: Vector> V, ScoreModifiers<'_, V::Real> => |modifiers| -> () { score::modify_scores::<V>(modifiers) }
-    <V: Vector> V, Mask<'_, V::Real> => |this| -> () { mask::mask(this.scores, this.lanes, this.ranges) }
+    <L: SimdLevel> L::Vector, &mut PvArgs<'_, L> => |args| -> () { L::pv(args); }
+    <V: Vector> V, ScoreModifiers<'_, V::Real> => |modifiers| -> () { score::modify_scores::<V>(modifiers); }
+    <V: Vector> V, Mask<'_, V::Real> => |this| -> () { mask::mask(this.scores, this.lanes, this.ranges); }
     <V: Vector> V, Transpose<'_, V::Real> => |this| -> () {
-        pack::transpose::<V>(this.columns, this.factors, this.rows)
+        pack::transpose::<V>(this.columns, this.factors, this.rows);
     }
     <V: Vector> V, AreFinite<'_> => |this| -> bool { this.head.are_finite(this.rows) }
     <V: Vector> V, Store<'_, V::Real> => |this| -> () {
-        convert::store(this.dtype, this.values, this.factor, this.bytes)
+        convert::store(this.dtype, this.values, this.factor, this.bytes);
     }
-    <V: Vector> V, DecodeTile<'_, V::Real> => |mut tile| -> () { decode::attend_tile::<V>(&mut tile) }
+    <V: Vector> V, DecodeTile<'_, V::Real> => |mut tile| -> () { decode::attend_tile::<V>(&mut tile); }
 }

@@ -31,7 +31,7 @@ impl Avx2 {
 }
 
 // Six rows by two vectors are twelve sums; with two vectors of the right factor and one of the left, 15 of 16
-// registers. The latency of a multiply-add (4 or 5 cycles, two at a time) asks for ten sums.
+// registers. The latency of a multiply-add (4 or 5 cycles, two at a time) needs ten sums.
 simd_level!(Avx2, Ymm, rows: 6, features: "avx2,fma,f16c");
 
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ impl Vector for Ymm {
     }
 
     #[inline(always)]
-    #[expect(clippy::cast_ptr_alignment, reason = "the load asks for no alignment")]
+    #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
     unsafe fn widen(dtype: DType, from: *const u8) -> Self {
         // SAFETY: the caller vouches for the instructions and the pointer.
         unsafe {

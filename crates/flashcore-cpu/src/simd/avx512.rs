@@ -33,7 +33,7 @@ impl Avx512 {
 }
 
 // Twelve rows by two vectors are twenty-four sums; with two vectors of the right factor and one of the left, 27 of 32
-// registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) asks for eight sums.
+// registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) needs eight sums.
 // Sixteen columns of a value are a cache line, which both vectors of weights find in the first-level cache when the first
 // has brought it there; of twelve by two vectors, every second block would bring half of its lines once more.
 // Tiles of 256 keys read and write the output half as often as those of 128, which is worth more than weights that fit into
@@ -99,7 +99,7 @@ impl Vector for Zmm {
     }
 
     #[inline(always)]
-    #[expect(clippy::cast_ptr_alignment, reason = "the load asks for no alignment")]
+    #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
     unsafe fn widen(dtype: DType, from: *const u8) -> Self {
         // SAFETY: the caller vouches for the instructions and the pointer.
         unsafe {

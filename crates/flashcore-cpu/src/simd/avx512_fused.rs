@@ -138,7 +138,7 @@ macro_rules! steps_with_weights {
 }
 
 /// `product[key][lane] = dot(keys[key], query[lane])` for [`KEYS`] keys and a whole row panel, interleaved with the
-/// weights of the next `weighed` keys.
+/// weights of the next `softmax_keys` keys.
 ///
 /// # Safety
 ///
@@ -150,7 +150,7 @@ unsafe fn multiply(
     query: *const f32,
     depth: usize,
     product: *mut f32,
-    weighed: usize,
+    softmax_keys: usize,
     softmax: &mut FusedSoftmax,
 ) {
     let mut sums = [[_mm512_setzero_ps(); 2]; KEYS];
@@ -161,7 +161,7 @@ unsafe fn multiply(
     unsafe {
         let shift = softmax.row_max.map(|row_max| Zmm::splat(0.0).sub(row_max).0);
         asm!(
-            "test {weighed}, {weighed}",
+            "test {softmax_keys}, {softmax_keys}",
             "jz 3f",
             ".p2align 5",
             "2:",
@@ -172,7 +172,7 @@ unsafe fn multiply(
             "add {far}, 8*4",
             "add {ahead}, 4*64",
             "add {scores}, 2*64",
-            "dec {weighed}",
+            "dec {softmax_keys}",
             "jnz 2b",
             "3:",
             "test {plain_steps}, {plain_steps}",
@@ -197,8 +197,8 @@ unsafe fn multiply(
             ahead = inout(reg) keys.wrapping_add(KEYS * depth) => _,
             scores = inout(reg) softmax.next,
             coefficients = in(reg) COEFFICIENTS.as_ptr(),
-            weighed = inout(reg) weighed => _,
-            plain_steps = inout(reg) depth - weighed * STEPS => _,
+            softmax_keys = inout(reg) softmax_keys => _,
+            plain_steps = inout(reg) depth - softmax_keys * STEPS => _,
             inout("zmm0") sums[0][0], inout("zmm1") sums[0][1],
             inout("zmm2") sums[1][0], inout("zmm3") sums[1][1],
             inout("zmm4") sums[2][0], inout("zmm5") sums[2][1],
@@ -242,7 +242,7 @@ pub(super) unsafe fn qk_softmax_fused(factors: &QkOperands<'_, Avx512>, args: &m
         "a product of tiles that are too small"
     );
     let (query, scores) = (factors.query.as_ptr(), args.scores.as_mut_ptr());
-    // SAFETY: the tiles are as large as was just asserted, and keys are weighed when they have been scored.
+    // SAFETY: the tiles are as large as was just asserted, and the softmax reads scores that are there.
     unsafe {
         let mut softmax = FusedSoftmax {
             next: scores,
@@ -253,8 +253,15 @@ pub(super) unsafe fn qk_softmax_fused(factors: &QkOperands<'_, Avx512>, args: &m
         };
         let columns = [0, LANES].map(|lane| Column { scores: scores.add(lane), lanes: PANEL });
         for first in (0..keys).step_by(KEYS) {
-            let weighed = if first == 0 { 0 } else { KEYS.min(depth / STEPS) };
-            multiply(key.as_ptr().add(first * depth), query, depth, scores.add(first * PANEL), weighed, &mut softmax);
+            let softmax_keys = if first == 0 { 0 } else { KEYS.min(depth / STEPS) };
+            multiply(
+                key.as_ptr().add(first * depth),
+                query,
+                depth,
+                scores.add(first * PANEL),
+                softmax_keys,
+                &mut softmax,
+            );
             if first == 0 && !softmax.init_row_max(columns) {
                 return false;
             }

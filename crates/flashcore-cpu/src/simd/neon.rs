@@ -29,7 +29,7 @@ impl Neon {
 
 // Six rows by two vectors of two registers are twenty-four sums; with four registers of the right factor and one of the
 // left, 29 of 32. Each step is eight loads, since one loads two registers of the right factor, for 24 multiply-adds,
-// whose latency (4 cycles, two to four at a time) asks for eight to sixteen sums. Twelve rows by two registers are as
+// whose latency (4 cycles, two to four at a time) needs eight to sixteen sums. Twelve rows by two registers are as
 // many sums, but 13 loads, and read the keys twice as often.
 simd_level!(Neon, Pair, rows: 6, features: "neon");
 
@@ -125,7 +125,7 @@ impl Vector for Pair {
         }))
     }
 
-    /// Of a number and a quiet NaN the instruction returns the number. Scores are results of arithmetic, which makes
+    /// The instruction returns the number of a number and a quiet NaN. Scores are results of arithmetic, which makes
     /// every NaN a quiet one.
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
@@ -252,7 +252,7 @@ unsafe fn exp2(exponent: float32x4_t) -> float32x4_t {
     }
 }
 
-/// The instruction is as old as the 64-bit architecture, but its intrinsic asks for a processor that also computes in
+/// The instruction is as old as the 64-bit architecture, but its intrinsic needs a processor that also computes in
 /// `f16`, and for Rust 1.94.
 ///
 /// # Safety

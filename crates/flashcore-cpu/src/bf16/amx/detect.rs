@@ -96,7 +96,7 @@ mod number {
 ///
 /// A handler of SIGILL in this process would be shorter, but handlers belong to the whole process: it would stand in for
 /// those of the program and of other libraries while it is there. The child is made by a bare `clone`, which copies
-/// memory and shares nothing; it sends no SIGCHLD when it ends, and only a wait that asks for such children sees it. In
+/// memory and shares nothing; it sends no SIGCHLD when it ends, and only a wait for such children sees it. In
 /// it runs nothing that allocates, locks or unwinds, since other threads may have held any lock when it was copied.
 #[cfg(target_os = "linux")]
 fn survives(trial: Step) -> bool {
@@ -150,7 +150,7 @@ fn survives(_trial: Step) -> bool {
 ///
 /// # Safety
 ///
-/// Its effects on memory and process are those that the caller intends.
+/// The effects of the call on memory and process are those that the caller intends.
 #[cfg(target_os = "linux")]
 unsafe fn system_call(number: usize, arguments: [usize; 4]) -> isize {
     let [first, second, third, fourth] = arguments;
