@@ -177,6 +177,8 @@ impl<K: Microkernel> RowPanel<'_, K> {
 /// Packed queries, outputs and softmax states of the panels that are kept.
 struct PanelStates<'a, K: Microkernel> {
     kept: usize,
+    query_size: usize,
+    output_size: usize,
     query: &'a mut [K::Packed],
     output: &'a mut [K::Real],
     row_max: &'a mut [K::Real],
@@ -186,10 +188,14 @@ struct PanelStates<'a, K: Microkernel> {
 impl<'a, K: Microkernel> PanelStates<'a, K> {
     fn take(arena: &mut Arena<'a>, problem: &Problem, rows: usize) -> Self {
         let kept = panels_kept::<K>(problem, rows);
+        let query_size = K::query_size(problem.head_dim);
+        let output_size = padded(problem.value_dim, K::VALUE_BLOCK) * K::PANEL_ROWS;
         Self {
             kept,
-            query: arena.take(kept * K::query_size(problem.head_dim)),
-            output: arena.take(kept * padded(problem.value_dim, K::VALUE_BLOCK) * K::PANEL_ROWS),
+            query_size,
+            output_size,
+            query: arena.take(kept * query_size),
+            output: arena.take(kept * output_size),
             row_max: arena.take(kept * K::PANEL_ROWS),
             row_sum: arena.take(kept * K::PANEL_ROWS),
         }
@@ -197,8 +203,7 @@ impl<'a, K: Microkernel> PanelStates<'a, K> {
 
     /// The panel number `index` of an item, which is that of `rows`.
     fn panel(&mut self, index: usize, rows: Range<usize>, is_first: bool) -> RowPanel<'_, K> {
-        let (place, query_size, output_size) =
-            (index % self.kept, self.query.len() / self.kept, self.output.len() / self.kept);
+        let (place, query_size, output_size) = (index % self.kept, self.query_size, self.output_size);
         RowPanel {
             rows,
             query: &mut self.query[place * query_size..][..query_size],
@@ -235,6 +240,8 @@ pub(super) struct KvTile<'a, K: Microkernel> {
 /// Memory for the packed tiles of a span.
 struct PackedTiles<'a, K: Microkernel> {
     count: usize,
+    key_size: usize,
+    value_size: usize,
     key: &'a mut [K::Packed],
     value: &'a mut [K::Packed],
 }
@@ -242,17 +249,15 @@ struct PackedTiles<'a, K: Microkernel> {
 impl<'a, K: Microkernel> PackedTiles<'a, K> {
     fn take(arena: &mut Arena<'a>, problem: &Problem) -> Self {
         let count = packed_tiles::<K>(problem);
-        Self {
-            count,
-            key: arena.take(count * K::key_size(problem.head_dim, K::KV_TILE)),
-            value: arena.take(count * K::value_size(problem.value_dim, K::KV_TILE)),
-        }
+        let key_size = K::key_size(problem.head_dim, K::KV_TILE);
+        let value_size = K::value_size(problem.value_dim, K::KV_TILE);
+        let (key, value) = (arena.take(count * key_size), arena.take(count * value_size));
+        Self { count, key_size, value_size, key, value }
     }
 
     /// Packs what cannot be used in place.
     fn pack(&mut self, kernel: &K, group: &Group<'_>, span: &Span) {
-        let (key_size, value_size) = (self.key.len() / self.count, self.value.len() / self.count);
-        let packed = self.key.chunks_exact_mut(key_size).zip(self.value.chunks_exact_mut(value_size));
+        let packed = self.key.chunks_exact_mut(self.key_size).zip(self.value.chunks_exact_mut(self.value_size));
         for (keys, (key, value)) in span.tiles::<K>().zip(packed) {
             if K::in_place(group.key, keys.clone()).is_none() {
                 kernel.pack_keys(group.key, keys.clone(), key);
@@ -274,8 +279,7 @@ impl<'a, K: Microkernel> PackedTiles<'a, K> {
     ) {
         let packed = KvTile::<K> { keys: span.keys.clone(), key: self.key, value: self.value };
         let done = block::attend_full_blocks(kernel, group, &packed, panel, scratch);
-        let (key_size, value_size) = (self.key.len() / self.count, self.value.len() / self.count);
-        let packed = self.key.chunks_exact(key_size).zip(self.value.chunks_exact(value_size));
+        let packed = self.key.chunks_exact(self.key_size).zip(self.value.chunks_exact(self.value_size));
         for (keys, (key, value)) in span.tiles::<K>().zip(packed) {
             let tile = KvTile::<K> {
                 key: K::in_place(group.key, keys.clone()).unwrap_or(key),

@@ -4,7 +4,8 @@ use super::pack::{self, DEPTH, LANES, PAIRS, VALUE_HEADER};
 use super::{Bf16Kernel, PairMultiplier, softmax};
 use crate::microkernel::head::Head;
 use crate::microkernel::prefetch::PrefetchPlan;
-use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, padded};
+use crate::microkernel::tests::SoftmaxCase;
+use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, padded};
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
 /// Calls a function of a kernel with each bf16 level that works here.
@@ -167,26 +168,13 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
             // So that the padding of the last keys is a NaN.
             kernel.pack_values(value.head(), 0..130, &mut packed);
         }
-        let (mut scores, mut weights) =
-            (vec![0.0; 128 * M::PANEL_ROWS], vec![u32::MAX; Bf16Kernel::<M>::weight_size(128)]);
+        let mut scores = vec![0.0; 128 * M::PANEL_ROWS];
         for (index, score) in scores.iter_mut().enumerate() {
             *score = ((index * 37) % 101) as f32 * 0.05 - 2.0;
         }
-        let (mut row_max, mut sum, mut row_scale) =
-            (vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS]);
-        kernel.online_softmax(&mut SoftmaxArgs {
-            lanes: M::PANEL_ROWS,
-            keys: keys.len(),
-            lane_keys: LaneKeys::new(|_| keys.len()),
-            updates_row_max: true,
-            factor: 0.7,
-            scores: &mut scores,
-            weights: &mut weights,
-            keeps_weights: true,
-            row_max: &mut row_max,
-            row_sum: &mut sum,
-            row_scale: &mut row_scale,
-        });
+        let mut softmax = SoftmaxCase::new(vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS]);
+        softmax.factor = 0.7;
+        softmax.run(kernel, &mut scores, keys.len());
         let before = magnitude as f32;
         let mut output = vec![before; padded(value_dim, LANES) * M::PANEL_ROWS];
         kernel.pv_product(PvArgs {
@@ -196,7 +184,7 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
             lane_keys: LaneKeys::new(|_| keys.len()),
             value: &packed,
             scores: &scores,
-            weights: &weights,
+            weights: &softmax.weights,
             row_scale: &vec![0.5; M::PANEL_ROWS],
             output: &mut output,
             is_first: false,
@@ -206,7 +194,7 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
         for (index, &actual) in output[..value_dim * M::PANEL_ROWS].iter().enumerate() {
             let (column, lane) = (index / M::PANEL_ROWS, index % M::PANEL_ROWS);
             let products = keys.clone().enumerate().map(|(row, key)| {
-                let pair = halves(weights[row / 2 * M::PANEL_ROWS + lane])[row % 2];
+                let pair = halves(softmax.weights[row / 2 * M::PANEL_ROWS + lane])[row % 2];
                 let weight = f32::from_bits(u32::from(pair) << 16);
                 assert!((weight - scores[row * M::PANEL_ROWS + lane]).abs() <= weight / 256.0, "{name}: {weight}");
                 f64::from(weight) * value[key * value_dim + column]
@@ -246,20 +234,7 @@ fn powers<M: PairMultiplier>(kernel: &Bf16Kernel<M>, exponents: &[f32]) -> Vec<f
     let mut powers = exponents.to_vec();
     powers.resize(keys * LANES, 0.0);
     // With a row max of zero nothing is subtracted.
-    let (mut row_max, mut sum, mut row_scale) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    kernel.online_softmax(&mut SoftmaxArgs {
-        keeps_weights: true,
-        lanes: LANES,
-        keys,
-        lane_keys: LaneKeys::new(|_| keys),
-        updates_row_max: true,
-        factor: 1.0,
-        scores: &mut powers,
-        weights: &mut vec![0; Bf16Kernel::<M>::weight_size(keys)],
-        row_max: &mut row_max,
-        row_sum: &mut sum,
-        row_scale: &mut row_scale,
-    });
+    SoftmaxCase::new(vec![0.0; LANES], vec![0.0; LANES]).run(kernel, &mut powers, keys);
     powers.truncate(exponents.len());
     powers
 }
@@ -303,23 +278,20 @@ fn the_row_max_is_updated_lazily() {
         for (score, expected, weight, factor) in
             [(3.0, 0.0, 8.0, 1.0), (4.0, 0.0, 16.0, 1.0), (5.0, 5.0, 1.0, 0.031_25)]
         {
-            let (mut row_max, mut sum, mut row_scale) = ([0.0; LANES], [2.0; LANES], [0.0; LANES]);
-            let (mut scores, mut weights) = ([score / 2.0; LANES], vec![0; Bf16Kernel::<M>::weight_size(1)]);
-            kernel.online_softmax(&mut SoftmaxArgs {
-                lanes: LANES,
-                keys: 1,
-                lane_keys: LaneKeys::new(|_| 1),
-                updates_row_max: true,
-                factor: 2.0,
-                scores: &mut scores,
-                weights: &mut weights,
-                keeps_weights: true,
-                row_max: &mut row_max,
-                row_sum: &mut sum,
-                row_scale: &mut row_scale,
-            });
-            assert_eq!((row_max, row_scale), ([expected; LANES], [factor; LANES]), "{name} {score}");
-            assert_eq!((scores, sum), ([weight; LANES], [2.0 * factor + weight; LANES]), "{name} {score}");
+            let mut softmax = SoftmaxCase::new(vec![0.0; LANES], vec![2.0; LANES]);
+            softmax.factor = 2.0;
+            let mut scores = vec![score / 2.0; LANES];
+            softmax.run(kernel, &mut scores, 1);
+            assert_eq!(
+                (softmax.row_max, softmax.row_scale),
+                (vec![expected; LANES], vec![factor; LANES]),
+                "{name} {score}"
+            );
+            assert_eq!(
+                (scores, softmax.row_sum),
+                (vec![weight; LANES], vec![2.0 * factor + weight; LANES]),
+                "{name} {score}"
+            );
         }
     }
     with_every_bf16_kernel!(check);

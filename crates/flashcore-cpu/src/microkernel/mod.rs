@@ -23,7 +23,7 @@ pub(crate) mod score;
 #[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
 pub(crate) mod softmax;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 #[expect(unsafe_code, reason = "vector instructions are called where the level has them")]
 pub(crate) mod vector_kernel;
 
@@ -157,17 +157,14 @@ pub(crate) trait Microkernel: Sync {
 }
 
 /// Operands of the QK product.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 fuse QK and softmax"))]
 pub(crate) struct QkOperands<'a, K: Microkernel + ?Sized> {
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 fuse QK and softmax"))]
     pub(crate) head_dim: usize,
     /// Keys of the tile; the first is a multiple of [`Microkernel::KEY_ALIGNMENT`].
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 fuse QK and softmax"))]
     pub(crate) keys: Range<usize>,
     /// A tile that [`Microkernel::pack_keys`] has packed.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 fuse QK and softmax"))]
     pub(crate) key: &'a [K::Packed],
     /// A panel that [`Microkernel::pack_query`] has packed.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels of x86 fuse QK and softmax"))]
     pub(crate) query: &'a [K::Packed],
 }
 

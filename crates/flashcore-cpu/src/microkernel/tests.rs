@@ -6,6 +6,7 @@ use crate::microkernel::score::ScoreModifiers;
 use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
 use crate::simd::portable::Portable;
 use flashcore_problem::{DType, Shape, Strides, Tensor, TensorView};
+use zerocopy::FromBytes;
 
 /// Calls a function of a kernel with each that works here.
 macro_rules! with_every_kernel {
@@ -60,6 +61,47 @@ fn head((tensor, shape): &(Tensor, Shape)) -> Head<'_> {
 
 fn dense((tensor, shape): &(Tensor, Shape)) -> Vec<f64> {
     tensor.dense(*shape, Strides::bhsd(*shape))
+}
+
+/// One step of the online softmax of a row panel, with the row max and row sum before it and after it.
+pub(crate) struct SoftmaxCase<K: Microkernel> {
+    pub(crate) row_max: Vec<f32>,
+    pub(crate) row_sum: Vec<f32>,
+    pub(crate) row_scale: Vec<f32>,
+    pub(crate) weights: Vec<K::Packed>,
+    pub(crate) updates_row_max: bool,
+    pub(crate) factor: f32,
+}
+
+impl<K: Microkernel<Real = f32>> SoftmaxCase<K> {
+    pub(crate) fn new(row_max: Vec<f32>, row_sum: Vec<f32>) -> Self {
+        let row_scale = vec![9.0; row_max.len()];
+        Self { row_max, row_sum, row_scale, weights: Vec::new(), updates_row_max: true, factor: 1.0 }
+    }
+
+    /// Turns the scores of so many keys into weights.
+    pub(crate) fn run(&mut self, kernel: &K, scores: &mut [f32], keys: usize) -> SoftmaxOutcome {
+        self.run_lanes(kernel, scores, keys, LaneKeys::new(|_| keys))
+    }
+
+    fn run_lanes(&mut self, kernel: &K, scores: &mut [f32], keys: usize, lane_keys: LaneKeys) -> SoftmaxOutcome {
+        // NaNs, which must be overwritten.
+        let poison = K::Packed::read_from_bytes(&[0xFF; 8][..size_of::<K::Packed>()]).unwrap();
+        self.weights = vec![poison; K::weight_size(keys)];
+        kernel.online_softmax(&mut SoftmaxArgs {
+            lanes: self.row_max.len(),
+            keys,
+            lane_keys,
+            updates_row_max: self.updates_row_max,
+            factor: self.factor,
+            scores,
+            weights: &mut self.weights,
+            keeps_weights: true,
+            row_max: &mut self.row_max,
+            row_sum: &mut self.row_sum,
+            row_scale: &mut self.row_scale,
+        })
+    }
 }
 
 /// Packed from `bf16`, which all kernels read; the tiles are exactly as large as they must be.
@@ -117,21 +159,8 @@ fn outputs() {
                     let mut packed = vec![K::Packed::default(); K::value_size(value_dim, keys.end)];
                     kernel.pack_values(head(&value), 2..2 + keys.end, &mut packed);
                     let mut scores: Vec<f32> = integers(padded(keys.len(), K::KEY_BLOCK) * lanes, 3);
-                    let mut weights = vec![K::Packed::default(); K::weight_size(keys.len())];
-                    let (mut row_max, mut sum, mut row_scale) = (vec![5.0; lanes], vec![1.0; lanes], vec![9.0; lanes]);
-                    kernel.online_softmax(&mut SoftmaxArgs {
-                        keeps_weights: true,
-                        lanes,
-                        keys: keys.len(),
-                        lane_keys: LaneKeys::new(|_| keys.len()),
-                        updates_row_max: true,
-                        factor: 1.0,
-                        scores: &mut scores,
-                        weights: &mut weights,
-                        row_max: &mut row_max,
-                        row_sum: &mut sum,
-                        row_scale: &mut row_scale,
-                    });
+                    let mut softmax = SoftmaxCase::<K>::new(vec![5.0; lanes], vec![1.0; lanes]);
+                    softmax.run(kernel, &mut scores, keys.len());
                     let row_scale: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 0.25][lane % 3]).collect();
                     let value = dense(&value);
                     for is_first in [false, true] {
@@ -144,7 +173,7 @@ fn outputs() {
                             lane_keys: LaneKeys::new(|_| keys.len()),
                             value: &packed,
                             scores: &scores,
-                            weights: &weights,
+                            weights: &softmax.weights,
                             row_scale: &row_scale,
                             output: &mut output,
                             is_first,
@@ -201,20 +230,8 @@ fn weights() {
                 let old: Vec<f32> = (0..columns).map(|lane| [infinite, -20.0, 3.0, 8.0][lane % 4]).collect();
                 let old_sum: Vec<f32> = old.iter().map(|&old| if old == infinite { 0.0 } else { 2.0 }).collect();
                 let mut weights = scores.clone();
-                let (mut row_max, mut sum, mut row_scale) = (old.clone(), old_sum.clone(), vec![9.0; columns]);
-                kernel.online_softmax(&mut SoftmaxArgs {
-                    keeps_weights: true,
-                    lanes: columns,
-                    keys,
-                    lane_keys: LaneKeys::new(|_| keys),
-                    updates_row_max: true,
-                    factor: 1.0,
-                    scores: &mut weights,
-                    weights: &mut vec![K::Packed::default(); K::weight_size(keys)],
-                    row_max: &mut row_max,
-                    row_sum: &mut sum,
-                    row_scale: &mut row_scale,
-                });
+                let mut softmax = SoftmaxCase::<K>::new(old.clone(), old_sum.clone());
+                softmax.run(kernel, &mut weights, keys);
                 for lane in 0..columns {
                     let of_lane = || scores.iter().skip(lane).step_by(columns);
                     let largest = of_lane().copied().fold(old[lane], f32::max);
@@ -223,7 +240,7 @@ fn weights() {
                     let actual: Vec<f32> = weights.iter().skip(lane).step_by(columns).copied().collect();
                     assert_eq!(actual, expected, "{name} {keys} keys, lane {lane}");
                     let total = old_sum[lane] * factor + expected.iter().sum::<f32>();
-                    let state = [row_max[lane], sum[lane], row_scale[lane]];
+                    let state = [softmax.row_max[lane], softmax.row_sum[lane], softmax.row_scale[lane]];
                     assert_eq!(state, [largest, total, factor], "{name} {keys} keys, lane {lane}");
                 }
             }
@@ -242,46 +259,23 @@ fn weights_above_a_stale_row_max() {
         for last_score in [-3.0, 4.0, 10.0, 12.0, 21.0, 127.0, 128.0, 129.0, 256.0, 300.0, 1e6, 1e30, f32::INFINITY] {
             let mut scores = vec![1.0; 3 * columns];
             scores[3 * columns - 1] = last_score;
-            let (mut row_max, mut sum, mut row_scale) = (vec![0.0; columns], vec![8.0; columns], vec![9.0; columns]);
-            let outcome = kernel.online_softmax(&mut SoftmaxArgs {
-                keeps_weights: true,
-                lanes: columns,
-                keys: 3,
-                lane_keys: LaneKeys::new(|_| 3),
-                updates_row_max: false,
-                factor: 1.0,
-                scores: &mut scores,
-                weights: &mut vec![K::Packed::default(); K::weight_size(3)],
-                row_max: &mut row_max,
-                row_sum: &mut sum,
-                row_scale: &mut row_scale,
-            });
-            let state = (outcome, row_max[columns - 1], sum[columns - 1]);
+            let mut softmax = SoftmaxCase::<K>::new(vec![0.0; columns], vec![8.0; columns]);
+            softmax.updates_row_max = false;
+            let outcome = softmax.run(kernel, &mut scores, 3);
+            let state = (outcome, softmax.row_max[columns - 1], softmax.row_sum[columns - 1]);
             let expected = if last_score < 11.0 {
                 (SoftmaxOutcome::Done, 0.0, 12.0 + last_score.exp2())
             } else {
                 (SoftmaxOutcome::StaleRowMax, 0.0, 8.0)
             };
             assert_eq!(state, expected, "{name} {last_score}");
-            let first = if expected.0 == SoftmaxOutcome::Done { (14.0, 1.0) } else { (8.0, row_scale[0]) };
-            assert_eq!((sum[0], row_scale[0]), first, "{name} {last_score}");
+            let first = if expected.0 == SoftmaxOutcome::Done { (14.0, 1.0) } else { (8.0, softmax.row_scale[0]) };
+            assert_eq!((softmax.row_sum[0], softmax.row_scale[0]), first, "{name} {last_score}");
         }
-        let (mut row_max, mut sum, mut row_scale) =
-            (vec![f32::NEG_INFINITY; columns], vec![0.0; columns], vec![9.0; columns]);
-        let outcome = kernel.online_softmax(&mut SoftmaxArgs {
-            keeps_weights: true,
-            lanes: columns,
-            keys: 1,
-            lane_keys: LaneKeys::new(|_| 1),
-            updates_row_max: false,
-            factor: 1.0,
-            scores: &mut vec![-300.0; columns],
-            weights: &mut vec![K::Packed::default(); K::weight_size(1)],
-            row_max: &mut row_max,
-            row_sum: &mut sum,
-            row_scale: &mut row_scale,
-        });
-        assert_eq!((outcome, row_max[0], sum[0]), (SoftmaxOutcome::Done, -300.0, 1.0), "{name}");
+        let mut softmax = SoftmaxCase::<K>::new(vec![f32::NEG_INFINITY; columns], vec![0.0; columns]);
+        softmax.updates_row_max = false;
+        let outcome = softmax.run(kernel, &mut vec![-300.0; columns], 1);
+        assert_eq!((outcome, softmax.row_max[0], softmax.row_sum[0]), (SoftmaxOutcome::Done, -300.0, 1.0), "{name}");
     }
     with_every_f32_kernel!(check);
 }
@@ -305,22 +299,9 @@ fn keys_of_the_first_lanes() {
                 factor: 1.0,
                 scores: &mut scores,
             });
-            let (mut row_max, mut sum, mut row_scale) =
-                (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes], vec![9.0; lanes]);
+            let mut softmax = SoftmaxCase::<K>::new(vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes]);
             let mut weights = scores.clone();
-            kernel.online_softmax(&mut SoftmaxArgs {
-                keeps_weights: true,
-                lanes,
-                keys,
-                lane_keys,
-                updates_row_max: true,
-                factor: 1.0,
-                scores: &mut weights,
-                weights: &mut [],
-                row_max: &mut row_max,
-                row_sum: &mut sum,
-                row_scale: &mut row_scale,
-            });
+            softmax.run_lanes(kernel, &mut weights, keys, lane_keys);
             let mut output = vec![1.0; dim * lanes];
             kernel.pv_product(PvArgs {
                 value_dim: dim,
@@ -344,7 +325,10 @@ fn keys_of_the_first_lanes() {
                     assert!(scores[index * lanes + lane] == score(index), "{name} {first}: ({index}, {lane})");
                 }
                 let largest = (0..of_lane).map(score).fold(f32::NEG_INFINITY, f32::max);
-                assert!(row_max[lane] == largest && sum[lane].is_finite(), "{name} {first}: row_max of {lane}");
+                assert!(
+                    softmax.row_max[lane] == largest && softmax.row_sum[lane].is_finite(),
+                    "{name} {first}: row_max of {lane}"
+                );
                 for column in 0..dim {
                     let expected: f32 = 1.0 + (0..of_lane).map(|at| score(at) * key[at * dim + column]).sum::<f32>();
                     assert!(output[column * lanes + lane] == expected, "{name} {first}: ({column}, {lane})");
@@ -372,25 +356,16 @@ fn weights_of_special_scores() {
             let columns = K::LANE_BLOCK;
             let mut lanes = [vec![scores[0]; columns], vec![scores[1]; columns]].concat();
             let old_sum = if old == infinite { 0.0 } else { 1.0 };
-            let (mut row_max, mut sum, mut row_scale) =
-                (vec![old; columns], vec![old_sum; columns], vec![9.0; columns]);
-            kernel.online_softmax(&mut SoftmaxArgs {
-                keeps_weights: true,
-                lanes: columns,
-                keys: 2,
-                lane_keys: LaneKeys::new(|_| 2),
-                updates_row_max: true,
-                factor: 1.0,
-                scores: &mut lanes,
-                weights: &mut vec![K::Packed::default(); K::weight_size(2)],
-                row_max: &mut row_max,
-                row_sum: &mut sum,
-                row_scale: &mut row_scale,
-            });
+            let mut softmax = SoftmaxCase::<K>::new(vec![old; columns], vec![old_sum; columns]);
+            softmax.run(kernel, &mut lanes, 2);
             let same = |left: f32, right: f32| left == right || left.is_nan() && right.is_nan();
             for lane in 0..columns {
-                assert!(row_max[lane] == expected_maximum, "{name} {scores:?}: row_max {}", row_max[lane]);
-                assert!(same(sum[lane], expected_sum), "{name} {scores:?}: sum {}", sum[lane]);
+                assert!(
+                    softmax.row_max[lane] == expected_maximum,
+                    "{name} {scores:?}: row_max {}",
+                    softmax.row_max[lane]
+                );
+                assert!(same(softmax.row_sum[lane], expected_sum), "{name} {scores:?}: sum {}", softmax.row_sum[lane]);
             }
         }
     }
@@ -403,21 +378,9 @@ fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32>
     let mut powers = exponents.to_vec();
     powers.resize(exponents.len().div_ceil(columns) * columns, 0.0);
     // With a row max of zero nothing is subtracted.
-    let (mut row_max, mut sum, mut row_scale) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
+    let mut softmax = SoftmaxCase::<K>::new(vec![0.0; columns], vec![0.0; columns]);
     let keys = powers.len() / columns;
-    kernel.online_softmax(&mut SoftmaxArgs {
-        keeps_weights: true,
-        lanes: columns,
-        keys,
-        lane_keys: LaneKeys::new(|_| keys),
-        updates_row_max: true,
-        factor: 1.0,
-        scores: &mut powers,
-        weights: &mut vec![K::Packed::default(); K::weight_size(keys)],
-        row_max: &mut row_max,
-        row_sum: &mut sum,
-        row_scale: &mut row_scale,
-    });
+    softmax.run(kernel, &mut powers, keys);
     powers.truncate(exponents.len());
     powers
 }

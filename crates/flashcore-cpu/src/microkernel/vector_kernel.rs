@@ -145,11 +145,11 @@ impl<L: SimdLevel> Microkernel for L {
     }
 
     fn pack_query(&self, query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [Self::Packed]) {
-        self.vectorize(PackQuery { query, rows, lanes, packed });
+        self.vectorize(PackQuery(query, rows, lanes, packed));
     }
 
     fn pack_keys(&self, key: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]) {
-        self.vectorize(PackRows { head: key, rows: keys, packed });
+        self.vectorize(PackRows(key, keys, packed));
     }
 
     fn pack_values(&self, value: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]) {
@@ -177,19 +177,19 @@ impl<L: SimdLevel> Microkernel for L {
     }
 
     fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &LaneRanges) {
-        self.vectorize(Mask { scores, lanes, ranges });
+        self.vectorize(Mask(scores, lanes, ranges));
     }
 
     fn transpose(&self, columns: &[Self::Real], factors: &[Self::Real], rows: &mut [Self::Real]) {
-        self.vectorize(Transpose { columns, factors, rows });
+        self.vectorize(Transpose(columns, factors, rows));
     }
 
     fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
-        self.vectorize(AreFinite { head, rows })
+        self.vectorize(AreFinite(head, rows))
     }
 
     fn store(&self, dtype: DType, values: &[Self::Real], factor: Self::Real, bytes: &mut [u8]) {
-        self.vectorize(Store { dtype, values, factor, bytes });
+        self.vectorize(Store(dtype, values, factor, bytes));
     }
 
     fn decode_tile(&self, tile: DecodeTile<'_, Self::Real>) {
@@ -197,42 +197,12 @@ impl<L: SimdLevel> Microkernel for L {
     }
 }
 
-struct PackQuery<'a, R> {
-    query: Head<'a>,
-    rows: Range<usize>,
-    lanes: usize,
-    packed: &'a mut [R],
-}
-
-struct PackRows<'a, R> {
-    head: Head<'a>,
-    rows: Range<usize>,
-    packed: &'a mut [R],
-}
-
-struct Mask<'a, R> {
-    scores: &'a mut [R],
-    lanes: usize,
-    ranges: &'a LaneRanges,
-}
-
-struct Transpose<'a, R> {
-    columns: &'a [R],
-    factors: &'a [R],
-    rows: &'a mut [R],
-}
-
-struct AreFinite<'a> {
-    head: Head<'a>,
-    rows: Range<usize>,
-}
-
-struct Store<'a, R> {
-    dtype: DType,
-    values: &'a [R],
-    factor: R,
-    bytes: &'a mut [u8],
-}
+struct PackQuery<'a, R>(Head<'a>, Range<usize>, usize, &'a mut [R]);
+struct PackRows<'a, R>(Head<'a>, Range<usize>, &'a mut [R]);
+struct Mask<'a, R>(&'a mut [R], usize, &'a LaneRanges);
+struct Transpose<'a, R>(&'a [R], &'a [R], &'a mut [R]);
+struct AreFinite<'a>(Head<'a>, Range<usize>);
+struct Store<'a, R>(DType, &'a [R], R, &'a mut [u8]);
 
 /// Implements [`SimdWork`] for the arguments of a function, over the vectors `V` or those of a level `L`.
 macro_rules! simd_work {
@@ -252,23 +222,25 @@ macro_rules! simd_work {
 }
 
 simd_work! {
-    <V: Vector> V, PackQuery<'_, V::Real> => |this| -> () {
-        pack::pack_query::<V>(this.query, this.rows, this.lanes, this.packed);
+    <V: Vector> V, PackQuery<'_, V::Real> => |PackQuery(query, rows, lanes, packed)| -> () {
+        pack::pack_query::<V>(query, rows, lanes, packed);
     }
-    <V: Vector> V, PackRows<'_, V::Real> => |this| -> () { pack::pack_rows::<V>(this.head, this.rows, this.packed); }
+    <V: Vector> V, PackRows<'_, V::Real> => |PackRows(head, rows, packed)| -> () {
+        pack::pack_rows::<V>(head, rows, packed);
+    }
     <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args); }
     <L: SimdLevel> L::Vector, &mut SoftmaxArgs<'_, L> => |args| -> SoftmaxOutcome {
         softmax::online_softmax::<L::Vector, _>(args)
     }
     <L: SimdLevel> L::Vector, &mut PvArgs<'_, L> => |args| -> () { L::pv(args); }
     <V: Vector> V, ScoreModifiers<'_, V::Real> => |modifiers| -> () { score::modify_scores::<V>(modifiers); }
-    <V: Vector> V, Mask<'_, V::Real> => |this| -> () { mask::mask(this.scores, this.lanes, this.ranges); }
-    <V: Vector> V, Transpose<'_, V::Real> => |this| -> () {
-        pack::transpose::<V>(this.columns, this.factors, this.rows);
+    <V: Vector> V, Mask<'_, V::Real> => |Mask(scores, lanes, ranges)| -> () { mask::mask(scores, lanes, ranges); }
+    <V: Vector> V, Transpose<'_, V::Real> => |Transpose(columns, factors, rows)| -> () {
+        pack::transpose::<V>(columns, factors, rows);
     }
-    <V: Vector> V, AreFinite<'_> => |this| -> bool { this.head.are_finite(this.rows) }
-    <V: Vector> V, Store<'_, V::Real> => |this| -> () {
-        convert::store(this.dtype, this.values, this.factor, this.bytes);
+    <V: Vector> V, AreFinite<'_> => |AreFinite(head, rows)| -> bool { head.are_finite(rows) }
+    <V: Vector> V, Store<'_, V::Real> => |Store(dtype, values, factor, bytes)| -> () {
+        convert::store(dtype, values, factor, bytes);
     }
     <V: Vector> V, DecodeTile<'_, V::Real> => |mut tile| -> () { decode::attend_tile::<V>(&mut tile); }
 }

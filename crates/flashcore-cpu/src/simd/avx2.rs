@@ -7,7 +7,7 @@ use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
-use crate::simd::vector::Vector;
+use crate::simd::vector::{Vector, x86_operations};
 use core::arch::x86_64::{
     __m128i, __m256, _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
     _mm_loadu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_blendv_ps, _mm256_castpd_ps,
@@ -41,53 +41,16 @@ impl Vector for Ymm {
     type Real = f32;
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_set1_ps(value)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        unsafe { Self(_mm256_loadu_ps(from)) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        unsafe { _mm256_storeu_ps(to, self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_add_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_sub_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_mul_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_max_ps(self.0, other.0)) }
-    }
+    x86_operations!(
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_add_ps,
+        _mm256_sub_ps,
+        _mm256_mul_ps,
+        _mm256_fmadd_ps,
+        _mm256_max_ps
+    );
 
     #[inline(always)]
     #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
@@ -132,12 +95,6 @@ impl Vector for Ymm {
             let is_normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(MIN_EXPONENT));
             Self(_mm256_and_ps(is_normal, _mm256_mul_ps(power, scale)))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(address: *const u8) {
-        // SAFETY: it has no effect but on caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast::<i8>()) }
     }
 
     #[inline(always)]

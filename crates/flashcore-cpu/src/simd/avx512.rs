@@ -8,7 +8,7 @@ use crate::simd::exp2::MIN_EXPONENT;
 use crate::simd::exp2::short::COEFFICIENTS;
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
-use crate::simd::vector::Vector;
+use crate::simd::vector::{Vector, x86_operations};
 use core::arch::asm;
 use core::arch::x86_64::{
     __m256i, __m512, _CMP_EQ_OQ, _CMP_GT_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
@@ -50,53 +50,16 @@ impl Vector for Zmm {
     type Real = f32;
     const LANES: usize = 16;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_set1_ps(value)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        unsafe { Self(_mm512_loadu_ps(from)) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        unsafe { _mm512_storeu_ps(to, self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_sub_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_max_ps(self.0, other.0)) }
-    }
+    x86_operations!(
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_add_ps,
+        _mm512_sub_ps,
+        _mm512_mul_ps,
+        _mm512_fmadd_ps,
+        _mm512_max_ps
+    );
 
     #[inline(always)]
     #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
@@ -154,12 +117,6 @@ impl Vector for Zmm {
     unsafe fn sum(self) -> f32 {
         // SAFETY: the caller vouches for the instructions.
         unsafe { _mm512_reduce_add_ps(self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(address: *const u8) {
-        // SAFETY: it has no effect but on caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast::<i8>()) }
     }
 
     #[inline(always)]
