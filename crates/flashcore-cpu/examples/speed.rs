@@ -1,10 +1,10 @@
-//! How fast attention is on this machine, beside what its arithmetic units can do.
+//! Speed of attention on this machine, beside the peak of its arithmetic units.
 //!
 //! ```text
 //! cargo run --release -p flashcore-cpu --example speed -- [--threads N] [--level NAME] [--dtype NAME] [SHAPE ...]
 //! ```
 //!
-//! A shape is `batch x heads[/key heads] x queries[,keys] x columns`, with `c` behind it for a causal mask. The figure is
+//! A shape is `batch x heads[/key heads] x queries[,keys] x columns`, with `c` after it for a causal mask. The figure is
 //! the best of many repetitions, because other programs only ever make a run slower.
 
 #![expect(clippy::print_stdout, reason = "an example is a program")]
@@ -28,7 +28,7 @@ const SHAPES: [&str; 12] = [
     "1x8x2048x128c",
 ];
 
-/// How long a shape is repeated.
+/// Time for which a shape is repeated.
 const TIME: Duration = Duration::from_millis(700);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

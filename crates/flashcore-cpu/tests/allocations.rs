@@ -30,7 +30,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Prefill, grouped heads, decode, keys cut into chunks; in every layout that is packed in another way.
+/// Prefill, grouped heads, decode, split-KV; in every layout that is packed in another way.
 fn problems(dtype: DType) -> Vec<Problem> {
     let shape = |heads: (usize, usize), lengths: (usize, usize), columns: usize| {
         let mut problem = Problem::new(1, heads.0, lengths.0, columns, dtype);

@@ -127,7 +127,7 @@ fn features() {
     }
 }
 
-/// Few rows are streamed, and keys that are enough for several chunks are cut: alone and with all features.
+/// Few rows are decoded, and keys that are enough for several splits are split: alone and with all features.
 #[test]
 fn few_rows_over_many_keys() {
     for (queries, keys) in [(1, 1), (1, 63), (1, 1300), (2, 129), (3, 1100), (8, 70), (9, 1100), (40, 1500)] {
@@ -184,7 +184,7 @@ fn stress() {
     }
 }
 
-/// Scores that a maximum of the keys before does not fit, from the middle of a tile on, in some rows.
+/// Scores far above the row max of the keys before, from the middle of a tile on, in some rows.
 #[test]
 fn scores_that_rise() {
     for dtype in [DType::F16, DType::F32] {
@@ -201,7 +201,7 @@ fn scores_that_rise() {
     }
 }
 
-/// The same with values so large that sums of weights far above 1 would leave their range.
+/// Rising scores with values so large that sums of weights far above 1 would leave their range.
 #[test]
 fn scores_that_rise_with_large_values() {
     for dtype in [DType::Bf16, DType::F32] {
@@ -271,7 +271,7 @@ fn long_sums_in_f64() {
 fn long_sums_of_values_with_a_mean() {
     for queries in [1, 64] {
         let mut problem = Problem::new(1, 2, queries, 64, DType::F32);
-        // Too few to be cut into chunks, which would be sums of their own.
+        // Too few for split-KV, whose splits would be sums of their own.
         problem.key_length = 1000;
         let mut inputs = Inputs::random(&problem, 5);
         let values = inputs.value.dense(problem.value_shape(), problem.strides().value);
@@ -381,9 +381,9 @@ fn not_a_number_goes_where_it_is_attended() {
     }
 }
 
-/// A tile with a NaN that some rows attend is worked on in another way than those behind it.
+/// A tile with a NaN that some rows attend takes another path than those after it.
 #[test]
-fn tiles_behind_one_with_a_nan() {
+fn tiles_after_one_with_a_nan() {
     for dtype in DType::ALL {
         for nan in [3, 70, 130] {
             let mut problem = Problem::new(1, 1, 400, 32, dtype);

@@ -20,7 +20,7 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// How long a child may take for what takes milliseconds.
+/// Timeout of a child whose work takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `work` in a forked child, which is killed if it hangs. The exit status, 0 where `work` returned true.

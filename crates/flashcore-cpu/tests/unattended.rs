@@ -6,7 +6,7 @@ use flashcore_problem::{
 };
 use std::time::{Duration, Instant};
 
-/// What lies where nobody looks: numbers, numbers that products in `bf16` take as zero, huge ones, and none.
+/// Fillings of memory that must not matter: numbers, numbers that products in `bf16` flush to zero, huge ones, and none.
 const FILLINGS: [f64; 5] = [0.5, 1e-39, 1e30, f64::INFINITY, f64::NAN];
 
 /// Sets the rows of a contiguous tensor for which `is_chosen` says so, given batch and row.
@@ -163,7 +163,7 @@ mod memory {
     impl Fenced {
         /// So many bytes, of which those of `open` hold these; both ends of it are ends of pages.
         fn new(bytes: usize, open: usize, content: &[u8]) -> Self {
-            // SAFETY: new memory is asked for, of which the part that is made accessible is written.
+            // SAFETY: new memory is mapped, of which the part that is made accessible is written.
             unsafe {
                 let first = mmap(std::ptr::null_mut(), bytes, NO_ACCESS, ANONYMOUS, -1, 0).cast::<u8>();
                 assert!(first.addr() != usize::MAX, "no memory");

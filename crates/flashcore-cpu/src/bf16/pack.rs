@@ -1,18 +1,18 @@
-//! `bf16` elements in pairs, as the products of both bf16 levels read them.
+//! Packing of `bf16` elements in pairs (VNNI layout), as the products of both bf16 levels read them.
 //!
 //! A pair is two elements that one instruction multiplies and adds together, in 32 bits: two neighbouring columns of a
-//! query and a key, or the values and the weights of two neighbouring keys. A panel is sixteen pairs of each row of a left
-//! factor, row after row of 64 bytes, so that sixteen rows of it are what a tile register holds.
+//! query and a key, or the values and the weights of two neighbouring keys. A slab is a slice of the depth:
+//! sixteen pairs of each row of a left factor, row after row of 64 bytes, so that sixteen rows of it fill a tile register.
 //!
-//! | operand | lies |
+//! | operand | layout |
 //! |---|---|
 //! | query | pairs of columns, a row of `lanes` for each |
-//! | keys | panels of 32 columns, a row for each key |
-//! | values | panels of 32 keys, a row for each column: transposed |
+//! | keys | slabs of 32 columns, a row for each key |
+//! | values | slabs of 32 keys, a row for each column: transposed |
 //! | weights | pairs of keys, a row of `lanes` for each |
 
+use crate::microkernel::head::Head;
 use crate::microkernel::padded;
-use crate::pack::Head;
 use core::arch::x86_64::{
     __m512i, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmpge_epu16_mask,
     _mm512_cmplt_epu16_mask, _mm512_mask_blend_epi16, _mm512_maskz_loadu_epi16, _mm512_max_epu16, _mm512_min_epu16,
@@ -23,72 +23,73 @@ use core::arch::x86_64::{
 };
 use std::ops::Range;
 
-/// Pairs of a row of a panel.
+/// Pairs of a row of a slab.
 pub(crate) const PAIRS: usize = 16;
-/// Elements of a row of a panel.
+/// Elements of a row of a slab.
 pub(crate) const DEPTH: usize = 2 * PAIRS;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
-/// What precedes packed values: whether they are tiny, below [`TINY`].
+/// Header of packed values: nonzero if they are tiny, below [`TINY`].
 pub(crate) const VALUE_HEADER: usize = PAIRS;
 
-/// The bits of 2^-62. The products treat subnormal elements, products and sums as zero; values none of which reaches
-/// this are packed times [`TINY_FACTOR`], and what comes of them is divided by it.
+/// Bits of 2^-62. The products flush subnormal elements, products and sums to zero; values none of which reaches this are
+/// packed times [`TINY_FACTOR`], and their sums are divided by it.
 const TINY: u16 = (127 - 62) << 7;
 /// 2^64: the least subnormal, 2^-133, becomes 2^-69.
 const TINY_FACTOR: f32 = 18_446_744_073_709_551_616.0;
 
-/// How many panels hold `depth` elements of a row.
-pub(crate) const fn panels(depth: usize) -> usize {
+/// Number of slabs that hold `depth` elements of a row.
+pub(crate) const fn slabs(depth: usize) -> usize {
     depth.div_ceil(DEPTH)
 }
 
-/// Pairs of `lanes` queries of `head_dim` columns.
+/// Number of pairs of `lanes` queries of `head_dim` columns.
 pub(crate) const fn query_size(head_dim: usize, lanes: usize) -> usize {
-    panels(head_dim) * PAIRS * lanes
+    slabs(head_dim) * PAIRS * lanes
 }
 
-/// Pairs of keys.
+/// Number of pairs of keys.
 pub(crate) const fn key_size(head_dim: usize, keys: usize) -> usize {
-    panels(head_dim) * padded(keys, LANES) * PAIRS
+    slabs(head_dim) * padded(keys, LANES) * PAIRS
 }
 
-/// Pairs of values, with what precedes them.
+/// Number of pairs of values, with their header.
 pub(crate) const fn value_size(value_dim: usize, keys: usize) -> usize {
-    VALUE_HEADER + panels(keys) * padded(value_dim, LANES) * PAIRS
+    VALUE_HEADER + slabs(keys) * padded(value_dim, LANES) * PAIRS
 }
 
-/// What outputs of these packed values are to be divided by, unless it is 1.
+/// Divisor of the outputs of these packed values, unless it is 1.
 pub(crate) fn divisor(packed_values: &[u32]) -> Option<f32> {
     (packed_values[0] != 0).then_some(TINY_FACTOR)
 }
 
-/// A mask of the elements of a vector of `SIZE` that begins at `first` and that `count` has.
+/// Mask of the elements below `count` in a vector of `SIZE` elements that begins at `first`.
 fn elements<const SIZE: usize>(first: usize, count: usize) -> u32 {
     ((1_u64 << count.saturating_sub(first).min(SIZE)) - 1) as u32
 }
 
-/// The first element of a vector in a row of bytes. Where the row ends before it, no element of the vector is read.
+/// Address of the first element of a vector in a row of bytes. Where the row ends before it, no element of the vector is
+/// read.
 fn address(row: &[u8], first: usize) -> *const i16 {
     row.as_ptr().wrapping_add(2 * first).cast()
 }
 
-/// What is to be known of the magnitudes of some rows.
+/// Extreme magnitudes of some rows.
 pub(crate) struct Magnitudes {
-    /// Some element is subnormal, which the instructions would take as zero.
+    /// True if some element is subnormal, which the instructions would flush to zero.
     pub(crate) has_subnormal: bool,
-    /// The bits of the largest. Infinities and NaNs are larger than all numbers.
+    /// Bits of the largest. Infinities and NaNs are larger than all numbers.
     pub(crate) largest: u32,
 }
 
-/// Looks at all elements of some rows.
+/// Magnitudes of all elements of some rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn magnitudes(head: Head<'_>, rows: Range<usize>) -> Magnitudes {
     const LARGEST_SUBNORMAL: i16 = 0x7F;
     let columns = head.columns();
     let (magnitude, one) = (_mm512_set1_epi16(0x7FFF), _mm512_set1_epi16(1));
-    // Of every element less one: zero becomes the largest number.
+    // The smallest of every element less one: zero becomes the largest number.
     let (mut largest, mut smallest) = (_mm512_setzero_si512(), _mm512_set1_epi16(-1));
     for row in rows {
         let row = head.row(row);
@@ -110,13 +111,13 @@ pub(crate) fn magnitudes(head: Head<'_>, rows: Range<usize>) -> Magnitudes {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn pack_query(query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [u32]) {
     let columns = query.columns();
-    for (panel, pairs) in packed.chunks_exact_mut(PAIRS * lanes).take(panels(columns)).enumerate() {
-        let mask = elements::<DEPTH>(panel * DEPTH, columns);
+    for (slab, pairs) in packed.chunks_exact_mut(PAIRS * lanes).take(slabs(columns)).enumerate() {
+        let mask = elements::<DEPTH>(slab * DEPTH, columns);
         for first_lane in (0..lanes).step_by(LANES) {
             let mut block = [_mm512_setzero_si512(); LANES];
             for (vector, row) in block.iter_mut().zip(rows.clone().skip(first_lane)) {
                 // SAFETY: only elements that the row has are read.
-                *vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(query.row(row), panel * DEPTH)) };
+                *vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(query.row(row), slab * DEPTH)) };
             }
             for (place, vector) in pairs[first_lane..].chunks_mut(lanes).zip(transposed(&block)) {
                 store(vector, &mut place[..PAIRS]);
@@ -125,16 +126,16 @@ pub(crate) fn pack_query(query: Head<'_>, rows: Range<usize>, lanes: usize, pack
     }
 }
 
-/// Packs keys. Columns that only pad are zero; of rows that only pad, nothing is said.
+/// Packs keys. Columns that only pad are zero; rows that only pad are undefined.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
     let columns = key.columns();
-    let panel_size = packed.len() / panels(columns);
-    for (panel, rows) in packed.chunks_exact_mut(panel_size).enumerate() {
-        let mask = elements::<DEPTH>(panel * DEPTH, columns);
+    let slab_size = packed.len() / slabs(columns);
+    for (slab, rows) in packed.chunks_exact_mut(slab_size).enumerate() {
+        let mask = elements::<DEPTH>(slab * DEPTH, columns);
         for (place, key_index) in rows.chunks_exact_mut(PAIRS).zip(keys.clone()) {
             // SAFETY: only elements that the row has are read.
-            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(key.row(key_index), panel * DEPTH)) };
+            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(key.row(key_index), slab * DEPTH)) };
             store(vector, place);
         }
     }
@@ -145,12 +146,12 @@ pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
 pub(crate) fn pack_values(value: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
     let columns = value.columns();
     let is_tiny = are_tiny(value, keys.clone());
-    let (header, panels) = packed.split_at_mut(VALUE_HEADER);
+    let (header, slabs) = packed.split_at_mut(VALUE_HEADER);
     header.fill(u32::from(is_tiny));
-    let panel_size = padded(columns, LANES) * PAIRS;
-    for (panel, first_key) in panels.chunks_exact_mut(panel_size).zip(keys.clone().step_by(DEPTH)) {
+    let slab_size = padded(columns, LANES) * PAIRS;
+    for (slab, first_key) in slabs.chunks_exact_mut(slab_size).zip(keys.clone().step_by(DEPTH)) {
         let keys = first_key..keys.end.min(first_key + DEPTH);
-        for (rows, first_column) in panel.chunks_mut(DEPTH * PAIRS).zip((0..columns).step_by(DEPTH)) {
+        for (rows, first_column) in slab.chunks_mut(DEPTH * PAIRS).zip((0..columns).step_by(DEPTH)) {
             if is_tiny {
                 pack_columns(value, keys.clone(), first_column, rows, |row| times(row, TINY_FACTOR));
             } else {
@@ -196,7 +197,7 @@ fn pack_columns(
     }
 }
 
-/// Whether no element of some rows reaches [`TINY`].
+/// True if no element of some rows reaches [`TINY`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn are_tiny(head: Head<'_>, mut rows: Range<usize>) -> bool {
     let columns = head.columns();
@@ -211,7 +212,7 @@ fn are_tiny(head: Head<'_>, mut rows: Range<usize>) -> bool {
     })
 }
 
-/// Elements times a power of two that leaves them numbers of 16 bits.
+/// Multiplies elements by a power of two that leaves them numbers of 16 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn times(elements: __m512i, factor: f32) -> __m512i {
     const ODD_ELEMENTS: u32 = 0xAAAA_AAAA;
@@ -223,12 +224,12 @@ fn times(elements: __m512i, factor: f32) -> __m512i {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn store(vector: __m512i, place: &mut [u32]) {
-    assert!(place.len() >= PAIRS, "room for a whole row of a panel");
+    assert!(place.len() >= PAIRS, "a place too small for a row of a slab");
     // SAFETY: the place has room for the vector, as just asserted.
     unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), vector) };
 }
 
-/// Element `j` of vector `i` becomes element `i` of vector `j`.
+/// Transposes 16 by 16: element `j` of vector `i` becomes element `i` of vector `j`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 #[inline]
 fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {

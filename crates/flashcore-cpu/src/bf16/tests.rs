@@ -1,17 +1,20 @@
-//! What the bf16 levels have of their own, against plain loops in `f64`. The rest is in `kernel_tests`.
+//! The bf16 microkernel against plain loops in `f64`; what it shares with others is in `microkernel/tests.rs`.
 
-use super::{Bf16Kernel, DEPTH, LANES, PAIRS, PairMultiplier, VALUE_HEADER, pack, weigh};
-use crate::microkernel::{LaneKeys, Microkernel, OutputProduct, ScoreProduct, Soon, Strip, padded};
-use crate::pack::Head;
+use super::pack::{self, DEPTH, LANES, PAIRS, VALUE_HEADER};
+use super::{Bf16Kernel, PairMultiplier, softmax};
+use crate::microkernel::head::Head;
+use crate::microkernel::prefetch::PrefetchPlan;
+use crate::microkernel::tests::SoftmaxCase;
+use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, padded};
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
 /// Calls a function of a kernel with each bf16 level that works here.
 macro_rules! with_every_bf16_kernel {
     ($check:path) => {
-        if let Some(kernel) = crate::avx512_bf16::detect() {
+        if let Some(kernel) = crate::bf16::avx512_bf16::detect() {
             $check(&kernel, "avx512bf16");
         }
-        if let Some(kernel) = crate::amx::detect() {
+        if let Some(kernel) = crate::bf16::amx::detect() {
             $check(&kernel, "amx");
         }
     };
@@ -73,7 +76,7 @@ fn queries_are_pairs_of_columns_in_lanes() {
 }
 
 #[test]
-fn keys_are_panels_of_columns() {
+fn keys_are_slabs_of_columns() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (keys, columns) in [(1, 1), (5, 2), (16, 31), (17, 32), (32, 33), (100, 100)] {
             let key = Rows::scattered(keys + 2, columns, 1);
@@ -81,9 +84,9 @@ fn keys_are_panels_of_columns() {
             kernel.pack_keys(key.head(), 2..2 + keys, &mut packed);
             let rows = padded(keys, LANES);
             for (index, &pair) in packed.iter().enumerate() {
-                let (panel, row, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
+                let (slab, row, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
                 if row < keys {
-                    let first = panel * DEPTH + 2 * pair_index;
+                    let first = slab * DEPTH + 2 * pair_index;
                     let expected = [first, first + 1].map(|at| if at < columns { key.at(row + 2, at) } else { 0 });
                     assert_eq!(halves(pair), expected, "{name} {keys}x{columns}: pair {index}");
                 }
@@ -94,7 +97,7 @@ fn keys_are_panels_of_columns() {
 }
 
 #[test]
-fn values_are_panels_of_keys() {
+fn values_are_slabs_of_keys() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (keys, columns) in [(1, 1), (5, 2), (31, 16), (32, 17), (33, 32), (100, 100)] {
             let value = Rows::scattered(keys + 2, columns, 1);
@@ -103,8 +106,8 @@ fn values_are_panels_of_keys() {
             assert_eq!(pack::divisor(&packed), None);
             let rows = padded(columns, LANES);
             for (index, &pair) in packed[VALUE_HEADER..].iter().enumerate() {
-                let (panel, column, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
-                let first = panel * DEPTH + 2 * pair_index;
+                let (slab, column, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
+                let first = slab * DEPTH + 2 * pair_index;
                 let expected = [first, first + 1]
                     .map(|key| if key < keys && column < columns { value.at(key + 2, column) } else { 0 });
                 assert_eq!(halves(pair), expected, "{name} {keys}x{columns}: pair {index}");
@@ -120,15 +123,16 @@ fn scores_are_as_exact_as_their_sums() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for head_dim in [1, 31, 64, 100, 256] {
             for (first, keys) in [(0, 16), (32, 50), (64, 128)] {
-                let (query, key) = (Rows::scattered(M::STRIP, head_dim, 1), Rows::scattered(first + keys, head_dim, 2));
+                let (query, key) =
+                    (Rows::scattered(M::PANEL_ROWS, head_dim, 1), Rows::scattered(first + keys, head_dim, 2));
                 let mut packed_query = vec![0; Bf16Kernel::<M>::query_size(head_dim)];
                 let mut packed_key = vec![u32::MAX; Bf16Kernel::<M>::key_size(head_dim, first + keys)];
-                kernel.pack_query(query.head(), 0..M::STRIP, M::STRIP, &mut packed_query);
+                kernel.pack_query(query.head(), 0..M::PANEL_ROWS, M::PANEL_ROWS, &mut packed_query);
                 kernel.pack_keys(key.head(), 0..first + keys, &mut packed_key);
-                let mut scores = vec![9.0; padded(keys, LANES) * M::STRIP];
-                kernel.score(ScoreProduct {
+                let mut scores = vec![9.0; padded(keys, LANES) * M::PANEL_ROWS];
+                kernel.qk_product(QkArgs {
                     head_dim,
-                    lanes: M::STRIP,
+                    lanes: M::PANEL_ROWS,
                     keys: first..first + keys,
                     lane_keys: LaneKeys::new(|_| keys),
                     key: &packed_key,
@@ -137,8 +141,8 @@ fn scores_are_as_exact_as_their_sums() {
                     scores: &mut scores,
                 });
                 let (query, key) = (query.dense(), key.dense());
-                for (index, &score) in scores[..keys * M::STRIP].iter().enumerate() {
-                    let (row, lane) = (first + index / M::STRIP, index % M::STRIP);
+                for (index, &score) in scores[..keys * M::PANEL_ROWS].iter().enumerate() {
+                    let (row, lane) = (first + index / M::PANEL_ROWS, index % M::PANEL_ROWS);
                     let products = (0..head_dim).map(|at| query[lane * head_dim + at] * key[row * head_dim + at]);
                     let exact = f64::from(-0.3_f32) * products.clone().sum::<f64>();
                     let bound =
@@ -161,49 +165,38 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
         let mut packed = vec![u32::MAX; Bf16Kernel::<M>::value_size(value_dim, 130)];
         kernel.pack_values(value.head(), 0..keys.end, &mut packed);
         if magnitude == 1.0 {
-            // So that what is beside the last keys is there, and is a NaN.
+            // So that the padding of the last keys is a NaN.
             kernel.pack_values(value.head(), 0..130, &mut packed);
         }
-        let (mut scores, mut weights) = (vec![0.0; 128 * M::STRIP], vec![u32::MAX; Bf16Kernel::<M>::weight_size(128)]);
+        let mut scores = vec![0.0; 128 * M::PANEL_ROWS];
         for (index, score) in scores.iter_mut().enumerate() {
             *score = ((index * 37) % 101) as f32 * 0.05 - 2.0;
         }
-        let (mut maximum, mut sum, mut correction) = (vec![0.0; M::STRIP], vec![0.0; M::STRIP], vec![0.0; M::STRIP]);
-        kernel.weigh(&mut Strip {
-            lanes: M::STRIP,
-            keys: keys.len(),
-            lane_keys: LaneKeys::new(|_| keys.len()),
-            follows_maximum: true,
-            factor: 0.7,
-            scores: &mut scores,
-            weights: &mut weights,
-            keeps_weights: true,
-            maximum: &mut maximum,
-            sum: &mut sum,
-            correction: &mut correction,
-        });
+        let mut softmax = SoftmaxCase::new(vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS]);
+        softmax.factor = 0.7;
+        softmax.run(kernel, &mut scores, keys.len());
         let before = magnitude as f32;
-        let mut output = vec![before; padded(value_dim, LANES) * M::STRIP];
-        kernel.accumulate(OutputProduct {
+        let mut output = vec![before; padded(value_dim, LANES) * M::PANEL_ROWS];
+        kernel.pv_product(PvArgs {
             value_dim,
-            lanes: M::STRIP,
+            lanes: M::PANEL_ROWS,
             keys: keys.clone(),
             lane_keys: LaneKeys::new(|_| keys.len()),
             value: &packed,
             scores: &scores,
-            weights: &weights,
-            correction: &vec![0.5; M::STRIP],
+            weights: &softmax.weights,
+            row_scale: &vec![0.5; M::PANEL_ROWS],
             output: &mut output,
             is_first: false,
-            soon: Soon::NOTHING,
+            prefetch: PrefetchPlan::NOTHING,
         });
         let value = value.dense();
-        for (index, &actual) in output[..value_dim * M::STRIP].iter().enumerate() {
-            let (column, lane) = (index / M::STRIP, index % M::STRIP);
+        for (index, &actual) in output[..value_dim * M::PANEL_ROWS].iter().enumerate() {
+            let (column, lane) = (index / M::PANEL_ROWS, index % M::PANEL_ROWS);
             let products = keys.clone().enumerate().map(|(row, key)| {
-                let pair = halves(weights[row / 2 * M::STRIP + lane])[row % 2];
+                let pair = halves(softmax.weights[row / 2 * M::PANEL_ROWS + lane])[row % 2];
                 let weight = f32::from_bits(u32::from(pair) << 16);
-                assert!((weight - scores[row * M::STRIP + lane]).abs() <= weight / 256.0, "{name}: {weight}");
+                assert!((weight - scores[row * M::PANEL_ROWS + lane]).abs() <= weight / 256.0, "{name}: {weight}");
                 f64::from(weight) * value[key * value_dim + column]
             });
             let exact = 0.5 * f64::from(before) + products.clone().sum::<f64>();
@@ -224,7 +217,7 @@ fn outputs_are_as_exact_as_their_sums() {
     with_every_bf16_kernel!(check);
 }
 
-/// The instructions take subnormal elements, products and sums as zero; outputs do not show it.
+/// The instructions flush subnormal elements, products and sums to zero; outputs do not show it.
 #[test]
 fn small_and_subnormal_values_are_not_lost() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
@@ -240,21 +233,8 @@ fn powers<M: PairMultiplier>(kernel: &Bf16Kernel<M>, exponents: &[f32]) -> Vec<f
     let keys = exponents.len().div_ceil(LANES);
     let mut powers = exponents.to_vec();
     powers.resize(keys * LANES, 0.0);
-    // With a maximum of zero nothing is subtracted.
-    let (mut maximum, mut sum, mut correction) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    kernel.weigh(&mut Strip {
-        keeps_weights: true,
-        lanes: LANES,
-        keys,
-        lane_keys: LaneKeys::new(|_| keys),
-        follows_maximum: true,
-        factor: 1.0,
-        scores: &mut powers,
-        weights: &mut vec![0; Bf16Kernel::<M>::weight_size(keys)],
-        maximum: &mut maximum,
-        sum: &mut sum,
-        correction: &mut correction,
-    });
+    // With a row max of zero nothing is subtracted.
+    SoftmaxCase::new(vec![0.0; LANES], vec![0.0; LANES]).run(kernel, &mut powers, keys);
     powers.truncate(exponents.len());
     powers
 }
@@ -272,8 +252,8 @@ fn powers_of_two_are_as_exact_as_stated() {
             let exact = f64::from(exponent).exp2();
             worst = worst.max((f64::from(power) - exact).abs() / exact);
         }
-        assert!(worst < weigh::MAX_ERROR, "{name}: {worst:e}");
-        assert!(worst > 0.9 * weigh::MAX_ERROR, "{name}: only {worst:e}");
+        assert!(worst < softmax::MAX_ERROR, "{name}: {worst:e}");
+        assert!(worst > 0.9 * softmax::MAX_ERROR, "{name}: only {worst:e}");
     }
     with_every_bf16_kernel!(check);
 }
@@ -291,30 +271,27 @@ fn special_powers_of_two() {
     with_every_bf16_kernel!(check);
 }
 
-/// What is subtracted stays while scores rise by less than the slack, and follows when they rise by more.
+/// Lazy rescale: the row max is stale while scores rise by less than the threshold, and updated when they rise by more.
 #[test]
-fn the_maximum_follows_late() {
+fn the_row_max_is_updated_lazily() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (score, expected, weight, factor) in
             [(3.0, 0.0, 8.0, 1.0), (4.0, 0.0, 16.0, 1.0), (5.0, 5.0, 1.0, 0.031_25)]
         {
-            let (mut maximum, mut sum, mut correction) = ([0.0; LANES], [2.0; LANES], [0.0; LANES]);
-            let (mut scores, mut weights) = ([score / 2.0; LANES], vec![0; Bf16Kernel::<M>::weight_size(1)]);
-            kernel.weigh(&mut Strip {
-                lanes: LANES,
-                keys: 1,
-                lane_keys: LaneKeys::new(|_| 1),
-                follows_maximum: true,
-                factor: 2.0,
-                scores: &mut scores,
-                weights: &mut weights,
-                keeps_weights: true,
-                maximum: &mut maximum,
-                sum: &mut sum,
-                correction: &mut correction,
-            });
-            assert_eq!((maximum, correction), ([expected; LANES], [factor; LANES]), "{name} {score}");
-            assert_eq!((scores, sum), ([weight; LANES], [2.0 * factor + weight; LANES]), "{name} {score}");
+            let mut softmax = SoftmaxCase::new(vec![0.0; LANES], vec![2.0; LANES]);
+            softmax.factor = 2.0;
+            let mut scores = vec![score / 2.0; LANES];
+            softmax.run(kernel, &mut scores, 1);
+            assert_eq!(
+                (softmax.row_max, softmax.row_scale),
+                (vec![expected; LANES], vec![factor; LANES]),
+                "{name} {score}"
+            );
+            assert_eq!(
+                (scores, softmax.row_sum),
+                (vec![weight; LANES], vec![2.0 * factor + weight; LANES]),
+                "{name} {score}"
+            );
         }
     }
     with_every_bf16_kernel!(check);

@@ -1,0 +1,81 @@
+//! Split-KV: partial results of the splits of each row, merged in their order.
+
+use super::output::Disjoint;
+use super::scratch::{Arena, arena_bytes};
+use crate::attend::softmax::row_scale;
+use crate::simd::real::Real;
+
+/// Partial results of all rows: those of a row are contiguous, in the order of its splits.
+pub(super) struct Partials<'a, R> {
+    row_max: Disjoint<'a, R>,
+    row_sum: Disjoint<'a, R>,
+    values: Disjoint<'a, R>,
+    num_splits: usize,
+    /// Elements of `values` for each split of a row.
+    size: usize,
+}
+
+impl<'a, R: Real> Partials<'a, R> {
+    /// Bytes that [`take`](Self::take) takes of an arena.
+    pub(super) fn scratch_bytes(rows: usize, num_splits: usize, size: usize) -> usize {
+        2 * arena_bytes::<R>(rows * num_splits) + arena_bytes::<R>(rows * num_splits * size)
+    }
+
+    pub(super) fn take(arena: &mut Arena<'a>, rows: usize, num_splits: usize, size: usize) -> Self {
+        let count = rows * num_splits;
+        Self {
+            row_max: Disjoint::new(arena.take(count)),
+            row_sum: Disjoint::new(arena.take(count)),
+            values: Disjoint::new(arena.take(count * size)),
+            num_splits,
+            size,
+        }
+    }
+
+    /// Stores the partial result of one split of a row.
+    ///
+    /// # Safety
+    ///
+    /// It is not in use.
+    pub(super) unsafe fn store(&self, row: usize, split: usize, row_max: R, row_sum: R, values: &[R]) {
+        let index = row * self.num_splits + split;
+        // SAFETY: the caller vouches that nobody else uses this partial result.
+        unsafe {
+            self.row_max.part(index, 1)[0] = row_max;
+            self.row_sum.part(index, 1)[0] = row_sum;
+            self.values.part(index * self.size, self.size).copy_from_slice(values);
+        }
+    }
+
+    /// Merges the splits of a row. Returns its row max, row sum and weighted sum.
+    ///
+    /// # Safety
+    ///
+    /// They are stored, and not in use.
+    pub(super) unsafe fn merge(&self, row: usize) -> (R, R, &[R]) {
+        let first = row * self.num_splits;
+        // SAFETY: the caller vouches that nobody else uses these partial results.
+        let (row_maxes, row_sums, values) = unsafe {
+            (
+                self.row_max.part(first, self.num_splits),
+                self.row_sum.part(first, self.num_splits),
+                self.values.part(first * self.size, self.num_splits * self.size),
+            )
+        };
+        let row_max = row_maxes.iter().fold(R::NEGATIVE_INFINITY, |largest, &other| largest.maximum(other));
+        let (merged, others) = values.split_at_mut(self.size);
+        let factor = row_scale(row_maxes[0], row_max);
+        let mut row_sum = row_sums[0] * factor;
+        for element in &mut *merged {
+            *element *= factor;
+        }
+        for (split, values) in others.chunks_exact(self.size).enumerate() {
+            let factor = row_scale(row_maxes[split + 1], row_max);
+            row_sum += row_sums[split + 1] * factor;
+            for (element, &value) in merged.iter_mut().zip(values) {
+                *element += value * factor;
+            }
+        }
+        (row_max, row_sum, merged)
+    }
+}

@@ -1,0 +1,366 @@
+//! The loops of [decoding](crate::attend::decode): vectors along the columns of keys and values, a few keys or columns at
+//! a time.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS};
+use crate::attend::softmax::{finite_shift, row_scale};
+use crate::microkernel::convert;
+use crate::microkernel::head::Head;
+use crate::microkernel::prefetch::CacheLines;
+use crate::microkernel::score::modify_row;
+use crate::simd::real::Real;
+use crate::simd::vector::{MAX_LANES, Vector};
+use flashcore_problem::DType;
+use std::ops::Range;
+
+/// Attends a tile with a few query rows; see [`Microkernel::decode_tile`](super::Microkernel::decode_tile).
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) {
+    // Once for each type, so that the innermost loops need not branch on it.
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        match tile.key.dtype() {
+            DType::F16 => attend_typed::<V>(DType::F16, tile),
+            DType::Bf16 => attend_typed::<V>(DType::Bf16, tile),
+            DType::F32 => attend_typed::<V>(DType::F32, tile),
+            DType::F64 => attend_typed::<V>(DType::F64, tile),
+        }
+    }
+}
+
+/// Attends a tile whose elements are of type `dtype`.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Real>) {
+    let (key, value) = (Rows::new(tile.key, &tile.keys), Rows::new(tile.value, &tile.keys));
+    let (rows, count) = (tile.rows, tile.keys.len());
+    assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
+    assert!(tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns, "too little room");
+    let mut row = 0;
+    while row < rows {
+        // The values of these keys, and later the following keys, are prefetched: every tile begins elsewhere than the
+        // last ended, where the hardware prefetcher does not see it coming.
+        let next = (row == 0).then_some(value);
+        let query = &tile.query[row * key.columns..];
+        let scores = &mut tile.scores[row * KV_TILE..];
+        // SAFETY: what remains of the rows is at least as much as the block chosen here.
+        row += unsafe {
+            match rows - row {
+                4.. => dot_products::<V, 4>(dtype, key, next, query, tile.factor, scores),
+                2.. => dot_products::<V, 2>(dtype, key, next, query, tile.factor, scores),
+                _ => dot_products::<V, 1>(dtype, key, next, query, tile.factor, scores),
+            }
+        };
+    }
+    let mut row_scales = [V::Real::ONE; MAX_ROWS];
+    for (row, row_scale) in row_scales.iter_mut().enumerate().take(rows) {
+        let scores = &mut tile.scores[row * KV_TILE..(row + 1) * KV_TILE];
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            if let Some(modifiers) = tile.modifiers {
+                modify_row::<V>(modifiers.of_row(row, scores), count);
+            }
+            *row_scale = online_softmax::<V>(scores, count, &mut tile.row_max[row], &mut tile.row_sum[row]);
+        }
+    }
+    let mut row = 0;
+    while row < rows {
+        let next = (row == 0).then(|| key.following());
+        let weights = &tile.scores[row * KV_TILE..];
+        let output = &mut tile.output[row * value.columns..];
+        let row_scales = &row_scales[row..];
+        // SAFETY: what remains of the rows is at least as much as the block chosen here.
+        row += unsafe {
+            match rows - row {
+                4.. => add_values::<V, 4, 4>(dtype, value, next, weights, row_scales, output),
+                2.. => add_values::<V, 2, 8>(dtype, value, next, weights, row_scales, output),
+                _ => add_values::<V, 1, 8>(dtype, value, next, weights, row_scales, output),
+            }
+        };
+    }
+}
+
+/// Some rows of keys or values in memory. All elements of all rows can be read.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: *const u8,
+    stride_bytes: usize,
+    count: usize,
+    columns: usize,
+}
+
+impl Rows {
+    fn new(head: Head<'_>, rows: &Range<usize>) -> Self {
+        // For its bounds check: no row lies past it.
+        let _ = head.row(rows.end - 1);
+        let first = head.row(rows.start).as_ptr();
+        // The stride of a single row is never used, and may be anything.
+        let stride_bytes = if rows.len() == 1 { 0 } else { head.row_bytes() };
+        Self { first, stride_bytes, count: rows.len(), columns: head.columns() }
+    }
+
+    /// Address of an element.
+    ///
+    /// # Safety
+    ///
+    /// The element is there.
+    #[inline(always)]
+    unsafe fn at(self, row: usize, byte: usize) -> *const u8 {
+        // SAFETY: the caller vouches that it lies within the tensor.
+        unsafe { self.first.add(row * self.stride_bytes + byte) }
+    }
+
+    /// As many rows that follow these. They may be outside of the tensor: good for prefetching and nothing else.
+    fn following(self) -> Self {
+        Self { first: self.first.wrapping_add(self.count.wrapping_mul(self.stride_bytes)), ..self }
+    }
+
+    /// Prefetches a row.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn prefetch<V: Vector>(self, dtype: DType, row: usize) {
+        for byte in (0..self.columns * dtype.size_bytes()).step_by(CacheLines::SIZE) {
+            // SAFETY: the caller vouches for the instructions.
+            unsafe { V::prefetch(self.first.wrapping_add(row * self.stride_bytes + byte)) };
+        }
+    }
+
+    /// Loads the columns from `first` on, one by one.
+    #[inline(always)]
+    fn rest<R: Real>(self, dtype: DType, row: usize, first: usize, rest: &mut [R; MAX_LANES]) {
+        let (count, size) = (self.columns - first, dtype.size_bytes());
+        // SAFETY: the row has all of its columns.
+        let bytes = unsafe { std::slice::from_raw_parts(self.at(row, first * size), count * size) };
+        convert::load(dtype, bytes, &mut rest[..count]);
+    }
+}
+
+/// `scores[row][key] = factor * dot(query[row], key)`, while prefetching `next`. Returns the rows.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`, and there are `ROWS` rows of queries and scores.
+#[inline(always)]
+unsafe fn dot_products<V: Vector, const ROWS: usize>(
+    dtype: DType,
+    key: Rows,
+    next: Option<Rows>,
+    query: &[V::Real],
+    factor: V::Real,
+    scores: &mut [V::Real],
+) -> usize {
+    let mut first = 0;
+    while first < key.count {
+        if let Some(next) = next {
+            for row in first..first + 4 {
+                // SAFETY: the caller vouches for the instructions.
+                unsafe { next.prefetch::<V>(dtype, row) };
+            }
+        }
+        // SAFETY: the caller vouches for the rows, and what remains of the keys is at least as much as is chosen here.
+        first += unsafe {
+            match key.count - first {
+                4.. => dot_product_block::<V, ROWS, 4>(dtype, key, first, query, factor, scores),
+                _ => dot_product_block::<V, ROWS, 1>(dtype, key, first, query, factor, scores),
+            }
+        };
+    }
+    ROWS
+}
+
+/// Dot products of `ROWS` rows and `KEYS` keys, whose sums stay in registers. Returns the keys.
+///
+/// # Safety
+///
+/// As [`dot_products`], and `KEYS` keys are left from `first` on.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and keys count registers and addresses alike")]
+unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
+    dtype: DType,
+    key: Rows,
+    first: usize,
+    query: &[V::Real],
+    factor: V::Real,
+    scores: &mut [V::Real],
+) -> usize {
+    let (columns, size) = (key.columns, dtype.size_bytes());
+    let whole = columns - columns % V::LANES;
+    // SAFETY: the caller vouches for rows and keys, and columns up to `whole` are whole vectors.
+    unsafe {
+        let mut sums = [[V::splat(V::Real::ZERO); ROWS]; KEYS];
+        for column in (0..whole).step_by(V::LANES) {
+            let mut factors = [V::splat(V::Real::ZERO); ROWS];
+            for row in 0..ROWS {
+                factors[row] = V::load(query.as_ptr().add(row * columns + column));
+            }
+            for index in 0..KEYS {
+                let elements = V::widen(dtype, key.at(first + index, column * size));
+                for row in 0..ROWS {
+                    sums[index][row] = elements.mul_add(factors[row], sums[index][row]);
+                }
+            }
+        }
+        for index in 0..KEYS {
+            let mut rest = [V::Real::ZERO; MAX_LANES];
+            if whole < columns {
+                key.rest(dtype, first + index, whole, &mut rest);
+            }
+            for row in 0..ROWS {
+                let mut sum = sums[index][row].sum();
+                for (column, &element) in (whole..columns).zip(&rest) {
+                    sum += element * query[row * columns + column];
+                }
+                scores[row * KV_TILE + first + index] = sum * factor;
+            }
+        }
+    }
+    KEYS
+}
+
+/// One step of the online softmax of a row: turns scores into weights, updates row max and row sum. Returns the row scale.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn online_softmax<V: Vector>(
+    scores: &mut [V::Real],
+    count: usize,
+    row_max: &mut V::Real,
+    row_sum: &mut V::Real,
+) -> V::Real {
+    const { assert!(KV_TILE.is_multiple_of(V::LANES)) };
+    let padded = count.next_multiple_of(V::LANES);
+    scores[count..padded].fill(V::Real::NEGATIVE_INFINITY);
+    let scores = &mut scores[..padded];
+    // SAFETY: the scores are whole vectors now.
+    unsafe {
+        let old = *row_max;
+        let mut largest = V::splat(old);
+        for place in scores.chunks_exact(V::LANES) {
+            largest = V::load(place.as_ptr()).max(largest);
+        }
+        let new = largest.largest();
+        let shift = V::splat(finite_shift(new));
+        let mut added = V::splat(V::Real::ZERO);
+        for place in scores.chunks_exact_mut(V::LANES) {
+            let weight = V::load(place.as_ptr()).sub(shift).exp2();
+            weight.store(place.as_mut_ptr());
+            added = added.add(weight);
+        }
+        let row_scale = row_scale(old, new);
+        *row_sum = *row_sum * row_scale + added.sum();
+        *row_max = new;
+        row_scale
+    }
+}
+
+/// `output[row] = output[row] * row_scale[row] + weights[row] * values`, while prefetching `next`. Returns the rows.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
+#[inline(always)]
+unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    dtype: DType,
+    value: Rows,
+    next: Option<Rows>,
+    weights: &[V::Real],
+    row_scales: &[V::Real],
+    output: &mut [V::Real],
+) -> usize {
+    let (columns, vectors) = (value.columns, value.columns / V::LANES);
+    let mut vector = 0;
+    while vector < vectors {
+        let column = vector * V::LANES;
+        let next = next.filter(|_| vector == 0);
+        // SAFETY: the caller vouches for the rows, and what remains of the vectors is at least what is chosen here.
+        vector += unsafe {
+            match vectors - vector {
+                rest if rest >= VECTORS => {
+                    add_value_block::<V, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
+                }
+                4.. => add_value_block::<V, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
+                2.. => add_value_block::<V, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
+                _ => add_value_block::<V, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
+            }
+        };
+    }
+    let whole = vectors * V::LANES;
+    if whole < columns {
+        let mut rest = [V::Real::ZERO; MAX_LANES];
+        for row in 0..ROWS {
+            for place in &mut output[row * columns + whole..(row + 1) * columns] {
+                *place *= row_scales[row];
+            }
+        }
+        for key in 0..value.count {
+            value.rest(dtype, key, whole, &mut rest);
+            for row in 0..ROWS {
+                let weight = weights[row * KV_TILE + key];
+                for (place, &element) in output[row * columns + whole..(row + 1) * columns].iter_mut().zip(&rest) {
+                    *place += weight * element;
+                }
+            }
+        }
+    }
+    ROWS
+}
+
+/// Adds to `VECTORS` vectors of columns of `ROWS` rows, whose sums stay in registers. Returns the vectors.
+///
+/// # Safety
+///
+/// As [`add_values`], and `VECTORS` vectors are left from `column` on.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
+unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    dtype: DType,
+    value: Rows,
+    next: Option<Rows>,
+    column: usize,
+    weights: &[V::Real],
+    row_scales: &[V::Real],
+    output: &mut [V::Real],
+) -> usize {
+    let (columns, size) = (value.columns, dtype.size_bytes());
+    // SAFETY: the caller vouches for rows and columns.
+    unsafe {
+        let mut sums = [[V::splat(V::Real::ZERO); VECTORS]; ROWS];
+        for key in 0..value.count {
+            if let Some(next) = next {
+                next.prefetch::<V>(dtype, key);
+            }
+            let mut factors = [V::splat(V::Real::ZERO); ROWS];
+            for row in 0..ROWS {
+                factors[row] = V::splat(*weights.as_ptr().add(row * KV_TILE + key));
+            }
+            for vector in 0..VECTORS {
+                let elements = V::widen(dtype, value.at(key, (column + vector * V::LANES) * size));
+                for row in 0..ROWS {
+                    sums[row][vector] = elements.mul_add(factors[row], sums[row][vector]);
+                }
+            }
+        }
+        // The output so far is added last, so that a long sum is one of sums of single tiles and rounds less often.
+        for row in 0..ROWS {
+            let row_scale = V::splat(row_scales[row]);
+            for vector in 0..VECTORS {
+                let place = output.as_mut_ptr().add(row * columns + column + vector * V::LANES);
+                V::load(place).mul_add(row_scale, sums[row][vector]).store(place);
+            }
+        }
+    }
+    VECTORS
+}

@@ -1,0 +1,183 @@
+//! The online softmax of every level whose weights are of the type of the scores: down the columns of a row panel.
+//!
+//! Everything here is inlined into the function with the `target_feature` of a level.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::microkernel::{Microkernel, SoftmaxArgs, SoftmaxOutcome};
+use crate::simd::real::Real;
+use crate::simd::vector::Vector;
+
+/// Independent maxima and sums of one lane, so that none waits for the latency of another.
+const CHAINS: usize = 4;
+
+/// The scores of one vector of lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct Column<R> {
+    pub(crate) scores: *mut R,
+    /// Elements from one key to the next.
+    pub(crate) lanes: usize,
+}
+
+impl<R: Real> Column<R> {
+    /// Updates each of `largest` with the score of one of `COUNT` keys from `key` on.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`, and there are scores of these keys.
+    #[inline(always)]
+    unsafe fn update_max<V: Vector<Real = R>, const COUNT: usize>(self, key: usize, largest: &mut [V; CHAINS]) {
+        for (chain, largest) in largest.iter_mut().enumerate().take(COUNT) {
+            // SAFETY: the caller vouches for both.
+            *largest = unsafe { V::load(self.scores.add((key + chain) * self.lanes)).max(*largest) };
+        }
+    }
+
+    /// Turns the scores of `COUNT` keys from `key` on into weights `2^(score * factor + shift)`, each added to one of `sums`.
+    ///
+    /// # Safety
+    ///
+    /// As [`update_max`](Self::update_max).
+    #[inline(always)]
+    unsafe fn exp_and_sum<V: Vector<Real = R>, const COUNT: usize>(
+        self,
+        key: usize,
+        factor: V,
+        shift: V,
+        sums: &mut [V; CHAINS],
+    ) {
+        for (chain, sum) in sums.iter_mut().enumerate().take(COUNT) {
+            // SAFETY: the caller vouches for both.
+            unsafe {
+                let score = self.scores.add((key + chain) * self.lanes);
+                let weight = V::load(score).mul_add(factor, shift).exp2();
+                weight.store(score);
+                *sum = sum.add(weight);
+            }
+        }
+    }
+
+    /// Multiplies the scores of `keys` keys by `factor`, and rounds them.
+    ///
+    /// # Safety
+    ///
+    /// As [`update_max`](Self::update_max).
+    #[inline(always)]
+    unsafe fn scale<V: Vector<Real = R>>(self, keys: usize, factor: V) {
+        for key in 0..keys {
+            // SAFETY: the caller vouches for both.
+            unsafe {
+                let score = self.scores.add(key * self.lanes);
+                V::load(score).mul(factor).store(score);
+            }
+        }
+    }
+
+    /// The largest score of `keys` keys.
+    ///
+    /// # Safety
+    ///
+    /// As [`update_max`](Self::update_max).
+    #[inline(always)]
+    pub(crate) unsafe fn largest<V: Vector<Real = R>>(self, keys: usize) -> V {
+        let whole = keys - keys % CHAINS;
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let mut largest = [V::splat(R::NEGATIVE_INFINITY); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                self.update_max::<V, CHAINS>(key, &mut largest);
+            }
+            for key in whole..keys {
+                self.update_max::<V, 1>(key, &mut largest);
+            }
+            let [first, second, third, fourth] = largest;
+            first.max(second).max(third.max(fourth))
+        }
+    }
+
+    /// Turns the scores of `keys` keys into weights and returns their sum.
+    ///
+    /// # Safety
+    ///
+    /// As [`update_max`](Self::update_max).
+    #[inline(always)]
+    pub(crate) unsafe fn exp_and_sum_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
+        let whole = keys - keys % CHAINS;
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let shift = V::splat(R::ZERO).sub(subtracted);
+            let mut added = [V::splat(R::ZERO); CHAINS];
+            for key in (0..whole).step_by(CHAINS) {
+                self.exp_and_sum::<V, CHAINS>(key, factor, shift, &mut added);
+            }
+            for key in whole..keys {
+                self.exp_and_sum::<V, 1>(key, factor, shift, &mut added);
+            }
+            let [first, second, third, fourth] = added;
+            first.add(second).add(third.add(fourth))
+        }
+    }
+}
+
+/// Upper bound of the sum of one tile's weights in a lane whose row max is stale (lazy rescale): eight times what it can be
+/// where the row max is updated. Weights are as exact then as below 1, and leave the values their range but for three bits.
+pub(crate) const MAX_TILE_SUM: f64 = 2048.0;
+
+/// Scores, in base 2, from which on they are rounded before the row max is subtracted. A fused multiply-add subtracts a
+/// rounded row max from a product that is not rounded, and what rounding took from the row max, here up to 4 and at 2^31
+/// more than any exponent, would be the weight of the maximum itself: all weights of a row zero, or infinite.
+pub(crate) const COARSE: f64 = (1 << 26) as f64;
+
+/// Vectors of a row panel.
+const VECTORS: usize = 2;
+
+/// One step of the online softmax; see [`Microkernel::online_softmax`].
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
+    args: &mut SoftmaxArgs<'_, K>,
+) -> SoftmaxOutcome {
+    let lanes = args.lanes;
+    assert!(args.fits() && lanes <= VECTORS * V::LANES, "a row panel of scores that is too small");
+    // SAFETY: every row of the panel has a vector at each lane where one begins.
+    unsafe {
+        let nothing = V::splat(V::Real::NEGATIVE_INFINITY);
+        let (factor, zero) = (V::splat(args.factor), V::splat(V::Real::ZERO));
+        // Row max and row sum of each vector: nothing is stored before all are known to be done.
+        let mut states = [[zero; 2]; VECTORS];
+        for (block, lane) in (0..lanes).step_by(V::LANES).enumerate() {
+            let keys = args.lane_keys.of_block(block);
+            let column = Column { scores: args.scores.as_mut_ptr().add(lane), lanes };
+            let (old, sum) = (V::load(args.row_max.as_ptr().add(lane)), V::load(args.row_sum.as_ptr().add(lane)));
+            let row_scale = args.row_scale.as_mut_ptr().add(lane);
+            if !args.updates_row_max && old.is_finite() {
+                let added = column.exp_and_sum_all(keys, factor, old);
+                if added.is_any_above(V::Real::from_f64(MAX_TILE_SUM)) {
+                    return SoftmaxOutcome::StaleRowMax;
+                }
+                V::splat(V::Real::ONE).store(row_scale);
+                states[block] = [old, sum.add(added)];
+                continue;
+            }
+            let new = column.largest::<V>(keys).mul(factor).max(old);
+            let subtracted = new.if_equal(nothing, zero, new);
+            let added = if subtracted.max(zero.sub(subtracted)).is_any_above(V::Real::from_f64(COARSE)) {
+                column.scale(keys, factor);
+                column.exp_and_sum_all(keys, V::splat(V::Real::ONE), subtracted)
+            } else {
+                column.exp_and_sum_all(keys, factor, subtracted)
+            };
+            let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
+            old_factor.store(row_scale);
+            states[block] = [new, sum.mul_add(old_factor, added)];
+        }
+        for ([row_max, sum], lane) in states.into_iter().zip((0..lanes).step_by(V::LANES)) {
+            row_max.store(args.row_max.as_mut_ptr().add(lane));
+            sum.store(args.row_sum.as_mut_ptr().add(lane));
+        }
+    }
+    SoftmaxOutcome::Done
+}

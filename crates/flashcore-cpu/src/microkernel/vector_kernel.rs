@@ -1,0 +1,246 @@
+//! The microkernel of every level whose operands are packed in the type of the scores, written once over its vectors.
+//!
+//! A level has one function with its `target_feature`, in [`SimdLevel::vectorize`]; what it calls is a [`SimdWork`], whose
+//! `call` is inlined into it by force. With closures as work, which cannot be marked so, the compiler left products,
+//! packing and decoding outside of that function, with a call for each vector instruction: 26 times slower on Zen 4.
+
+use super::convert;
+use super::head::Head;
+use super::mask::{self, LaneRanges};
+use super::score::{self, ScoreModifiers};
+use super::{Microkernel, PvArgs, QkArgs, QkOperands, SoftmaxArgs, SoftmaxOutcome, decode, pack, softmax};
+use crate::attend::blocked;
+use crate::attend::decode::DecodeTile;
+use crate::simd::vector::Vector;
+use flashcore_problem::DType;
+use std::ops::Range;
+
+/// A level whose microkernel is made of its vectors. A value of it is a witness that the processor has the features.
+pub(crate) trait SimdLevel: Sync + Sized {
+    type Vector: Vector;
+
+    /// See [`Microkernel::KV_TILE`].
+    const KV_TILE: usize = blocked::KV_TILE;
+
+    /// Calls `work` in a function with the target features of the level.
+    fn vectorize<W: SimdWork<Self::Vector>>(&self, work: W) -> W::Output;
+
+    /// [`products::qk`](super::products::qk) in blocks that fill the registers. To be marked `#[inline(always)]`.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the features.
+    unsafe fn qk(args: &mut QkArgs<'_, Self>);
+
+    /// [`products::pv`](super::products::pv) in blocks that fill the registers. To be marked `#[inline(always)]`.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the features.
+    unsafe fn pv(args: &mut PvArgs<'_, Self>);
+
+    /// See [`Microkernel::qk_softmax_fused`].
+    fn qk_softmax_fused(&self, operands: QkOperands<'_, Self>, args: &mut SoftmaxArgs<'_, Self>) -> bool {
+        let _ = (operands, args);
+        false
+    }
+}
+
+/// Arguments of a loop over vectors of type `V`.
+pub(crate) trait SimdWork<V: Vector> {
+    type Output;
+
+    /// Runs the loop. To be marked `#[inline(always)]`.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`.
+    unsafe fn call(self) -> Self::Output;
+}
+
+/// Implements [`SimdLevel`] with the one function that has the features. `$rows` by two vectors are the sums that stay in
+/// registers, or for the output `$columns` by one where they are given. A fused softmax is a function that needs the
+/// features.
+macro_rules! simd_level {
+    (
+        $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal $(, columns: $columns:literal)?
+        $(, kv_tile: $kv_tile:literal)?
+        $(, features: $features:literal)? $(, qk_softmax_fused: $qk_softmax_fused:path)?
+    ) => {
+        impl $(<$real: crate::simd::real::Real>)? crate::microkernel::vector_kernel::SimdLevel for $level $(<$real>)? {
+            type Vector = $vector;
+            $(const KV_TILE: usize = $kv_tile;)?
+
+            #[inline(always)]
+            fn vectorize<W: crate::microkernel::vector_kernel::SimdWork<$vector>>(&self, work: W) -> W::Output {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run<V, W>(work: W) -> W::Output
+                where
+                    V: crate::simd::vector::Vector,
+                    W: crate::microkernel::vector_kernel::SimdWork<V>,
+                {
+                    // SAFETY: the caller vouches for the features.
+                    unsafe { work.call() }
+                }
+                // SAFETY: `self` is a witness of the features.
+                unsafe { run::<$vector, W>(work) }
+            }
+
+            #[inline(always)]
+            unsafe fn qk(args: &mut crate::microkernel::QkArgs<'_, Self>) {
+                // SAFETY: the caller vouches for the features.
+                unsafe { crate::microkernel::products::qk::<$vector, _, $rows>(args) }
+            }
+
+            #[inline(always)]
+            unsafe fn pv(args: &mut crate::microkernel::PvArgs<'_, Self>) {
+                // SAFETY: the caller vouches for the features.
+                unsafe { crate::microkernel::products::pv::<$vector, _, $rows, { 0 $(+ $columns)? }>(args) }
+            }
+
+            $(
+                fn qk_softmax_fused(
+                    &self,
+                    operands: crate::microkernel::QkOperands<'_, Self>,
+                    args: &mut crate::microkernel::SoftmaxArgs<'_, Self>,
+                ) -> bool {
+                    // SAFETY: `self` is a witness of the features.
+                    unsafe { $qk_softmax_fused(&operands, args) }
+                }
+            )?
+        }
+    };
+}
+pub(crate) use simd_level;
+
+type Real<L> = <<L as SimdLevel>::Vector as Vector>::Real;
+
+impl<L: SimdLevel> Microkernel for L {
+    type Real = Real<L>;
+    type Packed = Real<L>;
+
+    const PANEL_ROWS: usize = 2 * L::Vector::LANES;
+    const LANE_BLOCK: usize = L::Vector::LANES;
+    const KEY_ALIGNMENT: usize = 1;
+    const KEY_BLOCK: usize = 1;
+    const VALUE_BLOCK: usize = 1;
+    const KV_TILE: usize = L::KV_TILE;
+    const SCALES_IN_SOFTMAX: bool = true;
+    const FUSED_PREFETCH: bool = true;
+
+    fn query_size(head_dim: usize) -> usize {
+        head_dim * Self::PANEL_ROWS
+    }
+
+    fn key_size(head_dim: usize, keys: usize) -> usize {
+        head_dim * keys
+    }
+
+    fn value_size(value_dim: usize, keys: usize) -> usize {
+        value_dim * keys
+    }
+
+    fn in_place(head: Head<'_>, rows: Range<usize>) -> Option<&[Self::Packed]> {
+        head.in_place(rows)
+    }
+
+    fn pack_query(&self, query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [Self::Packed]) {
+        self.vectorize(PackQuery(query, rows, lanes, packed));
+    }
+
+    fn pack_keys(&self, key: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]) {
+        self.vectorize(PackRows(key, keys, packed));
+    }
+
+    fn pack_values(&self, value: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]) {
+        self.pack_keys(value, keys, packed);
+    }
+
+    fn qk_product(&self, mut args: QkArgs<'_, Self>) {
+        self.vectorize(&mut args);
+    }
+
+    fn online_softmax(&self, args: &mut SoftmaxArgs<'_, Self>) -> SoftmaxOutcome {
+        self.vectorize(args)
+    }
+
+    fn qk_softmax_fused(&self, operands: QkOperands<'_, Self>, args: &mut SoftmaxArgs<'_, Self>) -> bool {
+        SimdLevel::qk_softmax_fused(self, operands, args)
+    }
+
+    fn pv_product(&self, mut args: PvArgs<'_, Self>) {
+        self.vectorize(&mut args);
+    }
+
+    fn modify_scores(&self, modifiers: ScoreModifiers<'_, Self::Real>) {
+        self.vectorize(modifiers);
+    }
+
+    fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &LaneRanges) {
+        self.vectorize(Mask(scores, lanes, ranges));
+    }
+
+    fn transpose(&self, columns: &[Self::Real], factors: &[Self::Real], rows: &mut [Self::Real]) {
+        self.vectorize(Transpose(columns, factors, rows));
+    }
+
+    fn are_finite(&self, head: Head<'_>, rows: Range<usize>) -> bool {
+        self.vectorize(AreFinite(head, rows))
+    }
+
+    fn store(&self, dtype: DType, values: &[Self::Real], factor: Self::Real, bytes: &mut [u8]) {
+        self.vectorize(Store(dtype, values, factor, bytes));
+    }
+
+    fn decode_tile(&self, tile: DecodeTile<'_, Self::Real>) {
+        self.vectorize(tile);
+    }
+}
+
+struct PackQuery<'a, R>(Head<'a>, Range<usize>, usize, &'a mut [R]);
+struct PackRows<'a, R>(Head<'a>, Range<usize>, &'a mut [R]);
+struct Mask<'a, R>(&'a mut [R], usize, &'a LaneRanges);
+struct Transpose<'a, R>(&'a [R], &'a [R], &'a mut [R]);
+struct AreFinite<'a>(Head<'a>, Range<usize>);
+struct Store<'a, R>(DType, &'a [R], R, &'a mut [u8]);
+
+/// Implements [`SimdWork`] for the arguments of a function, over the vectors `V` or those of a level `L`.
+macro_rules! simd_work {
+    ($(<$parameter:ident: $bound:ident> $vector:ty, $work:ty => |$this:pat_param| -> $output:ty $body:block)*) => {$(
+        impl<$parameter: $bound> SimdWork<$vector> for $work {
+            type Output = $output;
+
+            #[inline(always)]
+            #[allow(unused_unsafe, reason = "loops that the compiler vectorizes are safe")]
+            unsafe fn call(self) -> $output {
+                let $this = self;
+                // SAFETY: the caller vouches for the instructions.
+                unsafe { $body }
+            }
+        }
+    )*};
+}
+
+simd_work! {
+    <V: Vector> V, PackQuery<'_, V::Real> => |PackQuery(query, rows, lanes, packed)| -> () {
+        pack::pack_query::<V>(query, rows, lanes, packed);
+    }
+    <V: Vector> V, PackRows<'_, V::Real> => |PackRows(head, rows, packed)| -> () {
+        pack::pack_rows::<V>(head, rows, packed);
+    }
+    <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args); }
+    <L: SimdLevel> L::Vector, &mut SoftmaxArgs<'_, L> => |args| -> SoftmaxOutcome {
+        softmax::online_softmax::<L::Vector, _>(args)
+    }
+    <L: SimdLevel> L::Vector, &mut PvArgs<'_, L> => |args| -> () { L::pv(args); }
+    <V: Vector> V, ScoreModifiers<'_, V::Real> => |modifiers| -> () { score::modify_scores::<V>(modifiers); }
+    <V: Vector> V, Mask<'_, V::Real> => |Mask(scores, lanes, ranges)| -> () { mask::mask(scores, lanes, ranges); }
+    <V: Vector> V, Transpose<'_, V::Real> => |Transpose(columns, factors, rows)| -> () {
+        pack::transpose::<V>(columns, factors, rows);
+    }
+    <V: Vector> V, AreFinite<'_> => |AreFinite(head, rows)| -> bool { head.are_finite(rows) }
+    <V: Vector> V, Store<'_, V::Real> => |Store(dtype, values, factor, bytes)| -> () {
+        convert::store(dtype, values, factor, bytes);
+    }
+    <V: Vector> V, DecodeTile<'_, V::Real> => |mut tile| -> () { decode::attend_tile::<V>(&mut tile); }
+}

@@ -1,0 +1,150 @@
+//! The AVX2 level, for processors with AVX2, FMA and F16C: eight query rows to a vector, sixteen registers.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::driver::once::Once;
+use crate::microkernel::vector_kernel::simd_level;
+use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
+use crate::simd::level::Level;
+use crate::simd::tanh::{TanhVector, tanh};
+use crate::simd::vector::{Vector, x86_operations};
+use core::arch::x86_64::{
+    __m128i, __m256, _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
+    _mm_loadu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_blendv_ps, _mm256_castpd_ps,
+    _mm256_castps_pd, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
+    _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
+    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+};
+use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use flashcore_problem::DType;
+
+/// The level, and a witness that the processor has its instructions.
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// `None` if the processor lacks something.
+    pub(crate) fn detect() -> Option<Self> {
+        static IS_THERE: Once<bool> = Once::new();
+        IS_THERE.get(|| Level::Avx2.missing().is_empty()).then_some(Self(()))
+    }
+}
+
+// Six rows by two vectors are twelve sums; with two vectors of the right factor and one of the left, 15 of 16
+// registers. The latency of a multiply-add (4 or 5 cycles, two at a time) needs ten sums.
+simd_level!(Avx2, Ymm, rows: 6, features: "avx2,fma,f16c");
+
+#[derive(Clone, Copy)]
+pub(crate) struct Ymm(__m256);
+
+impl Vector for Ymm {
+    type Real = f32;
+    const LANES: usize = 8;
+
+    x86_operations!(
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_add_ps,
+        _mm256_sub_ps,
+        _mm256_mul_ps,
+        _mm256_fmadd_ps,
+        _mm256_max_ps
+    );
+
+    #[inline(always)]
+    #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
+    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
+        // SAFETY: the caller vouches for the instructions and the pointer.
+        unsafe {
+            Self(match dtype {
+                DType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast::<__m128i>())),
+                DType::Bf16 => {
+                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast::<__m128i>()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                }
+                DType::F32 => _mm256_loadu_ps(from.cast::<f32>()),
+                DType::F64 => unreachable!("problems in f64 are computed in f64"),
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_EQ_OQ>(self.0, other.0))) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        const EXPONENT_BIAS: i32 = 127;
+        const FRACTION_BITS: i32 = 23;
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            // The second operand is the result where it is a NaN.
+            let exponent = _mm256_min_ps(_mm256_set1_ps(MAX_EXPONENT), self.0);
+            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(exponent);
+            let fraction = _mm256_sub_ps(exponent, whole);
+            let mut power = _mm256_set1_ps(COEFFICIENTS[0]);
+            for coefficient in &COEFFICIENTS[1..] {
+                power = _mm256_fmadd_ps(power, fraction, _mm256_set1_ps(*coefficient));
+            }
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(EXPONENT_BIAS));
+            let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<FRACTION_BITS>(biased));
+            // Not less than, which a NaN is not either.
+            let is_normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(MIN_EXPONENT));
+            Self(_mm256_and_ps(is_normal, _mm256_mul_ps(power, scale)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { tanh(self) }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
+    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // The lower and the upper halves of two vectors.
+        const LOWER: i32 = 0x20;
+        const UPPER: i32 = 0x31;
+        // SAFETY: the caller vouches for the instructions and the pointers.
+        unsafe {
+            // Half `h` of `fours[g][c]` is column `4 h + c` of rows `4 g` to `4 g + 3`.
+            let mut fours = [[_mm256_setzero_ps(); 4]; 2];
+            for group in 0..2 {
+                let row = |index: usize| _mm256_loadu_ps(from.add((4 * group + index) * from_stride));
+                let (first, second, third, fourth) = (row(0), row(1), row(2), row(3));
+                let pairs = |low: __m256, high: __m256| {
+                    let (low, high) = (_mm256_castps_pd(low), _mm256_castps_pd(high));
+                    [_mm256_unpacklo_pd(low, high), _mm256_unpackhi_pd(low, high)].map(|pair| _mm256_castpd_ps(pair))
+                };
+                let [zeroth_column, first_column] =
+                    pairs(_mm256_unpacklo_ps(first, second), _mm256_unpacklo_ps(third, fourth));
+                let [second_column, third_column] =
+                    pairs(_mm256_unpackhi_ps(first, second), _mm256_unpackhi_ps(third, fourth));
+                fours[group] = [zeroth_column, first_column, second_column, third_column];
+            }
+            for column in 0..4 {
+                let [low, high] = fours.map(|columns| columns[column]);
+                _mm256_storeu_ps(to.add(column * to_stride), _mm256_permute2f128_ps::<LOWER>(low, high));
+                _mm256_storeu_ps(to.add((4 + column) * to_stride), _mm256_permute2f128_ps::<UPPER>(low, high));
+            }
+        }
+    }
+}
+
+impl TanhVector for Ymm {
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm256_div_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, other.0))) }
+    }
+}

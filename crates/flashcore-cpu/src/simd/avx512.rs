@@ -1,0 +1,211 @@
+//! The AVX-512 level, for processors with AVX-512: sixteen query rows to a vector, thirty-two registers.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::driver::once::Once;
+use crate::microkernel::vector_kernel::simd_level;
+use crate::simd::exp2::MIN_EXPONENT;
+use crate::simd::exp2::short::COEFFICIENTS;
+use crate::simd::level::Level;
+use crate::simd::tanh::{TanhVector, tanh};
+use crate::simd::vector::{Vector, x86_operations};
+use core::arch::asm;
+use core::arch::x86_64::{
+    __m256i, __m512, _CMP_EQ_OQ, _CMP_GT_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
+    _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_ps, _mm512_castpd_ps,
+    _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_reduce_add_ps, _mm512_reduce_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+};
+use flashcore_problem::DType;
+use std::array::from_fn;
+
+/// The level, and a witness that the processor has its instructions.
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// `None` if the processor lacks something.
+    pub(crate) fn detect() -> Option<Self> {
+        static IS_THERE: Once<bool> = Once::new();
+        IS_THERE.get(|| Level::Avx512.missing().is_empty()).then_some(Self(()))
+    }
+}
+
+// Twelve rows by two vectors are twenty-four sums; with two vectors of the right factor and one of the left, 27 of 32
+// registers. Each step is 14 loads for 24 multiply-adds, whose latency (4 cycles, two at a time) needs eight sums.
+// Sixteen columns of a value are a cache line, which both vectors of weights find in the first-level cache when the first
+// has brought it there; of twelve by two vectors, every second block would bring half of its lines once more.
+// Tiles of 256 keys read and write the output half as often as those of 128, which is worth more than weights that fit into
+// a first-level cache.
+simd_level!(
+    Avx512, Zmm, rows: 12, columns: 16, kv_tile: 256, features: "avx512f,avx512bw,avx512vl,avx512dq",
+    qk_softmax_fused: super::avx512_fused::qk_softmax_fused
+);
+
+#[derive(Clone, Copy)]
+pub(crate) struct Zmm(pub(super) __m512);
+
+impl Vector for Zmm {
+    type Real = f32;
+    const LANES: usize = 16;
+
+    x86_operations!(
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_add_ps,
+        _mm512_sub_ps,
+        _mm512_mul_ps,
+        _mm512_fmadd_ps,
+        _mm512_max_ps
+    );
+
+    #[inline(always)]
+    #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
+    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
+        // SAFETY: the caller vouches for the instructions and the pointer.
+        unsafe {
+            Self(match dtype {
+                DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(from.cast::<__m256i>())),
+                DType::Bf16 => {
+                    let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast::<__m256i>()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                }
+                DType::F32 => _mm512_loadu_ps(from.cast::<f32>()),
+                DType::F64 => unreachable!("problems in f64 are computed in f64"),
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0), yes.0)) }
+    }
+
+    /// `VREDUCE` and `VSCALEF` leave the units that multiply alone on Zen 4.
+    #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let rest = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+            let mut power = _mm512_set1_ps(COEFFICIENTS[0]);
+            for coefficient in &COEFFICIENTS[1..] {
+                power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*coefficient));
+            }
+            // Not less than, which a NaN is not either.
+            let is_normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(MIN_EXPONENT));
+            // The power of the rest times that of the integer.
+            Self(_mm512_maskz_scalef_ps(is_normal, power, _mm512_sub_ps(self.0, rest)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn is_finite(self) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(self.0), _mm512_set1_ps(f32::INFINITY)) == u16::MAX }
+    }
+
+    #[inline(always)]
+    unsafe fn is_any_above(self, limit: f32) -> bool {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit)) != 0 }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_near(address: *const u8) {
+        // SAFETY: it has no effect but on caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(address: *const u8) {
+        // SAFETY: it has no effect but on caches, and where a processor lacks it, none at all.
+        unsafe { asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) }
+    }
+
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { tanh(self) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the caller vouches for the instructions and the pointers.
+        unsafe { transpose(|row| _mm512_loadu_ps(from.add(row * from_stride)), to, to_stride) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_times(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the caller vouches for the instructions and the pointers.
+        unsafe {
+            transpose(|row| _mm512_mul_ps(_mm512_loadu_ps(from.add(row * from_stride)), self.0), to, to_stride);
+        }
+    }
+}
+
+/// Transposes 16 by 16: `to[column][row]` is the element of `row` in its `column`.
+///
+/// # Safety
+///
+/// The processor has the instructions, and each of 16 rows of `to` is valid for 16 elements.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
+unsafe fn transpose(row: impl Fn(usize) -> __m512, to: *mut f32, to_stride: usize) {
+    // The even and the odd quarters of two vectors.
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    // SAFETY: the caller vouches for the instructions and the pointer.
+    unsafe {
+        // Quarter `q` of `fours[g][c]` is column `4 q + c` of rows `4 g` to `4 g + 3`.
+        let mut fours = [[_mm512_setzero_ps(); 4]; 4];
+        for group in 0..4 {
+            let [first, second, third, fourth] = from_fn(|index| row(4 * group + index));
+            let pairs = |low: __m512, high: __m512| {
+                let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                [_mm512_unpacklo_pd(low, high), _mm512_unpackhi_pd(low, high)].map(|pair| _mm512_castpd_ps(pair))
+            };
+            let [zeroth_column, first_column] =
+                pairs(_mm512_unpacklo_ps(first, second), _mm512_unpacklo_ps(third, fourth));
+            let [second_column, third_column] =
+                pairs(_mm512_unpackhi_ps(first, second), _mm512_unpackhi_ps(third, fourth));
+            fours[group] = [zeroth_column, first_column, second_column, third_column];
+        }
+        for column in 0..4 {
+            let [first, second, third, fourth] = fours.map(|columns| columns[column]);
+            let even = [_mm512_shuffle_f32x4::<EVEN>(first, second), _mm512_shuffle_f32x4::<EVEN>(third, fourth)];
+            let odd = [_mm512_shuffle_f32x4::<ODD>(first, second), _mm512_shuffle_f32x4::<ODD>(third, fourth)];
+            let quarters = [
+                _mm512_shuffle_f32x4::<EVEN>(even[0], even[1]),
+                _mm512_shuffle_f32x4::<EVEN>(odd[0], odd[1]),
+                _mm512_shuffle_f32x4::<ODD>(even[0], even[1]),
+                _mm512_shuffle_f32x4::<ODD>(odd[0], odd[1]),
+            ];
+            for quarter in 0..4 {
+                _mm512_storeu_ps(to.add((4 * quarter + column) * to_stride), quarters[quarter]);
+            }
+        }
+    }
+}
+
+impl TanhVector for Zmm {
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_div_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0), yes.0)) }
+    }
+}

@@ -1,0 +1,114 @@
+//! The portable level, for any processor: arrays that the compiler turns into vectors.
+
+#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
+
+use crate::microkernel::convert;
+use crate::microkernel::vector_kernel::simd_level;
+use crate::simd::real::Real;
+use crate::simd::vector::Vector;
+use flashcore_problem::DType;
+use std::marker::PhantomData;
+
+/// Four rows by eight lanes of `f32` are eight 128-bit sums: half of what SSE2 has.
+const LANES: usize = 8;
+
+/// The portable level.
+pub(crate) struct Portable<R>(PhantomData<R>);
+
+impl<R> Portable<R> {
+    pub(crate) const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+simd_level!(Portable<R>, Array<R>, rows: 4);
+
+/// A vector for any processor.
+#[derive(Clone, Copy)]
+pub(crate) struct Array<R>([R; LANES]);
+
+impl<R: Real> Array<R> {
+    #[inline(always)]
+    fn zip(self, other: Self, operation: impl Fn(R, R) -> R) -> Self {
+        let mut result = self;
+        for lane in 0..LANES {
+            result.0[lane] = operation(self.0[lane], other.0[lane]);
+        }
+        result
+    }
+}
+
+impl<R: Real> Vector for Array<R> {
+    type Real = R;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    unsafe fn splat(value: R) -> Self {
+        Self([value; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const R) -> Self {
+        // SAFETY: the caller vouches for the pointer.
+        Self(unsafe { from.cast::<[R; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut R) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { to.cast::<[R; LANES]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
+        let mut values = [R::ZERO; LANES];
+        // SAFETY: the caller vouches for the pointer.
+        let bytes = unsafe { std::slice::from_raw_parts(from, LANES * dtype.size_bytes()) };
+        convert::load(dtype, bytes, &mut values);
+        Self(values)
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self.zip(other, |left, right| left + right)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        self.zip(other, |left, right| left - right)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        self.zip(other, |left, right| left * right)
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        self.zip(factor, |left, right| left * right).zip(term, |left, right| left + right)
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        self.zip(other, |left, right| right.maximum(left))
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+        let mut result = no;
+        for lane in 0..LANES {
+            result.0[lane] = if self.0[lane] == other.0[lane] { yes.0[lane] } else { no.0[lane] };
+        }
+        result
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        self.zip(self, |exponent, _| exponent.exp2())
+    }
+
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        self.zip(self, |x, _| x.tanh())
+    }
+}
