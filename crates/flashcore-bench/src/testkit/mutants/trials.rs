@@ -127,18 +127,17 @@ fn sharing_hopper() -> Config {
         cluster: 2,
         tile_n: 16,
         stages: 4,
-        warp_scheduler: WarpScheduler::Free,
         persistent: false,
         ..HopperConfig::default()
     })
 }
 
-/// The Hopper kernel whose warpgroups go through tiles of keys of their own, where an expression leaves them some.
-fn alone_hopper() -> Config {
-    Config::Hopper(HopperConfig { tile_n: 48, warp_scheduler: WarpScheduler::Free, ..HopperConfig::default() })
+/// The Hopper kernel whose warpgroups start products in turn.
+fn ping_pong_hopper() -> Config {
+    Config::Hopper(HopperConfig { tile_n: 48, warp_scheduler: WarpScheduler::PingPong, ..HopperConfig::default() })
 }
 
-/// Every problem with every kernel, and an expression with those that have a kernel before them.
+/// Every problem with every kernel, and a `mask_mod` with those that have a block-mask precompute kernel.
 fn plain() -> Vec<(Problem, Config)> {
     let configs = [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()];
     let plain = problems().into_iter().flat_map(|problem| configs.map(|config| (problem.clone(), config)));
@@ -153,8 +152,9 @@ fn plain() -> Vec<(Problem, Config)> {
     })));
     // Several tiles of rows for each CTA, with one of keys each.
     let short = earlier.clone().with_query_heads(12).with_key_heads(12).with_query_length(33).with_key_length(40);
-    let on_hopper = [documents.clone(), later, earlier, halves, short].map(|problem| (problem, alone_hopper()));
-    plain.chain(on_hopper).chain([(documents, Config::ampere())]).collect()
+    let on_hopper = [documents.clone(), later, earlier, halves, short].map(|problem| (problem, small_hopper()));
+    let ping_pong = problems().into_iter().take(1).map(|problem| (problem, ping_pong_hopper()));
+    plain.chain(on_hopper).chain(ping_pong).chain([(documents, Config::ampere())]).collect()
 }
 
 fn masked(mask_mod: Option<MaskMod>) -> Problem {
