@@ -89,12 +89,21 @@ impl LptOrder {
         let orders = (1..=candidates)
             .chain((most > candidates).then_some(most))
             .flat_map(|section| RUN_BITS.map(|run_bits| Self { section, run_bits, ..self }));
-        // Of orders within a hundredth of each other, one for which the kernel need not divide.
-        let imbalance = |order: &Self| {
-            let load = u64::from(order.longest_load(&lengths, ctas));
-            (load * 100 / even.max(1), order.section_bits() == NO_POWER)
-        };
-        orders.min_by_key(imbalance).unwrap_or(self)
+        // Of orders within a hundredth of each other, the first for which the kernel need not divide.
+        let mut loads = Loads::new(ctas);
+        let mut best: Option<((u64, bool), Self)> = None;
+        for order in orders {
+            let load = loads.longest(order, &lengths);
+            let imbalance = (load * 100 / even.max(1), order.section_bits() == NO_POWER);
+            if best.is_none_or(|(least, _)| imbalance < least) {
+                best = Some((imbalance, order));
+            }
+            // No order is more even than this.
+            if imbalance <= (100, false) {
+                break;
+            }
+        }
+        best.map_or(self, |(_, order)| order)
     }
 
     /// The arguments of a launch, in the order of [`TileScheduler::load`].
@@ -112,34 +121,74 @@ impl LptOrder {
     const fn last_section(self) -> u32 {
         self.matrices.saturating_sub(1) / self.section
     }
+}
 
-    /// The longest load of any of `ctas` CTAs, given the lengths of the tiles of a head.
-    fn longest_load(self, lengths: &[u32], ctas: u32) -> u32 {
-        let mut loads = vec![0; ctas as usize];
-        let tiles: Vec<_> = (0..self.tiles).map(|index| lengths[self.tile_in_head(index) as usize]).collect();
-        for (round, tiles) in tiles.chunks(ctas as usize).enumerate() {
-            for (index, length) in tiles.iter().enumerate() {
-                let cta = if round.is_multiple_of(2) { index } else { loads.len() - 1 - index };
-                loads[cta] += length;
-            }
-        }
-        loads.into_iter().max().unwrap_or(0)
+/// Loads of persistent CTAs in serpentine order, added up a run of tiles at a time: what a plan is allowed to cost.
+///
+/// The tiles of a run have two lengths in turn, so every other slot is a chain of differences: `slot[i] - slot[i - 2]`.
+struct Loads {
+    ctas: usize,
+    /// Differences in the slots of rounds that begin with the first CTA, and of those that begin with the last.
+    rounds: [Vec<i64>; 2],
+}
+
+impl Loads {
+    fn new(ctas: u32) -> Self {
+        let ctas = ctas as usize;
+        Self { ctas, rounds: [vec![0; ctas + 3], vec![0; ctas + 3]] }
     }
 
-    /// The index in its head of the tile of a linear index: what [`LptSections::tile_at`] computes on the GPU.
-    fn tile_in_head(self, index: u32) -> u32 {
-        let size = self.tiles_per_head * self.section;
-        let (number, rest) = (index / size, index % size);
-        let heads = self.section.min(self.matrices - number * self.section);
-        let (run, within) = (rest / (heads << self.run_bits), rest % (heads << self.run_bits));
-        let run = run << self.run_bits;
-        let of_run = if run == self.tiles_per_head - 1 { 0 } else { within & ((1 << self.run_bits) - 1) };
-        let from_one_end = run + of_run;
-        if (self.last_section() - number).is_multiple_of(2) {
-            self.tiles_per_head - 1 - from_one_end
-        } else {
-            from_one_end
+    /// The longest load of any CTA under an order, given the lengths of the tiles of a head.
+    fn longest(&mut self, order: LptOrder, lengths: &[u32]) -> u64 {
+        self.rounds.iter_mut().for_each(|slots| slots.fill(0));
+        let LptOrder { tiles_per_head, matrices, section, run_bits, .. } = order;
+        let mut index = 0;
+        for number in 0..=order.last_section() {
+            let heads = section.min(matrices - number * section) as usize;
+            let is_descending = (order.last_section() - number).is_multiple_of(2);
+            let length = |tile: u32| {
+                let tile = if is_descending { tiles_per_head - 1 - tile } else { tile };
+                i64::from(lengths[tile as usize])
+            };
+            for first in (0..tiles_per_head).step_by(1 << run_bits) {
+                let is_pair = run_bits > 0 && first + 1 < tiles_per_head;
+                let (one, other) = (length(first), length(if is_pair { first + 1 } else { first }));
+                let tiles = if is_pair { 2 * heads } else { heads };
+                self.add(index, tiles, one, other);
+                index += tiles;
+            }
         }
+        self.maximum()
+    }
+
+    /// Adds tiles of two lengths in turn, beginning at a linear index.
+    fn add(&mut self, mut index: usize, mut tiles: usize, mut one: i64, mut other: i64) {
+        while tiles > 0 {
+            let (round, slot) = (index / self.ctas, index % self.ctas);
+            let count = tiles.min(self.ctas - slot);
+            let slots = &mut self.rounds[round % 2];
+            // Each chain ends at its first slot past the run.
+            let odd = count % 2;
+            slots[slot] += one;
+            slots[slot + count + odd] -= one;
+            slots[slot + 1] += other;
+            slots[slot + count + 1 - odd] -= other;
+            if odd == 1 {
+                (one, other) = (other, one);
+            }
+            (index, tiles) = (index + count, tiles - count);
+        }
+    }
+
+    fn maximum(&mut self) -> u64 {
+        for slots in &mut self.rounds {
+            for slot in 2..slots.len() {
+                slots[slot] += slots[slot - 2];
+            }
+        }
+        let [forth, back] = &self.rounds;
+        let loads = forth[..self.ctas].iter().zip(back[..self.ctas].iter().rev()).map(|(forth, back)| forth + back);
+        loads.max().unwrap_or(0) as u64
     }
 }
 
@@ -225,7 +274,52 @@ mod tests {
         let order = LptOrder::of(&problem, config).for_ctas(&problem, config, ctas);
         let lengths: Vec<_> = (0..order.tiles_per_head).map(|tile| super::length(&problem, config, tile)).collect();
         let even = f64::from(lengths.iter().sum::<u32>()) * f64::from(order.matrices) / f64::from(ctas);
-        (order, f64::from(order.longest_load(&lengths, ctas)) / even)
+        (order, f64::from(longest_load(order, &lengths, ctas)) / even)
+    }
+
+    /// The longest load, tile by tile.
+    fn longest_load(order: LptOrder, lengths: &[u32], ctas: u32) -> u32 {
+        let mut loads = vec![0; ctas as usize];
+        let tiles: Vec<_> = (0..order.tiles).map(|index| lengths[tile_in_head(order, index) as usize]).collect();
+        for (round, tiles) in tiles.chunks(ctas as usize).enumerate() {
+            for (index, length) in tiles.iter().enumerate() {
+                let cta = if round.is_multiple_of(2) { index } else { loads.len() - 1 - index };
+                loads[cta] += length;
+            }
+        }
+        loads.into_iter().max().unwrap_or(0)
+    }
+
+    /// The index in its head of the tile of a linear index: what [`LptSections::tile_at`] computes on the GPU.
+    fn tile_in_head(order: LptOrder, index: u32) -> u32 {
+        let size = order.tiles_per_head * order.section;
+        let (number, rest) = (index / size, index % size);
+        let heads = order.section.min(order.matrices - number * order.section);
+        let (run, within) = (rest / (heads << order.run_bits), rest % (heads << order.run_bits));
+        let run = run << order.run_bits;
+        let of_run = if run == order.tiles_per_head - 1 { 0 } else { within & ((1 << order.run_bits) - 1) };
+        let from_one_end = run + of_run;
+        if (order.last_section() - number).is_multiple_of(2) {
+            order.tiles_per_head - 1 - from_one_end
+        } else {
+            from_one_end
+        }
+    }
+
+    /// Loads that are added up run by run are those of tile by tile.
+    #[test]
+    fn loads_by_run_are_loads_by_tile() {
+        for (matrices, section) in [(1, 1), (7, 1), (6, 2), (8, 4), (8, 8), (7, 3), (7, 7), (9, 4), (64, 5)] {
+            for (tiles_per_head, run_bits) in [(5, 0), (5, 1), (6, 1), (1, 1), (1, 0), (16, 1)] {
+                let tiles = tiles_per_head * matrices;
+                let order = LptOrder { tiles_per_head, heads: matrices, matrices, tiles, section, run_bits };
+                let lengths: Vec<_> = (0..tiles_per_head).map(|tile| 3 + tile * tile % 7).collect();
+                for ctas in [1, 2, 3, 7, 132] {
+                    let expected = u64::from(longest_load(order, &lengths, ctas));
+                    assert_eq!(Loads::new(ctas).longest(order, &lengths), expected, "{order:?} {ctas}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -235,7 +329,7 @@ mod tests {
                 let tiles = tiles_per_head * heads;
                 let order = LptOrder { tiles_per_head, heads, matrices: heads, tiles, section, run_bits };
                 let mut times = vec![0; tiles_per_head as usize];
-                (0..order.tiles).for_each(|index| times[order.tile_in_head(index) as usize] += 1);
+                (0..order.tiles).for_each(|index| times[tile_in_head(order, index) as usize] += 1);
                 assert!(times.iter().all(|times| *times == heads), "{order:?}: {times:?}");
             }
         }
