@@ -6,7 +6,7 @@
 //! | `scheduler` | which tiles a CTA works on, in which order |
 //! | `kv_range` | the keys that a tile attends: full and partial blocks |
 //! | `kv_source` | the address of key row `j` |
-//! | `scoring` | what turns products into scores |
+//! | `scoring` | the terms that turn products into scores |
 //! | `block_mask` | the KV blocks that a `mask_mod` leaves (block sparsity) |
 //! | `split_kv` | keys split among CTAs, warpgroups or warps, and the reduction of the splits |
 

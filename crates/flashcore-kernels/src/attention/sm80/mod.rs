@@ -109,9 +109,9 @@ pub(crate) struct Warp {
     first_row: Reg<U32>,
     pub(super) position: FragmentPosition,
     shared_base: Reg<U32>,
-    /// Its rows, by 16.
+    /// The rows of the warp, by 16.
     blocks: u32,
-    /// Its split of the keys of each block.
+    /// The warp's split of the keys of each block.
     split: Reg<U32>,
     /// Threads of the consumer warps, where there are producers.
     consumer_threads: Option<u32>,

@@ -50,7 +50,7 @@ pub(crate) struct Consumer<T: Element> {
     pub(super) output: Accumulator,
 }
 
-/// What becomes of the output of a warpgroup. Their named barriers have ids in common, so that there is only one of them.
+/// Epilogue of a warpgroup. Named barriers of the first two share ids, so a warpgroup has only one of them.
 pub(super) enum Epilogue {
     /// The first split of the same rows merges the others, and stores the rows.
     ReduceSplits(KvSplit),

@@ -17,7 +17,7 @@ use crate::primitives::{
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
 
-/// What the work on every KV block of a tile needs.
+/// State of the loop over the KV blocks of a tile.
 pub(crate) struct Mainloop<'a> {
     pub(crate) cta: &'a Cta,
     pub(crate) context: &'a TileContext,
