@@ -5,7 +5,7 @@ use flashcore_problem::{DType, Problem, Shape, Strides};
 
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Buffers;
-use crate::primitives::{PANEL_COLUMNS, ROWS_PER_BLOCK, SwizzledTile};
+use crate::primitives::{MMA_M, PANEL_COLUMNS, SwizzledTile};
 use crate::specialization::Specialization;
 
 /// The tensors that the Hopper kernel copies, in the order of its parameters, each with its name.
@@ -25,7 +25,7 @@ pub(crate) fn tensor_maps(
     // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
     let keys = problem.attended_range(problem.key_length).end;
     // A warp stores its own rows.
-    let stored = SwizzledTile { rows: ROWS_PER_BLOCK, ..value };
+    let stored = SwizzledTile { rows: MMA_M, ..value };
     let output = ("output", map(buffers.output, strides.output, problem.output_shape(), stored));
     let copied = [
         ("query", map(buffers.query, strides.query, problem.query_shape(), query)),

@@ -11,6 +11,7 @@
 //! | `split_kv` | keys split among CTAs, warpgroups or warps, and the reduction of the splits |
 
 pub(crate) mod block_mask;
+pub(crate) mod epilogue;
 pub(crate) mod kv_range;
 pub(crate) mod kv_source;
 pub mod ladder;

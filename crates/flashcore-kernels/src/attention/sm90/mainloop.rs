@@ -10,9 +10,7 @@ use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scoring::Scoring;
 use crate::element::Element;
 use crate::hopper_config::WarpScheduler;
-use crate::primitives::{
-    Accumulator, KeyMask, OnlineSoftmax, PRODUCT_DEPTH, ROW_STEP, RowScale, ScorePositions, WgmmaOperand,
-};
+use crate::primitives::{Accumulator, KeyMask, MMA_K, OnlineSoftmax, ROW_STEP, RowScale, ScorePositions, WgmmaOperand};
 
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
@@ -232,7 +230,7 @@ impl<T: Element> Consumer<T> {
     fn start_qk(&self, k: &mut Builder, cta: &Cta, query: &WgmmaOperand) {
         let stage = self.keys.stage_address(k);
         let keys = cta.shared.key.k_major(k, stage);
-        let depth = cta.specialization.head_dim.next_multiple_of(PRODUCT_DEPTH);
+        let depth = cta.specialization.head_dim.next_multiple_of(MMA_K);
         self.scores.start_qk::<T>(k, query, &keys, depth);
     }
 
