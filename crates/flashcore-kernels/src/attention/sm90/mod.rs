@@ -20,7 +20,7 @@
 //!
 //! The output goes back to the stage of its Q, from which TMA stores it while the next tile is worked on.
 //!
-//! The [`TileScheduler`] says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
+//! The `TileScheduler` says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
 //! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, and waits for it
 //! as late as possible.
 
