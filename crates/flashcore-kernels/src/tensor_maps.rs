@@ -4,7 +4,7 @@ use flashcore_ir::{Swizzle, TensorElement, TensorMap};
 use flashcore_problem::{DType, Operand, Problem, Shape, Strides};
 
 use crate::config::HopperConfig;
-use crate::primitives::{PANEL_COLUMNS, ROWS_PER_BLOCK, SwizzledTile};
+use crate::primitives::{MMA_M, PANEL_COLUMNS, SwizzledTile};
 use crate::specialization::Specialization;
 
 /// The tensor maps of the Hopper kernel, in the order of its parameters. Their addresses come with each launch.
@@ -20,7 +20,7 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
     // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
     let keys = problem.attended_range(problem.key_length).end;
     // A warp stores its own rows.
-    let stored = SwizzledTile { rows: ROWS_PER_BLOCK, ..value };
+    let stored = SwizzledTile { rows: MMA_M, ..value };
     let output = map(Operand::Output, strides.output, problem.output_shape(), stored);
     let copied = [
         map(Operand::Query, strides.query, problem.query_shape(), query),

@@ -6,11 +6,12 @@
 //! | `scheduler` | which tiles a CTA works on, in which order |
 //! | `kv_range` | the keys that a tile attends: full and partial blocks |
 //! | `kv_source` | the address of key row `j` |
-//! | `scoring` | what turns products into scores |
+//! | `scoring` | the terms that turn products into scores |
 //! | `block_mask` | the KV blocks that a `mask_mod` leaves (block sparsity) |
 //! | `split_kv` | keys split among CTAs, warpgroups or warps, and the reduction of the splits |
 
 pub(crate) mod block_mask;
+pub(crate) mod epilogue;
 pub(crate) mod kv_range;
 pub(crate) mod kv_source;
 pub mod ladder;

@@ -6,7 +6,7 @@ use flashcore_ir::{Builder, Reg};
 use super::TileContext;
 use crate::primitives::{Accumulator, AddedTerm, ExpressionCode, ScorePositions, ScoreTerms};
 
-/// What turns the products of a lane into scores.
+/// Score terms and masks of a lane's rows.
 pub(crate) struct Scoring {
     pub(crate) positions: ScorePositions,
     /// None where scores are only scaled, which the softmax does, or get an added term.

@@ -2,7 +2,7 @@
 
 use core::f32::consts::LOG2_E;
 
-use flashcore_ir::types::{F32, Pred, S32, U32, U64};
+use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 use flashcore_problem::DType;
 
@@ -351,20 +351,5 @@ impl TileContext {
             key_length,
             rows: positions.rows.len() as u32,
         }
-    }
-
-    /// Stores the LSE of a row that exists if `exists`: the four lanes of a row have the same value, and the one with
-    /// `member` 0 stores it.
-    pub(crate) fn store_lse(
-        &self,
-        k: &mut Builder,
-        row: Reg<U32>,
-        exists: Reg<Pred>,
-        member: Reg<U32>,
-        value: Reg<F32>,
-    ) {
-        let stores = k.eval(exists & member.eq(0));
-        let address = self.lse_address(k, row);
-        k.when(stores, |k| k.store_one(address, value));
     }
 }

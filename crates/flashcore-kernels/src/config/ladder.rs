@@ -2,7 +2,7 @@
 
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
-use crate::primitives::{LANES, ROWS_PER_BLOCK, SharedLayout};
+use crate::primitives::{LANES, MMA_M, SharedLayout};
 use crate::specialization::MOST_WIDTH;
 
 /// Warps of a CTA.
@@ -74,7 +74,7 @@ impl LadderConfig {
 
     /// Query rows of a CTA.
     pub const fn tile_m(self) -> u32 {
-        WARPS * ROWS_PER_BLOCK
+        WARPS * MMA_M
     }
 
     /// Threads of a CTA.
@@ -86,7 +86,7 @@ impl LadderConfig {
     /// 16 rows in each 64, and four weights of each row.
     pub(crate) const fn operand_registers(self, value_dim: u32) -> u32 {
         match self.output {
-            Product::Scalar => 2 * ROWS_PER_BLOCK * value_dim.div_ceil(2 * LANES) + 4 * ROWS_PER_BLOCK,
+            Product::Scalar => 2 * MMA_M * value_dim.div_ceil(2 * LANES) + 4 * MMA_M,
             Product::Tensor => value_dim.next_multiple_of(16) / 2,
         }
     }

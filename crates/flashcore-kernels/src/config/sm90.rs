@@ -7,7 +7,7 @@ use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::attention::scheduler::sorted;
 use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
-use crate::primitives::{Exponential, LANES, RESULT_COLUMNS, Rescale, SwizzledTile};
+use crate::primitives::{Exponential, LANES, MMA_N, Rescale, SwizzledTile};
 use crate::specialization::Specialization;
 
 /// The choices of the Hopper kernel.
@@ -139,7 +139,7 @@ impl HopperConfig {
     /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
         let (scores, weights) = (self.tile_n / 2, self.tile_n / 4);
-        let output = specialization.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
+        let output = specialization.value_dim.next_multiple_of(MMA_N) / 2;
         let terms = match (specialization.bias, specialization.has_terms()) {
             (true, _) => self.tile_n / 4 * 3 + 4,
             (false, true) if self.tile_n > 128 => 24,
@@ -191,7 +191,7 @@ impl HopperConfig {
     /// the first of them in a CTA, and of the first of all but the first CTA, its output, and the maximum and the sum of
     /// two rows.
     pub(crate) const fn exchange_bytes(self, specialization: Specialization) -> u32 {
-        let words = specialization.value_dim.next_multiple_of(RESULT_COLUMNS) / 2 + 4;
+        let words = specialization.value_dim.next_multiple_of(MMA_N) / 2 + 4;
         let senders = self.kv_split_warpgroups.saturating_add(self.cluster).saturating_sub(2);
         let others = self.row_groups().saturating_mul(senders);
         others.saturating_mul(WARPGROUP * words * 4)

@@ -38,14 +38,14 @@ use flashcore_ir::{Builder, Reg};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
-/// Rows of a tensor-core product: those that a warp multiplies at a time.
-pub const ROWS_PER_BLOCK: u32 = 16;
+/// Rows of an `m16n8k16` product, the tensor-core operation of a warp.
+pub const MMA_M: u32 = 16;
 /// Distance of a lane's rows in a fragment.
 pub const ROW_STEP: u32 = 8;
-/// Columns of the result of a tensor-core product.
-pub const RESULT_COLUMNS: u32 = 8;
-/// Depth of a tensor-core product of 16-bit elements.
-pub const PRODUCT_DEPTH: u32 = 16;
+/// Columns of the result of an `m16n8k16` product.
+pub const MMA_N: u32 = 8;
+/// Depth of an `m16n8k16` product, of 16-bit elements.
+pub const MMA_K: u32 = 16;
 
 /// Position of a lane in a tensor-core fragment: results and left operands have rows `group` and `group + 8`, and
 /// columns `2 * member` and the next.

@@ -309,7 +309,7 @@ impl BlockMaskPrecompute {
     }
 }
 
-/// What is done with a block and its flags.
+/// Visitor of a block and its flags.
 type Visit<'a> = &'a dyn Fn(&mut Builder, Reg<S32>, Reg<U32>);
 
 /// A block of query rows and keys.
@@ -325,7 +325,7 @@ struct CandidateBlock {
 }
 
 impl CandidateBlock {
-    /// Its scores, of the rows and keys there are.
+    /// The scores of the block, of the rows and keys there are.
     fn scores(self, k: &mut Builder) -> ScoreBlock {
         let Self { rows: [first_row, end_row], tile_m, first_key, end_key, tile_n } = self;
         let [first_row, end_row] = [first_row, end_row].map(|row| k.reinterpret::<U32, S32>(row));

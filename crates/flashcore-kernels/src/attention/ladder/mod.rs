@@ -18,14 +18,14 @@ use super::sm80::kv_pipeline::{KvPipeline, KvTiles};
 use crate::config::{LadderConfig, Product};
 use crate::element::Element;
 use crate::primitives::{
-    Accumulation, Accumulator, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand,
-    PRODUCT_DEPTH, ROWS_PER_BLOCK, RightFragments, SharedLayout, SharedTile, TileCopy,
+    Accumulation, Accumulator, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand, MMA_K,
+    MMA_M, RightFragments, SharedLayout, SharedTile, TileCopy,
 };
 use crate::specialization::Specialization;
 use output::{Output, ScalarOutput, each_pair};
 use softmax::SharedSoftmax;
 
-const ROWS: u32 = ROWS_PER_BLOCK;
+const ROWS: u32 = MMA_M;
 /// Bytes of an `f32`.
 const WORD_BYTES: u32 = 4;
 /// Words that a lane loads at a time.
@@ -87,7 +87,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: LadderConfig, specializat
 }
 
 const fn padded_columns(columns: u32) -> u32 {
-    columns.next_multiple_of(PRODUCT_DEPTH)
+    columns.next_multiple_of(MMA_K)
 }
 
 /// A lane and its warp.

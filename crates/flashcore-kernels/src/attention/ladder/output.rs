@@ -23,7 +23,7 @@ pub(super) enum Output {
 /// Two columns of all 16 rows for each lane, in each 64 columns.
 pub(super) struct ScalarOutput {
     /// By 64 columns: their position, then the registers by row.
-    parts: Vec<(LaneColumns, Vec<[Reg<F32>; 2]>)>,
+    column_groups: Vec<(LaneColumns, Vec<[Reg<F32>; 2]>)>,
 }
 
 /// Two neighbouring columns of a lane.
@@ -36,8 +36,8 @@ struct LaneColumns {
 
 impl ScalarOutput {
     pub(super) fn zero(k: &mut Builder, warp: &Warp, values: SharedTile) -> Self {
-        let parts = (0..values.columns.div_ceil(COLUMNS_AT_ONCE)).map(|part| {
-            let column = k.mad(warp.lane, 2u32, part * COLUMNS_AT_ONCE);
+        let column_groups = (0..values.columns.div_ceil(COLUMNS_AT_ONCE)).map(|group| {
+            let column = k.mad(warp.lane, 2u32, group * COLUMNS_AT_ONCE);
             // Lanes past the last columns have those of the last, and store nothing.
             let inside = k.min(column, values.columns - 2);
             let (panel, in_panel) = (k.div(inside, values.panel_columns()), k.rem(inside, values.panel_columns()));
@@ -47,7 +47,7 @@ impl ScalarOutput {
             let rows = (0..ROWS).map(|_| [k.copy(0.0f32), k.copy(0.0f32)]).collect();
             (LaneColumns { column, chunk, within }, rows)
         });
-        Self { parts: parts.collect() }
+        Self { column_groups: column_groups.collect() }
     }
 
     fn multiply_add<T: Element>(&self, k: &mut Builder, tiles: &Tiles, warp: &Warp, stage: Reg<U32>) {
@@ -65,7 +65,7 @@ impl ScalarOutput {
                 .collect();
             for next in 0..WORDS_AT_ONCE {
                 let key = k.add(first_key, next);
-                for (columns, rows) in &self.parts {
+                for (columns, rows) in &self.column_groups {
                     let chunk = value.chunk_address(k, base, key, columns.chunk);
                     let address = k.add(chunk, columns.within);
                     let pair = k.load_shared::<T>(address, 1)[0];
@@ -90,7 +90,7 @@ impl Output {
                 for row in 0..ROWS {
                     let offset = (row * WORD_BYTES) as i32;
                     let factor = k.load_shared::<F32>(SharedAddress::from(factors).plus(offset), 1)[0];
-                    for (_, rows) in &output.parts {
+                    for (_, rows) in &output.column_groups {
                         rows[row as usize].iter().for_each(|result| k.mul_to(*result, factor));
                     }
                 }
@@ -131,7 +131,7 @@ impl Output {
         let rows = context.output(k);
         match self {
             Self::Scalar(output) => {
-                for (columns, results) in &output.parts {
+                for (columns, results) in &output.column_groups {
                     let there = k.compare(Compare::Lt, columns.column, rows.columns);
                     for (row, pair) in (0..).zip(results) {
                         let row = k.add(warp.first_row, row);

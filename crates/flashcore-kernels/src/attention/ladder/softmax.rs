@@ -5,6 +5,7 @@ use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
 
 use super::{ROWS, Tiles, WORD_BYTES, Warp};
 use crate::attention::TileContext;
+use crate::attention::epilogue::store_lse;
 use crate::attention::naive::modified_score;
 use crate::config::{LadderConfig, Product};
 use crate::element::{ELEMENT_BYTES, Element};
@@ -159,7 +160,7 @@ impl SharedSoftmax {
         if context.specialization.lse {
             let lse = lse_log2(k, row_max, self.row_sum);
             let exists = k.compare(Compare::Lt, self.query_row, context.end_row);
-            context.store_lse(k, self.query_row, exists, self.member, lse);
+            store_lse(k, context, (self.query_row, exists), self.member, lse);
         }
     }
 }

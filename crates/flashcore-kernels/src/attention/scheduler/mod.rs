@@ -189,7 +189,7 @@ impl WorkTile {
         })
     }
 
-    /// Those of `range` that a warpgroup with a range of its own attends.
+    /// The blocks of `range` that a warpgroup with a range of its own attends.
     pub(crate) fn warpgroup_blocks(&self, k: &mut Builder, range: KvBlockRange) -> KvBlockRange {
         k.section("kv range", |k| self.blocks.map_or(range, |blocks| range.intersect(k, blocks)))
     }

@@ -5,12 +5,11 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress};
 
 use super::{Tiles, Warp};
 use crate::attention::TileContext;
+use crate::attention::epilogue::store_lse;
 use crate::attention::split_kv::partial::store_partials;
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::parameters::SplitParameters;
-use crate::primitives::{
-    Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, LANES, OnlineSoftmax, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK,
-};
+use crate::primitives::{Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, LANES, MMA_M, MMA_N, OnlineSoftmax, ROW_STEP};
 
 /// Stores the warp's rows: a partial result where keys are split among CTAs, else the output and the LSE.
 pub(super) fn store<T: Element>(
@@ -31,7 +30,7 @@ pub(super) fn store<T: Element>(
         for (index, value) in (0..).zip(stats.lse(k)) {
             let row = warp.row(k, context, index);
             let exists = k.compare(Compare::Lt, row, context.end_row);
-            context.store_lse(k, row, exists, warp.position.member, value);
+            store_lse(k, context, (row, exists), warp.position.member, value);
         }
     }
     store_output::<T>(k, context, warp, tiles, output);
@@ -51,16 +50,16 @@ fn stage_output<T: Element>(k: &mut Builder, warp: &Warp, tiles: &Tiles, output:
     let tile = tiles.query;
     let row = k.add(warp.first_row, warp.position.group);
     let within_chunk = k.mul(warp.position.member, 2 * ELEMENT_BYTES);
-    let columns = output.blocks.first().map_or(0, Vec::len) as u32 * RESULT_COLUMNS;
-    for column in (0..columns).step_by(RESULT_COLUMNS as usize) {
-        let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / RESULT_COLUMNS);
+    let columns = output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
+    for column in (0..columns).step_by(MMA_N as usize) {
+        let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / MMA_N);
         let chunk = k.copy(chunk);
         let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
         let address = k.add(chunk_address, within_chunk);
-        for (block, fragments) in output.blocks.iter().enumerate() {
-            for (half, pair) in fragments[(column / RESULT_COLUMNS) as usize].chunks_exact(2).enumerate() {
+        for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
+            for (half, pair) in fragments[(column / MMA_N) as usize].chunks_exact(2).enumerate() {
                 let rounded = k.pair::<T>(pair[0], pair[1]);
-                let rows_below = block as u32 * ROWS_PER_BLOCK + half as u32 * ROW_STEP;
+                let rows_below = m_tile as u32 * MMA_M + half as u32 * ROW_STEP;
                 let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
                 k.store_shared(SharedAddress::from(address).plus(below as i32), &[rounded]);
             }
@@ -77,7 +76,7 @@ fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tile
     let lane_row = k.shr(warp.lane, chunks.ilog2());
     let chunk = k.and(warp.lane, chunks - 1);
     let row = k.add(warp.first_row, lane_row);
-    for step in 0..warp.blocks * ROWS_PER_BLOCK / rows_per_step {
+    for step in 0..warp.m_tiles * MMA_M / rows_per_step {
         let row = k.add(row, step * rows_per_step);
         let source = tile.chunk_address(k, warp.shared_base, row, chunk);
         let row_start = rows.row(k, row);

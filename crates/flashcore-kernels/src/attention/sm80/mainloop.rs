@@ -47,11 +47,11 @@ pub(super) fn run<T: Element>(
     let query = k.section("query fragments", |k| {
         k.copy_async_wait(pipeline.prefetched_groups());
         warp.sync_consumers(k);
-        let blocks = tiles.query_of_warp(k, warp);
+        let m_tiles = tiles.query_of_warp(k, warp);
         let columns = padded_columns(context.specialization.head_dim);
         match config.query {
-            QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &blocks, columns)),
-            QueryPlace::Shared => LeftOperand::Shared(blocks, columns),
+            QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &m_tiles, columns)),
+            QueryPlace::Shared => LeftOperand::Shared(m_tiles, columns),
         }
     });
     let mainloop = Mainloop::new(k, config, context, warp, operands);
@@ -97,14 +97,14 @@ impl<'a> Mainloop<'a> {
         operands: Operands,
     ) -> Self {
         let value_columns = padded_columns(context.specialization.value_dim);
-        let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, value_columns));
+        let output = k.section("output", |k| Accumulator::zero(k, warp.m_tiles, value_columns));
         let positions = k.section("rows", |k| score_positions(k, context, warp));
         let scoring = Scoring::new(k, context, positions);
         let scale = scoring.softmax_scale(context);
-        let softmax =
-            k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale, config.exponential));
+        let softmax = k
+            .section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.m_tiles, scale, config.rescale, config.exponential));
         let mask = k.section("rows", |k| key_mask(k, context, warp, &scoring.positions));
-        let scores = k.section("scores", |k| Accumulator::zero(k, warp.blocks, config.keys_per_warp()));
+        let scores = k.section("scores", |k| Accumulator::zero(k, warp.m_tiles, config.keys_per_warp()));
         Self { config, context, warp, operands, scoring, mask, softmax, scores, output }
     }
 
@@ -184,7 +184,7 @@ fn reduce_splits(
 /// The positions of a lane's scores.
 fn score_positions(k: &mut Builder, context: &TileContext, warp: &Warp) -> ScorePositions {
     context.score_positions(k, warp.position.member, |k, last_row| {
-        let rows: Vec<_> = (0..2 * warp.blocks).map(|index| warp.row(k, context, index)).collect();
+        let rows: Vec<_> = (0..2 * warp.m_tiles).map(|index| warp.row(k, context, index)).collect();
         let position = context.position(k, rows[0]);
         (rows.into_iter().map(|row| k.min(row, last_row)).collect(), position)
     })

@@ -27,7 +27,7 @@ use crate::parameters::{Parameters, SplitParameters, TileParameters};
 #[cfg(doc)]
 use crate::primitives::OnlineSoftmax;
 use crate::primitives::{
-    FragmentPosition, LANES, LaneRows, NamedBarrier, PRODUCT_DEPTH, ROW_STEP, ROWS_PER_BLOCK, SharedTile, TileAddresses,
+    FragmentPosition, LANES, LaneRows, MMA_K, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses,
 };
 use crate::specialization::Specialization;
 use kv_pipeline::{KvPipeline, KvTiles};
@@ -98,7 +98,7 @@ fn tile<T: Element>(
 
 /// Columns rounded up to the depth of a product.
 const fn padded_columns(columns: u32) -> u32 {
-    columns.next_multiple_of(PRODUCT_DEPTH)
+    columns.next_multiple_of(MMA_K)
 }
 
 /// A thread and its warp.
@@ -109,9 +109,9 @@ pub(crate) struct Warp {
     first_row: Reg<U32>,
     pub(super) position: FragmentPosition,
     shared_base: Reg<U32>,
-    /// Its rows, by 16.
-    blocks: u32,
-    /// Its split of the keys of each block.
+    /// The rows of the warp, by 16.
+    m_tiles: u32,
+    /// The warp's split of the keys of each block.
     split: Reg<U32>,
     /// Threads of the consumer warps, where there are producers.
     consumer_threads: Option<u32>,
@@ -129,9 +129,9 @@ impl Warp {
         };
         let first_row = k.mul(row_warp, config.rows_per_warp);
         let (position, shared_base) = (FragmentPosition::new(k, lane), k.shared_base());
-        let blocks = config.rows_per_warp / ROWS_PER_BLOCK;
+        let m_tiles = config.rows_per_warp / MMA_M;
         let consumer_threads = (config.producers > 0).then_some(config.warps * LANES);
-        Self { thread, lane, first_row, position, shared_base, blocks, split, consumer_threads }
+        Self { thread, lane, first_row, position, shared_base, m_tiles, split, consumer_threads }
     }
 
     /// Waits for all consumer warps.
@@ -184,6 +184,6 @@ impl Tiles {
     fn query_of_warp(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
         let base = k.eval(warp.shared_base + warp.first_row * self.query.row_bytes());
         let first = self.query.addresses(k, base, warp.lane, LaneRows::DownFirst);
-        (0..warp.blocks).map(|block| first.rows_below(block * ROWS_PER_BLOCK)).collect()
+        (0..warp.m_tiles).map(|m_tile| first.rows_below(m_tile * MMA_M)).collect()
     }
 }

@@ -11,8 +11,7 @@ use crate::attention::block_mask;
 use crate::attention::scheduler::WorkTile;
 use crate::element::Element;
 use crate::primitives::{
-    Accumulator, FragmentPosition, LANES, PANEL_ROW_BYTES, PFragment, PipelineState, RESULT_COLUMNS, ROWS_PER_BLOCK,
-    TmaStoreGuard,
+    Accumulator, FragmentPosition, LANES, MMA_M, MMA_N, PANEL_ROW_BYTES, PFragment, PipelineState, TmaStoreGuard,
 };
 
 /// Computes every tile of the CTA.
@@ -50,7 +49,7 @@ pub(crate) struct Consumer<T: Element> {
     pub(super) output: Accumulator,
 }
 
-/// What becomes of the output of a warpgroup. Their named barriers have ids in common, so that there is only one of them.
+/// Epilogue of a warpgroup. Named barriers of the first two share ids, so a warpgroup has only one of them.
 pub(super) enum Epilogue {
     /// The first split of the same rows merges the others, and stores the rows.
     ReduceSplits(KvSplit),
@@ -81,12 +80,12 @@ impl<T: Element> Consumer<T> {
             // The warps of the producer come first.
             None => (k.sub(warp, WARPGROUP / LANES), warpgroup),
         };
-        let row = k.mad(warp, ROWS_PER_BLOCK, position.group);
+        let row = k.mad(warp, MMA_M, position.group);
         let [keys, values] = [shared.key_pipeline, shared.value_pipeline].map(|pipeline| match &kv_split {
             Some(split) => pipeline.strided_state(k, cta.base, split.split, config.kv_split_warpgroups),
             None => pipeline.state(k, cta.base),
         });
-        let value_columns = cta.specialization.value_dim.next_multiple_of(RESULT_COLUMNS);
+        let value_columns = cta.specialization.value_dim.next_multiple_of(MMA_N);
         Self {
             row,
             position,

@@ -12,11 +12,12 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode, SpecialReg
 use super::consumer::Consumer;
 use super::{Cta, WARPGROUP};
 use crate::attention::TileContext;
+use crate::attention::epilogue::store_lse;
 use crate::attention::scheduler::WorkTile;
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::primitives::{
-    CHUNK_BYTES, CHUNK_ELEMENTS, LANES, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, ROWS_PER_BLOCK,
-    SwizzledTile, TensorRows, TmaStoreGuard,
+    CHUNK_BYTES, CHUNK_ELEMENTS, LANES, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile,
+    TensorRows, TmaStoreGuard,
 };
 
 /// Lanes that have the columns of a row between them.
@@ -35,8 +36,8 @@ fn finish<T: Element>(
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
     let exists = rows.map(|row| k.compare(Compare::Lt, row, context.end_row));
     if context.specialization.lse {
-        for ((row, exists), value) in rows.into_iter().zip(exists).zip(stats.lse(k)) {
-            context.store_lse(k, row, exists, consumer.position.member, value);
+        for (row, value) in rows.into_iter().zip(exists).zip(stats.lse(k)) {
+            store_lse(k, context, row, consumer.position.member, value);
         }
     }
     exists
@@ -58,7 +59,7 @@ pub(super) fn tma_store<T: Element>(
         let (lane, warp) = (k.and(thread, LANES - 1), k.shr(thread, LANES.ilog2()));
         let warp = k.and(warp, WARPGROUP / LANES - 1);
         let rows = consumer.query_rows(k);
-        let source = k.mad(warp, ROWS_PER_BLOCK * PANEL_ROW_BYTES, rows);
+        let source = k.mad(warp, MMA_M * PANEL_ROW_BYTES, rows);
         // No warp of the warpgroup reads Q any more.
         let barrier = NamedBarrier::OutputTile.indexed(k, consumer.row_group);
         k.barrier_sync(barrier, WARPGROUP);
@@ -85,7 +86,7 @@ pub(super) fn tma_store<T: Element>(
 
 /// True if the rows of a warp, from its first on, are followed by those of another tile, which TMA would overwrite.
 fn is_short(k: &mut Builder, context: &TileContext, first_row: Reg<U32>) -> Reg<Pred> {
-    let has_fewer = (first_row + ROWS_PER_BLOCK).gt(context.end_row);
+    let has_fewer = (first_row + MMA_M).gt(context.end_row);
     k.eval(has_fewer & context.end_row.lt(context.parameters.query_length))
 }
 
@@ -109,7 +110,7 @@ fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, context: &Til
             let within = consumer.row + half as u32 * ROW_STEP;
             let row = k.eval(within.widen().mul_add(target.stride, target.first));
             let lane = k.mad_wide(consumer.position.member, CHUNK_BYTES, row);
-            for (group, fragments) in consumer.output.blocks[0].chunks(MEMBERS).enumerate() {
+            for (group, fragments) in consumer.output.m_tiles[0].chunks(MEMBERS).enumerate() {
                 let words: Vec<_> = fragments
                     .iter()
                     .map(|fragment| {

@@ -10,14 +10,12 @@ use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scoring::Scoring;
 use crate::config::WarpScheduler;
 use crate::element::Element;
-use crate::primitives::{
-    Accumulator, KeyMask, OnlineSoftmax, PRODUCT_DEPTH, ROW_STEP, RowScale, ScorePositions, WgmmaOperand,
-};
+use crate::primitives::{Accumulator, KeyMask, MMA_K, OnlineSoftmax, ROW_STEP, RowScale, ScorePositions, WgmmaOperand};
 
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
 
-/// What the work on every KV block of a tile needs.
+/// State of the loop over the KV blocks of a tile.
 pub(crate) struct Mainloop<'a> {
     pub(crate) cta: &'a Cta,
     pub(crate) context: &'a TileContext,
@@ -232,7 +230,7 @@ impl<T: Element> Consumer<T> {
     fn start_qk(&self, k: &mut Builder, cta: &Cta, query: &WgmmaOperand) {
         let stage = self.keys.stage_address(k);
         let keys = cta.shared.key.k_major(k, stage);
-        let depth = cta.specialization.head_dim.next_multiple_of(PRODUCT_DEPTH);
+        let depth = cta.specialization.head_dim.next_multiple_of(MMA_K);
         self.scores.start_qk::<T>(k, query, &keys, depth);
     }
 

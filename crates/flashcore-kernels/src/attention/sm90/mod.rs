@@ -20,7 +20,7 @@
 //!
 //! The output goes back to the stage of its Q, from which TMA stores it while the next tile is worked on.
 //!
-//! The [`TileScheduler`] says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
+//! The `TileScheduler` says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
 //! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, and waits for it
 //! as late as possible.
 
@@ -120,7 +120,7 @@ fn prologue(k: &mut Builder, config: HopperConfig, specialization: Specializatio
     (Cta { config, specialization, block_mask, maps, scheduler, shared, base }, thread)
 }
 
-/// What all warps of a CTA share.
+/// The CTA, as all its warps see it.
 pub(crate) struct Cta {
     pub(crate) config: HopperConfig,
     pub(crate) specialization: Specialization,
@@ -185,9 +185,9 @@ pub(crate) struct Shared {
     query_pipeline: TmaPipeline,
     key_pipeline: TmaPipeline,
     value_pipeline: TmaPipeline,
-    /// Where KV splits exchange partial results.
+    /// Partial results that KV splits exchange.
     exchange: u32,
-    /// Where tiles of query rows are sorted.
+    /// Memory of the sorted scheduler.
     sort: u32,
     /// Work-tile info beside the Q stages, under a sorted scheduler.
     pub(crate) work_info: Option<WorkInfoSlots>,

@@ -13,27 +13,27 @@ use flashcore_ir::types::{F16x2, F32, U32};
 use flashcore_ir::{Builder, MmaShape, Reg};
 
 use crate::element::Element;
-use crate::primitives::{PRODUCT_DEPTH, RESULT_COLUMNS, TileAddresses};
+use crate::primitives::{MMA_K, MMA_N, TileAddresses};
 
 /// A left operand in registers: for each 16 rows, one fragment for each 16 columns.
 #[derive(Debug, Clone)]
 pub struct LeftFragments<T: Element> {
-    blocks: Vec<Vec<[Reg<T>; 4]>>,
+    m_tiles: Vec<Vec<[Reg<T>; 4]>>,
 }
 
 impl<T: Element> LeftFragments<T> {
-    /// Loads `columns` columns of the 16 rows that each of `blocks` points at.
-    pub fn load(k: &mut Builder, blocks: &[TileAddresses], columns: u32) -> Self {
-        let blocks = blocks.iter().map(|addresses| {
+    /// Loads `columns` columns of the 16 rows that each of `m_tiles` points at.
+    pub fn load(k: &mut Builder, m_tiles: &[TileAddresses], columns: u32) -> Self {
+        let m_tiles = m_tiles.iter().map(|addresses| {
             let by_column = addresses.by_column(k);
-            (0..columns / PRODUCT_DEPTH).map(|step| load_left(k, *addresses, &by_column, step)).collect()
+            (0..columns / MMA_K).map(|step| load_left(k, *addresses, &by_column, step)).collect()
         });
-        Self { blocks: blocks.collect() }
+        Self { m_tiles: m_tiles.collect() }
     }
 }
 
 fn load_left<T: Element>(k: &mut Builder, addresses: TileAddresses, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
-    let matrices = k.load_matrix(addresses.block(by_column, 0, step * PRODUCT_DEPTH), 4, false);
+    let matrices = k.load_matrix(addresses.block(by_column, 0, step * MMA_K), 4, false);
     [matrices[0], matrices[1], matrices[2], matrices[3]]
 }
 
@@ -52,22 +52,22 @@ impl<T: Element> LeftOperand<'_, T> {
     /// Depth steps of the product.
     fn steps(&self) -> u32 {
         match self {
-            Self::Registers(fragments) => fragments.blocks.first().map_or(0, Vec::len) as u32,
-            Self::Shared(_, columns) => columns / PRODUCT_DEPTH,
-            Self::Accumulator(results) => results.blocks.first().map_or(0, Vec::len) as u32 / 2,
+            Self::Registers(fragments) => fragments.m_tiles.first().map_or(0, Vec::len) as u32,
+            Self::Shared(_, columns) => columns / MMA_K,
+            Self::Accumulator(results) => results.m_tiles.first().map_or(0, Vec::len) as u32 / 2,
         }
     }
 
     fn step(&self, k: &mut Builder, by_column: &[Vec<Reg<U32>>], step: u32) -> Vec<[Reg<T>; 4]> {
         match self {
-            Self::Registers(fragments) => fragments.blocks.iter().map(|block| block[step as usize]).collect(),
-            Self::Shared(blocks, _) => {
-                let blocks = blocks.iter().zip(by_column);
-                blocks.map(|(addresses, by_column)| load_left(k, *addresses, by_column, step)).collect()
+            Self::Registers(fragments) => fragments.m_tiles.iter().map(|m_tile| m_tile[step as usize]).collect(),
+            Self::Shared(m_tiles, _) => {
+                let m_tiles = m_tiles.iter().zip(by_column);
+                m_tiles.map(|(addresses, by_column)| load_left(k, *addresses, by_column, step)).collect()
             }
             Self::Accumulator(results) => {
                 let tile = 2 * step as usize;
-                results.blocks.iter().map(|tiles| round(k, tiles[tile], tiles[tile + 1])).collect()
+                results.m_tiles.iter().map(|tiles| round(k, tiles[tile], tiles[tile + 1])).collect()
             }
         }
     }
@@ -75,7 +75,7 @@ impl<T: Element> LeftOperand<'_, T> {
     fn by_column(&self, k: &mut Builder) -> Vec<Vec<Reg<U32>>> {
         match self {
             Self::Registers(_) | Self::Accumulator(_) => Vec::new(),
-            Self::Shared(blocks, _) => blocks.iter().map(|addresses| addresses.by_column(k)).collect(),
+            Self::Shared(m_tiles, _) => m_tiles.iter().map(|addresses| addresses.by_column(k)).collect(),
         }
     }
 }
@@ -108,19 +108,19 @@ pub enum Accumulation {
 #[derive(Debug, Clone)]
 pub struct Accumulator {
     /// By 16 rows, then by 8 columns.
-    pub blocks: Vec<Vec<[Reg<F32>; 4]>>,
+    pub m_tiles: Vec<Vec<[Reg<F32>; 4]>>,
 }
 
 impl Accumulator {
-    /// Zeros in `blocks` times 16 rows and `columns` columns.
-    pub fn zero(k: &mut Builder, blocks: u32, columns: u32) -> Self {
-        let mut block = || (0..columns / RESULT_COLUMNS).map(|_| core::array::from_fn(|_| k.copy(0.0f32))).collect();
-        Self { blocks: (0..blocks).map(|_| block()).collect() }
+    /// Zeros in `m_tiles` times 16 rows and `columns` columns.
+    pub fn zero(k: &mut Builder, m_tiles: u32, columns: u32) -> Self {
+        let mut m_tile = || (0..columns / MMA_N).map(|_| core::array::from_fn(|_| k.copy(0.0f32))).collect();
+        Self { m_tiles: (0..m_tiles).map(|_| m_tile()).collect() }
     }
 
     /// Sets all to zero.
     pub fn clear(&self, k: &mut Builder) {
-        for element in self.blocks.iter().flatten().flatten() {
+        for element in self.m_tiles.iter().flatten().flatten() {
             k.set(*element, 0.0f32);
         }
     }
@@ -142,19 +142,19 @@ impl Accumulator {
             RightFragments::Straight(addresses) => (addresses, true),
         };
         let (left_by_column, by_column) = (left.by_column(k), addresses.by_column(k));
-        let columns = self.blocks.first().map_or(0, Vec::len);
+        let columns = self.m_tiles.first().map_or(0, Vec::len);
         for step in 0..left.steps() {
-            let depth = step * PRODUCT_DEPTH;
+            let depth = step * MMA_K;
             let lefts = left.step(k, &left_by_column, step);
             for tile in (0..columns).step_by(2) {
-                let column = tile as u32 * RESULT_COLUMNS;
+                let column = tile as u32 * MMA_N;
                 let (row, column) = if transposed { (depth, column) } else { (column, depth) };
                 let matrices = k.load_matrix::<T>(addresses.block(&by_column, row, column), 4, transposed);
-                for (block, (left, tiles)) in lefts.iter().zip(&self.blocks).enumerate() {
+                for (m_tile, (left, tiles)) in lefts.iter().zip(&self.m_tiles).enumerate() {
                     for (tile, right) in (tile..).zip(matrices.chunks_exact(2)) {
                         match &halves {
                             None => k.mma(MmaShape::M16N8K16, &tiles[tile], left, right),
-                            Some(halves) => k.mma(MmaShape::M16N8K16, &halves.blocks[block][tile], left, right),
+                            Some(halves) => k.mma(MmaShape::M16N8K16, &halves.m_tiles[m_tile][tile], left, right),
                         }
                     }
                 }
@@ -174,10 +174,10 @@ impl Accumulator {
     ///
     /// A lane has two rows of each 16: its group, and the one 8 further on.
     pub fn each(&self, mut visit: impl FnMut(usize, u32, Reg<F32>)) {
-        for (block, tiles) in self.blocks.iter().enumerate() {
+        for (m_tile, tiles) in self.m_tiles.iter().enumerate() {
             for (tile, elements) in tiles.iter().enumerate() {
                 for (index, element) in elements.iter().enumerate() {
-                    visit(2 * block + index / 2, tile as u32 * RESULT_COLUMNS + index as u32 % 2, *element);
+                    visit(2 * m_tile + index / 2, tile as u32 * MMA_N + index as u32 % 2, *element);
                 }
             }
         }
@@ -186,7 +186,7 @@ impl Accumulator {
 
 /// A result in `f16`: for each 16 rows, two pairs for each 8 columns.
 struct Halves {
-    blocks: Vec<Vec<[Reg<F16x2>; 2]>>,
+    m_tiles: Vec<Vec<[Reg<F16x2>; 2]>>,
 }
 
 impl Halves {
@@ -196,12 +196,12 @@ impl Halves {
             let zero = k.copy::<U32>(0u32);
             k.reinterpret::<U32, F16x2>(zero)
         };
-        let blocks = result.blocks.iter().map(|tiles| tiles.iter().map(|_| [zero(), zero()]).collect());
-        Self { blocks: blocks.collect() }
+        let m_tiles = result.m_tiles.iter().map(|tiles| tiles.iter().map(|_| [zero(), zero()]).collect());
+        Self { m_tiles: m_tiles.collect() }
     }
 
     fn add_to(&self, k: &mut Builder, result: &Accumulator) {
-        for (halves, elements) in self.blocks.iter().flatten().zip(result.blocks.iter().flatten()) {
+        for (halves, elements) in self.m_tiles.iter().flatten().zip(result.m_tiles.iter().flatten()) {
             for (pair, elements) in halves.iter().zip(elements.chunks_exact(2)) {
                 for (half, element) in F16x2::widen(k, *pair).into_iter().zip(elements) {
                     k.add_to(*element, half);

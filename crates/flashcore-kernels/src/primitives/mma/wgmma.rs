@@ -5,7 +5,7 @@ use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Major, Reg, Swizzle};
 
 use crate::element::{ELEMENT_BYTES, Element};
-use crate::primitives::{Accumulator, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, RESULT_COLUMNS, SwizzledTile};
+use crate::primitives::{Accumulator, MMA_K, MMA_N, PANEL_COLUMNS, PANEL_ROW_BYTES, SwizzledTile};
 
 /// Bytes from 8 rows to the next 8: the stride of a matrix descriptor.
 const EIGHT_ROWS: u32 = 8 * PANEL_ROW_BYTES;
@@ -35,22 +35,22 @@ impl SwizzledTile {
 impl WgmmaOperand {
     /// 16 columns of all rows: one depth step of a K-major operand.
     fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
-        let steps_per_panel = PANEL_COLUMNS / PRODUCT_DEPTH;
+        let steps_per_panel = PANEL_COLUMNS / MMA_K;
         let (panel, within) = (step / steps_per_panel, step % steps_per_panel);
-        let bytes = panel * self.tile.panel_bytes() + within * PRODUCT_DEPTH * ELEMENT_BYTES;
+        let bytes = panel * self.tile.panel_bytes() + within * MMA_K * ELEMENT_BYTES;
         SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Depth }
     }
 
     /// 16 rows of all columns: one depth step of an MN-major operand.
     fn row_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
-        let bytes = step * PRODUCT_DEPTH * PANEL_ROW_BYTES;
+        let bytes = step * MMA_K * PANEL_ROW_BYTES;
         SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Outer }
     }
 }
 
 /// The registers of a warpgroup's accumulator: in each warp, those of its 16 rows in the order of `mma`.
 fn registers(accumulator: &Accumulator) -> Vec<Reg<F32>> {
-    accumulator.blocks.iter().flatten().flatten().copied().collect()
+    accumulator.m_tiles.iter().flatten().flatten().copied().collect()
 }
 
 impl Accumulator {
@@ -58,7 +58,7 @@ impl Accumulator {
     pub fn unset(k: &mut Builder, columns: u32) -> Self {
         let registers = k.warpgroup_accumulator::<F32>(columns);
         let fragments = registers.chunks_exact(4).map(|fragment| [fragment[0], fragment[1], fragment[2], fragment[3]]);
-        Self { blocks: vec![fragments.collect()] }
+        Self { m_tiles: vec![fragments.collect()] }
     }
 
     /// The registers of its first columns, a multiple of 8.
@@ -69,14 +69,14 @@ impl Accumulator {
 
     /// Slices of `columns` columns, a multiple of 8; the last may have fewer.
     pub fn column_slices(&self, columns: u32) -> Vec<Self> {
-        let fragments = (columns / RESULT_COLUMNS) as usize;
-        self.blocks[0].chunks(fragments).map(|fragments| Self { blocks: vec![fragments.to_vec()] }).collect()
+        let fragments = (columns / MMA_N) as usize;
+        self.m_tiles[0].chunks(fragments).map(|fragments| Self { m_tiles: vec![fragments.to_vec()] }).collect()
     }
 
     /// Starts `A * B^T` over `depth` columns, both K-major, in place of what it holds. One `wgmma` group.
     pub fn start_qk<T: Element>(&self, k: &mut Builder, a: &WgmmaOperand, b: &WgmmaOperand, depth: u32) {
         let (registers, columns) = (registers(self), b.tile.rows);
-        for step in 0..depth.div_ceil(PRODUCT_DEPTH) {
+        for step in 0..depth.div_ceil(MMA_K) {
             let left = LeftMatrix::<T>::Shared(a.column_step(k, step));
             let right = b.column_step(k, step);
             k.wgmma(columns, &registers, left, right, if step == 0 { Adds::Replace } else { Adds::Add });
@@ -106,17 +106,17 @@ pub struct PFragment<T: Element> {
 impl<T: Element> PFragment<T> {
     /// Registers without values for `columns` columns, a multiple of 16.
     pub fn unset(k: &mut Builder, columns: u32) -> Self {
-        let steps = 0..columns / PRODUCT_DEPTH;
+        let steps = 0..columns / MMA_K;
         Self { fragments: steps.map(|_| core::array::from_fn(|_| k.register())).collect() }
     }
 
     /// Rounds the weights of an accumulator; columns past its last become zero.
     pub fn round(&self, k: &mut Builder, weights: &Accumulator) {
-        let rounded = weights.blocks[0].len() / 2;
+        let rounded = weights.m_tiles[0].len() / 2;
         for target in self.fragments.iter().skip(rounded).flatten() {
             k.pair_to(*target, 0.0f32, 0.0f32);
         }
-        for (target, fragments) in self.fragments.iter().zip(weights.blocks[0].chunks_exact(2)) {
+        for (target, fragments) in self.fragments.iter().zip(weights.m_tiles[0].chunks_exact(2)) {
             let pairs = fragments.iter().flat_map(|fragment| fragment.chunks_exact(2));
             for (target, pair) in target.iter().zip(pairs) {
                 k.pair_to(*target, pair[0], pair[1]);

@@ -52,7 +52,7 @@ pub struct TileCopy {
     tile: SharedTile,
     /// The first row of this thread.
     row: Reg<U32>,
-    /// Its chunk.
+    /// The chunk of this thread.
     chunk: Reg<U32>,
     /// The target of its first chunk, in stage 0.
     target: Reg<U32>,

@@ -10,7 +10,7 @@ use flashcore_ir::{Builder, Reg, SharedAddress};
 
 use super::tile::{CHUNK_BYTES, CHUNK_ELEMENTS};
 use crate::element::{ELEMENT_BYTES, Element};
-use crate::primitives::{Accumulator, PRODUCT_DEPTH};
+use crate::primitives::{Accumulator, MMA_K};
 
 /// Columns of a panel.
 pub const PANEL_COLUMNS: u32 = 64;
@@ -61,12 +61,12 @@ impl SwizzledTile {
         let (row, half) = (k.and(lane, 15u32), k.shr(lane, 4u32));
         let row_address = k.mad(row, PANEL_ROW_BYTES, address);
         let pattern = k.and(lane, CHUNKS_PER_ROW - 1);
-        let steps = (0..PANEL_COLUMNS / PRODUCT_DEPTH).map(|step| {
-            let chunk = (half + step * PRODUCT_DEPTH / CHUNK_ELEMENTS) ^ pattern;
+        let steps = (0..PANEL_COLUMNS / MMA_K).map(|step| {
+            let chunk = (half + step * MMA_K / CHUNK_ELEMENTS) ^ pattern;
             k.eval(chunk.mul_add(CHUNK_BYTES, row_address))
         });
         let steps: Vec<_> = steps.collect();
-        for (number, fragments) in results.blocks[0].chunks(2).enumerate() {
+        for (number, fragments) in results.m_tiles[0].chunks(2).enumerate() {
             let pairs = fragments.iter().flat_map(|fragment| fragment.chunks_exact(2));
             let words: Vec<Reg<T>> = pairs.map(|pair| k.pair(pair[0], pair[1])).collect();
             let panel = (number / steps.len()) as u32;

@@ -143,7 +143,7 @@ impl OnlineSoftmax {
         row_scale
     }
 
-    /// Raises the row max by the scores, in [`CHAINS`] chains for each row, and sets `row_scale`.
+    /// Raises the row max by the scores, in two chains for each row, and sets `row_scale`.
     pub fn update_row_max(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
         k.section("row max", |k| {
             let rows = self.row_max.len();
@@ -177,7 +177,7 @@ impl OnlineSoftmax {
         });
     }
 
-    /// Turns scores into weights, in place, and adds them to the rescaled row sums, in [`CHAINS`] chains for each row.
+    /// Turns scores into weights, in place, and adds them to the rescaled row sums, in two chains for each row.
     pub fn exp_and_sum(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
         k.section("exp and sum", |k| {
             for (sum, factor) in self.row_sum.iter().zip(&row_scale.factors) {
