@@ -209,14 +209,6 @@ impl<'a> InputViews<'a> {
         if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
     }
 
-    /// [`validate`](Self::validate) without query, key and value: slopes, sinks, key lengths and bias.
-    pub fn validate_numbers(&self, problem: &Problem) -> Result<(), Invalid> {
-        problem.validate()?;
-        let mut errors = Vec::new();
-        self.check_numbers(problem, &mut errors);
-        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
-    }
-
     fn check_numbers(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
         self.check_vectors(problem, errors);
         check_presence(Operand::Bias, problem, self.bias.is_some(), errors);

@@ -54,16 +54,6 @@ pub enum Error {
         /// Its size.
         bytes: u64,
     },
-    /// Bytes to be bound to a plan that are not as many as the problem needs.
-    #[error("{argument} has {actual} bytes; the problem and the margins need {expected}")]
-    BoundLength {
-        /// The tensor.
-        argument: &'static str,
-        /// The bytes given.
-        actual: usize,
-        /// The bytes needed.
-        expected: usize,
-    },
     /// Something that is written has the address of something else.
     #[error("{written} and {other} are both {address:#x}; what is written must have a place of its own")]
     Aliased {

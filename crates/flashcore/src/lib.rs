@@ -169,9 +169,7 @@ pub use flashcore_problem::{
     Tensor, TensorError, TensorStrides, TensorView, TensorViewMut,
 };
 #[cfg(feature = "cuda")]
-pub use gpu::{
-    Bound, BoundBytes, BoundContents, BoundGraph, DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning,
-};
+pub use gpu::{DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning};
 pub use half;
 pub use plan::{Plan, PlanOptions, supports};
 #[cfg(feature = "cuda")]

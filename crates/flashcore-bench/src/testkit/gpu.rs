@@ -1,12 +1,13 @@
 //! The GPU: what is launched there is verified like everything else, and timed by the device's own clock.
 
-use flashcore::{Bound, BoundBytes, Device, Plan, PlanOptions, Unsupported};
+use flashcore::{Device, Plan, PlanOptions, Unsupported};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, L2Flush, Stream};
 use flashcore_ir::Arch;
 use flashcore_kernels::Config;
-use flashcore_problem::{Evidence, Guarded, Inputs, Outputs, Problem, Tensor, Verdict};
+use flashcore_problem::{Evidence, Inputs, Outputs, Problem, Verdict};
 
 use crate::floor::{Ceilings, Work};
+use crate::testkit::bound::{Bound, BoundGraph, Contents};
 use crate::testkit::sample::judge_worst;
 use crate::testkit::verify::{NoVerdict, Yardstick};
 use crate::timing::Times;
@@ -43,14 +44,13 @@ impl Gpu {
         yardstick: &Yardstick,
         repeats: usize,
     ) -> Result<Verdict, NoVerdict> {
-        let outputs = Outputs::poisoned(problem);
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
-        let mut run = Run::new(&plan, yardstick.inputs(), &outputs)?;
-        let first = run.once(problem, yardstick.inputs())?;
+        let mut run = Run::new(&plan, yardstick.inputs())?;
+        let first = run.once(yardstick.inputs())?;
         let mut repeated = Vec::new();
         for _ in 0..repeats {
-            run.reset()?;
-            repeated.push(run.once(problem, yardstick.inputs())?.outputs);
+            run.0.reset_outputs()?;
+            repeated.push(run.once(yardstick.inputs())?.outputs);
         }
         let evidence = Evidence {
             inputs: yardstick.inputs(),
@@ -70,7 +70,7 @@ impl Gpu {
         inputs: &Inputs,
     ) -> Result<Result<GpuTimes, Verdict>, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
-        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        let run = Run::new(&plan, inputs)?;
         let (verdict, output_sha256) = run.judge(problem, inputs)?;
         if !verdict.passed() {
             return Ok(Err(verdict));
@@ -81,7 +81,7 @@ impl Gpu {
     /// Runs a plan once, judges it, whole or by a sample, and times it even if it is wrong; then the verdict says so.
     pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<GpuTimes, NoVerdict> {
         let problem = plan.problem();
-        let run = Run::new(plan, inputs, &Outputs::poisoned(problem))?;
+        let run = Run::new(plan, inputs)?;
         let (verdict, output_sha256) = run.judge(problem, inputs)?;
         run.time(kernel_name(plan), verdict, output_sha256)
     }
@@ -89,20 +89,19 @@ impl Gpu {
     /// Output of a kernel.
     pub fn outputs(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<Outputs, NoVerdict> {
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
-        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
-        Ok(run.once(problem, inputs)?.outputs)
+        let run = Run::new(&plan, inputs)?;
+        Ok(run.once(inputs)?.outputs)
     }
 
     /// Launches a kernel a few times and waits: something to look at for a profiler.
     pub fn launch_some(&self, problem: &Problem, config: Option<Config>, inputs: &Inputs) -> Result<(), NoVerdict> {
         const LAUNCHES: usize = 3;
         let plan = self.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
-        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
+        let run = Run::new(&plan, inputs)?;
         for _ in 0..LAUNCHES {
-            run.bound.launch()?;
+            run.0.launch()?;
         }
-        run.bound.output()?;
-        Ok(())
+        Ok(run.0.stream().synchronize().map_err(flashcore::Error::from)?)
     }
 
     /// Seconds of the smallest launch: one row that attends one key, in a replayed graph. Whatever is launched takes as
@@ -111,7 +110,7 @@ impl Gpu {
         let problem = Problem::new(1, 1, 1, 8, flashcore_problem::DType::F16);
         let inputs = Inputs::random(&problem, 0);
         let plan = self.plan(&problem, Some(Config::scalar())).map_err(NoVerdict::RefusedByGpu)?;
-        Ok(Run::new(&plan, &inputs, &Outputs::poisoned(&problem))?.time_hot()?.quantile(0.5))
+        Ok(Run::new(&plan, &inputs)?.time_hot()?.quantile(0.5))
     }
 
     /// The floor of times with warm caches: what fits into the L2 cache need not come from memory.
@@ -199,68 +198,24 @@ const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
 /// A launch longer than this is timed alone: what it takes to start does not show.
 const LONG_LAUNCH_MILLISECONDS: f32 = 10.0;
 
-/// A plan with guarded tensors on the device.
-struct Run {
-    bound: Bound,
-    output: Guarded,
-    lse: Option<Guarded>,
-}
-
-/// Buffers after a launch.
-struct Aftermath {
-    inputs: Inputs,
-    outputs: Outputs,
-    guards: Vec<(String, Result<(), flashcore_problem::GuardError>)>,
-}
+/// A plan on the device that is judged and timed.
+struct Run(Bound);
 
 impl Run {
-    fn new(plan: &Plan, inputs: &Inputs, outputs: &Outputs) -> Result<Self, NoVerdict> {
-        let [query, key, value] = [&inputs.query, &inputs.key, &inputs.value].map(|tensor| Guarded::new(&tensor.data));
-        let output = Guarded::new(&outputs.output.data);
-        let lse = outputs.lse.as_ref().map(|values| Guarded::new(&bytes_of(values)));
-        let bound = plan.bind(BoundBytes {
-            query: query.bytes(),
-            key: key.bytes(),
-            value: value.bytes(),
-            output: output.bytes(),
-            lse: lse.as_ref().map_or(&[], Guarded::bytes),
-            margin: query.payload_start(),
-            numbers: inputs.views(),
-        })?;
-        Ok(Self { bound, output, lse })
+    fn new(plan: &Plan, inputs: &Inputs) -> Result<Self, NoVerdict> {
+        Ok(Self(Bound::new(plan, inputs)?))
     }
 
-    fn reset(&mut self) -> Result<(), NoVerdict> {
-        let lse = self.lse.as_ref().map_or(&[][..], Guarded::bytes);
-        Ok(self.bound.reset_outputs(self.output.bytes(), lse)?)
-    }
-
-    fn once(&self, problem: &Problem, inputs: &Inputs) -> Result<Aftermath, NoVerdict> {
-        self.bound.launch()?;
-        let contents = self.bound.contents()?;
-        let mut guards = Vec::new();
-        let mut payload = |name: &str, bytes: Vec<u8>| {
-            let guarded = Guarded::from_bytes(bytes);
-            guards.push((name.to_owned(), guarded.check()));
-            guarded.payload().to_vec()
-        };
-        let mut tensor = |name: &str, bytes| Tensor { dtype: problem.dtype, data: payload(name, bytes) };
-        let inputs = Inputs {
-            query: tensor("query", contents.query),
-            key: tensor("key", contents.key),
-            value: tensor("value", contents.value),
-            ..inputs.clone()
-        };
-        let output = tensor("output", contents.output);
-        let lse = problem.lse.then(|| floats_of(&payload("lse", contents.lse)));
-        Ok(Aftermath { inputs, outputs: Outputs { output, lse }, guards })
+    fn once(&self, inputs: &Inputs) -> Result<Contents, NoVerdict> {
+        self.0.launch()?;
+        Ok(self.0.contents(inputs)?)
     }
 
     /// Runs once: the worst verdict, and the hash of the output.
     fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
-        let aftermath = self.once(problem, inputs)?;
-        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
-        Ok((verdict, sha256(&aftermath.outputs.output.data)))
+        let after = self.once(inputs)?;
+        let verdict = judge_worst(problem, inputs, &after.outputs)?;
+        Ok((verdict, sha256(&after.outputs.output.data)))
     }
 
     fn time(&self, kernel: String, verdict: Verdict, output_sha256: String) -> Result<GpuTimes, NoVerdict> {
@@ -269,19 +224,19 @@ impl Run {
 
     /// Milliseconds of one launch, by two events.
     fn milliseconds(&self) -> Result<f32, NoVerdict> {
-        let stream = self.bound.stream();
+        let stream = self.0.stream();
         let (start, end) = self.events()?;
         start.record(stream).map_err(flashcore::Error::from)?;
-        self.bound.launch()?;
+        self.0.launch()?;
         end.record(stream).map_err(flashcore::Error::from)?;
         end.synchronize().map_err(flashcore::Error::from)?;
         Ok(end.milliseconds_since(&start).map_err(flashcore::Error::from)?)
     }
 
     fn time_hot(&self) -> Result<Times, NoVerdict> {
-        let stream = self.bound.stream();
+        let stream = self.0.stream();
         let launches = if self.milliseconds()? > LONG_LAUNCH_MILLISECONDS { 1 } else { LAUNCHES_PER_GRAPH };
-        let graph = self.bound.record(launches)?;
+        let graph = self.0.record(launches)?;
         let (start, end) = self.events()?;
         let mut seconds = Vec::new();
         // The first replays warm clocks and caches and do not count.
@@ -302,14 +257,14 @@ impl Run {
     }
 
     fn time_cold(&self) -> Result<Times, NoVerdict> {
-        let stream = self.bound.stream();
+        let stream = self.0.stream();
         let mut flush = L2Flush::new(stream.context()).map_err(flashcore::Error::from)?;
         let (start, end) = self.events()?;
         let mut seconds = Vec::new();
         for _ in 0..COLD_LAUNCHES {
             flush.flush(stream).map_err(flashcore::Error::from)?;
             start.record(stream).map_err(flashcore::Error::from)?;
-            self.bound.launch()?;
+            self.0.launch()?;
             end.record(stream).map_err(flashcore::Error::from)?;
             end.synchronize().map_err(flashcore::Error::from)?;
             let milliseconds = end.milliseconds_since(&start).map_err(flashcore::Error::from)?;
@@ -322,7 +277,7 @@ impl Run {
     }
 
     fn events(&self) -> Result<(Event, Event), flashcore::Error> {
-        let context = self.bound.stream().context();
+        let context = self.0.stream().context();
         let event = || Event::new(context).map_err(|error: CudaError| flashcore::Error::from(error));
         Ok((event()?, event()?))
     }
@@ -349,8 +304,8 @@ impl GpuArm {
     ) -> Result<Self, NoVerdict> {
         let plan = gpu.plan(problem, config).map_err(NoVerdict::RefusedByGpu)?;
         let kernel = kernel_name(&plan);
-        let run = Run::new(&plan, inputs, &Outputs::poisoned(problem))?;
-        run.bound.launch()?;
+        let run = Run::new(&plan, inputs)?;
+        run.0.launch()?;
         Ok(Self { run, kernel })
     }
 
@@ -361,21 +316,21 @@ impl GpuArm {
 
     /// Verdict of the gates on its output now, and the hash of that output.
     pub(crate) fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
-        let aftermath = self.run.once(problem, inputs)?;
-        let verdict = judge_worst(problem, inputs, &aftermath.outputs)?;
-        Ok((verdict, sha256(&aftermath.outputs.output.data)))
+        let after = self.run.once(inputs)?;
+        let verdict = judge_worst(problem, inputs, &after.outputs)?;
+        Ok((verdict, sha256(&after.outputs.output.data)))
     }
 
     /// A timer of its launches.
     pub(crate) fn timer(&self) -> Result<GpuTimer<'_>, NoVerdict> {
         let (start, end) = self.run.events()?;
-        Ok(GpuTimer { graph: self.run.bound.record(LAUNCHES_PER_GRAPH)?, stream: self.run.bound.stream(), start, end })
+        Ok(GpuTimer { graph: self.run.0.record(LAUNCHES_PER_GRAPH)?, stream: self.run.0.stream(), start, end })
     }
 }
 
 /// A graph of launches of one kernel, and the clock of the device.
 pub(crate) struct GpuTimer<'a> {
-    graph: flashcore::BoundGraph<'a>,
+    graph: BoundGraph<'a>,
     stream: &'a Stream,
     start: Event,
     end: Event,
@@ -391,12 +346,4 @@ impl GpuTimer<'_> {
         let milliseconds = self.end.milliseconds_since(&self.start).map_err(flashcore::Error::from)?;
         Ok(f64::from(milliseconds) / 1e3 / LAUNCHES_PER_GRAPH as f64)
     }
-}
-
-fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-fn floats_of(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
 }

@@ -1,5 +1,6 @@
 //! The test kit: cases, the backends that run them, and the gates that judge them.
 
+pub mod bound;
 mod case;
 pub mod conformance;
 pub mod expressions;

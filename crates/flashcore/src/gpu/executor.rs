@@ -8,7 +8,6 @@ use flashcore_kernels::{KernelLaunch, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{InputViews, Operand, OutputViews, Problem, TensorView, TensorViewMut};
 
 use super::DeviceTensors;
-use super::bound::upload_inputs;
 
 /// The kernels of a plan, loaded, in the order in which they are launched.
 #[derive(Clone)]
@@ -130,7 +129,7 @@ impl Executor {
     ) -> Result<(), CudaError> {
         let stream = &self.stream;
         let mut tensors = DeviceTensors::new(0, 0, 0, 0);
-        let _inputs = upload_inputs(stream, problem, inputs, Operand::inputs(), &mut tensors)?;
+        let _inputs = upload_inputs(stream, problem, inputs, &mut tensors)?;
         let (shape, strides) = (problem.output_shape(), problem.strides().output);
         let output_bytes = strides.extent(shape).unwrap_or(0) * Operand::Output.element_bytes(problem);
         // The gaps between the rows of the output come back as they were.
@@ -153,6 +152,27 @@ impl Executor {
         }
         Ok(())
     }
+}
+
+/// Copies the inputs that the problem has to the GPU, and their addresses to `tensors`.
+fn upload_inputs(
+    stream: &Stream,
+    problem: &Problem,
+    inputs: &InputViews<'_>,
+    tensors: &mut DeviceTensors,
+) -> Result<Vec<DeviceBuffer>, CudaError> {
+    tensors.bias_strides = inputs.bias.map_or(tensors.bias_strides, |bias| bias.strides);
+    let strides = tensors.bias_strides;
+    let mut buffers = Vec::with_capacity(Operand::COUNT);
+    for operand in Operand::inputs().filter(|operand| operand.is_present(problem)) {
+        let bytes = inputs.bytes(operand).unwrap_or_default();
+        // A view may be longer than its tensor.
+        let used = operand.extent(problem, strides).unwrap_or(0) * operand.element_bytes(problem);
+        let buffer = DeviceBuffer::from_host(stream, &bytes[..used.min(bytes.len())])?;
+        tensors.set(operand, buffer.address());
+        buffers.push(buffer);
+    }
+    Ok(buffers)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Plans on a GPU: from a problem to kernels that are loaded, trusted and ready to be launched.
 
-mod bound;
 mod device_tensors;
 mod executor;
 mod self_check;
@@ -18,7 +17,6 @@ use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernel, Kernels, St
 use flashcore_kernels::{Config, KernelSpec, LaunchPlan, Stage, Target, heuristics};
 use flashcore_problem::{Outputs, Problem};
 
-pub use bound::{Bound, BoundBytes, BoundContents, BoundGraph};
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
 pub use self_check::SelfCheckPolicy;

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use flashcore::{BoundBytes, Device, Plan, PlanOptions, SelfCheckPolicy};
+use flashcore::{Device, Plan, PlanOptions, SelfCheckPolicy};
+use flashcore_bench::testkit::bound::Bound;
 use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use flashcore_cuda::Driver;
 use flashcore_cuda::cache::Source;
-use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
+use flashcore_problem::{Alignment, DType, Inputs, Mask, Problem};
 use serde_json::{Value, json};
 
 use super::finding::{Finding, Section, State};
@@ -130,21 +131,11 @@ pub(super) fn probe() -> Result<Value, String> {
 
 fn call(problem: &Problem, device: &Device) -> Result<Value, String> {
     let inputs = Inputs::random(problem, 0);
-    let outputs = Outputs::poisoned(problem);
     let options = PlanOptions::default().with_self_check(SelfCheckPolicy::On);
     let start = Instant::now();
     let plan = Plan::with_options(problem, device, options).map_err(|unsupported| unsupported.to_string())?;
     let planned = start.elapsed();
-    let bytes = BoundBytes {
-        query: &inputs.query.data,
-        key: &inputs.key.data,
-        value: &inputs.value.data,
-        output: &outputs.output.data,
-        lse: &[],
-        margin: 0,
-        numbers: inputs.views(),
-    };
-    let bound = plan.bind(bytes).map_err(|error| error.to_string())?;
+    let bound = Bound::new(&plan, &inputs).map_err(|error| error.to_string())?;
     let start = Instant::now();
     bound.launch().map_err(|error| error.to_string())?;
     bound.stream().synchronize().map_err(|error| error.to_string())?;

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use flashcore::{BoundBytes, Device, Plan};
+use flashcore::{Device, Plan};
+use flashcore_bench::testkit::bound::Bound;
 use flashcore_kernels::{LaunchPlan, heuristics};
-use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
+use flashcore_problem::{Alignment, DType, Inputs, Mask, Problem};
 use serde_json::{Value, json};
 
 use super::finding::{Finding, State};
@@ -88,18 +89,8 @@ fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String>
         plan_times.push(start.elapsed());
         plans.push(planned);
     }
-    let (inputs, outputs) = (Inputs::random(first.problem(), 0), Outputs::poisoned(first.problem()));
-    let bytes = BoundBytes {
-        query: &inputs.query.data,
-        key: &inputs.key.data,
-        value: &inputs.value.data,
-        output: &outputs.output.data,
-        lse: &[],
-        margin: 0,
-        numbers: inputs.views(),
-    };
     let error = |error: flashcore::Error| error.to_string();
-    let bound = first.bind(bytes).map_err(error)?;
+    let bound = Bound::new(&first, &Inputs::random(first.problem(), 0)).map_err(error)?;
     let mut launch_times = Vec::with_capacity(RUNS);
     for run in 0..RUNS {
         if run % QUEUED == 0 {

@@ -1,0 +1,148 @@
+//! A plan bound to guarded tensors of its own on the GPU: launches without `unsafe`.
+
+use flashcore::{DeviceTensors, Error, Plan};
+use flashcore_cuda::{DeviceBuffer, Graph, Stream};
+use flashcore_problem::{Access, GuardError, Guarded, Inputs, Operand, Outputs, Tensor};
+use zerocopy::IntoBytes as _;
+
+/// A plan with tensors of its own on the GPU, each between guard bands, and the stream it is launched on.
+///
+/// It owns the memory that its launches touch, and everything that touches it goes through one stream, so launches and
+/// copies are ordered and nothing is freed under a running kernel.
+#[derive(Debug)]
+pub struct Bound {
+    plan: Plan,
+    stream: Stream,
+    buffers: Vec<Buffer>,
+    tensors: DeviceTensors,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    operand: Operand,
+    device: DeviceBuffer,
+    /// Contents before the first launch, of an operand that is written.
+    initial: Option<Guarded>,
+}
+
+/// Tensors of a [`Bound`] as they are on the GPU.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// The inputs, with query, key and value from the GPU, where nobody should have written to them.
+    pub inputs: Inputs,
+    /// The outputs.
+    pub outputs: Outputs,
+    /// The guard bands of every operand, by name.
+    pub guards: Vec<(String, Result<(), GuardError>)>,
+}
+
+/// Several launches of a [`Bound`], recorded: what is timed is the kernel and not the host.
+#[derive(Debug)]
+pub struct BoundGraph<'a> {
+    bound: &'a Bound,
+    graph: Graph,
+}
+
+impl Bound {
+    /// Copies inputs and poisoned outputs to the GPU of the plan.
+    pub fn new(plan: &Plan, inputs: &Inputs) -> Result<Self, Error> {
+        let Some(context) = plan.device().context() else {
+            return Err(Error::NotOnCuda { call: "a bound plan", device: plan.device().to_string() });
+        };
+        let problem = plan.problem();
+        let views = inputs.views();
+        views.validate(problem)?;
+        let outputs = Outputs::poisoned(problem);
+        let stream = Stream::new(context)?;
+        let mut tensors = DeviceTensors::new(0, 0, 0, 0);
+        tensors.bias_strides = views.bias.map_or(tensors.bias_strides, |bias| bias.strides);
+        let mut buffers = Vec::with_capacity(Operand::COUNT);
+        for &operand in Operand::ALL.iter().filter(|operand| operand.is_present(problem)) {
+            let payload = match operand {
+                Operand::Output => &outputs.output.data,
+                Operand::Lse => outputs.lse.as_deref().unwrap_or_default().as_bytes(),
+                input => views.bytes(input).unwrap_or_default(),
+            };
+            let guarded = Guarded::new(payload);
+            let device = DeviceBuffer::from_host(&stream, guarded.bytes())?;
+            tensors.set(operand, device.address() + guarded.payload_start() as u64);
+            let initial = (operand.access() == Access::Write).then_some(guarded);
+            buffers.push(Buffer { operand, device, initial });
+        }
+        tensors.validate(problem)?;
+        Ok(Self { plan: plan.clone(), stream, buffers, tensors })
+    }
+
+    /// The stream that launches and copies go through.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Puts one launch on the stream.
+    #[expect(unsafe_code, reason = "a launch takes addresses")]
+    pub fn launch(&self) -> Result<(), Error> {
+        // SAFETY: the addresses are those of this value's own buffers, which hold the whole tensors, as `new` checked,
+        // and are apart from each other; whatever else touches them goes through the same stream. The stream is one of
+        // the plan's context, and `drop` waits for it.
+        unsafe { self.plan.launch(&self.stream, self.tensors) }
+    }
+
+    /// Records `launches` launches, one after another.
+    pub fn record(&self, launches: usize) -> Result<BoundGraph<'_>, Error> {
+        let graph = Graph::capture::<Error>(&self.stream, |_| (0..launches).try_for_each(|_| self.launch()))?;
+        Ok(BoundGraph { bound: self, graph })
+    }
+
+    /// Waits for the launches, and copies outputs and their guard bands back to what they were at first.
+    pub fn reset_outputs(&mut self) -> Result<(), Error> {
+        for Buffer { device, initial, .. } in &mut self.buffers {
+            if let Some(initial) = initial {
+                device.copy_from_host(&self.stream, initial.bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the launches and copies everything to the host; `inputs` are those it was made from.
+    pub fn contents(&self, inputs: &Inputs) -> Result<Contents, Error> {
+        let mut inputs = inputs.clone();
+        let problem = self.plan.problem();
+        let mut outputs = Outputs { output: Tensor::zeros(problem.dtype, 0), lse: None };
+        let mut guards = Vec::with_capacity(self.buffers.len());
+        for Buffer { operand, device, .. } in &self.buffers {
+            let guarded = Guarded::from_bytes(device.to_host(&self.stream)?);
+            guards.push((operand.name().to_owned(), guarded.check()));
+            let payload = guarded.payload();
+            match operand {
+                Operand::Query => inputs.query.data.copy_from_slice(payload),
+                Operand::Key => inputs.key.data.copy_from_slice(payload),
+                Operand::Value => inputs.value.data.copy_from_slice(payload),
+                Operand::Output => outputs.output.data = payload.to_vec(),
+                Operand::Lse => outputs.lse = Some(floats_of(payload)),
+                _ => {}
+            }
+        }
+        Ok(Contents { inputs, outputs, guards })
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // The buffers are freed after this; an error of the stream is the context's to remember.
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl BoundGraph<'_> {
+    /// Puts the recorded launches on the stream.
+    #[expect(unsafe_code, reason = "a graph refers to addresses")]
+    pub fn launch(&self) -> Result<(), Error> {
+        // SAFETY: what was recorded refers to the buffers and the kernel of `bound`, which is borrowed and goes on
+        // owning them; everything else that touches them goes through the same stream.
+        Ok(unsafe { self.graph.launch(&self.bound.stream) }?)
+    }
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
+}
