@@ -346,6 +346,32 @@ mod tests {
         }
     }
 
+    /// The search stops early and adds up by runs; the order is that of looking at all of them tile by tile.
+    #[test]
+    fn the_search_finds_the_first_of_the_most_even_orders() {
+        for (batch, length, tile_n) in [(2, 8192, 176), (1, 16384, 176), (4, 4096, 128), (16, 1024, 128), (3, 1000, 64)]
+        {
+            let config = HopperConfig { tile_n, ..HopperConfig::default() };
+            let problem =
+                Problem::new(batch, 16, length, 128, DType::F16).with_mask(Mask::Causal(Alignment::BottomRight));
+            let order = LptOrder::of(&problem, config);
+            let lengths: Vec<_> = (0..order.tiles_per_head).map(|tile| super::length(&problem, config, tile)).collect();
+            let (ctas, most) = (132, 20);
+            let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
+            let even = (all * u64::from(order.matrices)).div_ceil(u64::from(ctas));
+            let candidates = (MAX_PLANNED / order.tiles).max(MIN_CANDIDATES).min(most);
+            let orders = (1..=candidates)
+                .chain((most > candidates).then_some(most))
+                .flat_map(|section| RUN_BITS.map(|run_bits| LptOrder { section, run_bits, ..order }));
+            let imbalance = |order: &LptOrder| {
+                let load = u64::from(longest_load(*order, &lengths, ctas));
+                (load * 100 / even.max(1), order.section_bits() == NO_POWER)
+            };
+            let expected = orders.min_by_key(imbalance).unwrap();
+            assert_eq!(Tiles { order, lengths, ctas, most }.search(), expected, "{problem}");
+        }
+    }
+
     /// Loads that are added up run by run are those of tile by tile.
     #[test]
     fn loads_by_run_are_loads_by_tile() {
