@@ -206,10 +206,10 @@ fn decoding_divides_the_keys() {
         let config = Config::tuned(&problem, arch, 132);
         assert_eq!(config.to_string(), expected, "{problem}");
         let plan = Plan::new(&problem, config, arch).expect("a plan");
-        assert_eq!(plan.combine.is_some(), expected.ends_with("num_splits"), "{problem}");
+        assert_eq!(plan.combine.is_some(), expected.ends_with("splits"), "{problem}");
         let rows = problem.batch * problem.query_heads * problem.query_length;
         let num_splits =
-            expected.strip_suffix("num_splits").and_then(|name| name.rsplit('-').next()?.parse().ok()).unwrap_or(0);
+            expected.strip_suffix("splits").and_then(|name| name.rsplit('-').next()?.parse().ok()).unwrap_or(0);
         assert_eq!(plan.workspace_bytes(), num_splits * rows as u64 * (problem.value_dim as u64 + 2) * 4);
     };
     check(|_| {}, Arch::Sm90, "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-32splits");
