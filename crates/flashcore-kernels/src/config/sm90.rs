@@ -90,7 +90,7 @@ impl HopperConfig {
         }
     }
 
-    /// Warpgroups that share the keys of the same rows, in all CTAs.
+    /// KV splits of the same rows: by warpgroup, times by CTA of the cluster.
     pub(crate) const fn kv_splits(self) -> u32 {
         self.kv_split_warpgroups.saturating_mul(self.cluster)
     }
@@ -169,7 +169,7 @@ impl HopperConfig {
         self.operand_registers(specialization) <= self.most_operand_registers()
     }
 
-    /// Bytes of shared memory that the tiles take with so many places for the query.
+    /// Bytes of shared memory that the tiles take with so many Q stages.
     fn tile_bytes(self, specialization: Specialization, q_stages: u32) -> u32 {
         let [query, key, value] = self.tiles(specialization);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
@@ -182,7 +182,7 @@ impl HopperConfig {
         BlockMaskMode::of(self, specialization).map(|mode| mode.tiles(self))
     }
 
-    /// Bytes of shared memory for sorting.
+    /// Bytes of shared memory of the sorted scheduler.
     pub(crate) fn sort_bytes(self, specialization: Specialization) -> u32 {
         if BlockMaskMode::of(self, specialization).is_some_and(|mode| mode.sorted) { sorted::BYTES } else { 0 }
     }
@@ -202,12 +202,12 @@ impl HopperConfig {
         self.tile_bytes(specialization, 1) <= ROOM
     }
 
-    /// Places for the query: two, where there is room, so that the next comes while one is in use.
+    /// Q stages: two, where they fit, so that the next Q comes while one is in use.
     pub(crate) fn q_stages(self, specialization: Specialization) -> u32 {
         if self.persistent && self.tile_bytes(specialization, 2) <= ROOM { 2 } else { 1 }
     }
 
-    /// Whether the copy engine stores the output: from where the query was, if the next one has another place.
+    /// True if TMA stores the output: from the stage of its Q, if the next Q has another.
     pub(crate) fn tma_store(self, specialization: Specialization) -> bool {
         let [query, _, value] = self.tiles(specialization);
         self.kv_splits() == 1 && self.q_stages(specialization) > 1 && value.panels() <= query.panels()
