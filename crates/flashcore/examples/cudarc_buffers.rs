@@ -6,8 +6,8 @@
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use flashcore::half::f16;
-use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-use flashcore::{Alignment, DType, Device, DeviceTensors, Inputs, Mask, Outputs, Plan, Problem};
+use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
+use flashcore::{Alignment, DType, Device, DeviceTensors, Mask, Plan, Problem};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Before cudarc is asked for anything: where there is no driver, it panics.

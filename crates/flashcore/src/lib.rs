@@ -130,7 +130,7 @@
 //!
 //! # When something is wrong
 //!
-//! Nothing panics for what a caller passes, but helpers of tests that say so ([`Inputs::random`] of an impossible problem,
+//! Nothing panics for what a caller passes, but helpers of tests that say so ([`verify::Inputs::random`] of an impossible problem,
 //! [`Tensor::get`] past the end). Every error names the argument, its value and what is allowed; overflowing
 //! products of dimensions are errors; a missing driver, a GPU that is too old, full memory are errors. After an illegal
 //! address on the GPU, which ends all work there, the call that meets it says so, and so does every later one.
@@ -164,8 +164,8 @@ pub use flashcore_kernels::{
 };
 pub use flashcore_problem::expression;
 pub use flashcore_problem::{
-    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
-    Operand, OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides,
+    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Invalid, Layout, Mask, MaskMod,
+    Operand, OutputViews, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides,
     Tensor, TensorError, TensorStrides, TensorView, TensorViewMut,
 };
 #[cfg(feature = "cuda")]
@@ -182,8 +182,8 @@ pub use report::{KernelReport, SelfCheckReport};
 /// What is right, and who decides whether a result is.
 ///
 /// ```
-/// use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-/// use flashcore::{DType, Device, Inputs, Outputs, Problem};
+/// use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
+/// use flashcore::{DType, Device, Plan, Problem};
 ///
 /// # fn main() -> Result<(), flashcore::Error> {
 /// let problem = Problem::new(1, 2, 97, 64, DType::Bf16);
@@ -200,7 +200,7 @@ pub use report::{KernelReport, SelfCheckReport};
 /// ```
 pub mod verify {
     pub use flashcore_problem::{
-        Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SplitMix64, Stress, Verdict,
+        Element, Evidence, Expected, Failure, GuardError, Guarded, Inputs, Limits, Outputs, ReferenceError, SplitMix64, Stress, Verdict,
         Worst, judge, oracle, reference,
     };
 }

@@ -172,8 +172,8 @@ impl Plan {
 
     /// Computes attention of tensors in the host's memory, and returns when the outputs are there.
     ///
-    /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::Inputs) and
-    /// [`Outputs`](crate::Outputs) by reference. Length, element type and everything else is checked; on such an error
+    /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::verify::Inputs) and
+    /// [`Outputs`](crate::verify::Outputs) by reference. Length, element type and everything else is checked; on such an error
     /// the outputs are as they were. What lies between the rows of a strided output stays as it was.
     ///
     /// On a GPU this allocates device memory, copies the inputs there, launches and copies the outputs back: convenient,

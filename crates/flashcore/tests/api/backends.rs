@@ -1,4 +1,4 @@
-//! What a program gets that was built with some of the backends, or with none.
+//! Programs that were built with some of the backends, or with none.
 
 #[cfg(not(all(feature = "cpu", feature = "cuda")))]
 use flashcore::Error;
@@ -44,7 +44,7 @@ fn the_cpu_backend_computes() {
     assert_eq!(output, [2.0, 2.0]);
 }
 
-/// Where there is no GPU, this is an error of the driver, not of the build.
+/// The absence of a GPU is an error of the driver, not of the build.
 #[cfg(feature = "cuda")]
 #[test]
 fn the_cuda_backend_is_there() {
