@@ -13,6 +13,7 @@ use flashcore_problem::{
 
 /// Policy of the self-check: kernels that are new to a driver are run once before they are trusted, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum SelfCheckPolicy {
     /// Yes, unless the environment variable `FLASHCORE_SELF_CHECK` is `off`.
     #[default]
