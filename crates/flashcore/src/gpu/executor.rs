@@ -71,7 +71,7 @@ impl Step {
 
     /// # Safety
     ///
-    /// That of [`Executor::launch`].
+    /// See [`Executor::launch`].
     unsafe fn launch(
         &self,
         stream: &Stream,
@@ -130,7 +130,7 @@ impl Executor {
 
     /// # Safety
     ///
-    /// That of [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
+    /// As for [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
     unsafe fn launch_in(&self, stream: &Stream, values: &LaunchValues) -> Result<(), CudaError> {
         let words = values.words(self.block_mask_offset);
         let address = values.address(Operand::Key);
