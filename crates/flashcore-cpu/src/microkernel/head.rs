@@ -17,7 +17,7 @@ pub(crate) struct Head<'a> {
     /// Number of interleaved heads: row `r` is row `r / heads` of head `r % heads`.
     heads: usize,
     /// Elements from a head to the next.
-    head_stride: usize,
+    stride_of_heads: usize,
 }
 
 impl<'a> Head<'a> {
@@ -35,7 +35,7 @@ impl<'a> Head<'a> {
         heads: usize,
     ) -> Self {
         let start = strides.row_start(batch, first_head, 0);
-        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, head_stride: strides.head }
+        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, stride_of_heads: strides.head }
     }
 
     pub(crate) fn dtype(self) -> DType {
@@ -52,7 +52,7 @@ impl<'a> Head<'a> {
         let row = if self.heads == 1 {
             row * self.row_stride
         } else {
-            row / self.heads * self.row_stride + row % self.heads * self.head_stride
+            row / self.heads * self.row_stride + row % self.heads * self.stride_of_heads
         };
         let start = (self.start + row) * size;
         &self.tensor.data[start..start + self.columns * size]
