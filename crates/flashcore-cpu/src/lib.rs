@@ -66,7 +66,7 @@ pub enum CpuError {
 /// gives other bits, equally right. On an error the outputs are as they were.
 ///
 /// Keys and values that are past the key length of their batch, or outside of the mask for all rows, are not read: they
-/// change neither a bit nor the time. Keys that a mask formula takes out are read, and take no part.
+/// change neither a bit nor the time. Keys that a mask expression takes out are read, and take no part.
 pub fn attend<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,

@@ -3,7 +3,7 @@
 use crate::attend::blocked::MAX_LANES;
 use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
 use crate::simd::real::Real;
-use flashcore_problem::formula::Tables;
+use flashcore_problem::expression::Tables;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 

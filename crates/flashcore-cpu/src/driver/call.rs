@@ -128,7 +128,7 @@ impl<K: Microkernel> Call<'_, K> {
         let (lanes, value_dim) = (panel.row_sum.len(), self.problem.value_dim);
         let mut factors = [K::Real::ONE; MAX_LANES];
         // SAFETY: each row is finished once.
-        let Some((head, bytes, mut log_sum_exp)) = (unsafe { self.contiguous_rows(group, &panel) }) else {
+        let Some((head, bytes, mut lse)) = (unsafe { self.contiguous_rows(group, &panel) }) else {
             self.kernel.transpose(panel.columns, &factors[..lanes], panel.rows_scratch);
             for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(value_dim)).enumerate() {
                 self.finish_row(group, row, panel.row_max[lane], panel.row_sum[lane], values);
@@ -139,8 +139,8 @@ impl<K: Microkernel> Call<'_, K> {
         let mut attend_nothing = [false; MAX_LANES];
         for (lane, (&row_max, &row_sum)) in panel.row_max.iter().zip(panel.row_sum).enumerate() {
             let finished = finish(row_max, row_sum, sink);
-            if let Some(places) = &mut log_sum_exp {
-                places[lane] = log_sum_exp_of(finished.as_ref());
+            if let Some(places) = &mut lse {
+                places[lane] = lse_of(finished.as_ref());
             }
             attend_nothing[lane] = finished.is_none();
             factors[lane] = finished.map_or(K::Real::ZERO, |finished| finished.factor);
@@ -182,8 +182,8 @@ impl<K: Microkernel> Call<'_, K> {
             return None;
         }
         // SAFETY: the caller vouches for the rows.
-        let (bytes, log_sum_exp) = unsafe { self.outputs.contiguous_rows(group.batch, head, rows)? };
-        Some((head, bytes, log_sum_exp))
+        let (bytes, lse) = unsafe { self.outputs.contiguous_rows(group.batch, head, rows)? };
+        Some((head, bytes, lse))
     }
 
     /// Writes the output of a row whose keys have all been attended.
@@ -191,19 +191,19 @@ impl<K: Microkernel> Call<'_, K> {
         let (head, row) = group.place(row);
         let finished = finish(row_max, row_sum, group.scoring.sink(head));
         // SAFETY: each row is finished once.
-        let (bytes, log_sum_exp) = unsafe { self.outputs.row(group.batch, head, row) };
+        let (bytes, lse) = unsafe { self.outputs.row(group.batch, head, row) };
         if let Some(finished) = &finished {
             self.kernel.store(self.problem.dtype, values, finished.factor, bytes);
         } else {
             bytes.fill(0);
         }
-        if let Some(place) = log_sum_exp {
-            *place = log_sum_exp_of(finished.as_ref());
+        if let Some(place) = lse {
+            *place = lse_of(finished.as_ref());
         }
     }
 }
 
 /// Log-sum-exp that is written for a row; minus infinity if nothing was attended.
-fn log_sum_exp_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
-    finished.map_or(f32::NEG_INFINITY, |finished| finished.log_sum_exp().to_f64() as f32)
+fn lse_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
+    finished.map_or(f32::NEG_INFINITY, |finished| finished.lse().to_f64() as f32)
 }

@@ -50,7 +50,7 @@ pub(crate) struct TileScheduler {
 
 /// True if rows are so few that keys and values are best read in place.
 pub(crate) fn is_decode(problem: &Problem) -> bool {
-    Group::row_count(problem) <= decode::MAX_ROWS && problem.formulas().next().is_none()
+    Group::row_count(problem) <= decode::MAX_ROWS && problem.expressions().next().is_none()
 }
 
 /// Keys from the first that any row of any batch attends to the last; none if no row attends any.
@@ -89,7 +89,7 @@ impl TileScheduler {
         let mut scheduler = Self { groups, rows, item_rows: rows, keys, split_keys, is_decode };
         if !is_decode {
             scheduler.item_rows = max_item_rows.max(panel);
-            let are_equal = problem.mask == Mask::None && !problem.key_lengths;
+            let are_equal = problem.mask == Mask::None && !problem.seqused_k;
             let is_enough = |scheduler: &Self| {
                 let items = scheduler.items();
                 let is_even = are_equal && rows.is_multiple_of(scheduler.item_rows) && items.is_multiple_of(threads);
@@ -148,10 +148,10 @@ mod tests {
     }
 
     /// Inputs of which only the key lengths are looked at.
-    fn no_inputs(key_lengths: Option<&[u32]>) -> InputViews<'_> {
+    fn no_inputs(seqused_k: Option<&[u32]>) -> InputViews<'_> {
         let nothing = TensorView { dtype: DType::F32, data: &[] };
         let mut inputs = InputViews::new(nothing, nothing, nothing);
-        inputs.key_lengths = key_lengths;
+        inputs.seqused_k = seqused_k;
         inputs
     }
 
@@ -212,8 +212,8 @@ mod tests {
     /// Keys that no row attends are cut off before the rest is split: a cache may be far larger than its content.
     #[test]
     fn only_attended_keys_are_cut() {
-        let check = |problem: &Problem, key_lengths: Option<&[u32]>, expected: Range<usize>| {
-            let split = TileScheduler::new(problem, &no_inputs(key_lengths), PANEL_ROWS, MAX_ITEM_ROWS, 4);
+        let check = |problem: &Problem, seqused_k: Option<&[u32]>, expected: Range<usize>| {
+            let split = TileScheduler::new(problem, &no_inputs(seqused_k), PANEL_ROWS, MAX_ITEM_ROWS, 4);
             let first = split.item(0).keys.start;
             let last = split.item(split.num_splits() - 1).keys.end;
             assert_eq!((&split.keys, first..last), (&expected, expected.clone()), "{problem}");
