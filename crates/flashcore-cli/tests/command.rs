@@ -217,10 +217,13 @@ fn the_kernels_of_any_problem_can_be_printed() {
         names.map(|name| name.trim_end_matches('(').to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(entries(&["--kernel", "ampere"]), ["flashcore_ampere_64x64_2stage_swizzled_f16_d64"]);
-    // The kernel that finds the tiles of a formula, and the one behind it; by default that of the architecture.
-    let formula = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
-    assert_eq!(formula.len(), 2);
-    assert!(formula[0].starts_with("flashcore_ranges_") && formula[1].starts_with("flashcore_hopper_"), "{formula:?}");
+    // The kernel that finds the tiles of an expression, and the one behind it; by default that of the architecture.
+    let expression = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
+    assert_eq!(expression.len(), 2);
+    assert!(
+        expression[0].starts_with("flashcore_ranges_") && expression[1].starts_with("flashcore_hopper_"),
+        "{expression:?}"
+    );
     let refused = flashcore(&["ptx", "--kernel", "hopper", "--arch", "sm_80"]);
     assert_eq!(refused.status.code(), Some(2));
 }

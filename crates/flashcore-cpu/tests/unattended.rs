@@ -59,9 +59,7 @@ fn check(problem: &Problem, seqused_k: &[u32]) {
 /// For a few rows and for many, one head to a key head and more, at every edge that a mask or a length can have.
 fn check_rows(change: impl Fn(&mut Problem), seqused_k: &[u32]) {
     for dtype in DType::ALL {
-        for (heads, queries, lse) in
-            [((2, 2), 1, true), ((4, 1), 3, false), ((2, 2), 40, false), ((4, 2), 50, true)]
-        {
+        for (heads, queries, lse) in [((2, 2), 1, true), ((4, 1), 3, false), ((2, 2), 40, false), ((4, 2), 50, true)] {
             let mut problem = Problem::new(2, heads.0, queries, 32, dtype);
             (problem.key_heads, problem.key_length, problem.value_dim) = (heads.1, 400, 24);
             problem.lse = lse;

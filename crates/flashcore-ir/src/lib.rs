@@ -9,6 +9,7 @@ mod table;
 pub mod builder;
 mod columns;
 mod display;
+mod fingerprint;
 pub mod kernel;
 mod modifier;
 pub mod operand;

@@ -42,11 +42,11 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 const fn arch(config: Config) -> Arch {
     match config {
         Config::Hopper(_) => Arch::Sm90a,
-        Config::Scalar(_) | Config::Steps(_) | Config::Ampere(_) => Arch::Sm80,
+        Config::Scalar(_) | Config::Ladder(_) | Config::Ampere(_) => Arch::Sm80,
     }
 }
 
-/// The kernel before another that finds out what a formula leaves it, as the catalogues call it.
+/// The kernel before another that finds out what an expression leaves it, as the catalogues call it.
 const RANGES_FAMILY: &str = "ranges";
 /// The kernel behind another that adds up parts of the keys.
 const COMBINE_FAMILY: &str = "combine";

@@ -1,4 +1,4 @@
-//! The bugs planted where a formula leaves tiles of keys: in the small kernel that finds them, and in what is made of it.
+//! The bugs planted where an expression leaves tiles of keys: in the small kernel that finds them, and in what is made of it.
 
 use flashcore_ir::{Compare, Op, Operand, ReduceOp, ShuffleMode, Space, Type};
 

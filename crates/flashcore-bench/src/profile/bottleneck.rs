@@ -54,7 +54,7 @@ pub struct Evidence<'a> {
     pub device: &'a RoofDevice,
     /// Seconds of a launch, where it was timed.
     pub seconds: Option<f64>,
-    /// CTAs of the launch, and multiprocessors, where they are known.
+    /// CTAs of the launch, and SMs, where they are known.
     pub ctas: Option<(u32, u32)>,
 }
 
@@ -104,12 +104,12 @@ fn by_counters(evidence: &Evidence<'_>, pipes: &[(Bottleneck, &str, f64)]) -> (B
     (Bottleneck::Latency, format!("no pipe is busy: {listed}{}{stall}", few_ctas(evidence)))
 }
 
-/// A launch that leaves multiprocessors without work cannot keep any pipe busy.
+/// A launch that leaves SMs without work cannot keep any pipe busy.
 fn few_ctas(evidence: &Evidence<'_>) -> String {
     evidence
         .ctas
-        .filter(|(ctas, multiprocessors)| ctas < multiprocessors)
-        .map_or(String::new(), |(ctas, multiprocessors)| format!("; {ctas} CTAs on {multiprocessors} SMs"))
+        .filter(|(ctas, num_sms)| ctas < num_sms)
+        .map_or(String::new(), |(ctas, num_sms)| format!("; {ctas} CTAs on {num_sms} SMs"))
 }
 
 /// Without counters: which floor is nearest.

@@ -183,7 +183,7 @@ pub const DEFINITIONS: &[Definition] = &[
     hardware_only("DRAM throughput", "%", &[&["dram__throughput.avg.pct_of_peak_sustained_elapsed"]]),
     hardware_only("DRAM bytes", "B", &[&["dram__bytes.sum"], &["dram__bytes_read.sum", "dram__bytes_write.sum"]]),
     hardware_only("L2 throughput", "%", &[&["lts__throughput.avg.pct_of_peak_sustained_elapsed"]]),
-    // What multiprocessors were given, whether by loads, cp.async or tensor copies.
+    // What SMs were given, whether by loads, cp.async or tensor copies.
     Definition {
         name: L2_READS,
         unit: "",
@@ -195,7 +195,7 @@ pub const DEFINITIONS: &[Definition] = &[
     hardware_only(DRAM_READS, "", &[&["dram__sectors_read.sum"]]),
     // Of both: see `read_hit_rate`.
     hardware_only(L2_READ_HIT_RATE, "%", &[]),
-    // Of what was looked up in the cache, by multiprocessors and by one half of the cache in the other.
+    // Of what was looked up in the cache, by SMs and by one half of the cache in the other.
     hardware_only("L2 lookup hit rate", "%", &[&["lts__t_sector_op_read_hit_rate.pct"]]),
     hardware_only(
         "stall: long scoreboard",
@@ -310,9 +310,9 @@ fn hardware_wavefronts_per_request(metrics: &mut [Metric]) {
     }
 }
 
-/// Of the sectors that multiprocessors read, the part that did not have to come from memory.
+/// Of the sectors that SMs read, the part that did not have to come from memory.
 ///
-/// Lookups in the cache say less. Of multiprocessors that ask for the same sector at about the same time only one asks
+/// Lookups in the cache say less. Of SMs that ask for the same sector at about the same time only one asks
 /// the cache; one half of the cache looks up in the other what it has not got; and ncu counts lookups and hits in different
 /// replays, which gave 107 % for a launch of 6 microseconds.
 fn read_hit_rate(metrics: &mut [Metric]) {

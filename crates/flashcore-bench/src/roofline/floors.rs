@@ -19,7 +19,7 @@ pub struct Floors {
     pub dram: f64,
     /// Every input read from memory, with the output left in a cache.
     pub dram_reads: f64,
-    /// Every byte through the ports of the multiprocessors once.
+    /// Every byte through the ports of the SMs once.
     pub l2: f64,
     /// Exponentials.
     pub exponentials: f64,

@@ -3,7 +3,7 @@
 //! `tune` goes from config to config, one choice at a time, and ends at some that no list has. What it can change is
 //! listed here, with the values at both ends of a choice and some between.
 
-use flashcore_kernels::{AmpereConfig, Config, Exponential, HopperConfig, InTurn, Packing, QueryPlace, Rescale};
+use flashcore_kernels::{AmpereConfig, Config, Exponential, HopperConfig, QueryPlace, Rescale, WarpScheduler};
 use flashcore_problem::{Alignment, Mask, Problem};
 
 use super::covering::{Setting, covering_rows};
@@ -17,17 +17,17 @@ const WARPGROUPS: [u32; 4] = [1, 2, 3, 4];
 const SHARES: [u32; 3] = [1, 2, 4];
 const HOPPER_KEYS: [u32; 6] = [16, 48, 64, 80, 128, 176];
 const HOPPER_STAGES: [u32; 5] = [2, 3, 4, 5, 8];
-const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
+const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::IfChanged, Rescale::Threshold];
 const EXPONENTIALS: [Exponential; 2] = [Exponential::Unit, Exponential::Shared];
-const TURNS: [InTurn; 3] = [InTurn::Nothing, InTurn::Products, InTurn::Exponentials];
+const WARP_SCHEDULERS: [WarpScheduler; 3] = [WarpScheduler::Free, WarpScheduler::PingPong, WarpScheduler::ExclusiveExp];
 
 const WARPS: [u32; 3] = [2, 4, 8];
 const ROWS_PER_WARP: [u32; 2] = [16, 32];
 const AMPERE_KEYS: [u32; 6] = [16, 32, 48, 64, 96, 128];
 const AMPERE_STAGES: [u32; 4] = [1, 2, 3, 5];
 const QUERY_PLACES: [QueryPlace; 2] = [QueryPlace::Registers, QueryPlace::Shared];
-const PARTS: [u32; 3] = [1, 2, 4];
-const PACKINGS: [Packing; 2] = [Packing::OneHead, Packing::KeyHead];
+const NUM_SPLITS: [u32; 3] = [1, 2, 4];
+const PACK_GQA: [bool; 2] = [false, true];
 
 /// Every two choices of a search that go together, on small problems with several tiles, tails and groups of heads.
 pub fn configs(runner: Runner) -> Vec<Case> {
@@ -48,7 +48,7 @@ pub fn configs(runner: Runner) -> Vec<Case> {
 
 fn problem(number: usize) -> Problem {
     let mut problem = Problem::new(1, 4, 97, 32, DTYPES[number % 2]);
-    (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, 331, true);
+    (problem.key_heads, problem.key_length, problem.lse) = (2, 331, true);
     problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
     problem
 }
@@ -56,15 +56,15 @@ fn problem(number: usize) -> Problem {
 /// The choices of the Hopper kernel, in the order of their rows.
 enum HopperChoice {
     Warpgroups,
-    KeyGroups,
+    KvSplitWarpgroups,
     Cluster,
-    KeyRows,
+    TileN,
     Stages,
     Rescale,
-    Hidden,
+    OverlapRescale,
     Exponential,
-    InTurn,
-    Dependent,
+    WarpScheduler,
+    Pdl,
     Persistent,
 }
 
@@ -79,28 +79,28 @@ fn hopper() -> Vec<Config> {
         RESCALES.len(),
         2,
         EXPONENTIALS.len(),
-        TURNS.len(),
+        WARP_SCHEDULERS.len(),
         2,
         2,
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |choice: Choice, other: Choice| first == choice as usize && second == other as usize;
-        if is(Choice::Warpgroups, Choice::KeyGroups) {
+        if is(Choice::Warpgroups, Choice::KvSplitWarpgroups) {
             !WARPGROUPS[x].is_multiple_of(SHARES[y])
-        } else if is(Choice::Warpgroups, Choice::KeyRows) {
+        } else if is(Choice::Warpgroups, Choice::TileN) {
             // Registers.
             HOPPER_KEYS[y] > [176, 176, 128, 80][x]
-        } else if is(Choice::KeyRows, Choice::Stages) {
+        } else if is(Choice::TileN, Choice::Stages) {
             // Shared memory.
             HOPPER_KEYS[x] * HOPPER_STAGES[y] > 640
-        } else if is(Choice::KeyGroups, Choice::KeyRows) {
+        } else if is(Choice::KvSplitWarpgroups, Choice::TileN) {
             // So many stages as such groups need leave no room for longer tiles.
             HOPPER_KEYS[y] > [176, 128, 64][x]
-        } else if is(Choice::KeyGroups, Choice::Stages) {
+        } else if is(Choice::KvSplitWarpgroups, Choice::Stages) {
             SHARES[x] > 1 && !HOPPER_STAGES[y].is_multiple_of(2 * SHARES[x])
-        } else if is(Choice::KeyGroups, Choice::InTurn) || is(Choice::Cluster, Choice::InTurn) {
-            SHARES[x] > 1 && TURNS[y] != InTurn::Nothing
-        } else if is(Choice::KeyGroups, Choice::Persistent) || is(Choice::Cluster, Choice::Persistent) {
+        } else if is(Choice::KvSplitWarpgroups, Choice::WarpScheduler) || is(Choice::Cluster, Choice::WarpScheduler) {
+            SHARES[x] > 1 && WARP_SCHEDULERS[y] != WarpScheduler::Free
+        } else if is(Choice::KvSplitWarpgroups, Choice::Persistent) || is(Choice::Cluster, Choice::Persistent) {
             SHARES[x] > 1 && y == 1
         } else {
             false
@@ -110,15 +110,15 @@ fn hopper() -> Vec<Config> {
         let at = |choice: Choice| row[choice as usize];
         Config::Hopper(HopperConfig {
             warpgroups: WARPGROUPS[at(Choice::Warpgroups)],
-            key_groups: SHARES[at(Choice::KeyGroups)],
+            kv_split_warpgroups: SHARES[at(Choice::KvSplitWarpgroups)],
             cluster: SHARES[at(Choice::Cluster)],
-            key_rows: HOPPER_KEYS[at(Choice::KeyRows)],
+            tile_n: HOPPER_KEYS[at(Choice::TileN)],
             stages: HOPPER_STAGES[at(Choice::Stages)],
             rescale: RESCALES[at(Choice::Rescale)],
-            hidden_rescale: at(Choice::Hidden) == 1,
+            overlap_rescale: at(Choice::OverlapRescale) == 1,
             exponential: EXPONENTIALS[at(Choice::Exponential)],
-            in_turn: TURNS[at(Choice::InTurn)],
-            dependent: at(Choice::Dependent) == 1,
+            warp_scheduler: WARP_SCHEDULERS[at(Choice::WarpScheduler)],
+            pdl: at(Choice::Pdl) == 1,
             persistent: at(Choice::Persistent) == 1,
         })
     };
@@ -129,14 +129,14 @@ fn hopper() -> Vec<Config> {
 enum AmpereChoice {
     Warps,
     RowsPerWarp,
-    KeyRows,
-    KeyWarps,
+    TileN,
+    KvSplitWarps,
     Stages,
     Query,
     Rescale,
     Exponential,
-    Parts,
-    Packing,
+    NumSplits,
+    PackGqa,
 }
 
 fn ampere() -> Vec<Config> {
@@ -150,14 +150,14 @@ fn ampere() -> Vec<Config> {
         QUERY_PLACES.len(),
         RESCALES.len(),
         EXPONENTIALS.len(),
-        PARTS.len(),
-        PACKINGS.len(),
+        NUM_SPLITS.len(),
+        PACK_GQA.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |choice: Choice, other: Choice| first == choice as usize && second == other as usize;
-        if is(Choice::Warps, Choice::KeyWarps) {
+        if is(Choice::Warps, Choice::KvSplitWarps) {
             SHARES[y] > WARPS[x]
-        } else if is(Choice::KeyRows, Choice::KeyWarps) {
+        } else if is(Choice::TileN, Choice::KvSplitWarps) {
             !AMPERE_KEYS[x].is_multiple_of(16 * SHARES[y])
         } else {
             false
@@ -168,14 +168,14 @@ fn ampere() -> Vec<Config> {
         Config::Ampere(AmpereConfig {
             warps: WARPS[at(Choice::Warps)],
             rows_per_warp: ROWS_PER_WARP[at(Choice::RowsPerWarp)],
-            key_rows: AMPERE_KEYS[at(Choice::KeyRows)],
-            key_warps: SHARES[at(Choice::KeyWarps)],
+            tile_n: AMPERE_KEYS[at(Choice::TileN)],
+            kv_split_warps: SHARES[at(Choice::KvSplitWarps)],
             stages: AMPERE_STAGES[at(Choice::Stages)],
             query: QUERY_PLACES[at(Choice::Query)],
             rescale: RESCALES[at(Choice::Rescale)],
             exponential: EXPONENTIALS[at(Choice::Exponential)],
-            parts: PARTS[at(Choice::Parts)],
-            packing: PACKINGS[at(Choice::Packing)],
+            num_splits: NUM_SPLITS[at(Choice::NumSplits)],
+            pack_gqa: PACK_GQA[at(Choice::PackGqa)],
             ..AmpereConfig::default()
         })
     };
@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(config.to_string().parse::<Config>().ok(), Some(config), "{config}");
         }
         assert!((60..130).contains(&cases.len()), "{}", cases.len());
-        let clusters_alone = |case: &&Case| matches!(case.backend, Backend::Sim(Config::Hopper(config)) if config.cluster > 1 && config.key_groups == 1);
+        let clusters_alone = |case: &&Case| matches!(case.backend, Backend::Sim(Config::Hopper(config)) if config.cluster > 1 && config.kv_split_warpgroups == 1);
         assert!(cases.iter().filter(clusters_alone).count() >= 5);
     }
 

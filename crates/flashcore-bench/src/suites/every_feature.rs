@@ -5,7 +5,7 @@ use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::features::{
-    FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
+    EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
 };
 use crate::case::Case;
 use crate::numbers::{BiasForm, Numbers, Planted};
@@ -64,11 +64,11 @@ enum Feature {
     Alibi,
     Sinks,
     Bias,
-    KeyLengths,
-    LogSumExp,
+    SequsedK,
+    Lse,
     Layout,
     Numbers,
-    Formulas,
+    Expressions,
 }
 
 /// A pairwise design over every feature: every two values of every two features meet in a case.
@@ -91,7 +91,7 @@ pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
         2,
         LayoutForm::ALL.len(),
         numbers.len(),
-        FORMULAS.len(),
+        EXPRESSIONS.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
@@ -127,11 +127,11 @@ pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
             alibi: at(Feature::Alibi) == 1,
             sinks: at(Feature::Sinks) == 1,
             bias: biases[at(Feature::Bias)],
-            key_lengths: at(Feature::KeyLengths) == 1,
-            log_sum_exp: at(Feature::LogSumExp) == 1,
+            seqused_k: at(Feature::SequsedK) == 1,
+            lse: at(Feature::Lse) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: numbers[at(Feature::Numbers)],
-            formulas: FORMULAS[at(Feature::Formulas)],
+            expressions: EXPRESSIONS[at(Feature::Expressions)],
         };
         let number = first_number + index;
         features.case(number as u64, level, format!("flashcore verify --backend cpu --suite full --only {number}"))
@@ -180,11 +180,11 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         alibi,
         sinks,
         bias,
-        key_lengths: one_in(random, 3),
-        log_sum_exp: random.below(2) == 0,
+        seqused_k: one_in(random, 3),
+        lse: random.below(2) == 0,
         layout,
         numbers: if suits(numbers, bias, alibi, sinks) { numbers } else { Numbers::Normal },
-        formulas: if one_in(random, 4) { FORMULAS[random.below(FORMULAS.len())] } else { (None, None) },
+        expressions: if one_in(random, 4) { EXPRESSIONS[random.below(EXPRESSIONS.len())] } else { (None, None) },
     };
     let most_work = [1_000_000, 3_000_000][random.below(2)] * if one_in(random, 32) { 8 } else { 1 };
     shrink(&mut features, most_work);
@@ -284,8 +284,8 @@ mod tests {
             ("sinks", 15, share(cases, |problem| problem.sinks)),
             ("bias", 15, share(cases, |problem| problem.bias)),
             ("softcap", 15, share(cases, |problem| problem.softcap.is_some())),
-            ("key lengths", 20, share(cases, |problem| problem.key_lengths)),
-            ("log-sum-exp", 40, share(cases, |problem| problem.log_sum_exp)),
+            ("key lengths", 20, share(cases, |problem| problem.seqused_k)),
+            ("log-sum-exp", 40, share(cases, |problem| problem.lse)),
             ("no output", 1, share(cases, |problem| problem.output_shape().is_empty())),
         ];
         for (what, least, percent) in parts {

@@ -1,12 +1,12 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Specialisation};
+use flashcore_kernels::{Config, Specialization};
 use flashcore_problem::{DType, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::every_feature::{random_features, shrink};
-use super::features::{FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::case::{Backend, Case};
 use crate::numbers::{BiasForm, Numbers, Planted};
@@ -75,11 +75,11 @@ enum Feature {
     Alibi,
     Sinks,
     Bias,
-    KeyLengths,
-    LogSumExp,
+    SequsedK,
+    Lse,
     Layout,
     Numbers,
-    Formulas,
+    Expressions,
 }
 
 const BIASES: [Option<BiasForm>; 11] = [
@@ -115,7 +115,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         2,
         LayoutForm::ALL.len(),
         NUMBERS.len(),
-        FORMULAS.len(),
+        EXPRESSIONS.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
@@ -140,7 +140,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
     // Configs that pack heads take problems in which nothing is done to scores, and few of the design are.
     let plain: Vec<_> = rows.iter().step_by(PLAIN_STEP).cloned().collect();
     rows.extend(plain.into_iter().map(|mut row| {
-        for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Formulas, Feature::Numbers] {
+        for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Expressions, Feature::Numbers] {
             row[feature as usize] = 0;
         }
         row
@@ -166,11 +166,11 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
             alibi: at(Feature::Alibi) == 1,
             sinks: at(Feature::Sinks) == 1,
             bias: BIASES[at(Feature::Bias)],
-            key_lengths: at(Feature::KeyLengths) == 1,
-            log_sum_exp: at(Feature::LogSumExp) == 1,
+            seqused_k: at(Feature::SequsedK) == 1,
+            lse: at(Feature::Lse) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: NUMBERS[at(Feature::Numbers)],
-            formulas: FORMULAS[at(Feature::Formulas)],
+            expressions: EXPRESSIONS[at(Feature::Expressions)],
         };
         let (backend, kernels) = named(runner);
         let option = kernel_option(kernels);
@@ -236,7 +236,7 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
     if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
         features.dtype = DType::Bf16;
     }
-    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialisation::of(&features.problem()).width < 16 {
+    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).width < 16 {
         // Rows that tensor copies cannot find.
         features.layout = LayoutForm::Bshd;
     }
@@ -288,15 +288,15 @@ mod tests {
 
     #[test]
     fn cases_that_follow_each_other_share_a_kernel() {
-        let specialisation = |number| {
+        let specialization = |number| {
             let case = fuzz_case(Runner::Sim(Kernels::All), number, 7);
             let Backend::Sim(config) = case.backend else { panic!("{case}") };
-            (case.problem.output_shape().is_empty(), config, config.specialisation(&case.problem))
+            (case.problem.output_shape().is_empty(), config, config.specialization(&case.problem))
         };
         let (mut kernels, mut shared) = (Vec::new(), 0);
         for number in 0..400 {
-            let (is_empty, config, specialisation) = specialisation(number);
-            let kernel = (config, specialisation);
+            let (is_empty, config, specialization) = specialization(number);
+            let kernel = (config, specialization);
             shared += usize::from(is_empty || kernels.contains(&kernel));
             kernels.push(kernel);
         }

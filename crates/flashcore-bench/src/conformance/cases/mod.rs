@@ -15,7 +15,7 @@ mod special_functions;
 mod synchronisation;
 mod tensor;
 mod tensor_copies;
-mod warp_specialised;
+mod warp_specialized;
 mod warpgroups;
 
 use super::case::ConformanceCase;
@@ -36,7 +36,7 @@ pub fn cases() -> Vec<ConformanceCase> {
         tensor_copies::add,
         tensor::add,
         warpgroups::add,
-        warp_specialised::add,
+        warp_specialized::add,
         synchronisation::add,
         mbarriers::add,
         clusters::add,

@@ -1,0 +1,163 @@
+//! The fingerprint file: every default config times a covering set of specializations, each kernel as a hash of its
+//! program (names left out) beside its instruction counts by class.
+//!
+//! A refactoring leaves `fingerprint.txt` untouched. A change of the generated code changes it, and its diff is the
+//! review: `FLASHCORE_UPDATE_FINGERPRINT=1 cargo test -p flashcore-kernels --test fingerprint` writes it anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+use flashcore_ir::operation::Class;
+use flashcore_ir::{Arch, VerifiedKernel};
+use flashcore_kernels::{Buffers, Config, Plan};
+use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod};
+
+const FILE: &str = "tests/fingerprint.txt";
+const UPDATE: &str = "FLASHCORE_UPDATE_FINGERPRINT";
+
+/// The covering set: each feature at least once, both element types, head dimensions from 32 to 256. Configs that no
+/// problem gets by default are there with the first [`FOR_EVERY_CONFIG`].
+fn problems() -> Vec<(&'static str, Problem)> {
+    let problem = |head_dim, dtype, change: fn(&mut Problem)| {
+        let mut problem = Problem::new(2, 4, 1000, head_dim, dtype);
+        change(&mut problem);
+        problem
+    };
+    vec![
+        ("d64 f16 full", problem(64, DType::F16, |_| {})),
+        (
+            "d128 bf16 causal lse",
+            problem(128, DType::Bf16, |problem| {
+                (problem.mask, problem.lse) = (Mask::Causal(Alignment::BottomRight), true);
+            }),
+        ),
+        ("d32 f16 gqa decode", {
+            problem(32, DType::F16, |problem| (problem.query_length, problem.key_heads) = (1, 1))
+        }),
+        ("d256 bf16 full", problem(256, DType::Bf16, |_| {})),
+        (
+            "d96x64 f16 window",
+            problem(96, DType::F16, |problem| {
+                problem.value_dim = 64;
+                problem.mask = Mask::Window { left: Some(300), right: Some(7), alignment: Alignment::TopLeft };
+            }),
+        ),
+        (
+            "d64 bf16 causal lengths",
+            problem(64, DType::Bf16, |problem| {
+                (problem.mask, problem.seqused_k) = (Mask::Causal(Alignment::BottomRight), true);
+            }),
+        ),
+        (
+            "d64 f16 softcap alibi lse",
+            problem(64, DType::F16, |problem| {
+                (problem.softcap, problem.alibi, problem.lse) = (Some(30.0), true, true);
+            }),
+        ),
+        ("d64 bf16 bias sinks", problem(64, DType::Bf16, |problem| (problem.bias, problem.sinks) = (true, true))),
+        (
+            "d64 f16 score_mod negative scale",
+            problem(64, DType::F16, |problem| {
+                let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key));
+                (problem.score_mod, problem.aux_f32, problem.scale) = (Some(relative), 64, -0.125);
+            }),
+        ),
+        (
+            "d128 bf16 mask_mod documents",
+            problem(128, DType::Bf16, |problem| {
+                let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
+                (problem.mask_mod, problem.aux_i32) = (Some(documents), 1000);
+            }),
+        ),
+        (
+            "d64 f16 mask_mod by head, causal lengths",
+            problem(64, DType::F16, |problem| {
+                let slanted = MaskMod::new("slanted", |at| (at.query - at.key).less(at.head * 100 + 50));
+                (problem.mask, problem.seqused_k) = (Mask::Causal(Alignment::TopLeft), true);
+                problem.mask_mod = Some(slanted);
+            }),
+        ),
+        (
+            "d64 f16 strides of 4 bytes",
+            problem(64, DType::F16, |problem| {
+                let mut strides = problem.strides();
+                strides.key.row += 2;
+                problem.layout = Layout::Strided(strides);
+            }),
+        ),
+        ("d40 f32 causal", { problem(40, DType::F32, |problem| problem.mask = Mask::Causal(Alignment::BottomRight)) }),
+    ]
+}
+
+const FOR_EVERY_CONFIG: usize = 2;
+
+fn arch(config: Config) -> Arch {
+    if config.family() == "hopper" { Arch::Sm90a } else { Arch::Sm80 }
+}
+
+/// One kernel: its hash, what it takes, and its instructions by class.
+fn line(label: &str, kernel: &VerifiedKernel) -> String {
+    let counts = kernel.instruction_counts();
+    let total: usize = counts.iter().map(|(_, count)| count).sum();
+    let mut line = format!(
+        "{label:<52} {:016x} {:>7} {:>6} {:>4} {total:>6}",
+        kernel.fingerprint(),
+        kernel.threads,
+        kernel.shared_bytes,
+        kernel.parameters.len()
+    );
+    for (_, count) in counts {
+        let _ = write!(line, " {count:>5}");
+    }
+    line
+}
+
+fn fingerprint() -> String {
+    let classes = Class::ALL.map(|class| format!("{class:?}").chars().take(5).collect::<String>());
+    let classes = classes.map(|class| format!(" {class:>5}")).concat();
+    let [hash, head] = ["hash", "kernel"];
+    let mut text =
+        format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
+    let (problems, defaults) = (problems(), Config::defaults());
+    let others = Config::all().into_iter().filter(|config| !defaults.contains(config));
+    let (mut sides, mut numbers) = (BTreeSet::new(), BTreeMap::new());
+    for config in defaults.iter().copied().chain(others) {
+        let covered = if defaults.contains(&config) { problems.len() } else { FOR_EVERY_CONFIG };
+        let number = numbers.entry(config.family()).and_modify(|number| *number += 1).or_insert(0);
+        let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
+        for (name, problem) in &problems[..covered] {
+            let Ok(plan) = Plan::new(problem, config, arch(config)) else { continue };
+            for (kernel, _, _) in plan.launches(Buffers::new(0, 0, 0, 0)) {
+                if kernel.name == plan.kernel.name {
+                    text.push_str(&line(&format!("{} {number}{tile}, {name}", config.family()), kernel));
+                    text.push('\n');
+                } else {
+                    sides.insert(line("beside it", kernel));
+                }
+            }
+        }
+    }
+    text.extend(sides.into_iter().flat_map(|line| [line, "\n".to_owned()]));
+    text
+}
+
+#[test]
+fn kernels_are_the_programs_they_were() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    let actual = fingerprint();
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&path, &actual).expect("the file can be written");
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).expect("the fingerprint file");
+    let (expected, found): (BTreeSet<_>, BTreeSet<_>) = (expected.lines().collect(), actual.lines().collect());
+    let gone: Vec<_> = expected.difference(&found).map(|line| format!("- {line}")).collect();
+    let new: Vec<_> = found.difference(&expected).map(|line| format!("+ {line}")).collect();
+    assert!(
+        gone.is_empty() && new.is_empty(),
+        "generated kernels changed; if that is meant, set {UPDATE}=1 and say why in the commit:\n{}\n{}",
+        gone.join("\n"),
+        new.join("\n")
+    );
+}
