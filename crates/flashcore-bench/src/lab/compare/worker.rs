@@ -79,7 +79,7 @@ pub enum CompareError {
         said: String,
     },
     /// Talking to a worker failed.
-    #[error("talking to a worker: {0}")]
+    #[error("the connection to a worker process failed: {0}")]
     Talk(#[from] io::Error),
 }
 

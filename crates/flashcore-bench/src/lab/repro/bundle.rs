@@ -28,7 +28,7 @@ pub enum BundleError {
     #[error("the bundle cannot be unpacked: {0}")]
     Unpack(String),
     /// The manifest names something that cannot be computed by anybody.
-    #[error("the manifest names a problem that is none: {0}")]
+    #[error("the manifest names an invalid problem: {0}")]
     Problem(String),
     /// A file in it does not match the manifest.
     #[error("{file} does not match the manifest: {reason}")]
