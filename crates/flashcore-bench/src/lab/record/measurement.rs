@@ -1,4 +1,4 @@
-//! Times of one problem, with what makes them worth believing.
+//! Measurements: the times of one problem, with its verdict, floor and hashes.
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! The file: `tar.gz` for everybody, with a seal.
+//! The bundle file: an ordinary `tar.gz`, with a seal.
 //!
 //! A gzip file can have several members, one after another. The first is the archive; the second is the SHA-256 of all
 //! bytes of the first, in a form that leaves no bit open. So every program unpacks the file, and whatever bit of it

@@ -1,4 +1,4 @@
-//! Planted bugs, and what kills them.
+//! Mutation testing: planted bugs, and the check that kills each.
 //!
 //! A gate that has never seen a wrong kernel proves nothing. Here each bug of the [catalogue](all) is planted in
 //! the real kernels, and the same checks that accept the kernels must refuse the mutant: the verifier, a fault of the

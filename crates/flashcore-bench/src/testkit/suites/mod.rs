@@ -1,4 +1,4 @@
-//! Lists of cases.
+//! Suites: lists of cases.
 //!
 //! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `cpu_features`.
 

@@ -1,4 +1,4 @@
-//! The repetition.
+//! Replays a bundle and prints the agreement.
 
 use std::path::Path;
 use std::time::Duration;
