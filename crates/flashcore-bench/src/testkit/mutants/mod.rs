@@ -5,11 +5,11 @@
 //! simulator, the gate, or, for bugs that only cost time, the simulator's counters. A mutant that survives is a hole.
 
 mod addressing;
+mod block_mask;
 mod catalogue;
 mod edit;
 mod hopper;
 mod numeric;
-mod ranges;
 mod trials;
 
 use core::fmt;
@@ -20,10 +20,10 @@ use flashcore_problem::{Invalid, Problem, Verdict};
 use flashcore_sim::{Counters, SimError};
 
 pub use addressing::{ADDRESSING, FAR, PARTS};
+pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use hopper::HOPPER;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
-pub use ranges::RANGES;
 pub use trials::Group;
 
 use crate::testkit::Numbers;
@@ -34,7 +34,7 @@ use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    let lists = [CATALOGUE, HOPPER, RANGES, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
+    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
     lists.into_iter().flatten()
 }
 

@@ -14,8 +14,8 @@ mod moves;
 mod special_functions;
 mod synchronisation;
 mod tensor;
-mod tensor_copies;
-mod warp_specialised;
+mod tma;
+mod warp_specialized;
 mod warpgroups;
 
 use super::case::ConformanceCase;
@@ -33,10 +33,10 @@ pub fn cases() -> Vec<ConformanceCase> {
         memory::add,
         atomics::add,
         asynchronous::add,
-        tensor_copies::add,
+        tma::add,
         tensor::add,
         warpgroups::add,
-        warp_specialised::add,
+        warp_specialized::add,
         synchronisation::add,
         mbarriers::add,
         clusters::add,
