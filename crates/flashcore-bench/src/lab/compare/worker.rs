@@ -18,9 +18,8 @@ use super::subject::Subject;
 use crate::lab::peak::working_threads;
 use crate::lab::record::{Build, Measurement};
 use crate::testkit::gpu::{Gpu, GpuArm};
-use crate::testkit::mask_text;
-use crate::testkit::shape_text;
 use crate::testkit::verify::NoVerdict;
+use crate::testkit::{mask_text, shape_text};
 
 /// The version of what workers and those who ask them say.
 const PROTOCOL: u32 = 1;

@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Content, Kind};
 use crate::floor::{Bound, Work};
-use crate::testkit::mask_text;
-use crate::testkit::{ShapeError, parse_mask, parse_shape, shape_text};
+use crate::testkit::{ShapeError, mask_text, parse_mask, parse_shape, shape_text};
 use crate::timing::Times;
 use crate::util::digest::sha256_of_numbers;
 

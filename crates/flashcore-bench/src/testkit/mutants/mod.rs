@@ -26,10 +26,9 @@ pub use hopper::HOPPER;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use trials::Group;
 
-use crate::testkit::Numbers;
-use crate::testkit::shape_text;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
+use crate::testkit::{Numbers, shape_text};
 use trials::Start;
 
 /// All planted bugs.

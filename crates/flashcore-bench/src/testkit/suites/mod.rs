@@ -15,8 +15,7 @@ use flashcore_kernels::{Config, HopperConfig, Plan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::testkit::verify::SIMULATED_ARCH;
-use crate::testkit::{Backend, Case};
-use crate::testkit::{BiasForm, Numbers, Planted};
+use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 pub use configs::configs;
 pub use huge::{far_trials, huge};
