@@ -21,7 +21,7 @@ impl Work {
     pub fn of(problem: &Problem) -> Self {
         // Products of sizes that nobody has allocated yet, so not in integers.
         let attended: f64 = match problem.mask {
-            // How many keys a formula leaves is not known before it has been asked about each.
+            // How many keys an expression leaves is not known before it has been asked about each.
             _ if problem.mask_mod.is_some() => 0.0,
             Mask::None => problem.query_length as f64 * problem.key_length as f64,
             Mask::Causal(_) | Mask::Window { .. } => {
@@ -33,10 +33,10 @@ impl Work {
         let shapes = [problem.query_shape(), problem.key_shape(), problem.value_shape(), problem.output_shape()];
         let size = |shape: Shape| [shape.batch, shape.heads, shape.rows, shape.columns].map(|size| size as f64);
         let elements: f64 = shapes.into_iter().map(|shape| size(shape).iter().product::<f64>()).sum();
-        let log_sum_exp = if problem.log_sum_exp { 4.0 * heads * problem.query_length as f64 } else { 0.0 };
+        let lse = if problem.lse { 4.0 * heads * problem.query_length as f64 } else { 0.0 };
         Self {
             flops: 2.0 * exponentials * (problem.head_dim as f64 + problem.value_dim as f64),
-            bytes: elements * problem.dtype.size_bytes() as f64 + log_sum_exp,
+            bytes: elements * problem.dtype.size_bytes() as f64 + lse,
             exponentials,
         }
     }

@@ -50,6 +50,6 @@ fn cuda_graph() {
 }
 
 #[test]
-fn formulas() {
-    check("formulas");
+fn expressions() {
+    check("expressions");
 }

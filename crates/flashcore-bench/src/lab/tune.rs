@@ -42,12 +42,12 @@ pub fn tune(
     gpu: &Gpu,
     problem: &Problem,
     arch: Arch,
-    multiprocessors: u32,
+    num_sms: u32,
     budget: Duration,
     go_on: impl FnMut(usize, Config) -> bool,
 ) -> Result<Found, String> {
     let inputs = Inputs::random(problem, 0);
-    let points = Config::starting_points(problem, arch, multiprocessors);
+    let points = Config::starting_points(problem, arch, num_sms);
     let time = |config: Config| match gpu.time(problem, Some(config), &inputs) {
         Ok(Ok(times)) => Ok(times.hot.quantile(0.5)),
         Ok(Err(verdict)) => Err(verdict.to_string()),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     fn threads(config: Config) -> u32 {
-        config.query_rows()
+        config.tile_m()
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Case {
             Backend::Cuda(config) => format!("cuda --kernel {config}"),
         };
         let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
-        let lse = if problem.log_sum_exp { " --lse" } else { "" };
+        let lse = if problem.lse { " --lse" } else { "" };
         let stress = match self.numbers {
             Numbers::Stress(stress) => format!(" --stress {}", stress_name(stress)),
             Numbers::Normal | Numbers::Planted(_) => String::new(),
@@ -123,7 +123,7 @@ impl fmt::Display for Case {
             (problem.alibi, "alibi"),
             (problem.sinks, "sinks"),
             (problem.bias, self.bias.name()),
-            (problem.key_lengths, "key-lengths"),
+            (problem.seqused_k, "seqused-k"),
             (matches!(problem.layout, Layout::Strided(_)), "strided"),
         ];
         optional.iter().filter(|(present, _)| *present).try_for_each(|(_, name)| write!(formatter, " {name}"))

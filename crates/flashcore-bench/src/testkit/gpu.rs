@@ -128,7 +128,7 @@ impl Gpu {
             .context()
             .ok_or_else(|| flashcore::Error::NotOnCuda { call: "ceilings", device: self.device.to_string() })?;
         let device = context.device();
-        let clocks = f64::from(device.attributes.multiprocessors) * f64::from(device.attributes.clock_khz) * 1e3;
+        let clocks = f64::from(device.attributes.num_sms) * f64::from(device.attributes.clock_khz) * 1e3;
         Ok(Ceilings {
             flops: clocks * tensor_flops_per_clock(device.arch()?),
             bytes: measured_bandwidth(context)?,
@@ -203,7 +203,7 @@ const LONG_LAUNCH_MILLISECONDS: f32 = 10.0;
 struct Run {
     bound: Bound,
     output: Guarded,
-    log_sum_exp: Option<Guarded>,
+    lse: Option<Guarded>,
 }
 
 /// Buffers after a launch.
@@ -217,22 +217,22 @@ impl Run {
     fn new(plan: &Plan, inputs: &Inputs, outputs: &Outputs) -> Result<Self, NoVerdict> {
         let [query, key, value] = [&inputs.query, &inputs.key, &inputs.value].map(|tensor| Guarded::new(&tensor.data));
         let output = Guarded::new(&outputs.output.data);
-        let log_sum_exp = outputs.log_sum_exp.as_ref().map(|values| Guarded::new(&bytes_of(values)));
+        let lse = outputs.lse.as_ref().map(|values| Guarded::new(&bytes_of(values)));
         let bound = plan.bind(BoundBytes {
             query: query.bytes(),
             key: key.bytes(),
             value: value.bytes(),
             output: output.bytes(),
-            log_sum_exp: log_sum_exp.as_ref().map_or(&[], Guarded::bytes),
+            lse: lse.as_ref().map_or(&[], Guarded::bytes),
             margin: query.payload_start(),
             numbers: inputs.views(),
         })?;
-        Ok(Self { bound, output, log_sum_exp })
+        Ok(Self { bound, output, lse })
     }
 
     fn reset(&mut self) -> Result<(), NoVerdict> {
-        let log_sum_exp = self.log_sum_exp.as_ref().map_or(&[][..], Guarded::bytes);
-        Ok(self.bound.reset_outputs(self.output.bytes(), log_sum_exp)?)
+        let lse = self.lse.as_ref().map_or(&[][..], Guarded::bytes);
+        Ok(self.bound.reset_outputs(self.output.bytes(), lse)?)
     }
 
     fn once(&self, problem: &Problem, inputs: &Inputs) -> Result<Aftermath, NoVerdict> {
@@ -252,8 +252,8 @@ impl Run {
             ..inputs.clone()
         };
         let output = tensor("output", contents.output);
-        let log_sum_exp = problem.log_sum_exp.then(|| floats_of(&payload("log_sum_exp", contents.log_sum_exp)));
-        Ok(Aftermath { inputs, outputs: Outputs { output, log_sum_exp }, guards })
+        let lse = problem.lse.then(|| floats_of(&payload("lse", contents.lse)));
+        Ok(Aftermath { inputs, outputs: Outputs { output, lse }, guards })
     }
 
     /// Runs once: the worst verdict, and the hash of the output.

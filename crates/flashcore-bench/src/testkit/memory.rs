@@ -92,7 +92,7 @@ pub fn require_judging(problem: &Problem, repeats: usize) -> Result<(), Impossib
 /// Bytes of the outputs of a problem.
 pub fn output_bytes(problem: &Problem) -> Option<u64> {
     let output = tensor_bytes(problem, problem.output_shape(), problem.strides().output)?;
-    let rows = if problem.log_sum_exp { output_rows(problem)? } else { 0 };
+    let rows = if problem.lse { output_rows(problem)? } else { 0 };
     output.checked_add(rows.checked_mul(4)?)
 }
 
@@ -107,7 +107,7 @@ fn input_bytes(problem: &Problem) -> Option<u64> {
     } else {
         0
     };
-    let tables = (problem.number_table as u64).checked_add(problem.integer_table as u64)?.checked_mul(4)?;
+    let tables = (problem.aux_f32 as u64).checked_add(problem.aux_i32 as u64)?.checked_mul(4)?;
     query.checked_add(key)?.checked_add(value)?.checked_add(bias)?.checked_add(tables)
 }
 
@@ -259,7 +259,7 @@ mod tests {
         let (query, key, value) = (2 * 4 * 100 * 64, 2 * 2 * 300 * 64, 2 * 2 * 300 * 32);
         assert_eq!(input_bytes(&problem), Some(2 * (query + key + value)));
         assert_eq!(output_bytes(&problem), Some(2 * 2 * 4 * 100 * 32));
-        problem.log_sum_exp = true;
+        problem.lse = true;
         assert_eq!(output_bytes(&problem), Some(2 * 2 * 4 * 100 * 32 + 4 * 2 * 4 * 100));
         assert!(require_tensors(&problem).is_ok() && require_judging(&problem, 1).is_ok());
         problem.key_heads = 3;

@@ -2,7 +2,7 @@
 
 mod case;
 pub mod conformance;
-pub mod formulas;
+pub mod expressions;
 pub mod gpu;
 pub mod guard_pages;
 pub mod jobs;

@@ -346,9 +346,9 @@ mod tests {
     fn keys_that_no_row_attends_follow_from_mask_and_length() {
         let check = |mask: Mask, queries: usize, lengths: [u32; 2], expected: [Range<usize>; 2]| {
             let mut problem = Problem::new(2, 1, queries, 8, DType::F16);
-            (problem.key_length, problem.mask, problem.key_lengths) = (10, mask, true);
+            (problem.key_length, problem.mask, problem.seqused_k) = (10, mask, true);
             let mut inputs = Inputs::random(&problem, 0);
-            inputs.key_lengths = Some(lengths.to_vec());
+            inputs.seqused_k = Some(lengths.to_vec());
             let found = [0, 1].map(|batch| attended_by_some_row(&problem, &inputs, batch));
             assert_eq!(found, expected, "{mask}");
         };

@@ -1,12 +1,12 @@
 //! ptxas gates: registers, spills, stack and shared memory of the kernels on each architecture.
 
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_kernels::{Config, Specialisation};
+use flashcore_kernels::{Config, Specialization};
 use flashcore_problem::{DType, MaskMod, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
 
-use crate::testkit::formulas;
+use crate::testkit::expressions;
 
 /// Registers of an SM, on every architecture here.
 const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
@@ -33,7 +33,7 @@ pub struct Row {
     /// Bytes of shared memory of a CTA.
     pub shared_bytes: u32,
     /// CTAs that one SM holds at a time.
-    pub ctas_per_multiprocessor: u32,
+    pub ctas_per_sm: u32,
     /// Resources by ptxas.
     pub resources: Resources,
     /// Complaints of the gates; none if they pass.
@@ -68,8 +68,8 @@ pub enum Kind {
     Unbiased,
     /// Every feature.
     Everything,
-    /// Formulas for scores and for masks.
-    Formulas,
+    /// Expressions for scores and for masks.
+    Expressions,
 }
 
 impl Kind {
@@ -80,33 +80,33 @@ impl Kind {
             Self::Causal => "causal",
             Self::Unbiased => "unbiased",
             Self::Everything => "everything",
-            Self::Formulas => "formulas",
+            Self::Expressions => "expressions",
         }
     }
 
-    fn specialisation(self, head_dim: u32) -> Specialisation {
-        let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialisation::new(dtype, head_dim));
+    fn specialization(self, head_dim: u32) -> Specialization {
+        let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialization::new(dtype, head_dim));
         match self {
-            Self::Full => Specialisation { log_sum_exp: true, ..f16 },
-            Self::Causal => Specialisation { right: true, log_sum_exp: true, ..bf16 },
-            Self::Unbiased => Specialisation { bias: false, ..Self::Everything.specialisation(head_dim) },
-            Self::Formulas => Specialisation {
+            Self::Full => Specialization { lse: true, ..f16 },
+            Self::Causal => Specialization { right: true, lse: true, ..bf16 },
+            Self::Unbiased => Specialization { bias: false, ..Self::Everything.specialization(head_dim) },
+            Self::Expressions => Specialization {
                 right: true,
-                score_mod: formulas::score_mod("relative").map(ScoreMod::formula),
-                mask_mod: formulas::mask_mod("documents").map(MaskMod::formula),
-                log_sum_exp: true,
+                score_mod: expressions::score_mod("relative").map(ScoreMod::expression),
+                mask_mod: expressions::mask_mod("documents").map(MaskMod::expression),
+                lse: true,
                 ..bf16
             },
-            Self::Everything => Specialisation {
+            Self::Everything => Specialization {
                 left: true,
                 right: true,
-                key_lengths: true,
+                seqused_k: true,
                 softcap: true,
                 alibi: true,
                 bias: true,
                 sinks: true,
                 scaled_first: true,
-                log_sum_exp: true,
+                lse: true,
                 ..f16
             },
         }
@@ -118,8 +118,8 @@ impl Kind {
 pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for &config in configs {
-        for head_dim in Specialisation::HEAD_DIMS {
-            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Formulas] {
+        for head_dim in Specialization::HEAD_DIMS {
+            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions] {
                 kernels.push((config, head_dim, kind));
             }
         }
@@ -127,28 +127,28 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     // The others are those of `sm_90`.
     kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
     // What does not fit is refused for every caller: it is no kernel there.
-    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialisation(head_dim), arch));
+    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization(head_dim), arch));
     kernels
 }
 
 /// Compiles one kernel and holds it against the gates: no spills, no stack, registers within the budget.
 pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
-    let specialisation = kind.specialisation(head_dim);
+    let specialization = kind.specialization(head_dim);
     let kernel = config
-        .generate(specialisation)
+        .generate(specialization)
         .verify(arch)
         .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;
     let complaints = complaints(&resources, kernel.register_budget);
     Ok(Row {
         config: config.to_string(),
-        dtype: specialisation.dtype.to_string(),
+        dtype: specialization.dtype.to_string(),
         head_dim,
         kind,
         threads: kernel.threads,
         register_budget: kernel.register_budget,
         shared_bytes: kernel.shared_bytes,
-        ctas_per_multiprocessor: occupancy(arch, kernel.threads, resources.registers, kernel.shared_bytes),
+        ctas_per_sm: occupancy(arch, kernel.threads, resources.registers, kernel.shared_bytes),
         resources,
         complaints,
     })
@@ -175,10 +175,10 @@ fn complaints(resources: &Resources, budget: u32) -> Vec<String> {
 /// CTAs that one SM holds: by warps, by registers, by shared memory.
 pub fn occupancy(arch: Arch, threads: u32, registers: u32, shared_bytes: u32) -> u32 {
     let warps = threads.div_ceil(32);
-    let by_warps = arch.warps_per_multiprocessor() / warps;
+    let by_warps = arch.warps_per_sm() / warps;
     let registers_per_cta = registers.next_multiple_of(REGISTER_GRANULARITY) * 32 * warps;
     let by_registers = REGISTERS_PER_MULTIPROCESSOR / registers_per_cta.max(1);
-    let by_shared = arch.shared_bytes_per_multiprocessor() / (shared_bytes + RESERVED_SHARED_BYTES);
+    let by_shared = arch.shared_bytes_per_sm() / (shared_bytes + RESERVED_SHARED_BYTES);
     by_warps.min(by_registers).min(by_shared)
 }
 

@@ -15,7 +15,7 @@ const ROWS: usize = 64;
 ///
 /// The last rows attend the most keys, all tiles of them. Samples are of tensors that lie contiguously.
 pub fn judge_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<Vec<Verdict>, NoVerdict> {
-    // What a formula takes out, the oracle still asks about.
+    // What an expression takes out, the oracle still asks about.
     let asked = Work::of(&problem.clone().with_mask_mod(None));
     if asked.flops <= WHOLE_FLOPS || !can_be_sampled(problem) {
         let yardstick = Yardstick::new(problem, inputs.clone())?;
@@ -44,7 +44,7 @@ pub fn judge_worst(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Res
 
 /// True if the last rows of a head are a problem of their own.
 fn can_be_sampled(problem: &Problem) -> bool {
-    let plain = !(problem.alibi || problem.sinks || problem.bias || problem.key_lengths);
+    let plain = !(problem.alibi || problem.sinks || problem.bias || problem.seqused_k);
     let mask = match problem.mask {
         Mask::None | Mask::Causal(Alignment::BottomRight) => true,
         // Aligned at the other corner, the last rows of a square problem attend the same keys.
@@ -86,18 +86,18 @@ impl<'a> Sample<'a> {
             alibi_slopes: None,
             sinks: None,
             bias: None,
-            key_lengths: None,
-            number_table: inputs.number_table.clone(),
-            integer_table: inputs.integer_table.clone(),
+            seqused_k: None,
+            aux_f32: inputs.aux_f32.clone(),
+            aux_i32: inputs.aux_i32.clone(),
         }
     }
 
     fn outputs(&self, outputs: &Outputs) -> Outputs {
-        let log_sum_exp = outputs.log_sum_exp.as_ref().map(|rows| {
+        let lse = outputs.lse.as_ref().map(|rows| {
             let end = (self.matrices.0 + 1) * self.whole.query_length;
             rows[end - self.problem.query_length..end].to_vec()
         });
-        Outputs { output: self.last_rows(&outputs.output, self.matrices.0), log_sum_exp }
+        Outputs { output: self.last_rows(&outputs.output, self.matrices.0), lse }
     }
 
     fn last_rows(&self, tensor: &Tensor, matrix: usize) -> Tensor {
@@ -116,7 +116,7 @@ impl<'a> Sample<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testkit::formulas;
+    use crate::testkit::expressions;
     use flashcore_problem::{DType, reference};
 
     #[test]
@@ -124,8 +124,8 @@ mod tests {
         let mut problem = Problem::new(2, 4, 600, 64, DType::F16);
         problem.key_heads = 2;
         problem.mask = Mask::Causal(Alignment::BottomRight);
-        problem.log_sum_exp = true;
-        formulas::give(&mut problem, formulas::score_mod("relative"), formulas::mask_mod("documents"));
+        problem.lse = true;
+        expressions::give(&mut problem, expressions::score_mod("relative"), expressions::mask_mod("documents"));
         let inputs = Inputs::random(&problem, 3);
         let outputs = reference(&problem, &inputs).expect("a valid problem");
         let check = |outputs: &Outputs, expected: [bool; 2]| {
@@ -143,7 +143,7 @@ mod tests {
         wrong.output.set(last, 1.0);
         check(&wrong, [true, false]);
         let mut wrong = outputs;
-        wrong.log_sum_exp.as_mut().expect("it was asked for")[599] += 0.1;
+        wrong.lse.as_mut().expect("it was asked for")[599] += 0.1;
         check(&wrong, [false, true]);
     }
 }

@@ -2,7 +2,7 @@
 
 use flashcore_problem::{Alignment, DType, Mask, Problem, ProblemError};
 
-use crate::testkit::formulas;
+use crate::testkit::expressions;
 
 /// Reason why a text is no shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -27,13 +27,13 @@ pub enum ShapeError {
         /// The meaning of the part.
         meaning: &'static str,
     },
-    /// Not a formula, or the second of its kind.
+    /// Not an expression, or the second of its kind.
     #[error(
-        "`{name}` in `{text}` is not a formula, or a second one of its kind; allowed are one of {} for scores and one of {} for masks",
-        formulas::SCORE_MODS.join(", "),
-        formulas::MASK_MODS.join(", ")
+        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks",
+        expressions::SCORE_MODS.join(", "),
+        expressions::MASK_MODS.join(", ")
     )]
-    Formula {
+    Expression {
         /// The text.
         text: String,
         /// The part of it.
@@ -57,7 +57,7 @@ pub enum ShapeError {
     },
 }
 
-/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+formula]...`.
+/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+expression]...`.
 pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     let (sizes, names) = text.split_once('+').unwrap_or((text, ""));
     let parts: Vec<&str> = sizes.split(['x', '×']).map(str::trim).collect();
@@ -82,13 +82,13 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     problem.value_dim = value_dim;
     let (mut score, mut mask) = (None, None);
     for name in names.split('+').filter(|name| !name.is_empty()) {
-        match (formulas::score_mod(name), formulas::mask_mod(name)) {
+        match (expressions::score_mod(name), expressions::mask_mod(name)) {
             (Some(score_mod), _) if score.is_none() => score = Some(score_mod),
             (None, Some(mask_mod)) if mask.is_none() => mask = Some(mask_mod),
-            _ => return Err(ShapeError::Formula { text: text.to_owned(), name: name.to_owned() }),
+            _ => return Err(ShapeError::Expression { text: text.to_owned(), name: name.to_owned() }),
         }
     }
-    formulas::give(&mut problem, score, mask);
+    expressions::give(&mut problem, score, mask);
     Ok(problem)
 }
 
@@ -97,9 +97,9 @@ pub fn shape_text(problem: &Problem) -> String {
     let pair = |first: usize, separator: char, second: usize| {
         if first == second { first.to_string() } else { format!("{first}{separator}{second}") }
     };
-    let formulas: String = problem.formulas().flat_map(|(_, formula)| ["+", formula.name()]).collect();
+    let expressions: String = problem.expressions().flat_map(|(_, expression)| ["+", expression.name()]).collect();
     format!(
-        "{}x{}x{}x{}{formulas}",
+        "{}x{}x{}x{}{expressions}",
         problem.batch,
         pair(problem.query_heads, '/', problem.key_heads),
         pair(problem.query_length, ',', problem.key_length),
@@ -162,9 +162,9 @@ mod tests {
             meaning,
         };
         check("1x8x-5x64", number("1x8x-5x64", "-5", "queries"));
-        let formula = |text: &str, name: &str| ShapeError::Formula { text: text.to_owned(), name: name.to_owned() };
-        check("1x8x5x64+nothing", formula("1x8x5x64+nothing", "nothing"));
-        check("1x8x5x64+blocks+prefix", formula("1x8x5x64+blocks+prefix", "prefix"));
+        let expression = |text: &str, name: &str| ShapeError::Expression { text: text.to_owned(), name: name.to_owned() };
+        check("1x8x5x64+nothing", expression("1x8x5x64+nothing", "nothing"));
+        check("1x8x5x64+blocks+prefix", expression("1x8x5x64+blocks+prefix", "prefix"));
         check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));
     }
 

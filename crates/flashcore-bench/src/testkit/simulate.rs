@@ -36,17 +36,17 @@ pub fn simulate(plan: &Plan, problem: &Problem, inputs: &Inputs, seed: u64) -> R
     let key = memory.allocate("key", &inputs.key.data);
     let value = memory.allocate("value", &inputs.value.data);
     let output = memory.allocate_uninitialised("output", outputs.output.data.len());
-    let rows = outputs.log_sum_exp.as_ref().map_or(0, Vec::len);
-    let log_sum_exp = memory.allocate_uninitialised("log_sum_exp", rows * 4);
-    let mut buffers = Buffers { log_sum_exp, ..Buffers::new(query, key, value, output) };
+    let rows = outputs.lse.as_ref().map_or(0, Vec::len);
+    let lse = memory.allocate_uninitialised("lse", rows * 4);
+    let mut buffers = Buffers { lse, ..Buffers::new(query, key, value, output) };
     allocate_numbers(&mut memory, inputs, &mut buffers);
     buffers.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes() as usize);
     let counters = launch_all(plan, buffers, &memory, seed)?;
 
     copy_written(&memory, output, &mut outputs.output.data);
-    if let Some(values) = &mut outputs.log_sum_exp {
+    if let Some(values) = &mut outputs.lse {
         let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        copy_written(&memory, log_sum_exp, &mut bytes);
+        copy_written(&memory, lse, &mut bytes);
         for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
             *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
@@ -93,9 +93,9 @@ pub fn simulate_far(
     let output_address = place("output", output, far.problem.output_shape(), wide.output, None);
     let all_rows = Shape { columns: 1, ..far.problem.output_shape() };
     let sums = Strides::bhsd(all_rows);
-    let log_sum_exp = memory.allocate_sparse("log_sum_exp", reach(all_rows, sums) as u64 * 4);
+    let lse = memory.allocate_sparse("lse", reach(all_rows, sums) as u64 * 4);
     let mut buffers =
-        Buffers { log_sum_exp, ..Buffers::new(query_address, key_address, value_address, output_address) };
+        Buffers { lse, ..Buffers::new(query_address, key_address, value_address, output_address) };
     allocate_numbers(&mut memory, inputs, &mut buffers);
     if let (Some(strides), Some(bias)) = (far.bias, &inputs.bias) {
         let last = |size: usize| size.saturating_sub(1);
@@ -119,9 +119,9 @@ pub fn simulate_far(
         let bytes = memory.read_at(output_address, far, output.bytes);
         outputs.output.data[near..][..output.bytes].copy_from_slice(&bytes);
     }
-    if let Some(values) = &mut outputs.log_sum_exp {
+    if let Some(values) = &mut outputs.lse {
         for (value, (batch, head, row)) in values.iter_mut().zip(problem.output_shape().each_row()) {
-            let bytes = memory.read_at(log_sum_exp, sums.row_start(batch, head, row) as u64 * 4, 4);
+            let bytes = memory.read_at(lse, sums.row_start(batch, head, row) as u64 * 4, 4);
             *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
     }
@@ -180,13 +180,13 @@ fn allocate_numbers(memory: &mut GlobalMemory, inputs: &Inputs, buffers: &mut Bu
     let mut allocate = |name, bytes: Option<Vec<u8>>| bytes.map_or(0, |bytes| memory.allocate(name, &bytes));
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let lengths = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    buffers.key_lengths = allocate("key_lengths", inputs.key_lengths.as_deref().map(lengths));
+    buffers.seqused_k = allocate("seqused_k", inputs.seqused_k.as_deref().map(lengths));
     buffers.alibi_slopes = allocate("alibi_slopes", inputs.alibi_slopes.as_deref().map(floats));
     buffers.sinks = allocate("sinks", inputs.sinks.as_deref().map(floats));
     buffers.bias = allocate("bias", inputs.bias.as_ref().map(|bias| floats(&bias.data)));
     let integers = |values: &[i32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    buffers.number_table = allocate("number_table", inputs.number_table.as_deref().map(floats));
-    buffers.integer_table = allocate("integer_table", inputs.integer_table.as_deref().map(integers));
+    buffers.aux_f32 = allocate("aux_f32", inputs.aux_f32.as_deref().map(floats));
+    buffers.aux_i32 = allocate("aux_i32", inputs.aux_i32.as_deref().map(integers));
     if let Some(bias) = &inputs.bias {
         buffers.bias_strides = bias.strides;
     }

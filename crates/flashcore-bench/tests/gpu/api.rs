@@ -40,7 +40,7 @@ struct OnDevice {
     key: DeviceBuffer,
     value: DeviceBuffer,
     output: DeviceBuffer,
-    log_sum_exp: DeviceBuffer,
+    lse: DeviceBuffer,
 }
 
 impl OnDevice {
@@ -48,29 +48,29 @@ impl OnDevice {
         let stream = Stream::new(device.context().unwrap()).unwrap();
         let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
         let poisoned = Outputs::poisoned(problem);
-        let rows: Vec<u8> = poisoned.log_sum_exp.iter().flatten().flat_map(|row| row.to_le_bytes()).collect();
+        let rows: Vec<u8> = poisoned.lse.iter().flatten().flat_map(|row| row.to_le_bytes()).collect();
         Self {
             query: upload(&inputs.query.data),
             key: upload(&inputs.key.data),
             value: upload(&inputs.value.data),
             output: upload(&poisoned.output.data),
-            log_sum_exp: upload(&rows),
+            lse: upload(&rows),
             stream,
         }
     }
 
     fn tensors(&self) -> DeviceTensors {
         DeviceTensors::new(self.query.address(), self.key.address(), self.value.address(), self.output.address())
-            .with_log_sum_exp(self.log_sum_exp.address())
+            .with_lse(self.lse.address())
     }
 
     fn outputs(&self, problem: &Problem) -> Outputs {
         let mut outputs = Outputs::poisoned(problem);
         outputs.output.data = self.output.to_host(&self.stream).unwrap();
-        let rows = self.log_sum_exp.to_host(&self.stream).unwrap();
-        if let Some(log_sum_exp) = &mut outputs.log_sum_exp {
+        let rows = self.lse.to_host(&self.stream).unwrap();
+        if let Some(lse) = &mut outputs.lse {
             let row = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
-            *log_sum_exp = rows.chunks_exact(4).map(row).collect();
+            *lse = rows.chunks_exact(4).map(row).collect();
         }
         outputs
     }
@@ -80,7 +80,7 @@ impl OnDevice {
 fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
     let mut problem = Problem::new(2, 4, 150, 64, DType::F16);
     problem.key_heads = 2;
-    problem.log_sum_exp = true;
+    problem.lse = true;
     change(&mut problem);
     let plan = Plan::with_config(&problem, device, config).unwrap();
     let inputs = Inputs::random(&problem, 21);
@@ -100,7 +100,7 @@ fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
         let launched = tensors.outputs(&problem);
         assert_eq!(launched.output, outputs.output, "{config} {problem}");
         let bits =
-            |outputs: &Outputs| -> Vec<u32> { outputs.log_sum_exp.iter().flatten().map(|row| row.to_bits()).collect() };
+            |outputs: &Outputs| -> Vec<u32> { outputs.lse.iter().flatten().map(|row| row.to_bits()).collect() };
         assert_eq!(bits(&launched), bits(&outputs), "{config} {problem}");
     }
 }
@@ -197,7 +197,7 @@ const LAUNCHES: usize = 3;
 /// gives alone. `rounds` as in `FLASHCORE_ROUNDS`.
 fn check_concurrent_launches(device: &Device, rounds: usize, change: impl FnOnce(&mut Problem)) {
     let mut problem = Problem::new(1, 8, 1, 128, DType::F16);
-    (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, 8192, true);
+    (problem.key_heads, problem.key_length, problem.lse) = (2, 8192, true);
     change(&mut problem);
     let plan = supports(&problem, device).unwrap();
     assert!(plan.workspace_bytes() > 0, "{problem} needs no workspace: {}", plan.report());
@@ -293,7 +293,7 @@ fn wrong_addresses_launch_nothing(gpu: &Gpu) {
             wrong(|tensors| tensors.output = tensors.query),
             Error::Aliased { written: "output", other: "query", address: good.query },
         ),
-        (wrong(|tensors| tensors.log_sum_exp = 16), Error::Unexpected { argument: "log_sum_exp", address: 16 }),
+        (wrong(|tensors| tensors.lse = 16), Error::Unexpected { argument: "lse", address: 16 }),
     ];
     for (wrong, expected) in cases {
         // SAFETY: nothing is launched, which is what this test is about.

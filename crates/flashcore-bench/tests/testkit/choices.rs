@@ -29,7 +29,7 @@ fn check_everywhere(name: &str) {
 fn steps_with_every_product_and_layout() {
     for products in ["", "-tensorqk", "-tensorpv", "-tensorqk-tensorpv"] {
         for layout in ["plain", "padded", "swizzled"] {
-            check_everywhere(&format!("steps-64x64-1stage-{layout}{products}"));
+            check_everywhere(&format!("ladder-64x64-1stage-{layout}{products}"));
         }
     }
 }
@@ -43,10 +43,10 @@ fn steps_with_every_width_and_number_of_stages() {
 
 #[test]
 fn steps_have_every_feature() {
-    for name in ["steps-64x64-1stage-plain-load4", "steps-64x32-2stage-swizzled-tensorqk-tensorpv"] {
+    for name in ["ladder-64x64-1stage-plain-load4", "ladder-64x32-2stage-swizzled-tensorqk-tensorpv"] {
         let mut everything = problem("2x4/2x97,203x40,24", DType::F16, "window:90,20");
         (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
-        (everything.key_lengths, everything.scale) = (true, -0.3);
+        (everything.seqused_k, everything.scale) = (true, -0.3);
         check(name, &everything);
         let mut wide = problem("1x1x66,130x256,192", DType::Bf16, "causal");
         wide.layout = flashcore_problem::Layout::Bshd;
@@ -110,7 +110,7 @@ fn parts_of_the_keys() {
         check(&name, &problem("2x8/2x1,515x128", DType::Bf16, "causal"));
         let mut everything = problem("2x4/2x9,203x40,24", DType::F16, "window:90,20");
         (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
-        everything.key_lengths = true;
+        everything.seqused_k = true;
         check(&name, &everything);
     }
 }
@@ -119,10 +119,10 @@ fn parts_of_the_keys() {
 #[test]
 fn many_parts() {
     for (name, shape, dtype, mask, with_keys) in [
-        ("ampere-32x32-2stage-swizzled-40parts", "1x2x1,2560x64", DType::F16, "full", 40),
-        ("ampere-32x32-2stage-swizzled-70parts", "1x1x3,2300x32", DType::Bf16, "causal", 36),
-        ("ampere-32x32-2stage-swizzled-40parts", "1x2x1,1400x64", DType::F16, "full", 22),
-        ("ampere-16x32-2stage-swizzled-2keys-packed-64parts", "1x4/2x1,2048x32", DType::Bf16, "full", 64),
+        ("ampere-32x32-2stage-swizzled-40splits", "1x2x1,2560x64", DType::F16, "full", 40),
+        ("ampere-32x32-2stage-swizzled-70splits", "1x1x3,2300x32", DType::Bf16, "causal", 36),
+        ("ampere-32x32-2stage-swizzled-40splits", "1x2x1,1400x64", DType::F16, "full", 22),
+        ("ampere-16x32-2stage-swizzled-2kvwarps-packgqa-64splits", "1x4/2x1,2048x32", DType::Bf16, "full", 64),
     ] {
         let problem = problem(shape, dtype, mask);
         check(name, &problem);
@@ -136,7 +136,7 @@ fn parts_with_keys(name: &str, problem: &Problem) -> usize {
     let plan = Plan::new(problem, config(name), Arch::Sm90a).expect("a plan");
     let workspace = simulate(&plan, problem, &Inputs::random(problem, 5), 5).expect("no fault").workspace;
     let rows = problem.query_heads * problem.query_length;
-    let outputs = ampere.parts as usize * rows * problem.value_dim * 4;
+    let outputs = ampere.num_splits as usize * rows * problem.value_dim * 4;
     let maxima = workspace[outputs..]
         .chunks_exact(rows * 8)
         .map(|part| f32::from_le_bytes([part[0], part[1], part[2], part[3]]));
@@ -149,11 +149,11 @@ fn parts_with_keys(name: &str, problem: &Problem) -> usize {
 fn offsets_beyond_4_gib() {
     for name in [
         "scalar",
-        "steps-64x32-2stage-swizzled-tensorqk-tensorpv",
-        "steps-64x64-1stage-plain-load4",
+        "ladder-64x32-2stage-swizzled-tensorqk-tensorpv",
+        "ladder-64x64-1stage-plain-load4",
         "ampere",
         "ampere-64x64-2stage-swizzled-1producer",
-        "ampere-32x32-2stage-swizzled-2keys-3parts",
+        "ampere-32x32-2stage-swizzled-2kvwarps-3splits",
         "hopper-64x48-2stage",
         "hopper-64x48-2stage-persistent",
     ] {
@@ -166,7 +166,7 @@ fn offsets_beyond_4_gib() {
             assert!(verdict.passed(), "{name}, {near}, {}: {verdict}", far.problem);
         }
     }
-    let packed = "ampere-32x32-2stage-swizzled-packed-3parts";
+    let packed = "ampere-32x32-2stage-swizzled-packgqa-3splits";
     // The rows of all heads of a key head, which are one tile's, have a limit that the long trials pass.
     let is_taken = |near: &Problem, far: &Problem| !near.bias && near.query_length == far.query_length;
     for (near, far) in suites::far_trials().into_iter().filter(|(near, far)| is_taken(near, &far.problem)) {
@@ -183,7 +183,7 @@ fn the_heads_of_a_key_head_in_one_tile() {
         check(&name, &problem("2x8/2x1,300x64", DType::F16, "full"));
         check(&name, &problem("1x6/2x37,90x32", DType::Bf16, "causal"));
         let mut strided = problem("2x6/2x5,90x32", DType::F16, "window:30,0");
-        (strided.layout, strided.key_lengths) = (flashcore_problem::Layout::Bshd, true);
+        (strided.layout, strided.seqused_k) = (flashcore_problem::Layout::Bshd, true);
         check(&name, &strided);
     }
 }
@@ -219,25 +219,25 @@ fn what_does_not_go_together_is_refused() {
     };
     let flaw = |kernel, argument, value, allowed| Reason::Config { kernel, argument, value, allowed };
     let turns = "1 where CTAs stay and take tile after tile";
-    check("ampere-64x64-2stage-swizzled-3ctas-2parts", |_| {}, &[flaw("ampere", "parts", 2, turns)]);
-    check("ampere-64x64-2stage-swizzled-257parts", |_| {}, &[flaw("ampere", "parts", 257, "1 to 256")]);
+    check("ampere-64x64-2stage-swizzled-3persistent-2splits", |_| {}, &[flaw("ampere", "num_splits", 2, turns)]);
+    check("ampere-64x64-2stage-swizzled-257splits", |_| {}, &[flaw("ampere", "num_splits", 257, "1 to 256")]);
     let heads = "0 where the heads of a key head share tiles";
-    check("ampere-64x64-2stage-swizzled-packed-3ctas", |_| {}, &[flaw("ampere", "persistent", 3, heads)]);
+    check("ampere-64x64-2stage-swizzled-packgqa-3persistent", |_| {}, &[flaw("ampere", "persistent", 3, heads)]);
     let barriers = "at most 7 with producers";
     check("ampere-64x16-8stage-swizzled-1producer", |_| {}, &[flaw("ampere", "stages", 8, barriers)]);
     check(
-        "steps-64x48-9stage-plain",
+        "ladder-64x48-9stage-plain",
         |_| {},
-        &[flaw("steps", "key_rows", 48, "32 or 64"), flaw("steps", "stages", 9, "1 to 8")],
+        &[flaw("ladder", "tile_n", 48, "32 or 64"), flaw("ladder", "stages", 9, "1 to 8")],
     );
     check(
-        "ampere-64x64-2stage-swizzled-packed",
+        "ampere-64x64-2stage-swizzled-packgqa",
         |problem| (problem.alibi, problem.sinks) = (true, true),
         &[Reason::Packed { feature: "alibi" }, Reason::Packed { feature: "sinks" }],
     );
-    let wide = config("steps-64x32-1stage-plain-tensorqk");
+    let wide = config("ladder-64x32-1stage-plain-tensorqk");
     check(
-        "steps-64x32-1stage-plain-tensorqk",
+        "ladder-64x32-1stage-plain-tensorqk",
         |problem| problem.value_dim = 256,
         &[Reason::Registers { config: wide, registers: 192, limit: 176 }],
     );

@@ -10,7 +10,7 @@ use flashcore_problem::{Alignment, DType, Layout, Mask, Problem};
 fn problem(dtype: DType, [queries, keys, head_dim, value_dim]: [usize; 4]) -> Problem {
     let mut problem = Problem::new(2, 4, queries, head_dim, dtype);
     (problem.key_heads, problem.key_length, problem.value_dim) = (2, keys, value_dim);
-    problem.log_sum_exp = true;
+    problem.lse = true;
     problem
 }
 
@@ -40,10 +40,10 @@ fn check(dtype: DType, sizes: [usize; 4], change: impl Fn(&mut Problem)) {
     change(&mut problem);
     let kernels = [
         "scalar",
-        "ampere-64x48-2stage-swizzled-32rows-qshared-lazy",
-        "ampere-32x64-2stage-swizzled-2keys",
-        "hopper-128x48-2stage-hidden-pingpong-persistent",
-        "hopper-64x64-3stage-far",
+        "ampere-64x48-2stage-swizzled-32rows-qshared-ifchanged",
+        "ampere-32x64-2stage-swizzled-2kvwarps",
+        "hopper-128x48-2stage-overlap-pingpong-persistent",
+        "hopper-64x64-3stage-threshold",
     ];
     for name in kernels {
         let config: Config = name.parse().expect("a config");
@@ -87,9 +87,9 @@ fn windows() {
 }
 
 #[test]
-fn key_lengths() {
+fn seqused_k() {
     for mask in [Mask::None, Mask::Causal(Alignment::BottomRight), Mask::Causal(Alignment::TopLeft)] {
-        check(DType::F16, [65, 203, 32, 32], |problem| (problem.mask, problem.key_lengths) = (mask, true));
+        check(DType::F16, [65, 203, 32, 32], |problem| (problem.mask, problem.seqused_k) = (mask, true));
     }
 }
 
@@ -103,7 +103,7 @@ fn score_terms() {
     check(DType::F16, [65, 203, 32, 32], |problem| problem.scale = 0.0);
     check(DType::Bf16, [97, 203, 64, 64], |problem| {
         (problem.softcap, problem.alibi, problem.bias, problem.sinks) = (Some(5.0), true, true, true);
-        (problem.key_lengths, problem.mask) = (true, Mask::Causal(Alignment::BottomRight));
+        (problem.seqused_k, problem.mask) = (true, Mask::Causal(Alignment::BottomRight));
     });
     check(DType::F16, [203, 60, 24, 40], |problem| {
         (problem.alibi, problem.sinks) = (true, true);
@@ -138,9 +138,9 @@ fn f32_on_the_scalar_kernel() {
 /// make them go away.
 #[test]
 fn what_lies_behind_the_keys_of_a_batch_leaves_no_trace() {
-    for name in ["hopper-128x48-2stage-hidden-pingpong-persistent", "hopper-64x64-4stage-2keys", "ampere"] {
+    for name in ["hopper-128x48-2stage-overlap-pingpong-persistent", "hopper-64x64-4stage-2kvgroups", "ampere"] {
         let mut problem = problem(DType::F16, [65, 203, 72, 136]);
-        problem.key_lengths = true;
+        problem.seqused_k = true;
         let config: Config = name.parse().expect("a config");
         for seed in [3, 8] {
             let numbers = Numbers::Planted(Planted::Unattended);

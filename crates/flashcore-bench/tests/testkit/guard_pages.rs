@@ -87,7 +87,7 @@ fn payloads_of_any_size_are_whole_at_either_end() {
 fn guarded_tensors_are_the_same_as_their_originals() {
     let mut problem = Problem::new(3, 3, 5, 7, DType::Bf16);
     (problem.alibi, problem.sinks, problem.bias) = (true, true, true);
-    (problem.key_lengths, problem.log_sum_exp) = (true, true);
+    (problem.seqused_k, problem.lse) = (true, true);
     let case: Arc<str> = "".into();
     let inputs = Inputs::random(&problem, 4);
     for edge in [Edge::End, Edge::Start] {

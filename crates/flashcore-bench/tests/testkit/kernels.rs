@@ -57,7 +57,7 @@ fn small_kernels_print_as_before() {
         [("scalar", "scalar-32"), ("ampere", "ampere-32x16-1stage-swizzled"), ("hopper", "hopper-64x16-2stage")]
     {
         let mut problem = problem("1x1x16x16", DType::F16, "full");
-        problem.log_sum_exp = false;
+        problem.lse = false;
         insta::assert_snapshot!(family, ptx(&problem, config(name)));
     }
 }
@@ -74,9 +74,9 @@ fn extreme_inputs_stay_finite_and_right() {
 
 #[test]
 fn every_choice_of_the_config_is_right() {
-    for (warps, key_rows, stages) in [(2, 16, 2), (2, 64, 4), (4, 48, 3), (8, 128, 2), (8, 32, 5)] {
+    for (warps, tile_n, stages) in [(2, 16, 2), (2, 64, 4), (4, 48, 3), (8, 128, 2), (8, 32, 5)] {
         for layout in SharedLayout::ALL {
-            let config = Config::Ampere(AmpereConfig { warps, key_rows, stages, layout, ..AmpereConfig::default() });
+            let config = Config::Ampere(AmpereConfig { warps, tile_n, stages, layout, ..AmpereConfig::default() });
             check_simulated(&problem("1x1x150,203x32", DType::F16, "causal"), config, None);
             check_simulated(&problem("1x1x70,203x96", DType::Bf16, "full"), config, None);
         }
@@ -101,12 +101,12 @@ fn every_tile_of_any_number_of_heads_is_computed() {
 fn every_choice_of_the_hopper_config_is_right() {
     let names = [
         "hopper-64x16-2stage",
-        "hopper-64x48-3stage-lazy-persistent",
-        "hopper-128x64-2stage-far-pingpong",
-        "hopper-192x32-2stage-hidden-pingpong-dependent-persistent",
-        "hopper-64x64-4stage-2keys-dependent",
-        "hopper-128x16-4stage-2keys-hidden",
-        "hopper-64x32-8stage-4keys-exp2mix",
+        "hopper-64x48-3stage-ifchanged-persistent",
+        "hopper-128x64-2stage-threshold-pingpong",
+        "hopper-192x32-2stage-overlap-pingpong-pdl-persistent",
+        "hopper-64x64-4stage-2kvgroups-pdl",
+        "hopper-128x16-4stage-2kvgroups-overlap",
+        "hopper-64x32-8stage-4kvgroups-exp2mix",
     ];
     for name in names {
         let config = config(name);
@@ -121,9 +121,9 @@ fn every_choice_of_the_hopper_config_is_right() {
 fn an_unchanged_row_max_leaves_sums_alone() {
     for name in [
         "ampere-64x16-2stage-swizzled",
-        "ampere-32x32-2stage-swizzled-2keys",
+        "ampere-32x32-2stage-swizzled-2kvwarps",
         "hopper-64x16-2stage",
-        "hopper-64x16-4stage-2keys",
+        "hopper-64x16-4stage-2kvgroups",
     ] {
         let mut problem = problem("1x1x20,2000x16", DType::Bf16, "full");
         problem.scale = 1.06;

@@ -3,7 +3,7 @@
 mod choices;
 mod conformance;
 mod features;
-mod formulas;
+mod expressions;
 mod guard_pages;
 mod kernels;
 mod support;

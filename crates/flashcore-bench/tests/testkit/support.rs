@@ -7,7 +7,7 @@ use flashcore_problem::{DType, Problem};
 /// A problem with a log-sum-exp.
 pub(crate) fn problem(shape: &str, dtype: DType, mask: &str) -> Problem {
     let problem = parse_shape(shape, dtype).expect("a shape").with_mask(parse_mask(mask).expect("a mask"));
-    problem.with_log_sum_exp(true)
+    problem.with_lse(true)
 }
 
 /// The config of a name.
@@ -31,10 +31,10 @@ macro_rules! each_kernel_case {
             ampere_plain_f16_d64_causal: "ampere-64x64-2stage-plain", "1x2x97,203x64", F16, "causal";
             ampere_padded_bf16_d96_full: "ampere-64x64-2stage-padded", "1x2x97,203x96", Bf16, "full";
             ampere_three_stages_f16_d64_causal: "ampere-64x32-3stage-swizzled", "1x2x97,203x64", F16, "causal";
-            steps_f16_d64_causal: "steps-64x64-1stage-padded-load4-tensorqk", "1x2x97,203x64", F16, "causal";
+            steps_f16_d64_causal: "ladder-64x64-1stage-padded-load4-tensorqk", "1x2x97,203x64", F16, "causal";
             ampere_producer_f16_d64_full: "ampere-64x64-2stage-swizzled-1producer", "1x2x97,203x64", F16, "full";
             ampere_parts_bf16_d128_full:
-                "ampere-16x64-2stage-swizzled-4keys-packed-3parts", "1x4/2x1,515x128", Bf16, "full";
+                "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3splits", "1x4/2x1,515x128", Bf16, "full";
         }
     };
 }

@@ -33,7 +33,7 @@ fn check(config: Config, problem: &Problem) -> bool {
     let run = |inputs: &Inputs| {
         let simulation =
             simulate(&plan, problem, inputs, 3).unwrap_or_else(|error| panic!("{config} {problem}: {error}"));
-        let lse = simulation.outputs.log_sum_exp.unwrap_or_default();
+        let lse = simulation.outputs.lse.unwrap_or_default();
         (simulation.outputs.output.data, lse.into_iter().map(f32::to_bits).collect::<Vec<_>>())
     };
     fill(problem, &mut inputs, 0.0);
@@ -45,9 +45,9 @@ fn check(config: Config, problem: &Problem) -> bool {
     true
 }
 
-fn problem(shape: &str, dtype: DType, mask: Mask, key_lengths: bool) -> Problem {
+fn problem(shape: &str, dtype: DType, mask: Mask, seqused_k: bool) -> Problem {
     let mut problem = parse_shape(shape, dtype).expect("a shape");
-    (problem.mask, problem.key_lengths, problem.log_sum_exp) = (mask, key_lengths, true);
+    (problem.mask, problem.seqused_k, problem.lse) = (mask, seqused_k, true);
     problem
 }
 
@@ -92,7 +92,7 @@ fn scalar_kernels_see_nothing_of_unattended_keys() {
 
 #[test]
 fn the_kernels_of_the_ladder_see_nothing_of_unattended_keys() {
-    check_family("steps", DType::F16);
+    check_family("ladder", DType::F16);
 }
 
 #[test]

@@ -25,8 +25,8 @@ use crate::{Ending, Failure};
 /// Compute attention on the tensors of a file
 ///
 /// IN is a safetensors file with `query`, `key` and `value` of shape [batch, heads, rows, dim], in F16, BF16, F32 or F64;
-/// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 to broadcast an axis) and `key_lengths`
-/// [batch] are used if they are present. OUT gets `output`, and with --lse `log_sum_exp` [batch, heads, rows]. Other tensors
+/// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 to broadcast an axis) and `seqused_k`
+/// [batch] are used if they are present. OUT gets `output`, and with --lse `lse` [batch, heads, rows]. Other tensors
 /// are listed as not used; one that looks like an input under the name of another library, such as `attn_mask`, is an
 /// error.
 #[derive(Debug, Args)]
@@ -248,7 +248,7 @@ impl Attend {
             )));
         }
         problem.softcap = self.softcap;
-        problem.log_sum_exp = self.lse;
+        problem.lse = self.lse;
         problem.validate().map_err(|errors| Failure::Usage(joined(&errors)))
     }
 

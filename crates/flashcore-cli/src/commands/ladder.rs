@@ -129,7 +129,7 @@ impl LadderCommand {
                 gpu
             }
         };
-        let (ground, arch, multiprocessors, machine) = match &gpu {
+        let (ground, arch, num_sms, machine) = match &gpu {
             None => {
                 let processor = Machine::cpu("simulator", working_threads(), None);
                 let machine = Machine { backend: "sim".to_owned(), arch: self.arch.to_string(), ..processor };
@@ -141,13 +141,13 @@ impl LadderCommand {
                 let device = context.device();
                 let arch = device.specific_arch().map_err(|error| Failure::Environment(error.to_string()))?;
                 let machine = Machine::gpu(device, Some(ceilings));
-                (Ground::Gpu(gpu, ceilings), arch, device.attributes.multiprocessors, machine)
+                (Ground::Gpu(gpu, ceilings), arch, device.attributes.num_sms, machine)
             }
         };
         let mut ladders = Vec::new();
         let (mut done, mut of) = (0, 0);
         for problem in &problems {
-            let steps = steps(problem, Config::tuned(problem, arch, multiprocessors), arch, multiprocessors);
+            let steps = steps(problem, Config::tuned(problem, arch, num_sms), arch, num_sms);
             of += steps.len();
             if interrupt::requested() {
                 continue;

@@ -216,10 +216,10 @@ impl ProfileCommand {
             }
             Err(error) => return Err(Failure::Usage(error.to_string())),
         }
-        let multiprocessors = gpu.device().context().map_or(0, |context| context.device().attributes.multiprocessors);
+        let num_sms = gpu.device().context().map_or(0, |context| context.device().attributes.num_sms);
         if let Ok(plan) = gpu.plan(problem, Some(config)) {
             let grid = plan.report().kernel.as_ref().map_or([0; 3], |kernel| kernel.grid);
-            launched.ctas = Some((grid.iter().product(), multiprocessors));
+            launched.ctas = Some((grid.iter().product(), num_sms));
         }
         let ncu = match Ncu::find(&self.ncu) {
             Ok(ncu) => ncu,
@@ -310,8 +310,8 @@ fn imported(file: &Path) -> Result<Launched, Failure> {
     })?;
     let seconds = launch.counted.get("gpu__time_duration.sum").map(|nanoseconds| nanoseconds / 1e9);
     let notes = vec![format!("counters are from {}", file.display())];
-    let multiprocessors = launch.counted.get("device__attribute_multiprocessor_count");
-    let ctas = launch.ctas.zip(multiprocessors.map(|count| *count as u32));
+    let num_sms = launch.counted.get("device__attribute_multiprocessor_count");
+    let ctas = launch.ctas.zip(num_sms.map(|count| *count as u32));
     Ok(Launched { seconds, ctas, counted: launch.counted, notes, ..Launched::default() })
 }
 

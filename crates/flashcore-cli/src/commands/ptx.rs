@@ -12,14 +12,14 @@ use crate::{Ending, Failure};
 
 /// Print the PTX of a problem's kernels
 ///
-/// In launch order: if a mask_mod formula excludes keys, the kernel that finds its tiles comes first; if the keys are split
+/// In launch order: if a mask_mod expression excludes keys, the kernel that finds its tiles comes first; if the keys are split
 /// among CTAs (split-KV), the kernel that reduces the splits comes last.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  flashcore ptx --kernel ampere --source-lines\n  flashcore ptx --shape 2x16x8192x128+documents --mask causal --arch sm_90a"
 )]
 pub(crate) struct Ptx {
-    /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+formula]
+    /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+expression]
     #[arg(long, default_value = "1x8x512x64")]
     shape: String,
     /// The element type
@@ -45,7 +45,7 @@ pub(crate) struct Ptx {
 
 impl Ptx {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let problem = super::problem(&self.shape, self.dtype, &self.mask)?.with_log_sum_exp(self.lse);
+        let problem = super::problem(&self.shape, self.dtype, &self.mask)?.with_lse(self.lse);
         let arch = self.arch.unwrap_or_else(reference_gpu::arch);
         let config = match &self.kernel {
             Some(name) => super::config(name)?,

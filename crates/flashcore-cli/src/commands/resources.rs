@@ -5,7 +5,7 @@ use flashcore_bench::testkit::resources::{self, ResourcesError, Row};
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_ir::{Arch, UnknownArch};
 use flashcore_kernels::tile::SharedLayout;
-use flashcore_kernels::{Config, Plan, Specialisation};
+use flashcore_kernels::{Config, Plan, Specialization};
 use flashcore_problem::{DType, Inputs, Problem};
 use rayon::prelude::*;
 
@@ -50,8 +50,8 @@ impl Resources {
                 name => architectures.push(one(name)?),
             }
         }
-        if let Some(unlisted) = self.head_dims.iter().find(|dim| !Specialisation::HEAD_DIMS.contains(dim)) {
-            let listed = Specialisation::HEAD_DIMS.map(|dim| dim.to_string()).join(", ");
+        if let Some(unlisted) = self.head_dims.iter().find(|dim| !Specialization::HEAD_DIMS.contains(dim)) {
+            let listed = Specialization::HEAD_DIMS.map(|dim| dim.to_string()).join(", ");
             return Err(Failure::Usage(format!("--head-dims has {unlisted}; kernels are listed for {listed}")));
         }
         let configs = if self.defaults { Config::defaults() } else { Config::all() };
@@ -141,7 +141,7 @@ fn table(rows: &[Row]) -> Table {
             Cell::from(row.resources.registers),
             Cell::from(row.register_budget),
             Cell::from(row.shared_bytes),
-            Cell::from(row.ctas_per_multiprocessor),
+            Cell::from(row.ctas_per_sm),
             Cell::from(row.resources.stack_frame_bytes),
             Cell::from(row.resources.spill_store_bytes + row.resources.spill_load_bytes),
             Cell::number(row.resources.compile_milliseconds, 0),

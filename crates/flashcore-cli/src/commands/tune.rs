@@ -73,9 +73,9 @@ impl Tune {
         let gpu = Gpu::open(0).map_err(environment)?;
         let context = gpu.device().context().ok_or_else(|| environment("the GPU has no context"))?;
         let arch = context.device().specific_arch().map_err(environment)?;
-        let multiprocessors = context.device().attributes.multiprocessors;
+        let num_sms = context.device().attributes.num_sms;
         let budget = Duration::from_secs_f64(self.seconds);
-        let found = tune(&gpu, &problem, arch, multiprocessors, budget, |number, config| {
+        let found = tune(&gpu, &problem, arch, num_sms, budget, |number, config| {
             output.progress(number, number + 1, &format!("tried, now {config}"));
             !interrupt::requested()
         });
@@ -128,7 +128,7 @@ impl Tune {
 
     fn problem(&self) -> Result<Problem, Failure> {
         let problem = super::computable_problem(self.shape.as_deref().unwrap_or_default(), self.dtype, &self.mask)?;
-        Ok(problem.with_log_sum_exp(self.lse))
+        Ok(problem.with_lse(self.lse))
     }
 
     fn show(&self, output: &mut Output, found: &Found) -> Result<(), Failure> {

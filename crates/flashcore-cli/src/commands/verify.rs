@@ -64,7 +64,7 @@ pub(crate) struct Verify {
     /// [default: the fastest]
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
-    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+formula], such as 1x8x512x64 or 1x2x300x64+documents
+    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+expression], such as 1x8x512x64 or 1x2x300x64+documents
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type of the case
@@ -432,7 +432,7 @@ impl Verify {
             });
         };
         let mut problem = super::problem(shape, self.dtype, &self.mask)?;
-        problem.log_sum_exp = self.lse;
+        problem.lse = self.lse;
         problem.layout = match self.layout {
             LayoutName::Bhsd => Layout::Bhsd,
             LayoutName::Bshd => Layout::Bshd,

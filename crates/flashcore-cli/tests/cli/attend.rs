@@ -70,9 +70,9 @@ fn entries(problem: &Problem, inputs: &Inputs) -> Vec<Entry> {
     for (name, values) in [("alibi_slopes", &inputs.alibi_slopes), ("sinks", &inputs.sinks)] {
         entries.extend(values.iter().map(|list| (name, Dtype::F32, heads.clone(), bytes(list, f32::to_le_bytes))));
     }
-    if let Some(lengths) = &inputs.key_lengths {
+    if let Some(lengths) = &inputs.seqused_k {
         let lengths = bytes(lengths, |length| i64::from(length).to_le_bytes());
-        entries.push(("key_lengths", Dtype::I64, vec![problem.batch], lengths));
+        entries.push(("seqused_k", Dtype::I64, vec![problem.batch], lengths));
     }
     if let Some(bias) = &inputs.bias {
         let size = |stride: usize, size: usize| if stride == 0 { 1 } else { size };
@@ -101,11 +101,11 @@ fn round_trip(name: &str, problem: &Problem, options: &[&str]) {
     let written = file.tensor("output").expect("an output");
     assert_eq!(written.dtype(), file_dtype(problem.dtype));
     assert_eq!(written.shape(), axes(problem, problem.query_heads, problem.query_length, problem.value_dim));
-    let sums = file.tensor("log_sum_exp").ok().map(|sums| {
+    let sums = file.tensor("lse").ok().map(|sums| {
         assert_eq!(sums.shape(), [problem.batch, problem.query_heads, problem.query_length]);
         sums.data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     });
-    let outputs = Outputs { output: Tensor { dtype: problem.dtype, data: written.data().to_vec() }, log_sum_exp: sums };
+    let outputs = Outputs { output: Tensor { dtype: problem.dtype, data: written.data().to_vec() }, lse: sums };
     let expected = oracle(problem, &inputs).expect("a valid problem");
     let yardstick = ReferenceError::measure(problem, &inputs, &expected).expect("a valid problem");
     let verdict = judge(problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
@@ -122,12 +122,12 @@ fn what_is_written_is_attention() {
     let mut problem = Problem::new(2, 4, 9, 16, DType::F32);
     problem.layout = Layout::Bshd;
     problem.mask = Mask::Causal(Alignment::BottomRight);
-    problem.log_sum_exp = true;
+    problem.lse = true;
     (problem.scale, problem.softcap) = (-0.5, Some(3.0));
     let options = ["--layout", "bshd", "--mask", "causal", "--lse", "--scale", "-0.5", "--softcap", "3"];
     round_trip("options", &problem, &options);
     let mut problem = Problem::new(3, 4, 9, 16, DType::F16);
-    (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
+    (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (true, true, true, true);
     round_trip("optional-tensors", &problem, &["--device", "cpu"]);
 }
 
@@ -135,9 +135,9 @@ fn what_is_written_is_attention() {
 fn gpu_kernels_run_in_the_simulator() {
     let mut problem = Problem::new(3, 4, 9, 16, DType::F16);
     (problem.key_heads, problem.key_length) = (2, 70);
-    (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
-    (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::BottomRight), true);
-    for kernel in ["scalar", "steps", "ampere", "hopper-64x64-2stage"] {
+    (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (true, true, true, true);
+    (problem.mask, problem.lse) = (Mask::Causal(Alignment::BottomRight), true);
+    for kernel in ["scalar", "ladder", "ampere", "hopper-64x64-2stage"] {
         let options = ["--device", "sim", "--kernel", kernel, "--mask", "causal", "--lse", "--verify"];
         round_trip(kernel, &problem, &options);
     }
@@ -148,7 +148,7 @@ fn gpu_kernels_run_in_the_simulator() {
     let rows = json(&output);
     assert_eq!(
         (&rows[0]["device"], &rows[0]["kernel"]),
-        (&"simulator".into(), &"ampere-32x64-2stage-swizzled-2keys".into())
+        (&"simulator".into(), &"ampere-32x64-2stage-swizzled-2kvwarps".into())
     );
     let problem = Problem::new(1, 2, 5, 12, DType::Bf16);
     fs::remove_file(scratch.file("out.safetensors")).expect("written");
@@ -214,12 +214,12 @@ fn every_bad_tensor_is_named() {
         zeros("bias", Dtype::F32, &[2, 2, 5, 6]),
         "bias has shape [2, 2, 5, 6]; it must be [2, 4, 5, 6], [batch, heads, queries, keys], or 1 to broadcast an axis",
     );
-    wrong(zeros("key_lengths", Dtype::F32, &[2]), "key_lengths is F32; it must be I32, U32 or I64");
-    wrong(zeros("key_lengths", Dtype::I32, &[3]), "key_lengths has shape [3]; it must be [2], [batch]");
+    wrong(zeros("seqused_k", Dtype::F32, &[2]), "seqused_k is F32; it must be I32, U32 or I64");
+    wrong(zeros("seqused_k", Dtype::I32, &[3]), "seqused_k has shape [3]; it must be [2], [batch]");
     let lengths = bytes(&[6, -1], i32::to_le_bytes);
     wrong(
-        ("key_lengths", Dtype::I32, vec![2], lengths),
-        "key_lengths has -1 for batch 1; it must be from 0 to 6, the rows of key",
+        ("seqused_k", Dtype::I32, vec![2], lengths),
+        "seqused_k has -1 for batch 1; it must be from 0 to 6, the rows of key",
     );
 }
 
@@ -312,11 +312,11 @@ fn tensors_may_have_other_names() {
         assert_eq!(fs::read(scratch.file("out.safetensors")).expect("written"), expected);
         fs::remove_file(scratch.file("out.safetensors")).expect("it is ours");
     };
-    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
+    let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `seqused_k` [batch] the keys in use of each batch";
     with("mask", mask);
     with("attn_mask", mask);
     with("attn_bias", "what is added to scores is `bias` [batch, heads, queries, keys]");
     with("sink", "sinks are `sinks` [heads]");
-    with("cache_seqlens", "the keys in use of each batch are `key_lengths` [batch]");
+    with("cache_seqlens", "the keys in use of each batch are `seqused_k` [batch]");
     with("k", "name it with --key-name, in place of the key");
 }

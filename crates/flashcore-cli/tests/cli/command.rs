@@ -205,9 +205,9 @@ fn the_kernels_of_any_problem_can_be_printed() {
     let kernel = "ampere-64x64-2stage-swizzled";
     assert_eq!(entries(&["--kernel", kernel]), ["flashcore_ampere_64x64_2stage_swizzled_f16_d64"]);
     // The kernel that precomputes the block mask, and the attention kernel: by default that of the architecture.
-    let formula = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
-    assert_eq!(formula.len(), 2);
-    assert!(formula[1].starts_with("flashcore_hopper_"), "{formula:?}");
+    let expression = entries(&["--shape", "2x16x8192x128+documents", "--mask", "causal", "--arch", "sm_90a"]);
+    assert_eq!(expression.len(), 2);
+    assert!(expression[1].starts_with("flashcore_hopper_"), "{expression:?}");
     let refused = flashcore(&["ptx", "--kernel", "hopper", "--arch", "sm_80"]);
     assert_eq!(refused.status.code(), Some(2));
 }

@@ -14,5 +14,5 @@ mod support;
 mod tensor;
 mod tensor_copies;
 mod values;
-mod warp_specialised;
+mod warp_specialized;
 mod warpgroups;

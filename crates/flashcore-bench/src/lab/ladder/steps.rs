@@ -3,7 +3,7 @@
 use flashcore_ir::Arch;
 use flashcore_kernels::{
     Accumulation, AmpereConfig, Config, Exponential, L2Window, Plan, Product, QueryPlace, Rescale, SharedLayout,
-    StepsConfig,
+    LadderConfig,
 };
 use flashcore_problem::Problem;
 
@@ -27,37 +27,37 @@ const RESIDENT_CTAS: u32 = 2;
 const NARROW: usize = 64;
 
 /// The steps from one thread a row to `tuned`, on a GPU with so many SMs.
-pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32) -> Vec<Step> {
+pub fn steps(problem: &Problem, tuned: Config, arch: Arch, num_sms: u32) -> Vec<Step> {
     let is_narrow = problem.head_dim.max(problem.value_dim) <= NARROW;
     let mut list = List::default();
     list.push("scalar", "one thread a row, everything from global memory", Config::scalar(), None);
 
-    let tiles = StepsConfig { key_rows: if is_narrow { 64 } else { 32 }, ..StepsConfig::default() };
+    let tiles = LadderConfig { tile_n: if is_narrow { 64 } else { 32 }, ..LadderConfig::default() };
     let first =
         list.step("shared tiles", "tiles of query, keys and values in shared memory; the lanes multiply", tiles, 0);
-    let padded = StepsConfig { layout: SharedLayout::Padded, ..tiles };
+    let padded = LadderConfig { layout: SharedLayout::Padded, ..tiles };
     list.step("padding", "16 unused bytes after each row", padded, first);
-    let swizzled = StepsConfig { layout: SharedLayout::Swizzled, ..tiles };
+    let swizzled = LadderConfig { layout: SharedLayout::Swizzled, ..tiles };
     let swizzle = list.step("swizzle", "chunks exchanged by an exclusive or with the row instead", swizzled, first);
-    list.step("8-byte loads", "copies of 8 bytes instead of 4", StepsConfig { load_bytes: 8, ..swizzled }, swizzle);
-    let wide = StepsConfig { load_bytes: 16, ..swizzled };
+    list.step("8-byte loads", "copies of 8 bytes instead of 4", LadderConfig { load_bytes: 8, ..swizzled }, swizzle);
+    let wide = LadderConfig { load_bytes: 16, ..swizzled };
     let wide_loads = list.step("16-byte loads", "copies of 16 bytes instead of 4", wide, swizzle);
-    let two = StepsConfig { stages: 2, ..wide };
+    let two = LadderConfig { stages: 2, ..wide };
     let two_stages = list.step("2 stages", "the next tile is on its way while one is multiplied", two, wide_loads);
-    list.step("3 stages", "the next two tiles are", StepsConfig { stages: 3, ..two }, two_stages);
-    let scores = StepsConfig { scores: Product::Tensor, ..two };
+    list.step("3 stages", "the next two tiles are", LadderConfig { stages: 3, ..two }, two_stages);
+    let scores = LadderConfig { scores: Product::Tensor, ..two };
     list.step(
         "tensor cores for QK",
         "tensor cores multiply query and keys, lanes weights and values",
         scores,
         two_stages,
     );
-    let output = StepsConfig { output: Product::Tensor, ..two };
+    let output = LadderConfig { output: Product::Tensor, ..two };
     list.step("tensor cores for PV", "the other way round", output, two_stages);
-    let both = StepsConfig { scores: Product::Tensor, ..output };
+    let both = LadderConfig { scores: Product::Tensor, ..output };
     let tensor = list.step("tensor cores for both", "tensor cores multiply both", both, two_stages);
 
-    let fused = AmpereConfig { key_rows: tiles.key_rows, query: QueryPlace::Shared, ..AmpereConfig::default() };
+    let fused = AmpereConfig { tile_n: tiles.tile_n, query: QueryPlace::Shared, ..AmpereConfig::default() };
     let in_registers =
         list.ampere("softmax in registers", "scores and weights never leave the registers", fused, tensor);
     let query = AmpereConfig { query: QueryPlace::Registers, ..fused };
@@ -65,11 +65,11 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
         list.ampere("query in registers", "the query is read from shared memory once", query, in_registers);
     // Compilers for other GPUs run out of registers with twice the keys.
     let is_hopper = matches!(arch, Arch::Sm90 | Arch::Sm90a);
-    let key_rows = if is_hopper { 2 * query.key_rows } else { query.key_rows / 2 * 3 };
-    let wider = AmpereConfig { key_rows, ..query };
+    let tile_n = if is_hopper { 2 * query.tile_n } else { query.tile_n / 2 * 3 };
+    let wider = AmpereConfig { tile_n, ..query };
     let wider_step = list.ampere("more keys a tile", "fewer barriers and maxima for each key", wider, query_step);
     list.ampere("3 stages again", "two tiles ahead", AmpereConfig { stages: 3, ..wider }, wider_step);
-    let shared_keys = AmpereConfig { key_warps: 2, key_rows: wider.key_rows.next_multiple_of(32), ..wider };
+    let shared_keys = AmpereConfig { kv_split_warps: 2, tile_n: wider.tile_n.next_multiple_of(32), ..wider };
     let what = "two warps have the same rows and half of the keys each: more CTAs, which end sooner";
     list.ampere("warps share keys", what, shared_keys, wider_step);
     // With 32 rows a warp there are no registers for both kinds of sums.
@@ -82,7 +82,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
         rows,
         wider_step,
     );
-    let lazy = AmpereConfig { rescale: Rescale::WhenRaised, ..rows };
+    let lazy = AmpereConfig { rescale: Rescale::IfChanged, ..rows };
     list.ampere("lazy rescale", "the output is rescaled only if the row max changed", lazy, rows_step);
     let kept = if is_narrow { rows } else { lazy };
     let kept_step = if is_narrow { rows_step } else { list.0.len() - 1 };
@@ -94,7 +94,7 @@ pub fn steps(problem: &Problem, tuned: Config, arch: Arch, multiprocessors: u32)
         ),
         ("1 producer warp", "one warp more, which only copies", AmpereConfig { producers: 1, ..kept }),
         ("2 producer warps", "two such warps", AmpereConfig { producers: 2, ..kept }),
-        ("persistent CTAs", "persistent CTAs", AmpereConfig { persistent: RESIDENT_CTAS * multiprocessors, ..kept }),
+        ("persistent CTAs", "persistent CTAs", AmpereConfig { persistent: RESIDENT_CTAS * num_sms, ..kept }),
         ("L2 window", "a part of L2 is set aside for the keys", AmpereConfig { l2: L2Window::Key, ..kept }),
     ];
     for (name, what, config) in tried {
@@ -118,8 +118,8 @@ impl List {
         self.0.len() - 1
     }
 
-    fn step(&mut self, name: &'static str, what: &'static str, config: StepsConfig, from: usize) -> usize {
-        self.push(name, what, Config::Steps(config), Some(from))
+    fn step(&mut self, name: &'static str, what: &'static str, config: LadderConfig, from: usize) -> usize {
+        self.push(name, what, Config::Ladder(config), Some(from))
     }
 
     fn ampere(&mut self, name: &'static str, what: &'static str, config: AmpereConfig, from: usize) -> usize {

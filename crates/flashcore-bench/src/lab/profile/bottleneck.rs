@@ -108,8 +108,8 @@ fn by_counters(evidence: &Evidence<'_>, pipes: &[(Bottleneck, &str, f64)]) -> (B
 fn few_ctas(evidence: &Evidence<'_>) -> String {
     evidence
         .ctas
-        .filter(|(ctas, multiprocessors)| ctas < multiprocessors)
-        .map_or(String::new(), |(ctas, multiprocessors)| format!("; {ctas} CTAs on {multiprocessors} SMs"))
+        .filter(|(ctas, num_sms)| ctas < num_sms)
+        .map_or(String::new(), |(ctas, num_sms)| format!("; {ctas} CTAs on {num_sms} SMs"))
 }
 
 /// Without counters: which floor is nearest.

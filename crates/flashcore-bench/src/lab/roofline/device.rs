@@ -38,7 +38,7 @@ pub struct RoofDevice {
 struct Sheet {
     key: &'static str,
     name: &'static str,
-    multiprocessors: f64,
+    num_sms: f64,
     /// In GHz.
     clock: f64,
     /// In TFLOP/s.
@@ -68,14 +68,14 @@ const SHEETS: [Sheet; 8] = [
 const fn sheet(
     key: &'static str,
     name: &'static str,
-    multiprocessors: f64,
+    num_sms: f64,
     clock: f64,
     tensor: f64,
     lanes: f64,
     dram: f64,
     l2: f64,
 ) -> Sheet {
-    Sheet { key, name, multiprocessors, clock, tensor, lanes, dram, l2 }
+    Sheet { key, name, num_sms, clock, tensor, lanes, dram, l2 }
 }
 
 /// The names of the devices of the table, and of those that are measured.
@@ -121,7 +121,7 @@ impl RoofDevice {
     }
 
     fn of_sheet(sheet: &Sheet) -> Self {
-        let clocks = sheet.multiprocessors * sheet.clock * 1e9;
+        let clocks = sheet.num_sms * sheet.clock * 1e9;
         Self {
             key: sheet.key.to_owned(),
             name: sheet.name.to_owned(),
@@ -167,9 +167,9 @@ impl RoofDevice {
     pub fn this_gpu(gpu: &Gpu) -> Result<Self, flashcore::Error> {
         let ceilings = gpu.ceilings()?;
         let attributes = gpu.device().context().map(|context| context.device().attributes);
-        let (multiprocessors, clock_khz, l2) =
-            attributes.map_or((0, 0, 0), |has| (has.multiprocessors, has.clock_khz, has.l2_bytes));
-        let clocks = f64::from(multiprocessors) * f64::from(clock_khz) * 1e3;
+        let (num_sms, clock_khz, l2) =
+            attributes.map_or((0, 0, 0), |has| (has.num_sms, has.clock_khz, has.l2_bytes));
+        let clocks = f64::from(num_sms) * f64::from(clock_khz) * 1e3;
         Ok(Self {
             key: "this-gpu".to_owned(),
             name: gpu.device().to_string(),
@@ -222,7 +222,7 @@ mod tests {
             _ => 1024.0,
         };
         for sheet in &SHEETS {
-            let by_clock = sheet.multiprocessors * sheet.clock * per_clock(sheet.key) / 1e3;
+            let by_clock = sheet.num_sms * sheet.clock * per_clock(sheet.key) / 1e3;
             assert!((by_clock / sheet.tensor - 1.0).abs() < 0.02, "{}: {by_clock} TFLOP/s by clock", sheet.key);
         }
     }

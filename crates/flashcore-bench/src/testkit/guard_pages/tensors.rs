@@ -22,9 +22,9 @@ pub struct GuardedInputs {
     alibi_slopes: Option<ReadOnly>,
     sinks: Option<ReadOnly>,
     bias: Option<(ReadOnly, BiasStrides)>,
-    key_lengths: Option<ReadOnly>,
-    number_table: Option<ReadOnly>,
-    integer_table: Option<ReadOnly>,
+    seqused_k: Option<ReadOnly>,
+    aux_f32: Option<ReadOnly>,
+    aux_i32: Option<ReadOnly>,
 }
 
 impl GuardedInputs {
@@ -43,9 +43,9 @@ impl GuardedInputs {
             alibi_slopes: optional("alibi_slopes", inputs.alibi_slopes.as_deref().map(IntoBytes::as_bytes))?,
             sinks: optional("sinks", inputs.sinks.as_deref().map(IntoBytes::as_bytes))?,
             bias: inputs.bias.as_ref().map(bias).transpose()?,
-            key_lengths: optional("key_lengths", inputs.key_lengths.as_deref().map(IntoBytes::as_bytes))?,
-            number_table: optional("number_table", inputs.number_table.as_deref().map(IntoBytes::as_bytes))?,
-            integer_table: optional("integer_table", inputs.integer_table.as_deref().map(IntoBytes::as_bytes))?,
+            seqused_k: optional("seqused_k", inputs.seqused_k.as_deref().map(IntoBytes::as_bytes))?,
+            aux_f32: optional("aux_f32", inputs.aux_f32.as_deref().map(IntoBytes::as_bytes))?,
+            aux_i32: optional("aux_i32", inputs.aux_i32.as_deref().map(IntoBytes::as_bytes))?,
         })
     }
 
@@ -56,9 +56,9 @@ impl GuardedInputs {
         views.alibi_slopes = self.alibi_slopes.as_ref().map(numbers);
         views.sinks = self.sinks.as_ref().map(numbers);
         views.bias = self.bias.as_ref().map(|(bias, strides)| BiasView { data: numbers(bias), strides: *strides });
-        views.key_lengths = self.key_lengths.as_ref().map(numbers);
-        views.number_table = self.number_table.as_ref().map(numbers);
-        views.integer_table = self.integer_table.as_ref().map(numbers);
+        views.seqused_k = self.seqused_k.as_ref().map(numbers);
+        views.aux_f32 = self.aux_f32.as_ref().map(numbers);
+        views.aux_i32 = self.aux_i32.as_ref().map(numbers);
         views
     }
 }
@@ -68,30 +68,30 @@ impl GuardedInputs {
 pub struct GuardedOutputs {
     dtype: DType,
     output: GuardedBuffer,
-    log_sum_exp: Option<GuardedBuffer>,
+    lse: Option<GuardedBuffer>,
 }
 
 impl GuardedOutputs {
     /// [Poisoned](Outputs::poisoned) outputs; `case` is what a fault is reported by.
     pub fn poisoned(problem: &Problem, edge: Edge, case: &Arc<str>) -> io::Result<Self> {
-        let Outputs { output, log_sum_exp } = Outputs::poisoned(problem);
+        let Outputs { output, lse } = Outputs::poisoned(problem);
         let guarded = |tensor: &'static str, bytes: &[u8]| {
             GuardedBuffer::new(bytes, edge, Label { tensor, case: Arc::clone(case) })
         };
         Ok(Self {
             dtype: problem.dtype,
             output: guarded("output", &output.data)?,
-            log_sum_exp: log_sum_exp.map(|rows| guarded("log_sum_exp", rows.as_bytes())).transpose()?,
+            lse: lse.map(|rows| guarded("lse", rows.as_bytes())).transpose()?,
         })
     }
 
     /// Borrows the outputs as views.
     pub fn views_mut(&mut self) -> OutputViews<'_> {
-        let log_sum_exp = self.log_sum_exp.as_mut().map(|buffer| {
+        let lse = self.lse.as_mut().map(|buffer| {
             <[f32]>::mut_from_bytes(buffer.bytes_mut()).expect("whole numbers at either end of a page are aligned")
         });
         let mut views = OutputViews::new(TensorViewMut { dtype: self.dtype, data: self.output.bytes_mut() });
-        views.log_sum_exp = log_sum_exp;
+        views.lse = lse;
         views
     }
 
@@ -100,7 +100,7 @@ impl GuardedOutputs {
         let rows = |buffer: &GuardedBuffer| numbers_in(buffer.bytes()).to_vec();
         Outputs {
             output: Tensor { dtype: self.dtype, data: self.output.bytes().to_vec() },
-            log_sum_exp: self.log_sum_exp.as_ref().map(rows),
+            lse: self.lse.as_ref().map(rows),
         }
     }
 }

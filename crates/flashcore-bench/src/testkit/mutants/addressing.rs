@@ -57,7 +57,7 @@ pub const ADDRESSING: &[Mutation] = mutations! { Group::Addressing;
     "ampere": "bias-of-another-key", "keys from the 65th on have the bias of the 64th" =>
         |kernel| capped(kernel, "bias_key_stride", 63);
     "scalar": "length-of-another-batch", "batches from the fourth on have the key length of the fourth" =>
-        |kernel| capped_index(kernel, "key_lengths", 3);
+        |kernel| capped_index(kernel, "seqused_k", 3);
     "scalar": "slope-of-another-head", "heads from the third on have the slope of the third" =>
         |kernel| capped_index(kernel, "alibi_slopes", 2);
     "scalar": "sink-of-another-head", "heads from the third on have the sink of the third" =>
@@ -65,7 +65,7 @@ pub const ADDRESSING: &[Mutation] = mutations! { Group::Addressing;
     "scalar": "first-head-of-a-group", "in groups of 3, 7 and so on the first query head reads the key head before" =>
         |kernel| first_of_group_before(kernel);
     "ampere": "length-of-another-batch", "batches from the fourth on have the key length of the fourth" =>
-        |kernel| capped_index(kernel, "key_lengths", 3);
+        |kernel| capped_index(kernel, "seqused_k", 3);
     "ampere": "slope-of-another-head", "heads from the third on have the slope of the third" =>
         |kernel| capped_index(kernel, "alibi_slopes", 2);
     "ampere": "sink-of-another-head", "heads from the third on have the sink of the third" =>
@@ -73,7 +73,7 @@ pub const ADDRESSING: &[Mutation] = mutations! { Group::Addressing;
     "ampere": "first-head-of-a-group", "in groups of 3, 7 and so on the first query head reads the key head before" =>
         |kernel| first_of_group_before(kernel);
     "hopper": "length-of-another-batch", "batches from the fourth on have the key length of the fourth" =>
-        |kernel| capped_index(kernel, "key_lengths", 3);
+        |kernel| capped_index(kernel, "seqused_k", 3);
     "hopper": "slope-of-another-head", "heads from the third on have the slope of the third" =>
         |kernel| capped_index(kernel, "alibi_slopes", 2);
     "hopper": "sink-of-another-head", "heads from the third on have the sink of the third" =>
@@ -159,7 +159,7 @@ pub const FAR: &[Mutation] = mutations! { Group::Far;
     "scalar": "bias-batch-in-32-bits", "offsets of batches of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_batch_stride");
     "scalar": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are truncated to 32 bits" =>
-        |kernel| narrow_base(kernel, "log_sum_exp");
+        |kernel| narrow_base(kernel, "lse");
     "ampere": "bias-key-in-32-bits", "offsets of keys of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_key_stride");
     "ampere": "bias-row-in-32-bits", "offsets of rows of the bias are truncated to 32 bits" =>
@@ -169,7 +169,7 @@ pub const FAR: &[Mutation] = mutations! { Group::Far;
     "ampere": "bias-batch-in-32-bits", "offsets of batches of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_batch_stride");
     "ampere": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are truncated to 32 bits" =>
-        |kernel| narrow_base(kernel, "log_sum_exp");
+        |kernel| narrow_base(kernel, "lse");
     "hopper": "bias-key-in-32-bits", "offsets of keys of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_key_stride");
     "hopper": "bias-row-in-32-bits", "offsets of rows of the bias are truncated to 32 bits" =>
@@ -179,7 +179,7 @@ pub const FAR: &[Mutation] = mutations! { Group::Far;
     "hopper": "bias-batch-in-32-bits", "offsets of batches of the bias are truncated to 32 bits" =>
         |kernel| narrow(kernel, "bias_batch_stride");
     "hopper": "log-sum-exp-in-32-bits", "offsets of the log-sum-exp are truncated to 32 bits" =>
-        |kernel| narrow_base(kernel, "log_sum_exp");
+        |kernel| narrow_base(kernel, "lse");
     "ampere": "key-steps-in-32-bits", "steps from rows to rows of the key are truncated to 32 bits" =>
         |kernel| narrow_step(kernel, "key_row_stride");
     "ampere": "value-steps-in-32-bits", "steps from rows to rows of the value are truncated to 32 bits" =>

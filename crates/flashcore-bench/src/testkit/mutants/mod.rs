@@ -41,7 +41,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 const fn arch(config: Config) -> Arch {
     match config {
         Config::Hopper(_) => Arch::Sm90a,
-        Config::Scalar(_) | Config::Steps(_) | Config::Ampere(_) => Arch::Sm80,
+        Config::Scalar(_) | Config::Ladder(_) | Config::Ampere(_) => Arch::Sm80,
     }
 }
 

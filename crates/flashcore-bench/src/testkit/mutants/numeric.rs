@@ -31,15 +31,15 @@ pub const NUMERIC: &[Mutation] = mutations! { Group::Numeric;
     "ampere": "last-key-of-64n-plus-1", "the last key is left out where there are 64 n + 1" =>
         |kernel| last_key_dropped(kernel);
     "ampere": "log-sum-exp-off-by-3e-5", "the log-sum-exp is 3e-5 too large" =>
-        |kernel| shifted_log_sum_exp(kernel, 3e-5);
+        |kernel| shifted_lse(kernel, 3e-5);
     "ampere": "log-sum-exp-scaled", "the log-sum-exp is too large by 1 in 50,000" =>
-        |kernel| scaled_log_sum_exp(kernel);
+        |kernel| scaled_lse(kernel);
     "hopper": "last-key-of-64n-plus-1", "the last key is left out where there are 64 n + 1" =>
         |kernel| last_key_dropped(kernel);
     "hopper": "log-sum-exp-off-by-3e-5", "the log-sum-exp is 3e-5 too large" =>
-        |kernel| shifted_log_sum_exp(kernel, 3e-5);
+        |kernel| shifted_lse(kernel, 3e-5);
     "hopper": "log-sum-exp-scaled", "the log-sum-exp is too large by 1 in 50,000" =>
-        |kernel| scaled_log_sum_exp(kernel);
+        |kernel| scaled_lse(kernel);
 };
 
 /// Right until the n-th time.
@@ -143,7 +143,7 @@ fn is_natural(op: &Op) -> bool {
     matches!(op, Op::Mul { b: Operand::Constant(bits), .. } if *bits == u64::from(LN_2.to_bits()))
 }
 
-fn shifted_log_sum_exp(kernel: &mut Kernel, by: f32) -> usize {
+fn shifted_lse(kernel: &mut Kernel, by: f32) -> usize {
     rewrite_if(kernel, is_natural, |_, instruction| {
         let Op::Mul { ty, d, .. } = instruction.op else { return vec![instruction] };
         let shift = Op::Add { ty, d, a: Operand::Register(d), b: Operand::Constant(u64::from(by.to_bits())) };
@@ -151,7 +151,7 @@ fn shifted_log_sum_exp(kernel: &mut Kernel, by: f32) -> usize {
     })
 }
 
-fn scaled_log_sum_exp(kernel: &mut Kernel) -> usize {
+fn scaled_lse(kernel: &mut Kernel) -> usize {
     rewrite_if(kernel, is_natural, |_, mut instruction| {
         if let Op::Mul { b, .. } = &mut instruction.op {
             *b = Operand::Constant(u64::from((LN_2 * 1.000_02).to_bits()));

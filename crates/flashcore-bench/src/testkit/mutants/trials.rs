@@ -1,11 +1,11 @@
 //! The problems that mutants are tried on, with kernels that pass them.
 
-use flashcore_kernels::{Config, HopperConfig, InTurn};
+use flashcore_kernels::{Config, HopperConfig, WarpScheduler};
 use flashcore_problem::{Alignment, DType, Mask, MaskMod, Problem};
 
 use crate::testkit::simulate::FarApart;
 use crate::testkit::suites::far_trials;
-use crate::testkit::{BiasForm, formulas};
+use crate::testkit::{BiasForm, expressions};
 
 /// A group of trials, by the bugs they are made to find. A bug is planted in the kernels of one group only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,14 +51,14 @@ pub(super) fn all() -> Vec<Start> {
             Config::scalar(),
             Config::ampere(),
             named("hopper-64x48-2stage"),
-            named("ampere-32x32-2stage-swizzled-3parts"),
+            named("ampere-32x32-2stage-swizzled-3splits"),
         ] {
             all.push(Start { far: Some(far.clone()), ..start(Group::Far)((problem.clone(), config)) });
         }
     }
     let mut decoding = Problem::new(1, 2, 1, 32, DType::F16);
-    (decoding.key_length, decoding.log_sum_exp) = (1280, true);
-    all.push(start(Group::Parts)((decoding, named("ampere-32x32-2stage-swizzled-40parts"))));
+    (decoding.key_length, decoding.lse) = (1280, true);
+    all.push(start(Group::Parts)((decoding, named("ampere-32x32-2stage-swizzled-40splits"))));
     for problem in numeric() {
         for config in [Config::scalar(), Config::ampere(), small_hopper()] {
             all.push(start(Group::Numeric)((problem.clone(), config)));
@@ -68,8 +68,8 @@ pub(super) fn all() -> Vec<Start> {
         all.extend([Config::ampere(), small_hopper()].map(|config| start(Group::Late)((problem.clone(), config))));
     }
     let mut shared = Problem::new(1, 2, 97, 64, DType::F16);
-    (shared.key_length, shared.log_sum_exp) = (203, true);
-    all.push(start(Group::Clusters)((shared, named("hopper-64x64-4stage-2ctas"))));
+    (shared.key_length, shared.lse) = (203, true);
+    all.push(start(Group::Clusters)((shared, named("hopper-64x64-4stage-2cluster"))));
     all
 }
 
@@ -81,10 +81,10 @@ fn named(name: &str) -> Config {
 fn addressed() -> Vec<(Problem, BiasForm)> {
     let problem = |batch, (heads, key_heads): (usize, usize)| {
         let mut problem = Problem::new(batch, heads, 17, 32, DType::F16);
-        (problem.key_heads, problem.key_length, problem.log_sum_exp) = (key_heads, 70, true);
+        (problem.key_heads, problem.key_length, problem.lse) = (key_heads, 70, true);
         problem
     };
-    let mut everything = problem(5, (6, 2)).with_alibi(true).with_sinks(true).with_bias(true).with_key_lengths(true);
+    let mut everything = problem(5, (6, 2)).with_alibi(true).with_sinks(true).with_bias(true).with_seqused_k(true);
     everything.mask = Mask::Causal(Alignment::BottomRight);
     vec![
         (problem(5, (6, 2)), BiasForm::PerHead),
@@ -99,7 +99,7 @@ fn addressed() -> Vec<(Problem, BiasForm)> {
 fn numeric() -> Vec<Problem> {
     let problem = |queries, keys, dtype| {
         let mut problem = Problem::new(1, 4, queries, 64, dtype);
-        (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, keys, true);
+        (problem.key_heads, problem.key_length, problem.lse) = (2, keys, true);
         problem
     };
     vec![problem(97, 203, DType::F16), problem(97, 203, DType::Bf16), problem(33, 257, DType::F16)]
@@ -108,42 +108,42 @@ fn numeric() -> Vec<Problem> {
 /// More than ten tiles of keys; more than five tiles of rows for each CTA.
 fn long() -> Vec<Problem> {
     let mut keys = Problem::new(1, 2, 33, 32, DType::F16);
-    (keys.key_length, keys.log_sum_exp, keys.scale) = (780, true, 1.0);
+    (keys.key_length, keys.lse, keys.scale) = (780, true, 1.0);
     let mut heads = Problem::new(1, 18, 33, 32, DType::F16);
-    (heads.key_length, heads.log_sum_exp) = (150, true);
+    (heads.key_length, heads.lse) = (150, true);
     vec![keys, heads]
 }
 
 /// The Hopper kernel with tiles so small that every problem here has several of them.
 fn small_hopper() -> Config {
-    Config::Hopper(HopperConfig { key_rows: 48, ..HopperConfig::default() })
+    Config::Hopper(HopperConfig { tile_n: 48, ..HopperConfig::default() })
 }
 
 /// The Hopper kernel whose warpgroups share keys, in the two CTAs of a cluster.
 fn sharing_hopper() -> Config {
     Config::Hopper(HopperConfig {
-        key_groups: 2,
+        kv_split_warpgroups: 2,
         cluster: 2,
-        key_rows: 16,
+        tile_n: 16,
         stages: 4,
-        in_turn: InTurn::Nothing,
+        warp_scheduler: WarpScheduler::Free,
         persistent: false,
         ..HopperConfig::default()
     })
 }
 
-/// The Hopper kernel whose warpgroups go through tiles of keys of their own, where a formula leaves them some.
+/// The Hopper kernel whose warpgroups go through tiles of keys of their own, where an expression leaves them some.
 fn alone_hopper() -> Config {
-    Config::Hopper(HopperConfig { key_rows: 48, in_turn: InTurn::Nothing, ..HopperConfig::default() })
+    Config::Hopper(HopperConfig { tile_n: 48, warp_scheduler: WarpScheduler::Free, ..HopperConfig::default() })
 }
 
-/// Every problem with every kernel, and a formula with those that have a kernel before them.
+/// Every problem with every kernel, and an expression with those that have a kernel before them.
 fn plain() -> Vec<(Problem, Config)> {
     let configs = [Config::ampere(), Config::scalar(), small_hopper(), sharing_hopper()];
     let plain = problems().into_iter().flat_map(|problem| configs.map(|config| (problem.clone(), config)));
     // Documents that end within tiles of rows and of keys; rows of which each attends one key less than the one before, or
     // one more; two documents, the second of which begins within a tile of rows.
-    let documents = masked(formulas::mask_mod("documents"));
+    let documents = masked(expressions::mask_mod("documents"));
     let later = masked(Some(MaskMod::new("later", |at| at.key.at_least(at.query))));
     let earlier = masked(Some(MaskMod::new("earlier", |at| at.query.at_least(at.key))));
     let halves = masked(Some(MaskMod::new("halves", |at| {
@@ -158,8 +158,8 @@ fn plain() -> Vec<(Problem, Config)> {
 
 fn masked(mask_mod: Option<MaskMod>) -> Problem {
     let mut problem = Problem::new(1, 2, 300, 64, DType::F16);
-    problem.log_sum_exp = true;
-    formulas::give(&mut problem, None, mask_mod);
+    problem.lse = true;
+    expressions::give(&mut problem, None, mask_mod);
     problem
 }
 
@@ -168,7 +168,7 @@ fn problems() -> Vec<Problem> {
     let problem = |query_length, key_length, mask| {
         let mut problem = Problem::new(1, 4, query_length, 64, DType::F16);
         (problem.key_heads, problem.key_length) = (2, key_length);
-        (problem.mask, problem.log_sum_exp) = (mask, true);
+        (problem.mask, problem.lse) = (mask, true);
         problem
     };
     vec![

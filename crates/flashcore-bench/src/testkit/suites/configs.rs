@@ -3,7 +3,7 @@
 //! `tune` goes from config to config, one choice at a time, and ends at some that no list has. What it can change is
 //! listed here, with the values at both ends of a choice and some between.
 
-use flashcore_kernels::{AmpereConfig, Config, Exponential, HopperConfig, InTurn, Packing, QueryPlace, Rescale};
+use flashcore_kernels::{AmpereConfig, Config, Exponential, HopperConfig, WarpScheduler, Packing, QueryPlace, Rescale};
 use flashcore_problem::{Alignment, Mask, Problem};
 
 use super::covering::{Setting, covering_rows};
@@ -17,9 +17,9 @@ const WARPGROUPS: [u32; 4] = [1, 2, 3, 4];
 const SHARES: [u32; 3] = [1, 2, 4];
 const HOPPER_KEYS: [u32; 6] = [16, 48, 64, 80, 128, 176];
 const HOPPER_STAGES: [u32; 5] = [2, 3, 4, 5, 8];
-const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
+const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::IfChanged, Rescale::Threshold];
 const EXPONENTIALS: [Exponential; 2] = [Exponential::Unit, Exponential::Shared];
-const TURNS: [InTurn; 3] = [InTurn::Nothing, InTurn::Products, InTurn::Exponentials];
+const TURNS: [WarpScheduler; 3] = [WarpScheduler::Free, WarpScheduler::PingPong, WarpScheduler::ExclusiveExp];
 
 const WARPS: [u32; 3] = [2, 4, 8];
 const ROWS_PER_WARP: [u32; 2] = [16, 32];
@@ -48,7 +48,7 @@ pub fn configs(runner: Runner) -> Vec<Case> {
 
 fn problem(number: usize) -> Problem {
     let mut problem = Problem::new(1, 4, 97, 32, DTYPES[number % 2]);
-    (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, 331, true);
+    (problem.key_heads, problem.key_length, problem.lse) = (2, 331, true);
     problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
     problem
 }
@@ -63,7 +63,7 @@ enum HopperChoice {
     Rescale,
     Hidden,
     Exponential,
-    InTurn,
+    WarpScheduler,
     Dependent,
     Persistent,
 }
@@ -98,8 +98,8 @@ fn hopper() -> Vec<Config> {
             HOPPER_KEYS[y] > [176, 128, 64][x]
         } else if is(Choice::KeyGroups, Choice::Stages) {
             SHARES[x] > 1 && !HOPPER_STAGES[y].is_multiple_of(2 * SHARES[x])
-        } else if is(Choice::KeyGroups, Choice::InTurn) || is(Choice::Cluster, Choice::InTurn) {
-            SHARES[x] > 1 && TURNS[y] != InTurn::Nothing
+        } else if is(Choice::KeyGroups, Choice::WarpScheduler) || is(Choice::Cluster, Choice::WarpScheduler) {
+            SHARES[x] > 1 && TURNS[y] != WarpScheduler::Free
         } else if is(Choice::KeyGroups, Choice::Persistent) || is(Choice::Cluster, Choice::Persistent) {
             SHARES[x] > 1 && y == 1
         } else {
@@ -110,14 +110,14 @@ fn hopper() -> Vec<Config> {
         let at = |choice: Choice| row[choice as usize];
         Config::Hopper(HopperConfig {
             warpgroups: WARPGROUPS[at(Choice::Warpgroups)],
-            key_groups: SHARES[at(Choice::KeyGroups)],
+            kv_split_warpgroups: SHARES[at(Choice::KeyGroups)],
             cluster: SHARES[at(Choice::Cluster)],
-            key_rows: HOPPER_KEYS[at(Choice::KeyRows)],
+            tile_n: HOPPER_KEYS[at(Choice::KeyRows)],
             stages: HOPPER_STAGES[at(Choice::Stages)],
             rescale: RESCALES[at(Choice::Rescale)],
-            hidden_rescale: at(Choice::Hidden) == 1,
+            overlap_rescale: at(Choice::Hidden) == 1,
             exponential: EXPONENTIALS[at(Choice::Exponential)],
-            in_turn: TURNS[at(Choice::InTurn)],
+            warp_scheduler: TURNS[at(Choice::WarpScheduler)],
             dependent: at(Choice::Dependent) == 1,
             persistent: at(Choice::Persistent) == 1,
         })
@@ -168,13 +168,13 @@ fn ampere() -> Vec<Config> {
         Config::Ampere(AmpereConfig {
             warps: WARPS[at(Choice::Warps)],
             rows_per_warp: ROWS_PER_WARP[at(Choice::RowsPerWarp)],
-            key_rows: AMPERE_KEYS[at(Choice::KeyRows)],
-            key_warps: SHARES[at(Choice::KeyWarps)],
+            tile_n: AMPERE_KEYS[at(Choice::KeyRows)],
+            kv_split_warps: SHARES[at(Choice::KeyWarps)],
             stages: AMPERE_STAGES[at(Choice::Stages)],
             query: QUERY_PLACES[at(Choice::Query)],
             rescale: RESCALES[at(Choice::Rescale)],
             exponential: EXPONENTIALS[at(Choice::Exponential)],
-            parts: PARTS[at(Choice::Parts)],
+            num_splits: PARTS[at(Choice::Parts)],
             packing: PACKINGS[at(Choice::Packing)],
             ..AmpereConfig::default()
         })
@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(config.to_string().parse::<Config>().ok(), Some(config), "{config}");
         }
         assert!((60..130).contains(&cases.len()), "{}", cases.len());
-        let clusters_alone = |case: &&Case| matches!(case.backend, Backend::Sim(Config::Hopper(config)) if config.cluster > 1 && config.key_groups == 1);
+        let clusters_alone = |case: &&Case| matches!(case.backend, Backend::Sim(Config::Hopper(config)) if config.cluster > 1 && config.kv_split_warpgroups == 1);
         assert!(cases.iter().filter(clusters_alone).count() >= 5);
     }
 

@@ -4,7 +4,7 @@ use flashcore_cpu::Level;
 use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
 
 use super::design::{Design, Row};
-use super::features::{FORMULAS, Features, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits};
+use super::features::{EXPRESSIONS, Features, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits};
 use crate::testkit::{BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
@@ -108,11 +108,11 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         alibi,
         sinks,
         bias,
-        key_lengths: one_in(random, 3),
-        log_sum_exp: random.below(2) == 0,
+        seqused_k: one_in(random, 3),
+        lse: random.below(2) == 0,
         layout,
         numbers: if suits(numbers, bias, alibi, sinks) { numbers } else { Numbers::Normal },
-        formulas: if one_in(random, 4) { FORMULAS[random.below(FORMULAS.len())] } else { (None, None) },
+        expressions: if one_in(random, 4) { EXPRESSIONS[random.below(EXPRESSIONS.len())] } else { (None, None) },
     };
     let most_work = [1_000_000, 3_000_000][random.below(2)] * if one_in(random, 32) { 8 } else { 1 };
     shrink(&mut features, most_work);
@@ -212,8 +212,8 @@ mod tests {
             ("sinks", 15, share(cases, |problem| problem.sinks)),
             ("bias", 15, share(cases, |problem| problem.bias)),
             ("softcap", 15, share(cases, |problem| problem.softcap.is_some())),
-            ("key lengths", 20, share(cases, |problem| problem.key_lengths)),
-            ("log-sum-exp", 40, share(cases, |problem| problem.log_sum_exp)),
+            ("key lengths", 20, share(cases, |problem| problem.seqused_k)),
+            ("log-sum-exp", 40, share(cases, |problem| problem.lse)),
             ("no output", 1, share(cases, |problem| problem.output_shape().is_empty())),
         ];
         for (what, least, percent) in parts {

@@ -3,7 +3,7 @@
 use flashcore_problem::DType;
 
 use super::covering::{Setting, covering_rows};
-use super::features::{FORMULAS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
 use crate::testkit::{BiasForm, Numbers};
 
 macro_rules! features {
@@ -18,8 +18,8 @@ macro_rules! features {
 }
 
 features! {
-    HeadDim, ValueDim, Heads, Batch, Lengths, DType, ScaleFactor, Mask, Softcap, Alibi, Sinks, Bias, KeyLengths, LogSumExp,
-    Layout, Numbers, Formulas
+    HeadDim, ValueDim, Heads, Batch, Lengths, DType, ScaleFactor, Mask, Softcap, Alibi, Sinks, Bias, SequsedK, Lse,
+    Layout, Numbers, Expressions
 }
 
 /// One value for each feature, as an index into its list.
@@ -67,11 +67,11 @@ impl Design {
             Feature::ScaleFactor => SCALE_FACTORS.len(),
             Feature::Mask => MASKS.len(),
             Feature::Softcap => SOFTCAPS.len(),
-            Feature::Alibi | Feature::Sinks | Feature::KeyLengths | Feature::LogSumExp => 2,
+            Feature::Alibi | Feature::Sinks | Feature::SequsedK | Feature::Lse => 2,
             Feature::Bias => self.biases.len(),
             Feature::Layout => LayoutForm::ALL.len(),
             Feature::Numbers => self.numbers.len(),
-            Feature::Formulas => FORMULAS.len(),
+            Feature::Expressions => EXPRESSIONS.len(),
         }
     }
 
@@ -108,11 +108,11 @@ impl Design {
             alibi: at(Feature::Alibi) == 1,
             sinks: at(Feature::Sinks) == 1,
             bias: self.biases[at(Feature::Bias)],
-            key_lengths: at(Feature::KeyLengths) == 1,
-            log_sum_exp: at(Feature::LogSumExp) == 1,
+            seqused_k: at(Feature::SequsedK) == 1,
+            lse: at(Feature::Lse) == 1,
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: self.numbers[at(Feature::Numbers)],
-            formulas: FORMULAS[at(Feature::Formulas)],
+            expressions: EXPRESSIONS[at(Feature::Expressions)],
         }
     }
 }

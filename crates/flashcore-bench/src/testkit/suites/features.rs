@@ -3,7 +3,7 @@
 use flashcore_cpu::Level;
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Shape, Stress, Strides, TensorStrides};
 
-use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, formulas};
+use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 /// One value of every feature.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,12 +24,12 @@ pub(super) struct Features {
     pub(super) alibi: bool,
     pub(super) sinks: bool,
     pub(super) bias: Option<BiasForm>,
-    pub(super) key_lengths: bool,
-    pub(super) log_sum_exp: bool,
+    pub(super) seqused_k: bool,
+    pub(super) lse: bool,
     pub(super) layout: LayoutForm,
     pub(super) numbers: Numbers,
     /// Of scores and of masks, by name.
-    pub(super) formulas: (Option<&'static str>, Option<&'static str>),
+    pub(super) expressions: (Option<&'static str>, Option<&'static str>),
 }
 
 /// A layout, before the sizes are known.
@@ -126,7 +126,7 @@ pub(super) const SOFTCAPS: [Option<f32>; 4] = [None, None, Some(5.0), Some(50.0)
 pub(super) const SCALE_FACTORS: [f32; 6] = [1.0, 1.0, 0.25, 3.0, -1.0, 0.0];
 
 /// None as often as some; those of scores and of masks alone and together.
-pub(super) const FORMULAS: [(Option<&str>, Option<&str>); 14] = [
+pub(super) const EXPRESSIONS: [(Option<&str>, Option<&str>); 14] = [
     (None, None),
     (None, None),
     (None, None),
@@ -175,11 +175,11 @@ impl Features {
         problem.scale *= f64::from(self.scale_factor);
         (problem.mask, problem.softcap, problem.alibi, problem.sinks) =
             (self.mask, self.softcap, self.alibi, self.sinks);
-        (problem.bias, problem.key_lengths, problem.log_sum_exp) =
-            (self.bias.is_some(), self.key_lengths, self.log_sum_exp);
+        (problem.bias, problem.seqused_k, problem.lse) =
+            (self.bias.is_some(), self.seqused_k, self.lse);
         problem.layout = self.layout.of(&problem);
-        let (score, mask) = self.formulas;
-        formulas::give(&mut problem, score.and_then(formulas::score_mod), mask.and_then(formulas::mask_mod));
+        let (score, mask) = self.expressions;
+        expressions::give(&mut problem, score.and_then(expressions::score_mod), mask.and_then(expressions::mask_mod));
         problem
     }
 

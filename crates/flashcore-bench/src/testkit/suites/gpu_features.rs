@@ -1,7 +1,7 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Specialisation};
+use flashcore_kernels::{Config, Specialization};
 use flashcore_problem::{DType, SplitMix64, Stress};
 
 use super::cpu_features::{random_features, shrink};
@@ -97,7 +97,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
     // Configs that pack heads take problems in which nothing is done to scores, and few of the design are.
     let plain: Vec<_> = rows.iter().step_by(PLAIN_STEP).cloned().collect();
     rows.extend(plain.into_iter().map(|mut row| {
-        for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Formulas, Feature::Numbers] {
+        for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Expressions, Feature::Numbers] {
             row[feature as usize] = 0;
         }
         row
@@ -169,7 +169,7 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
     if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
         features.dtype = DType::Bf16;
     }
-    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialisation::of(&features.problem()).width < 16 {
+    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).width < 16 {
         // Rows that TMA cannot address.
         features.layout = LayoutForm::Bshd;
     }
@@ -221,15 +221,15 @@ mod tests {
 
     #[test]
     fn cases_that_follow_each_other_share_a_kernel() {
-        let specialisation = |number| {
+        let specialization = |number| {
             let case = fuzz_case(Runner::Sim(Kernels::All), number, 7);
             let Backend::Sim(config) = case.backend else { panic!("{case}") };
-            (case.problem.output_shape().is_empty(), config, config.specialisation(&case.problem))
+            (case.problem.output_shape().is_empty(), config, config.specialization(&case.problem))
         };
         let (mut kernels, mut shared) = (Vec::new(), 0);
         for number in 0..400 {
-            let (is_empty, config, specialisation) = specialisation(number);
-            let kernel = (config, specialisation);
+            let (is_empty, config, specialization) = specialization(number);
+            let kernel = (config, specialization);
             shared += usize::from(is_empty || kernels.contains(&kernel));
             kernels.push(kernel);
         }

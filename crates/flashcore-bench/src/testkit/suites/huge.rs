@@ -38,7 +38,7 @@ pub fn huge(runner: Runner) -> Vec<Case> {
         for (strides, (number, [batch, heads])) in far.into_iter().zip([[1, 2], [1, 4], [2, 2]].into_iter().enumerate())
         {
             let mut problem = Problem::new(batch, heads, 97, 64, [DType::F16, DType::Bf16][number % 2]);
-            (problem.log_sum_exp, problem.bias) = (true, number == 0 && takes_bias(config));
+            (problem.lse, problem.bias) = (true, number == 0 && takes_bias(config));
             problem.layout = Layout::Strided(TensorStrides {
                 query: strides(problem.query_shape()),
                 key: strides(problem.key_shape()),
@@ -63,9 +63,9 @@ pub fn huge(runner: Runner) -> Vec<Case> {
 fn families() -> Vec<Config> {
     let names = [
         "scalar",
-        "steps",
+        "ladder",
         "ampere",
-        "ampere-32x32-2stage-swizzled-packed-3parts",
+        "ampere-32x32-2stage-swizzled-packgqa-3splits",
         "ampere-64x64-2stage-swizzled-1producer",
         "hopper",
         "hopper-64x64-2stage",
@@ -96,7 +96,7 @@ pub(crate) fn far_apart(case: &Case) -> Option<FarApart> {
 /// sums of rows and what kernels keep of parts of the keys lie that far apart as well: with what each is compared with.
 pub fn far_trials() -> Vec<(Problem, FarApart)> {
     let mut near = Problem::new(2, 4, 40, 32, DType::F16);
-    (near.key_heads, near.key_length, near.log_sum_exp) = (2, 70, true);
+    (near.key_heads, near.key_length, near.lse) = (2, 70, true);
     let apart = |shape: Shape| {
         let row = (1 << 31) + 64;
         Strides { row, head: row * shape.rows + 64, batch: (row * shape.rows + 64) * shape.heads + 64 }

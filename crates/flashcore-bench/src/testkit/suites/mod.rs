@@ -94,7 +94,7 @@ pub fn seeds(runner: Runner) -> Vec<Case> {
             for dtype in DTYPES {
                 for seed in 0..3 {
                     let mut problem = problem.clone();
-                    (problem.mask, problem.dtype, problem.log_sum_exp) = (mask, dtype, true);
+                    (problem.mask, problem.dtype, problem.lse) = (mask, dtype, true);
                     let length = if small { 0 } else { problem.query_length };
                     let backends = runner.backends(length);
                     cases.extend(backends.into_iter().map(|backend| Case::new(problem.clone(), seed, backend)));
@@ -116,7 +116,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
     {
         for (mask_number, mask) in masks.into_iter().enumerate() {
             let mut problem = Problem::new(1, 2, query_length, dim, DTYPES[(number + mask_number) % 2]);
-            (problem.key_length, problem.mask, problem.log_sum_exp) = (key_length, mask, number % 2 == 0);
+            (problem.key_length, problem.mask, problem.lse) = (key_length, mask, number % 2 == 0);
             if number % 3 == 0 {
                 problem.layout = Layout::Bshd;
             }
@@ -138,14 +138,14 @@ fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let problem = |number: usize, batch: usize, (heads, key_heads): (usize, usize)| {
         let mut problem = Problem::new(batch, heads, 17, 32, DTYPES[number % 2]);
-        (problem.key_heads, problem.key_length, problem.log_sum_exp) = (key_heads, 70, true);
+        (problem.key_heads, problem.key_length, problem.lse) = (key_heads, 70, true);
         problem
     };
     let groups = [(1, (6, 2)), (5, (3, 3)), (2, (14, 2)), (1, (24, 2)), (5, (6, 2)), (2, (28, 4))];
     for (number, (batch, heads)) in groups.into_iter().enumerate() {
         let mut problem = problem(number, batch, heads);
         if number % 2 == 1 {
-            (problem.alibi, problem.sinks, problem.key_lengths) = (true, true, true);
+            (problem.alibi, problem.sinks, problem.seqused_k) = (true, true, true);
         }
         problem.layout = [Layout::Bhsd, Layout::Bshd][number / 2 % 2];
         cases.push((problem, BiasForm::default()));
@@ -156,7 +156,7 @@ fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let first_unattended = cases.len();
     let window = Mask::Window { left: Some(9), right: Some(3), alignment: Alignment::BottomRight };
     for (number, mask) in [Mask::None, Mask::Causal(Alignment::TopLeft), window].into_iter().enumerate() {
-        cases.push((problem(number, 3, (4, 2)).with_mask(mask).with_key_lengths(true), BiasForm::default()));
+        cases.push((problem(number, 3, (4, 2)).with_mask(mask).with_seqused_k(true), BiasForm::default()));
     }
     let (backend, option) = match runner {
         Runner::Cpu(_) => ("cpu", String::new()),
@@ -186,7 +186,7 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
     };
     let problem = |dim: usize, number: usize| {
         let mut problem = Problem::new(1, 4, 97, dim, DTYPES[number % 2]);
-        (problem.key_heads, problem.key_length, problem.log_sum_exp) = (2, 203, true);
+        (problem.key_heads, problem.key_length, problem.lse) = (2, 203, true);
         problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
         problem
     };
@@ -225,7 +225,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
             for mask in masks {
                 for dtype in DTYPES {
                     let mut problem = Problem::new(1 + number % 2, 4, query_length, dim, dtype);
-                    (problem.key_length, problem.mask, problem.log_sum_exp) = (key_length, mask, true);
+                    (problem.key_length, problem.mask, problem.lse) = (key_length, mask, true);
                     problem.key_heads = [4, 2, 1][number % 3];
                     problem.layout = [Layout::Bhsd, Layout::Bshd][number / 2 % 2];
                     let backends = runner.backends(usize::MAX);
@@ -238,7 +238,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
     }
     for dim in [32, 64, 96, 128] {
         let mut problem = Problem::new(1, 2, 97, dim, DTYPES[dim / 32 % 2]);
-        (problem.key_length, problem.mask, problem.log_sum_exp) = (203, masks[1], true);
+        (problem.key_length, problem.mask, problem.lse) = (203, masks[1], true);
         for backend in runner.every_backend().into_iter().filter(|backend| takes(*backend, &problem)) {
             cases.push(Case::new(problem.clone(), dim as u64, backend));
             for stress in Stress::ALL {
@@ -259,7 +259,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
 /// the problem.
 fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
     let short = |config| match config {
-        Config::Hopper(hopper) => Config::Hopper(HopperConfig { key_rows: 64, ..hopper }),
+        Config::Hopper(hopper) => Config::Hopper(HopperConfig { tile_n: 64, ..hopper }),
         other => other,
     };
     let shorter = match backend {

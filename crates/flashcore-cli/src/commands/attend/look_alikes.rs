@@ -42,7 +42,7 @@ const ALIASES: [(&[&str], &str); 10] = [
             "seqlenskv",
             "sequencelengths",
         ],
-        "the keys in use of each batch are `key_lengths` [batch]",
+        "the keys in use of each batch are `seqused_k` [batch]",
     ),
     (&["scale", "softmaxscale", "smscale"], "the scale is --scale"),
     (&["softcap", "logitcap", "logitsoftcap", "attnlogitsoftcapping"], "the softcap is --softcap"),
@@ -58,7 +58,7 @@ pub(super) fn advice(name: &str) -> Option<String> {
     if plain.contains("mask") {
         return Some(
             "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has \
-             causal masks and windows, and `key_lengths` [batch] the keys in use of each batch"
+             causal masks and windows, and `seqused_k` [batch] the keys in use of each batch"
                 .to_owned(),
         );
     }
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn names_of_other_libraries_have_advice_and_others_none() {
         let check = |name: &str, expected: Option<&str>| assert_eq!(advice(name).as_deref(), expected, "{name}");
-        let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `key_lengths` [batch] the keys in use of each batch";
+        let mask = "a mask of tensors is `bias` [batch, heads, queries, keys] with -inf for masked keys; --mask has causal masks and windows, and `seqused_k` [batch] the keys in use of each batch";
         for name in ["mask", "attn_mask", "attention_mask", "key_padding_mask", "Mask", "causalMask"] {
             check(name, Some(mask));
         }
@@ -86,15 +86,15 @@ mod tests {
         check("Bias", Some("what is added to scores is `bias` [batch, heads, queries, keys]"));
         check("s_aux", Some("sinks are `sinks` [heads]"));
         check("slopes", Some("slopes of ALiBi are `alibi_slopes` [heads]"));
-        check("cache_seqlens", Some("the keys in use of each batch are `key_lengths` [batch]"));
-        check("seqused_k", Some("the keys in use of each batch are `key_lengths` [batch]"));
+        check("cache_seqlens", Some("the keys in use of each batch are `seqused_k` [batch]"));
+        check("seqused_k", Some("the keys in use of each batch are `seqused_k` [batch]"));
         check("cu_seqlens_q", Some("packed sequences, pages and block masks are not supported"));
         check("k_cache", Some("name it with --key-name, in place of the key"));
         check("softmax_scale", Some("the scale is --scale"));
-        check("keylengths", Some("did you mean `key_lengths`?"));
+        check("keylengths", Some("did you mean `seqused_k`?"));
         check("Sinks", Some("did you mean `sinks`?"));
         check("alibi_slops", Some("did you mean `alibi_slopes`?"));
-        for name in ["output", "log_sum_exp", "layer.0.weight", "note", "positions", "expected"] {
+        for name in ["output", "lse", "layer.0.weight", "note", "positions", "expected"] {
             check(name, None);
         }
     }

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, TensorView as FileTensor};
 use super::look_alikes::advice;
 
 /// Tensors that take part when they are there.
-pub(super) const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "key_lengths"];
+pub(super) const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "seqused_k"];
 
 /// Names of the tensors in a file.
 pub(super) struct Names<'a> {
@@ -32,7 +32,7 @@ pub(super) struct Contents<'a> {
     alibi_slopes: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
     bias: Option<(Vec<f32>, BiasStrides)>,
-    key_lengths: Option<Vec<u32>>,
+    seqused_k: Option<Vec<u32>>,
 }
 
 /// One of query, key and value.
@@ -66,13 +66,13 @@ impl<'a> Contents<'a> {
         let alibi_slopes = floats(file, "alibi_slopes", &[heads], "[query heads]")?;
         let sinks = floats(file, "sinks", &[heads], "[query heads]")?;
         let bias = bias(file, &problem)?;
-        let key_lengths = key_lengths(file, &problem)?;
+        let seqused_k = seqused_k(file, &problem)?;
         (problem.alibi, problem.sinks) = (alibi_slopes.is_some(), sinks.is_some());
-        (problem.bias, problem.key_lengths) = (bias.is_some(), key_lengths.is_some());
+        (problem.bias, problem.seqused_k) = (bias.is_some(), seqused_k.is_some());
 
         let unused = unused(file, names)?;
         let (query, key, value) = (query.view, key.view, value.view);
-        Ok(Self { problem, unused, query, key, value, alibi_slopes, sinks, bias, key_lengths })
+        Ok(Self { problem, unused, query, key, value, alibi_slopes, sinks, bias, seqused_k })
     }
 
     /// The numbers, for a plan.
@@ -81,7 +81,7 @@ impl<'a> Contents<'a> {
         views.alibi_slopes = self.alibi_slopes.as_deref();
         views.sinks = self.sinks.as_deref();
         views.bias = self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides });
-        views.key_lengths = self.key_lengths.as_deref();
+        views.seqused_k = self.seqused_k.as_deref();
         views
     }
 
@@ -95,9 +95,9 @@ impl<'a> Contents<'a> {
             alibi_slopes: self.alibi_slopes.clone(),
             sinks: self.sinks.clone(),
             bias: self.bias.as_ref().map(|(data, strides)| Bias { data: data.clone(), strides: *strides }),
-            key_lengths: self.key_lengths.clone(),
-            number_table: None,
-            integer_table: None,
+            seqused_k: self.seqused_k.clone(),
+            aux_f32: None,
+            aux_i32: None,
         }
     }
 
@@ -111,11 +111,11 @@ impl<'a> Contents<'a> {
             vec![batch, heads, rows, columns]
         };
         let sums: Option<Vec<u8>> =
-            outputs.log_sum_exp.as_ref().map(|rows| rows.iter().flat_map(|row| row.to_le_bytes()).collect());
+            outputs.lse.as_ref().map(|rows| rows.iter().flat_map(|row| row.to_le_bytes()).collect());
         let tensor = |dtype, shape, data| FileTensor::new(dtype, shape, data).map_err(|error| error.to_string());
         let mut tensors = vec![("output", tensor(file_dtype(problem.dtype), shape, &outputs.output.data)?)];
         if let Some(sums) = &sums {
-            tensors.push(("log_sum_exp", tensor(Dtype::F32, vec![batch, heads, rows], sums)?));
+            tensors.push(("lse", tensor(Dtype::F32, vec![batch, heads, rows], sums)?));
         }
         safetensors::serialize(tensors, None).map_err(|error| error.to_string())
     }
@@ -237,23 +237,23 @@ fn bias(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<(Vec<f32>, B
     Ok(Some((values, strides)))
 }
 
-fn key_lengths(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<Vec<u32>>, String> {
-    let Some(tensor) = find(file, "key_lengths") else { return Ok(None) };
+fn seqused_k(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<Vec<u32>>, String> {
+    let Some(tensor) = find(file, "seqused_k") else { return Ok(None) };
     if tensor.shape() != [problem.batch] {
         let (shape, batch) = (tensor.shape(), problem.batch);
-        return Err(format!("key_lengths has shape {shape:?}; it must be [{batch}], [batch]"));
+        return Err(format!("seqused_k has shape {shape:?}; it must be [{batch}], [batch]"));
     }
     let integers: Vec<i64> = match tensor.dtype() {
         Dtype::I32 => tensor.data().as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect(),
         Dtype::U32 => tensor.data().as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes).into()).collect(),
         Dtype::I64 => tensor.data().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
-        dtype => return Err(format!("key_lengths is {dtype:?}; it must be I32, U32 or I64")),
+        dtype => return Err(format!("seqused_k is {dtype:?}; it must be I32, U32 or I64")),
     };
     let length = |(batch, &length): (usize, &i64)| {
         let most = problem.key_length;
         let fits = u32::try_from(length).ok().filter(|&length| length as usize <= most);
         fits.ok_or_else(|| {
-            format!("key_lengths has {length} for batch {batch}; it must be from 0 to {most}, the rows of key")
+            format!("seqused_k has {length} for batch {batch}; it must be from 0 to {most}, the rows of key")
         })
     };
     integers.iter().enumerate().map(length).collect::<Result<_, _>>().map(Some)

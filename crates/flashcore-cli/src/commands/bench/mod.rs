@@ -35,7 +35,7 @@ pub(crate) struct Bench {
     /// The problems to measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
-    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+formula]
+    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+expression]
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type [default: f32 on the CPU, f16 elsewhere]

@@ -130,7 +130,7 @@ fn call(problem: &Problem, device: &Device) -> Result<Value, String> {
         key: &inputs.key.data,
         value: &inputs.value.data,
         output: &outputs.output.data,
-        log_sum_exp: &[],
+        lse: &[],
         margin: 0,
         numbers: inputs.views(),
     };

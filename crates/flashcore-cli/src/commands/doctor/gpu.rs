@@ -62,7 +62,7 @@ fn examine(subject: &str, device: &Device, current: Option<&CurrentState>) -> (V
             "{}, compute capability {major}.{minor}, {} SMs, {:.1} GiB memory, {} KiB L2, {} KiB shared \
              memory per CTA, clocks up to {} MHz, memory up to {} MHz",
             device.name,
-            has.multiprocessors,
+            has.num_sms,
             device.memory_bytes as f64 / f64::from(1 << 30),
             kib(has.l2_bytes),
             kib(has.shared_bytes_per_cta),
@@ -95,7 +95,7 @@ fn examine(subject: &str, device: &Device, current: Option<&CurrentState>) -> (V
         "name": device.name,
         "uuid": device.uuid.to_string(),
         "compute": format!("{major}.{minor}"),
-        "multiprocessors": has.multiprocessors,
+        "num_sms": has.num_sms,
         "memory_bytes": device.memory_bytes,
         "free_bytes": free,
         "l2_bytes": has.l2_bytes,

@@ -1,16 +1,16 @@
-//! Formulas by name: those that suites, the command line and benches use.
+//! Expressions by name: those that suites, the command line and benches use.
 
 use flashcore_problem::{MaskMod, Problem, ScoreMod};
 
 /// Distances, to both sides, that [`score_mod`]'s `relative` tells apart.
 const FURTHEST: i32 = 128;
 
-/// The names of formulas for scores.
+/// The names of expressions for scores.
 pub const SCORE_MODS: [&str; 5] = ["relative", "distance", "capped", "tempered", "near"];
-/// The names of formulas for masks.
+/// The names of expressions for masks.
 pub const MASK_MODS: [&str; 4] = ["documents", "prefix", "blocks", "dilated"];
 
-/// A formula for scores, by name.
+/// An expression for scores, by name.
 pub fn score_mod(name: &str) -> Option<ScoreMod> {
     Some(match name {
         // A learned term for each head and distance, the same for all that are further.
@@ -33,7 +33,7 @@ pub fn score_mod(name: &str) -> Option<ScoreMod> {
     })
 }
 
-/// A formula for masks, by name.
+/// An expression for masks, by name.
 pub fn mask_mod(name: &str) -> Option<MaskMod> {
     Some(match name {
         // Several sequences one after the other, by a number for each position.
@@ -55,18 +55,18 @@ pub fn mask_mod(name: &str) -> Option<MaskMod> {
     })
 }
 
-/// Gives a problem formulas, and the tables that they read.
+/// Gives a problem expressions, and the tables that they read.
 pub fn give(problem: &mut Problem, score: Option<ScoreMod>, mask: Option<MaskMod>) {
     (problem.score_mod, problem.mask_mod) = (score, mask);
     let (mut numbers, mut integers) = (false, false);
-    for (_, formula) in problem.formulas() {
-        let (reads_numbers, reads_integers) = formula.tables();
+    for (_, expression) in problem.expressions() {
+        let (reads_numbers, reads_integers) = expression.tables();
         (numbers, integers) = (numbers || reads_numbers, integers || reads_integers);
     }
-    problem.number_table =
+    problem.aux_f32 =
         if numbers { (2 * FURTHEST as usize + 1).saturating_mul(problem.query_heads.max(1)) } else { 0 };
     // Longest first: where there are fewer queries than keys, they are numbered from 0 on like the keys.
-    problem.integer_table = if integers { problem.query_length.max(problem.key_length).max(1) } else { 0 };
+    problem.aux_i32 = if integers { problem.query_length.max(problem.key_length).max(1) } else { 0 };
 }
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
     use flashcore_problem::DType;
 
     #[test]
-    fn every_name_has_a_formula_that_is_valid() {
+    fn every_name_has_a_expression_that_is_valid() {
         for name in SCORE_MODS {
             let mut problem = Problem::new(1, 2, 200, 64, DType::F16);
             give(&mut problem, Some(score_mod(name).expect(name)), None);

@@ -1,8 +1,8 @@
-//! Formulas in the kernels: right in the simulator, and no work where they leave none.
+//! Expressions in the kernels: right in the simulator, and no work where they leave none.
 
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::verify;
-use flashcore_bench::testkit::{Backend, Case, formulas, parse_mask, parse_shape};
+use flashcore_bench::testkit::{Backend, Case, expressions, parse_mask, parse_shape};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Argument, Buffers, Config, Plan};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, MaskMod, Problem, ScoreMod};
@@ -10,28 +10,28 @@ use flashcore_sim::Counters;
 
 fn check(kernel: &str, shape: &str, mask: &str) {
     let mut problem = parse_shape(shape, DType::F16).expect("a shape");
-    (problem.mask, problem.log_sum_exp) = (parse_mask(mask).expect("a mask"), true);
+    (problem.mask, problem.lse) = (parse_mask(mask).expect("a mask"), true);
     let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
     let outcome = verify(&case, None);
     assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
 }
 
-/// Every formula by name with every family, over four tiles of keys with tails of rows and keys.
+/// Every expression by name with every family, over four tiles of keys with tails of rows and keys.
 #[test]
-fn every_formula_is_right_in_every_family() {
-    for (number, name) in formulas::SCORE_MODS.into_iter().chain(formulas::MASK_MODS).enumerate() {
+fn every_expression_is_right_in_every_family() {
+    for (number, name) in expressions::SCORE_MODS.into_iter().chain(expressions::MASK_MODS).enumerate() {
         let shape = format!("1x2x70,203x64+{name}");
         for kernel in ["ampere", "hopper"] {
             check(kernel, &shape, ["full", "causal"][number % 2]);
         }
-        check(["scalar", "steps"][number % 2], &format!("1x2x33,97x32+{name}"), "causal");
+        check(["scalar", "ladder"][number % 2], &format!("1x2x33,97x32+{name}"), "causal");
     }
 }
 
 /// Long enough that tiles are far from the diagonal, on both sides, and that documents end within tiles and between.
 #[test]
 fn tiles_far_from_the_diagonal_and_tiles_of_other_documents() {
-    for kernel in ["ampere", "hopper", "hopper-64x64-4stage-2keys-dependent", "ampere-64x64-2stage-swizzled-3parts"] {
+    for kernel in ["ampere", "hopper", "hopper-64x64-4stage-2kvgroups-pdl", "ampere-64x64-2stage-swizzled-3splits"] {
         check(kernel, "1x2x300,700x64+relative+documents", "full");
     }
     check("hopper", "2x1x500x128+relative", "full");
@@ -42,7 +42,7 @@ fn tiles_far_from_the_diagonal_and_tiles_of_other_documents() {
 }
 
 /// Warpgroups that do not wait for each other, and go through tiles of their own.
-const ALONE: [&str; 2] = ["hopper-128x128-2stage-hidden-persistent", "hopper-192x64-3stage"];
+const ALONE: [&str; 2] = ["hopper-128x128-2stage-overlap-persistent", "hopper-192x64-3stage"];
 
 /// Documents end within the rows of a CTA, so that its warpgroups have different keys; some have none at all.
 #[test]
@@ -54,7 +54,7 @@ fn warpgroups_have_tiles_of_their_own() {
         check(kernel, "1x2x300,700x64+relative+documents", "causal");
         check(kernel, "2x2x500x32+documents", "window:200,100");
         let mut problem = parse_shape("1x2x500,700x64", DType::F16).expect("a shape");
-        (problem.mask_mod, problem.integer_table) = (Some(none), 700);
+        (problem.mask_mod, problem.aux_i32) = (Some(none), 700);
         let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
         let outcome = verify(&case, None);
         assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
@@ -65,7 +65,7 @@ fn warpgroups_have_tiles_of_their_own() {
 /// more of them than half of the tiles, nowhere.
 #[test]
 fn tiles_of_rows_begin_where_documents_do() {
-    for kernel in ["hopper-64x32-2stage-hidden-persistent", "hopper-64x32-2stage-hidden-pingpong-persistent"] {
+    for kernel in ["hopper-64x32-2stage-overlap-persistent", "hopper-64x32-2stage-overlap-pingpong-persistent"] {
         check(kernel, "1x2x1100x64+documents", "full");
         check(kernel, "1x4/2x1100x64+relative+documents", "causal");
         check(kernel, "2x1x1100,900x32+documents", "window:200,100");
@@ -76,9 +76,9 @@ fn tiles_of_rows_begin_where_documents_do() {
     let alone = MaskMod::new("alone", |at| at.key.equals(at.query) | !(at.query.equals(301) | at.key.equals(301)));
     for mask in [shifted, alone] {
         let mut problem = parse_shape("1x2x700x64", DType::F16).expect("a shape");
-        (problem.mask_mod, problem.integer_table, problem.log_sum_exp) = (Some(mask), 700, true);
+        (problem.mask_mod, problem.aux_i32, problem.lse) = (Some(mask), 700, true);
         let case =
-            Case::new(problem, 5, Backend::Sim("hopper-64x32-2stage-hidden-persistent".parse().expect("a config")));
+            Case::new(problem, 5, Backend::Sim("hopper-64x32-2stage-overlap-persistent".parse().expect("a config")));
         let outcome = verify(&case, None);
         assert!(outcome.passed(), "{mask:?} {case}: {:#?}", outcome.complaints());
     }
@@ -99,7 +99,7 @@ fn masks_are_right_for_whole_tiles() {
     ];
     for mask in masks {
         let mut problem = parse_shape("2x1x150,700x64", DType::F16).expect("a shape");
-        (problem.mask_mod, problem.number_table, problem.integer_table) = (Some(mask), 700, 700);
+        (problem.mask_mod, problem.aux_f32, problem.aux_i32) = (Some(mask), 700, 700);
         for kernel in ["ampere", "hopper", ALONE[0]] {
             let case = Case::new(problem.clone(), 5, Backend::Sim(kernel.parse().expect("a config")));
             let outcome = verify(&case, None);
@@ -115,14 +115,14 @@ fn tempered(temperature: f32, window: i32, prefix: i32) -> Problem {
         (score / temperature).min(4.0) - (at.query - at.key - window).abs().to_number() * 0.01
     });
     let mask = MaskMod::new("window", |at| (at.query - at.key + 7).abs().less(window) | at.key.less(prefix));
-    (problem.score_mod, problem.mask_mod, problem.log_sum_exp) = (Some(score), Some(mask), true);
+    (problem.score_mod, problem.mask_mod, problem.lse) = (Some(score), Some(mask), true);
     problem
 }
 
 /// A thousand temperatures and windows have one kernel, and the kernel before it, with other arguments.
 #[test]
 fn other_constants_are_other_arguments_of_the_same_kernels() {
-    for kernel in ["ampere-32x32-2stage-swizzled-2parts", "hopper-64x32-2stage"] {
+    for kernel in ["ampere-32x32-2stage-swizzled-2splits", "hopper-64x32-2stage"] {
         let plan = |number: u16| {
             let problem = tempered(f32::from(number) / 64.0, number.into(), i32::from(number) / 2);
             Plan::new(&problem, kernel.parse().expect("a config"), Arch::Sm90a).expect("a plan")
@@ -155,7 +155,7 @@ fn other_constants_are_other_arguments_of_the_same_kernels() {
 /// One kernel with other constants, each judged.
 #[test]
 fn every_family_takes_its_constants_at_run_time() {
-    let kernels = ["ampere", "hopper", ALONE[0], "ampere-64x64-2stage-swizzled-2parts", "scalar", "steps"];
+    let kernels = ["ampere", "hopper", ALONE[0], "ampere-64x64-2stage-swizzled-2splits", "scalar", "ladder"];
     for (number, kernel) in kernels.into_iter().enumerate() {
         for (temperature, window, prefix) in [(0.25, 40, 3), (1.5, 120, -1)] {
             let mut problem = tempered(temperature, window, prefix);
@@ -176,7 +176,7 @@ fn a_term_whose_index_wraps_within_a_tile_is_not_the_same_for_all_of_it() {
     let wraps = ScoreMod::new("wraps", |score, at| score + at.number((at.key + (i32::MAX - 104)).max(limit) - limit));
     for kernel in ["ampere-64x64-2stage-swizzled", "hopper-64x128-2stage"] {
         let mut problem = parse_shape("1x1x64,256x64", DType::F16).expect("a shape");
-        (problem.score_mod, problem.number_table) = (Some(wraps), 21);
+        (problem.score_mod, problem.aux_f32) = (Some(wraps), 21);
         let case = Case::new(problem, 5, Backend::Sim(kernel.parse().expect("a config")));
         let outcome = verify(&case, None);
         assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
@@ -192,13 +192,13 @@ fn counted(problem: &Problem, inputs: &Inputs, kernel: &str) -> Counters {
 /// Two documents of 256 positions: half of the tiles of keys have nothing for a tile of rows.
 #[test]
 fn tiles_without_attended_keys_are_left_out() {
-    for kernel in ["ampere", "hopper", "steps-64x64-2stage-swizzled-tensorqk-tensorpv"] {
+    for kernel in ["ampere", "hopper", "ladder-64x64-2stage-swizzled-tensorqk-tensorpv"] {
         let plain = parse_shape("1x1x512x64", DType::F16).expect("a shape");
         let masked = parse_shape("1x1x512x64+documents", DType::F16).expect("a shape");
         let mut inputs = Inputs::random(&masked, 3);
-        inputs.integer_table = Some((0..512).map(|position| position / 256).collect());
+        inputs.aux_i32 = Some((0..512).map(|position| position / 256).collect());
         let with = counted(&masked, &inputs, kernel).tensor_flops;
-        inputs.integer_table = None;
+        inputs.aux_i32 = None;
         let without = counted(&plain, &inputs, kernel).tensor_flops;
         assert_eq!(2 * with, without, "{kernel}");
     }
@@ -210,9 +210,9 @@ fn tiles_without_attended_keys_are_left_out_by_each_warpgroup() {
     let plain = parse_shape("1x1x512x64", DType::F16).expect("a shape");
     let masked = parse_shape("1x1x512x64+documents", DType::F16).expect("a shape");
     let mut inputs = Inputs::random(&masked, 3);
-    inputs.integer_table = Some((0..512).map(|position| i32::from(position >= 192)).collect());
+    inputs.aux_i32 = Some((0..512).map(|position| i32::from(position >= 192)).collect());
     let with = counted(&masked, &inputs, ALONE[0]).tensor_flops;
-    inputs.integer_table = None;
+    inputs.aux_i32 = None;
     let without = counted(&plain, &inputs, ALONE[0]).tensor_flops;
     assert_eq!(32 * with, (3 * 2 + 5 * 3) * without);
 }
@@ -224,9 +224,9 @@ fn tiles_begin_where_something_is_attended() {
     let masked = parse_shape("1x1x512x64+documents", DType::F16).expect("a shape");
     let mut inputs = Inputs::random(&masked, 3);
     let document = |position: i32| i32::from(position >= 192) + i32::from(position >= 448);
-    inputs.integer_table = Some((0..512).map(document).collect());
+    inputs.aux_i32 = Some((0..512).map(document).collect());
     let with = counted(&masked, &inputs, ALONE[0]).tensor_flops;
-    inputs.integer_table = None;
+    inputs.aux_i32 = None;
     let without = counted(&plain, &inputs, ALONE[0]).tensor_flops;
     // Of 64 rows each, none of which has two documents: three of the first, of two tiles; four of two, one of one.
     assert_eq!(32 * with, (3 * 2 + 4 * 2 + 1) * without);
