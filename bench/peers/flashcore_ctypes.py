@@ -36,8 +36,8 @@ class Problem(ctypes.Structure):
         ("alibi", c_int32),
         ("sinks", c_int32),
         ("bias", c_int32),
-        ("key_lengths", c_int32),
-        ("log_sum_exp", c_int32),
+        ("seqused_k", c_int32),
+        ("lse", c_int32),
         ("reserved", c_int64),
         ("query_strides", Strides),
         ("key_strides", Strides),
@@ -64,14 +64,14 @@ class Inputs(ctypes.Structure):
         ("sinks", Bytes),
         ("bias", Bytes),
         ("bias_strides", c_uint64 * 4),
-        ("key_lengths", Bytes),
+        ("seqused_k", Bytes),
     ]
 
 
 class Outputs(ctypes.Structure):
     """`flashcore_outputs_t`."""
 
-    _fields_ = [("struct_size", c_uint64), ("output", Bytes), ("log_sum_exp", Bytes)]
+    _fields_ = [("struct_size", c_uint64), ("output", Bytes), ("lse", Bytes)]
 
 
 class Flashcore:

@@ -1,4 +1,4 @@
-"""Times formulas (score_mod, mask_mod) of flashcore beside FlexAttention of PyTorch on one GPU.
+"""Times expressions (score_mod, mask_mod) of flashcore beside FlexAttention of PyTorch on one GPU.
 
 One run, in turns: `flashcore bench` measures its kernels on graphs of launches, then FlexAttention, compiled with
 max-autotune, is captured into graphs of calls on tensors of the same shapes, and so on, several rounds. The documents of
@@ -162,7 +162,7 @@ def main():
         block_rate = 4 * batch * heads * dim * in_blocks[name] * length**2 / both["ours"]
         rows.append(
             {
-                "formula": name,
+                "expression": name,
                 "shape": arguments.shape,
                 "dtype": arguments.dtype,
                 "kernel": kernels[name],

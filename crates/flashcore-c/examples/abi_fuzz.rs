@@ -70,7 +70,7 @@ mod command {
                         "row" => Sabotage::Row,
                         "column" => Sabotage::Column,
                         "head" => Sabotage::Head,
-                        "lse" => Sabotage::LogSumExp,
+                        "lse" => Sabotage::Lse,
                         _ => return None,
                     });
                 }

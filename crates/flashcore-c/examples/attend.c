@@ -18,7 +18,7 @@ static float query[BATCH][QUERIES][HEADS][DIM];
 static float key[BATCH][KEYS][KEY_HEADS][DIM];
 static float value[BATCH][KEYS][KEY_HEADS][DIM];
 static float output[BATCH][QUERIES][HEADS][DIM];
-static float log_sum_exp[BATCH][HEADS][QUERIES];
+static float lse[BATCH][HEADS][QUERIES];
 
 /* The largest error of the output and of the log-sum-exp. */
 static double largest_error(double scale)
@@ -41,7 +41,7 @@ static double largest_error(double scale)
                 }
                 for (int c = 0; c < DIM; c++)
                     largest = fmax(largest, fabs(output[b][i][h][c] - expected[c] / sum));
-                largest = fmax(largest, fabs(log_sum_exp[b][h][i] - log(sum)));
+                largest = fmax(largest, fabs(lse[b][h][i] - log(sum)));
             }
     return largest;
 }
@@ -71,7 +71,7 @@ int main(void)
     problem.key_length = KEYS;
     problem.mask = FLASHCORE_MASK_CAUSAL;
     problem.layout = FLASHCORE_LAYOUT_BSHD;
-    problem.log_sum_exp = 1;
+    problem.lse = 1;
 
     flashcore_plan_t *plan;
     if (flashcore_plan_create(&problem, FLASHCORE_DEVICE_CPU, 0, &plan) != FLASHCORE_OK)
@@ -92,8 +92,8 @@ int main(void)
     outputs.struct_size = sizeof outputs;
     outputs.output.data = output;
     outputs.output.bytes = sizeof output;
-    outputs.log_sum_exp.data = log_sum_exp;
-    outputs.log_sum_exp.bytes = sizeof log_sum_exp;
+    outputs.lse.data = lse;
+    outputs.lse.bytes = sizeof lse;
     if (flashcore_plan_run_host(plan, &inputs, &outputs) != FLASHCORE_OK)
         return fail("run");
     double error = largest_error(problem.scale);

@@ -25,7 +25,7 @@ class Problem(Structure):
         + [(name, c_int32) for name in ("mask", "alignment", "layout")]
         + [("window_left", c_int64), ("window_right", c_int64)]
         + [("softcap", c_float)]
-        + [(name, c_int32) for name in ("alibi", "sinks", "bias", "key_lengths", "log_sum_exp")]
+        + [(name, c_int32) for name in ("alibi", "sinks", "bias", "seqused_k", "lse")]
         + [("reserved", c_int64)]
         + [(f"{name}_strides", Strides) for name in ("query", "key", "value", "output")]
     )
@@ -44,12 +44,12 @@ class Inputs(Structure):
     _fields_ = (
         [("struct_size", c_uint64)]
         + [(name, Bytes) for name in ("query", "key", "value", "alibi_slopes", "sinks", "bias")]
-        + [("bias_strides", c_uint64 * 4), ("key_lengths", Bytes)]
+        + [("bias_strides", c_uint64 * 4), ("seqused_k", Bytes)]
     )
 
 
 class Outputs(Structure):
-    _fields_ = [("struct_size", c_uint64), ("output", Bytes), ("log_sum_exp", Bytes)]
+    _fields_ = [("struct_size", c_uint64), ("output", Bytes), ("lse", Bytes)]
 
 
 def load(path):

@@ -119,7 +119,7 @@ typedef struct {
     const char *name;
     uint64_t batch, query_heads, key_heads, query_length, key_length, dim;
     int32_t dtype;
-    int32_t alibi, sinks, key_lengths, bias;
+    int32_t alibi, sinks, seqused_k, bias;
 } case_t;
 
 static const case_t CASES[] = {
@@ -137,7 +137,7 @@ typedef struct {
     void *host[INPUTS];
     size_t bytes[INPUTS];
     device_address device[INPUTS];
-    device_address output, log_sum_exp, workspace;
+    device_address output, lse, workspace;
     /* What was computed alone, and what comes back each round. */
     void *expected_output, *found_output;
     float *expected_rows, *found_rows;
@@ -198,7 +198,7 @@ static void make_inputs(const case_t *problem, lane_t *lane, int number)
     size_t counts[INPUTS] = {queries, keys, keys, 0, 0, 0, 0};
     lane->bytes[SLOPES] = problem->alibi ? 4 * problem->query_heads : 0;
     lane->bytes[SINKS] = problem->sinks ? 4 * problem->query_heads : 0;
-    lane->bytes[LENGTHS] = problem->key_lengths ? 4 * problem->batch : 0;
+    lane->bytes[LENGTHS] = problem->seqused_k ? 4 * problem->batch : 0;
     lane->bytes[BIAS] = problem->bias ? 4 * problem->key_length : 0;
     for (int tensor = 0; tensor < INPUTS; tensor++) {
         if (tensor <= VALUE)
@@ -241,10 +241,10 @@ static int launch(lane_t *lane)
     tensors.key = address(lane->device[KEY]);
     tensors.value = address(lane->device[VALUE]);
     tensors.output = address(lane->output);
-    tensors.log_sum_exp = address(lane->log_sum_exp);
+    tensors.lse = address(lane->lse);
     tensors.alibi_slopes = address(lane->device[SLOPES]);
     tensors.sinks = address(lane->device[SINKS]);
-    tensors.key_lengths = address(lane->device[LENGTHS]);
+    tensors.seqused_k = address(lane->device[LENGTHS]);
     tensors.bias = address(lane->device[BIAS]);
     tensors.bias_strides.key = lane->device[BIAS] != 0;
     if (mode == WORKSPACE_OF_THE_CALLER)
@@ -256,7 +256,7 @@ static int launch(lane_t *lane)
 static void begin_round(lane_t *lane)
 {
     check("cuMemsetD8Async", driver.cuMemsetD8Async(lane->output, 0xFF, output_bytes, lane->stream));
-    check("cuMemsetD8Async", driver.cuMemsetD8Async(lane->log_sum_exp, 0xFF, row_bytes, lane->stream));
+    check("cuMemsetD8Async", driver.cuMemsetD8Async(lane->lse, 0xFF, row_bytes, lane->stream));
     if (mode == GRAPHS)
         check("cuGraphLaunch", driver.cuGraphLaunch(lane->graph, lane->stream));
     else
@@ -264,7 +264,7 @@ static void begin_round(lane_t *lane)
     check("cuMemcpyDtoHAsync",
           driver.cuMemcpyDtoHAsync_v2(lane->found_output, lane->output, output_bytes, lane->stream));
     check("cuMemcpyDtoHAsync",
-          driver.cuMemcpyDtoHAsync_v2(lane->found_rows, lane->log_sum_exp, row_bytes, lane->stream));
+          driver.cuMemcpyDtoHAsync_v2(lane->found_rows, lane->lse, row_bytes, lane->stream));
 }
 
 /* Waits for the round; 1 if the result has other bits than the one that was computed alone. */
@@ -301,7 +301,7 @@ static int differs_from_cpu(const case_t *given, const flashcore_problem_t *prob
     memset(&inputs, 0, sizeof inputs);
     inputs.struct_size = sizeof inputs;
     flashcore_bytes_t *fields[INPUTS] = {&inputs.query, &inputs.key,         &inputs.value, &inputs.alibi_slopes,
-                                         &inputs.sinks, &inputs.key_lengths, &inputs.bias};
+                                         &inputs.sinks, &inputs.seqused_k, &inputs.bias};
     for (int tensor = 0; tensor < INPUTS; tensor++) {
         fields[tensor]->data = lane->host[tensor];
         fields[tensor]->bytes = lane->bytes[tensor];
@@ -312,8 +312,8 @@ static int differs_from_cpu(const case_t *given, const flashcore_problem_t *prob
     outputs.struct_size = sizeof outputs;
     outputs.output.data = output;
     outputs.output.bytes = output_bytes;
-    outputs.log_sum_exp.data = rows;
-    outputs.log_sum_exp.bytes = row_bytes;
+    outputs.lse.data = rows;
+    outputs.lse.bytes = row_bytes;
     check("flashcore_plan_run_host", flashcore_plan_run_host(on_cpu, &inputs, &outputs));
 
     /* Both round outputs, and weights, to 16 bits: a few roundoffs of the largest output. */
@@ -350,9 +350,9 @@ static size_t run_case(const case_t *given)
     problem.key_length = given->key_length;
     problem.alibi = given->alibi;
     problem.sinks = given->sinks;
-    problem.key_lengths = given->key_lengths;
+    problem.seqused_k = given->seqused_k;
     problem.bias = given->bias;
-    problem.log_sum_exp = 1;
+    problem.lse = 1;
     int status = flashcore_plan_create(&problem, FLASHCORE_DEVICE_CUDA, 0, &plan);
     if (status == FLASHCORE_NO_DEVICE) {
         printf("no GPU: %s\n", flashcore_last_error());
@@ -370,7 +370,7 @@ static size_t run_case(const case_t *given)
         make_inputs(given, lane, number);
         check("cuStreamCreate", driver.cuStreamCreate(&lane->stream, 1 /* not held up by the default stream */));
         check("cuMemAlloc", driver.cuMemAlloc_v2(&lane->output, output_bytes));
-        check("cuMemAlloc", driver.cuMemAlloc_v2(&lane->log_sum_exp, row_bytes));
+        check("cuMemAlloc", driver.cuMemAlloc_v2(&lane->lse, row_bytes));
         check("cuMemAlloc", driver.cuMemAlloc_v2(&lane->workspace, workspace_bytes + 16));
         check("cuMemAllocHost", driver.cuMemAllocHost_v2(&lane->found_output, output_bytes));
         check("cuMemAllocHost", driver.cuMemAllocHost_v2((void **)&lane->found_rows, row_bytes));
@@ -421,7 +421,7 @@ static size_t run_case(const case_t *given)
             free(lane->host[tensor]);
         }
         check("cuMemFree", driver.cuMemFree_v2(lane->output));
-        check("cuMemFree", driver.cuMemFree_v2(lane->log_sum_exp));
+        check("cuMemFree", driver.cuMemFree_v2(lane->lse));
         check("cuMemFree", driver.cuMemFree_v2(lane->workspace));
         check("cuMemFreeHost", driver.cuMemFreeHost(lane->found_output));
         check("cuMemFreeHost", driver.cuMemFreeHost(lane->found_rows));

@@ -148,9 +148,9 @@ typedef struct flashcore_problem_t {
   // 1 if there is a bias that is added to the scores; else 0.
   int32_t bias;
   // 1 if each batch has a key length of its own; else 0.
-  int32_t key_lengths;
+  int32_t seqused_k;
   // 1 if the log-sum-exp of each row is wanted; else 0.
-  int32_t log_sum_exp;
+  int32_t lse;
   // Must be 0.
   int64_t reserved;
   // For FLASHCORE_LAYOUT_STRIDED.
@@ -189,9 +189,9 @@ typedef struct flashcore_device_tensors_t {
   // The output, of the problem's dtype, 16-byte aligned.
   void *output;
   // One float per row, contiguous [batch, query head, query row].
-  float *log_sum_exp;
+  float *lse;
   // One uint32_t per batch. One that is larger than the problem's key_length counts as that.
-  const uint32_t *key_lengths;
+  const uint32_t *seqused_k;
   // One float per query head.
   const float *alibi_slopes;
   // One float per query head.
@@ -200,10 +200,10 @@ typedef struct flashcore_device_tensors_t {
   const float *bias;
   // Where the floats of the bias lie.
   struct flashcore_bias_strides_t bias_strides;
-  // Floats that formulas read. Problems in C have no formulas yet: null.
-  const float *number_table;
-  // Integers that formulas read. Problems in C have no formulas yet: null.
-  const int32_t *integer_table;
+  // Floats that expressions read. Problems in C have no expressions yet: null.
+  const float *aux_f32;
+  // Integers that expressions read. Problems in C have no expressions yet: null.
+  const int32_t *aux_i32;
   // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
   // for the workspace that the plan keeps for the stream.
   void *workspace;
@@ -236,7 +236,7 @@ typedef struct flashcore_inputs_t {
   // Where the floats of the bias lie.
   struct flashcore_bias_strides_t bias_strides;
   // One uint32_t per batch.
-  struct flashcore_bytes_t key_lengths;
+  struct flashcore_bytes_t seqused_k;
 } flashcore_inputs_t;
 
 // Bytes to be written. Null with 0 bytes means that there are none.
@@ -254,7 +254,7 @@ typedef struct flashcore_outputs_t {
   // The output, of the problem's dtype.
   struct flashcore_mut_bytes_t output;
   // One float per row, contiguous [batch, query head, query row]; null if the problem does not want it.
-  struct flashcore_mut_bytes_t log_sum_exp;
+  struct flashcore_mut_bytes_t lse;
 } flashcore_outputs_t;
 
 // Everything went well.
@@ -347,7 +347,7 @@ flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
                                          const void *key,
                                          const void *value,
                                          void *output,
-                                         float *log_sum_exp);
+                                         float *lse);
 
 // Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished, with every tensor that a
 // problem can have.

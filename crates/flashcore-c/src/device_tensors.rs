@@ -26,9 +26,9 @@ pub struct DeviceTensors {
     /// The output, of the problem's dtype, 16-byte aligned.
     pub output: *mut c_void,
     /// One float per row, contiguous [batch, query head, query row].
-    pub log_sum_exp: *mut f32,
+    pub lse: *mut f32,
     /// One uint32_t per batch. One that is larger than the problem's key_length counts as that.
-    pub key_lengths: *const u32,
+    pub seqused_k: *const u32,
     /// One float per query head.
     pub alibi_slopes: *const f32,
     /// One float per query head.
@@ -37,10 +37,10 @@ pub struct DeviceTensors {
     pub bias: *const f32,
     /// Where the floats of the bias lie.
     pub bias_strides: BiasStrides,
-    /// Floats that formulas read. Problems in C have no formulas yet: null.
-    pub number_table: *const f32,
-    /// Integers that formulas read. Problems in C have no formulas yet: null.
-    pub integer_table: *const i32,
+    /// Floats that expressions read. Problems in C have no expressions yet: null.
+    pub aux_f32: *const f32,
+    /// Integers that expressions read. Problems in C have no expressions yet: null.
+    pub aux_i32: *const i32,
     /// flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
     /// for the workspace that the plan keeps for the stream.
     pub workspace: *mut c_void,
@@ -49,7 +49,7 @@ pub struct DeviceTensors {
 // SAFETY: `repr(C)` of addresses and integers, the first of them the size.
 unsafe impl SizedStruct for DeviceTensors {
     const NAME: &'static str = "flashcore_device_tensors_t";
-    const LEAST_BYTES: usize = offset_of!(Self, log_sum_exp);
+    const LEAST_BYTES: usize = offset_of!(Self, lse);
 }
 
 impl DeviceTensors {
@@ -60,14 +60,14 @@ impl DeviceTensors {
         key: ptr::null(),
         value: ptr::null(),
         output: ptr::null_mut(),
-        log_sum_exp: ptr::null_mut(),
-        key_lengths: ptr::null(),
+        lse: ptr::null_mut(),
+        seqused_k: ptr::null(),
         alibi_slopes: ptr::null(),
         sinks: ptr::null(),
         bias: ptr::null(),
         bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
-        number_table: ptr::null(),
-        integer_table: ptr::null(),
+        aux_f32: ptr::null(),
+        aux_i32: ptr::null(),
         workspace: ptr::null_mut(),
     };
 
@@ -80,14 +80,14 @@ impl DeviceTensors {
             address(self.value),
             address(self.output.cast_const()),
         );
-        tensors.log_sum_exp = address(self.log_sum_exp.cast());
-        tensors.key_lengths = address(self.key_lengths.cast());
+        tensors.lse = address(self.lse.cast());
+        tensors.seqused_k = address(self.seqused_k.cast());
         tensors.alibi_slopes = address(self.alibi_slopes.cast());
         tensors.sinks = address(self.sinks.cast());
         tensors.bias = address(self.bias.cast());
         tensors.bias_strides = bias_strides(self.bias_strides)?;
-        tensors.number_table = address(self.number_table.cast());
-        tensors.integer_table = address(self.integer_table.cast());
+        tensors.aux_f32 = address(self.aux_f32.cast());
+        tensors.aux_i32 = address(self.aux_i32.cast());
         tensors.workspace = address(self.workspace.cast_const());
         Ok(tensors)
     }

@@ -86,13 +86,13 @@ pub unsafe extern "C" fn flashcore_plan_launch(
     key: *const c_void,
     value: *const c_void,
     output: *mut c_void,
-    log_sum_exp: *mut f32,
+    lse: *mut f32,
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
         check_on_cuda(&entry.plan, "flashcore_plan_launch")?;
         check_simple(entry.plan.problem())?;
-        let tensors = DeviceTensors { query, key, value, output, log_sum_exp, ..DeviceTensors::NONE };
+        let tensors = DeviceTensors { query, key, value, output, lse, ..DeviceTensors::NONE };
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
         unsafe { entry.plan.launch(stream, tensors.to_api()?) }.map_err(Failure::from)
     })
@@ -158,12 +158,8 @@ fn check_on_cuda(plan: &Plan, call: &str) -> Result<(), Failure> {
 
 /// The problem has no tensors but those that flashcore_plan_launch() has parameters for.
 pub(crate) fn check_simple(problem: &ApiProblem) -> Result<(), Failure> {
-    let others = [
-        ("alibi", problem.alibi),
-        ("sinks", problem.sinks),
-        ("bias", problem.bias),
-        ("key_lengths", problem.key_lengths),
-    ];
+    let others =
+        [("alibi", problem.alibi), ("sinks", problem.sinks), ("bias", problem.bias), ("seqused_k", problem.seqused_k)];
     let on: Vec<&str> = others.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect();
     if on.is_empty() {
         return Ok(());

@@ -94,9 +94,9 @@ pub struct Problem {
     /// 1 if there is a bias that is added to the scores; else 0.
     pub bias: i32,
     /// 1 if each batch has a key length of its own; else 0.
-    pub key_lengths: i32,
+    pub seqused_k: i32,
     /// 1 if the log-sum-exp of each row is wanted; else 0.
-    pub log_sum_exp: i32,
+    pub lse: i32,
     /// Must be 0.
     pub reserved: i64,
     /// For FLASHCORE_LAYOUT_STRIDED.
@@ -163,8 +163,8 @@ impl Problem {
         problem.alibi = switch("alibi", self.alibi)?;
         problem.sinks = switch("sinks", self.sinks)?;
         problem.bias = switch("bias", self.bias)?;
-        problem.key_lengths = switch("key_lengths", self.key_lengths)?;
-        problem.log_sum_exp = switch("log_sum_exp", self.log_sum_exp)?;
+        problem.seqused_k = switch("seqused_k", self.seqused_k)?;
+        problem.lse = switch("lse", self.lse)?;
         problem.layout = layout;
         Ok(problem)
     }
@@ -254,8 +254,8 @@ pub unsafe extern "C" fn flashcore_problem_init(
             alibi: 0,
             sinks: 0,
             bias: 0,
-            key_lengths: 0,
-            log_sum_exp: 0,
+            seqused_k: 0,
+            lse: 0,
             layout: FLASHCORE_LAYOUT_BHSD,
             reserved: 0,
             query_strides: Strides::default(),

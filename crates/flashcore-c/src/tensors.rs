@@ -64,7 +64,7 @@ pub struct Inputs {
     /// Where the floats of the bias lie.
     pub bias_strides: BiasStrides,
     /// One uint32_t per batch.
-    pub key_lengths: Bytes,
+    pub seqused_k: Bytes,
 }
 
 /// Everything that is written, in the host's memory. None of it may overlap anything else.
@@ -76,7 +76,7 @@ pub struct Outputs {
     /// The output, of the problem's dtype.
     pub output: BytesMut,
     /// One float per row, contiguous [batch, query head, query row]; null if the problem does not want it.
-    pub log_sum_exp: BytesMut,
+    pub lse: BytesMut,
 }
 
 /// Not null and aligned.
@@ -100,7 +100,7 @@ unsafe impl SizedStruct for Inputs {
 // SAFETY: `repr(C)` of addresses and integers, the first of them the size.
 unsafe impl SizedStruct for Outputs {
     const NAME: &'static str = "flashcore_outputs_t";
-    const LEAST_BYTES: usize = offset_of!(Self, log_sum_exp);
+    const LEAST_BYTES: usize = offset_of!(Self, lse);
 }
 
 /// A range of addresses that is one: not null, aligned, whole elements, within the address space.
@@ -162,14 +162,13 @@ pub(crate) unsafe fn views<'a>(
         Range::new("inputs.alibi_slopes", inputs.alibi_slopes.data, inputs.alibi_slopes.bytes, size_of::<f32>())?,
         Range::new("inputs.sinks", inputs.sinks.data, inputs.sinks.bytes, size_of::<f32>())?,
         Range::new("inputs.bias", inputs.bias.data, inputs.bias.bytes, size_of::<f32>())?,
-        Range::new("inputs.key_lengths", inputs.key_lengths.data, inputs.key_lengths.bytes, size_of::<u32>())?,
+        Range::new("inputs.seqused_k", inputs.seqused_k.data, inputs.seqused_k.bytes, size_of::<u32>())?,
     ];
     let output = Range::new("outputs.output", outputs.output.data, outputs.output.bytes, size)?;
-    let log_sum_exp =
-        Range::new("outputs.log_sum_exp", outputs.log_sum_exp.data, outputs.log_sum_exp.bytes, size_of::<f32>())?;
-    check_apart(&read, output, log_sum_exp)?;
+    let lse = Range::new("outputs.lse", outputs.lse.data, outputs.lse.bytes, size_of::<f32>())?;
+    check_apart(&read, output, lse)?;
 
-    let [query, key, value, alibi_slopes, sinks, bias, key_lengths] = read;
+    let [query, key, value, alibi_slopes, sinks, bias, seqused_k] = read;
     // SAFETY: the ranges were checked, do not overlap what is written, and can be read as the caller promises.
     let inputs = unsafe {
         let mut views = InputViews::new(
@@ -182,23 +181,23 @@ pub(crate) unsafe fn views<'a>(
         views.bias = slice_of(bias, inputs.bias.data)
             .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
             .transpose()?;
-        views.key_lengths = slice_of(key_lengths, inputs.key_lengths.data);
+        views.seqused_k = slice_of(seqused_k, inputs.seqused_k.data);
         views
     };
     // SAFETY: the ranges were checked, overlap nothing else, and can be written as the caller promises.
     let outputs = unsafe {
         let data = slice_of_mut(output, outputs.output.data).unwrap_or_default();
         let mut views = OutputViews::new(TensorViewMut { dtype, data });
-        views.log_sum_exp = slice_of_mut(log_sum_exp, outputs.log_sum_exp.data);
+        views.lse = slice_of_mut(lse, outputs.lse.data);
         views
     };
     Ok((inputs, outputs))
 }
 
-fn check_apart(read: &[Option<Range>], output: Option<Range>, log_sum_exp: Option<Range>) -> Result<(), Failure> {
+fn check_apart(read: &[Option<Range>], output: Option<Range>, lse: Option<Range>) -> Result<(), Failure> {
     let all: Vec<Range> = read.iter().copied().flatten().collect();
-    for written in [output, log_sum_exp].into_iter().flatten() {
-        let others = all.iter().copied().chain(log_sum_exp.filter(|_| written.argument == "outputs.output"));
+    for written in [output, lse].into_iter().flatten() {
+        let others = all.iter().copied().chain(lse.filter(|_| written.argument == "outputs.output"));
         if let Some(other) = others.into_iter().find(|&other| written.overlaps(other)) {
             let (written, other) = (written.argument, other.argument);
             return Err(Failure::argument(format!("{written} overlaps {other}; what is written must be apart")));

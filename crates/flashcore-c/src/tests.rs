@@ -60,12 +60,12 @@ fn inputs<T>(query: &[T], key: &[T], value: &[T]) -> Inputs {
         sinks: NO_BYTES,
         bias: NO_BYTES,
         bias_strides: BiasStrides::default(),
-        key_lengths: NO_BYTES,
+        seqused_k: NO_BYTES,
     }
 }
 
-fn outputs(output: BytesMut, log_sum_exp: BytesMut) -> Outputs {
-    Outputs { struct_size: size_of::<Outputs>() as u64, output, log_sum_exp }
+fn outputs(output: BytesMut, lse: BytesMut) -> Outputs {
+    Outputs { struct_size: size_of::<Outputs>() as u64, output, lse }
 }
 
 fn run(plan: *const PlanHandle, inputs: &Inputs, outputs: &Outputs) -> (Status, String) {
@@ -78,17 +78,17 @@ fn run(plan: *const PlanHandle, inputs: &Inputs, outputs: &Outputs) -> (Status, 
 fn a_call_from_beginning_to_end() {
     let mut problem = problem(1, 1, 2, 1, FLASHCORE_DTYPE_F32);
     problem.mask = FLASHCORE_MASK_CAUSAL;
-    problem.log_sum_exp = 1;
+    problem.lse = 1;
     let plan = create(&problem).unwrap();
     let description = text(flashcore_plan_describe(plan));
     assert!(description.starts_with("batch 1 heads 1/1 queries 2 keys 2 dims 1/1 f32 causal bottom-right"));
 
-    let (mut output, mut log_sum_exp) = ([f32::NAN; 2], [f32::NAN; 2]);
+    let (mut output, mut lse) = ([f32::NAN; 2], [f32::NAN; 2]);
     let inputs = inputs(&[0.0_f32; 2], &[0.0; 2], &[1.0, 2.0]);
-    let outputs = outputs(mut_bytes(&mut output), mut_bytes(&mut log_sum_exp));
+    let outputs = outputs(mut_bytes(&mut output), mut_bytes(&mut lse));
     assert_eq!(run(plan, &inputs, &outputs), (FLASHCORE_OK, String::new()));
     assert_eq!(output, [1.0, 1.5]);
-    assert_eq!(log_sum_exp, [0.0, std::f32::consts::LN_2]);
+    assert_eq!(lse, [0.0, std::f32::consts::LN_2]);
     assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
 }
 
@@ -220,8 +220,8 @@ fn wrong_host_tensors_are_named() {
         "outputs.output overlaps inputs.query; what is written must be apart",
     );
     check(
-        &|_, outputs| outputs.log_sum_exp = BytesMut { data: outputs.output.data.wrapping_add(4), bytes: 8 },
-        "outputs.output overlaps outputs.log_sum_exp",
+        &|_, outputs| outputs.lse = BytesMut { data: outputs.output.data.wrapping_add(4), bytes: 8 },
+        "outputs.output overlaps outputs.lse",
     );
     // SAFETY: null structs are looked at by the call.
     assert_eq!(unsafe { flashcore_plan_run_host(plan, ptr::null(), ptr::null()) }, FLASHCORE_INVALID_ARGUMENT);
@@ -284,8 +284,8 @@ fn random_problem(random: &mut SplitMix64) -> Problem {
     problem.alibi = choice(random, 0, 2);
     problem.sinks = choice(random, 0, 2);
     problem.bias = choice(random, 0, 2);
-    problem.key_lengths = choice(random, 0, 2);
-    problem.log_sum_exp = choice(random, 0, 2);
+    problem.seqused_k = choice(random, 0, 2);
+    problem.lse = choice(random, 0, 2);
     problem.scale = [1.0, 1.0, 1.0, 0.0, f64::NAN, f64::from(f32::MAX)][random.below(6)];
     problem.softcap = [0.0, 0.0, 0.0, 1.0, -1.0, f32::INFINITY][random.below(6)];
     problem.window_left = [-1, 0, 1, 3, i64::MIN, i64::MAX][random.below(6)];
@@ -357,14 +357,14 @@ fn random_arguments_are_answered() {
             sinks: exact(problem.query_heads, problem.sinks, memory[4].as_ptr()),
             bias: random_bytes(&mut random, memory[5].as_ptr(), problem.bias == 1),
             bias_strides: BiasStrides { batch: 64, head: 0, row: [0, 8, u64::MAX][random.below(3)], key: 1 },
-            key_lengths: exact(problem.batch, problem.key_lengths, memory[6].as_ptr()),
+            seqused_k: exact(problem.batch, problem.seqused_k, memory[6].as_ptr()),
         };
-        let log_sum_exp = exact(rows, problem.log_sum_exp, rows_memory.as_mut_ptr());
+        let lse = exact(rows, problem.lse, rows_memory.as_mut_ptr());
         let output = random_bytes(&mut random, output_memory.as_mut_ptr(), true);
         let outputs = Outputs {
             struct_size: size_of::<Outputs>() as u64,
             output: BytesMut { data: output.data.cast_mut(), bytes: output.bytes },
-            log_sum_exp: BytesMut { data: log_sum_exp.data.cast_mut(), bytes: log_sum_exp.bytes },
+            lse: BytesMut { data: lse.data.cast_mut(), bytes: lse.bytes },
         };
         let (status, said) = run(plan, &inputs, &outputs);
         assert!((FLASHCORE_OK..FLASHCORE_INTERNAL).contains(&status), "{seed}: {said}");

@@ -139,7 +139,7 @@ impl<K: Microkernel> Call<'_, K> {
         let (lanes, value_dim) = (strip.sum.len(), self.problem.value_dim);
         let mut factors = [K::Real::ONE; MOST_LANES];
         // SAFETY: each row is finished once.
-        let Some((head, bytes, mut log_sum_exp)) = (unsafe { self.neighbours(group, &strip) }) else {
+        let Some((head, bytes, mut lse)) = (unsafe { self.neighbours(group, &strip) }) else {
             self.kernel.transpose(strip.columns, &factors[..lanes], strip.room);
             for (lane, (row, values)) in strip.rows.zip(strip.room.chunks_exact(value_dim)).enumerate() {
                 self.finish_row(group, row, strip.maximum[lane], strip.sum[lane], values);
@@ -150,8 +150,8 @@ impl<K: Microkernel> Call<'_, K> {
         let mut attend_nothing = [false; MOST_LANES];
         for (lane, (&maximum, &sum)) in strip.maximum.iter().zip(strip.sum).enumerate() {
             let finished = finish(maximum, sum, sink);
-            if let Some(places) = &mut log_sum_exp {
-                places[lane] = log_sum_exp_of(finished.as_ref());
+            if let Some(places) = &mut lse {
+                places[lane] = lse_of(finished.as_ref());
             }
             attend_nothing[lane] = finished.is_none();
             factors[lane] = finished.map_or(K::Real::ZERO, |finished| finished.factor);
@@ -193,8 +193,8 @@ impl<K: Microkernel> Call<'_, K> {
             return None;
         }
         // SAFETY: the caller vouches for the rows.
-        let (bytes, log_sum_exp) = unsafe { self.outputs.neighbours(group.batch, head, rows)? };
-        Some((head, bytes, log_sum_exp))
+        let (bytes, lse) = unsafe { self.outputs.neighbours(group.batch, head, rows)? };
+        Some((head, bytes, lse))
     }
 
     /// Writes the output of a row whose keys have all been attended.
@@ -202,21 +202,21 @@ impl<K: Microkernel> Call<'_, K> {
         let (head, row) = group.place(row);
         let finished = finish(maximum, sum, group.scoring.sink(head));
         // SAFETY: each row is finished once.
-        let (bytes, log_sum_exp) = unsafe { self.outputs.row(group.batch, head, row) };
+        let (bytes, lse) = unsafe { self.outputs.row(group.batch, head, row) };
         if let Some(finished) = &finished {
             self.kernel.store(self.problem.dtype, values, finished.factor, bytes);
         } else {
             bytes.fill(0);
         }
-        if let Some(place) = log_sum_exp {
-            *place = log_sum_exp_of(finished.as_ref());
+        if let Some(place) = lse {
+            *place = lse_of(finished.as_ref());
         }
     }
 }
 
 /// What is written for a row; minus infinity where nothing was attended.
-fn log_sum_exp_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
-    finished.map_or(f32::NEG_INFINITY, |finished| finished.log_sum_exp().to_f64() as f32)
+fn lse_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
+    finished.map_or(f32::NEG_INFINITY, |finished| finished.lse().to_f64() as f32)
 }
 
 /// What the chunks of all rows have given: those of a row lie one beside the other, in order.

@@ -29,7 +29,7 @@
 //! | `once` | values that are computed at first use, without a lock |
 //! | `scratch`, `output` | memory that threads keep from call to call, and memory that several write at once |
 //! | `pack` | bytes of the problem's type to tiles of the accumulator's, and back |
-//! | `scores`, `shaping`, `formulas` | from products to scores: softcap, `ALiBi`, bias, formulas, in base 2 |
+//! | `scores`, `shaping`, `expressions` | from products to scores: softcap, `ALiBi`, bias, expressions, in base 2 |
 //! | `masking` | what rows do not attend, taken out of their scores |
 //! | `softmax` | the ends of the softmax: corrections, sinks, the log-sum-exp |
 //! | `level` | the sets of instructions, and which of them the machine has |
@@ -65,9 +65,9 @@ mod blocks;
 mod driver;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 mod exp2;
+mod expressions;
 #[cfg_attr(unix, expect(unsafe_code, reason = "the system is asked to tell of forks"))]
 mod fork;
-mod formulas;
 mod group;
 #[cfg(test)]
 mod kernel_tests;
@@ -142,7 +142,7 @@ pub enum CpuError {
 /// gives other bits, equally right. On an error the outputs are as they were.
 ///
 /// Keys and values that are past the key length of their batch, or outside of the mask for all rows, are not read: they
-/// change neither a bit nor the time. Keys that a mask formula takes out are read, and take no part.
+/// change neither a bit nor the time. Keys that a mask expression takes out are read, and take no part.
 pub fn attend<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,

@@ -38,7 +38,7 @@ impl<'a, T> Disjoint<'a, T> {
 /// The outputs of a problem, row by row.
 pub(crate) struct OutputRows<'a> {
     output: Disjoint<'a, u8>,
-    log_sum_exp: Option<Disjoint<'a, f32>>,
+    lse: Option<Disjoint<'a, f32>>,
     strides: Strides,
     row_bytes: usize,
     element_bytes: usize,
@@ -52,7 +52,7 @@ impl<'a> OutputRows<'a> {
         let (shape, element_bytes) = (problem.output_shape(), problem.dtype.size_bytes());
         Self {
             output: Disjoint::new(outputs.output.data),
-            log_sum_exp: outputs.log_sum_exp.map(Disjoint::new),
+            lse: outputs.lse.map(Disjoint::new),
             strides: problem.strides().output,
             row_bytes: shape.columns * element_bytes,
             element_bytes,
@@ -72,8 +72,8 @@ impl<'a> OutputRows<'a> {
         let index = (batch * self.heads + head) * self.rows + row;
         // SAFETY: validation refuses outputs whose rows overlap, and the caller vouches that this row is not in use.
         unsafe {
-            let log_sum_exp = self.log_sum_exp.as_ref().and_then(|rows| rows.part(index, 1).first_mut());
-            (self.output.part(start, self.row_bytes), log_sum_exp)
+            let lse = self.lse.as_ref().and_then(|rows| rows.part(index, 1).first_mut());
+            (self.output.part(start, self.row_bytes), lse)
         }
     }
 
@@ -102,8 +102,8 @@ impl<'a> OutputRows<'a> {
         let index = (batch * self.heads + head) * self.rows + rows.start;
         // SAFETY: as of one row; between them is nothing.
         unsafe {
-            let log_sum_exp = self.log_sum_exp.as_ref().map(|all| all.part(index, rows.len()));
-            Some((self.output.part(start, rows.len() * self.row_bytes), log_sum_exp))
+            let lse = self.lse.as_ref().map(|all| all.part(index, rows.len()));
+            Some((self.output.part(start, rows.len() * self.row_bytes), lse))
         }
     }
 }
@@ -118,15 +118,15 @@ mod tests {
     fn every_row_has_its_place() {
         for layout in [Layout::Bhsd, Layout::Bshd] {
             let mut problem = Problem::new(2, 3, 7, 4, DType::F32);
-            problem.log_sum_exp = true;
+            problem.lse = true;
             problem.layout = layout;
             let mut outputs = Outputs::poisoned(&problem);
             let rows = OutputRows::new(&problem, outputs.views_mut());
             let number = |batch: usize, head: usize, row: usize| (batch * 100 + head * 10 + row) as f32;
             for (batch, head, row) in problem.output_shape().each_row() {
                 // SAFETY: one row after the other.
-                let (bytes, log_sum_exp) = unsafe { rows.row(batch, head, row) };
-                *log_sum_exp.unwrap() = number(batch, head, row);
+                let (bytes, lse) = unsafe { rows.row(batch, head, row) };
+                *lse.unwrap() = number(batch, head, row);
                 for element in bytes.chunks_exact_mut(4) {
                     element.copy_from_slice(&number(batch, head, row).to_le_bytes());
                 }
@@ -135,7 +135,7 @@ mod tests {
             for (index, (batch, head, row)) in problem.output_shape().each_row().enumerate() {
                 let number = f64::from(number(batch, head, row));
                 assert_eq!(dense[index * 4..][..4], [number; 4], "{layout:?}");
-                assert_eq!(outputs.log_sum_exp.as_ref().map(|rows| f64::from(rows[index])), Some(number));
+                assert_eq!(outputs.lse.as_ref().map(|rows| f64::from(rows[index])), Some(number));
             }
         }
     }
@@ -145,7 +145,7 @@ mod tests {
     fn neighbours_are_rows() {
         for layout in [Layout::Bhsd, Layout::Bshd] {
             let mut problem = Problem::new(2, 3, 7, 4, DType::F32);
-            problem.log_sum_exp = true;
+            problem.lse = true;
             problem.layout = layout;
             let mut outputs = Outputs::poisoned(&problem);
             let rows = OutputRows::new(&problem, outputs.views_mut());
@@ -153,17 +153,17 @@ mod tests {
                 // SAFETY: nothing is written.
                 let neighbours = unsafe { rows.neighbours(batch, head, 2..6) };
                 assert_eq!(neighbours.is_some(), layout == Layout::Bhsd);
-                let Some((bytes, log_sum_exp)) = neighbours else { continue };
+                let Some((bytes, lse)) = neighbours else { continue };
                 assert_eq!(rows.addresses(batch, head, &(2..6)), Some(&raw const *bytes));
-                let (bytes, log_sum_exp) = (bytes.as_ptr_range(), log_sum_exp.unwrap().as_ptr_range());
+                let (bytes, lse) = (bytes.as_ptr_range(), lse.unwrap().as_ptr_range());
                 for (index, row) in (2..6).enumerate() {
                     // SAFETY: nothing is written.
-                    let (of_row, log_sum_exp_of_row) = unsafe { rows.row(batch, head, row) };
+                    let (of_row, lse_of_row) = unsafe { rows.row(batch, head, row) };
                     assert_eq!(of_row.as_ptr(), bytes.start.wrapping_add(index * 16), "{batch} {head} {row}");
-                    assert_eq!(&raw const *log_sum_exp_of_row.unwrap(), log_sum_exp.start.wrapping_add(index));
+                    assert_eq!(&raw const *lse_of_row.unwrap(), lse.start.wrapping_add(index));
                 }
                 assert_eq!(bytes.end, bytes.start.wrapping_add(4 * 16));
-                assert_eq!(log_sum_exp.end, log_sum_exp.start.wrapping_add(4));
+                assert_eq!(lse.end, lse.start.wrapping_add(4));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The arithmetic in which attention is computed: `f32` and `f64`.
 
 use flashcore_problem::DType;
-use flashcore_problem::formula::FormulaReal;
+use flashcore_problem::expression::ExpressionReal;
 use std::ops::{Add, AddAssign, Mul, MulAssign, Sub};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -17,7 +17,7 @@ pub(crate) trait Real:
     + Mul<Output = Self>
     + AddAssign
     + MulAssign
-    + FormulaReal
+    + ExpressionReal
     + FromBytes
     + IntoBytes
     + Immutable

@@ -3,7 +3,7 @@
 use crate::real::Real;
 use crate::shaping::{Alibi, BiasRows, Shaping};
 use crate::tiles::MOST_LANES;
-use flashcore_problem::formula::Tables;
+use flashcore_problem::expression::Tables;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 
@@ -43,7 +43,7 @@ impl<'a> Scoring<'a> {
         is_plain(self.problem, self.inputs)
     }
 
-    /// What formulas read.
+    /// What expressions read.
     pub(crate) fn tables(&self) -> Tables<'a> {
         self.inputs.tables()
     }

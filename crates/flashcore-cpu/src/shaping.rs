@@ -14,7 +14,7 @@ pub(crate) struct Shaping<'a, R> {
     pub(crate) softcap: Option<R>,
     pub(crate) alibi: Option<Alibi<'a, R>>,
     pub(crate) bias: Option<BiasRows<'a>>,
-    /// What comes last: `log2(e)`, or 1 where formulas go on with the score.
+    /// What comes last: `log2(e)`, or 1 where expressions go on with the score.
     pub(crate) base: R,
 }
 

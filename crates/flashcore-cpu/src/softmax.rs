@@ -14,7 +14,7 @@ pub(crate) struct Finished<R> {
 
 impl<R: Real> Finished<R> {
     /// In base e.
-    pub(crate) fn log_sum_exp(&self) -> R {
+    pub(crate) fn lse(&self) -> R {
         (self.shift + self.sum.log2()) * R::from_f64(LN_2)
     }
 }

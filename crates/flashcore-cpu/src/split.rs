@@ -47,7 +47,7 @@ pub(crate) struct Split {
 
 /// Whether rows are so few that keys and values are best read where they lie.
 pub(crate) fn is_streamed(problem: &Problem) -> bool {
-    Group::row_count(problem) <= stream::MOST_ROWS && problem.formulas().next().is_none()
+    Group::row_count(problem) <= stream::MOST_ROWS && problem.expressions().next().is_none()
 }
 
 /// The keys from the first that any row of any batch attends to the last; none where no row attends any.
@@ -86,7 +86,7 @@ impl Split {
         let mut split = Self { groups, rows, item_rows: rows, keys, chunk_keys, is_streamed };
         if !is_streamed {
             split.item_rows = most_item_rows.max(strip);
-            let are_equal = problem.mask == Mask::None && !problem.key_lengths;
+            let are_equal = problem.mask == Mask::None && !problem.seqused_k;
             let is_enough = |split: &Self| {
                 let items = split.items();
                 let is_even = are_equal && rows.is_multiple_of(split.item_rows) && items.is_multiple_of(threads);
@@ -145,10 +145,10 @@ mod tests {
     }
 
     /// Inputs that nobody looks at, but for key lengths.
-    fn no_inputs(key_lengths: Option<&[u32]>) -> InputViews<'_> {
+    fn no_inputs(seqused_k: Option<&[u32]>) -> InputViews<'_> {
         let nothing = TensorView { dtype: DType::F32, data: &[] };
         let mut inputs = InputViews::new(nothing, nothing, nothing);
-        inputs.key_lengths = key_lengths;
+        inputs.seqused_k = seqused_k;
         inputs
     }
 
@@ -209,8 +209,8 @@ mod tests {
     /// Keys that no row attends are cut off before the rest is cut: a cache may be far larger than what is in it.
     #[test]
     fn only_attended_keys_are_cut() {
-        let check = |problem: &Problem, key_lengths: Option<&[u32]>, expected: Range<usize>| {
-            let split = Split::new(problem, &no_inputs(key_lengths), STRIP, MOST_ITEM_ROWS, 4);
+        let check = |problem: &Problem, seqused_k: Option<&[u32]>, expected: Range<usize>| {
+            let split = Split::new(problem, &no_inputs(seqused_k), STRIP, MOST_ITEM_ROWS, 4);
             let first = split.item(0).keys.start;
             let last = split.item(split.chunks() - 1).keys.end;
             assert_eq!((&split.keys, first..last), (&expected, expected.clone()), "{problem}");

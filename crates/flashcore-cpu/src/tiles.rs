@@ -1,6 +1,6 @@
 //! Tiles of query rows and tiles of keys: which meet, and what happens when they do.
 
-use crate::formulas;
+use crate::expressions;
 use crate::group::Group;
 use crate::masking::LaneRanges;
 use crate::microkernel::{
@@ -311,7 +311,7 @@ fn meet<K: Microkernel>(
         let rows = strip.rows.start..strip.rows.end.min(strip.rows.start + (block + 1) * K::LANE_BLOCK);
         group.attended_by(&rows, &those).0.end.saturating_sub(first_key).min(keys.len())
     });
-    // Any key may be one that a formula takes out.
+    // Any key may be one that an expression takes out.
     let takes_out = group.problem.mask_mod.is_some();
     let surely = if takes_out { first_key..first_key } else { all.clone() };
     // A kernel that takes several keys at once multiplies those behind the last by zero.
@@ -325,7 +325,7 @@ fn meet<K: Microkernel>(
         lanes,
         keys: keys.len(),
         lane_keys,
-        // Under ALiBi or a bias scores may well rise from tile to tile, and a formula may leave nothing of the first.
+        // Under ALiBi or a bias scores may well rise from tile to tile, and an expression may leave nothing of the first.
         follows_maximum: !is_plain || takes_out,
         factor: late,
         scores: room.scores,
@@ -353,7 +353,7 @@ fn meet<K: Microkernel>(
         if let Some(terms) = group.scoring.lane_terms(first_key, places) {
             kernel.shape(group.scoring.shaping(&terms, 0, scores, lanes));
         }
-        formulas::apply(group, &strip.rows, first_key, scores, lanes);
+        expressions::apply(group, &strip.rows, first_key, scores, lanes);
         for keys in [first_key..all.start, all.end..any.end] {
             if !keys.is_empty() {
                 let ranges = LaneRanges::new(keys.start, strip.rows.clone().map(|row| group.attended(row)));
@@ -404,7 +404,7 @@ fn accumulate_attended<K: Microkernel>(
         pack::for_each(group.value.dtype(), group.value.row(key), |column, element: K::Real| {
             let sums = &mut output[column * lanes..];
             for ((sum, &weight), row) in sums.iter_mut().zip(weights).zip(strip.rows.clone()) {
-                if group.attended(row).contains(&key) && formulas::takes_part(group, row, key) {
+                if group.attended(row).contains(&key) && expressions::takes_part(group, row, key) {
                     *sum += weight * element;
                 }
             }

@@ -35,7 +35,7 @@ fn problems(dtype: DType) -> Vec<Problem> {
     let shape = |heads: (usize, usize), lengths: (usize, usize), columns: usize| {
         let mut problem = Problem::new(1, heads.0, lengths.0, columns, dtype);
         (problem.key_heads, problem.key_length) = (heads.1, lengths.1);
-        problem.log_sum_exp = true;
+        problem.lse = true;
         problem
     };
     let mut everything = shape((4, 2), (70, 300), 40);

@@ -31,7 +31,7 @@ fn check_inputs(problem: &Problem, inputs: &Inputs) {
 fn check(length: usize, change: impl Fn(&mut Problem)) {
     for dtype in DType::ALL {
         let mut problem = Problem::new(1, 2, length, 32, dtype);
-        problem.log_sum_exp = true;
+        problem.lse = true;
         change(&mut problem);
         check_inputs(&problem, &Inputs::random(&problem, 1));
     }
@@ -103,8 +103,8 @@ fn features() {
         |problem| problem.alibi = true,
         |problem| problem.sinks = true,
         |problem| problem.bias = true,
-        |problem| problem.key_lengths = true,
-        |problem| problem.log_sum_exp = false,
+        |problem| problem.seqused_k = true,
+        |problem| problem.lse = false,
     ];
     let shape = |problem: &mut Problem| {
         problem.batch = 3;
@@ -141,7 +141,7 @@ fn few_rows_over_many_keys() {
                 shape(problem);
                 problem.batch = 2;
                 problem.mask = Mask::Window { left: Some(600), right: Some(1), alignment: BOTTOM_RIGHT };
-                (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
+                (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (true, true, true, true);
                 problem.softcap = Some(1.5);
                 problem.layout = Layout::Bshd;
             });
@@ -176,7 +176,7 @@ fn stress() {
         for dtype in DType::ALL {
             for mask in [Mask::None, Mask::Causal(TOP_LEFT)] {
                 let mut problem = Problem::new(1, 1, 150, 64, dtype);
-                problem.log_sum_exp = true;
+                problem.lse = true;
                 problem.mask = mask;
                 check_inputs(&problem, &Inputs::stress(&problem, stress, 2));
             }
@@ -190,7 +190,7 @@ fn scores_that_rise() {
     for dtype in [DType::F16, DType::F32] {
         for (first_key, factor) in [(8, 4.0), (70, 16.0), (200, 30.0)] {
             let mut problem = Problem::new(1, 1, 256, 64, dtype);
-            problem.log_sum_exp = true;
+            problem.lse = true;
             let mut inputs = Inputs::random(&problem, 4);
             let keys = inputs.key.dense(problem.key_shape(), problem.strides().key);
             for (index, key) in keys.into_iter().enumerate().skip(first_key * 64) {
@@ -295,10 +295,10 @@ fn long_sums_of_values_with_a_mean() {
 #[test]
 fn a_score_of_plus_infinity() {
     for queries in [1, 40] {
-        check(queries, |problem| (problem.key_length, problem.log_sum_exp) = (70, true));
+        check(queries, |problem| (problem.key_length, problem.lse) = (70, true));
         for dtype in DType::ALL {
             let mut problem = Problem::new(1, 1, queries, 32, dtype);
-            (problem.key_length, problem.log_sum_exp) = (70, true);
+            (problem.key_length, problem.lse) = (70, true);
             problem.mask = Mask::Causal(BOTTOM_RIGHT);
             let mut inputs = Inputs::random(&problem, 1);
             // The last key, which only the last row attends. Its query is 1 in the first column and 0 elsewhere.
@@ -309,9 +309,9 @@ fn a_score_of_plus_infinity() {
                 inputs.key.set(key_start + column, if column == 0 { f64::INFINITY } else { 1.0 });
             }
             let expected = oracle(&problem, &inputs).unwrap();
-            let last = expected.log_sum_exp.len() - 1;
-            assert!(expected.log_sum_exp[last].is_nan() && expected.output[query_start..].iter().all(|x| x.is_nan()));
-            assert!(expected.log_sum_exp[..last].iter().all(|x| x.is_finite()));
+            let last = expected.lse.len() - 1;
+            assert!(expected.lse[last].is_nan() && expected.output[query_start..].iter().all(|x| x.is_nan()));
+            assert!(expected.lse[..last].iter().all(|x| x.is_finite()));
             check_inputs(&problem, &inputs);
         }
     }
@@ -362,7 +362,7 @@ fn not_a_number_goes_where_it_is_attended() {
             for mask in masks() {
                 let mut problem = Problem::new(1, 3, 100, 8, dtype);
                 problem.query_length = query_length;
-                problem.log_sum_exp = true;
+                problem.lse = true;
                 problem.mask = mask;
                 for in_key in [true, false] {
                     // An infinite key gives scores of either infinity; what comes of that is not defined.
@@ -399,10 +399,10 @@ fn tiles_behind_one_with_a_nan() {
 fn keys_past_the_key_length_are_not_read() {
     for dtype in DType::ALL {
         let mut problem = Problem::new(3, 1, 100, 8, dtype);
-        problem.key_lengths = true;
+        problem.seqused_k = true;
         problem.query_length = 5;
         let mut inputs = Inputs::random(&problem, 3);
-        inputs.key_lengths = Some(vec![67, 0, 100]);
+        inputs.seqused_k = Some(vec![67, 0, 100]);
         for index in 67 * 8..200 * 8 {
             inputs.key.set(index, f64::NAN);
             inputs.value.set(index, f64::NAN);
@@ -415,7 +415,7 @@ fn keys_past_the_key_length_are_not_read() {
 fn a_bias_of_minus_infinity_removes_keys_and_rows() {
     let mut problem = Problem::new(2, 2, 70, 8, DType::F32);
     problem.bias = true;
-    problem.log_sum_exp = true;
+    problem.lse = true;
     let mut inputs = Inputs::random(&problem, 3);
     // Row 3 attends nothing, the others every third key.
     let bias = |row: usize, key: usize| if row == 3 || !key.is_multiple_of(3) { f32::NEG_INFINITY } else { 0.25 };
@@ -451,11 +451,11 @@ fn wrong_arguments_are_errors() {
     ]);
     check(&longer, &mut Outputs::poisoned(&problem), expected);
 
-    let mut outputs = Outputs { output: Tensor::zeros(DType::F32, 79), log_sum_exp: Some(vec![]) };
+    let mut outputs = Outputs { output: Tensor::zeros(DType::F32, 79), lse: Some(vec![]) };
     let expected = Invalid::Tensors(vec![
         TensorError::DType { tensor: "output", actual: DType::F32, expected: DType::F16 },
         TensorError::TooShort { tensor: "output", actual: 79, needed: 80 },
-        TensorError::Unexpected { tensor: "log_sum_exp" },
+        TensorError::Unexpected { tensor: "lse" },
     ]);
     check(&problem, &mut outputs, expected);
 }

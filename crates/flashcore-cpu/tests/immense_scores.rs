@@ -12,7 +12,7 @@ fn part(index: usize) -> f64 {
 /// 1, and every log-sum-exp the largest score, as far as either is rounded. Another head may have a NaN among its keys.
 fn check(level: Level, dtype: DType, [rows, keys]: [usize; 2], power: i32, sign: f64, has_nan: bool) {
     let mut problem = Problem::new(1, 2, rows, 8, dtype);
-    (problem.key_length, problem.scale, problem.log_sum_exp) = (keys, f64::from(power).exp2(), true);
+    (problem.key_length, problem.scale, problem.lse) = (keys, f64::from(power).exp2(), true);
     let column = |rows: usize, number: &dyn Fn(usize) -> f64| {
         let element = |index: usize| if index.is_multiple_of(8) { number(index / 8) } else { 0.0 };
         Tensor::from_values(dtype, &(0..2 * rows * 8).map(|index| element(index % (rows * 8))).collect::<Vec<_>>())
@@ -30,7 +30,7 @@ fn check(level: Level, dtype: DType, [rows, keys]: [usize; 2], power: i32, sign:
     let scores = (0..keys).map(|key| sign * (0.5 + part(key) / 2.0));
     let largest = scores.fold(f64::NEG_INFINITY, f64::max) * problem.scale;
     let what = format!("{level} {dtype}, {rows} rows, {keys} keys, 2^{power}, sign {sign}, NaN {has_nan}");
-    for (row, &found) in outputs.log_sum_exp.as_deref().unwrap()[..rows].iter().enumerate() {
+    for (row, &found) in outputs.lse.as_deref().unwrap()[..rows].iter().enumerate() {
         let expected = largest * (1.0 + part(row));
         let most = expected.abs() * 1e-6 + (keys as f64).ln() + 1e-5;
         assert!((f64::from(found) - expected).abs() <= most, "{what}, row {row}: {found}, not {expected}");

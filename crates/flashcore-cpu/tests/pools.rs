@@ -17,7 +17,7 @@ fn problems() -> Vec<Problem> {
         let mut problem = Problem::new(2, heads, queries, 32, DType::F32);
         (problem.key_heads, problem.key_length) = (key_heads, keys);
         problem.mask = Mask::Causal(Alignment::BottomRight);
-        problem.log_sum_exp = true;
+        problem.lse = true;
         problems.push(problem);
     }
     problems
@@ -26,8 +26,8 @@ fn problems() -> Vec<Problem> {
 fn bits(level: Level, problem: &Problem, inputs: &Inputs) -> (Vec<u8>, Vec<u32>) {
     let mut outputs = Outputs::poisoned(problem);
     attend_with(level, problem, inputs, &mut outputs).unwrap();
-    let log_sum_exp = outputs.log_sum_exp.unwrap_or_default();
-    (outputs.output.data, log_sum_exp.into_iter().map(f32::to_bits).collect())
+    let lse = outputs.lse.unwrap_or_default();
+    (outputs.output.data, lse.into_iter().map(f32::to_bits).collect())
 }
 
 #[test]

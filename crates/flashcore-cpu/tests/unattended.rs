@@ -25,17 +25,17 @@ fn fill_rows(tensor: &mut Tensor, sizes: [usize; 4], value: f64, is_chosen: impl
 fn bits(level: Level, problem: &Problem, inputs: &Inputs) -> (Vec<u8>, Vec<u32>) {
     let mut outputs = Outputs::poisoned(problem);
     attend_with(level, problem, inputs, &mut outputs).unwrap();
-    let log_sum_exp = outputs.log_sum_exp.unwrap_or_default();
-    (outputs.output.data, log_sum_exp.into_iter().map(f32::to_bits).collect())
+    let lse = outputs.lse.unwrap_or_default();
+    (outputs.output.data, lse.into_iter().map(f32::to_bits).collect())
 }
 
 /// Fills keys, values and query rows that take no part with one thing after the other.
-fn check(problem: &Problem, key_lengths: &[u32]) {
+fn check(problem: &Problem, seqused_k: &[u32]) {
     let mut inputs = Inputs::random(problem, 3);
-    if problem.key_lengths {
-        inputs.key_lengths = Some(key_lengths.to_vec());
+    if problem.seqused_k {
+        inputs.seqused_k = Some(seqused_k.to_vec());
     }
-    let length = |batch: usize| inputs.key_lengths.as_ref().map_or(problem.key_length, |all| all[batch] as usize);
+    let length = |batch: usize| inputs.seqused_k.as_ref().map_or(problem.key_length, |all| all[batch] as usize);
     let lengths: Vec<usize> = (0..problem.batch).map(length).collect();
     let attends = |batch: usize, row: usize, key: usize| problem.attends(lengths[batch], row, key);
     let is_unattended = |batch: usize, key: usize| !(0..problem.query_length).any(|row| attends(batch, row, key));
@@ -57,31 +57,29 @@ fn check(problem: &Problem, key_lengths: &[u32]) {
 }
 
 /// For a few rows and for many, one head to a key head and more, at every edge that a mask or a length can have.
-fn check_rows(change: impl Fn(&mut Problem), key_lengths: &[u32]) {
+fn check_rows(change: impl Fn(&mut Problem), seqused_k: &[u32]) {
     for dtype in DType::ALL {
-        for (heads, queries, log_sum_exp) in
-            [((2, 2), 1, true), ((4, 1), 3, false), ((2, 2), 40, false), ((4, 2), 50, true)]
-        {
+        for (heads, queries, lse) in [((2, 2), 1, true), ((4, 1), 3, false), ((2, 2), 40, false), ((4, 2), 50, true)] {
             let mut problem = Problem::new(2, heads.0, queries, 32, dtype);
             (problem.key_heads, problem.key_length, problem.value_dim) = (heads.1, 400, 24);
-            problem.log_sum_exp = log_sum_exp;
+            problem.lse = lse;
             change(&mut problem);
-            check(&problem, key_lengths);
+            check(&problem, seqused_k);
         }
     }
 }
 
 #[test]
 fn past_the_key_length() {
-    for key_lengths in [[300, 17], [0, 1], [257, 400]] {
-        check_rows(|problem| problem.key_lengths = true, &key_lengths);
+    for seqused_k in [[300, 17], [0, 1], [257, 400]] {
+        check_rows(|problem| problem.seqused_k = true, &seqused_k);
     }
 }
 
 #[test]
 fn outside_of_causal_masks() {
     for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
-        check_rows(|problem| (problem.key_lengths, problem.mask) = (true, Mask::Causal(alignment)), &[300, 77]);
+        check_rows(|problem| (problem.seqused_k, problem.mask) = (true, Mask::Causal(alignment)), &[300, 77]);
     }
 }
 
@@ -90,7 +88,7 @@ fn outside_of_windows() {
     for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
         for (left, right) in [(Some(45), Some(0)), (Some(7), Some(70)), (Some(3), None)] {
             let mask = Mask::Window { left, right, alignment };
-            check_rows(|problem| (problem.key_lengths, problem.mask) = (true, mask), &[400, 133]);
+            check_rows(|problem| (problem.seqused_k, problem.mask) = (true, mask), &[400, 133]);
         }
     }
 }
@@ -202,7 +200,7 @@ mod memory {
                 (1, window, KEYS - USED),
             ] {
                 let mut problem = Problem::new(1, 1, queries, 64, dtype);
-                (problem.key_length, problem.mask, problem.key_lengths) = (KEYS, mask, first == 0);
+                (problem.key_length, problem.mask, problem.seqused_k) = (KEYS, mask, first == 0);
                 let row = 64 * dtype.size_bytes();
                 let used = {
                     let mut small = Problem::new(1, 1, queries, 64, dtype);
@@ -214,7 +212,7 @@ mod memory {
                 let lengths = [USED as u32];
                 for level in Level::available() {
                     let mut inputs = InputViews::new(&used.query, key.view(dtype), value.view(dtype));
-                    inputs.key_lengths = problem.key_lengths.then_some(&lengths[..]);
+                    inputs.seqused_k = problem.seqused_k.then_some(&lengths[..]);
                     let mut outputs = Outputs::poisoned(&problem);
                     attend_with(level, &problem, inputs, &mut outputs).unwrap();
                     assert!(

@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// One kernel: compiled, cached, launched, judged, timed and replayed.
 fn attend(context: &Context, folder: &std::path::Path, config: Config, arch: Arch) -> Result<(), Box<dyn Error>> {
     let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
-    problem.log_sum_exp = true;
+    problem.lse = true;
     let plan = Plan::new(&problem, config, arch).map_err(|reasons| format!("{reasons:?}"))?;
     println!("\n== {} for {arch}", plan.kernel.name);
     let open = || {
@@ -62,7 +62,7 @@ fn attend(context: &Context, folder: &std::path::Path, config: Config, arch: Arc
     let kernels = open();
     let kernel = timed("first load", || kernels.load(&plan.kernel))?;
     println!("{:?} {:?}\n{:?}\n{:?}", kernel.source(), kernel.timings(), kernel.usage(), kernel.report());
-    println!("CTAs per multiprocessor: {}\nlog:\n{}", kernel.ctas_per_multiprocessor()?, kernel.log());
+    println!("CTAs per SM: {}\nlog:\n{}", kernel.ctas_per_sm()?, kernel.log());
     let again = timed("load from disk", || open().load(&plan.kernel))?;
     println!("{:?} {:?}", again.source(), again.timings());
 
@@ -73,18 +73,18 @@ fn attend(context: &Context, folder: &std::path::Path, config: Config, arch: Arc
     let key = DeviceBuffer::from_host(&stream, &inputs.key.data)?;
     let value = DeviceBuffer::from_host(&stream, &inputs.value.data)?;
     let output = DeviceBuffer::from_host(&stream, &outputs.output.data)?;
-    let rows = outputs.log_sum_exp.as_ref().map_or(0, Vec::len);
-    let log_sum_exp = DeviceBuffer::filled(&stream, 4 * rows, 0xFF)?;
+    let rows = outputs.lse.as_ref().map_or(0, Vec::len);
+    let lse = DeviceBuffer::filled(&stream, 4 * rows, 0xFF)?;
     let buffers = Buffers {
-        log_sum_exp: log_sum_exp.address(),
+        lse: lse.address(),
         ..Buffers::new(query.address(), key.address(), value.address(), output.address())
     };
     let launch = kernel.prepare(plan.grid, &plan.arguments(buffers))?;
     // SAFETY: the buffers have the sizes of the problem and are used by nobody else.
     unsafe { kernel.launch(&stream, &launch) }?;
     outputs.output.data = output.to_host(&stream)?;
-    let sums = log_sum_exp.to_host(&stream)?;
-    outputs.log_sum_exp = Some(sums.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).collect());
+    let sums = lse.to_host(&stream)?;
+    outputs.lse = Some(sums.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).collect());
     let expected = oracle(&problem, &inputs)?;
     let yardstick = ReferenceError::measure(&problem, &inputs, &expected)?;
     let verdict = judge(&problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
@@ -156,7 +156,7 @@ fn illegal_address(context: &Context) -> Result<(), Box<dyn Error>> {
     let kernels = Kernels::new(context, Arc::new(KernelCache::open(CacheOptions::memory())), JitOptions::default());
     let kernel = kernels.load(&plan.kernel)?;
     let stream = Stream::new(context)?;
-    let nowhere = Buffers { log_sum_exp: 16, ..Buffers::new(16, 16, 16, 16) };
+    let nowhere = Buffers { lse: 16, ..Buffers::new(16, 16, 16, 16) };
     let launch = kernel.prepare(plan.grid, &plan.arguments(nowhere))?;
     // SAFETY: there is none. The device faults, which is the point; the host's memory is not touched.
     println!("launch: {:?}", unsafe { kernel.launch(&stream, &launch) });

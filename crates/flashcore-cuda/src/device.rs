@@ -35,17 +35,17 @@ pub struct Device {
 /// What a GPU has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// Multiprocessors.
-    pub multiprocessors: u32,
+    /// SMs.
+    pub num_sms: u32,
     /// Bytes of the L2 cache.
     pub l2_bytes: u32,
     /// Bytes of shared memory that one CTA can have, if it asks for them.
     pub shared_bytes_per_cta: u32,
-    /// Bytes of shared memory of one multiprocessor.
-    pub shared_bytes_per_multiprocessor: u32,
-    /// Registers of one multiprocessor.
-    pub registers_per_multiprocessor: u32,
-    /// The highest clock of the multiprocessors, in kHz; like all below, 0 where the driver does not say.
+    /// Bytes of shared memory of one SM.
+    pub shared_bytes_per_sm: u32,
+    /// Registers of one SM.
+    pub registers_per_sm: u32,
+    /// The highest clock of the SMs, in kHz; like all below, 0 where the driver does not say.
     pub clock_khz: u32,
     /// The highest clock of the memory, in kHz.
     pub memory_clock_khz: u32,
@@ -120,15 +120,11 @@ impl Device {
             ),
             memory_bytes,
             attributes: Attributes {
-                multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+                num_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
                 shared_bytes_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-                shared_bytes_per_multiprocessor: attribute(
-                    Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
-                )?,
-                registers_per_multiprocessor: attribute(
-                    Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
-                )?,
+                shared_bytes_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+                registers_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
                 clock_khz: optional(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
                 memory_clock_khz: optional(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
                 memory_bus_bits: optional(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),

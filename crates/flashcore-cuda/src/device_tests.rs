@@ -46,7 +46,7 @@ fn the_device_is_what_the_driver_says() {
     assert_eq!((device.name.as_str(), device.compute, device.memory_bytes), ("Fake H200", (9, 0), TOTAL_BYTES));
     assert_eq!((device.attributes.l2_bytes, device.attributes.shared_bytes_per_cta), (1024, 227 * 1024));
     // The number of each of these is its answer here, so a mix-up shows.
-    assert_eq!(device.attributes.multiprocessors, 16);
+    assert_eq!(device.attributes.num_sms, 16);
     assert_eq!((device.attributes.clock_khz, device.attributes.memory_clock_khz), (13, 36));
     assert_eq!(device.arch(), Ok(Arch::Sm90));
     assert_eq!(driver.device(1).unwrap_err(), CudaError::UnknownDevice { ordinal: 1, count: 1 });
@@ -325,7 +325,7 @@ fn a_kernel_is_compiled_once_per_machine_and_loaded_once_per_process() {
     assert_eq!(loaded.source(), Source::Compiled);
     assert_eq!(state(|state| state.ptx.clone()), flashcore_ptx::print(&verified));
     assert_eq!((loaded.usage().registers, loaded.report().map(|report| report.registers)), (40, Some(40)));
-    assert_eq!(loaded.ctas_per_multiprocessor(), Ok(32));
+    assert_eq!(loaded.ctas_per_sm(), Ok(32));
     assert!(Arc::ptr_eq(&loaded, &first.load(&verified).unwrap()));
     first.set_verdict(&loaded, SelfCheck::Passed);
     assert_eq!(loaded.self_check(), SelfCheck::Passed);

@@ -192,9 +192,9 @@ impl Kernel {
         *self.self_check.write().unwrap_or_else(PoisonError::into_inner) = verdict;
     }
 
-    /// How many CTAs of it one multiprocessor holds at a time.
-    pub fn ctas_per_multiprocessor(&self) -> Result<u32, CudaError> {
-        self.function.ctas_per_multiprocessor(self.threads, self.shared_bytes)
+    /// How many CTAs of it one SM holds at a time.
+    pub fn ctas_per_sm(&self) -> Result<u32, CudaError> {
+        self.function.ctas_per_sm(self.threads, self.shared_bytes)
     }
 
     /// Checks the arguments of a launch of `grid` CTAs.

@@ -23,7 +23,7 @@
 //! let plan = Plan::new(&problem, Config::ampere(), device.arch()?).expect("the kernel fits the problem");
 //! let kernel = kernels.load(&plan.kernel)?; // compiled once per machine, loaded once per process
 //! let buffers = Buffers {
-//!     log_sum_exp: 0,
+//!     lse: 0,
 //!     ..Buffers::new(query.address(), key.address(), value.address(), output.address())
 //! };
 //! let launch = kernel.prepare(plan.grid, &plan.arguments(buffers))?; // checked here, launched often

@@ -138,8 +138,8 @@ impl Function {
         unsafe { cuda!(context, cuFuncSetAttribute(self.raw, attribute, bytes as c_int)) }
     }
 
-    /// How many CTAs of so many threads with so much shared memory one multiprocessor holds at a time.
-    pub fn ctas_per_multiprocessor(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
+    /// How many CTAs of so many threads with so much shared memory one SM holds at a time.
+    pub fn ctas_per_sm(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
         let context = self.context();
         let _current = context.enter()?;
         let mut ctas = 0;

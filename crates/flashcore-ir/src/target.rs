@@ -123,8 +123,8 @@ impl Arch {
         }
     }
 
-    /// Bytes of shared memory of one multiprocessor.
-    pub const fn shared_bytes_per_multiprocessor(self) -> u32 {
+    /// Bytes of shared memory of one SM.
+    pub const fn shared_bytes_per_sm(self) -> u32 {
         match self {
             Self::Sm80 => 164 * 1024,
             Self::Sm86 | Self::Sm89 | Self::Sm120 => 100 * 1024,
@@ -132,8 +132,8 @@ impl Arch {
         }
     }
 
-    /// Warps that one multiprocessor can hold.
-    pub const fn warps_per_multiprocessor(self) -> u32 {
+    /// Warps that one SM can hold.
+    pub const fn warps_per_sm(self) -> u32 {
         match self {
             Self::Sm80 | Self::Sm90 | Self::Sm90a => 64,
             Self::Sm86 | Self::Sm89 | Self::Sm120 => 48,

@@ -5,10 +5,10 @@ use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
 use crate::attention::tile_ranges::RangeTiles;
-use crate::attention::{ampere, combine, hopper, scalar, steps, tile_ranges};
+use crate::attention::{ampere, combine, hopper, ladder, scalar, tile_ranges};
 use crate::hopper_config::HopperConfig;
-use crate::specialisation::{MOST_WIDTH, Specialisation};
-use crate::steps_config::StepsConfig;
+use crate::ladder_config::LadderConfig;
+use crate::specialization::{MOST_WIDTH, Specialization};
 use crate::tile::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
 use crate::{tuned, tuned_hopper};
 
@@ -18,7 +18,7 @@ pub enum Config {
     /// One thread a row.
     Scalar(ScalarConfig),
     /// Tiles in shared memory, scores too: the steps of the history between the other two.
-    Steps(StepsConfig),
+    Ladder(LadderConfig),
     /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
     Ampere(AmpereConfig),
     /// Tensor copies, `mbarrier`s and products of warpgroups: `sm_90a`.
@@ -46,9 +46,9 @@ pub struct AmpereConfig {
     /// Query rows of each warp: 16, or 32, which read each key and value from shared memory half as often.
     pub rows_per_warp: u32,
     /// Keys of a tile.
-    pub key_rows: u32,
+    pub tile_n: u32,
     /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
-    pub key_warps: u32,
+    pub kv_split_warps: u32,
     /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way; with 1, each is
     /// waited for as soon as it is asked for.
     pub stages: u32,
@@ -69,20 +69,11 @@ pub struct AmpereConfig {
     /// CTAs that stay and take tile after tile; with 0, each tile has its own.
     pub persistent: u32,
     /// Parts of the keys, each with CTAs of its own, which a second kernel combines; 1 is all keys.
-    pub parts: u32,
+    pub num_splits: u32,
     /// Which rows are in a tile.
-    pub packing: Packing,
+    pub pack_gqa: bool,
     /// Whether L2 is asked to keep the key.
     pub l2: L2Window,
-}
-
-/// Which rows are in a tile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Packing {
-    /// Those of one query head.
-    OneHead,
-    /// Those of all query heads that share a key head, which is then read once for all of them.
-    KeyHead,
 }
 
 /// Whether L2 is asked to keep the key.
@@ -114,8 +105,8 @@ impl AmpereConfig {
     pub(crate) const BASE: Self = Self {
         warps: 4,
         rows_per_warp: 16,
-        key_rows: 64,
-        key_warps: 1,
+        tile_n: 64,
+        kv_split_warps: 1,
         stages: 2,
         layout: SharedLayout::Swizzled,
         query: QueryPlace::Registers,
@@ -125,8 +116,8 @@ impl AmpereConfig {
         exponential: Exponential::Unit,
         producers: 0,
         persistent: 0,
-        parts: 1,
-        packing: Packing::OneHead,
+        num_splits: 1,
+        pack_gqa: false,
         l2: L2Window::Default,
     };
 
@@ -134,18 +125,18 @@ impl AmpereConfig {
     /// in.
     pub(crate) const fn compiled(self) -> Self {
         let persistent = if self.persistent > 0 { 1 } else { 0 };
-        let parts = if self.parts > 1 { 2 } else { 1 };
-        Self { persistent, parts, l2: L2Window::Default, ..self }
+        let num_splits = if self.num_splits > 1 { 2 } else { 1 };
+        Self { persistent, num_splits, l2: L2Window::Default, ..self }
     }
 
     /// Query rows of a CTA.
-    pub const fn query_rows(self) -> u32 {
+    pub const fn tile_m(self) -> u32 {
         self.row_warps().saturating_mul(self.rows_per_warp)
     }
 
     /// Warps with rows of their own.
     pub const fn row_warps(self) -> u32 {
-        match self.warps.checked_div(self.key_warps) {
+        match self.warps.checked_div(self.kv_split_warps) {
             Some(warps) => warps,
             None => 0,
         }
@@ -153,7 +144,7 @@ impl AmpereConfig {
 
     /// Keys of a tile that one warp multiplies.
     pub const fn keys_per_warp(self) -> u32 {
-        match self.key_rows.checked_div(self.key_warps) {
+        match self.tile_n.checked_div(self.kv_split_warps) {
             Some(keys) => keys,
             None => 0,
         }
@@ -161,7 +152,7 @@ impl AmpereConfig {
 
     /// Bytes of shared memory through which warps that share keys add up what they have.
     pub(crate) const fn exchange_bytes(self, value_dim: u32) -> u32 {
-        let rows = self.query_rows() * (self.key_warps - 1);
+        let rows = self.tile_m() * (self.kv_split_warps - 1);
         // The output, and a maximum and a sum for each of four lanes.
         rows * (value_dim.next_multiple_of(16) + 8) * 4
     }
@@ -173,36 +164,36 @@ impl AmpereConfig {
 
     /// Registers per thread that hold operands and results: query, scores and output, what is added
     /// to scores, and what warps that share keys send each other.
-    pub const fn operand_registers(self, specialisation: Specialisation) -> u32 {
-        let [head_dim, value_dim] = [specialisation.head_dim, specialisation.value_dim];
+    pub const fn operand_registers(self, specialization: Specialization) -> u32 {
+        let [head_dim, value_dim] = [specialization.head_dim, specialization.value_dim];
         let query = match self.query {
             QueryPlace::Registers => head_dim.next_multiple_of(16) / 4,
             QueryPlace::Shared => 0,
         };
         let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
         // Loads of a bias begin before they are needed, and have addresses.
-        let bias = if specialisation.bias { scores + scores / 4 } else { 0 };
+        let bias = if specialization.bias { scores + scores / 4 } else { 0 };
         // So do those of tables, and the places of the scores are known.
-        let formulas = if specialisation.has_formulas() { self.keys_per_warp() / 4 } else { 0 };
-        let exchange = if self.key_warps > 1 { 24 } else { 0 };
+        let expressions = if specialization.has_expressions() { self.keys_per_warp() / 4 } else { 0 };
+        let exchange = if self.kv_split_warps > 1 { 24 } else { 0 };
         let halves = match self.accumulation {
             Accumulation::F32 => 0,
             Accumulation::F16 if output > scores => output / 2,
             Accumulation::F16 => scores / 2,
         };
-        self.rows_per_warp / 16 * (query + output + scores + bias + formulas + halves) + exchange
+        self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + exchange
     }
 
     /// Whether operands and results stay in registers.
-    pub(crate) const fn fits_registers(self, specialisation: Specialisation, arch: Arch) -> bool {
-        self.operand_registers(specialisation) <= most_operand_registers(arch)
+    pub(crate) const fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
+        self.operand_registers(specialization) <= most_operand_registers(arch)
     }
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
-    /// multiprocessor where the output is small, and for two where it is large.
-    pub fn register_budget(self, specialisation: Specialisation) -> u32 {
-        let is_small = specialisation.value_dim <= 64 && self.rows_per_warp == 16;
-        if is_small && !specialisation.has_terms() && !specialisation.has_formulas() { 168 } else { 255 }
+    /// SM where the output is small, and for two where it is large.
+    pub fn register_budget(self, specialization: Specialization) -> u32 {
+        let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16;
+        if is_small && !specialization.has_terms() && !specialization.has_expressions() { 168 } else { 255 }
     }
 }
 
@@ -258,12 +249,12 @@ impl Config {
             Self::Ampere(ampere),
             Self::ampere_with_layout(SharedLayout::Plain),
             Self::ampere_with_layout(SharedLayout::Padded),
-            Self::Ampere(AmpereConfig { key_rows: 32, stages: 3, ..ampere }),
-            Self::Ampere(AmpereConfig { key_rows: 128, ..ampere }),
-            Self::Ampere(AmpereConfig { warps: 8, key_rows: 128, ..ampere }),
+            Self::Ampere(AmpereConfig { tile_n: 32, stages: 3, ..ampere }),
+            Self::Ampere(AmpereConfig { tile_n: 128, ..ampere }),
+            Self::Ampere(AmpereConfig { warps: 8, tile_n: 128, ..ampere }),
         ];
         let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(tuned::ALL).map(Self::Ampere);
-        let others = others.chain(StepsConfig::LISTED.map(Self::Steps)).chain(AmpereConfig::LISTED.map(Self::Ampere));
+        let others = others.chain(LadderConfig::LISTED.map(Self::Ladder)).chain(AmpereConfig::LISTED.map(Self::Ampere));
         for config in others {
             if !configs.contains(&config) {
                 configs.push(config);
@@ -277,49 +268,49 @@ impl Config {
     pub const fn family(self) -> &'static str {
         match self {
             Self::Scalar(_) => "scalar",
-            Self::Steps(_) => "steps",
+            Self::Ladder(_) => "ladder",
             Self::Ampere(_) => "ampere",
             Self::Hopper(_) => "hopper",
         }
     }
 
     /// Query rows of a CTA.
-    pub const fn query_rows(self) -> u32 {
+    pub const fn tile_m(self) -> u32 {
         match self {
             Self::Scalar(config) => config.threads,
-            Self::Steps(config) => config.query_rows(),
-            Self::Ampere(config) => config.query_rows(),
-            Self::Hopper(config) => config.query_rows(),
+            Self::Ladder(config) => config.tile_m(),
+            Self::Ampere(config) => config.tile_m(),
+            Self::Hopper(config) => config.tile_m(),
         }
     }
 
-    /// The tiles for which it is found out what a formula leaves, where keys come in tiles.
-    pub(crate) fn range_tiles(self, specialisation: Specialisation) -> Option<RangeTiles> {
-        let (query_rows, key_rows) = (self.query_rows(), self.key_rows()?);
+    /// The tiles for which it is found out what an expression leaves, where keys come in tiles.
+    pub(crate) fn range_tiles(self, specialization: Specialization) -> Option<RangeTiles> {
+        let (tile_m, tile_n) = (self.tile_m(), self.tile_n()?);
         match self {
-            Self::Hopper(config) => config.range_tiles(specialisation),
-            _ => specialisation.mask_mod.map(|_| RangeTiles::at_multiples(query_rows, key_rows)),
+            Self::Hopper(config) => config.range_tiles(specialization),
+            _ => specialization.mask_mod.map(|_| RangeTiles::at_multiples(tile_m, tile_n)),
         }
     }
 
     /// Keys of a tile, where keys come in tiles.
-    pub const fn key_rows(self) -> Option<u32> {
+    pub const fn tile_n(self) -> Option<u32> {
         match self {
             Self::Scalar(_) => None,
-            Self::Steps(config) => Some(config.key_rows),
-            Self::Ampere(config) => Some(config.key_rows),
-            Self::Hopper(config) => Some(config.key_rows),
+            Self::Ladder(config) => Some(config.tile_n),
+            Self::Ampere(config) => Some(config.tile_n),
+            Self::Hopper(config) => Some(config.tile_n),
         }
     }
 
     /// What `problem` fixes when this kernel is generated for it.
-    pub fn specialisation(self, problem: &Problem) -> Specialisation {
-        let specialisation = Specialisation::of(problem);
+    pub fn specialization(self, problem: &Problem) -> Specialization {
+        let specialization = Specialization::of(problem);
         match self {
             // Element by element, whatever their alignment, and scaled before anything else.
-            Self::Scalar(_) => Specialisation { width: MOST_WIDTH, scaled_first: false, ..specialisation },
-            Self::Steps(_) => Specialisation { scaled_first: false, ..specialisation },
-            Self::Ampere(_) | Self::Hopper(_) => specialisation,
+            Self::Scalar(_) => Specialization { width: MOST_WIDTH, scaled_first: false, ..specialization },
+            Self::Ladder(_) => Specialization { scaled_first: false, ..specialization },
+            Self::Ampere(_) | Self::Hopper(_) => specialization,
         }
     }
 
@@ -329,7 +320,7 @@ impl Config {
             Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
             // Tensor cores add up products of `bf16` in `f32` alone.
             Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
-            Self::Steps(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
+            Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
         }
     }
 
@@ -337,7 +328,7 @@ impl Config {
     pub(crate) const fn dims(self) -> (usize, usize) {
         match self {
             Self::Scalar(_) => (1, 1024),
-            Self::Steps(_) | Self::Ampere(_) | Self::Hopper(_) => (8, 256),
+            Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => (8, 256),
         }
     }
 
@@ -349,7 +340,7 @@ impl Config {
             Self::Scalar(ScalarConfig { threads }) => {
                 vec![flaw("threads", threads, "1 to 256", (1..=256).contains(&threads))]
             }
-            Self::Steps(config) => return config.flaws(),
+            Self::Ladder(config) => return config.flaws(),
             Self::Ampere(config) => return config.flaws(),
             Self::Hopper(config) => config.flaws(),
         };
@@ -357,57 +348,57 @@ impl Config {
     }
 
     /// Whether the kernel has room in registers and shared memory.
-    pub fn fits(self, specialisation: Specialisation, arch: Arch) -> bool {
+    pub fn fits(self, specialization: Specialization, arch: Arch) -> bool {
         let in_registers = match self {
             Self::Scalar(_) => true,
-            Self::Steps(config) => {
-                config.operand_registers(specialisation.value_dim) <= StepsConfig::MOST_OPERAND_REGISTERS
+            Self::Ladder(config) => {
+                config.operand_registers(specialization.value_dim) <= LadderConfig::MOST_OPERAND_REGISTERS
             }
-            Self::Ampere(config) => config.fits_registers(specialisation, arch),
-            Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialisation),
+            Self::Ampere(config) => config.fits_registers(specialization, arch),
+            Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialization),
         };
-        in_registers && self.generate(specialisation).shared_bytes <= arch.shared_bytes_per_cta()
+        in_registers && self.generate(specialization).shared_bytes <= arch.shared_bytes_per_cta()
     }
 
-    /// Writes the kernel for a specialisation. What can be generated is [`crate::Plan::new`]'s to decide.
-    pub fn generate(self, specialisation: Specialisation) -> Kernel {
-        let name = self.kernel_name(specialisation);
-        match (self, specialisation.dtype) {
-            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialisation),
-            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialisation),
-            (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialisation),
-            (Self::Steps(config), DType::Bf16) => steps::kernel::<Bf16x2>(name, config, specialisation),
-            (Self::Steps(config), _) => steps::kernel::<F16x2>(name, config, specialisation),
-            (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialisation),
-            (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialisation),
-            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialisation),
-            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialisation),
+    /// Writes the kernel for a specialization. What can be generated is [`crate::Plan::new`]'s to decide.
+    pub fn generate(self, specialization: Specialization) -> Kernel {
+        let name = self.kernel_name(specialization);
+        match (self, specialization.dtype) {
+            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialization),
+            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialization),
+            (Self::Scalar(config), DType::F32 | DType::F64) => scalar::kernel::<F32>(name, config, specialization),
+            (Self::Ladder(config), DType::Bf16) => ladder::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Ladder(config), _) => ladder::kernel::<F16x2>(name, config, specialization),
+            (Self::Ampere(config), DType::Bf16) => ampere::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Ampere(config), _) => ampere::kernel::<F16x2>(name, config, specialization),
+            (Self::Hopper(config), DType::Bf16) => hopper::kernel::<Bf16x2>(name, config, specialization),
+            (Self::Hopper(config), _) => hopper::kernel::<F16x2>(name, config, specialization),
         }
     }
 
-    /// Writes the kernel that adds up what others have for parts of the keys.
-    pub(crate) fn generate_combine(specialisation: Specialisation) -> Kernel {
-        let Specialisation { dtype, value_dim, sinks, log_sum_exp, .. } = specialisation;
-        let features = [(sinks, "_sinks"), (log_sum_exp, "_lse")];
+    /// Writes the kernel that adds up what others have for KV splits.
+    pub(crate) fn generate_combine(specialization: Specialization) -> Kernel {
+        let Specialization { dtype, value_dim, sinks, lse, .. } = specialization;
+        let features = [(sinks, "_sinks"), (lse, "_lse")];
         let features: String = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature).collect();
         let name = format!("flashcore_combine_{dtype}_d{value_dim}{features}");
         match dtype {
-            DType::Bf16 => combine::kernel::<Bf16>(name, specialisation),
-            DType::F16 => combine::kernel::<F16>(name, specialisation),
-            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialisation),
+            DType::Bf16 => combine::kernel::<Bf16>(name, specialization),
+            DType::F16 => combine::kernel::<F16>(name, specialization),
+            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialization),
         }
     }
 
-    /// Writes the kernel that finds out which tiles of keys a formula leaves to each tile of query rows, where there is one
+    /// Writes the kernel that finds out which tiles of keys an expression leaves to each tile of query rows, where there is one
     /// and this kernel makes use of it.
-    pub(crate) fn generate_ranges(self, specialisation: Specialisation) -> Option<Kernel> {
-        let tiles = self.range_tiles(specialisation)?;
-        let name = format!("flashcore_ranges_{}x{}", tiles.range_rows, tiles.key_rows);
-        tile_ranges::kernel(name, specialisation, tiles)
+    pub(crate) fn generate_ranges(self, specialization: Specialization) -> Option<Kernel> {
+        let tiles = self.range_tiles(specialization)?;
+        let name = format!("flashcore_ranges_{}x{}", tiles.range_rows, tiles.tile_n);
+        tile_ranges::kernel(name, specialization, tiles)
     }
 
-    fn kernel_name(self, specialisation: Specialisation) -> String {
-        let Specialisation { dtype, head_dim, value_dim, width, .. } = specialisation;
+    fn kernel_name(self, specialization: Specialization) -> String {
+        let Specialization { dtype, head_dim, value_dim, width, .. } = specialization;
         let compiled = match self {
             Self::Ampere(config) => Self::Ampere(config.compiled()),
             other => other,
@@ -415,17 +406,17 @@ impl Config {
         let config = compiled.to_string().replace('-', "_");
         let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
         let features = [
-            (specialisation.left, "left"),
-            (specialisation.right, "right"),
-            (specialisation.key_lengths, "lengths"),
-            (specialisation.softcap, "softcap"),
-            (specialisation.alibi, "alibi"),
-            (specialisation.bias, "bias"),
-            (specialisation.sinks, "sinks"),
-            (specialisation.score_mod.is_some(), "scoremod"),
-            (specialisation.mask_mod.is_some(), "maskmod"),
-            (specialisation.scaled_first, "scaled"),
-            (specialisation.log_sum_exp, "lse"),
+            (specialization.left, "left"),
+            (specialization.right, "right"),
+            (specialization.seqused_k, "lengths"),
+            (specialization.softcap, "softcap"),
+            (specialization.alibi, "alibi"),
+            (specialization.bias, "bias"),
+            (specialization.sinks, "sinks"),
+            (specialization.score_mod.is_some(), "scoremod"),
+            (specialization.mask_mod.is_some(), "maskmod"),
+            (specialization.scaled_first, "scaled"),
+            (specialization.lse, "lse"),
         ];
         let features: String =
             features.into_iter().filter(|(is_on, _)| *is_on).flat_map(|(_, feature)| ["_", feature]).collect();

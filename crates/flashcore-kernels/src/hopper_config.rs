@@ -1,12 +1,12 @@
 //! Every choice in the Hopper kernel.
 
 use flashcore_ir::Arch;
-use flashcore_problem::formula::Formula;
+use flashcore_problem::expression::Expression;
 
 use crate::attention::hopper::{WARPGROUP, WARPGROUP_ROWS, by_length};
 use crate::attention::tile_ranges::RangeTiles;
 use crate::config::Flaw;
-use crate::specialisation::Specialisation;
+use crate::specialization::Specialization;
 use crate::tile::{Exponential, LANES, PanelTile, RESULT_COLUMNS, Rescale};
 
 /// The choices of the Hopper kernel.
@@ -15,40 +15,40 @@ pub struct HopperConfig {
     /// Warpgroups that compute, each on 64 query rows; one more copies.
     pub warpgroups: u32,
     /// Warpgroups that share the keys for the same rows, and add up what they have at the end: 1, 2 or 4.
-    pub key_groups: u32,
+    pub kv_split_warpgroups: u32,
     /// CTAs of a cluster that share the keys for the same rows in the same way: 1, 2 or 4.
     pub cluster: u32,
     /// Keys of a tile.
-    pub key_rows: u32,
+    pub tile_n: u32,
     /// Tiles of keys, and tiles of values, in shared memory at a time.
     pub stages: u32,
     /// When the output is brought to a new maximum.
     pub rescale: Rescale,
     /// Whether that is done while the next scores are multiplied, and not before.
-    pub hidden_rescale: bool,
+    pub overlap_rescale: bool,
     /// How exponentials of scores are computed.
     pub exponential: Exponential,
     /// What warpgroups do one after the other.
-    pub in_turn: InTurn,
+    pub warp_scheduler: WarpScheduler,
     /// Whether it may start while the kernel before it on the stream ends, for which it then waits itself.
-    pub dependent: bool,
+    pub pdl: bool,
     /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
     pub persistent: bool,
 }
 
-/// What warpgroups that compute do one after the other, in turns.
+/// The warp-scheduler barrier: which phase the consumer warpgroups take turns at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum InTurn {
-    /// Nothing: they run as they come.
-    Nothing,
-    /// They start products, so that the tensor cores work for one while another computes its softmax: ping-pong.
-    Products,
-    /// They compute exponentials, so that one has all of the units for them while the others have products.
-    Exponentials,
+pub enum WarpScheduler {
+    /// No barrier: they run as they come.
+    Free,
+    /// Ping-pong: they start products in turn, so that the tensor cores work for one during the softmax of another.
+    PingPong,
+    /// They compute exponentials in turn, so that one has all special-function units while the others have products.
+    ExclusiveExp,
 }
 
-impl InTurn {
-    pub(crate) const ALL: [Self; 3] = [Self::Nothing, Self::Products, Self::Exponentials];
+impl WarpScheduler {
+    pub(crate) const ALL: [Self; 3] = [Self::Free, Self::PingPong, Self::ExclusiveExp];
 }
 
 /// Bytes of shared memory for tiles; the rest is for barriers, and what is handed over beside queries.
@@ -58,15 +58,15 @@ impl Default for HopperConfig {
     fn default() -> Self {
         Self {
             warpgroups: 2,
-            key_groups: 1,
+            kv_split_warpgroups: 1,
             cluster: 1,
-            key_rows: 128,
+            tile_n: 128,
             stages: 2,
             rescale: Rescale::Always,
-            hidden_rescale: true,
+            overlap_rescale: true,
             exponential: Exponential::Unit,
-            in_turn: InTurn::Products,
-            dependent: false,
+            warp_scheduler: WarpScheduler::PingPong,
+            pdl: false,
             persistent: true,
         }
     }
@@ -74,13 +74,13 @@ impl Default for HopperConfig {
 
 impl HopperConfig {
     /// Query rows of a CTA.
-    pub const fn query_rows(self) -> u32 {
+    pub const fn tile_m(self) -> u32 {
         self.row_groups().saturating_mul(WARPGROUP_ROWS)
     }
 
     /// Warpgroups with rows of their own.
     pub const fn row_groups(self) -> u32 {
-        match self.warpgroups.checked_div(self.key_groups) {
+        match self.warpgroups.checked_div(self.kv_split_warpgroups) {
             Some(groups) => groups,
             None => 0,
         }
@@ -88,7 +88,7 @@ impl HopperConfig {
 
     /// Warpgroups that share the keys of the same rows, in all CTAs.
     pub(crate) const fn key_sharers(self) -> u32 {
-        self.key_groups.saturating_mul(self.cluster)
+        self.kv_split_warpgroups.saturating_mul(self.cluster)
     }
 
     /// Threads of a CTA.
@@ -101,7 +101,7 @@ impl HopperConfig {
         self.warpgroups.saturating_mul(WARPGROUP / LANES)
     }
 
-    /// Registers of each thread when a CTA starts: what a multiprocessor has, shared equally.
+    /// Registers of each thread when a CTA starts: what a SM has, shared equally.
     pub(crate) const fn registers_at_launch(self) -> u32 {
         match self.warpgroups {
             0 | 1 => 240,
@@ -122,33 +122,33 @@ impl HopperConfig {
     }
 
     /// The tiles of query, keys and values in shared memory.
-    pub(crate) const fn tiles(self, specialisation: Specialisation) -> [PanelTile; 3] {
-        let Specialisation { head_dim, value_dim, .. } = specialisation;
+    pub(crate) const fn tiles(self, specialization: Specialization) -> [PanelTile; 3] {
+        let Specialization { head_dim, value_dim, .. } = specialization;
         [
-            PanelTile { rows: self.query_rows(), columns: head_dim },
-            PanelTile { rows: self.key_rows, columns: head_dim },
-            PanelTile { rows: self.key_rows, columns: value_dim },
+            PanelTile { rows: self.tile_m(), columns: head_dim },
+            PanelTile { rows: self.tile_n, columns: head_dim },
+            PanelTile { rows: self.tile_n, columns: value_dim },
         ]
     }
 
     /// Registers per thread that hold scores, weights and output, and what is done with scores beyond scaling them. Of a
     /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
-    pub fn operand_registers(self, specialisation: Specialisation) -> u32 {
-        let (scores, weights) = (self.key_rows / 2, self.key_rows / 4);
-        let output = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
-        let terms = match (specialisation.bias, specialisation.has_terms()) {
-            (true, _) => self.key_rows / 4 * 3 + 4,
-            (false, true) if self.key_rows > 128 => 24,
+    pub fn operand_registers(self, specialization: Specialization) -> u32 {
+        let (scores, weights) = (self.tile_n / 2, self.tile_n / 4);
+        let output = specialization.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
+        let terms = match (specialization.bias, specialization.has_terms()) {
+            (true, _) => self.tile_n / 4 * 3 + 4,
+            (false, true) if self.tile_n > 128 => 24,
             (false, true) => 4,
             (false, false) => 0,
         };
         // What is read of tables, a quarter of a tile at a time; and long tiles leave it no room.
-        let formulas = match specialisation.has_formulas() {
-            true if self.key_rows > 128 => self.key_rows / 4 + 24,
-            true => self.key_rows / 4,
+        let expressions = match specialization.has_expressions() {
+            true if self.tile_n > 128 => self.tile_n / 4 + 24,
+            true => self.tile_n / 4,
             false => 0,
         };
-        scores + weights + output + terms + formulas
+        scores + weights + output + terms + expressions
     }
 
     /// The most of [`operand_registers`](Self::operand_registers).
@@ -161,85 +161,85 @@ impl HopperConfig {
     }
 
     /// Whether operands and results stay in registers.
-    pub(crate) fn fits_registers(self, specialisation: Specialisation) -> bool {
-        self.operand_registers(specialisation) <= self.most_operand_registers()
+    pub(crate) fn fits_registers(self, specialization: Specialization) -> bool {
+        self.operand_registers(specialization) <= self.most_operand_registers()
     }
 
     /// Bytes of shared memory that the tiles take with so many places for the query.
-    fn tile_bytes(self, specialisation: Specialisation, query_places: u32) -> u32 {
-        let [query, key, value] = self.tiles(specialisation);
+    fn tile_bytes(self, specialization: Specialization, query_places: u32) -> u32 {
+        let [query, key, value] = self.tiles(specialization);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
-        let others = self.exchange_bytes(specialisation).saturating_add(self.order_bytes(specialisation));
+        let others = self.exchange_bytes(specialization).saturating_add(self.order_bytes(specialization));
         stages.saturating_add(query.bytes().saturating_mul(query_places)).saturating_add(others)
     }
 
-    /// Whether CTAs sort the tiles of query rows by what a formula leaves them, which is then the same for all heads.
-    pub(crate) fn sorts_tiles(self, specialisation: Specialisation) -> bool {
-        let is_same = |formula: &Formula| {
-            let uses = formula.uses(formula.result());
+    /// Whether CTAs sort the tiles of query rows by what an expression leaves them, which is then the same for all heads.
+    pub(crate) fn sorts_tiles(self, specialization: Specialization) -> bool {
+        let is_same = |expression: &Expression| {
+            let uses = expression.uses(expression.result());
             !(uses.head || uses.batch)
         };
-        self.persistent && !specialisation.key_lengths && specialisation.mask_mod.is_some_and(is_same)
+        self.persistent && !specialization.seqused_k && specialization.mask_mod.is_some_and(is_same)
     }
 
-    /// Whether warpgroups go through those tiles of keys alone that a formula leaves to their own rows. They must not wait
+    /// Whether warpgroups go through those tiles of keys alone that an expression leaves to their own rows. They must not wait
     /// for each other then.
-    pub(crate) fn has_own_ranges(self, specialisation: Specialisation) -> bool {
-        specialisation.mask_mod.is_some()
+    pub(crate) fn has_own_ranges(self, specialization: Specialization) -> bool {
+        specialization.mask_mod.is_some()
             // Unattended V rows are zeroed by all warpgroups of the CTA together.
-            && !specialisation.key_lengths
-            && !specialisation.left
+            && !specialization.seqused_k
+            && !specialization.left
             && self.row_groups() > 1
             && self.key_sharers() == 1
-            && self.in_turn == InTurn::Nothing
+            && self.warp_scheduler == WarpScheduler::Free
     }
 
-    /// Whether all rows of a CTA have the same tiles of keys of those that a formula leaves.
-    pub(crate) fn has_common_ranges(self, specialisation: Specialisation) -> bool {
-        specialisation.mask_mod.is_some() && !self.has_own_ranges(specialisation)
+    /// Whether all rows of a CTA have the same tiles of keys of those that an expression leaves.
+    pub(crate) fn has_common_ranges(self, specialization: Specialization) -> bool {
+        specialization.mask_mod.is_some() && !self.has_own_ranges(specialization)
     }
 
-    /// The tiles of which something is known before the kernel runs, where a formula leaves some.
-    pub(crate) fn range_tiles(self, specialisation: Specialisation) -> Option<RangeTiles> {
-        specialisation.mask_mod.map(|_| RangeTiles {
-            query_rows: self.query_rows(),
-            range_rows: if self.has_own_ranges(specialisation) { WARPGROUP_ROWS } else { self.query_rows() },
-            key_rows: self.key_rows,
+    /// The tiles of which something is known before the kernel runs, where an expression leaves some.
+    pub(crate) fn range_tiles(self, specialization: Specialization) -> Option<RangeTiles> {
+        specialization.mask_mod.map(|_| RangeTiles {
+            tile_m: self.tile_m(),
+            range_rows: if self.has_own_ranges(specialization) { WARPGROUP_ROWS } else { self.tile_m() },
+            tile_n: self.tile_n,
             keys_anywhere: true,
-            rows_anywhere: self.sorts_tiles(specialisation),
-            is_awaited: self.dependent,
+            rows_anywhere: self.sorts_tiles(specialization),
+            is_awaited: self.pdl,
         })
     }
 
     /// Bytes of shared memory for sorting.
-    pub(crate) fn order_bytes(self, specialisation: Specialisation) -> u32 {
-        if self.sorts_tiles(specialisation) { by_length::BYTES } else { 0 }
+    pub(crate) fn order_bytes(self, specialization: Specialization) -> u32 {
+        if self.sorts_tiles(specialization) { by_length::BYTES } else { 0 }
     }
 
     /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but
     /// the first of them in a CTA, and of the first of all but the first CTA, its output, and the maximum and the sum of
     /// two rows.
-    pub(crate) const fn exchange_bytes(self, specialisation: Specialisation) -> u32 {
-        let words = specialisation.value_dim.next_multiple_of(RESULT_COLUMNS) / 2 + 4;
-        let senders = self.key_groups.saturating_add(self.cluster).saturating_sub(2);
+    pub(crate) const fn exchange_bytes(self, specialization: Specialization) -> u32 {
+        let words = specialization.value_dim.next_multiple_of(RESULT_COLUMNS) / 2 + 4;
+        let senders = self.kv_split_warpgroups.saturating_add(self.cluster).saturating_sub(2);
         let others = self.row_groups().saturating_mul(senders);
         others.saturating_mul(WARPGROUP * words * 4)
     }
 
     /// Whether the tiles fit the shared memory.
-    pub(crate) fn fits_shared(self, specialisation: Specialisation) -> bool {
-        self.tile_bytes(specialisation, 1) <= ROOM
+    pub(crate) fn fits_shared(self, specialization: Specialization) -> bool {
+        self.tile_bytes(specialization, 1) <= ROOM
     }
 
     /// Places for the query: two, where there is room, so that the next comes while one is in use.
-    pub(crate) fn query_places(self, specialisation: Specialisation) -> u32 {
-        if self.persistent && self.tile_bytes(specialisation, 2) <= ROOM { 2 } else { 1 }
+    pub(crate) fn query_places(self, specialization: Specialization) -> u32 {
+        if self.persistent && self.tile_bytes(specialization, 2) <= ROOM { 2 } else { 1 }
     }
 
     /// Whether the copy engine stores the output: from where the query was, if the next one has another place.
-    pub(crate) fn stores_by_copy(self, specialisation: Specialisation) -> bool {
-        let [query, _, value] = self.tiles(specialisation);
-        self.key_sharers() == 1 && self.query_places(specialisation) > 1 && value.panels() <= query.panels()
+    pub(crate) fn stores_by_copy(self, specialization: Specialization) -> bool {
+        let [query, _, value] = self.tiles(specialization);
+        self.key_sharers() == 1 && self.query_places(specialization) > 1 && value.panels() <= query.panels()
     }
 
     /// What no kernel can be generated with.
@@ -249,14 +249,14 @@ impl HopperConfig {
         vec![
             flaw("warpgroups", self.warpgroups, "1 to 4", (1..=4).contains(&self.warpgroups)),
             flaw(
-                "key_groups",
-                self.key_groups,
+                "kv_split_warpgroups",
+                self.kv_split_warpgroups,
                 "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without turns and persistence",
-                self.key_groups == 1
-                    || matches!(self.key_groups, 2 | 4)
-                        && self.warpgroups.is_multiple_of(self.key_groups)
-                        && self.stages.is_multiple_of(2 * self.key_groups)
-                        && self.in_turn == InTurn::Nothing
+                self.kv_split_warpgroups == 1
+                    || matches!(self.kv_split_warpgroups, 2 | 4)
+                        && self.warpgroups.is_multiple_of(self.kv_split_warpgroups)
+                        && self.stages.is_multiple_of(2 * self.kv_split_warpgroups)
+                        && self.warp_scheduler == WarpScheduler::Free
                         && !self.persistent,
             ),
             flaw(
@@ -264,13 +264,13 @@ impl HopperConfig {
                 self.cluster,
                 "1; or 2 or 4, without turns and persistence",
                 self.cluster == 1
-                    || matches!(self.cluster, 2 | 4) && self.in_turn == InTurn::Nothing && !self.persistent,
+                    || matches!(self.cluster, 2 | 4) && self.warp_scheduler == WarpScheduler::Free && !self.persistent,
             ),
             flaw(
-                "key_rows",
-                self.key_rows,
+                "tile_n",
+                self.tile_n,
                 "a multiple of 16 up to 256",
-                self.key_rows.is_multiple_of(16) && (16..=256).contains(&self.key_rows),
+                self.tile_n.is_multiple_of(16) && (16..=256).contains(&self.tile_n),
             ),
             flaw("stages", self.stages, "2 to 8", (2..=8).contains(&self.stages)),
         ]

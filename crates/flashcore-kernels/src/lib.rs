@@ -1,6 +1,6 @@
 //! Attention kernels, written in tiles on top of `flashcore-ir`.
 //!
-//! A [`Config`] names a kernel and every choice in it; [`Specialisation`] is what a problem fixes at compile time
+//! A [`Config`] names a kernel and every choice in it; [`Specialization`] is what a problem fixes at compile time
 //! (element type, head dimension, which features are on). The two together give a kernel; everything else about a
 //! problem (batch, heads, lengths, strides, scale, pointers) is a run-time parameter, so a growing key cache or a new
 //! batch size never compiles anything:
@@ -24,22 +24,22 @@ pub mod attention;
 mod config;
 mod element;
 mod hopper_config;
+mod ladder_config;
 mod name;
 mod neighbours;
 mod parameters;
 mod plan;
-mod specialisation;
-mod steps_config;
+mod specialization;
 mod tensor_maps;
 pub mod tile;
 mod tuned;
 mod tuned_hopper;
 
-pub use config::{AmpereConfig, Config, L2Window, Packing, QueryPlace, ScalarConfig};
-pub use hopper_config::{HopperConfig, InTurn};
+pub use config::{AmpereConfig, Config, L2Window, QueryPlace, ScalarConfig};
+pub use hopper_config::{HopperConfig, WarpScheduler};
+pub use ladder_config::{LadderConfig, Product};
 pub use name::UnknownConfig;
 pub use parameters::{Argument, Buffers, Parameters};
 pub use plan::{Plan, Reason, SideKernel};
-pub use specialisation::Specialisation;
-pub use steps_config::{Product, StepsConfig};
+pub use specialization::Specialization;
 pub use tile::{Accumulation, Exponential, Rescale, SharedLayout};

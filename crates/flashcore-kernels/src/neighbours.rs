@@ -3,8 +3,8 @@
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
-use crate::config::{AmpereConfig, Config, Packing, QueryPlace, ScalarConfig};
-use crate::hopper_config::{HopperConfig, InTurn};
+use crate::config::{AmpereConfig, Config, QueryPlace, ScalarConfig};
+use crate::hopper_config::{HopperConfig, WarpScheduler};
 use crate::plan::Plan;
 use crate::tile::Rescale;
 use crate::{tuned, tuned_hopper};
@@ -15,9 +15,9 @@ const KEY_ROWS: [u32; 6] = [16, 32, 48, 64, 96, 128];
 impl Config {
     /// Where a search for the best config of a problem begins: the default, and the defaults of other problems that can run
     /// this one.
-    pub fn starting_points(problem: &Problem, arch: Arch, multiprocessors: u32) -> Vec<Self> {
-        let default = Self::tuned(problem, arch, multiprocessors);
-        let ampere = tuned::ALL.into_iter().filter(|config| config.parts == 1).map(Self::Ampere);
+    pub fn starting_points(problem: &Problem, arch: Arch, num_sms: u32) -> Vec<Self> {
+        let default = Self::tuned(problem, arch, num_sms);
+        let ampere = tuned::ALL.into_iter().filter(|config| config.num_splits == 1).map(Self::Ampere);
         let others = ampere.chain(tuned_hopper::ALL.map(Self::Hopper)).filter(|config| *config != default);
         let mut points: Vec<_> = [default].into_iter().chain(others).collect();
         points.retain(|config| Plan::new(problem, *config, arch).is_ok());
@@ -30,7 +30,7 @@ impl Config {
             Self::Scalar(ScalarConfig { threads }) => {
                 [threads / 2, threads.saturating_mul(2)].map(|threads| Self::Scalar(ScalarConfig { threads })).to_vec()
             }
-            Self::Steps(_) => Vec::new(),
+            Self::Ladder(_) => Vec::new(),
             Self::Ampere(config) => config.neighbours().into_iter().map(Self::Ampere).collect(),
             Self::Hopper(config) => config.neighbours().into_iter().map(Self::Hopper).collect(),
         };
@@ -40,12 +40,12 @@ impl Config {
 }
 
 /// Every time at which the output can be rescaled.
-const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::WhenRaised, Rescale::WhenFar];
+const RESCALES: [Rescale; 3] = [Rescale::Always, Rescale::IfChanged, Rescale::Threshold];
 
 impl HopperConfig {
     fn neighbours(self) -> Vec<Self> {
         let mut configs = vec![
-            Self { hidden_rescale: !self.hidden_rescale, ..self },
+            Self { overlap_rescale: !self.overlap_rescale, ..self },
             Self { exponential: self.exponential.other(), ..self },
             Self { persistent: !self.persistent, ..self },
             Self { cluster: self.cluster.saturating_mul(2), ..self },
@@ -54,11 +54,11 @@ impl HopperConfig {
             Self { warpgroups: self.warpgroups.saturating_sub(1), ..self },
             Self { stages: self.stages.saturating_add(1), ..self },
             Self { stages: self.stages.saturating_sub(1), ..self },
-            Self { key_rows: self.key_rows.saturating_add(16), ..self },
-            Self { key_rows: self.key_rows.saturating_sub(16), ..self },
+            Self { tile_n: self.tile_n.saturating_add(16), ..self },
+            Self { tile_n: self.tile_n.saturating_sub(16), ..self },
         ];
         configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
-        configs.extend(InTurn::ALL.map(|in_turn| Self { in_turn, ..self }));
+        configs.extend(WarpScheduler::ALL.map(|warp_scheduler| Self { warp_scheduler, ..self }));
         configs.retain(|config| *config != self);
         configs
     }
@@ -70,28 +70,24 @@ impl AmpereConfig {
             QueryPlace::Registers => QueryPlace::Shared,
             QueryPlace::Shared => QueryPlace::Registers,
         };
-        let other_packing = match self.packing {
-            Packing::OneHead => Packing::KeyHead,
-            Packing::KeyHead => Packing::OneHead,
-        };
         let mut configs = vec![
             Self { query: other_query, ..self },
             Self { exponential: self.exponential.other(), ..self },
-            Self { packing: other_packing, ..self },
+            Self { pack_gqa: !self.pack_gqa, ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), ..self },
             Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: other_query, ..self },
             Self { stages: self.stages.saturating_add(1), ..self },
             Self { stages: self.stages.saturating_sub(1), ..self },
-            Self { parts: self.parts.saturating_mul(2), ..self },
-            Self { parts: (self.parts / 2).max(1), ..self },
+            Self { num_splits: self.num_splits.saturating_mul(2), ..self },
+            Self { num_splits: (self.num_splits / 2).max(1), ..self },
         ];
         configs.extend(RESCALES.map(|rescale| Self { rescale, ..self }));
-        for (warps, key_warps) in [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)] {
-            configs.push(Self { warps, key_warps, ..self });
+        for (warps, kv_split_warps) in [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)] {
+            configs.push(Self { warps, kv_split_warps, ..self });
         }
-        let place = KEY_ROWS.iter().position(|keys| *keys >= self.key_rows).unwrap_or(0);
-        for key_rows in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
-            configs.push(Self { key_rows: *key_rows, ..self });
+        let place = KEY_ROWS.iter().position(|keys| *keys >= self.tile_n).unwrap_or(0);
+        for tile_n in KEY_ROWS.iter().skip(place.saturating_sub(1)).take(3) {
+            configs.push(Self { tile_n: *tile_n, ..self });
         }
         configs.retain(|config| *config != self);
         configs

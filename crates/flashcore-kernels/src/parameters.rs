@@ -4,13 +4,13 @@ use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, TensorMap};
-use flashcore_problem::formula::{Constants, Formula, Kind};
+use flashcore_problem::expression::{Constants, Expression, Kind};
 use flashcore_problem::{BiasStrides, Problem, Strides};
 
 use crate::attention::tile_ranges::RangeShape;
 use crate::plan::LONGEST;
-use crate::specialisation::Specialisation;
-use crate::tile::BoundFormula;
+use crate::specialization::Specialization;
+use crate::tile::BoundExpression;
 
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
 macro_rules! parameters {
@@ -19,19 +19,19 @@ macro_rules! parameters {
         #[derive(Debug, Clone, Copy)]
         pub struct Parameters {
             $($(#[$doc])* pub $name: Reg<$ty>,)*
-            /// The formula for scores, with its constants.
-            pub score_mod: Option<BoundFormula>,
-            /// The formula for masks, with its constants.
-            pub mask_mod: Option<BoundFormula>,
+            /// The expression for scores, with its constants.
+            pub score_mod: Option<BoundExpression>,
+            /// The expression for masks, with its constants.
+            pub mask_mod: Option<BoundExpression>,
         }
 
         impl Parameters {
-            /// Declares and loads them: those that all kernels have, and the constants of formulas.
-            pub fn load(k: &mut Builder, specialisation: Specialisation) -> Self {
+            /// Declares and loads them: those that all kernels have, and the constants of expressions.
+            pub fn load(k: &mut Builder, specialization: Specialization) -> Self {
                 Self {
                     $($name: k.parameter::<$ty>(stringify!($name)),)*
-                    score_mod: specialisation.score_mod.map(|formula| BoundFormula::load(k, "score", formula)),
-                    mask_mod: specialisation.mask_mod.map(|formula| BoundFormula::load(k, "mask", formula)),
+                    score_mod: specialization.score_mod.map(|expression| BoundExpression::load(k, "score", expression)),
+                    mask_mod: specialization.mask_mod.map(|expression| BoundExpression::load(k, "mask", expression)),
                 }
             }
         }
@@ -59,7 +59,7 @@ parameters! {
     /// The address of the output.
     output: U64,
     /// The address of the log-sum-exp, an `f32` per row of the output; not read by kernels that do not write it.
-    log_sum_exp: U64,
+    lse: U64,
     /// Bytes from one batch of the query to the next.
     query_batch_stride: U64,
     /// Bytes from one head of the query to the next.
@@ -109,20 +109,20 @@ parameters! {
     /// The softcap times `log2(e)`.
     softcap_log2: F32,
     /// The address of a `u32` per batch: its key length.
-    key_lengths: U64,
+    seqused_k: U64,
     /// The address of an `f32` per query head: its slope.
     alibi_slopes: U64,
     /// The address of an `f32` per query head: its sink.
     sinks: U64,
-    /// The address of the table of numbers that formulas read.
-    number_table: U64,
+    /// The address of the table of numbers that expressions read.
+    aux_f32: U64,
     /// The index of its last entry.
     last_number: S32,
-    /// The address of the table of integers that formulas read.
-    integer_table: U64,
+    /// The address of the table of integers that expressions read.
+    aux_i32: U64,
     /// The index of its last entry.
     last_integer: S32,
-    /// The address of what is known of the tiles that a formula leaves: see `attention/tile_ranges.rs`.
+    /// The address of what is known of the tiles that an expression leaves: see `attention/tile_ranges.rs`.
     tile_ranges: U64,
     /// Bytes from what is known for one batch to that for the next.
     ranges_batch_stride: U64,
@@ -161,19 +161,19 @@ impl TileParameters {
 /// What kernels that each take a part of the keys receive besides, behind the others, and the kernel that combines what
 /// they have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PartParameters {
+pub(crate) struct SplitParameters {
     /// Parts of the keys.
-    pub(crate) parts: Reg<U32>,
+    pub(crate) num_splits: Reg<U32>,
     /// Rows of the output in all.
     pub(crate) rows: Reg<U64>,
     /// The address of what is known of the parts.
     pub(crate) workspace: Reg<U64>,
 }
 
-impl PartParameters {
+impl SplitParameters {
     /// Declares and loads them.
     pub(crate) fn load(k: &mut Builder) -> Self {
-        Self { parts: k.parameter("parts"), rows: k.parameter("rows"), workspace: k.parameter("workspace") }
+        Self { num_splits: k.parameter("num_splits"), rows: k.parameter("rows"), workspace: k.parameter("workspace") }
     }
 }
 
@@ -184,8 +184,8 @@ pub(crate) enum Extra {
     Nothing,
     /// [`TileParameters`].
     Tiles { tiles: u32, heads: u32, all: u32 },
-    /// [`PartParameters`].
-    Parts { parts: u32, rows: u64 },
+    /// [`SplitParameters`].
+    Splits { num_splits: u32, rows: u64 },
 }
 
 impl Extra {
@@ -193,8 +193,8 @@ impl Extra {
         match self {
             Self::Nothing => Vec::new(),
             Self::Tiles { tiles, heads, all } => vec![Argument::U32(tiles), Argument::U32(heads), Argument::U32(all)],
-            Self::Parts { parts, rows } => {
-                vec![Argument::U32(parts), Argument::U64(rows), Argument::U64(buffers.workspace)]
+            Self::Splits { num_splits, rows } => {
+                vec![Argument::U32(num_splits), Argument::U64(rows), Argument::U64(buffers.workspace)]
             }
         }
     }
@@ -229,9 +229,9 @@ pub struct Buffers {
     /// Of the output.
     pub output: u64,
     /// Of the log-sum-exp; any address when the problem does not ask for it, like the others below.
-    pub log_sum_exp: u64,
+    pub lse: u64,
     /// Of the key lengths.
-    pub key_lengths: u64,
+    pub seqused_k: u64,
     /// Of the slopes.
     pub alibi_slopes: u64,
     /// Of the sinks.
@@ -241,9 +241,9 @@ pub struct Buffers {
     /// Where the terms of the bias lie.
     pub bias_strides: BiasStrides,
     /// Of the table of numbers.
-    pub number_table: u64,
+    pub aux_f32: u64,
     /// Of the table of integers.
-    pub integer_table: u64,
+    pub aux_i32: u64,
     /// Of the part of the workspace that begins [`Plan::ranges_offset`](crate::Plan::ranges_offset) bytes behind its
     /// beginning; any address when there is none.
     pub tile_ranges: u64,
@@ -261,14 +261,14 @@ impl Buffers {
             key,
             value,
             output,
-            log_sum_exp: 0,
-            key_lengths: 0,
+            lse: 0,
+            seqused_k: 0,
             alibi_slopes: 0,
             sinks: 0,
             bias: 0,
             bias_strides,
-            number_table: 0,
-            integer_table: 0,
+            aux_f32: 0,
+            aux_i32: 0,
             tile_ranges: 0,
             workspace: 0,
         }
@@ -292,7 +292,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
     let window = |keys: Option<usize>| keys.unwrap_or(0).min(WIDEST_WINDOW) as i32;
     // The offset is the same for every length, or follows it.
     let follows = problem.position_offset(problem.key_length) != problem.position_offset(problem.key_length + 1);
-    let (position_offset, position_per_key) = if problem.key_lengths {
+    let (position_offset, position_per_key) = if problem.seqused_k {
         (problem.position_offset(0) as i32, i32::from(follows))
     } else {
         (problem.position_offset(problem.key_length) as i32, 0)
@@ -305,7 +305,7 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         key: buffers.key,
         value: buffers.value,
         output: buffers.output,
-        log_sum_exp: buffers.log_sum_exp,
+        lse: buffers.lse,
         query_batch_stride,
         query_head_stride,
         query_row_stride,
@@ -329,13 +329,13 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
         inverse_scale: (1.0 / problem.scale) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
-        key_lengths: buffers.key_lengths,
+        seqused_k: buffers.seqused_k,
         alibi_slopes: buffers.alibi_slopes,
         sinks: buffers.sinks,
-        number_table: buffers.number_table,
-        last_number: problem.number_table.saturating_sub(1) as i32,
-        integer_table: buffers.integer_table,
-        last_integer: problem.integer_table.saturating_sub(1) as i32,
+        aux_f32: buffers.aux_f32,
+        last_number: problem.aux_f32.saturating_sub(1) as i32,
+        aux_i32: buffers.aux_i32,
+        last_integer: problem.aux_i32.saturating_sub(1) as i32,
         tile_ranges: buffers.tile_ranges,
         ranges_batch_stride,
         ranges_head_stride,
@@ -346,16 +346,16 @@ pub(crate) fn arguments(problem: &Problem, buffers: Buffers, ranges: Option<Rang
         bias_key_stride: bias_bytes(buffers.bias_strides.key),
     }
     .arguments();
-    let score = problem.score_mod.map(|score_mod| constants(score_mod.formula(), score_mod.constants()));
-    let mask = problem.mask_mod.map(|mask_mod| constants(mask_mod.formula(), mask_mod.constants()));
+    let score = problem.score_mod.map(|score_mod| constants(score_mod.expression(), score_mod.constants()));
+    let mask = problem.mask_mod.map(|mask_mod| constants(mask_mod.expression(), mask_mod.constants()));
     arguments.extend(score.into_iter().flatten());
     arguments.extend(mask.into_iter().flatten());
     arguments
 }
 
-/// The arguments for the constants of a formula, in the order in which [`BoundFormula::load`] declares them.
-fn constants(formula: &'static Formula, constants: Constants) -> impl Iterator<Item = Argument> {
-    formula.slots().map(move |(slot, kind)| match kind {
+/// The arguments for the constants of an expression, in the order in which [`BoundExpression::load`] declares them.
+fn constants(expression: &'static Expression, constants: Constants) -> impl Iterator<Item = Argument> {
+    expression.slots().map(move |(slot, kind)| match kind {
         Kind::Number => Argument::F32(constants.number(slot)),
         Kind::Integer | Kind::Truth => Argument::S32(constants.integer(slot)),
     })

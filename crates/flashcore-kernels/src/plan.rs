@@ -8,11 +8,11 @@ use crate::attention::combine;
 use crate::attention::hopper::Order;
 use crate::attention::partial::workspace_bytes;
 use crate::attention::tile_ranges::RangeShape;
-use crate::config::{AmpereConfig, Config, Flaw, L2Window, Packing, most_operand_registers};
+use crate::config::{AmpereConfig, Config, Flaw, L2Window, most_operand_registers};
 use crate::hopper_config::HopperConfig;
+use crate::ladder_config::LadderConfig;
 use crate::parameters::{Argument, Buffers, Extra, arguments};
-use crate::specialisation::MOST_WIDTH;
-use crate::steps_config::StepsConfig;
+use crate::specialization::MOST_WIDTH;
 use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -42,8 +42,8 @@ pub struct Plan {
     problem: Problem,
 }
 
-/// A kernel that goes with another: one that finds out before it which tiles of keys a formula leaves, or one that adds up
-/// behind it what it has for parts of the keys.
+/// A kernel that goes with another: one that finds out before it which tiles of keys an expression leaves, or one that adds up
+/// behind it what it has for KV splits.
 #[derive(Debug, Clone)]
 pub struct SideKernel {
     /// The kernel.
@@ -96,24 +96,24 @@ impl Plan {
         if !reasons.is_empty() {
             return Err(reasons);
         }
-        let specialisation = config.specialisation(problem);
+        let specialization = config.specialization(problem);
         let rules = |errors: Vec<VerifyError>| {
             let mut reasons: Vec<_> = errors.into_iter().map(Reason::Kernel).collect();
             reasons.dedup();
             reasons
         };
-        let kernel = config.generate(specialisation).verify(arch).map_err(rules)?;
+        let kernel = config.generate(specialization).verify(arch).map_err(rules)?;
         let shape = LaunchShape::new(problem, config);
         let combine = match shape.extra {
-            Extra::Parts { .. } => {
-                let kernel = Config::generate_combine(specialisation).verify(arch).map_err(rules)?;
+            Extra::Splits { .. } => {
+                let kernel = Config::generate_combine(specialization).verify(arch).map_err(rules)?;
                 let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
                 Some(SideKernel { kernel, grid: [tiles, problem.query_heads as u32, problem.batch as u32] })
             }
             Extra::Nothing | Extra::Tiles { .. } => None,
         };
         let range_shape = RangeShape::of(problem, config);
-        let ranges = match (config.generate_ranges(specialisation), range_shape) {
+        let ranges = match (config.generate_ranges(specialization), range_shape) {
             (Some(kernel), Some(shape)) => {
                 Some(SideKernel { kernel: kernel.verify(arch).map_err(rules)?, grid: shape.grid() })
             }
@@ -121,7 +121,7 @@ impl Plan {
         };
         let order = match config {
             Config::Hopper(hopper) => Some(Order::of(problem, hopper)),
-            Config::Scalar(_) | Config::Steps(_) | Config::Ampere(_) => None,
+            Config::Scalar(_) | Config::Ladder(_) | Config::Ampere(_) => None,
         };
         let (grid, extra, problem) = (shape.grid, shape.extra, problem.clone());
         Ok(Self { kernel, config, grid, ranges, combine, extra, range_shape, order, problem })
@@ -140,11 +140,11 @@ impl Plan {
         self.ranges_offset() + self.range_shape.map_or(0, RangeShape::bytes)
     }
 
-    /// Bytes of that memory before what is known of the tiles that a formula leaves.
+    /// Bytes of that memory before what is known of the tiles that an expression leaves.
     pub const fn ranges_offset(&self) -> u64 {
         match self.extra {
-            Extra::Parts { parts, rows } => {
-                workspace_bytes(parts as u64, rows, self.problem.value_dim as u64).next_multiple_of(16)
+            Extra::Splits { num_splits, rows } => {
+                workspace_bytes(num_splits as u64, rows, self.problem.value_dim as u64).next_multiple_of(16)
             }
             Extra::Nothing | Extra::Tiles { .. } => 0,
         }
@@ -227,14 +227,14 @@ struct LaunchShape {
 impl LaunchShape {
     fn new(problem: &Problem, config: Config) -> Self {
         let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
-        let tiles = |rows: usize| rows.div_ceil(config.query_rows() as usize) as u32;
+        let tiles = |rows: usize| rows.div_ceil(config.tile_m() as usize) as u32;
         let one_head = tiles(problem.query_length);
         if let Config::Hopper(hopper) = config
             && hopper.persistent
         {
             return Self { grid: [Order::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
-        let Config::Ampere(AmpereConfig { persistent, parts, packing, .. }) = config else {
+        let Config::Ampere(AmpereConfig { persistent, num_splits, pack_gqa, .. }) = config else {
             let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
             return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
         };
@@ -242,13 +242,10 @@ impl LaunchShape {
             let all = one_head.saturating_mul(heads).saturating_mul(batch);
             return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
         }
-        let (tiles, heads) = match packing {
-            Packing::OneHead => (one_head, heads),
-            Packing::KeyHead => (tiles(packed_rows(problem)), key_heads),
-        };
+        let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
         let rows = problem.batch.saturating_mul(problem.query_heads).saturating_mul(problem.query_length) as u64;
-        let extra = if parts > 1 { Extra::Parts { parts, rows } } else { Extra::Nothing };
-        Self { grid: [tiles.saturating_mul(parts), heads, batch], extra }
+        let extra = if num_splits > 1 { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
+        Self { grid: [tiles.saturating_mul(num_splits), heads, batch], extra }
     }
 }
 
@@ -257,7 +254,7 @@ impl LaunchShape {
     const fn all_tiles(&self) -> u32 {
         match self.extra {
             Extra::Tiles { all, .. } => all,
-            Extra::Nothing | Extra::Parts { .. } => self.grid[0],
+            Extra::Nothing | Extra::Splits { .. } => self.grid[0],
         }
     }
 }
@@ -274,8 +271,8 @@ const fn packed_rows(problem: &Problem) -> usize {
 /// Whether nothing is against a kernel, as far as that can be told without writing it, and there is room for its tiles.
 pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
     let fits = match config {
-        Config::Hopper(hopper) => arch == Arch::Sm90a && hopper.fits_shared(config.specialisation(problem)),
-        Config::Scalar(_) | Config::Ampere(_) | Config::Steps(_) => true,
+        Config::Hopper(hopper) => arch == Arch::Sm90a && hopper.fits_shared(config.specialization(problem)),
+        Config::Scalar(_) | Config::Ampere(_) | Config::Ladder(_) => true,
     };
     fits && reasons(problem, config, arch).is_empty()
 }
@@ -296,10 +293,10 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
         let Flaw { argument, value, allowed } = flaw;
         Reason::Config { kernel, argument, value, allowed }
     }));
-    if let Config::Steps(steps) = config
+    if let Config::Ladder(steps) = config
         && reasons.is_empty()
     {
-        let limit = StepsConfig::MOST_OPERAND_REGISTERS;
+        let limit = LadderConfig::MOST_OPERAND_REGISTERS;
         let registers = steps.operand_registers(problem.value_dim as u32);
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
@@ -309,7 +306,7 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
         && reasons.is_empty()
     {
         let (registers, limit) =
-            (ampere.operand_registers(config.specialisation(problem)), most_operand_registers(arch));
+            (ampere.operand_registers(config.specialization(problem)), most_operand_registers(arch));
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
         }
@@ -322,7 +319,7 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
             reasons.extend(hopper_reasons(problem, config, hopper));
         }
     }
-    let is_packed = matches!(config, Config::Ampere(AmpereConfig { packing: Packing::KeyHead, .. }));
+    let is_packed = matches!(config, Config::Ampere(AmpereConfig { pack_gqa: true, .. }));
     if is_packed {
         let features = [
             (problem.alibi, "alibi"),
@@ -357,13 +354,13 @@ fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
 
 /// What speaks against a problem that another config of the family could have as well.
 fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
-    let (kernel, specialisation, mut reasons) = (config.family(), config.specialisation(problem), Vec::new());
-    let (registers, limit) = (hopper.operand_registers(specialisation), hopper.most_operand_registers());
+    let (kernel, specialization, mut reasons) = (config.family(), config.specialization(problem), Vec::new());
+    let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers());
     if registers > limit {
         reasons.push(Reason::Registers { config, registers, limit });
     }
-    if specialisation.width < MOST_WIDTH {
-        reasons.push(Reason::Width { kernel, width: specialisation.width });
+    if specialization.width < MOST_WIDTH {
+        reasons.push(Reason::Width { kernel, width: specialization.width });
     }
     if !problem.output_shape().is_empty() && reasons.is_empty() {
         let maps = tensor_maps(problem, hopper, Buffers::new(0, 0, 0, 0));

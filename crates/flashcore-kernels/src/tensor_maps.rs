@@ -5,7 +5,7 @@ use flashcore_problem::{DType, Problem, Shape, Strides};
 
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Buffers;
-use crate::specialisation::Specialisation;
+use crate::specialization::Specialization;
 use crate::tile::{PANEL_COLUMNS, PanelTile, ROWS_PER_BLOCK};
 
 /// The tensors that the Hopper kernel copies, in the order of its parameters, each with its name.
@@ -14,9 +14,9 @@ pub(crate) fn tensor_maps(
     config: HopperConfig,
     buffers: Buffers,
 ) -> impl Iterator<Item = (&'static str, TensorMap)> {
-    let specialisation = Specialisation::of(problem);
+    let specialization = Specialization::of(problem);
     let strides = problem.strides();
-    let [query, key, value] = config.tiles(specialisation);
+    let [query, key, value] = config.tiles(specialization);
     let map = |base, strides, shape: Shape, tile| {
         // Where there are no keys nothing is copied, but a map must be of something.
         let (base, rows) = if shape.rows == 0 { (buffers.query, 1) } else { (base, shape.rows) };
@@ -32,7 +32,7 @@ pub(crate) fn tensor_maps(
         ("key", map(buffers.key, strides.key, Shape { rows: keys, ..problem.key_shape() }, key)),
         ("value", map(buffers.value, strides.value, Shape { rows: keys, ..problem.value_shape() }, value)),
     ];
-    copied.into_iter().chain(config.stores_by_copy(specialisation).then_some(output))
+    copied.into_iter().chain(config.stores_by_copy(specialization).then_some(output))
 }
 
 /// The stride of a dimension of size 1, which is never used.

@@ -5,51 +5,51 @@
 //!
 //! * 32 rows a warp read keys and values from shared memory half as often, which is what 16 rows wait for.
 //! * With 32 rows and more than 64 columns the query leaves no room in the registers, and stays in shared memory.
-//! * A problem with fewer CTAs than multiprocessors takes as long as one CTA: smaller tiles, and warps that share keys.
+//! * A problem with fewer CTAs than SMs takes as long as one CTA: smaller tiles, and warps that share keys.
 //! * Few rows over many keys, as models write, wait for memory: the heads of a key head share a tile, so that keys are read
-//!   once, and the keys are divided until all multiprocessors read.
+//!   once, and the keys are divided until all SMs read.
 
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
-use crate::config::{AmpereConfig, Config, Packing, QueryPlace};
-use crate::specialisation::Specialisation;
+use crate::config::{AmpereConfig, Config, QueryPlace};
+use crate::specialization::Specialization;
 use crate::tile::Rescale;
 use crate::tuned_hopper;
 
 const BASE: AmpereConfig = AmpereConfig::BASE;
 
 /// Few rows: a CTA ends sooner when two warps share its keys.
-const FEW_ROWS: AmpereConfig = AmpereConfig { key_rows: 128, key_warps: 2, ..BASE };
+const FEW_ROWS: AmpereConfig = AmpereConfig { tile_n: 128, kv_split_warps: 2, ..BASE };
 /// Few rows and few keys.
-const TINY: AmpereConfig = AmpereConfig { key_warps: 2, ..BASE };
+const TINY: AmpereConfig = AmpereConfig { kv_split_warps: 2, ..BASE };
 /// One wave of CTAs of narrow heads.
-const ONE_WAVE: AmpereConfig = AmpereConfig { key_rows: 128, ..BASE };
+const ONE_WAVE: AmpereConfig = AmpereConfig { tile_n: 128, ..BASE };
 /// Narrow heads.
-const NARROW: AmpereConfig = AmpereConfig { rows_per_warp: 32, key_rows: 128, query: QueryPlace::Shared, ..BASE };
+const NARROW: AmpereConfig = AmpereConfig { rows_per_warp: 32, tile_n: 128, query: QueryPlace::Shared, ..BASE };
 /// Heads of up to 128 columns.
 const MIDDLE: AmpereConfig =
-    AmpereConfig { rows_per_warp: 32, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
+    AmpereConfig { rows_per_warp: 32, query: QueryPlace::Shared, rescale: Rescale::IfChanged, ..BASE };
 /// Heads of up to 192 columns.
 const WIDE: AmpereConfig = AmpereConfig { warps: 8, ..BASE };
 /// Heads of up to 256 columns.
 const WIDEST: AmpereConfig = AmpereConfig { warps: 8, query: QueryPlace::Shared, ..BASE };
 /// The same for an A100, which has not as much shared memory.
-const WIDEST_A100: AmpereConfig = AmpereConfig { key_rows: 32, ..WIDEST };
+const WIDEST_A100: AmpereConfig = AmpereConfig { tile_n: 32, ..WIDEST };
 /// Narrow heads where shared memory is small: two CTAs fit.
 const NARROW_SMALL: AmpereConfig = AmpereConfig { rows_per_warp: 32, ..BASE };
 /// Heads of up to 128 columns where shared memory is small.
-const MIDDLE_SMALL: AmpereConfig = AmpereConfig { key_rows: 32, ..MIDDLE };
+const MIDDLE_SMALL: AmpereConfig = AmpereConfig { tile_n: 32, ..MIDDLE };
 /// Wide heads where shared memory is small.
 const WIDE_SMALL: AmpereConfig =
-    AmpereConfig { key_rows: 32, query: QueryPlace::Shared, rescale: Rescale::WhenRaised, ..BASE };
+    AmpereConfig { tile_n: 32, query: QueryPlace::Shared, rescale: Rescale::IfChanged, ..BASE };
 
 /// Few rows over many keys: four warps share the keys of one tile of 16 rows.
-const DECODE: AmpereConfig = AmpereConfig { key_warps: 4, ..BASE };
+const DECODE: AmpereConfig = AmpereConfig { kv_split_warps: 4, ..BASE };
 /// The same for wide heads, whose query leaves no room in the registers.
 const DECODE_WIDE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..DECODE };
 /// The same where shared memory is small.
-const DECODE_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, key_warps: 2, key_rows: 32, ..DECODE_WIDE };
+const DECODE_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps: 2, tile_n: 32, ..DECODE_WIDE };
 
 /// Every config that some problem gets; those of few rows also packed, and with several parts.
 pub(crate) const ALL: [AmpereConfig; 15] = [
@@ -65,19 +65,19 @@ pub(crate) const ALL: [AmpereConfig; 15] = [
     NARROW_SMALL,
     MIDDLE_SMALL,
     WIDE_SMALL,
-    AmpereConfig { parts: 4, packing: Packing::KeyHead, ..DECODE },
-    AmpereConfig { parts: 3, ..DECODE_WIDE },
-    AmpereConfig { parts: 2, packing: Packing::KeyHead, ..DECODE_WIDE_SMALL },
+    AmpereConfig { num_splits: 4, pack_gqa: true, ..DECODE },
+    AmpereConfig { num_splits: 3, ..DECODE_WIDE },
+    AmpereConfig { num_splits: 2, pack_gqa: true, ..DECODE_WIDE_SMALL },
 ];
 
 /// More query rows than this are no longer few.
 const MOST_FEW_ROWS: usize = 16;
 /// Keys of a part, at least: fewer are not worth a second kernel.
-const LEAST_KEYS_OF_PART: usize = 256;
-/// CTAs that a multiprocessor is given where keys are divided: enough to keep its memory busy.
-const CTAS_PER_MULTIPROCESSOR: usize = 2;
-/// The most parts of the keys: what the second kernel adds up must stay little.
-const MOST_PARTS: usize = 64;
+const MIN_KEYS_PER_SPLIT: usize = 256;
+/// CTAs that a SM is given where keys are divided: enough to keep its memory busy.
+const CTAS_PER_SM: usize = 2;
+/// The most KV splits: what the second kernel adds up must stay little.
+const MAX_SPLITS: usize = 64;
 
 /// Shared memory of a CTA from which on the larger tiles fit twice.
 const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
@@ -85,29 +85,29 @@ const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
 const ROOMIEST_SHARED_BYTES: u32 = 192 * 1024;
 
 impl Config {
-    /// The config for a problem unless another is asked for, on a GPU with so many multiprocessors.
-    pub fn tuned(problem: &Problem, arch: Arch, multiprocessors: u32) -> Self {
+    /// The config for a problem unless another is asked for, on a GPU with so many SMs.
+    pub fn tuned(problem: &Problem, arch: Arch, num_sms: u32) -> Self {
         if !Self::ampere().dtypes().contains(&problem.dtype) {
             return Self::scalar();
         }
         let columns = problem.head_dim.max(problem.value_dim);
         let is_roomy = arch.shared_bytes_per_cta() >= ROOMY_SHARED_BYTES;
-        if let Some(config) = few_rows_many_keys(problem, is_roomy, multiprocessors as usize) {
+        if let Some(config) = few_rows_many_keys(problem, is_roomy, num_sms as usize) {
             return Self::Ampere(config);
         }
-        if let Some(config) = tuned_hopper::best(problem, arch, multiprocessors as usize) {
+        if let Some(config) = tuned_hopper::best(problem, arch, num_sms as usize) {
             return Self::Hopper(config);
         }
         let ctas = |config: AmpereConfig| {
-            let tiles = problem.query_length.div_ceil(config.query_rows() as usize);
+            let tiles = problem.query_length.div_ceil(config.tile_m() as usize);
             tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch)
         };
-        let multiprocessors = multiprocessors as usize;
-        // With no more CTAs than multiprocessors, half as many rows for each cost nothing.
-        let is_small = ctas(FEW_ROWS) <= multiprocessors;
+        let num_sms = num_sms as usize;
+        // With no more CTAs than SMs, half as many rows for each cost nothing.
+        let is_small = ctas(FEW_ROWS) <= num_sms;
         // Compilers for other GPUs run out of registers with these tiles.
         let is_hopper = matches!(arch, Arch::Sm90 | Arch::Sm90a);
-        let is_one_wave = ctas(BASE) <= multiprocessors;
+        let is_one_wave = ctas(BASE) <= num_sms;
         let best = match (is_roomy, columns) {
             (true, ..=64) if is_small && problem.key_length > 64 => FEW_ROWS,
             (_, ..=128) if is_small => TINY,
@@ -123,16 +123,16 @@ impl Config {
             (false, _) => WIDE_SMALL,
         };
         // A bias takes registers that the large tiles have not left.
-        let specialisation = Specialisation::of(problem);
-        let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialisation, arch));
+        let specialization = Specialization::of(problem);
+        let fitting = [best, BASE].into_iter().find(|config| config.fits_registers(specialization, arch));
         Self::Ampere(fitting.unwrap_or(WIDE_SMALL))
     }
 }
 
 /// The config for few rows over many keys, where the GPU would otherwise have little to do or read keys more often than it
 /// must.
-fn few_rows_many_keys(problem: &Problem, is_roomy: bool, multiprocessors: usize) -> Option<AmpereConfig> {
-    if problem.query_length > MOST_FEW_ROWS || problem.key_length < 2 * LEAST_KEYS_OF_PART {
+fn few_rows_many_keys(problem: &Problem, is_roomy: bool, num_sms: usize) -> Option<AmpereConfig> {
+    if problem.query_length > MOST_FEW_ROWS || problem.key_length < 2 * MIN_KEYS_PER_SPLIT {
         return None;
     }
     let config = match (problem.head_dim.max(problem.value_dim), is_roomy) {
@@ -141,15 +141,15 @@ fn few_rows_many_keys(problem: &Problem, is_roomy: bool, multiprocessors: usize)
         (_, false) => DECODE_WIDE_SMALL,
     };
     let group = problem.query_heads / problem.key_heads.max(1);
-    let is_plain = !problem.alibi && !problem.bias && !problem.sinks && problem.formulas().next().is_none();
+    let is_plain = !problem.alibi && !problem.bias && !problem.sinks && problem.expressions().next().is_none();
     let can_pack = group > 1 && is_plain;
-    let (packing, rows, heads) = if can_pack {
-        (Packing::KeyHead, problem.query_length * group, problem.key_heads)
+    let (pack_gqa, rows, heads) = if can_pack {
+        (true, problem.query_length * group, problem.key_heads)
     } else {
-        (Packing::OneHead, problem.query_length, problem.query_heads)
+        (false, problem.query_length, problem.query_heads)
     };
-    let ctas = rows.div_ceil(config.query_rows() as usize).saturating_mul(heads).saturating_mul(problem.batch);
-    let wanted = (CTAS_PER_MULTIPROCESSOR * multiprocessors).div_ceil(ctas.max(1));
-    let parts = wanted.min(problem.key_length / LEAST_KEYS_OF_PART).clamp(1, MOST_PARTS) as u32;
-    Some(AmpereConfig { parts, packing, ..config })
+    let ctas = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
+    let wanted = (CTAS_PER_SM * num_sms).div_ceil(ctas.max(1));
+    let num_splits = wanted.min(problem.key_length / MIN_KEYS_PER_SPLIT).clamp(1, MAX_SPLITS) as u32;
+    Some(AmpereConfig { num_splits, pack_gqa, ..config })
 }

@@ -6,49 +6,49 @@
 //!   the wider the heads, the fewer keys a tile has.
 //! * Narrow heads leave room for a third warpgroup, whose exponentials fill what the tensor cores leave.
 //! * Long tiles of keys are read from shared memory less often, but what a tile has too many costs all the same.
-//! * Where there are fewer tiles of 64 rows than multiprocessors, a CTA has but those, and two warpgroups share the keys;
+//! * Where there are fewer tiles of 64 rows than SMs, a CTA has but those, and two warpgroups share the keys;
 //!   with half as many tiles, two CTAs do, and with fewer still, four.
 
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::Config;
-use crate::hopper_config::{HopperConfig, InTurn};
+use crate::hopper_config::{HopperConfig, WarpScheduler};
 use crate::plan::takes;
 use crate::tile::{Exponential, Rescale};
 
 const BASE: HopperConfig = HopperConfig {
     warpgroups: 2,
-    key_groups: 1,
+    kv_split_warpgroups: 1,
     cluster: 1,
-    key_rows: 128,
+    tile_n: 128,
     stages: 2,
     rescale: Rescale::Always,
-    hidden_rescale: true,
+    overlap_rescale: true,
     exponential: Exponential::Unit,
-    in_turn: InTurn::Nothing,
-    dependent: false,
+    warp_scheduler: WarpScheduler::Free,
+    pdl: false,
     persistent: true,
 };
-/// Where a formula leaves some of the keys, and a kernel before this one finds out which.
-const MASKED: HopperConfig = HopperConfig { rescale: Rescale::WhenFar, dependent: true, ..BASE };
+/// Where an expression leaves some of the keys, and a kernel before this one finds out which.
+const MASKED: HopperConfig = HopperConfig { rescale: Rescale::Threshold, pdl: true, ..BASE };
 /// Many rows of heads of up to 64 columns.
-const NARROW: HopperConfig = HopperConfig { warpgroups: 3, in_turn: InTurn::Products, ..BASE };
+const NARROW: HopperConfig = HopperConfig { warpgroups: 3, warp_scheduler: WarpScheduler::PingPong, ..BASE };
 /// Many keys for heads of up to 128 columns.
-const LONG: HopperConfig = HopperConfig { key_rows: 176, in_turn: InTurn::Products, ..BASE };
+const LONG: HopperConfig = HopperConfig { tile_n: 176, warp_scheduler: WarpScheduler::PingPong, ..BASE };
 /// Heads of up to 192 columns.
-const WIDE: HopperConfig = HopperConfig { key_rows: 112, in_turn: InTurn::Products, ..BASE };
+const WIDE: HopperConfig = HopperConfig { tile_n: 112, warp_scheduler: WarpScheduler::PingPong, ..BASE };
 /// Heads of up to 256 columns.
-const WIDEST: HopperConfig = HopperConfig { key_rows: 80, ..BASE };
+const WIDEST: HopperConfig = HopperConfig { tile_n: 80, ..BASE };
 /// Few keys for those, and where a bias takes the registers.
-const FEW_KEYS: HopperConfig = HopperConfig { key_rows: 64, in_turn: InTurn::Products, ..BASE };
-/// Few rows: less than one tile of 64 for each multiprocessor.
+const FEW_KEYS: HopperConfig = HopperConfig { tile_n: 64, warp_scheduler: WarpScheduler::PingPong, ..BASE };
+/// Few rows: less than one tile of 64 for each SM.
 const SHORT: HopperConfig =
-    HopperConfig { key_groups: 2, stages: 4, hidden_rescale: false, dependent: true, persistent: false, ..BASE };
+    HopperConfig { kv_split_warpgroups: 2, stages: 4, overlap_rescale: false, pdl: true, persistent: false, ..BASE };
 /// Few rows of wider heads.
-const SHORT_WIDE: HopperConfig = HopperConfig { key_rows: 64, ..SHORT };
+const SHORT_WIDE: HopperConfig = HopperConfig { tile_n: 64, ..SHORT };
 /// Few rows and few keys.
-const TINY: HopperConfig = HopperConfig { warpgroups: 1, key_groups: 1, ..SHORT_WIDE };
+const TINY: HopperConfig = HopperConfig { warpgroups: 1, kv_split_warpgroups: 1, ..SHORT_WIDE };
 
 /// Rows so few that two CTAs can share the keys of a tile.
 const SPLIT: HopperConfig = HopperConfig { cluster: 2, ..SHORT_WIDE };
@@ -73,26 +73,26 @@ const SEVERAL: usize = 1024;
 const MANY: usize = 4096;
 const MANY_CAUSAL: usize = 8192;
 
-/// The best config for a problem on a GPU with so many multiprocessors, if the kernel takes it.
-pub(crate) fn best(problem: &Problem, arch: Arch, multiprocessors: usize) -> Option<HopperConfig> {
+/// The best config for a problem on a GPU with so many SMs, if the kernel takes it.
+pub(crate) fn best(problem: &Problem, arch: Arch, num_sms: usize) -> Option<HopperConfig> {
     if arch != Arch::Sm90a || problem.query_length < LEAST_ROWS {
         return None;
     }
     let rows = problem.query_length;
     let short_tiles = rows.div_ceil(64).saturating_mul(problem.query_heads).saturating_mul(problem.batch);
-    let is_short = short_tiles <= multiprocessors;
+    let is_short = short_tiles <= num_sms;
     let keys = problem.key_length;
     let (_, right) = problem.mask.limits();
     let many = if right.is_some() { MANY_CAUSAL } else { MANY };
     // Of three warpgroups, not many rows may be without work in the last tile.
     let fills_three = rows.next_multiple_of(192) * 15 <= rows * 16;
-    // Clusters of four leave some multiprocessors of each group of them empty.
+    // Clusters of four leave some SMs of each group of them empty.
     let can_share = |ctas: usize, most: usize| keys >= SHARED && short_tiles.saturating_mul(ctas) <= most;
     let choice = match problem.head_dim.max(problem.value_dim) {
         ..=128 if is_short && keys <= FEW => TINY,
-        ..=64 if can_share(4, multiprocessors / 4 * 3) => SPLIT_IN_FOUR,
-        ..=64 if can_share(2, multiprocessors) && keys >= SEVERAL => SPLIT_LONG,
-        ..=128 if can_share(2, multiprocessors) => SPLIT,
+        ..=64 if can_share(4, num_sms / 4 * 3) => SPLIT_IN_FOUR,
+        ..=64 if can_share(2, num_sms) && keys >= SEVERAL => SPLIT_LONG,
+        ..=128 if can_share(2, num_sms) => SPLIT,
         ..=64 if is_short => SHORT,
         65..=128 if is_short => SHORT_WIDE,
         ..=64 if fills_three => NARROW,

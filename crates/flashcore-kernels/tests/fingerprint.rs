@@ -29,7 +29,7 @@ fn problems() -> Vec<(&'static str, Problem)> {
         (
             "d128 bf16 causal lse",
             problem(128, DType::Bf16, |problem| {
-                (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::BottomRight), true);
+                (problem.mask, problem.lse) = (Mask::Causal(Alignment::BottomRight), true);
             }),
         ),
         ("d32 f16 gqa decode", {
@@ -46,13 +46,13 @@ fn problems() -> Vec<(&'static str, Problem)> {
         (
             "d64 bf16 causal lengths",
             problem(64, DType::Bf16, |problem| {
-                (problem.mask, problem.key_lengths) = (Mask::Causal(Alignment::BottomRight), true);
+                (problem.mask, problem.seqused_k) = (Mask::Causal(Alignment::BottomRight), true);
             }),
         ),
         (
             "d64 f16 softcap alibi lse",
             problem(64, DType::F16, |problem| {
-                (problem.softcap, problem.alibi, problem.log_sum_exp) = (Some(30.0), true, true);
+                (problem.softcap, problem.alibi, problem.lse) = (Some(30.0), true, true);
             }),
         ),
         ("d64 bf16 bias sinks", problem(64, DType::Bf16, |problem| (problem.bias, problem.sinks) = (true, true))),
@@ -60,21 +60,21 @@ fn problems() -> Vec<(&'static str, Problem)> {
             "d64 f16 score_mod negative scale",
             problem(64, DType::F16, |problem| {
                 let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key));
-                (problem.score_mod, problem.number_table, problem.scale) = (Some(relative), 64, -0.125);
+                (problem.score_mod, problem.aux_f32, problem.scale) = (Some(relative), 64, -0.125);
             }),
         ),
         (
             "d128 bf16 mask_mod documents",
             problem(128, DType::Bf16, |problem| {
                 let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
-                (problem.mask_mod, problem.integer_table) = (Some(documents), 1000);
+                (problem.mask_mod, problem.aux_i32) = (Some(documents), 1000);
             }),
         ),
         (
             "d64 f16 mask_mod by head, causal lengths",
             problem(64, DType::F16, |problem| {
                 let slanted = MaskMod::new("slanted", |at| (at.query - at.key).less(at.head * 100 + 50));
-                (problem.mask, problem.key_lengths) = (Mask::Causal(Alignment::TopLeft), true);
+                (problem.mask, problem.seqused_k) = (Mask::Causal(Alignment::TopLeft), true);
                 problem.mask_mod = Some(slanted);
             }),
         ),
@@ -115,7 +115,7 @@ fn line(label: &str, kernel: &VerifiedKernel) -> String {
 
 fn fingerprint() -> String {
     let classes = Class::ALL.map(|class| format!("{class:?}").chars().take(5).collect::<String>());
-    let classes: String = classes.iter().map(|class| format!(" {class:>5}")).collect();
+    let classes = classes.map(|class| format!(" {class:>5}")).concat();
     let [hash, head] = ["hash", "kernel"];
     let mut text =
         format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
@@ -125,7 +125,7 @@ fn fingerprint() -> String {
     for config in defaults.iter().copied().chain(others) {
         let covered = if defaults.contains(&config) { problems.len() } else { FOR_EVERY_CONFIG };
         let number = numbers.entry(config.family()).and_modify(|number| *number += 1).or_insert(0);
-        let tile = config.key_rows().map(|keys| format!(" {}x{keys}", config.query_rows())).unwrap_or_default();
+        let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
         for (name, problem) in &problems[..covered] {
             let Ok(plan) = Plan::new(problem, config, arch(config)) else { continue };
             for (kernel, _, _) in plan.launches(Buffers::new(0, 0, 0, 0)) {

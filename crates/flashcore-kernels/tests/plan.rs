@@ -2,7 +2,7 @@
 
 use flashcore_ir::Arch;
 use flashcore_kernels::tile::SharedLayout;
-use flashcore_kernels::{AmpereConfig, Config, Plan, Reason, Specialisation};
+use flashcore_kernels::{AmpereConfig, Config, Plan, Reason, Specialization};
 use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod, Strides, TensorStrides};
 
 fn check(change: impl FnOnce(&mut Problem), expected: &[Reason]) {
@@ -39,7 +39,7 @@ fn each_thing_a_kernel_lacks_is_a_reason() {
 #[test]
 fn every_feature_has_a_plan() {
     check(|problem| problem.softcap = Some(30.0), &[]);
-    check(|problem| (problem.alibi, problem.bias, problem.sinks, problem.key_lengths) = (true, true, true, true), &[]);
+    check(|problem| (problem.alibi, problem.bias, problem.sinks, problem.seqused_k) = (true, true, true, true), &[]);
     check(|problem| problem.scale = -1.0, &[]);
     check(|problem| (problem.head_dim, problem.value_dim) = (80, 32), &[]);
     let window = Mask::Window { left: Some(3), right: None, alignment: Alignment::TopLeft };
@@ -68,7 +68,7 @@ fn rows_may_start_anywhere() {
         check(|problem| problem.layout = Layout::Strided(all), &[]);
         let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
         problem.layout = Layout::Strided(all);
-        let width = Specialisation::of(&problem).width as usize;
+        let width = Specialization::of(&problem).width as usize;
         assert_eq!(row * 2 % (2 * width), if width == 16 { 144 % 32 } else { width }, "{row}");
     }
 }
@@ -108,13 +108,13 @@ fn padding_costs_memory_and_swizzling_does_not() {
 #[test]
 fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
     let problem = Problem::new(1, 1, 64, 64, DType::F16);
-    let config = Config::Ampere(AmpereConfig { warps: 1, key_rows: 24, stages: 9, ..Default::default() });
+    let config = Config::Ampere(AmpereConfig { warps: 1, tile_n: 24, stages: 9, ..Default::default() });
     let reasons = Plan::new(&problem, config, Arch::Sm80).expect_err("three flaws");
     let reason = |argument, value, allowed| Reason::Config { kernel: KERNEL, argument, value, allowed };
     let expected = [
         reason("warps", 1, "2, 4 or 8"),
-        reason("key_warps", 1, "1, 2 or 4, at most the warps, with a multiple of 16 keys for each"),
-        reason("key_rows", 24, "a multiple of 16 up to 128"),
+        reason("kv_split_warps", 1, "1, 2 or 4, at most the warps, with a multiple of 16 keys for each"),
+        reason("tile_n", 24, "a multiple of 16 up to 128"),
         reason("stages", 9, "1 to 8"),
     ];
     assert_eq!(reasons, expected);
@@ -127,7 +127,7 @@ fn configs_have_names() {
     }
     assert_eq!("ampere".parse(), Ok(Config::ampere()));
     assert_eq!("scalar".parse(), Ok(Config::scalar()));
-    let other = AmpereConfig { warps: 8, key_rows: 128, stages: 3, layout: SharedLayout::Padded, ..Default::default() };
+    let other = AmpereConfig { warps: 8, tile_n: 128, stages: 3, layout: SharedLayout::Padded, ..Default::default() };
     assert_eq!("ampere-128x128-3stage-padded".parse(), Ok(Config::Ampere(other)));
     for name in ["", "Ampere", "ampere-64x64", "scalar-064", "ampere-70x64-2stage-plain", "ampere-64x64-2stage-"] {
         let unknown = flashcore_kernels::UnknownConfig { name: name.to_owned() };
@@ -144,17 +144,17 @@ fn the_default_follows_head_dim_architecture_and_size() {
         assert_eq!(config.to_string(), expected, "{problem}");
         assert!(Plan::new(&problem, config, arch).is_ok(), "{problem}");
     };
-    check([1, 2, 64, 64], Arch::Sm90, "ampere-32x64-2stage-swizzled-2keys");
-    check([1, 8, 512, 64], Arch::Sm90, "ampere-32x128-2stage-swizzled-2keys");
+    check([1, 2, 64, 64], Arch::Sm90, "ampere-32x64-2stage-swizzled-2kvwarps");
+    check([1, 8, 512, 64], Arch::Sm90, "ampere-32x128-2stage-swizzled-2kvwarps");
     check([2, 8, 512, 64], Arch::Sm90, "ampere-64x128-2stage-swizzled");
     check([32, 32, 512, 64], Arch::Sm90, "ampere-128x128-2stage-swizzled-32rows-qshared");
     check([32, 32, 512, 64], Arch::Sm89, "ampere-128x64-2stage-swizzled-32rows");
-    check([16, 16, 1024, 128], Arch::Sm90, "ampere-128x64-2stage-swizzled-32rows-qshared-lazy");
-    check([16, 16, 1024, 128], Arch::Sm80, "ampere-128x32-2stage-swizzled-32rows-qshared-lazy");
-    check([16, 16, 1024, 128], Arch::Sm89, "ampere-128x32-2stage-swizzled-32rows-qshared-lazy");
+    check([16, 16, 1024, 128], Arch::Sm90, "ampere-128x64-2stage-swizzled-32rows-qshared-ifchanged");
+    check([16, 16, 1024, 128], Arch::Sm80, "ampere-128x32-2stage-swizzled-32rows-qshared-ifchanged");
+    check([16, 16, 1024, 128], Arch::Sm89, "ampere-128x32-2stage-swizzled-32rows-qshared-ifchanged");
     check([4, 16, 4096, 192], Arch::Sm90, "ampere-128x64-2stage-swizzled");
     check([4, 16, 4096, 256], Arch::Sm90, "ampere-128x64-2stage-swizzled-qshared");
-    check([4, 16, 4096, 256], Arch::Sm120, "ampere-64x32-2stage-swizzled-qshared-lazy");
+    check([4, 16, 4096, 256], Arch::Sm120, "ampere-64x32-2stage-swizzled-qshared-ifchanged");
 }
 
 /// Whatever the shape, the default runs it.
@@ -176,9 +176,9 @@ fn every_default_fits() {
     }
 }
 
-/// Formulas take registers, and do not go with packed heads: whatever the shape, the default runs them.
+/// Expressions take registers, and do not go with packed heads: whatever the shape, the default runs them.
 #[test]
-fn every_default_fits_with_formulas() {
+fn every_default_fits_with_expressions() {
     let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key));
     let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
     for arch in Arch::ALL {
@@ -187,7 +187,7 @@ fn every_default_fits_with_formulas() {
                 let mut problem = Problem::new(1, heads, keys, head_dim, DType::F16);
                 (problem.key_heads, problem.query_length) = (2, queries);
                 (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
-                (problem.number_table, problem.integer_table) = (9, 4096);
+                (problem.aux_f32, problem.aux_i32) = (9, 4096);
                 let config = Config::tuned(&problem, arch, 132);
                 let plan = Plan::new(&problem, config, arch);
                 assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());
@@ -206,21 +206,22 @@ fn decoding_divides_the_keys() {
         let config = Config::tuned(&problem, arch, 132);
         assert_eq!(config.to_string(), expected, "{problem}");
         let plan = Plan::new(&problem, config, arch).expect("a plan");
-        assert_eq!(plan.combine.is_some(), expected.ends_with("parts"), "{problem}");
+        assert_eq!(plan.combine.is_some(), expected.ends_with("num_splits"), "{problem}");
         let rows = problem.batch * problem.query_heads * problem.query_length;
-        let parts = expected.strip_suffix("parts").and_then(|name| name.rsplit('-').next()?.parse().ok()).unwrap_or(0);
-        assert_eq!(plan.workspace_bytes(), parts * rows as u64 * (problem.value_dim as u64 + 2) * 4);
+        let num_splits =
+            expected.strip_suffix("num_splits").and_then(|name| name.rsplit('-').next()?.parse().ok()).unwrap_or(0);
+        assert_eq!(plan.workspace_bytes(), num_splits * rows as u64 * (problem.value_dim as u64 + 2) * 4);
     };
-    check(|_| {}, Arch::Sm90, "ampere-16x64-2stage-swizzled-4keys-packed-32parts");
-    check(|problem| problem.key_length = 1024, Arch::Sm90, "ampere-16x64-2stage-swizzled-4keys-packed-4parts");
-    check(|problem| problem.batch = 64, Arch::Sm89, "ampere-16x64-2stage-swizzled-4keys-packed");
-    check(|problem| problem.sinks = true, Arch::Sm90, "ampere-16x64-2stage-swizzled-4keys-9parts");
+    check(|_| {}, Arch::Sm90, "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-32splits");
+    check(|problem| problem.key_length = 1024, Arch::Sm90, "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-4splits");
+    check(|problem| problem.batch = 64, Arch::Sm89, "ampere-16x64-2stage-swizzled-4kvwarps-packgqa");
+    check(|problem| problem.sinks = true, Arch::Sm90, "ampere-16x64-2stage-swizzled-4kvwarps-9splits");
     check(
         |problem| (problem.head_dim, problem.value_dim) = (256, 256),
         Arch::Sm89,
-        "ampere-16x32-2stage-swizzled-2keys-qshared-packed-32parts",
+        "ampere-16x32-2stage-swizzled-2kvwarps-qshared-packgqa-32splits",
     );
-    check(|problem| problem.key_length = 100, Arch::Sm90, "ampere-32x64-2stage-swizzled-2keys");
+    check(|problem| problem.key_length = 100, Arch::Sm90, "ampere-32x64-2stage-swizzled-2kvwarps");
 }
 
 fn hopper(name: &str) -> Config {
@@ -232,8 +233,8 @@ fn hopper_configs_have_names() {
     for config in Config::all().into_iter().filter(|config| config.family() == "hopper") {
         assert_eq!(config.to_string().parse(), Ok(config));
     }
-    let name = "hopper-64x128-4stage-2keys-dependent";
-    assert_eq!((hopper(name).to_string().as_str(), hopper(name).query_rows()), (name, 64));
+    let name = "hopper-64x128-4stage-2kvgroups-pdl";
+    assert_eq!((hopper(name).to_string().as_str(), hopper(name).tile_m()), (name, 64));
     for name in ["hopper-100x128-2stage", "hopper-128x128", "hopper-128x128-2stage-fast", "hopper-128x128-02stage"] {
         assert!(name.parse::<Config>().is_err(), "{name}");
     }
@@ -269,10 +270,10 @@ fn hopper_flaws_are_named() {
     let problem = Problem::new(1, 8, 512, 64, DType::F16);
     for (name, argument) in [
         ("hopper-320x16-2stage", "warpgroups"),
-        ("hopper-128x24-2stage", "key_rows"),
+        ("hopper-128x24-2stage", "tile_n"),
         ("hopper-128x128-1stage", "stages"),
-        ("hopper-64x64-2stage-2keys", "key_groups"),
-        ("hopper-64x64-4stage-2keys-persistent", "key_groups"),
+        ("hopper-64x64-2stage-2kvgroups", "kv_split_warpgroups"),
+        ("hopper-64x64-4stage-2kvgroups-persistent", "kv_split_warpgroups"),
     ] {
         let reasons = Plan::new(&problem, hopper(name), Arch::Sm90a).expect_err(name);
         assert!(

@@ -105,7 +105,7 @@ impl Problem {
     ///     .head_dim(128)
     ///     .build()?
     ///     .with_mask(Mask::Causal(Alignment::BottomRight))
-    ///     .with_log_sum_exp(true);
+    ///     .with_lse(true);
     /// assert_eq!(problem.key_shape().rows, 4096);
     ///
     /// let forgotten = Problem::builder(DType::Bf16).batch(1).query_heads(32).query_length(4096).build();
@@ -168,18 +168,18 @@ setters! {
     with_sinks(sinks: bool);
     /// Sets [`bias`](Self::bias).
     with_bias(bias: bool);
-    /// Sets [`key_lengths`](Self::key_lengths).
-    with_key_lengths(key_lengths: bool);
+    /// Sets [`seqused_k`](Self::seqused_k).
+    with_seqused_k(seqused_k: bool);
     /// Sets [`score_mod`](Self::score_mod).
     with_score_mod(score_mod: Option<ScoreMod>);
     /// Sets [`mask_mod`](Self::mask_mod).
     with_mask_mod(mask_mod: Option<MaskMod>);
-    /// Sets [`number_table`](Self::number_table).
-    with_number_table(number_table: usize);
-    /// Sets [`integer_table`](Self::integer_table).
-    with_integer_table(integer_table: usize);
-    /// Sets [`log_sum_exp`](Self::log_sum_exp).
-    with_log_sum_exp(log_sum_exp: bool);
+    /// Sets [`aux_f32`](Self::aux_f32).
+    with_aux_f32(aux_f32: usize);
+    /// Sets [`aux_i32`](Self::aux_i32).
+    with_aux_i32(aux_i32: usize);
+    /// Sets [`lse`](Self::lse).
+    with_lse(lse: bool);
     /// Sets [`layout`](Self::layout).
     with_layout(layout: Layout);
 }
@@ -218,10 +218,10 @@ mod tests {
         (expected.batch, expected.query_heads, expected.key_heads) = (2, 6, 3);
         (expected.query_length, expected.key_length, expected.value_dim) = (5, 7, 32);
         (expected.scale, expected.softcap, expected.mask) = (0.5, Some(30.0), mask);
-        (expected.alibi, expected.sinks, expected.bias, expected.key_lengths) = (true, true, true, true);
+        (expected.alibi, expected.sinks, expected.bias, expected.seqused_k) = (true, true, true, true);
         (expected.score_mod, expected.mask_mod) = (Some(score_mod), Some(mask_mod));
-        (expected.number_table, expected.integer_table) = (11, 13);
-        (expected.log_sum_exp, expected.layout) = (true, Layout::Bshd);
+        (expected.aux_f32, expected.aux_i32) = (11, 13);
+        (expected.lse, expected.layout) = (true, Layout::Bshd);
         let set = Problem::new(1, 1, 1, 64, DType::F16)
             .with_batch(2)
             .with_query_heads(6)
@@ -235,12 +235,12 @@ mod tests {
             .with_alibi(true)
             .with_sinks(true)
             .with_bias(true)
-            .with_key_lengths(true)
+            .with_seqused_k(true)
             .with_score_mod(Some(score_mod))
             .with_mask_mod(Some(mask_mod))
-            .with_number_table(11)
-            .with_integer_table(13)
-            .with_log_sum_exp(true)
+            .with_aux_f32(11)
+            .with_aux_i32(13)
+            .with_lse(true)
             .with_layout(Layout::Bshd);
         assert_eq!(set, expected);
     }

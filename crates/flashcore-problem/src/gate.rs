@@ -54,7 +54,7 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
     }
     let needed = problem.output_shape().elements().unwrap_or(usize::MAX);
     let rows = needed.checked_div(problem.value_dim).unwrap_or(0);
-    let [actual, needed] = [[expected.output.len(), expected.log_sum_exp.len()], [needed, rows]];
+    let [actual, needed] = [[expected.output.len(), expected.lse.len()], [needed, rows]];
     if actual != needed {
         verdict.failures.push(Failure::WrongExpected { actual, needed });
         return verdict;
@@ -84,8 +84,8 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
         let (relative_bias, limit) = (errors.relative_bias, limits.relative_bias);
         verdict.failures.push(Failure::Biased { relative_bias, limit });
     }
-    if let Some(log_sum_exp) = &evidence.outputs.log_sum_exp {
-        verdict.failures.extend(log_sum_exp_failures(shape, log_sum_exp, &expected.log_sum_exp, limits.log_sum_exp));
+    if let Some(lse) = &evidence.outputs.lse {
+        verdict.failures.extend(lse_failures(shape, lse, &expected.lse, limits.lse));
     }
 
     verdict.failures.extend(changed_inputs(evidence.inputs, evidence.inputs_after));
@@ -153,14 +153,14 @@ fn empty_row_not_zero(shape: Shape, actual: &[f64], expected: &[f64]) -> Option<
     Some(Failure::EmptyRowNotZero { count: 1 + wrong.count(), first })
 }
 
-fn log_sum_exp_failures(shape: Shape, actual: &[f32], expected: &[f64], limit: f64) -> Vec<Failure> {
+fn lse_failures(shape: Shape, actual: &[f32], expected: &[f64], limit: f64) -> Vec<Failure> {
     let rows = Shape { columns: 1, ..shape };
     let poison = DType::F32.poison() as u32;
     let unwritten: Vec<usize> = (0..actual.len()).filter(|&index| actual[index].to_bits() == poison).collect();
     let mut failures = Vec::new();
     if let Some(&first) = unwritten.first() {
         let first = element_at(rows, first);
-        failures.push(Failure::LogSumExpUnwritten { count: unwritten.len(), first });
+        failures.push(Failure::LseUnwritten { count: unwritten.len(), first });
     }
     // Written so that a NaN against a number counts as infinitely wrong.
     let error = |index: usize| {
@@ -174,8 +174,7 @@ fn log_sum_exp_failures(shape: Shape, actual: &[f32], expected: &[f64], limit: f
     let worst = (0..actual.len()).max_by(|&left, &right| error(left).total_cmp(&error(right)));
     if let Some(index) = worst.filter(|&index| error(index) > limit) {
         let (actual, expected) = (f64::from(actual[index]), expected[index]);
-        failures
-            .push(Failure::LogSumExp { worst: Worst { element: element_at(rows, index), expected, actual }, limit });
+        failures.push(Failure::Lse { worst: Worst { element: element_at(rows, index), expected, actual }, limit });
     }
     failures
 }
@@ -192,21 +191,20 @@ fn changed_inputs(before: &Inputs, after: &Inputs) -> Vec<Failure> {
         ("alibi_slopes", bits(&before.alibi_slopes) == bits(&after.alibi_slopes)),
         ("sinks", bits(&before.sinks) == bits(&after.sinks)),
         ("bias", bits(&bias(before)) == bits(&bias(after))),
-        ("key_lengths", before.key_lengths == after.key_lengths),
+        ("seqused_k", before.seqused_k == after.seqused_k),
     ];
     unchanged.iter().filter(|(_, same)| !same).map(|&(tensor, _)| Failure::InputChanged { tensor }).collect()
 }
 
 /// The first byte in which two outputs differ.
 fn first_difference(first: &Outputs, second: &Outputs) -> Option<(&'static str, usize)> {
-    let bytes = |outputs: &Outputs| -> Vec<u8> {
-        outputs.log_sum_exp.iter().flatten().flat_map(|value| value.to_le_bytes()).collect()
-    };
+    let bytes =
+        |outputs: &Outputs| -> Vec<u8> { outputs.lse.iter().flatten().flat_map(|value| value.to_le_bytes()).collect() };
     let differs = |left: &[u8], right: &[u8]| {
         let common = left.len().min(right.len());
         (0..common).find(|&index| left[index] != right[index]).or((left.len() != right.len()).then_some(common))
     };
     differs(&first.output.data, &second.output.data)
         .map(|byte| ("output", byte))
-        .or_else(|| differs(&bytes(first), &bytes(second)).map(|byte| ("log_sum_exp", byte)))
+        .or_else(|| differs(&bytes(first), &bytes(second)).map(|byte| ("lse", byte)))
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a problem or with the tensors given for it.
 
-use crate::formula::MOST_STEPS;
+use crate::expression::MOST_STEPS;
 use crate::{DType, Shape};
 use std::fmt;
 
@@ -61,21 +61,21 @@ pub enum ProblemError {
         /// The softcap.
         softcap: f32,
     },
-    /// A formula has more steps than kernels repeat.
+    /// An expression has more steps than kernels repeat.
     #[error(
         "{argument} has {steps} steps; at most {} are taken: compute what does not change into a table",
         MOST_STEPS
     )]
-    FormulaTooLong {
+    ExpressionTooLong {
         /// The field.
         argument: &'static str,
         /// Its steps.
         steps: usize,
     },
-    /// A formula reads a table that the problem does not have.
+    /// An expression reads a table that the problem does not have.
     #[error("{argument} reads the {table}, which is 0; give it the number of its entries")]
     TableMissing {
-        /// The formula.
+        /// The expression.
         argument: &'static str,
         /// The table.
         table: &'static str,

@@ -10,7 +10,7 @@
 //!
 //! let mut problem = Problem::new(1, 2, 97, 64, DType::F16);
 //! problem.mask = Mask::Causal(Alignment::BottomRight);
-//! problem.log_sum_exp = true;
+//! problem.lse = true;
 //! let inputs = Inputs::random(&problem, 7);
 //!
 //! // What is right, in f64, and how far a careful implementation in f16 is from it.
@@ -38,7 +38,7 @@
 //! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
 //!    [below](#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
+//! 8. `lse[i]` is the natural logarithm of that denominator.
 //!
 //! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
 //!
@@ -76,7 +76,7 @@
 
 mod builder;
 mod dtype;
-pub mod formula;
+pub mod expression;
 mod gate;
 mod guard;
 mod invalid;
@@ -94,7 +94,7 @@ mod views;
 
 pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
-pub use formula::{MaskMod, ScoreMod};
+pub use expression::{MaskMod, ScoreMod};
 pub use gate::{Evidence, judge};
 pub use guard::{GuardError, Guarded};
 pub use invalid::{Invalid, ProblemError, TensorError};

@@ -41,7 +41,7 @@
 use crate::{DType, Expected, Problem, ReferenceError};
 
 /// Of the log-sum-exp of 16-bit types: 2^-16.
-const LOG_SUM_EXP_FLOOR: f64 = 1.0 / 65_536.0;
+const LSE_FLOOR: f64 = 1.0 / 65_536.0;
 /// Of the relative bias, in unit roundoffs.
 const BIAS_FLOOR: f64 = 0.125;
 
@@ -57,7 +57,7 @@ pub struct Limits {
     /// On the absolute error of each log-sum-exp: twice the reference's, plus 2^-16 in 16-bit types, and of large scores
     /// what rounding them to `f32` takes. Who merges parts of the keys weighs them by the exponentials of these numbers:
     /// 2^-16 is then 1/32 of a roundoff of `f16`.
-    pub log_sum_exp: f64,
+    pub lse: f64,
     /// On the magnitude of the [relative bias](crate::Verdict::relative_bias): twice what rounding to nearest makes on the
     /// same inputs, plus an eighth of a roundoff; no limit where nothing is rounded to 16 bits.
     pub relative_bias: f64,
@@ -69,7 +69,7 @@ impl Limits {
         let roundoff = problem.dtype.unit_roundoff();
         let accumulator = problem.dtype.accumulator().unit_roundoff();
         // The log-sum-exp is an f32 even when everything else is f64.
-        let log_sum_exp_roundoff = DType::F32.unit_roundoff();
+        let lse_roundoff = DType::F32.unit_roundoff();
         let magnitudes = expected.output.iter().map(|value| value.abs());
         let largest_output = magnitudes.filter(|value| value.is_finite()).fold(0.0, f64::max);
 
@@ -82,9 +82,9 @@ impl Limits {
         Self {
             max_error: 2.0 * reference.max_error + ((2.0 + sum_noise) * roundoff + score_noise) * largest_output,
             relative_l2: 2.0 * reference.relative_l2 + (0.75 + sum_noise) * roundoff + score_noise,
-            log_sum_exp: 2.0 * reference.log_sum_exp
-                + if is_narrow { LOG_SUM_EXP_FLOOR } else { (8.0 + sum_noise) * log_sum_exp_roundoff }
-                + 4.0 * log_sum_exp_roundoff * expected.largest_score,
+            lse: 2.0 * reference.lse
+                + if is_narrow { LSE_FLOOR } else { (8.0 + sum_noise) * lse_roundoff }
+                + 4.0 * lse_roundoff * expected.largest_score,
             relative_bias: if is_narrow {
                 2.0 * reference.relative_bias + BIAS_FLOOR * roundoff + score_noise
             } else {

@@ -9,8 +9,8 @@ pub struct Expected {
     /// Contiguous `[batch, query head, query row, value column]`, whatever the problem's layout.
     pub output: Vec<f64>,
     /// Contiguous `[batch, query head, query row]`, whether the problem wants it or not.
-    pub log_sum_exp: Vec<f64>,
-    /// The largest magnitude among the finite scores, before and after softcap, `ALiBi`, bias and formula.
+    pub lse: Vec<f64>,
+    /// The largest magnitude among the finite scores, before and after softcap, `ALiBi`, bias and expression.
     ///
     /// A score of this size is rounded by this much times the roundoff of the accumulator, in any implementation.
     pub largest_score: f64,
@@ -24,22 +24,22 @@ pub fn oracle(problem: &Problem, inputs: &Inputs) -> Result<Expected, Invalid> {
     let rows: Vec<(usize, usize, usize)> = shape.each_row().collect();
 
     let mut output = vec![0.0; rows.len() * shape.columns];
-    let mut log_sum_exp = vec![0.0; rows.len()];
+    let mut lse = vec![0.0; rows.len()];
     let largest_score = output
         .par_chunks_mut(shape.columns)
-        .zip(&mut log_sum_exp)
+        .zip(&mut lse)
         .zip(&rows)
-        .map(|((output, log_sum_exp), &(batch, head, row))| {
+        .map(|((output, lse), &(batch, head, row))| {
             let answer = match problem.dtype {
                 // The gate of results in `f64` sees what plain sums in `f64` round away.
                 DType::F64 => operands.row::<Compensated>(batch, head, row, output),
                 DType::F16 | DType::Bf16 | DType::F32 => operands.row::<f64>(batch, head, row, output),
             };
-            *log_sum_exp = answer.log_sum_exp;
+            *lse = answer.lse;
             answer.largest_score
         })
         .reduce(|| 0.0, f64::max);
-    Ok(Expected { output, log_sum_exp, largest_score })
+    Ok(Expected { output, lse, largest_score })
 }
 
 /// The inputs in `f64`, contiguous.
@@ -52,7 +52,7 @@ struct Operands<'a> {
 }
 
 struct RowAnswer {
-    log_sum_exp: f64,
+    lse: f64,
     largest_score: f64,
 }
 
@@ -132,12 +132,12 @@ impl<'a> Operands<'a> {
         // Nothing attended, or nothing but scores of minus infinity.
         if sum == 0.0 {
             output.fill(0.0);
-            return RowAnswer { log_sum_exp: f64::NEG_INFINITY, largest_score };
+            return RowAnswer { lse: f64::NEG_INFINITY, largest_score };
         }
         for (element, total) in output.iter_mut().zip(sums) {
             *element = total.value() / sum;
         }
-        RowAnswer { log_sum_exp: shift + sum.ln(), largest_score }
+        RowAnswer { lse: shift + sum.ln(), largest_score }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The question: which attention is to be computed.
 
-use crate::formula::{Formula, MOST_STEPS};
+use crate::expression::{Expression, MOST_STEPS};
 use crate::{DType, Layout, Mask, MaskMod, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
 use std::fmt;
 use std::ops::Range;
@@ -54,17 +54,17 @@ pub struct Problem {
     /// Whether there is a bias that is added to the scores.
     pub bias: bool,
     /// Whether each batch has a key length of its own, at most `key_length`.
-    pub key_lengths: bool,
+    pub seqused_k: bool,
     /// What becomes of scores after everything else.
     pub score_mod: Option<ScoreMod>,
     /// Which keys take part, of those that the mask leaves.
     pub mask_mod: Option<MaskMod>,
     /// Entries of the table of numbers that `score_mod` and `mask_mod` read; 0 is no table.
-    pub number_table: usize,
+    pub aux_f32: usize,
     /// Entries of the table of integers that they read; 0 is no table.
-    pub integer_table: usize,
+    pub aux_i32: usize,
     /// Whether the log-sum-exp of each row is wanted.
-    pub log_sum_exp: bool,
+    pub lse: bool,
     /// Where the elements of the tensors lie.
     pub layout: Layout,
 }
@@ -91,12 +91,12 @@ impl Problem {
             alibi: false,
             sinks: false,
             bias: false,
-            key_lengths: false,
+            seqused_k: false,
             score_mod: None,
             mask_mod: None,
-            number_table: 0,
-            integer_table: 0,
-            log_sum_exp: false,
+            aux_f32: 0,
+            aux_i32: 0,
+            lse: false,
             layout: Layout::Bhsd,
         }
     }
@@ -162,7 +162,7 @@ impl Problem {
         let mut errors = Vec::new();
         self.validate_sizes(&mut errors);
         self.validate_numbers(&mut errors);
-        self.validate_formulas(&mut errors);
+        self.validate_expressions(&mut errors);
         self.validate_layout(&mut errors);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
@@ -201,20 +201,20 @@ impl Problem {
         }
     }
 
-    /// The formulas of the problem, by the names of their fields.
-    pub fn formulas(&self) -> impl Iterator<Item = (&'static str, &'static Formula)> {
-        let score = self.score_mod.map(|score_mod| ("score_mod", score_mod.formula()));
-        let mask = self.mask_mod.map(|mask_mod| ("mask_mod", mask_mod.formula()));
+    /// The expressions of the problem, by the names of their fields.
+    pub fn expressions(&self) -> impl Iterator<Item = (&'static str, &'static Expression)> {
+        let score = self.score_mod.map(|score_mod| ("score_mod", score_mod.expression()));
+        let mask = self.mask_mod.map(|mask_mod| ("mask_mod", mask_mod.expression()));
         score.into_iter().chain(mask)
     }
 
-    fn validate_formulas(&self, errors: &mut Vec<ProblemError>) {
-        let tables = [("number_table", self.number_table), ("integer_table", self.integer_table)];
-        for (argument, formula) in self.formulas() {
-            if formula.steps().len() > MOST_STEPS {
-                errors.push(ProblemError::FormulaTooLong { argument, steps: formula.steps().len() });
+    fn validate_expressions(&self, errors: &mut Vec<ProblemError>) {
+        let tables = [("aux_f32", self.aux_f32), ("aux_i32", self.aux_i32)];
+        for (argument, expression) in self.expressions() {
+            if expression.steps().len() > MOST_STEPS {
+                errors.push(ProblemError::ExpressionTooLong { argument, steps: expression.steps().len() });
             }
-            let (reads_numbers, reads_integers) = formula.tables();
+            let (reads_numbers, reads_integers) = expression.tables();
             for ((table, entries), reads) in tables.into_iter().zip([reads_numbers, reads_integers]) {
                 if reads && entries == 0 {
                     errors.push(ProblemError::TableMissing { argument, table });
@@ -297,17 +297,17 @@ impl fmt::Display for Problem {
             (self.alibi, "alibi"),
             (self.sinks, "sinks"),
             (self.bias, "bias"),
-            (self.key_lengths, "key-lengths"),
-            (self.log_sum_exp, "log-sum-exp"),
+            (self.seqused_k, "seqused-k"),
+            (self.lse, "log-sum-exp"),
         ];
         for (_, name) in optional.iter().filter(|(present, _)| *present) {
             write!(formatter, " {name}")?;
         }
         if let Some(score_mod) = self.score_mod {
-            write!(formatter, " score-mod {}", score_mod.formula().name())?;
+            write!(formatter, " score-mod {}", score_mod.expression().name())?;
         }
         if let Some(mask_mod) = self.mask_mod {
-            write!(formatter, " mask-mod {}", mask_mod.formula().name())?;
+            write!(formatter, " mask-mod {}", mask_mod.expression().name())?;
         }
         match self.layout {
             Layout::Bhsd => Ok(()),
@@ -434,31 +434,31 @@ mod tests {
     }
 
     #[test]
-    fn formulas_are_checked() {
+    fn expressions_are_checked() {
         let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key));
         let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
         check(
             |problem| {
                 (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
-                (problem.number_table, problem.integer_table) = (9, 5);
+                (problem.aux_f32, problem.aux_i32) = (9, 5);
             },
             &[],
         );
         check(
             |problem| {
                 (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
-                problem.number_table = 1 << 31;
+                problem.aux_f32 = 1 << 31;
             },
             &[
-                ProblemError::TableMissing { argument: "mask_mod", table: "integer_table" },
-                ProblemError::TableTooLarge { argument: "number_table", entries: 1 << 31 },
+                ProblemError::TableMissing { argument: "mask_mod", table: "aux_i32" },
+                ProblemError::TableTooLarge { argument: "aux_f32", entries: 1 << 31 },
             ],
         );
         let long = ScoreMod::new("long", |score, _| (0..64).fold(score, |sum, term| sum + term as f32));
-        let steps = long.formula().steps().len();
+        let steps = long.expression().steps().len();
         check(
             |problem| problem.score_mod = Some(long),
-            &[ProblemError::FormulaTooLong { argument: "score_mod", steps }],
+            &[ProblemError::ExpressionTooLong { argument: "score_mod", steps }],
         );
     }
 

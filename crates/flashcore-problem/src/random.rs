@@ -90,9 +90,9 @@ enum Stream {
     Value,
     Bias,
     Sinks,
-    KeyLengths,
-    NumberTable,
-    IntegerTable,
+    SequsedK,
+    AuxF32,
+    AuxI32,
 }
 
 impl Inputs {
@@ -165,9 +165,9 @@ impl Inputs {
             alibi_slopes: problem.alibi.then(|| (0..heads).map(slope).collect()),
             sinks: problem.sinks.then(|| (0..heads).map(|_| (sinks.uniform() * 6.0 - 3.0) as f32).collect()),
             bias: problem.bias.then(|| random_bias(problem, seed)),
-            key_lengths: problem.key_lengths.then(|| random_key_lengths(problem, seed)),
-            number_table: (problem.number_table > 0).then(|| random_numbers(problem, seed)),
-            integer_table: (problem.integer_table > 0).then(|| random_integers(problem, seed)),
+            seqused_k: problem.seqused_k.then(|| random_seqused_k(problem, seed)),
+            aux_f32: (problem.aux_f32 > 0).then(|| random_numbers(problem, seed)),
+            aux_i32: (problem.aux_i32 > 0).then(|| random_integers(problem, seed)),
         }
     }
 }
@@ -192,8 +192,8 @@ fn random_bias(problem: &Problem, seed: u64) -> Bias {
     Bias { data, strides }
 }
 
-fn random_key_lengths(problem: &Problem, seed: u64) -> Vec<u32> {
-    let mut random = SplitMix64::stream(seed, Stream::KeyLengths as u64);
+fn random_seqused_k(problem: &Problem, seed: u64) -> Vec<u32> {
+    let mut random = SplitMix64::stream(seed, Stream::SequsedK as u64);
     let length = |batch: usize| {
         let ragged = (1 + random.below(problem.key_length)).min(problem.key_length);
         match batch {
@@ -206,14 +206,14 @@ fn random_key_lengths(problem: &Problem, seed: u64) -> Vec<u32> {
 }
 
 fn random_numbers(problem: &Problem, seed: u64) -> Vec<f32> {
-    let mut random = SplitMix64::stream(seed, Stream::NumberTable as u64);
-    (0..problem.number_table).map(|_| random.normal() as f32).collect()
+    let mut random = SplitMix64::stream(seed, Stream::AuxF32 as u64);
+    (0..problem.aux_f32).map(|_| random.normal() as f32).collect()
 }
 
 fn random_integers(problem: &Problem, seed: u64) -> Vec<i32> {
     // Longer ones in long tables, so that there are a few.
-    let longest_run = (problem.integer_table / 4).max(150);
-    let mut random = SplitMix64::stream(seed, Stream::IntegerTable as u64);
+    let longest_run = (problem.aux_i32 / 4).max(150);
+    let mut random = SplitMix64::stream(seed, Stream::AuxI32 as u64);
     let (mut run, mut left) = (0, 1 + random.below(longest_run));
     let mut next = || {
         if left == 0 {
@@ -222,7 +222,7 @@ fn random_integers(problem: &Problem, seed: u64) -> Vec<i32> {
         left -= 1;
         run
     };
-    (0..problem.integer_table).map(|_| next()).collect()
+    (0..problem.aux_i32).map(|_| next()).collect()
 }
 
 #[cfg(test)]
@@ -279,11 +279,11 @@ mod tests {
         let mut problem = Problem::new(4, 4, 5, 8, DType::F16);
         problem.alibi = true;
         problem.sinks = true;
-        problem.key_lengths = true;
+        problem.seqused_k = true;
         let inputs = Inputs::random(&problem, 2);
         assert_eq!(inputs.alibi_slopes, Some(vec![0.25, 0.0625, 0.015_625, 0.003_906_25]));
         assert!(inputs.sinks.iter().flatten().all(|sink| sink.abs() < 3.0));
-        let lengths = inputs.key_lengths.unwrap_or_default();
+        let lengths = inputs.seqused_k.unwrap_or_default();
         assert_eq!(lengths[..2], [5, 0]);
         assert!(lengths[2..].iter().all(|&length| (1..=5).contains(&length)), "{lengths:?}");
     }

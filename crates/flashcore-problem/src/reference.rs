@@ -1,6 +1,6 @@
 //! What a careful implementation in the problem's own precision gives: the yardstick of the gate.
 
-use crate::formula::FormulaReal;
+use crate::expression::ExpressionReal;
 use crate::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
 use rayon::prelude::*;
@@ -25,7 +25,7 @@ pub struct ReferenceError {
     /// The Euclidean norm of the errors over that of the expected output.
     pub relative_l2: f64,
     /// The largest absolute error of a log-sum-exp.
-    pub log_sum_exp: f64,
+    pub lse: f64,
     /// The largest [relative bias](crate::Verdict::relative_bias) that rounding weights and outputs to nearest makes on
     /// these inputs, over several ways to scale the weights; 0 where nothing is rounded to 16 bits.
     pub relative_bias: f64,
@@ -34,13 +34,13 @@ pub struct ReferenceError {
 impl ReferenceError {
     /// Computes the reference and measures it.
     pub fn measure(problem: &Problem, inputs: &Inputs, expected: &Expected) -> Result<Self, Invalid> {
-        let mut with_log_sum_exp = problem.clone();
-        with_log_sum_exp.log_sum_exp = true;
+        let mut with_lse = problem.clone();
+        with_lse.lse = true;
         inputs.validate(problem)?;
         let is_narrow = problem.dtype != problem.dtype.accumulator();
         let (outputs, leaning) = match problem.dtype.accumulator() {
-            DType::F64 => attend::<f64>(&with_log_sum_exp, inputs, None),
-            _ => attend::<f32>(&with_log_sum_exp, inputs, is_narrow.then_some(expected)),
+            DType::F64 => attend::<f64>(&with_lse, inputs, None),
+            _ => attend::<f32>(&with_lse, inputs, is_narrow.then_some(expected)),
         };
         let relative_bias = if is_narrow {
             let squared = squared_norm(&expected.output);
@@ -50,11 +50,11 @@ impl ReferenceError {
         };
         let actual = outputs.output.dense(problem.output_shape(), problem.strides().output);
         let errors = ErrorNorms::measure(&actual, &expected.output);
-        let log_sum_exp: Vec<f64> = outputs.log_sum_exp.iter().flatten().map(|&value| f64::from(value)).collect();
+        let lse: Vec<f64> = outputs.lse.iter().flatten().map(|&value| f64::from(value)).collect();
         Ok(Self {
             max_error: errors.max_error,
             relative_l2: errors.relative_l2,
-            log_sum_exp: ErrorNorms::measure(&log_sum_exp, &expected.log_sum_exp).max_error,
+            lse: ErrorNorms::measure(&lse, &expected.lse).max_error,
             relative_bias: if relative_bias.is_finite() { relative_bias } else { 0.0 },
         })
     }
@@ -96,7 +96,7 @@ impl ErrorNorms {
 }
 
 /// The arithmetic of the accumulator.
-trait Real: FormulaReal + Send + Sync {
+trait Real: ExpressionReal + Send + Sync {
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
     fn exp(self) -> Self;
@@ -152,14 +152,14 @@ fn attend<R: Real>(problem: &Problem, inputs: &Inputs, expected: Option<&Expecte
 
     let (mut outputs, mut leaning) = (Outputs::poisoned(problem), Leaning::default());
     for (index, ((batch, head, row), answer)) in rows.into_iter().zip(answers).enumerate() {
-        let RowAnswer { output, log_sum_exp, leaning: of_row } = answer;
+        let RowAnswer { output, lse, leaning: of_row } = answer;
         leaning += of_row;
         let start = strides.output.row_start(batch, head, row);
         for (column, element) in output.into_iter().enumerate() {
             outputs.output.set(start + column, element.to_f64());
         }
-        if let Some(all) = &mut outputs.log_sum_exp {
-            all[index] = log_sum_exp.to_f64() as f32;
+        if let Some(all) = &mut outputs.lse {
+            all[index] = lse.to_f64() as f32;
         }
     }
     (outputs, leaning)
@@ -167,7 +167,7 @@ fn attend<R: Real>(problem: &Problem, inputs: &Inputs, expected: Option<&Expecte
 
 struct RowAnswer<R> {
     output: Vec<R>,
-    log_sum_exp: R,
+    lse: R,
     leaning: Leaning,
 }
 
@@ -210,7 +210,7 @@ impl<R: Real> Operands<'_, R> {
         let mut output = vec![zero; problem.value_dim];
         let mut leaning = Leaning::default();
         if sum == zero {
-            return RowAnswer { output, log_sum_exp: nothing, leaning };
+            return RowAnswer { output, lse: nothing, leaning };
         }
         let value_row = |j: usize| &self.value[(first_key_row + j) * problem.value_dim..][..problem.value_dim];
         if let Some(expected) = expected.filter(|expected| expected.iter().all(|value| value.is_finite())) {
@@ -227,7 +227,7 @@ impl<R: Real> Operands<'_, R> {
                 *element = *element + weight * value;
             }
         }
-        RowAnswer { output, log_sum_exp: shift + sum.ln(), leaning }
+        RowAnswer { output, lse: shift + sum.ln(), leaning }
     }
 
     fn score(&self, at: Element, batch_key_length: usize, first_key_row: usize, j: usize) -> R {

@@ -162,11 +162,11 @@ pub struct Inputs {
     /// The bias.
     pub bias: Option<Bias>,
     /// One key length per batch.
-    pub key_lengths: Option<Vec<u32>>,
-    /// The numbers that formulas read.
-    pub number_table: Option<Vec<f32>>,
-    /// The integers that formulas read.
-    pub integer_table: Option<Vec<i32>>,
+    pub seqused_k: Option<Vec<u32>>,
+    /// The numbers that expressions read.
+    pub aux_f32: Option<Vec<f32>>,
+    /// The integers that expressions read.
+    pub aux_i32: Option<Vec<i32>>,
 }
 
 impl Inputs {
@@ -179,9 +179,9 @@ impl Inputs {
             alibi_slopes: self.alibi_slopes.as_deref(),
             sinks: self.sinks.as_deref(),
             bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
-            key_lengths: self.key_lengths.as_deref(),
-            number_table: self.number_table.as_deref(),
-            integer_table: self.integer_table.as_deref(),
+            seqused_k: self.seqused_k.as_deref(),
+            aux_f32: self.aux_f32.as_deref(),
+            aux_i32: self.aux_i32.as_deref(),
         }
     }
 
@@ -202,7 +202,7 @@ pub struct Outputs {
     /// The output, `query_heads` by `query_length` by `value_dim`.
     pub output: Tensor,
     /// The log-sum-exp of each row, contiguous `[batch, query head, query row]`, where the problem wants it.
-    pub log_sum_exp: Option<Vec<f32>>,
+    pub lse: Option<Vec<f32>>,
 }
 
 impl Outputs {
@@ -218,20 +218,17 @@ impl Outputs {
         let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
         let poison = f32::from_bits(DType::F32.poison() as u32);
         let rows = problem.batch * problem.query_heads * problem.query_length;
-        Self {
-            output: Tensor::poisoned(problem.dtype, extent),
-            log_sum_exp: problem.log_sum_exp.then(|| vec![poison; rows]),
-        }
+        Self { output: Tensor::poisoned(problem.dtype, extent), lse: problem.lse.then(|| vec![poison; rows]) }
     }
 
     /// The same, borrowed.
     pub fn views_mut(&mut self) -> OutputViews<'_> {
-        OutputViews { output: (&mut self.output).into(), log_sum_exp: self.log_sum_exp.as_deref_mut() }
+        OutputViews { output: (&mut self.output).into(), lse: self.lse.as_deref_mut() }
     }
 
     /// Everything that is wrong with `problem`, or else with these outputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
-        validate_outputs(problem, (&self.output).into(), self.log_sum_exp.as_deref())
+        validate_outputs(problem, (&self.output).into(), self.lse.as_deref())
     }
 }
 
@@ -244,7 +241,7 @@ mod tests {
         let mut problem = Problem::new(2, 4, 5, 8, DType::F16);
         problem.alibi = true;
         problem.bias = true;
-        problem.key_lengths = true;
+        problem.seqused_k = true;
         let mut inputs = Inputs::random(&problem, 1);
         change(&mut problem, &mut inputs);
         let actual = match inputs.validate(&problem) {
@@ -269,17 +266,17 @@ mod tests {
             |problem, inputs| {
                 problem.sinks = true;
                 problem.alibi = false;
-                inputs.key_lengths = Some(vec![5]);
+                inputs.seqused_k = Some(vec![5]);
             },
             &[
                 TensorError::Unexpected { tensor: "alibi_slopes" },
                 TensorError::Missing { tensor: "sinks" },
-                TensorError::WrongCount { tensor: "key_lengths", actual: 1, needed: 2 },
+                TensorError::WrongCount { tensor: "seqused_k", actual: 1, needed: 2 },
             ],
         );
         check(
             |_, inputs| {
-                inputs.key_lengths = Some(vec![5, 6]);
+                inputs.seqused_k = Some(vec![5, 6]);
                 inputs.bias =
                     Some(Bias { data: vec![0.0; 24], strides: BiasStrides { batch: 0, head: 0, row: 5, key: 1 } });
             },

@@ -86,7 +86,7 @@ pub enum Failure {
     },
     /// Log-sum-exp rows still hold the poison.
     #[error("{count} rows of the log-sum-exp were never written, the first at {first}")]
-    LogSumExpUnwritten {
+    LseUnwritten {
         /// How many.
         count: usize,
         /// The first of them.
@@ -150,7 +150,7 @@ pub enum Failure {
     },
     /// A log-sum-exp is too far off, or not finite where it should be, or the other way round.
     #[error("log-sum-exp error {:.3e} is above {limit:.3e}, at {worst}", worst.error())]
-    LogSumExp {
+    Lse {
         /// The worst row.
         worst: Worst,
         /// What is allowed.

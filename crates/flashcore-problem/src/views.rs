@@ -1,6 +1,6 @@
 //! The numbers of a problem, borrowed: what backends read and write.
 
-use crate::formula::Tables;
+use crate::expression::Tables;
 use crate::{BiasStrides, DType, Inputs, Invalid, Outputs, Problem, Shape, Strides, Tensor, TensorError};
 use half::{bf16, f16};
 use zerocopy::IntoBytes;
@@ -82,11 +82,11 @@ pub struct InputViews<'a> {
     /// The bias.
     pub bias: Option<BiasView<'a>>,
     /// One key length per batch.
-    pub key_lengths: Option<&'a [u32]>,
-    /// The numbers that formulas read.
-    pub number_table: Option<&'a [f32]>,
-    /// The integers that formulas read.
-    pub integer_table: Option<&'a [i32]>,
+    pub seqused_k: Option<&'a [u32]>,
+    /// The numbers that expressions read.
+    pub aux_f32: Option<&'a [f32]>,
+    /// The integers that expressions read.
+    pub aux_i32: Option<&'a [i32]>,
 }
 
 /// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
@@ -96,7 +96,7 @@ pub struct OutputViews<'a> {
     /// The output, `query_heads` by `query_length` by `value_dim`.
     pub output: TensorViewMut<'a>,
     /// The log-sum-exp of each row, contiguous `[batch, query head, query row]`, where the problem wants it.
-    pub log_sum_exp: Option<&'a mut [f32]>,
+    pub lse: Option<&'a mut [f32]>,
 }
 
 impl TensorView<'_> {
@@ -141,9 +141,9 @@ impl<'a> InputViews<'a> {
             alibi_slopes: None,
             sinks: None,
             bias: None,
-            key_lengths: None,
-            number_table: None,
-            integer_table: None,
+            seqused_k: None,
+            aux_f32: None,
+            aux_i32: None,
         }
     }
 
@@ -170,22 +170,22 @@ impl<'a> InputViews<'a> {
 
     /// Adds one key length per batch.
     #[must_use]
-    pub const fn with_key_lengths(mut self, key_lengths: &'a [u32]) -> Self {
-        self.key_lengths = Some(key_lengths);
+    pub const fn with_seqused_k(mut self, seqused_k: &'a [u32]) -> Self {
+        self.seqused_k = Some(seqused_k);
         self
     }
 
-    /// Adds the numbers that formulas read.
+    /// Adds the numbers that expressions read.
     #[must_use]
-    pub const fn with_number_table(mut self, number_table: &'a [f32]) -> Self {
-        self.number_table = Some(number_table);
+    pub const fn with_aux_f32(mut self, aux_f32: &'a [f32]) -> Self {
+        self.aux_f32 = Some(aux_f32);
         self
     }
 
-    /// Adds the integers that formulas read.
+    /// Adds the integers that expressions read.
     #[must_use]
-    pub const fn with_integer_table(mut self, integer_table: &'a [i32]) -> Self {
-        self.integer_table = Some(integer_table);
+    pub const fn with_aux_i32(mut self, aux_i32: &'a [i32]) -> Self {
+        self.aux_i32 = Some(aux_i32);
         self
     }
 
@@ -214,11 +214,11 @@ impl<'a> InputViews<'a> {
         let heads = problem.query_heads;
         check_count("alibi_slopes", problem.alibi, self.alibi_slopes.map(<[f32]>::len), heads, errors);
         check_count("sinks", problem.sinks, self.sinks.map(<[f32]>::len), heads, errors);
-        let key_lengths = self.key_lengths;
-        check_count("key_lengths", problem.key_lengths, key_lengths.map(<[u32]>::len), problem.batch, errors);
-        let (numbers, integers) = (self.number_table.map(<[f32]>::len), self.integer_table.map(<[i32]>::len));
-        check_count("number_table", problem.number_table > 0, numbers, problem.number_table, errors);
-        check_count("integer_table", problem.integer_table > 0, integers, problem.integer_table, errors);
+        let seqused_k = self.seqused_k;
+        check_count("seqused_k", problem.seqused_k, seqused_k.map(<[u32]>::len), problem.batch, errors);
+        let (numbers, integers) = (self.aux_f32.map(<[f32]>::len), self.aux_i32.map(<[i32]>::len));
+        check_count("aux_f32", problem.aux_f32 > 0, numbers, problem.aux_f32, errors);
+        check_count("aux_i32", problem.aux_i32 > 0, integers, problem.aux_i32, errors);
         check_presence("bias", problem.bias, self.bias.is_some(), errors);
 
         if let Some(bias) = &self.bias {
@@ -228,21 +228,21 @@ impl<'a> InputViews<'a> {
             }
         }
         let key_length = problem.key_length;
-        for (batch, &length) in key_lengths.unwrap_or_default().iter().enumerate() {
+        for (batch, &length) in seqused_k.unwrap_or_default().iter().enumerate() {
             if length as usize > key_length {
                 errors.push(TensorError::KeyLength { batch, length, key_length });
             }
         }
     }
 
-    /// What formulas read; empty where there is none.
+    /// What expressions read; empty where there is none.
     pub fn tables(&self) -> Tables<'a> {
-        Tables { numbers: self.number_table.unwrap_or_default(), integers: self.integer_table.unwrap_or_default() }
+        Tables { numbers: self.aux_f32.unwrap_or_default(), integers: self.aux_i32.unwrap_or_default() }
     }
 
     /// How many keys `batch` has: those of the problem where there is no length for it.
     pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
-        let length = self.key_lengths.and_then(|lengths| lengths.get(batch));
+        let length = self.seqused_k.and_then(|lengths| lengths.get(batch));
         length.map_or(problem.key_length, |&length| length as usize)
     }
 }
@@ -250,30 +250,26 @@ impl<'a> InputViews<'a> {
 impl<'a> OutputViews<'a> {
     /// The output alone.
     pub fn new(output: impl Into<TensorViewMut<'a>>) -> Self {
-        Self { output: output.into(), log_sum_exp: None }
+        Self { output: output.into(), lse: None }
     }
 
     /// The output and the log-sum-exp of each row.
-    pub fn with_log_sum_exp(output: impl Into<TensorViewMut<'a>>, log_sum_exp: &'a mut [f32]) -> Self {
-        Self { output: output.into(), log_sum_exp: Some(log_sum_exp) }
+    pub fn with_lse(output: impl Into<TensorViewMut<'a>>, lse: &'a mut [f32]) -> Self {
+        Self { output: output.into(), lse: Some(lse) }
     }
 
     /// Everything that is wrong with `problem`, or else with these outputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
-        validate_outputs(problem, self.output.as_view(), self.log_sum_exp.as_deref())
+        validate_outputs(problem, self.output.as_view(), self.lse.as_deref())
     }
 }
 
-pub(crate) fn validate_outputs(
-    problem: &Problem,
-    output: TensorView<'_>,
-    log_sum_exp: Option<&[f32]>,
-) -> Result<(), Invalid> {
+pub(crate) fn validate_outputs(problem: &Problem, output: TensorView<'_>, lse: Option<&[f32]>) -> Result<(), Invalid> {
     problem.validate()?;
     let mut errors = Vec::new();
     check_tensor(problem, "output", output, problem.output_shape(), problem.strides().output, &mut errors);
     let rows = problem.batch * problem.query_heads * problem.query_length;
-    check_count("log_sum_exp", problem.log_sum_exp, log_sum_exp.map(<[f32]>::len), rows, &mut errors);
+    check_count("lse", problem.lse, lse.map(<[f32]>::len), rows, &mut errors);
     if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
 }
 
@@ -385,7 +381,7 @@ impl<'a> From<&'a mut OutputViews<'_>> for OutputViews<'a> {
     fn from(views: &'a mut OutputViews<'_>) -> Self {
         OutputViews {
             output: TensorViewMut { dtype: views.output.dtype, data: views.output.data },
-            log_sum_exp: views.log_sum_exp.as_deref_mut(),
+            lse: views.lse.as_deref_mut(),
         }
     }
 }
@@ -423,23 +419,23 @@ mod tests {
         expected.alibi_slopes = Some(&[4.0]);
         expected.sinks = Some(&[5.0]);
         expected.bias = Some(bias);
-        expected.key_lengths = Some(&[6]);
-        expected.number_table = Some(&[7.0]);
-        expected.integer_table = Some(&[8]);
+        expected.seqused_k = Some(&[6]);
+        expected.aux_f32 = Some(&[7.0]);
+        expected.aux_i32 = Some(&[8]);
         let set = InputViews::new(&[1.0_f32], &[2.0_f32], &[3.0_f32])
             .with_alibi_slopes(&[4.0])
             .with_sinks(&[5.0])
             .with_bias(bias)
-            .with_key_lengths(&[6])
-            .with_number_table(&[7.0])
-            .with_integer_table(&[8]);
+            .with_seqused_k(&[6])
+            .with_aux_f32(&[7.0])
+            .with_aux_i32(&[8]);
         assert_eq!(set, expected);
     }
 
     #[test]
     fn batches_without_a_length_have_that_of_the_problem() {
         let problem = Problem::new(2, 1, 5, 1, DType::F32);
-        let views = InputViews::new(&[0.0_f32], &[0.0_f32], &[0.0_f32]).with_key_lengths(&[3]);
+        let views = InputViews::new(&[0.0_f32], &[0.0_f32], &[0.0_f32]).with_seqused_k(&[3]);
         assert_eq!([0, 1, usize::MAX].map(|batch| views.key_length(&problem, batch)), [3, 5, 5]);
     }
 
@@ -447,7 +443,7 @@ mod tests {
     fn owned_and_borrowed_are_the_same() {
         let mut problem = Problem::new(3, 2, 5, 8, DType::Bf16);
         (problem.alibi, problem.sinks, problem.bias) = (true, true, true);
-        (problem.key_lengths, problem.log_sum_exp) = (true, true);
+        (problem.seqused_k, problem.lse) = (true, true);
         let inputs = Inputs::random(&problem, 4);
         let views = inputs.views();
         assert_eq!(views.value.data, inputs.value.data);

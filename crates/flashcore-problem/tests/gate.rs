@@ -47,7 +47,7 @@ fn problems(query_length: usize) -> impl Iterator<Item = Problem> {
             problem.key_heads = 2;
             problem.query_length = query_length;
             problem.mask = mask;
-            problem.log_sum_exp = true;
+            problem.lse = true;
             problem
         })
     })
@@ -70,14 +70,14 @@ fn correct_answers_pass() {
 
 #[test]
 fn expected_values_of_another_problem_are_a_failure() {
-    let problem = Problem::new(1, 2, 5, 8, DType::F32).with_log_sum_exp(true);
+    let problem = Problem::new(1, 2, 5, 8, DType::F32).with_lse(true);
     let mut trial = Trial::new(&problem, Inputs::random(&problem, 1));
     let outputs = reference(&problem, &trial.inputs).unwrap();
     assert_eq!(trial.judge(&outputs).failures, []);
     trial.expected.output.truncate(79);
     assert_eq!(trial.judge(&outputs).failures, [Failure::WrongExpected { actual: [79, 10], needed: [80, 10] }]);
     trial.expected.output.push(0.0);
-    trial.expected.log_sum_exp.clear();
+    trial.expected.lse.clear();
     assert_eq!(trial.judge(&outputs).failures, [Failure::WrongExpected { actual: [80, 0], needed: [80, 10] }]);
 }
 
@@ -100,7 +100,7 @@ fn correct_answers_to_tiny_problems_pass() {
             for seed in 0..150 {
                 let mut problem = Problem::new(1, 1, key_length, 8, dtype);
                 problem.query_length = query_length;
-                problem.log_sum_exp = true;
+                problem.lse = true;
                 let trial = Trial::new(&problem, Inputs::random(&problem, seed));
                 let verdict = trial.flash(TILE, Mistake::None);
                 assert!(verdict.passed(), "{problem}, seed {seed}: {verdict}");
@@ -138,7 +138,7 @@ fn largest_error_norm_and_bias_see_different_things() {
         let judge_values = |change: &dyn Fn(usize, f64) -> f64| {
             let values = trial.expected.output.iter().enumerate().map(|(index, &value)| change(index, value));
             let output = Tensor::from_values(dtype, &values.collect::<Vec<f64>>());
-            trial.judge(&Outputs { output, log_sum_exp: None })
+            trial.judge(&Outputs { output, lse: None })
         };
 
         let one_far_off = |index: usize, value: f64| if index == 77 { value + 1.5 * limits.max_error } else { value };
@@ -171,7 +171,7 @@ fn limits_are_as_documented() {
             let largest = trial.expected.output.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             assert!(limits.max_error <= 5.0 * problem.dtype.unit_roundoff() * largest, "{problem}: {limits:?}");
         }
-        assert!(limits.log_sum_exp < 2.2e-5, "{problem}: {limits:?}");
+        assert!(limits.lse < 2.2e-5, "{problem}: {limits:?}");
         if problem.dtype != DType::F32 {
             let bias = limits.relative_bias / problem.dtype.unit_roundoff();
             assert!(bias < 0.4, "{problem}: a bias of {bias} unit roundoffs");
@@ -190,7 +190,7 @@ struct Run {
 /// Three queries on two keys, so that the first row attends nothing, and two unused places after each output row.
 fn strided_problem() -> Problem {
     let mut problem = Problem::new(2, 2, 3, 4, DType::F16);
-    problem.log_sum_exp = true;
+    problem.lse = true;
     problem.mask = Mask::Causal(Alignment::BottomRight);
     problem.key_length = 2;
     let mut strides = problem.strides();
@@ -256,17 +256,17 @@ fn elements_must_be_written() {
     );
     check(
         |run| {
-            let untouched = Outputs::poisoned(&strided_problem()).log_sum_exp;
-            run.outputs.log_sum_exp = untouched;
+            let untouched = Outputs::poisoned(&strided_problem()).lse;
+            run.outputs.lse = untouched;
             run.repeats.clear();
         },
         |trial, limits| {
             let element = Element { batch: 1, head: 1, row: 2, column: 0 };
-            let expected = trial.expected.log_sum_exp[11];
+            let expected = trial.expected.lse[11];
             let worst = Worst { element, expected, actual: f64::NAN };
             vec![
-                Failure::LogSumExpUnwritten { count: 12, first: Element { batch: 0, head: 0, row: 0, column: 0 } },
-                Failure::LogSumExp { worst, limit: limits.log_sum_exp },
+                Failure::LseUnwritten { count: 12, first: Element { batch: 0, head: 0, row: 0, column: 0 } },
+                Failure::Lse { worst, limit: limits.lse },
             ]
         },
     );
@@ -320,7 +320,7 @@ fn rows_that_attend_nothing_must_be_exactly_zero() {
             run.repeats.clear();
         },
         |trial, _| {
-            assert_eq!(trial.expected.log_sum_exp[0], f64::NEG_INFINITY);
+            assert_eq!(trial.expected.lse[0], f64::NEG_INFINITY);
             let element = Element { batch: 0, head: 0, row: 0, column: 1 };
             let actual = DType::F16.round(1e-6);
             vec![Failure::EmptyRowNotZero { count: 1, first: Worst { element, expected: 0.0, actual } }]
@@ -328,13 +328,13 @@ fn rows_that_attend_nothing_must_be_exactly_zero() {
     );
     check(
         |run| {
-            run.outputs.log_sum_exp.iter_mut().for_each(|rows| rows[0] = -1e30);
+            run.outputs.lse.iter_mut().for_each(|rows| rows[0] = -1e30);
             run.repeats.clear();
         },
         |_, limits| {
             let element = Element { batch: 0, head: 0, row: 0, column: 0 };
             let worst = Worst { element, expected: f64::NEG_INFINITY, actual: f64::from(-1e30_f32) };
-            vec![Failure::LogSumExp { worst, limit: limits.log_sum_exp }]
+            vec![Failure::Lse { worst, limit: limits.lse }]
         },
     );
 }
@@ -361,11 +361,11 @@ fn inputs_guards_and_repeats_are_compared() {
     check(
         |run| {
             run.repeats[1].output.data[2 * LAST_STORED] ^= 1;
-            run.repeats[0].log_sum_exp.iter_mut().for_each(|rows| rows[11] = rows[11].next_up());
+            run.repeats[0].lse.iter_mut().for_each(|rows| rows[11] = rows[11].next_up());
         },
         |_, _| {
             vec![
-                Failure::NotRepeatable { run: 1, tensor: "log_sum_exp", byte: 44 },
+                Failure::NotRepeatable { run: 1, tensor: "lse", byte: 44 },
                 Failure::NotRepeatable { run: 2, tensor: "output", byte: 2 * LAST_STORED },
             ]
         },
@@ -377,12 +377,12 @@ fn outputs_of_another_problem_are_refused() {
     check(
         |run| {
             run.outputs.output.data.pop();
-            run.outputs.log_sum_exp = None;
+            run.outputs.lse = None;
         },
         |_, _| {
             vec![Failure::WrongOutputs(Invalid::Tensors(vec![
                 TensorError::TooShort { tensor: "output", actual: 69, needed: 70 },
-                TensorError::Missing { tensor: "log_sum_exp" },
+                TensorError::Missing { tensor: "lse" },
             ]))]
         },
     );

@@ -13,7 +13,7 @@ struct Case {
     slope: Option<f32>,
     sink: Option<f32>,
     bias: Option<Vec<f32>>,
-    key_lengths: Option<Vec<u32>>,
+    seqused_k: Option<Vec<u32>>,
 }
 
 impl Case {
@@ -22,7 +22,7 @@ impl Case {
         let mut problem = Problem::new(batch, 1, query_length, 1, DType::F64);
         problem.key_length = keys.len() / batch;
         problem.scale = f64::from(LN_2);
-        problem.log_sum_exp = true;
+        problem.lse = true;
         Self {
             problem,
             keys: keys.to_vec(),
@@ -30,7 +30,7 @@ impl Case {
             slope: None,
             sink: None,
             bias: None,
-            key_lengths: None,
+            seqused_k: None,
         }
     }
 
@@ -45,12 +45,12 @@ impl Case {
         self.check_logarithms(expected, &logarithms);
     }
 
-    fn check_logarithms(mut self, expected: &[f64], expected_log_sum_exp: &[f64]) {
+    fn check_logarithms(mut self, expected: &[f64], expected_lse: &[f64]) {
         let problem = &mut self.problem;
         problem.alibi = self.slope.is_some();
         problem.sinks = self.sink.is_some();
         problem.bias = self.bias.is_some();
-        problem.key_lengths = self.key_lengths.is_some();
+        problem.seqused_k = self.seqused_k.is_some();
         let inputs = Inputs {
             query: Tensor::from_values(DType::F64, &vec![1.0; problem.batch * problem.query_length]),
             key: Tensor::from_values(DType::F64, &self.keys),
@@ -60,20 +60,20 @@ impl Case {
             bias: self
                 .bias
                 .map(|data| Bias { data, strides: BiasStrides { batch: 0, head: 0, row: problem.key_length, key: 1 } }),
-            key_lengths: self.key_lengths,
-            number_table: (problem.number_table > 0).then(|| NUMBERS.to_vec()),
-            integer_table: (problem.integer_table > 0).then(|| INTEGERS.to_vec()),
+            seqused_k: self.seqused_k,
+            aux_f32: (problem.aux_f32 > 0).then(|| NUMBERS.to_vec()),
+            aux_i32: (problem.aux_i32 > 0).then(|| INTEGERS.to_vec()),
         };
         let oracle = oracle(problem, &inputs).unwrap();
         assert_close(&oracle.output, expected, "output");
-        assert_close(&oracle.log_sum_exp, expected_log_sum_exp, "log-sum-exp");
+        assert_close(&oracle.lse, expected_lse, "log-sum-exp");
 
         // The reference is another piece of code with the same conventions.
         let reference = reference(problem, &inputs).unwrap();
         let output = reference.output.dense(problem.output_shape(), problem.strides().output);
         assert_close(&output, expected, "output of the reference");
-        let log_sum_exp: Vec<f64> = reference.log_sum_exp.iter().flatten().map(|&value| f64::from(value)).collect();
-        assert_close(&log_sum_exp, expected_log_sum_exp, "log-sum-exp of the reference");
+        let lse: Vec<f64> = reference.lse.iter().flatten().map(|&value| f64::from(value)).collect();
+        assert_close(&lse, expected_lse, "log-sum-exp of the reference");
     }
 }
 
@@ -109,14 +109,14 @@ fn two_by_two_by_hand() {
         alibi_slopes: None,
         sinks: None,
         bias: None,
-        key_lengths: None,
-        number_table: None,
-        integer_table: None,
+        seqused_k: None,
+        aux_f32: None,
+        aux_i32: None,
     };
     let expected = oracle(&problem, &inputs).unwrap();
     // Weights 2:1 in the first row and 1:2 in the second.
     assert_close(&expected.output, &[5.0 / 3.0, 8.0 / 3.0, 7.0 / 3.0, 10.0 / 3.0], "output");
-    assert_close(&expected.log_sum_exp, &[3_f64.ln(), 3_f64.ln()], "log-sum-exp");
+    assert_close(&expected.lse, &[3_f64.ln(), 3_f64.ln()], "log-sum-exp");
     assert_close(&[expected.largest_score], &[f64::from(LN_2)], "largest score");
 }
 
@@ -125,7 +125,7 @@ fn scale_and_softmax() {
     Case::new(1, 1, &[0.0, 1.0, 2.0], &[7.0, 14.0, 28.0]).check(&[(7.0 + 28.0 + 112.0) / 7.0], &[7.0]);
 }
 
-/// What formulas read.
+/// What expressions read.
 const NUMBERS: [f32; 3] = [LN_2, 0.0, 2.0 * LN_2];
 const INTEGERS: [i32; 4] = [5, 5, 6, 6];
 
@@ -134,7 +134,7 @@ const INTEGERS: [i32; 4] = [5, 5, 6, 6];
 fn a_score_mod_comes_last() {
     let mut case = Case::new(1, 1, &[0.0; 3], &[7.0, 14.0, 28.0]);
     case.problem.score_mod = Some(ScoreMod::new("table", |score, at| score + at.number(at.key)));
-    case.problem.number_table = NUMBERS.len();
+    case.problem.aux_f32 = NUMBERS.len();
     case.check(&[(14.0 + 14.0 + 112.0) / 7.0], &[7.0]);
 }
 
@@ -144,7 +144,7 @@ fn a_mask_mod_takes_keys_out() {
     let mut case = Case::new(1, 4, &[0.0, 0.0, f64::NAN, 0.0], &[1.0, 3.0, 8.0, f64::NAN]);
     case.problem.mask_mod =
         Some(MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)) & at.query.less(2)));
-    case.problem.integer_table = INTEGERS.len();
+    case.problem.aux_i32 = INTEGERS.len();
     case.check(&[2.0, 2.0, 0.0, 0.0], &[2.0, 2.0, 0.0, 0.0]);
 }
 
@@ -233,10 +233,10 @@ fn bias_is_added_and_minus_infinity_removes() {
 
 /// Bottom-right alignment follows the batch's own length.
 #[test]
-fn key_lengths_move_the_diagonal() {
+fn seqused_k_move_the_diagonal() {
     let case = |mask: Mask| {
         let mut case = Case::new(2, 2, &[0.0; 8], &[1.0, 2.0, 4.0, 8.0, 1.0, 2.0, 4.0, 8.0]).masked(mask);
-        case.key_lengths = Some(vec![3, 1]);
+        case.seqused_k = Some(vec![3, 1]);
         case
     };
     case(Mask::None).check(&[7.0 / 3.0, 7.0 / 3.0, 1.0, 1.0], &[3.0, 3.0, 1.0, 1.0]);
@@ -251,7 +251,7 @@ fn masked_nan_does_not_leak_and_attended_nan_does() {
     Case::new(1, 2, &[0.0, 0.0], &[3.0, nan]).masked(Mask::Causal(TOP_LEFT)).check(&[3.0, nan], &[1.0, 2.0]);
     Case::new(1, 1, &[nan], &[3.0]).check(&[nan], &[nan]);
     let mut case = Case::new(1, 1, &[0.0, nan], &[3.0, nan]);
-    case.key_lengths = Some(vec![1]);
+    case.seqused_k = Some(vec![1]);
     case.check(&[3.0], &[1.0]);
 }
 
@@ -290,6 +290,6 @@ fn empty_problems_have_empty_answers() {
         let mut problem = Problem::new(batch, 2, query_length, 4, DType::F16);
         problem.key_length = 3;
         let expected = oracle(&problem, &Inputs::random(&problem, 1)).unwrap();
-        assert_eq!((expected.output.len(), expected.log_sum_exp.len()), (0, 0));
+        assert_eq!((expected.output.len(), expected.lse.len()), (0, 0));
     }
 }

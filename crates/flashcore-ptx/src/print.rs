@@ -72,7 +72,7 @@ impl Printer<'_> {
             let [x, y, z] = kernel.cluster;
             self.line(format_args!(".reqnctapercluster {x}, {y}, {z}"));
         }
-        // Always: without it ptxas may prefer spills to fewer CTAs on a multiprocessor.
+        // Always: without it ptxas may prefer spills to fewer CTAs on a SM.
         self.line(format_args!(".maxnreg {}", register_limit(kernel)));
         self.line("{");
         self.depth = 1;
@@ -180,9 +180,9 @@ fn file_name(path: &str) -> &str {
 }
 
 /// The registers per thread that the kernel may use, and with which its CTA can still be launched: ptxas takes
-/// `.maxnreg` at its word, and 254 registers for each of 512 threads are more than a multiprocessor has.
+/// `.maxnreg` at its word, and 254 registers for each of 512 threads are more than a SM has.
 fn register_limit(kernel: &Kernel) -> u32 {
-    /// A multiprocessor is four partitions; warps go to them in turn, and to each thread registers by eights.
+    /// A SM is four partitions; warps go to them in turn, and to each thread registers by eights.
     const PARTITIONS: u32 = 4;
     const PARTITION_REGISTERS: u32 = 16_384;
     const WARP: u32 = 32;

@@ -38,7 +38,7 @@ pub struct Counters {
     /// Bytes that `cp.async` read from global memory, which [`Counters::global_loads`] includes.
     pub copy_async_bytes: u64,
     /// Bytes that were loaded from and stored to the shared memory of CTAs of the cluster, which do not pass the banks of
-    /// the multiprocessor that executes it.
+    /// the SM that executes it.
     pub cluster_bytes: u64,
     /// Atomics and reductions to memory, executed by lanes.
     pub atomics: u64,
@@ -71,7 +71,7 @@ impl SharedTraffic {
     }
 }
 
-/// Traffic between a multiprocessor and global memory.
+/// Traffic between a SM and global memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GlobalTraffic {
     /// Instructions of warps.

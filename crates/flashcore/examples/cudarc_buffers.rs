@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut problem = Problem::new(2, 8, 1000, 64, DType::F16);
     problem.mask = Mask::Causal(Alignment::BottomRight);
-    problem.log_sum_exp = true;
+    problem.lse = true;
     let plan = supports(&problem, &device)?;
     println!("{}", plan.report());
 
@@ -32,21 +32,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let value = stream.clone_htod(&inputs.value.data)?;
     let mut outputs = Outputs::poisoned(&problem);
     let mut output = stream.clone_htod(&outputs.output.data)?;
-    let mut log_sum_exp = stream.alloc_zeros::<f32>(2 * 8 * 1000)?;
+    let mut lse = stream.alloc_zeros::<f32>(2 * 8 * 1000)?;
     {
         // The guards tell cudarc when the buffers are used, so they live until after the launch.
         let (query, _query) = query.device_ptr(&stream);
         let (key, _key) = key.device_ptr(&stream);
         let (value, _value) = value.device_ptr(&stream);
         let (output, _output) = output.device_ptr_mut(&stream);
-        let (log_sum_exp, _log_sum_exp) = log_sum_exp.device_ptr_mut(&stream);
-        let tensors = DeviceTensors::new(query, key, value, output).with_log_sum_exp(log_sum_exp);
+        let (lse, _lse) = lse.device_ptr_mut(&stream);
+        let tensors = DeviceTensors::new(query, key, value, output).with_lse(lse);
         // SAFETY: the buffers have the sizes of the problem's tensors, nobody else uses them, and the stream is one of
         // the primary context, which cudarc uses.
         unsafe { plan.launch(stream.cu_stream(), tensors) }?;
     }
     outputs.output.data = stream.clone_dtoh(&output)?;
-    outputs.log_sum_exp = Some(stream.clone_dtoh(&log_sum_exp)?);
+    outputs.lse = Some(stream.clone_dtoh(&lse)?);
 
     let expected = oracle(&problem, &inputs)?;
     let yardstick = ReferenceError::measure(&problem, &inputs, &expected)?;

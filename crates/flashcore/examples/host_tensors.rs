@@ -16,13 +16,13 @@ fn main() -> Result<(), Error> {
     let mut problem = Problem::new(1, 8, 512, 64, DType::Bf16);
     problem.key_heads = 2;
     problem.mask = Mask::Causal(Alignment::BottomRight);
-    problem.log_sum_exp = true;
+    problem.lse = true;
 
     let query = wave(8 * 512 * 64, 0.1);
     let key = wave(2 * 512 * 64, 0.2);
     let value = wave(2 * 512 * 64, 0.3);
     let mut output = vec![bf16::ZERO; query.len()];
-    let mut log_sum_exp = vec![0.0; 8 * 512];
+    let mut lse = vec![0.0; 8 * 512];
 
     // Either a plan or every reason against it; `?` turns the reasons into one error.
     let plan = supports(&problem, &best.device)?;
@@ -30,13 +30,13 @@ fn main() -> Result<(), Error> {
 
     let start = Instant::now();
     let inputs = InputViews::new(&query, &key, &value);
-    let outputs = OutputViews::with_log_sum_exp(&mut output, &mut log_sum_exp);
+    let outputs = OutputViews::with_lse(&mut output, &mut lse);
     plan.run(inputs, outputs)?;
     println!("computed in {:?}", start.elapsed());
 
     // The first token attends nothing but itself, so its output is its value.
     assert_eq!(output[..64], value[..64]);
-    println!("first row {:?} ..., log-sum-exp {}", &output[..4], log_sum_exp[0]);
+    println!("first row {:?} ..., log-sum-exp {}", &output[..4], lse[0]);
     Ok(())
 }
 

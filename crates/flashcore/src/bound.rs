@@ -22,7 +22,7 @@ pub struct BoundBytes<'a> {
     /// What the output holds before the first launch.
     pub output: &'a [u8],
     /// What the log-sum-exp holds before the first launch; empty where the problem does not ask for it.
-    pub log_sum_exp: &'a [u8],
+    pub lse: &'a [u8],
     /// Bytes before and behind each tensor, a multiple of 16.
     pub margin: usize,
     /// The tensors of numbers that the problem has; query, key and value of it are not looked at.
@@ -41,7 +41,7 @@ pub struct Bound {
     key: DeviceBuffer,
     value: DeviceBuffer,
     output: DeviceBuffer,
-    log_sum_exp: DeviceBuffer,
+    lse: DeviceBuffer,
     /// Held for the launches that read them.
     _numbers: [DeviceBuffer; NUMBERS],
     tensors: DeviceTensors,
@@ -60,7 +60,7 @@ pub struct BoundContents {
     /// Of the output.
     pub output: Vec<u8>,
     /// Of the log-sum-exp.
-    pub log_sum_exp: Vec<u8>,
+    pub lse: Vec<u8>,
 }
 
 /// Several launches of a [`Bound`], recorded: what is timed is the kernel and not the host.
@@ -82,15 +82,15 @@ impl Plan {
         let stream = Stream::new(context)?;
         let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
         let (query, key, value) = (upload(bytes.query)?, upload(bytes.key)?, upload(bytes.value)?);
-        let (output, log_sum_exp) = (upload(bytes.output)?, upload(bytes.log_sum_exp)?);
+        let (output, lse) = (upload(bytes.output)?, upload(bytes.lse)?);
         let payload = |buffer: &DeviceBuffer| buffer.address() + bytes.margin as u64;
         let mut tensors = DeviceTensors::new(payload(&query), payload(&key), payload(&value), payload(&output));
-        if problem.log_sum_exp {
-            tensors.log_sum_exp = payload(&log_sum_exp);
+        if problem.lse {
+            tensors.lse = payload(&lse);
         }
         let numbers = upload_numbers(&stream, &bytes.numbers, &mut tensors)?;
         tensors.check(problem)?;
-        Ok(Bound { plan: self.clone(), stream, query, key, value, output, log_sum_exp, _numbers: numbers, tensors })
+        Ok(Bound { plan: self.clone(), stream, query, key, value, output, lse, _numbers: numbers, tensors })
     }
 }
 
@@ -112,12 +112,12 @@ pub(crate) fn upload_numbers(
         tensors.bias_strides = bias.strides;
     }
     Ok([
-        upload(inputs.key_lengths.map(IntoBytes::as_bytes), &mut tensors.key_lengths)?,
+        upload(inputs.seqused_k.map(IntoBytes::as_bytes), &mut tensors.seqused_k)?,
         upload(inputs.alibi_slopes.map(IntoBytes::as_bytes), &mut tensors.alibi_slopes)?,
         upload(inputs.sinks.map(IntoBytes::as_bytes), &mut tensors.sinks)?,
         upload(inputs.bias.map(|bias| bias.data.as_bytes()), &mut tensors.bias)?,
-        upload(inputs.number_table.map(IntoBytes::as_bytes), &mut tensors.number_table)?,
-        upload(inputs.integer_table.map(IntoBytes::as_bytes), &mut tensors.integer_table)?,
+        upload(inputs.aux_f32.map(IntoBytes::as_bytes), &mut tensors.aux_f32)?,
+        upload(inputs.aux_i32.map(IntoBytes::as_bytes), &mut tensors.aux_i32)?,
     ])
 }
 
@@ -133,7 +133,7 @@ impl BoundBytes<'_> {
             ("key", self.key, extent(strides.key, problem.key_shape())),
             ("value", self.value, extent(strides.value, problem.value_shape())),
             ("output", self.output, extent(strides.output, problem.output_shape())),
-            ("log_sum_exp", self.log_sum_exp, if problem.log_sum_exp { rows * 4 } else { 0 }),
+            ("lse", self.lse, if problem.lse { rows * 4 } else { 0 }),
         ];
         if !(self.margin as u64).is_multiple_of(TENSOR_ALIGNMENT) {
             let (argument, multiple) = ("margin", TENSOR_ALIGNMENT);
@@ -141,11 +141,8 @@ impl BoundBytes<'_> {
         }
         self.numbers.validate_numbers(problem)?;
         for (argument, bytes, tensor) in needed {
-            let expected = if tensor == 0 && argument == "log_sum_exp" {
-                0
-            } else {
-                tensor.saturating_add(self.margin.saturating_mul(2))
-            };
+            let expected =
+                if tensor == 0 && argument == "lse" { 0 } else { tensor.saturating_add(self.margin.saturating_mul(2)) };
             if bytes.len() != expected {
                 return Err(Error::BoundLength { argument, actual: bytes.len(), expected });
             }
@@ -180,9 +177,9 @@ impl Bound {
     }
 
     /// Waits for the launches, and copies output and log-sum-exp, with their margins, back to what they were at first.
-    pub fn reset_outputs(&mut self, output: &[u8], log_sum_exp: &[u8]) -> Result<(), Error> {
+    pub fn reset_outputs(&mut self, output: &[u8], lse: &[u8]) -> Result<(), Error> {
         self.output.copy_from_host(&self.stream, output)?;
-        Ok(self.log_sum_exp.copy_from_host(&self.stream, log_sum_exp)?)
+        Ok(self.lse.copy_from_host(&self.stream, lse)?)
     }
 
     /// Waits for the launches and copies everything to the host.
@@ -193,7 +190,7 @@ impl Bound {
             key: self.key.to_host(stream)?,
             value: self.value.to_host(stream)?,
             output: self.output.to_host(stream)?,
-            log_sum_exp: self.log_sum_exp.to_host(stream)?,
+            lse: self.lse.to_host(stream)?,
         })
     }
 

@@ -75,13 +75,13 @@ impl Gpu {
         options: PlanOptions,
     ) -> Result<Option<(Launchable, KernelReport)>, Vec<Reason>> {
         let start = Instant::now();
-        let multiprocessors = self.context().device().attributes.multiprocessors;
+        let num_sms = self.context().device().attributes.num_sms;
         // What was measured here, if it still runs the problem: its class may be wider than what the kernel takes.
         let measured = || {
             let config = self.measured.config(problem)?;
             flashcore_kernels::Plan::new(problem, config, self.arch).is_ok().then_some(config)
         };
-        let default = || Config::tuned(problem, self.arch, multiprocessors);
+        let default = || Config::tuned(problem, self.arch, num_sms);
         let config = options.config.or_else(measured).unwrap_or_else(default);
         let plan = match flashcore_kernels::Plan::new(problem, config, self.arch) {
             Ok(plan) => plan,
@@ -92,7 +92,7 @@ impl Gpu {
                 return if reasons.is_empty() { Ok(None) } else { Err(reasons) };
             }
         };
-        let plan = plan.with_at_most(multiprocessors);
+        let plan = plan.with_at_most(num_sms);
         let one = |error: CudaError| vec![Reason::Cuda(error)];
         let (kernel, source) = self.load(&plan.kernel).map_err(one)?;
         let side = |side: &Option<SideKernel>| match side {
@@ -225,7 +225,7 @@ pub(crate) struct Launchable {
     stream: Stream,
     /// Memory that the kernels of a launch use among themselves, for each stream, unless a launch brings it.
     workspaces: Arc<Workspaces>,
-    /// Bytes of it before what is known of the tiles that a formula leaves.
+    /// Bytes of it before what is known of the tiles that an expression leaves.
     ranges_offset: u64,
     /// Where L2 is asked to keep the key: bytes of the key, and of the part of L2.
     kept_key: Option<(usize, usize)>,
@@ -361,17 +361,17 @@ impl Launchable {
         } else {
             DeviceBuffer::uninitialised(context, output_bytes)?
         };
-        let rows = outputs.log_sum_exp.as_ref().map_or(0, |rows| rows.len());
-        let log_sum_exp = DeviceBuffer::uninitialised(context, rows * size_of::<f32>())?;
+        let rows = outputs.lse.as_ref().map_or(0, |rows| rows.len());
+        let lse = DeviceBuffer::uninitialised(context, rows * size_of::<f32>())?;
         let mut tensors = DeviceTensors::new(query.address(), key.address(), value.address(), output.address());
-        tensors.log_sum_exp = log_sum_exp.address();
+        tensors.lse = lse.address();
         let _numbers = upload_numbers(stream, inputs, &mut tensors)?;
         // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing them
         // waits for the kernel. The stream was made in the context of the kernel.
         unsafe { self.launch(stream, tensors) }?;
         output.copy_to_host(stream, 0, &mut outputs.output.data[..output_bytes])?;
-        if let Some(rows) = outputs.log_sum_exp {
-            log_sum_exp.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
+        if let Some(rows) = outputs.lse {
+            lse.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
         }
         Ok(())
     }
@@ -383,14 +383,14 @@ const PLACEHOLDERS: Buffers = Buffers {
     key: u64::MAX - 1,
     value: u64::MAX - 2,
     output: u64::MAX - 3,
-    log_sum_exp: u64::MAX - 4,
-    key_lengths: u64::MAX - 5,
+    lse: u64::MAX - 4,
+    seqused_k: u64::MAX - 5,
     alibi_slopes: u64::MAX - 6,
     sinks: u64::MAX - 7,
     bias: u64::MAX - 8,
     bias_strides: BiasStrides { batch: BIAS_STRIDE, head: BIAS_STRIDE - 1, row: BIAS_STRIDE - 2, key: BIAS_STRIDE - 3 },
-    number_table: u64::MAX - 10,
-    integer_table: u64::MAX - 11,
+    aux_f32: u64::MAX - 10,
+    aux_i32: u64::MAX - 11,
     tile_ranges: u64::MAX - 12,
     workspace: u64::MAX - 9,
 };
@@ -445,9 +445,9 @@ impl MapPlaces {
 
 /// In one order for placeholders and for what takes their place; the strides of the bias in bytes.
 const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
-    let Buffers { query, key, value, output, log_sum_exp, .. } = buffers;
-    let Buffers { key_lengths, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = buffers;
-    let Buffers { number_table, integer_table, tile_ranges, .. } = buffers;
+    let Buffers { query, key, value, output, lse, .. } = buffers;
+    let Buffers { seqused_k, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = buffers;
+    let Buffers { aux_f32, aux_i32, tile_ranges, .. } = buffers;
     let BiasStrides { batch, head, row, key: bias_key } = bias_strides;
     let bytes = size_of::<f32>() as u64;
     let [batch, head, row, bias_key] =
@@ -457,8 +457,8 @@ const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
         key,
         value,
         output,
-        log_sum_exp,
-        key_lengths,
+        lse,
+        seqused_k,
         alibi_slopes,
         sinks,
         bias,
@@ -467,26 +467,26 @@ const fn brought(buffers: Buffers) -> [u64; BROUGHT] {
         row,
         bias_key,
         workspace,
-        number_table,
-        integer_table,
+        aux_f32,
+        aux_i32,
         tile_ranges,
     ]
 }
 
 const fn buffers(tensors: DeviceTensors) -> Buffers {
-    let DeviceTensors { query, key, value, output, log_sum_exp, .. } = tensors;
-    let DeviceTensors { key_lengths, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = tensors;
-    let DeviceTensors { number_table, integer_table, .. } = tensors;
+    let DeviceTensors { query, key, value, output, lse, .. } = tensors;
+    let DeviceTensors { seqused_k, alibi_slopes, sinks, bias, bias_strides, workspace, .. } = tensors;
+    let DeviceTensors { aux_f32, aux_i32, .. } = tensors;
     Buffers {
-        log_sum_exp,
-        key_lengths,
+        lse,
+        seqused_k,
         alibi_slopes,
         sinks,
         bias,
         bias_strides,
         workspace,
-        number_table,
-        integer_table,
+        aux_f32,
+        aux_i32,
         ..Buffers::new(query, key, value, output)
     }
 }
@@ -494,7 +494,7 @@ const fn buffers(tensors: DeviceTensors) -> Buffers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_kernels::Specialisation;
+    use flashcore_kernels::Specialization;
     use flashcore_problem::{Alignment, Mask, MaskMod, ScoreMod};
 
     /// The kernel that is tried must be the kernel that is used, whatever is compiled into it.
@@ -502,17 +502,17 @@ mod tests {
     fn the_trial_of_a_problem_has_its_kernel() {
         let features: [fn(&mut Problem); 9] = [
             |_| {},
-            |problem| (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::TopLeft), true),
+            |problem| (problem.mask, problem.lse) = (Mask::Causal(Alignment::TopLeft), true),
             |problem| problem.mask = Mask::Window { left: Some(7), right: None, alignment: Alignment::BottomRight },
             |problem| (problem.softcap, problem.alibi) = (Some(50.0), true),
             |problem| (problem.bias, problem.sinks) = (true, true),
-            |problem| (problem.key_lengths, problem.value_dim) = (true, 72),
+            |problem| (problem.seqused_k, problem.value_dim) = (true, 72),
             |problem| problem.scale = -0.5,
             |problem| {
                 let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key + 100));
                 let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
                 (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
-                (problem.number_table, problem.integer_table) = (201, 1000);
+                (problem.aux_f32, problem.aux_i32) = (201, 1000);
             },
             |problem| {
                 let mut strides = problem.strides();
@@ -522,7 +522,7 @@ mod tests {
         ];
         for config in Config::all() {
             for (number, change) in features.into_iter().enumerate() {
-                let dtype = Specialisation::DTYPES[number % 2];
+                let dtype = Specialization::DTYPES[number % 2];
                 let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
                 change(&mut problem);
                 let trial = Trial::new(&problem).unwrap().problem;
@@ -535,14 +535,14 @@ mod tests {
         }
     }
 
-    /// With as many constants of formulas as there can be.
+    /// With as many constants of expressions as there can be.
     #[test]
     fn a_launch_has_room_for_the_arguments_of_every_kernel() {
         let score = ScoreMod::new("score", |score, _| (0..20).fold(score, |sum, term| sum + term as f32));
         let mask = MaskMod::new("mask", |at| (0..20).fold(at.key, |sum, term| sum + term).less(9));
         let mut problem = Problem::new(3, 4, 1000, 64, flashcore_problem::DType::F16);
         (problem.score_mod, problem.mask_mod) = (Some(score), Some(mask));
-        let parts = "ampere-64x64-2stage-swizzled-2parts".parse().unwrap();
+        let parts = "ampere-64x64-2stage-swizzled-2splits".parse().unwrap();
         for config in Config::all().into_iter().chain([parts]) {
             let Ok(plan) = flashcore_kernels::Plan::new(&problem, config, Arch::Sm90a) else { continue };
             let arguments = plan.arguments(PLACEHOLDERS);
@@ -554,20 +554,20 @@ mod tests {
     #[test]
     fn every_address_has_its_place() {
         let mut problem = Problem::new(1, 2, 70, 64, flashcore_problem::DType::F16);
-        problem.log_sum_exp = true;
-        let config = "ampere-64x64-2stage-swizzled-2parts".parse().unwrap();
+        problem.lse = true;
+        let config = "ampere-64x64-2stage-swizzled-2splits".parse().unwrap();
         let plan = flashcore_kernels::Plan::new(&problem, config, Arch::Sm80).unwrap();
         let AddressPlaces(places) = AddressPlaces::find(&plan.arguments(PLACEHOLDERS));
         let buffers = Buffers {
-            log_sum_exp: 80,
-            key_lengths: 96,
+            lse: 80,
+            seqused_k: 96,
             alibi_slopes: 112,
             sinks: 128,
             bias: 144,
             bias_strides: BiasStrides { batch: 40, head: 44, row: 48, key: 52 },
             workspace: 224,
-            number_table: 240,
-            integer_table: 256,
+            aux_f32: 240,
+            aux_i32: 256,
             tile_ranges: 272,
             ..Buffers::new(16, 32, 48, 64)
         };

@@ -17,8 +17,8 @@ const NUMBER_ALIGNMENT: u64 = 4;
 /// ```
 /// # use flashcore::DeviceTensors;
 /// # let (query, key, value, output, rows) = (0x1000, 0x2000, 0x3000, 0x4000, 0x5000);
-/// let tensors = DeviceTensors::new(query, key, value, output).with_log_sum_exp(rows);
-/// # assert_eq!(tensors.log_sum_exp, rows);
+/// let tensors = DeviceTensors::new(query, key, value, output).with_lse(rows);
+/// # assert_eq!(tensors.lse, rows);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -33,9 +33,9 @@ pub struct DeviceTensors {
     pub output: u64,
     /// Of the log-sum-exp, an `f32` per row, contiguous `[batch, query head, query row]`; 0 where the problem does not
     /// ask for it, like the others below.
-    pub log_sum_exp: u64,
+    pub lse: u64,
     /// Of the key lengths, a `u32` per batch. One that is larger than the problem's key length counts as that.
-    pub key_lengths: u64,
+    pub seqused_k: u64,
     /// Of the slopes, an `f32` per query head.
     pub alibi_slopes: u64,
     /// Of the sinks, an `f32` per query head.
@@ -44,10 +44,10 @@ pub struct DeviceTensors {
     pub bias: u64,
     /// Where the terms of the bias lie.
     pub bias_strides: BiasStrides,
-    /// Of the table of numbers that formulas read, `f32`.
-    pub number_table: u64,
-    /// Of the table of integers that formulas read, `i32`.
-    pub integer_table: u64,
+    /// Of the table of numbers that expressions read, `f32`.
+    pub aux_f32: u64,
+    /// Of the table of integers that expressions read, `i32`.
+    pub aux_i32: u64,
     /// Of [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
     /// finished; 0 for the workspace that the plan has for the stream.
     pub workspace: u64,
@@ -62,29 +62,29 @@ impl DeviceTensors {
             key,
             value,
             output,
-            log_sum_exp: 0,
-            key_lengths: 0,
+            lse: 0,
+            seqused_k: 0,
             alibi_slopes: 0,
             sinks: 0,
             bias: 0,
             bias_strides,
-            number_table: 0,
-            integer_table: 0,
+            aux_f32: 0,
+            aux_i32: 0,
             workspace: 0,
         }
     }
 
     /// Adds the log-sum-exp.
     #[must_use]
-    pub const fn with_log_sum_exp(mut self, address: u64) -> Self {
-        self.log_sum_exp = address;
+    pub const fn with_lse(mut self, address: u64) -> Self {
+        self.lse = address;
         self
     }
 
     /// Adds the key lengths.
     #[must_use]
-    pub const fn with_key_lengths(mut self, address: u64) -> Self {
-        self.key_lengths = address;
+    pub const fn with_seqused_k(mut self, address: u64) -> Self {
+        self.seqused_k = address;
         self
     }
 
@@ -109,17 +109,17 @@ impl DeviceTensors {
         self
     }
 
-    /// Adds the table of numbers that formulas read.
+    /// Adds the table of numbers that expressions read.
     #[must_use]
-    pub const fn with_number_table(mut self, address: u64) -> Self {
-        self.number_table = address;
+    pub const fn with_aux_f32(mut self, address: u64) -> Self {
+        self.aux_f32 = address;
         self
     }
 
-    /// Adds the table of integers that formulas read.
+    /// Adds the table of integers that expressions read.
     #[must_use]
-    pub const fn with_integer_table(mut self, address: u64) -> Self {
-        self.integer_table = address;
+    pub const fn with_aux_i32(mut self, address: u64) -> Self {
+        self.aux_i32 = address;
         self
     }
 
@@ -173,7 +173,7 @@ impl DeviceTensors {
             let overflow = Error::AddressOverflow { argument, address, bytes: u64::MAX };
             let bytes = elements.checked_mul(4).ok_or(overflow)?;
             check_address(argument, address, bytes, NUMBER_ALIGNMENT)?;
-            if argument == "log_sum_exp" {
+            if argument == "lse" {
                 tensors.into_iter().try_for_each(|tensor| check_apart((argument, address, bytes), tensor))?;
             } else {
                 check_apart(written, (argument, address, bytes))?;
@@ -190,13 +190,13 @@ impl DeviceTensors {
         let entries = |table: usize| (table > 0).then_some(table as u64);
         let terms = self.bias_strides.extent(problem).unwrap_or(usize::MAX) as u64;
         [
-            ("log_sum_exp", self.log_sum_exp, problem.log_sum_exp.then_some(rows)),
-            ("key_lengths", self.key_lengths, problem.key_lengths.then_some(batches)),
+            ("lse", self.lse, problem.lse.then_some(rows)),
+            ("seqused_k", self.seqused_k, problem.seqused_k.then_some(batches)),
             ("alibi_slopes", self.alibi_slopes, problem.alibi.then_some(heads)),
             ("sinks", self.sinks, problem.sinks.then_some(heads)),
             ("bias", self.bias, problem.bias.then_some(terms)),
-            ("number_table", self.number_table, entries(problem.number_table)),
-            ("integer_table", self.integer_table, entries(problem.integer_table)),
+            ("aux_f32", self.aux_f32, entries(problem.aux_f32)),
+            ("aux_i32", self.aux_i32, entries(problem.aux_i32)),
         ]
     }
 }
@@ -232,12 +232,11 @@ mod tests {
     use super::*;
     use flashcore_problem::DType;
 
-    const GOOD: DeviceTensors =
-        DeviceTensors { log_sum_exp: 0x5004, ..DeviceTensors::new(0x1000, 0x2000, 0x3000, 0x4000) };
+    const GOOD: DeviceTensors = DeviceTensors { lse: 0x5004, ..DeviceTensors::new(0x1000, 0x2000, 0x3000, 0x4000) };
 
     fn check(change: impl FnOnce(&mut Problem, &mut DeviceTensors), expected: &Result<(), Error>) {
         let mut problem = Problem::new(1, 2, 5, 8, DType::F16);
-        problem.log_sum_exp = true;
+        problem.lse = true;
         let mut tensors = GOOD;
         change(&mut problem, &mut tensors);
         assert_eq!(&tensors.validate(&problem), expected, "{tensors:x?}");
@@ -251,24 +250,24 @@ mod tests {
             key: 2,
             value: 3,
             output: 4,
-            log_sum_exp: 5,
-            key_lengths: 6,
+            lse: 5,
+            seqused_k: 6,
             alibi_slopes: 7,
             sinks: 8,
             bias: 9,
             bias_strides: strides,
-            number_table: 10,
-            integer_table: 11,
+            aux_f32: 10,
+            aux_i32: 11,
             workspace: 12,
         };
         let set = DeviceTensors::new(1, 2, 3, 4)
-            .with_log_sum_exp(5)
-            .with_key_lengths(6)
+            .with_lse(5)
+            .with_seqused_k(6)
             .with_alibi_slopes(7)
             .with_sinks(8)
             .with_bias(9, strides)
-            .with_number_table(10)
-            .with_integer_table(11)
+            .with_aux_f32(10)
+            .with_aux_i32(11)
             .with_workspace(12);
         assert_eq!(set, expected);
     }
@@ -277,14 +276,14 @@ mod tests {
     fn addresses_are_checked() {
         check(|_, _| {}, &Ok(()));
         check(|_, tensors| tensors.key = 0, &Err(Error::Null { argument: "key" }));
-        check(|_, tensors| tensors.log_sum_exp = 0, &Err(Error::Null { argument: "log_sum_exp" }));
+        check(|_, tensors| tensors.lse = 0, &Err(Error::Null { argument: "lse" }));
         check(
             |_, tensors| tensors.output = 0x4008,
             &Err(Error::Misaligned { argument: "output", address: 0x4008, multiple: 16 }),
         );
         check(
-            |_, tensors| tensors.log_sum_exp = 0x5002,
-            &Err(Error::Misaligned { argument: "log_sum_exp", address: 0x5002, multiple: 4 }),
+            |_, tensors| tensors.lse = 0x5002,
+            &Err(Error::Misaligned { argument: "lse", address: 0x5002, multiple: 4 }),
         );
         check(
             |_, tensors| tensors.workspace = 0x6008,
@@ -294,10 +293,7 @@ mod tests {
             |_, tensors| tensors.value = u64::MAX - 15,
             &Err(Error::AddressOverflow { argument: "value", address: u64::MAX - 15, bytes: 160 }),
         );
-        check(
-            |problem, _| problem.log_sum_exp = false,
-            &Err(Error::Unexpected { argument: "log_sum_exp", address: 0x5004 }),
-        );
+        check(|problem, _| problem.lse = false, &Err(Error::Unexpected { argument: "lse", address: 0x5004 }));
     }
 
     #[test]
@@ -308,8 +304,8 @@ mod tests {
             &Err(Error::Aliased { written: "output", other: "query", address: 0x1000 }),
         );
         check(
-            |_, tensors| tensors.log_sum_exp = tensors.output,
-            &Err(Error::Aliased { written: "log_sum_exp", other: "output", address: 0x4000 }),
+            |_, tensors| tensors.lse = tensors.output,
+            &Err(Error::Aliased { written: "lse", other: "output", address: 0x4000 }),
         );
     }
 

@@ -53,7 +53,7 @@
 //! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
 //!    [`flashcore_problem`](flashcore_problem#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 8. `log_sum_exp[i]` is the natural logarithm of that denominator.
+//! 8. `lse[i]` is the natural logarithm of that denominator.
 //!
 //! A row that attends nothing gives 0 and a log-sum-exp of minus infinity. Conventions in which libraries differ are
 //! spelled out instead of assumed:
@@ -85,7 +85,7 @@
 //! # What is not here
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no packed sequences of different lengths
-//! (varlen, `cu_seqlens`; a batch can have [key lengths](Problem::key_lengths), and a [`MaskMod`] can keep documents
+//! (varlen, `cu_seqlens`; a batch can have [key lengths](Problem::seqused_k), and a [`MaskMod`] can keep documents
 //! apart), no paged KV cache, no appending to a cache, no rotary embedding, no FP8, no kernels for what `sm_100` has, and
 //! no other vendor's GPUs.
 //!
@@ -100,7 +100,7 @@
 //! used, so buffers and streams of `cudarc`, candle, burn or `PyTorch` are as good as those of [`cuda`]. Make plans before
 //! a capture begins: compiling and checking a kernel allocates memory.
 //!
-//! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `formulas` shows attention of
+//! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `expressions` shows attention of
 //! one's own.
 //!
 //! # What is trusted
@@ -172,10 +172,10 @@ pub use flashcore_cpu::LevelError as CpuLevelError;
 pub use flashcore_cuda as cuda;
 #[cfg(feature = "cuda")]
 pub use flashcore_kernels::{
-    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, InTurn, L2Window, Packing, Product, QueryPlace,
-    Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, StepsConfig, UnknownConfig,
+    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, L2Window, LadderConfig, Product, QueryPlace,
+    Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, UnknownConfig, WarpScheduler,
 };
-pub use flashcore_problem::formula;
+pub use flashcore_problem::expression;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
     OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor,

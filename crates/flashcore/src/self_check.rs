@@ -5,7 +5,7 @@
 //! milliseconds and large enough to reach what a kernel has: several query tiles and several key tiles of every config,
 //! rows and keys past the end of both, two batches, two query heads on one key head.
 
-use flashcore_kernels::Specialisation;
+use flashcore_kernels::Specialization;
 use flashcore_problem::{
     Alignment, Evidence, Expected, Inputs, Invalid, Layout, Mask, Outputs, Problem, ReferenceError, Shape, Strides,
     TensorStrides, judge, oracle,
@@ -40,9 +40,9 @@ const KEY_LENGTH: usize = 203;
 const SEED: u64 = 0x5EED;
 
 const SOFTCAP: f32 = 2.0;
-/// Entries of the tables that formulas read: how many there are is not compiled in.
+/// Entries of the tables that expressions read: how many there are is not compiled in.
 const MOST_ENTRIES: usize = 4096;
-/// How far from zero constants of formulas are: they are not compiled in either, so those of the trial need not be those of
+/// How far from zero constants of expressions are: they are not compiled in either, so those of the trial need not be those of
 /// the problem, and its verdict is about all. A NaN or a huge factor must not condemn the kernel, and limits are to lie
 /// among the keys, where they cut tiles.
 const LARGEST_NUMBER: f32 = 64.0;
@@ -82,14 +82,14 @@ impl Trial {
         small.query_length = QUERY_LENGTH;
         small.value_dim = problem.value_dim;
         small.scale = if problem.scale > 0.0 { small.scale } else { -small.scale };
-        (small.log_sum_exp, small.key_lengths) = (problem.log_sum_exp, problem.key_lengths);
+        (small.lse, small.seqused_k) = (problem.lse, problem.seqused_k);
         (small.alibi, small.bias, small.sinks) = (problem.alibi, problem.bias, problem.sinks);
         small.softcap = problem.softcap.map(|_| SOFTCAP);
         small.score_mod = problem.score_mod.map(|score| score.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
         small.mask_mod = problem.mask_mod.map(|mask| mask.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
-        small.number_table = problem.number_table.min(MOST_ENTRIES);
-        small.integer_table = problem.integer_table.min(MOST_ENTRIES);
-        small.layout = layout_of_width(&small, Specialisation::of(problem).width);
+        small.aux_f32 = problem.aux_f32.min(MOST_ENTRIES);
+        small.aux_i32 = problem.aux_i32.min(MOST_ENTRIES);
+        small.layout = layout_of_width(&small, Specialization::of(problem).width);
         small.mask = match problem.mask {
             Mask::None => Mask::None,
             // Bottom-right puts the diagonal into the middle of a tile.
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// Constants of formulas that would make a trial of nothing do not reach it, and it is of the same kernel.
+    /// Constants of expressions that would make a trial of nothing do not reach it, and it is of the same kernel.
     #[test]
     fn a_trial_has_moderate_constants() {
         let tempered = |by: f32| ScoreMod::new("tempered", |score, _| score * by);
@@ -144,7 +144,7 @@ mod tests {
             let trial = Trial::new(&problem).unwrap();
             assert_eq!(trial.problem.score_mod, Some(tempered(in_trial)));
             assert_eq!(trial.problem.mask_mod, Some(window(keys_in_trial)));
-            assert_eq!(Specialisation::of(&trial.problem), Specialisation::of(&problem));
+            assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
             let mut outputs = Outputs::poisoned(&trial.problem);
             flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
             assert_eq!(trial.complaint(&outputs), None);
@@ -158,7 +158,7 @@ mod tests {
             for mask in [Mask::None, Mask::Causal(Alignment::TopLeft)] {
                 let mut problem = Problem::new(7, 8, 4000, 64, dtype);
                 problem.mask = mask;
-                problem.log_sum_exp = true;
+                problem.lse = true;
                 let trial = Trial::new(&problem).unwrap();
                 let mut outputs = Outputs::poisoned(&trial.problem);
                 flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();

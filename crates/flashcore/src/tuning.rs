@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use flashcore_cuda::Context;
 use flashcore_cuda::cache::KernelCache;
 use flashcore_cuda::tuning::TuningStore;
-use flashcore_kernels::{Config, Specialisation};
+use flashcore_kernels::{Config, Specialization};
 use flashcore_problem::Problem;
 
 /// Turns what was measured off where it is `off`.
@@ -14,17 +14,17 @@ pub(crate) const TUNING_VARIABLE: &str = "FLASHCORE_TUNING";
 /// The class of a problem: what its kernel is compiled for, and its sizes up to the next power of two. Problems of one class
 /// share what `flashcore tune` measured for one of them.
 pub fn problem_class(problem: &Problem) -> String {
-    let Specialisation { dtype, head_dim, value_dim, left, right, width, .. } = Specialisation::of(problem);
+    let Specialization { dtype, head_dim, value_dim, left, right, width, .. } = Specialization::of(problem);
     let features = [
         (left, "left"),
         (right, "right"),
-        (problem.key_lengths, "lengths"),
+        (problem.seqused_k, "lengths"),
         (problem.softcap.is_some(), "softcap"),
         (problem.alibi, "alibi"),
         (problem.bias, "bias"),
         (problem.sinks, "sinks"),
         (problem.scale <= 0.0, "scaled"),
-        (problem.log_sum_exp, "lse"),
+        (problem.lse, "lse"),
     ];
     let features: String =
         features.into_iter().filter(|(is_on, _)| *is_on).flat_map(|(_, feature)| [" ", feature]).collect();
@@ -39,7 +39,7 @@ pub fn problem_class(problem: &Problem) -> String {
 pub fn machine(context: &Context) -> (String, String) {
     let device = context.device();
     let (major, minor) = device.compute;
-    let name = format!("{} {major}.{minor} with {} multiprocessors", device.name, device.attributes.multiprocessors);
+    let name = format!("{} {major}.{minor} with {} SMs", device.name, device.attributes.num_sms);
     (name, device.driver().fingerprint())
 }
 
@@ -78,7 +78,7 @@ mod tests {
         problem.query_length = 513;
         assert_eq!(problem_class(&problem), "f16 d64x64 w16 heads32/1 q1024 k1024");
         (problem.query_length, problem.key_length, problem.key_heads) = (1, 5000, 4);
-        (problem.mask, problem.log_sum_exp) = (Mask::Causal(Alignment::TopLeft), true);
+        (problem.mask, problem.lse) = (Mask::Causal(Alignment::TopLeft), true);
         assert_eq!(problem_class(&problem), "f16 d64x64 w16 right lse heads32/4 q1 k8192");
         problem.key_heads = 0;
         assert_eq!(problem_class(&problem), "f16 d64x64 w16 right lse heads32/0 q1 k8192");

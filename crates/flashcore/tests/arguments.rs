@@ -75,8 +75,8 @@ impl Absurd {
         problem.alibi = self.one_in(4);
         problem.sinks = self.one_in(4);
         problem.bias = self.one_in(4);
-        problem.key_lengths = self.one_in(4);
-        problem.log_sum_exp = self.one_in(2);
+        problem.seqused_k = self.one_in(4);
+        problem.lse = self.one_in(2);
         problem.layout = self.pick(&[Layout::Bhsd, Layout::Bhsd, Layout::Bshd, Layout::PackedQkv]);
         if self.one_in(4) {
             let like = problem.strides();
@@ -105,8 +105,8 @@ impl Absurd {
         if self.one_in(2) {
             Config::Scalar(ScalarConfig { threads: small(self) })
         } else {
-            let (warps, key_rows, stages) = (small(self), small(self), small(self));
-            Config::Ampere(AmpereConfig { warps, key_rows, stages, ..AmpereConfig::default() })
+            let (warps, tile_n, stages) = (small(self), small(self), small(self));
+            Config::Ampere(AmpereConfig { warps, tile_n, stages, ..AmpereConfig::default() })
         }
     }
 
@@ -132,9 +132,9 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     let device = Device::cpu();
     let config = random.one_in(30).then(|| random.config());
     let self_check = random.pick(&[SelfCheckPolicy::Environment, SelfCheckPolicy::On, SelfCheckPolicy::Off]);
-    let log_sum_exp = random.address();
-    let tensors = DeviceTensors::new(random.address(), random.address(), random.address(), random.address())
-        .with_log_sum_exp(log_sum_exp);
+    let lse = random.address();
+    let tensors =
+        DeviceTensors::new(random.address(), random.address(), random.address(), random.address()).with_lse(lse);
     let checked = tensors.validate(problem);
     let plan = Plan::new(problem, &device, PlanOptions::default().with_config(config).with_self_check(self_check))?;
     assert_eq!(problem.validate(), Ok(()), "a plan is for a problem that makes sense");
@@ -163,16 +163,16 @@ fn call(random: &mut Absurd, problem: &Problem) -> Result<Answer, Error> {
     inputs.alibi_slopes = random.optional(problem.alibi, heads).map(|count| &floats[..count]);
     inputs.sinks = random.optional(problem.sinks, heads).map(|count| &floats[..count]);
     let lengths = vec![random.pick(&[0, 1, 1, u32::MAX]); problem.batch.min(1 << 16)];
-    inputs.key_lengths =
-        random.optional(problem.key_lengths, problem.batch).map(|count| &lengths[..count.min(lengths.len())]);
+    inputs.seqused_k =
+        random.optional(problem.seqused_k, problem.batch).map(|count| &lengths[..count.min(lengths.len())]);
     let strides = BiasStrides { batch: 0, head: random.size(), row: random.size(), key: random.pick(&[0, 1]) };
     inputs.bias = random.optional(problem.bias, 4096).map(|count| BiasView { data: &floats[..count], strides });
     let rows = (heads.saturating_mul(problem.batch)).saturating_mul(problem.query_length);
-    let mut log_sum_exp = random.optional(problem.log_sum_exp, rows).map(|count| vec![0.0; count]);
+    let mut lse = random.optional(problem.lse, rows).map(|count| vec![0.0; count]);
 
     let output = flashcore::TensorViewMut { dtype: problem.dtype, data: &mut output };
     let mut outputs = OutputViews::new(output);
-    outputs.log_sum_exp = log_sum_exp.as_deref_mut();
+    outputs.lse = lse.as_deref_mut();
     if work(problem) > MOST_WORK && inputs.validate(problem).is_ok() && outputs.validate(problem).is_ok() {
         return Ok(Answer::TooMuchWork);
     }
@@ -213,7 +213,7 @@ fn random_problems_and_configs_are_answered_by_the_generator() {
         if random.one_in(2) {
             (problem.dtype, problem.head_dim, problem.value_dim) = (DType::F16, 64, 64);
             (problem.softcap, problem.mask, problem.layout) = (None, Mask::None, Layout::Bshd);
-            (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (false, false, false, false);
+            (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (false, false, false, false);
         }
         let config = if random.one_in(2) { random.config() } else { random.pick(&Config::all()) };
         match flashcore_kernels::Plan::new(&problem, config, Arch::Sm90a) {

@@ -20,9 +20,9 @@ macro_rules! run_on_slices {
         views.alibi_slopes = $inputs.alibi_slopes.as_deref();
         views.sinks = $inputs.sinks.as_deref();
         views.bias = $inputs.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides });
-        views.key_lengths = $inputs.key_lengths.as_deref();
-        let output_views = match &mut $outputs.log_sum_exp {
-            Some(rows) => OutputViews::with_log_sum_exp(&mut output, rows),
+        views.seqused_k = $inputs.seqused_k.as_deref();
+        let output_views = match &mut $outputs.lse {
+            Some(rows) => OutputViews::with_lse(&mut output, rows),
             None => OutputViews::new(&mut output),
         };
         $plan.run(views, output_views).unwrap();
@@ -45,7 +45,7 @@ fn run(plan: &Plan, inputs: &Inputs) -> Outputs {
 fn check(change: impl Fn(&mut Problem)) {
     for dtype in DType::ALL {
         let mut problem = Problem::new(2, 4, 70, 32, dtype);
-        problem.log_sum_exp = true;
+        problem.lse = true;
         change(&mut problem);
         let plan = supports(&problem, &Device::cpu()).unwrap();
         let inputs = Inputs::random(&problem, 11);
@@ -84,7 +84,7 @@ fn features() {
         problem.key_heads = 2;
         problem.value_dim = 48;
         problem.softcap = Some(2.0);
-        (problem.alibi, problem.sinks, problem.bias, problem.key_lengths) = (true, true, true, true);
+        (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (true, true, true, true);
     });
 }
 

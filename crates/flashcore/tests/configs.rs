@@ -1,8 +1,8 @@
 //! Every config can be written down with what this crate exports, field by field.
 
 use flashcore::{
-    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, InTurn, L2Window, Packing, Product, QueryPlace,
-    Rescale, ScalarConfig, SharedLayout, StepsConfig,
+    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, L2Window, LadderConfig, Product, QueryPlace,
+    Rescale, ScalarConfig, SharedLayout, WarpScheduler,
 };
 
 /// A config is what its name says.
@@ -16,25 +16,25 @@ fn configs_are_written_field_by_field() {
     let ampere = AmpereConfig {
         warps: 4,
         rows_per_warp: 16,
-        key_rows: 64,
-        key_warps: 1,
+        tile_n: 64,
+        kv_split_warps: 1,
         stages: 2,
         layout: SharedLayout::Swizzled,
         query: QueryPlace::Registers,
-        rescale: Rescale::WhenRaised,
+        rescale: Rescale::IfChanged,
         load_bytes: 16,
         accumulation: Accumulation::F32,
         exponential: Exponential::Unit,
         producers: 0,
         persistent: 0,
-        parts: 2,
-        packing: Packing::OneHead,
+        num_splits: 2,
+        pack_gqa: false,
         l2: L2Window::Default,
     };
     check(Config::Ampere(ampere), &Config::Ampere(ampere).to_string());
     let other = AmpereConfig {
         query: QueryPlace::Shared,
-        packing: Packing::KeyHead,
+        pack_gqa: true,
         l2: L2Window::Key,
         accumulation: Accumulation::F16,
         ..ampere
@@ -42,25 +42,25 @@ fn configs_are_written_field_by_field() {
     assert_ne!(Config::Ampere(other).to_string(), Config::Ampere(ampere).to_string());
     let hopper = HopperConfig {
         warpgroups: 2,
-        key_groups: 1,
+        kv_split_warpgroups: 1,
         cluster: 1,
-        key_rows: 128,
+        tile_n: 128,
         stages: 2,
-        rescale: Rescale::WhenFar,
-        hidden_rescale: false,
+        rescale: Rescale::Threshold,
+        overlap_rescale: false,
         exponential: Exponential::Unit,
-        in_turn: InTurn::Products,
-        dependent: false,
+        warp_scheduler: WarpScheduler::PingPong,
+        pdl: false,
         persistent: true,
     };
     check(Config::Hopper(hopper), &Config::Hopper(hopper).to_string());
-    let steps = StepsConfig {
-        key_rows: 64,
+    let steps = LadderConfig {
+        tile_n: 64,
         stages: 1,
         layout: SharedLayout::Plain,
         load_bytes: 4,
         scores: Product::Scalar,
         output: Product::Tensor,
     };
-    check(Config::Steps(steps), &Config::Steps(steps).to_string());
+    check(Config::Ladder(steps), &Config::Ladder(steps).to_string());
 }

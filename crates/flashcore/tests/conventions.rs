@@ -13,7 +13,7 @@ use flashcore::{
 fn problem(queries: usize, keys: usize) -> Problem {
     let mut problem = Problem::new(1, 1, keys, 1, DType::F64);
     problem.query_length = queries;
-    problem.log_sum_exp = true;
+    problem.lse = true;
     problem
 }
 
@@ -22,24 +22,24 @@ fn attend(problem: &Problem, query: &[f64], complete: impl FnOnce(&mut InputView
     let rows = problem.batch * problem.query_heads * problem.query_length;
     let keys = vec![1.0; problem.batch * problem.key_heads * problem.key_length];
     let values: Vec<f64> = (0..keys.len()).map(|key| f64::from(1 << (key % problem.key_length.max(1)))).collect();
-    let (mut output, mut log_sum_exp) = (vec![f64::NAN; rows], vec![f32::NAN; rows]);
+    let (mut output, mut lse) = (vec![f64::NAN; rows], vec![f32::NAN; rows]);
     let mut inputs = InputViews::new(query, &keys, &values);
     complete(&mut inputs);
     let plan = supports(problem, &Device::cpu()).unwrap();
-    plan.run(inputs, OutputViews::with_log_sum_exp(&mut output, &mut log_sum_exp)).unwrap();
-    (output, log_sum_exp)
+    plan.run(inputs, OutputViews::with_lse(&mut output, &mut lse)).unwrap();
+    (output, lse)
 }
 
 /// Which keys each row attends, drawn: the first key on the left.
 fn check_attended(problem: &Problem, complete: impl FnOnce(&mut InputViews<'_>), expected: &[&str]) {
     let query = vec![0.0; problem.batch * problem.query_length];
-    let (output, log_sum_exp) = attend(problem, &query, complete);
+    let (output, lse) = attend(problem, &query, complete);
     let drawn: Vec<String> = output
         .iter()
-        .zip(&log_sum_exp)
-        .map(|(output, log_sum_exp)| {
+        .zip(&lse)
+        .map(|(output, lse)| {
             // All scores are 0, so the log-sum-exp is that of the number of keys.
-            let count = f64::from(log_sum_exp.exp()).round();
+            let count = f64::from(lse.exp()).round();
             let bits = (output * count).round() as u64;
             (0..problem.key_length).map(|key| if bits >> key & 1 == 1 { 'x' } else { '.' }).collect()
         })
@@ -117,15 +117,15 @@ fn layouts_are_those_of_inputs_and_output() {
 #[test]
 fn no_softcap_is_none_and_nothing_else() {
     let mut problem = problem(1, 2);
-    let log_sum_exp = |problem: &Problem| attend(problem, &[3.0], |_| {}).1[0];
+    let lse = |problem: &Problem| attend(problem, &[3.0], |_| {}).1[0];
     let close = |actual: f32, expected: f64| {
         assert!((f64::from(actual) - expected).abs() < 1e-6, "{actual} is not {expected}");
     };
     problem.scale = 1.0;
-    close(log_sum_exp(&problem), 3.0 + 2.0_f64.ln());
+    close(lse(&problem), 3.0 + 2.0_f64.ln());
     // candle's "1.0 means none" is a softcap like any other.
     problem.softcap = Some(1.0);
-    close(log_sum_exp(&problem), 3.0_f64.tanh() + 2.0_f64.ln());
+    close(lse(&problem), 3.0_f64.tanh() + 2.0_f64.ln());
     // FlashAttention's "0.0 means none" is refused.
     problem.softcap = Some(0.0);
     let reasons = supports(&problem, &Device::cpu()).unwrap_err();
@@ -136,27 +136,27 @@ fn no_softcap_is_none_and_nothing_else() {
 fn rows_that_attend_nothing_are_zero_and_minus_infinity() {
     let mut problem = problem(3, 1);
     problem.mask = Mask::Causal(Alignment::BottomRight);
-    let (output, log_sum_exp) = attend(&problem, &[0.0; 3], |_| {});
+    let (output, lse) = attend(&problem, &[0.0; 3], |_| {});
     assert_eq!(output, [0.0, 0.0, 1.0]);
-    assert_eq!(log_sum_exp, [f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0]);
+    assert_eq!(lse, [f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0]);
 }
 
 /// Lengths of each batch, not their running sum, and the bottom-right corner is that of the batch.
 #[test]
-fn key_lengths_are_lengths() {
+fn seqused_k_are_lengths() {
     let mut problem = problem(1, 4);
     problem.batch = 3;
-    problem.key_lengths = true;
+    problem.seqused_k = true;
     problem.mask = Mask::Causal(Alignment::BottomRight);
-    check_attended(&problem, |inputs| inputs.key_lengths = Some(&[2, 4, 1]), &["xx..", "xxxx", "x..."]);
+    check_attended(&problem, |inputs| inputs.seqused_k = Some(&[2, 4, 1]), &["xx..", "xxxx", "x..."]);
 }
 
 #[test]
-fn the_log_sum_exp_is_natural_and_scaled() {
+fn the_lse_is_natural_and_scaled() {
     let mut problem = problem(1, 4);
     problem.scale = 0.5;
-    let (_, log_sum_exp) = attend(&problem, &[6.0], |_| {});
-    assert!((f64::from(log_sum_exp[0]) - (3.0 + 4.0_f64.ln())).abs() < 1e-6, "{log_sum_exp:?}");
+    let (_, lse) = attend(&problem, &[6.0], |_| {});
+    assert!((f64::from(lse[0]) - (3.0 + 4.0_f64.ln())).abs() < 1e-6, "{lse:?}");
 }
 
 /// `-slope * |i + keys - queries - j|`, with a positive slope.
@@ -173,7 +173,7 @@ fn alibi_takes_away_with_distance() {
 fn sinks_are_in_the_denominator_only() {
     let mut problem = problem(1, 2);
     problem.sinks = true;
-    let (output, log_sum_exp) = attend(&problem, &[0.0], |inputs| inputs.sinks = Some(&[LN_2]));
+    let (output, lse) = attend(&problem, &[0.0], |inputs| inputs.sinks = Some(&[LN_2]));
     assert!((output[0] - 3.0 / 4.0).abs() < 1e-6, "{output:?}");
-    assert!((f64::from(log_sum_exp[0]) - 4.0_f64.ln()).abs() < 1e-6, "{log_sum_exp:?}");
+    assert!((f64::from(lse[0]) - 4.0_f64.ln()).abs() < 1e-6, "{lse:?}");
 }

@@ -115,7 +115,7 @@ fn wrong_host_tensors_are_named_and_nothing_is_written() {
     problem.sinks = true;
     let plan = supports(&problem, &Device::cpu()).unwrap();
     let (good, short, double) = (vec![1.0_f32; 80], vec![1.0_f32; 79], vec![1.0_f64; 80]);
-    let (mut output, mut log_sum_exp) = (vec![7.0_f32; 80], vec![7.0_f32; 10]);
+    let (mut output, mut lse) = (vec![7.0_f32; 80], vec![7.0_f32; 10]);
     let mut inputs = InputViews::new(&good, &short, &double);
     inputs.alibi_slopes = Some(&[1.0, 2.0]);
     let refused = plan.run(inputs, OutputViews::new(&mut output));
@@ -129,13 +129,13 @@ fn wrong_host_tensors_are_named_and_nothing_is_written() {
 
     let mut inputs = InputViews::new(&good, &good, &good);
     inputs.sinks = Some(&[0.0, 0.0]);
-    let refused = plan.run(inputs, OutputViews::with_log_sum_exp(&mut output[..40], &mut log_sum_exp));
+    let refused = plan.run(inputs, OutputViews::with_lse(&mut output[..40], &mut lse));
     let expected = vec![
         TensorError::TooShort { tensor: "output", actual: 40, needed: 80 },
-        TensorError::Unexpected { tensor: "log_sum_exp" },
+        TensorError::Unexpected { tensor: "lse" },
     ];
     assert_eq!(refused, Err(Error::Invalid(Invalid::Tensors(expected))));
-    assert_eq!((output, log_sum_exp), (vec![7.0; 80], vec![7.0; 10]));
+    assert_eq!((output, lse), (vec![7.0; 80], vec![7.0; 10]));
 }
 
 #[test]
@@ -153,8 +153,8 @@ fn messages_name_the_argument_its_value_and_what_is_allowed() {
     let table = [
         (Error::Null { argument: "key" }, "key is null; it must be the address of device memory"),
         (
-            Error::Unexpected { argument: "log_sum_exp", address: 64 },
-            "log_sum_exp is 0x40; the problem has it switched off, so it must be 0",
+            Error::Unexpected { argument: "lse", address: 64 },
+            "lse is 0x40; the problem has it switched off, so it must be 0",
         ),
         (
             Error::Misaligned { argument: "query", address: 8, multiple: 16 },

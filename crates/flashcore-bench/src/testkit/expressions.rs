@@ -63,8 +63,7 @@ pub fn give(problem: &mut Problem, score: Option<ScoreMod>, mask: Option<MaskMod
         let (reads_numbers, reads_integers) = expression.tables();
         (numbers, integers) = (numbers || reads_numbers, integers || reads_integers);
     }
-    problem.aux_f32 =
-        if numbers { (2 * FURTHEST as usize + 1).saturating_mul(problem.query_heads.max(1)) } else { 0 };
+    problem.aux_f32 = if numbers { (2 * FURTHEST as usize + 1).saturating_mul(problem.query_heads.max(1)) } else { 0 };
     // Longest first: where there are fewer queries than keys, they are numbered from 0 on like the keys.
     problem.aux_i32 = if integers { problem.query_length.max(problem.key_length).max(1) } else { 0 };
 }

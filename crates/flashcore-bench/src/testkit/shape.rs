@@ -162,7 +162,8 @@ mod tests {
             meaning,
         };
         check("1x8x-5x64", number("1x8x-5x64", "-5", "queries"));
-        let expression = |text: &str, name: &str| ShapeError::Expression { text: text.to_owned(), name: name.to_owned() };
+        let expression =
+            |text: &str, name: &str| ShapeError::Expression { text: text.to_owned(), name: name.to_owned() };
         check("1x8x5x64+nothing", expression("1x8x5x64+nothing", "nothing"));
         check("1x8x5x64+blocks+prefix", expression("1x8x5x64+blocks+prefix", "prefix"));
         check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));

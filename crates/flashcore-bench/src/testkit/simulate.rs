@@ -94,8 +94,7 @@ pub fn simulate_far(
     let all_rows = Shape { columns: 1, ..far.problem.output_shape() };
     let sums = Strides::bhsd(all_rows);
     let lse = memory.allocate_sparse("lse", reach(all_rows, sums) as u64 * 4);
-    let mut buffers =
-        Buffers { lse, ..Buffers::new(query_address, key_address, value_address, output_address) };
+    let mut buffers = Buffers { lse, ..Buffers::new(query_address, key_address, value_address, output_address) };
     allocate_numbers(&mut memory, inputs, &mut buffers);
     if let (Some(strides), Some(bias)) = (far.bias, &inputs.bias) {
         let last = |size: usize| size.saturating_sub(1);

@@ -179,14 +179,14 @@ pub fn attend_in_simulator(
     inputs: &Inputs,
 ) -> Result<(Config, Outputs), NoVerdict> {
     /// Of an H200.
-    const MULTIPROCESSORS: u32 = 132;
+    const NUM_SMS: u32 = 132;
     inputs.validate(problem)?;
-    let config = config.unwrap_or_else(|| Config::tuned(problem, SIMULATED_ARCH, MULTIPROCESSORS));
+    let config = config.unwrap_or_else(|| Config::tuned(problem, SIMULATED_ARCH, NUM_SMS));
     if problem.output_shape().is_empty() {
         return Ok((config, Outputs::poisoned(problem)));
     }
     let plan = Plan::new(problem, config, SIMULATED_ARCH).map_err(NoVerdict::Refused)?;
-    let plan = plan.with_at_most(MULTIPROCESSORS);
+    let plan = plan.with_at_most(NUM_SMS);
     Ok((config, simulate(&plan, problem, inputs, 0)?.outputs))
 }
 

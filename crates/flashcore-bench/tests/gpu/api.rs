@@ -99,8 +99,7 @@ fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
         }
         let launched = tensors.outputs(&problem);
         assert_eq!(launched.output, outputs.output, "{config} {problem}");
-        let bits =
-            |outputs: &Outputs| -> Vec<u32> { outputs.lse.iter().flatten().map(|row| row.to_bits()).collect() };
+        let bits = |outputs: &Outputs| -> Vec<u32> { outputs.lse.iter().flatten().map(|row| row.to_bits()).collect() };
         assert_eq!(bits(&launched), bits(&outputs), "{config} {problem}");
     }
 }

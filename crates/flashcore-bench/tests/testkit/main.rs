@@ -2,8 +2,10 @@
 
 mod choices;
 mod conformance;
-mod features;
 mod expressions;
+mod expressions;
+mod expressions;
+mod features;
 mod guard_pages;
 mod kernels;
 mod support;

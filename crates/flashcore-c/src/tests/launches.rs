@@ -13,25 +13,25 @@ fn every_device_tensor_reaches_its_place() {
         key: address(0x20),
         value: address(0x30),
         output: address(0x40),
-        log_sum_exp: address(0x50).cast(),
-        key_lengths: address(0x60).cast(),
+        lse: address(0x50).cast(),
+        seqused_k: address(0x60).cast(),
         alibi_slopes: address(0x70).cast(),
         sinks: address(0x80).cast(),
         bias: address(0x90).cast(),
         bias_strides: BiasStrides { batch: 1, head: 2, row: 3, key: 4 },
-        number_table: address(0xA0).cast(),
-        integer_table: address(0xB0).cast(),
+        aux_f32: address(0xA0).cast(),
+        aux_i32: address(0xB0).cast(),
         workspace: address(0xC0),
     };
     let mut expected = api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40);
-    expected.log_sum_exp = 0x50;
-    expected.key_lengths = 0x60;
+    expected.lse = 0x50;
+    expected.seqused_k = 0x60;
     expected.alibi_slopes = 0x70;
     expected.sinks = 0x80;
     expected.bias = 0x90;
     expected.bias_strides = api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
-    expected.number_table = 0xA0;
-    expected.integer_table = 0xB0;
+    expected.aux_f32 = 0xA0;
+    expected.aux_i32 = 0xB0;
     expected.workspace = 0xC0;
     assert_eq!(tensors.to_api(), Ok(expected));
     assert_eq!(DeviceTensors::NONE.to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
@@ -51,9 +51,9 @@ fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
         ))
     };
     assert_eq!(words(|_| {}), Ok(()));
-    assert_eq!(words(|problem| (problem.log_sum_exp, problem.mask) = (1, FLASHCORE_MASK_CAUSAL)), Ok(()));
+    assert_eq!(words(|problem| (problem.lse, problem.mask) = (1, FLASHCORE_MASK_CAUSAL)), Ok(()));
     assert_eq!(words(|problem| problem.sinks = 1), refused("sinks"));
-    assert_eq!(words(|problem| (problem.alibi, problem.key_lengths) = (1, 1)), refused("alibi and key_lengths"));
+    assert_eq!(words(|problem| (problem.alibi, problem.seqused_k) = (1, 1)), refused("alibi and seqused_k"));
     assert_eq!(words(|problem| problem.bias = 1), refused("bias"));
 }
 

@@ -139,7 +139,7 @@ fn structs_of_a_run_may_be_shorter_and_longer() {
     let whole_outputs = longer(&outputs(mut_bytes(&mut output), NO_MUT_BYTES), &[]);
     let short = |words: &[u64], bytes: usize| words[..bytes / 8].to_vec_with_size();
     let short_inputs = short(&whole_inputs, offset_of!(Inputs, alibi_slopes));
-    let short_outputs = short(&whole_outputs, offset_of!(Outputs, log_sum_exp));
+    let short_outputs = short(&whole_outputs, offset_of!(Outputs, lse));
     assert_eq!(run_words(&short_inputs, &short_outputs), FLASHCORE_OK);
     assert_eq!(output, [1.5, 1.5]);
     let padded = |words: &[u64], last: u64| [words, &[0, last]].concat().to_vec_with_size();

@@ -46,7 +46,7 @@ fn fields_of_a_problem() {
             refuse(field, value);
         }
     }
-    for field in ["alibi", "sinks", "bias", "key_lengths", "log_sum_exp"] {
+    for field in ["alibi", "sinks", "bias", "seqused_k", "lse"] {
         for value in [-1, 2, i128::from(i32::MAX), i128::from(i32::MIN)] {
             refuse(field, value);
         }
@@ -254,10 +254,10 @@ fn refuse_run(features: &[&str], change: &dyn Fn(&mut Struct, &mut Struct), name
 
 #[test]
 fn tensors_of_a_run() {
-    let tensors = ["query", "key", "value", "output", "log_sum_exp"];
+    let tensors = ["query", "key", "value", "output", "lse"];
     let of = |name: &'static str, field: &'static str, value: fn(i128) -> i128| {
         move |inputs: &mut Struct, outputs: &mut Struct| {
-            let is_output = ["output", "log_sum_exp"].contains(&name);
+            let is_output = ["output", "lse"].contains(&name);
             let tensor = if is_output { outputs } else { inputs };
             let field = format!("{name}.{field}");
             tensor.set(&field, value(tensor.get(&field)));
@@ -276,12 +276,12 @@ fn tensors_of_a_run() {
     refuse_run(
         &[],
         &|_, outputs| {
-            outputs.set_bytes("log_sum_exp", (ptr::null(), 0));
+            outputs.set_bytes("lse", (ptr::null(), 0));
         },
-        "log_sum_exp is missing",
+        "lse is missing",
     );
     for (feature, tensor) in
-        [("alibi", "alibi_slopes"), ("sinks", "sinks"), ("bias", "bias"), ("key_lengths", "key_lengths")]
+        [("alibi", "alibi_slopes"), ("sinks", "sinks"), ("bias", "bias"), ("seqused_k", "seqused_k")]
     {
         let floats = [0_u32; 64];
         let data = floats.as_ptr().cast::<u8>();
@@ -304,9 +304,9 @@ fn tensors_of_a_run() {
     }
     let too_long = [4_u32, 5];
     let lengths = |inputs: &mut Struct, _: &mut Struct| {
-        inputs.set_bytes("key_lengths", (too_long.as_ptr().cast(), 8));
+        inputs.set_bytes("seqused_k", (too_long.as_ptr().cast(), 8));
     };
-    refuse_run(&["key_lengths"], &lengths, "the key length of batch 1 is 5; it may be at most key_length, which is 4");
+    refuse_run(&["seqused_k"], &lengths, "the key length of batch 1 is 5; it may be at most key_length, which is 4");
     let one = [0.0_f32; 4];
     for dimension in ["batch", "head", "row", "key"] {
         let strides = |inputs: &mut Struct, _: &mut Struct| {
@@ -362,13 +362,13 @@ fn outputs_that_overlap() {
         }
         let over_rows = |inputs: &mut Struct, outputs: &mut Struct| {
             let data = inputs.get(&format!("{input}.data"));
-            outputs.set("log_sum_exp.data", data + 16);
+            outputs.set("lse.data", data + 16);
         };
-        refuse_run(&[], &over_rows, "outputs.log_sum_exp overlaps inputs.");
+        refuse_run(&[], &over_rows, "outputs.lse overlaps inputs.");
     }
     let over_each_other = |_: &mut Struct, outputs: &mut Struct| {
         let data = outputs.get("output.data");
-        outputs.set("log_sum_exp.data", data + 508);
+        outputs.set("lse.data", data + 508);
     };
-    refuse_run(&[], &over_each_other, "outputs.output overlaps outputs.log_sum_exp");
+    refuse_run(&[], &over_each_other, "outputs.output overlaps outputs.lse");
 }

@@ -12,14 +12,14 @@ pub(crate) struct Simple {
     pub(crate) outputs: Struct,
     /// Query, key, value, output, in words so that they are aligned for every type.
     tensors: Vec<Vec<u64>>,
-    log_sum_exp: Vec<f32>,
+    lse: Vec<f32>,
 }
 
 impl Simple {
     pub(crate) fn new(sizes: [u64; 4], element: Element, seed: u64) -> Self {
         let [batch, heads, length, dim] = sizes;
         let mut problem = Library::get().problem(batch, heads, length, dim, element.code());
-        problem.set("log_sum_exp", 1);
+        problem.set("lse", 1);
         let elements = (batch * heads * length * dim) as usize;
         let bytes = elements * element.size();
         let random = |salt: u64| -> Vec<u64> {
@@ -34,14 +34,14 @@ impl Simple {
             inputs: Struct::zeroed("flashcore_inputs_t"),
             outputs: Struct::zeroed("flashcore_outputs_t"),
             tensors: vec![random(1), random(2), random(3), vec![0; bytes.div_ceil(8)]],
-            log_sum_exp: vec![0.0; (batch * heads * length) as usize],
+            lse: vec![0.0; (batch * heads * length) as usize],
         };
         for (name, tensor) in ["query", "key", "value"].into_iter().zip(&made.tensors) {
             made.inputs.set_bytes(name, (tensor.as_ptr().cast(), bytes));
         }
         made.outputs.set_bytes("output", (made.tensors[3].as_mut_ptr().cast_const().cast(), bytes));
-        let rows = made.log_sum_exp.as_mut_ptr().cast_const();
-        made.outputs.set_bytes("log_sum_exp", (rows.cast(), made.log_sum_exp.len() * 4));
+        let rows = made.lse.as_mut_ptr().cast_const();
+        made.outputs.set_bytes("lse", (rows.cast(), made.lse.len() * 4));
         made
     }
 
@@ -52,12 +52,12 @@ impl Simple {
 
     /// Output and log-sum-exp, bit for bit.
     pub(crate) fn result(&self) -> (Vec<u64>, Vec<u32>) {
-        (self.tensors[3].clone(), self.log_sum_exp.iter().map(|row| row.to_bits()).collect())
+        (self.tensors[3].clone(), self.lse.iter().map(|row| row.to_bits()).collect())
     }
 
     /// Forgets the result.
     pub(crate) fn clear(&mut self) {
         self.tensors[3].fill(u64::MAX);
-        self.log_sum_exp.fill(f32::NAN);
+        self.lse.fill(f32::NAN);
     }
 }

@@ -140,8 +140,8 @@ fn digest_of_cases() -> u64 {
         // SAFETY: the memory is there, and as long as it says.
         unsafe { library.run(plan, &inputs.to_struct(&case), &outputs.to_struct()) }.unwrap();
         library.destroy(plan);
-        let (rows, log_sum_exp, _) = outputs.take(&case, 1);
-        for byte in rows.iter().chain(&log_sum_exp) {
+        let (rows, lse, _) = outputs.take(&case, 1);
+        for byte in rows.iter().chain(&lse) {
             digest = mix(digest ^ u64::from(*byte));
         }
     }

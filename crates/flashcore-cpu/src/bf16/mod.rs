@@ -109,7 +109,7 @@ impl<M: PairMultiplier> Bf16Kernel<M> {
         let has_instructions = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512bf16");
         let has_narrow_weights = has_instructions
             && is_plain(problem, inputs)
-            && !problem.log_sum_exp
+            && !problem.lse
             && survey.largest_score(problem) < narrow::LARGEST_SCORE;
         Self { has_narrow_weights, ..self }
     }

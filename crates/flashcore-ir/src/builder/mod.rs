@@ -17,7 +17,7 @@
 //! assert!(kernel.verify(flashcore_ir::Arch::Sm80).is_ok());
 //! ```
 //!
-//! Rust is the macro language: a Rust loop unrolls, a Rust function specialises. [`Builder::section`] names what is
+//! Rust is the macro language: a Rust loop unrolls, a Rust function specializes. [`Builder::section`] names what is
 //! being written, and PTX comments, register names and fault reports carry that name.
 
 mod arithmetic;

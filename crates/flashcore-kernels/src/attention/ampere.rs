@@ -17,10 +17,10 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, 
 use super::partial::store_partials;
 use super::stream::{KeyRange, MULTIPLYING_BARRIER, Stream, StreamTiles};
 use super::{Place, Rows, Work};
-use crate::config::{AmpereConfig, Packing, QueryPlace};
+use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{ELEMENT_BYTES, Element};
-use crate::parameters::{Parameters, PartParameters, TileParameters};
-use crate::specialisation::Specialisation;
+use crate::parameters::{Parameters, SplitParameters, TileParameters};
+use crate::specialization::Specialization;
 use crate::tile::{
     Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, FragmentPosition, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand,
     OnlineSoftmax, PRODUCT_DEPTH, RESULT_COLUMNS, ROWS_PER_BLOCK, RightFragments, ScorePlaces, SharedTile,
@@ -28,22 +28,19 @@ use crate::tile::{
 };
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisation: Specialisation) -> Kernel {
+pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
-    k.set_register_budget(config.register_budget(specialisation));
-    let parameters = Parameters::load(k, specialisation);
-    let rows = match config.packing {
-        Packing::OneHead => Rows::OfHead,
-        Packing::KeyHead => Rows::OfKeyHead,
-    };
-    let work = |k: &mut Builder, place| Work::at(k, &parameters, specialisation, config.query_rows(), place, rows);
+    k.set_register_budget(config.register_budget(specialization));
+    let parameters = Parameters::load(k, specialization);
+    let rows = if config.pack_gqa { Rows::OfKeyHead } else { Rows::OfHead };
+    let work = |k: &mut Builder, place| Work::at(k, &parameters, specialization, config.tile_m(), place, rows);
     if config.persistent > 0 {
         let parameters = TileParameters::load(k);
         let first = k.special(SpecialRegister::CtaX);
         let ctas = k.special(SpecialRegister::GridX);
         let warp = Warp::new(k, config);
-        let tiles = Tiles::reserve(k, config, specialisation);
+        let tiles = Tiles::reserve(k, config, specialization);
         k.for_uniform(first, parameters.all, ctas, |k, number| {
             let work = work(k, Place::Turn { number, parameters });
             tile::<T>(k, config, &work, &warp, &tiles, None);
@@ -51,11 +48,11 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialisat
             k.cta_sync();
         });
     } else {
-        let parts = (config.parts > 1).then(|| PartParameters::load(k));
-        let work = work(k, parts.map_or(Place::Grid, Place::GridOfParts));
+        let num_splits = (config.num_splits > 1).then(|| SplitParameters::load(k));
+        let work = work(k, num_splits.map_or(Place::Grid, Place::GridOfSplits));
         let warp = Warp::new(k, config);
-        let tiles = Tiles::reserve(k, config, specialisation);
-        tile::<T>(k, config, &work, &warp, &tiles, parts);
+        let tiles = Tiles::reserve(k, config, specialization);
+        tile::<T>(k, config, &work, &warp, &tiles, num_splits);
     }
     builder.finish()
 }
@@ -67,15 +64,15 @@ fn tile<T: Element>(
     work: &Work,
     warp: &Warp,
     tiles: &Tiles,
-    parts: Option<PartParameters>,
+    num_splits: Option<SplitParameters>,
 ) {
-    let keys = KeyRange::new(k, work, config.query_rows(), config.key_rows);
-    let keys = match parts {
-        Some(parts) => keys.part(k, parts),
+    let keys = KeyRange::new(k, work, config.tile_m(), config.tile_n);
+    let keys = match num_splits {
+        Some(num_splits) => keys.part(k, num_splits),
         None => keys,
     };
     if config.producers == 0 {
-        attend::<T>(k, config, work, warp, tiles, &keys, parts);
+        attend::<T>(k, config, work, warp, tiles, &keys, num_splits);
         return;
     }
     let producer = k.compare(Compare::Ge, warp.thread, config.warps * LANES);
@@ -89,7 +86,7 @@ fn tile<T: Element>(
             });
             stream.produce(k, &keys);
         },
-        |k| attend::<T>(k, config, work, warp, tiles, &keys, parts),
+        |k| attend::<T>(k, config, work, warp, tiles, &keys, num_splits),
     );
 }
 
@@ -101,9 +98,9 @@ fn attend<T: Element>(
     warp: &Warp,
     tiles: &Tiles,
     keys: &KeyRange,
-    parts: Option<PartParameters>,
+    num_splits: Option<SplitParameters>,
 ) {
-    let specialisation = work.specialisation;
+    let specialization = work.specialization;
     let supply = config.supply();
     let (query_copy, stream) = k.section("copies", |k| {
         let (query, key, value) = (work.query(k), work.key(k), work.value(k));
@@ -122,25 +119,25 @@ fn attend<T: Element>(
         k.copy_async_wait(stream.groups_behind_query());
         warp.sync_all(k);
         let blocks = tiles.query_of_warp(k, warp);
-        let columns = padded_columns(specialisation.head_dim);
+        let columns = padded_columns(specialization.head_dim);
         match config.query {
             QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &blocks, columns)),
             QueryPlace::Shared => LeftOperand::Shared(blocks, columns),
         }
     });
 
-    let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialisation.value_dim)));
+    let output = k.section("output", |k| Accumulator::zero(k, warp.blocks, padded_columns(specialization.value_dim)));
     let places = k.section("rows", |k| score_places(k, work, warp));
     let (row, rows) = (places.rows[0], places.rows.len());
-    let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
+    let terms = specialization.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
     let added = work.added_term(k, row, rows);
-    let mask_formula = work.mask_formula(k, row, rows);
+    let mask_expression = work.mask_expression(k, row, rows);
     let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
     let softmax =
         k.section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.blocks, scale, config.rescale, config.exponential));
     let mask = k.section("rows", |k| key_mask(k, work, warp, &places));
     let scores = k.section("scores", |k| Accumulator::zero(k, warp.blocks, config.keys_per_warp()));
-    k.for_uniform(keys.first, keys.end, config.key_rows as i32, |k, tile_key| {
+    k.for_uniform(keys.first, keys.end, config.tile_n as i32, |k, tile_key| {
         stream.arrive(k, keys);
         let first_key = warp.first_key(k, config, tile_key);
         k.section("scores", |k| {
@@ -154,18 +151,18 @@ fn attend<T: Element>(
         if let Some(added) = &added {
             k.section("score terms", |k| {
                 let key = k.add(first_key, places.column);
-                let span = work.tile_span(k, config.query_rows(), first_key, config.keys_per_warp());
+                let span = work.tile_span(k, config.tile_m(), first_key, config.keys_per_warp());
                 added.apply(k, &scores, key, span);
             });
         }
         k.section("mask", |k| {
             let partly = keys.is_partly_masked(k, first_key);
             k.if_uniform(partly, |k| {
-                let formula = mask_formula.as_ref().map(|formula| {
+                let expression = mask_expression.as_ref().map(|expression| {
                     let key = k.add(first_key, places.column);
-                    formula.read_tile(k, &scores, key)
+                    expression.read_tile(k, &scores, key)
                 });
-                mask.apply_with(k, &scores, first_key, config.keys_per_warp(), formula);
+                mask.apply_with(k, &scores, first_key, config.keys_per_warp(), expression);
             });
         });
         k.section("softmax", |k| softmax.update(k, &scores, &output));
@@ -178,12 +175,12 @@ fn attend<T: Element>(
     });
 
     let epilogue = |k: &mut Builder| {
-        k.section("epilogue", |k| match parts {
-            Some(parts) => store_partials(k, work, warp, parts, &softmax, &output),
+        k.section("epilogue", |k| match num_splits {
+            Some(num_splits) => store_partials(k, work, warp, num_splits, &softmax, &output),
             None => store::<T>(k, work, warp, tiles, &softmax, &output),
         });
     };
-    if config.key_warps > 1 {
+    if config.kv_split_warps > 1 {
         k.section("other keys", |k| gather(k, config, tiles, warp, &softmax, &output));
         // What is left is for the warps that have the sums of all keys.
         let has_all = k.compare(Compare::Eq, warp.key_part, 0u32);
@@ -204,15 +201,15 @@ fn store<T: Element>(
 ) {
     let sink = work.sink(k);
     let sums = softmax.finish(k, output, sink);
-    if work.specialisation.log_sum_exp {
-        let values = sums.log_sum_exp(k);
+    if work.specialization.lse {
+        let values = sums.lse(k);
         for (index, value) in values.into_iter().enumerate() {
             let row = warp.row(k, work, index as u32);
             let exists = k.compare(Compare::Lt, row, work.row_count);
             // The four lanes of a row have the same value; one stores it.
             let first = k.compare(Compare::Eq, warp.position.member, 0u32);
             let stores = k.and(exists, first);
-            let address = work.log_sum_exp(k, row);
+            let address = work.lse(k, row);
             k.when(stores, |k| k.store_one(address, value));
         }
     }
@@ -246,7 +243,7 @@ impl Warp {
         let warp = k.shr(thread, LANES.ilog2());
         let lane = k.and(thread, LANES - 1);
         let row_warps = config.row_warps();
-        let (row_warp, key_part) = match config.key_warps {
+        let (row_warp, key_part) = match config.kv_split_warps {
             1 => (warp, k.copy(0u32)),
             _ => (k.rem(warp, row_warps), k.div(warp, row_warps)),
         };
@@ -267,7 +264,7 @@ impl Warp {
 
     /// The first key of its part of the tile that begins at `first_key`.
     fn first_key(&self, k: &mut Builder, config: AmpereConfig, first_key: Reg<S32>) -> Reg<S32> {
-        if config.key_warps == 1 {
+        if config.kv_split_warps == 1 {
             return first_key;
         }
         let part = k.reinterpret::<U32, S32>(self.key_part);
@@ -276,7 +273,7 @@ impl Warp {
 
     /// The base of shared memory, moved to its part of a tile of keys or values.
     fn base_of_part(&self, k: &mut Builder, config: AmpereConfig, tile: SharedTile) -> Reg<U32> {
-        match config.key_warps {
+        match config.kv_split_warps {
             1 => self.shared_base,
             _ => k.mad(self.key_part, config.keys_per_warp() * tile.row_bytes(), self.shared_base),
         }
@@ -297,13 +294,13 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn reserve(k: &mut Builder, config: AmpereConfig, specialisation: Specialisation) -> Self {
-        let Specialisation { head_dim, value_dim, .. } = specialisation;
+    fn reserve(k: &mut Builder, config: AmpereConfig, specialization: Specialization) -> Self {
+        let Specialization { head_dim, value_dim, .. } = specialization;
         let [query_columns, value_columns] = [head_dim, value_dim].map(SharedTile::columns_for);
         // The output goes out through the place of the query.
         let widest = query_columns.max(value_columns);
-        let query = SharedTile::reserve(k, config.query_rows(), widest, config.layout);
-        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialisation);
+        let query = SharedTile::reserve(k, config.tile_m(), widest, config.layout);
+        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialization);
         k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * stream.stage_bytes), 128);
         Self { query, stream }
     }
@@ -359,7 +356,7 @@ fn gather(
     warp.sync_all(k);
     let receives = k.compare(Compare::Eq, warp.key_part, 0u32);
     k.if_uniform(receives, |k| {
-        for part in 1..config.key_warps {
+        for part in 1..config.kv_split_warps {
             let address = k.add(of_rows, (part - 1) * row_warps * bytes);
             softmax.receive(k, output, address);
         }
@@ -380,8 +377,8 @@ fn score_places(k: &mut Builder, work: &Work, warp: &Warp) -> ScorePlaces {
 
 /// Which keys the rows of a lane attend.
 fn key_mask(k: &mut Builder, work: &Work, warp: &Warp, places: &ScorePlaces) -> KeyMask {
-    let Work { parameters, specialisation, key_length, .. } = *work;
-    let (left, right) = (specialisation.left, specialisation.right);
+    let Work { parameters, specialization, key_length, .. } = *work;
+    let (left, right) = (specialization.left, specialization.right);
     // Rows of several heads in turn are not as far apart as they are in the tile.
     let others = if work.packed.is_some() && (left || right) { 1..places.rows.len() as u32 } else { 1..1 };
     let others = others.map(|index| {

@@ -1,4 +1,4 @@
-//! Adds up what is known of the parts of the keys.
+//! Adds up what is known of the KV splits.
 //!
 //! A warp has one row of the output. Its lanes each look at one part for the largest maximum and the sum; then each has some
 //! columns and adds up those of all parts, brought to that maximum. The sink, the division by the sum and the log-sum-exp
@@ -12,8 +12,8 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, Sp
 use super::partial::PartialRow;
 use super::scalar::MemoryElement;
 use super::{Place, Rows, Work};
-use crate::parameters::{Parameters, PartParameters};
-use crate::specialisation::Specialisation;
+use crate::parameters::{Parameters, SplitParameters};
+use crate::specialization::Specialization;
 use crate::tile::{LANES, add_sink};
 
 /// Parts whose outputs are on their way at a time.
@@ -23,13 +23,13 @@ const PARTS_AT_ONCE: u32 = 8;
 pub(crate) const ROWS: u32 = 4;
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: MemoryElement>(name: String, specialisation: Specialisation) -> Kernel {
+pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
-    let parameters = Parameters::load(k, specialisation);
-    let parts = PartParameters::load(k);
+    let parameters = Parameters::load(k, specialization);
+    let num_splits = SplitParameters::load(k);
     // Whether rows have limits matters no more, nor do their scores.
-    let plain = Specialisation { left: false, right: false, key_lengths: false, ..specialisation };
+    let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
     let work = Work::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
@@ -37,7 +37,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialisation: Specialisat
     let exists = k.compare(Compare::Lt, row, work.row_count);
     k.if_uniform(exists, |k| {
         let number = work.row_of_all(k, row);
-        let rows = OfRow { parts, number, value_dim: specialisation.value_dim };
+        let rows = OfRow { num_splits, number, value_dim: specialization.value_dim };
         let maximum = k.section("maximum", |k| rows.maximum(k, lane));
         let output = work.output(k);
         let output = output.row(k, warp);
@@ -48,7 +48,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialisation: Specialisat
 
 /// The parts of one row.
 struct OfRow {
-    parts: PartParameters,
+    num_splits: SplitParameters,
     number: Reg<U64>,
     value_dim: u32,
 }
@@ -62,7 +62,7 @@ struct Target {
 
 impl OfRow {
     fn part(&self, k: &mut Builder, part: Reg<U32>) -> PartialRow {
-        PartialRow::new(k, self.parts, part, self.number, self.value_dim)
+        PartialRow::new(k, self.num_splits, part, self.number, self.value_dim)
     }
 
     /// Goes through the parts, as many at a time as there are lanes: the first of them, and the maximum and the sum of the
@@ -73,9 +73,9 @@ impl OfRow {
         lane: Reg<U32>,
         visit: impl FnOnce(&mut Builder, Reg<U32>, Reg<F32>, Reg<F32>),
     ) {
-        k.for_uniform(0u32, self.parts.parts, LANES, |k, first| {
+        k.for_uniform(0u32, self.num_splits.num_splits, LANES, |k, first| {
             let part = k.add(first, lane);
-            let exists = k.compare(Compare::Lt, part, self.parts.parts);
+            let exists = k.compare(Compare::Lt, part, self.num_splits.num_splits);
             let partial = self.part(k, part);
             let (maximum, sum) = (k.copy(f32::NEG_INFINITY), k.copy(0.0f32));
             k.when(exists, |k| {
@@ -115,14 +115,14 @@ fn combine<T: MemoryElement>(k: &mut Builder, work: &Work, rows: &OfRow, target:
             (k.min(column, rows.value_dim - 1), exists, k.copy(0.0f32))
         })
         .collect();
-    k.section("parts", |k| {
+    k.section("num_splits", |k| {
         rows.each_lane(k, target.lane, |k, first, part_maximum, part_sum| {
             let exponent = k.sub(part_maximum, shift);
             let factor = k.exp2(exponent);
             k.fma_to(sum, part_sum, factor);
-            let left = k.sub(rows.parts.parts, first);
+            let left = k.sub(rows.num_splits.num_splits, first);
             let left = k.min(left, LANES);
-            let last = k.sub(rows.parts.parts, 1u32);
+            let last = k.sub(rows.num_splits.num_splits, 1u32);
             k.for_uniform(0u32, left, PARTS_AT_ONCE, |k, number| {
                 let mut loaded = Vec::new();
                 for next in 0..PARTS_AT_ONCE {
@@ -164,12 +164,12 @@ fn combine<T: MemoryElement>(k: &mut Builder, work: &Work, rows: &OfRow, target:
             let to = k.mad_wide(*column, T::TYPE.bytes(), target.output);
             k.when(*exists, |k| k.store_one(to, rounded));
         }
-        if work.specialisation.log_sum_exp {
+        if work.specialization.lse {
             // In an empty row both terms are minus infinity, and so is their sum.
             let logarithm = k.log2(sum);
             let base_two = k.add(maximum, logarithm);
             let natural = k.mul(base_two, LN_2);
-            let address = work.log_sum_exp(k, target.row);
+            let address = work.lse(k, target.row);
             let first = k.compare(Compare::Eq, target.lane, 0u32);
             k.when(first, |k| k.store_one(address, natural));
         }

@@ -3,9 +3,9 @@
 pub mod ampere;
 pub mod combine;
 pub mod hopper;
+pub mod ladder;
 pub(crate) mod partial;
 pub mod scalar;
-pub mod steps;
 pub(crate) mod stream;
 pub(crate) mod tile_ranges;
 
@@ -15,11 +15,11 @@ use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
 use flashcore_problem::DType;
 
-use crate::parameters::{Parameters, PartParameters, TileParameters};
-use crate::specialisation::Specialisation;
+use crate::parameters::{Parameters, SplitParameters, TileParameters};
+use crate::specialization::Specialization;
 use crate::tile::{
-    AddedTerm, BiasTerms, BoundFormula, FormulaCode, FormulaPlace, FormulaTables, GlobalRows, PackedHeads, ScoreTerms,
-    TileSpan,
+    AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionPlace, ExpressionTables, GlobalRows, PackedHeads,
+    ScoreTerms, TileSpan,
 };
 
 /// Which rows of which head a CTA works on.
@@ -28,7 +28,7 @@ enum Place {
     /// By its place in the grid.
     Grid,
     /// By its place in the grid, which has a CTA for each part of the keys.
-    GridOfParts(PartParameters),
+    GridOfSplits(SplitParameters),
     /// One of many in turn.
     Turn { number: Reg<U32>, parameters: TileParameters },
 }
@@ -46,7 +46,7 @@ enum Rows {
 #[derive(Debug, Clone, Copy)]
 struct Work {
     parameters: Parameters,
-    specialisation: Specialisation,
+    specialization: Specialization,
     /// Its first query row.
     first_row: Reg<U32>,
     /// The rows there are, in its tile and in others.
@@ -78,27 +78,27 @@ struct QueryTile {
 }
 
 impl Work {
-    /// That of this CTA, which has `query_rows` rows of one head.
-    fn new(k: &mut Builder, specialisation: Specialisation, query_rows: u32) -> Self {
-        let parameters = Parameters::load(k, specialisation);
-        Self::at(k, &parameters, specialisation, query_rows, Place::Grid, Rows::OfHead)
+    /// That of this CTA, which has `tile_m` rows of one head.
+    fn new(k: &mut Builder, specialization: Specialization, tile_m: u32) -> Self {
+        let parameters = Parameters::load(k, specialization);
+        Self::at(k, &parameters, specialization, tile_m, Place::Grid, Rows::OfHead)
     }
 
     /// That of a place.
     fn at(
         k: &mut Builder,
         parameters: &Parameters,
-        specialisation: Specialisation,
-        query_rows: u32,
+        specialization: Specialization,
+        tile_m: u32,
         place: Place,
         rows: Rows,
     ) -> Self {
         let (mut query_tile, tiles, turn) = match place {
             Place::Grid => (k.special(SpecialRegister::CtaX), None, None),
-            Place::GridOfParts(parts) => {
+            Place::GridOfSplits(splits) => {
                 let place = k.special(SpecialRegister::CtaX);
                 let tiles = k.special(SpecialRegister::GridX);
-                (k.div(place, parts.parts), Some(k.div(tiles, parts.parts)), None)
+                (k.div(place, splits.num_splits), Some(k.div(tiles, splits.num_splits)), None)
             }
             Place::Turn { number, parameters: TileParameters { tiles, heads, .. } } => {
                 let matrix = k.div(number, tiles);
@@ -106,13 +106,13 @@ impl Work {
                 (k.rem(number, tiles), Some(tiles), Some(turn))
             }
         };
-        if specialisation.right {
+        if specialization.right {
             // The last rows attend most keys: begun first, their work ends with that of the others.
             let tiles = tiles.unwrap_or_else(|| k.special(SpecialRegister::GridX));
             let last = k.sub(tiles, 1u32);
             query_tile = k.sub(last, query_tile);
         }
-        let first_row = k.mul(query_tile, query_rows);
+        let first_row = k.mul(query_tile, tile_m);
         let head = turn.map_or_else(|| k.special(SpecialRegister::CtaY), |(head, _, _)| head);
         let (head, key_head, row_count, packed) = match rows {
             Rows::OfHead => (head, k.div(head, parameters.heads_per_key_head), parameters.query_length, None),
@@ -123,7 +123,7 @@ impl Work {
         };
         let batch = turn.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
         let heads = turn.map(|(_, _, heads)| heads);
-        let work = Self::of_tile(k, parameters, specialisation, QueryTile { first_row, head, key_head, batch }, heads);
+        let work = Self::of_tile(k, parameters, specialization, QueryTile { first_row, head, key_head, batch }, heads);
         Self { row_count, packed, ..work }
     }
 
@@ -131,14 +131,14 @@ impl Work {
     fn of_tile(
         k: &mut Builder,
         parameters: &Parameters,
-        specialisation: Specialisation,
+        specialization: Specialization,
         tile: QueryTile,
         heads: Option<Reg<U32>>,
     ) -> Self {
         let QueryTile { first_row, head, key_head, batch } = tile;
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
-        let (key_length, position_offset) = if specialisation.key_lengths {
-            let address = k.mad(batch, 4u64, parameters.key_lengths);
+        let (key_length, position_offset) = if specialization.seqused_k {
+            let address = k.mad(batch, 4u64, parameters.seqused_k);
             let length = k.load_one::<U32>(address);
             // Nothing but this kernel looks at them before it runs: too large a length must not lead past the tensors.
             let length = k.min(length, parameters.key_length);
@@ -150,7 +150,7 @@ impl Work {
         let row_count = parameters.query_length;
         Self {
             parameters: *parameters,
-            specialisation,
+            specialization,
             first_row,
             row_count,
             batch,
@@ -167,7 +167,7 @@ impl Work {
     fn query(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
         let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
-        self.rows_of_cta(k, head, stride, query_head_stride, self.specialisation.head_dim)
+        self.rows_of_cta(k, head, stride, query_head_stride, self.specialization.head_dim)
     }
 
     /// The rows of this CTA's output, from its first on.
@@ -175,21 +175,21 @@ impl Work {
         let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
             self.parameters;
         let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
-        self.rows_of_cta(k, head, stride, output_head_stride, self.specialisation.value_dim)
+        self.rows_of_cta(k, head, stride, output_head_stride, self.specialization.value_dim)
     }
 
     /// All rows of its key.
     fn key(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { key, key_batch_stride, key_head_stride, key_row_stride: stride, .. } = self.parameters;
         let first = self.matrix(k, key, key_batch_stride, key_head_stride, self.key_head);
-        self.rows(first, stride, self.specialisation.head_dim)
+        self.rows(first, stride, self.specialization.head_dim)
     }
 
     /// All rows of its value.
     fn value(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { value, value_batch_stride, value_head_stride, value_row_stride: stride, .. } = self.parameters;
         let first = self.matrix(k, value, value_batch_stride, value_head_stride, self.key_head);
-        self.rows(first, stride, self.specialisation.value_dim)
+        self.rows(first, stride, self.specialization.value_dim)
     }
 
     fn matrix(
@@ -222,7 +222,7 @@ impl Work {
     }
 
     const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
-        GlobalRows { first, stride, columns, width: self.specialisation.width, packed: None }
+        GlobalRows { first, stride, columns, width: self.specialization.width, packed: None }
     }
 
     /// The number of a row among all rows of the output.
@@ -251,9 +251,9 @@ impl Work {
     }
 
     /// The address of the log-sum-exp of a row.
-    fn log_sum_exp(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+    fn lse(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
         let index = self.row_of_all(k, row);
-        k.mad(index, 4u64, self.parameters.log_sum_exp)
+        k.mad(index, 4u64, self.parameters.lse)
     }
 
     /// The position of a query row among the keys.
@@ -268,7 +268,7 @@ impl Work {
 
     /// The first key that a query row attends.
     fn first_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
-        if !self.specialisation.left {
+        if !self.specialization.left {
             return k.copy(0i32);
         }
         k.section("window", |k| {
@@ -281,7 +281,7 @@ impl Work {
 
     /// Behind the last key that a query row attends; never before the first.
     fn end_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
-        if !self.specialisation.right {
+        if !self.specialization.right {
             return self.key_length;
         }
         k.section("window", |k| {
@@ -301,31 +301,31 @@ impl Work {
 
     /// The sink of the head in base 2, where there is one.
     fn sink(&self, k: &mut Builder) -> Option<Reg<F32>> {
-        self.specialisation.sinks.then(|| {
+        self.specialization.sinks.then(|| {
             let sink = self.of_head(k, self.parameters.sinks);
             k.mul(sink, LOG2_E)
         })
     }
 
-    /// A formula, for rows of a lane from `row` on, of which there are `rows`.
-    fn formula(&self, k: &mut Builder, formula: BoundFormula, row: Reg<U32>, rows: usize) -> FormulaCode {
-        k.section("formula", |k| {
+    /// An expression, for rows of a lane from `row` on, of which there are `rows`.
+    fn expression(&self, k: &mut Builder, expression: BoundExpression, row: Reg<U32>, rows: usize) -> ExpressionCode {
+        k.section("expression", |k| {
             let parameters = self.parameters;
-            let tables = FormulaTables {
-                numbers: (parameters.number_table, parameters.last_number),
-                integers: (parameters.integer_table, parameters.last_integer),
+            let tables = ExpressionTables {
+                numbers: (parameters.aux_f32, parameters.last_number),
+                integers: (parameters.aux_i32, parameters.last_integer),
             };
             let [batch, head] = [self.batch, self.head].map(|number| k.truncate(number));
             let [batch, head, query] = [batch, head, row].map(|number| k.reinterpret::<U32, S32>(number));
-            let exact = self.specialisation.dtype == DType::F32;
-            FormulaCode::new(k, formula, tables, FormulaPlace { batch, head, query }, rows, exact)
+            let exact = self.specialization.dtype == DType::F32;
+            ExpressionCode::new(k, expression, tables, ExpressionPlace { batch, head, query }, rows, exact)
         })
     }
 
-    /// The term that a formula adds to products, where nothing else is done to them but scaling.
+    /// The term that an expression adds to products, where nothing else is done to them but scaling.
     fn added_term(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<AddedTerm> {
-        let score_mod = self.parameters.score_mod.filter(|_| self.specialisation.only_adds())?;
-        let code = self.formula(k, score_mod, row, rows);
+        let score_mod = self.parameters.score_mod.filter(|_| self.specialization.only_adds())?;
+        let code = self.expression(k, score_mod, row, rows);
         Some(AddedTerm { code, inverse_scale: self.parameters.inverse_scale })
     }
 
@@ -338,19 +338,19 @@ impl Work {
     }
 
     /// Which keys take part, besides those that the mask takes out.
-    fn mask_formula(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<FormulaCode> {
-        self.parameters.mask_mod.map(|mask_mod| self.formula(k, mask_mod, row, rows))
+    fn mask_expression(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> Option<ExpressionCode> {
+        self.parameters.mask_mod.map(|mask_mod| self.expression(k, mask_mod, row, rows))
     }
 
     /// What is added to and done with the products to give scores, for rows of a lane from `row` on, of which there are
     /// `rows`.
     fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
         let parameters = self.parameters;
-        let Specialisation { softcap, alibi, bias, .. } = self.specialisation;
+        let Specialization { softcap, alibi, bias, .. } = self.specialization;
         ScoreTerms {
             scale: parameters.scale_log2,
             softcap: softcap.then_some(parameters.softcap_log2),
-            scale_rest: (self.specialisation.dtype == DType::F32).then_some(parameters.scale_log2_rest),
+            scale_rest: (self.specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
             slope: alibi.then(|| {
                 let slope = self.of_head(k, parameters.alibi_slopes);
                 k.mul(slope, -LOG2_E)
@@ -360,7 +360,7 @@ impl Work {
                 let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
                 BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }
             }),
-            formula: parameters.score_mod.map(|score_mod| self.formula(k, score_mod, row, rows)),
+            expression: parameters.score_mod.map(|score_mod| self.expression(k, score_mod, row, rows)),
         }
     }
 }

@@ -8,15 +8,15 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SpecialRegister};
 
 use super::Work;
 use super::ampere::Warp;
-use crate::parameters::PartParameters;
+use crate::parameters::SplitParameters;
 use crate::tile::{Accumulator, OnlineSoftmax};
 
 /// Bytes of an `f32`.
 const WORD_BYTES: u32 = 4;
 
 /// Bytes of the workspace.
-pub(crate) const fn workspace_bytes(parts: u64, rows: u64, value_dim: u64) -> u64 {
-    parts * rows * (value_dim + 2) * WORD_BYTES as u64
+pub(crate) const fn workspace_bytes(num_splits: u64, rows: u64, value_dim: u64) -> u64 {
+    num_splits * rows * (value_dim + 2) * WORD_BYTES as u64
 }
 
 /// Where what is known of one row of one part lies.
@@ -30,14 +30,23 @@ pub(super) struct PartialRow {
 
 impl PartialRow {
     /// That of a row, by its number among all, in a part.
-    pub(super) fn new(k: &mut Builder, parts: PartParameters, part: Reg<U32>, row: Reg<U64>, value_dim: u32) -> Self {
+    pub(super) fn new(
+        k: &mut Builder,
+        num_splits: SplitParameters,
+        part: Reg<U32>,
+        row: Reg<U64>,
+        value_dim: u32,
+    ) -> Self {
         let part = k.widen(part);
-        let number = k.mad(part, parts.rows, row);
+        let number = k.mad(part, num_splits.rows, row);
         let row_bytes = u64::from(value_dim * WORD_BYTES);
-        let count = k.widen(parts.parts);
-        let outputs = k.mul(count, parts.rows);
-        let sums = k.mad(outputs, row_bytes, parts.workspace);
-        Self { output: k.mad(number, row_bytes, parts.workspace), sums: k.mad(number, u64::from(2 * WORD_BYTES), sums) }
+        let count = k.widen(num_splits.num_splits);
+        let outputs = k.mul(count, num_splits.rows);
+        let sums = k.mad(outputs, row_bytes, num_splits.workspace);
+        Self {
+            output: k.mad(number, row_bytes, num_splits.workspace),
+            sums: k.mad(number, u64::from(2 * WORD_BYTES), sums),
+        }
     }
 }
 
@@ -46,20 +55,20 @@ pub(super) fn store_partials(
     k: &mut Builder,
     work: &Work,
     warp: &Warp,
-    parts: PartParameters,
+    num_splits: SplitParameters,
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
     let place = k.special(SpecialRegister::CtaX);
-    let part = k.rem(place, parts.parts);
+    let part = k.rem(place, num_splits.num_splits);
     let sums = softmax.partial(k);
-    let value_dim = work.specialisation.value_dim;
+    let value_dim = work.specialization.value_dim;
     let column = k.mul(warp.position.member, 2u32);
     for (index, (maximum, sum)) in sums.maximum.iter().zip(&sums.sum).enumerate() {
         let row = warp.row(k, work, index as u32);
         let exists = k.compare(Compare::Lt, row, work.row_count);
         let row = work.row_of_all(k, row);
-        let partial = PartialRow::new(k, parts, part, row, value_dim);
+        let partial = PartialRow::new(k, num_splits, part, row, value_dim);
         // The four lanes of a row have the same sums; one stores them.
         let first = k.compare(Compare::Eq, warp.position.member, 0u32);
         let stores = k.and(exists, first);

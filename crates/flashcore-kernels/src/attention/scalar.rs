@@ -9,8 +9,8 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister
 
 use super::Work;
 use crate::config::ScalarConfig;
-use crate::specialisation::Specialisation;
-use crate::tile::{FormulaCode, GlobalRows, ScoreTerms, add_sink, log_sum_exp};
+use crate::specialization::Specialization;
+use crate::tile::{ExpressionCode, GlobalRows, ScoreTerms, add_sink, lse};
 
 /// Columns of the output that a thread has at a time.
 const COLUMNS_PER_WALK: u32 = 64;
@@ -104,10 +104,10 @@ impl MemoryElement for F32 {
 }
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, specialisation: Specialisation) -> Kernel {
+pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads);
     let k = &mut builder;
-    let work = Work::new(k, specialisation, config.threads);
+    let work = Work::new(k, specialization, config.threads);
     let thread = k.special(SpecialRegister::ThreadX);
     let row = k.add(work.first_row, thread);
     let exists = k.compare(Compare::Lt, row, work.parameters.query_length);
@@ -115,8 +115,8 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, speci
     k.if_then(exists, |k| {
         // Exact sums take the registers of as many columns again.
         let most = if T::IS_EXACT { COLUMNS_PER_WALK / 2 } else { COLUMNS_PER_WALK };
-        for first in (0..specialisation.value_dim).step_by(most as usize) {
-            let columns = most.min(specialisation.value_dim - first);
+        for first in (0..specialization.value_dim).step_by(most as usize) {
+            let columns = most.min(specialization.value_dim - first);
             thread_row.walk::<T>(k, &work, first, columns);
         }
     });
@@ -135,7 +135,7 @@ struct ThreadRow {
     end_key: Reg<U32>,
     position: Reg<S32>,
     terms: ScoreTerms,
-    mask: Option<FormulaCode>,
+    mask: Option<ExpressionCode>,
 }
 
 impl ThreadRow {
@@ -152,7 +152,7 @@ impl ThreadRow {
             end_key: k.reinterpret(end),
             position: work.position(k, row),
             terms: work.score_terms(k, row, 1),
-            mask: work.mask_formula(k, row, 1),
+            mask: work.mask_expression(k, row, 1),
         }
     }
 
@@ -164,7 +164,7 @@ impl ThreadRow {
         let result: Vec<_> = (0..columns).map(|_| k.copy(0.0f32)).collect();
         let sums_before = T::IS_EXACT.then(|| SumsBefore::new(k, columns));
         k.for_lanes(self.first_key, self.end_key, |k, key| {
-            let score = k.section("score", |k| self.score::<T>(k, work.specialisation.head_dim, key));
+            let score = k.section("score", |k| self.score::<T>(k, work.specialization.head_dim, key));
             let (weight, factor) = k.section("softmax", |k| {
                 let limit = k.add(maximum, MOST_BEYOND_MAXIMUM);
                 let raises = k.compare(Compare::Gt, score, limit);
@@ -221,9 +221,9 @@ impl ThreadRow {
                 let rounded = T::round(k, scaled);
                 k.store_one(element_address::<T>(self.output, column), rounded);
             }
-            if work.specialisation.log_sum_exp && first == 0 {
-                let natural = log_sum_exp(k, maximum, sum);
-                let address = work.log_sum_exp(k, self.row);
+            if work.specialization.lse && first == 0 {
+                let natural = lse(k, maximum, sum);
+                let address = work.lse(k, self.row);
                 k.store_one(address, natural);
             }
         });
@@ -251,20 +251,20 @@ impl ThreadRow {
     }
 }
 
-/// What formulas make of a score of the lane's only row.
+/// What expressions make of a score of the lane's only row.
 pub(super) fn modified(
     k: &mut Builder,
     terms: &ScoreTerms,
-    mask: Option<&FormulaCode>,
+    mask: Option<&ExpressionCode>,
     mut score: Reg<F32>,
     key: Reg<S32>,
 ) -> Reg<F32> {
-    if let Some(formula) = &terms.formula {
-        score = k.section("formula", |k| formula.of_tile(key).score(k, 0, 0, score));
+    if let Some(expression) = &terms.expression {
+        score = k.section("expression", |k| expression.of_tile(key).score(k, 0, 0, score));
     }
-    if let Some(formula) = mask {
-        k.section("formula", |k| {
-            let attended = formula.of_tile(key).attended(k, 0, 0);
+    if let Some(expression) = mask {
+        k.section("expression", |k| {
+            let attended = expression.of_tile(key).attended(k, 0, 0);
             score = k.select(attended, score, f32::NEG_INFINITY);
         });
     }

@@ -9,8 +9,8 @@ use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::Work;
 use super::tile_ranges::{self, RangeTiles, TileRanges};
-use crate::parameters::PartParameters;
-use crate::specialisation::Specialisation;
+use crate::parameters::SplitParameters;
+use crate::specialization::Specialization;
 use crate::tile::{GlobalRows, LANES, Ring, SharedLayout, SharedTile, TileCopy};
 
 /// How tiles come.
@@ -19,7 +19,7 @@ pub(crate) struct Supply {
     /// Tiles in shared memory at a time.
     pub(crate) stages: u32,
     /// Keys of a tile.
-    pub(crate) key_rows: u32,
+    pub(crate) tile_n: u32,
     /// Warps that multiply, and that copy where nobody else does.
     pub(crate) warps: u32,
     /// Warps that only copy.
@@ -60,12 +60,12 @@ impl StreamTiles {
         k: &mut Builder,
         supply: Supply,
         layout: SharedLayout,
-        specialisation: Specialisation,
+        specialization: Specialization,
     ) -> Self {
-        let Specialisation { head_dim, value_dim, .. } = specialisation;
+        let Specialization { head_dim, value_dim, .. } = specialization;
         let [key_columns, value_columns] = [head_dim, value_dim].map(SharedTile::columns_for);
-        let key = SharedTile::reserve(k, supply.key_rows, key_columns, layout);
-        let value = SharedTile::reserve(k, supply.key_rows, value_columns, layout);
+        let key = SharedTile::reserve(k, supply.tile_n, key_columns, layout);
+        let value = SharedTile::reserve(k, supply.tile_n, value_columns, layout);
         let stage_bytes = key.bytes() + value.bytes();
         for _ in 1..supply.stages {
             k.reserve_shared(stage_bytes, 128);
@@ -151,7 +151,7 @@ impl Stream {
     pub(super) fn release(&self, k: &mut Builder, keys: &KeyRange, first_key: Reg<S32>) {
         if let Some(stage) = self.stage {
             // Where another tile will take its place, the producers wait for this.
-            let replaced = k.add(first_key, (self.supply.stages * self.supply.key_rows) as i32);
+            let replaced = k.add(first_key, (self.supply.stages * self.supply.tile_n) as i32);
             let is_replaced = k.compare(Compare::Lt, replaced, keys.end);
             k.if_uniform(is_replaced, |k| {
                 let empty = self.empty(k, stage);
@@ -165,20 +165,20 @@ impl Stream {
     /// What producers do: copy tile after tile.
     pub(super) fn produce(&self, k: &mut Builder, keys: &KeyRange) {
         let Some(stage) = self.stage else { return };
-        let (ahead, key_rows) = (self.ring.ahead(), self.supply.key_rows as i32);
+        let (ahead, tile_n) = (self.ring.ahead(), self.supply.tile_n as i32);
         // The stage of the tile that arrives next.
         let arriving = k.copy(0u32);
-        let last = k.add(keys.end, ahead as i32 * key_rows);
-        let first_replaced = k.add(keys.first, self.supply.stages as i32 * key_rows);
-        let first_arrived = k.add(keys.first, ahead as i32 * key_rows);
+        let last = k.add(keys.end, ahead as i32 * tile_n);
+        let first_replaced = k.add(keys.first, self.supply.stages as i32 * tile_n);
+        let first_arrived = k.add(keys.first, ahead as i32 * tile_n);
         // An empty range has no tile that could arrive.
         let some = k.compare(Compare::Lt, keys.first, keys.end);
         k.if_uniform(some, |k| {
             // As many groups as tiles, and so many empty ones behind them that all have arrived.
             let last = k.sub(last, keys.first);
-            let tiles = k.add(last, key_rows - 1);
+            let tiles = k.add(last, tile_n - 1);
             let tiles = k.reinterpret::<S32, U32>(tiles);
-            let tiles = k.div(tiles, self.supply.key_rows);
+            let tiles = k.div(tiles, self.supply.tile_n);
             k.for_uniform(0u32, tiles, 1u32, |k, _| {
                 let copies = k.compare(Compare::Lt, self.next_key, keys.end);
                 let replaces = k.compare(Compare::Ge, self.next_key, first_replaced);
@@ -227,7 +227,7 @@ impl Stream {
                 self.value_copy.advance(k);
             });
         });
-        k.add_to(self.next_key, self.supply.key_rows as i32);
+        k.add_to(self.next_key, self.supply.tile_n as i32);
         self.ring.filled(k);
     }
 }
@@ -255,22 +255,22 @@ pub(super) struct KeyRange {
     attended_by_all_from: Option<Reg<S32>>,
     /// Behind the last that every row attends.
     attended_by_all: Reg<S32>,
-    key_rows: u32,
+    tile_n: u32,
 }
 
 impl KeyRange {
-    /// That of `query_rows` rows, in tiles of `key_rows` keys.
-    pub(super) fn new(k: &mut Builder, work: &Work, query_rows: u32, key_rows: u32) -> Self {
+    /// That of `tile_m` rows, in tiles of `tile_n` keys.
+    pub(super) fn new(k: &mut Builder, work: &Work, tile_m: u32, tile_n: u32) -> Self {
         k.section("key range", |k| {
-            let last_row = k.add(work.first_row, query_rows - 1);
+            let last_row = k.add(work.first_row, tile_m - 1);
             let last_that_exists = k.sub(work.row_count, 1u32);
             let last_row = k.min(last_row, last_that_exists);
             let first = work.first_key(k, work.first_row);
             let first = k.reinterpret::<S32, U32>(first);
-            let tile = k.div(first, key_rows);
-            let first = k.mul(tile, key_rows);
+            let tile = k.div(first, tile_n);
+            let first = k.mul(tile, tile_n);
             let first = k.reinterpret::<U32, S32>(first);
-            let left = work.specialisation.left;
+            let left = work.specialization.left;
             let range = Self {
                 length: work.key_length,
                 first,
@@ -281,13 +281,13 @@ impl KeyRange {
                 }),
                 attended_by_all_from: left.then(|| work.first_key(k, last_row)),
                 attended_by_all: work.end_key(k, work.first_row),
-                key_rows,
+                tile_n,
             };
-            if work.specialisation.mask_mod.is_none() {
+            if work.specialization.mask_mod.is_none() {
                 return range;
             }
-            let tiles = RangeTiles::at_multiples(query_rows, key_rows);
-            let (tile, part) = (k.div(work.first_row, query_rows), k.copy(0u32));
+            let tiles = RangeTiles::at_multiples(tile_m, tile_n);
+            let (tile, part) = (k.div(work.first_row, tile_m), k.copy(0u32));
             let tile = tile_ranges::address(k, work, tiles, tile);
             match TileRanges::load(k, tile, part) {
                 Some(ranges) => range.within(k, ranges),
@@ -296,9 +296,9 @@ impl KeyRange {
         })
     }
 
-    /// What a formula leaves of it.
+    /// What an expression leaves of it.
     fn within(self, k: &mut Builder, ranges: TileRanges) -> Self {
-        let tiles = self.key_rows as i32;
+        let tiles = self.tile_n as i32;
         let first = k.mul(ranges.first, tiles);
         let end = k.mad(ranges.last, tiles, tiles);
         let all_from = k.mul(ranges.whole_first, tiles);
@@ -316,19 +316,19 @@ impl KeyRange {
     }
 
     /// The part of it that this CTA has, by its place in the grid: whole tiles, as many as the other parts have or fewer.
-    pub(super) fn part(self, k: &mut Builder, parts: PartParameters) -> Self {
+    pub(super) fn part(self, k: &mut Builder, splits: SplitParameters) -> Self {
         k.section("key range", |k| {
             let place = k.special(SpecialRegister::CtaX);
-            let part = k.rem(place, parts.parts);
+            let part = k.rem(place, splits.num_splits);
             let keys = k.sub(self.end, self.first);
             let keys = k.max(keys, 0i32);
             let keys = k.reinterpret::<S32, U32>(keys);
-            let rounded = k.add(keys, self.key_rows - 1);
-            let tiles = k.div(rounded, self.key_rows);
-            let other_parts = k.sub(parts.parts, 1u32);
+            let rounded = k.add(keys, self.tile_n - 1);
+            let tiles = k.div(rounded, self.tile_n);
+            let other_parts = k.sub(splits.num_splits, 1u32);
             let rounded = k.add(tiles, other_parts);
-            let tiles_per_part = k.div(rounded, parts.parts);
-            let keys_per_part = k.mul(tiles_per_part, self.key_rows);
+            let tiles_per_part = k.div(rounded, splits.num_splits);
+            let keys_per_part = k.mul(tiles_per_part, self.tile_n);
             let before = k.mul(part, keys_per_part);
             let [keys_per_part, before] = [keys_per_part, before].map(|keys| k.reinterpret::<U32, S32>(keys));
             let first = k.add(self.first, before);
@@ -346,7 +346,7 @@ impl KeyRange {
 
     /// Whether some row does not attend some key of the tile.
     pub(super) fn is_partly_masked(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<Pred> {
-        let end = k.add(first_key, self.key_rows as i32);
+        let end = k.add(first_key, self.tile_n as i32);
         let behind = k.compare(Compare::Gt, end, self.attended_by_all);
         match self.attended_by_all_from {
             Some(from) => {

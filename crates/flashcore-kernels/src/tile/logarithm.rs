@@ -17,7 +17,7 @@ const SERIES: [f32; 4] = [2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0];
 ///
 /// The instruction for logarithms is off by `2^-22` of its result, and adding a maximum of 40 in base 2 rounds by twice
 /// that: together more than `f32` can bear. Here only the last addition rounds by as much as a bit of the result.
-pub(crate) fn log_sum_exp(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>) -> Reg<F32> {
+pub(crate) fn lse(k: &mut Builder, maximum: Reg<F32>, sum: Reg<F32>) -> Reg<F32> {
     k.section("logarithm", |k| {
         let logarithm = natural_logarithm(k, sum);
         // An empty row has no maximum, and a sum of zero.

@@ -4,7 +4,7 @@ use flashcore_ir::types::S32;
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::ROW_STEP;
-use super::formula::FormulaOfTile;
+use super::expression::ExpressionOfTile;
 use super::fragment::Accumulator;
 
 /// Which keys each of a lane's rows attends: a window around its position, of the keys there are.
@@ -30,7 +30,7 @@ pub struct KeyMask {
 }
 
 impl KeyMask {
-    /// Takes out what is masked of a tile of `keys` keys that begins at `first_key`, by the mask and by a formula. All
+    /// Takes out what is masked of a tile of `keys` keys that begins at `first_key`, by the mask and by an expression. All
     /// lanes of a warp do it.
     pub fn apply_with(
         &self,
@@ -38,17 +38,17 @@ impl KeyMask {
         scores: &Accumulator,
         first_key: Reg<S32>,
         keys: u32,
-        formula: Option<FormulaOfTile<'_>>,
+        expression: Option<ExpressionOfTile<'_>>,
     ) {
-        let Some(mut formula) = formula else { return self.apply(k, scores, first_key) };
+        let Some(mut expression) = expression else { return self.apply(k, scores, first_key) };
         self.apply_where_cut(k, scores, first_key, keys);
-        formula.mask(k, scores);
+        expression.mask(k, scores);
     }
 
-    /// The same without the formula, for a tile that may be cut by that alone.
+    /// The same without the expression, for a tile that may be cut by that alone.
     pub fn apply_where_cut(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>, keys: u32) {
         if self.left.is_none() && self.right.is_none() {
-            // Most tiles that a formula cuts have all of their keys.
+            // Most tiles that an expression cuts have all of their keys.
             let behind = k.add(first_key, keys as i32);
             let has_fewer = k.compare(Compare::Gt, behind, self.key_length);
             k.if_uniform(has_fewer, |k| self.apply(k, scores, first_key));

@@ -9,13 +9,13 @@
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] takes keys out of them, and [`OnlineSoftmax`] turns them
 //!   into weights.
 
+mod block_verdict;
 mod copy;
-mod formula;
-mod formula_bound;
-mod formula_span;
-mod formula_tables;
-mod formula_verdict;
+mod expression;
+mod expression_bound;
+mod expression_tables;
 mod fragment;
+mod interval;
 mod logarithm;
 mod mask;
 mod panel;
@@ -27,12 +27,12 @@ mod softmax_steps;
 mod transfer;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
-pub use formula::{AddedTerm, FormulaCode, FormulaOfTile, FormulaPlace};
-pub use formula_bound::BoundFormula;
-pub use formula_span::{Span, TileSpan};
-pub use formula_tables::FormulaTables;
+pub use expression::{AddedTerm, ExpressionCode, ExpressionOfTile, ExpressionPlace};
+pub use expression_bound::BoundExpression;
+pub use expression_tables::ExpressionTables;
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
-pub(crate) use logarithm::log_sum_exp;
+pub use interval::{Span, TileSpan};
+pub(crate) use logarithm::lse;
 pub use mask::KeyMask;
 pub use panel::{PANEL_COLUMNS, PANEL_ROW_BYTES, PanelMatrix, PanelTile, Rounded, TensorRows};
 pub use ring::Ring;

@@ -6,12 +6,12 @@ use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use super::ROW_STEP;
-use super::formula::FormulaCode;
+use super::expression::ExpressionCode;
 use super::fragment::Accumulator;
 
 /// What is done with a product beyond scaling it: `softcap * tanh(product * scale / softcap) + slope * distance + bias`,
 /// each term where there is one, and then by
-/// a formula.
+/// an expression.
 #[derive(Debug, Clone)]
 pub struct ScoreTerms {
     /// `scale * log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
@@ -26,7 +26,7 @@ pub struct ScoreTerms {
     /// The bias of the head.
     pub bias: Option<BiasTerms>,
     /// What becomes of scores after that.
-    pub formula: Option<FormulaCode>,
+    pub expression: Option<ExpressionCode>,
 }
 
 /// The bias of one head.
@@ -54,7 +54,7 @@ pub struct ScorePlaces {
 }
 
 impl ScoreTerms {
-    /// One score in base 2, before any formula. `distance` is that of the row's position from the key.
+    /// One score in base 2, before any expression. `distance` is that of the row's position from the key.
     pub fn score(
         &self,
         k: &mut Builder,
@@ -94,17 +94,17 @@ impl ScoreTerms {
             k.to_f32(distance)
         });
         let bias = self.bias.map(|bias| BiasOfTile::new(k, bias, places, first_key));
-        let mut formula = self.formula.as_ref().map(|formula| {
+        let mut expression = self.expression.as_ref().map(|expression| {
             let key = k.add(first_key, places.column);
-            formula.of_tile(key)
+            expression.of_tile(key)
         });
         scores.each(|row, column, element| {
             let beyond = (row as u32 * ROW_STEP) as f32 - column as f32;
             let distance = distance.map(|distance| k.add(distance, beyond));
             let bias = bias.as_ref().map(|bias| bias.load(k, row, column));
             let mut score = self.score(k, element, distance, bias);
-            if let Some(formula) = &mut formula {
-                score = k.section("formula", |k| formula.score(k, row, column, score));
+            if let Some(expression) = &mut expression {
+                score = k.section("expression", |k| expression.score(k, row, column, score));
             }
             k.set(element, score);
         });

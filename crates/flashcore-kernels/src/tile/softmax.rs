@@ -21,7 +21,7 @@ const WORD_BYTES: u32 = 4;
 pub struct OnlineSoftmax {
     /// `scale * log2(e)`, or nothing where scores are in base 2 and scaled already.
     pub(super) scale: Option<Reg<F32>>,
-    /// The maximum over the whole row, the same in the four lanes that share it; with [`Rescale::WhenFar`] what weights
+    /// The maximum over the whole row, the same in the four lanes that share it; with [`Rescale::Threshold`] what weights
     /// are relative to.
     pub(super) maximum: Vec<Reg<F32>>,
     /// The sum over the columns of this lane.
@@ -35,11 +35,11 @@ pub struct OnlineSoftmax {
 pub enum Rescale {
     /// With each tile.
     Always,
-    /// When the maximum of some row of the warp rose.
-    WhenRaised,
-    /// When the maximum of some row of the warp rose by more than a factor of 2^8 of the weights. Until then weights are
-    /// relative to the maximum from before, and at most 2^8, which every type has room for.
-    WhenFar,
+    /// When the row max of some row of the warp rose.
+    IfChanged,
+    /// Lazy rescale with a threshold: when the row max of some row of the warp rose by more than 2^8. Until then the row
+    /// max is stale, and exponentials may exceed 1, up to 2^8, which every type has room for.
+    Threshold,
 }
 
 /// How exponentials of scores are computed.
@@ -84,7 +84,7 @@ impl OnlineSoftmax {
 
     /// Turns scores into weights, in place, and brings `output` to the new maximum.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
-        if self.rescale == Rescale::WhenFar {
+        if self.rescale == Rescale::Threshold {
             let raised = Raised::none(k, self.maximum.len() as u32);
             self.raise(k, scores, &raised);
             self.weigh(k, scores, &raised);
@@ -100,7 +100,7 @@ impl OnlineSoftmax {
             };
             match self.rescale {
                 Rescale::Always => rescale(k),
-                Rescale::WhenRaised | Rescale::WhenFar => {
+                Rescale::IfChanged | Rescale::Threshold => {
                     let mut any = k.compare(Compare::Ne, raised.factors[0], 1.0f32);
                     for factor in &raised.factors[1..] {
                         let rose = k.compare(Compare::Ne, *factor, 1.0f32);
@@ -342,7 +342,7 @@ pub struct RowSums {
 
 impl RowSums {
     /// The natural logarithm of the sum of the exponentials of the scores; minus infinity for an empty row.
-    pub fn log_sum_exp(&self, k: &mut Builder) -> Vec<Reg<F32>> {
+    pub fn lse(&self, k: &mut Builder) -> Vec<Reg<F32>> {
         let rows = self.maximum.iter().zip(&self.sum);
         rows.map(|(maximum, sum)| {
             // In an empty row both terms are minus infinity, and so is their sum.

@@ -7,7 +7,7 @@ use flashcore_ir::{Builder, Compare, Reg, VoteMode};
 use super::fragment::Accumulator;
 use super::softmax::{OnlineSoftmax, Raised, Rescale, over_row};
 
-/// The binary logarithm of how far weights may grow beyond 1 under [`Rescale::WhenFar`].
+/// The binary logarithm of how far weights may grow beyond 1 under [`Rescale::Threshold`].
 const FAR: f32 = 8.0;
 /// Chains of dependent operations in which the scores of a row are gone through: a lane has few rows, and would wait for
 /// each result before the next.
@@ -38,7 +38,7 @@ impl OnlineSoftmax {
                     k.max_to(highest, chain);
                 }
                 over_row(k, highest, |k, highest, other| k.max_to(highest, other));
-                if self.rescale == Rescale::WhenFar {
+                if self.rescale == Rescale::Threshold {
                     // Where both are minus infinity, the difference is a NaN, and not far.
                     let rise = k.sub(highest, before);
                     let rise = self.scaled(k, rise);
@@ -89,7 +89,7 @@ impl OnlineSoftmax {
     pub fn rescale(&self, k: &mut Builder, output: &Accumulator, raised: &Raised) {
         k.section("rescale", |k| match self.rescale {
             Rescale::Always => output.scale_rows(k, &raised.factors),
-            Rescale::WhenRaised | Rescale::WhenFar => {
+            Rescale::IfChanged | Rescale::Threshold => {
                 let mut any = k.compare(Compare::Ne, raised.factors[0], 1.0f32);
                 for factor in &raised.factors[1..] {
                     let rose = k.compare(Compare::Ne, *factor, 1.0f32);

@@ -36,7 +36,7 @@ pub(crate) enum Mistake {
     /// Query heads read the key heads in turn instead of in groups.
     KeyHeadsInterleaved,
     /// The log-sum-exp is in base 2.
-    LogSumExpInBase2,
+    LseInBase2,
     /// Two neighbouring columns are exchanged.
     ColumnsExchanged,
     /// Weights are cut to the bits of the type instead of rounded.
@@ -44,7 +44,7 @@ pub(crate) enum Mistake {
     /// The output is cut to the bits of the type instead of rounded.
     OutputCut,
     /// The log-sum-exp is 3e-5 too large.
-    LogSumExpShifted,
+    LseShifted,
 }
 
 impl Mistake {
@@ -63,11 +63,11 @@ impl Mistake {
         Self::ScaleNotRooted,
         Self::ExponentBase,
         Self::KeyHeadsInterleaved,
-        Self::LogSumExpInBase2,
+        Self::LseInBase2,
         Self::ColumnsExchanged,
         Self::WeightsCut,
         Self::OutputCut,
-        Self::LogSumExpShifted,
+        Self::LseShifted,
     ];
 }
 
@@ -189,11 +189,11 @@ fn finish(
         };
         outputs.output.set(start + column, f64::from(element));
     }
-    if let Some(log_sum_exp) = &mut outputs.log_sum_exp {
+    if let Some(lse) = &mut outputs.lse {
         let base_2 = state.maximum + state.sum.log2();
-        log_sum_exp[index] = match mistake {
-            Mistake::LogSumExpInBase2 => base_2,
-            Mistake::LogSumExpShifted => base_2 * std::f32::consts::LN_2 + 3e-5,
+        lse[index] = match mistake {
+            Mistake::LseInBase2 => base_2,
+            Mistake::LseShifted => base_2 * std::f32::consts::LN_2 + 3e-5,
             _ => base_2 * std::f32::consts::LN_2,
         };
     }

@@ -2,8 +2,8 @@
 
 use flashcore_ir::Arch;
 use flashcore_kernels::{
-    Accumulation, AmpereConfig, Config, Exponential, L2Window, Plan, Product, QueryPlace, Rescale, SharedLayout,
-    LadderConfig,
+    Accumulation, AmpereConfig, Config, Exponential, L2Window, LadderConfig, Plan, Product, QueryPlace, Rescale,
+    SharedLayout,
 };
 use flashcore_problem::Problem;
 

@@ -167,8 +167,7 @@ impl RoofDevice {
     pub fn this_gpu(gpu: &Gpu) -> Result<Self, flashcore::Error> {
         let ceilings = gpu.ceilings()?;
         let attributes = gpu.device().context().map(|context| context.device().attributes);
-        let (num_sms, clock_khz, l2) =
-            attributes.map_or((0, 0, 0), |has| (has.num_sms, has.clock_khz, has.l2_bytes));
+        let (num_sms, clock_khz, l2) = attributes.map_or((0, 0, 0), |has| (has.num_sms, has.clock_khz, has.l2_bytes));
         let clocks = f64::from(num_sms) * f64::from(clock_khz) * 1e3;
         Ok(Self {
             key: "this-gpu".to_owned(),

@@ -3,7 +3,7 @@
 //! `tune` goes from config to config, one choice at a time, and ends at some that no list has. What it can change is
 //! listed here, with the values at both ends of a choice and some between.
 
-use flashcore_kernels::{AmpereConfig, Config, Exponential, HopperConfig, WarpScheduler, Packing, QueryPlace, Rescale};
+use flashcore_kernels::{AmpereConfig, Config, Exponential, HopperConfig, Packing, QueryPlace, Rescale, WarpScheduler};
 use flashcore_problem::{Alignment, Mask, Problem};
 
 use super::covering::{Setting, covering_rows};
@@ -26,8 +26,8 @@ const ROWS_PER_WARP: [u32; 2] = [16, 32];
 const AMPERE_KEYS: [u32; 6] = [16, 32, 48, 64, 96, 128];
 const AMPERE_STAGES: [u32; 4] = [1, 2, 3, 5];
 const QUERY_PLACES: [QueryPlace; 2] = [QueryPlace::Registers, QueryPlace::Shared];
-const PARTS: [u32; 3] = [1, 2, 4];
-const PACKINGS: [Packing; 2] = [Packing::OneHead, Packing::KeyHead];
+const NUM_SPLITS: [u32; 3] = [1, 2, 4];
+const PACK_GQA: [bool; 2] = [false, true];
 
 /// Every two choices of a search that go together, on small problems with several tiles, tails and groups of heads.
 pub fn configs(runner: Runner) -> Vec<Case> {
@@ -56,12 +56,12 @@ fn problem(number: usize) -> Problem {
 /// The choices of the Hopper kernel, in the order of their rows.
 enum HopperChoice {
     Warpgroups,
-    KeyGroups,
+    KvSplitWarpgroups,
     Cluster,
-    KeyRows,
+    TileN,
     Stages,
     Rescale,
-    Hidden,
+    OverlapRescale,
     Exponential,
     WarpScheduler,
     Dependent,
@@ -79,24 +79,24 @@ fn hopper() -> Vec<Config> {
         RESCALES.len(),
         2,
         EXPONENTIALS.len(),
-        TURNS.len(),
+        WARP_SCHEDULERS.len(),
         2,
         2,
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |choice: Choice, other: Choice| first == choice as usize && second == other as usize;
-        if is(Choice::Warpgroups, Choice::KeyGroups) {
+        if is(Choice::Warpgroups, Choice::KvSplitWarpgroups) {
             !WARPGROUPS[x].is_multiple_of(SHARES[y])
-        } else if is(Choice::Warpgroups, Choice::KeyRows) {
+        } else if is(Choice::Warpgroups, Choice::TileN) {
             // Registers.
             HOPPER_KEYS[y] > [176, 176, 128, 80][x]
-        } else if is(Choice::KeyRows, Choice::Stages) {
+        } else if is(Choice::TileN, Choice::Stages) {
             // Shared memory.
             HOPPER_KEYS[x] * HOPPER_STAGES[y] > 640
-        } else if is(Choice::KeyGroups, Choice::KeyRows) {
+        } else if is(Choice::KvSplitWarpgroups, Choice::TileN) {
             // With as many stages as such groups need, longer tiles do not fit.
             HOPPER_KEYS[y] > [176, 128, 64][x]
-        } else if is(Choice::KeyGroups, Choice::Stages) {
+        } else if is(Choice::KvSplitWarpgroups, Choice::Stages) {
             SHARES[x] > 1 && !HOPPER_STAGES[y].is_multiple_of(2 * SHARES[x])
         } else if is(Choice::KeyGroups, Choice::WarpScheduler) || is(Choice::Cluster, Choice::WarpScheduler) {
             SHARES[x] > 1 && TURNS[y] != WarpScheduler::Free
@@ -129,14 +129,14 @@ fn hopper() -> Vec<Config> {
 enum AmpereChoice {
     Warps,
     RowsPerWarp,
-    KeyRows,
-    KeyWarps,
+    TileN,
+    KvSplitWarps,
     Stages,
     Query,
     Rescale,
     Exponential,
-    Parts,
-    Packing,
+    NumSplits,
+    PackGqa,
 }
 
 fn ampere() -> Vec<Config> {
@@ -150,14 +150,14 @@ fn ampere() -> Vec<Config> {
         QUERY_PLACES.len(),
         RESCALES.len(),
         EXPONENTIALS.len(),
-        PARTS.len(),
-        PACKINGS.len(),
+        NUM_SPLITS.len(),
+        PACK_GQA.len(),
     ];
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |choice: Choice, other: Choice| first == choice as usize && second == other as usize;
-        if is(Choice::Warps, Choice::KeyWarps) {
+        if is(Choice::Warps, Choice::KvSplitWarps) {
             SHARES[y] > WARPS[x]
-        } else if is(Choice::KeyRows, Choice::KeyWarps) {
+        } else if is(Choice::TileN, Choice::KvSplitWarps) {
             !AMPERE_KEYS[x].is_multiple_of(16 * SHARES[y])
         } else {
             false

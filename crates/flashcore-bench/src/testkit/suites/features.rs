@@ -175,8 +175,7 @@ impl Features {
         problem.scale *= f64::from(self.scale_factor);
         (problem.mask, problem.softcap, problem.alibi, problem.sinks) =
             (self.mask, self.softcap, self.alibi, self.sinks);
-        (problem.bias, problem.seqused_k, problem.lse) =
-            (self.bias.is_some(), self.seqused_k, self.lse);
+        (problem.bias, problem.seqused_k, problem.lse) = (self.bias.is_some(), self.seqused_k, self.lse);
         problem.layout = self.layout.of(&problem);
         let (score, mask) = self.expressions;
         expressions::give(&mut problem, score.and_then(expressions::score_mod), mask.and_then(expressions::mask_mod));

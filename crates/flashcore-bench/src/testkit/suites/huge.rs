@@ -74,7 +74,7 @@ fn families() -> Vec<Config> {
 }
 
 const fn takes_bias(config: Config) -> bool {
-    !matches!(config, Config::Ampere(ampere) if matches!(ampere.packing, flashcore_kernels::Packing::KeyHead))
+    !matches!(config, Config::Ampere(ampere) if ampere.pack_gqa)
 }
 
 /// Memory layout of the tensors of a case, where some of them reach over 4 GiB and more.

@@ -79,8 +79,8 @@ pub(crate) struct Case {
     /// Strides of the bias: batch, head, row, key.
     pub(crate) bias: Option<[usize; 4]>,
     /// Of each batch, where they differ.
-    pub(crate) key_lengths: Option<Vec<u32>>,
-    pub(crate) has_log_sum_exp: bool,
+    pub(crate) seqused_k: Option<Vec<u32>>,
+    pub(crate) has_lse: bool,
     pub(crate) layout: &'static str,
     pub(crate) query_strides: Strides,
     pub(crate) key_strides: Strides,
@@ -162,8 +162,8 @@ impl Case {
             has_alibi: random.once_in(5),
             has_sinks: random.once_in(5),
             bias: None,
-            key_lengths: None,
-            has_log_sum_exp: random.once_in(2),
+            seqused_k: None,
+            has_lse: random.once_in(2),
             layout: "LAYOUT_BHSD",
             query_strides: [0; 3],
             key_strides: [0; 3],
@@ -181,7 +181,7 @@ impl Case {
                 1 => key_length as u32,
                 _ => random.within(0, key_length) as u32,
             };
-            case.key_lengths = Some((0..batch).map(length).collect());
+            case.seqused_k = Some((0..batch).map(length).collect());
         }
         case.place(random);
         let terms = case.batch * case.query_heads * case.query_length * case.key_length;
@@ -234,7 +234,7 @@ impl Case {
     }
 
     pub(crate) fn key_length_of(&self, batch: usize) -> usize {
-        self.key_lengths.as_ref().map_or(self.key_length, |lengths| lengths[batch] as usize)
+        self.seqused_k.as_ref().map_or(self.key_length, |lengths| lengths[batch] as usize)
     }
 
     /// Where a row stands among the keys. Without a mask it is as if the last row stood at the last key.
@@ -276,8 +276,8 @@ impl Case {
         problem.set("alignment", constant(alignment));
         problem.set_real("softcap", f64::from(self.softcap.unwrap_or(0.0)));
         problem.set("alibi", self.has_alibi.into()).set("sinks", self.has_sinks.into());
-        problem.set("bias", self.bias.is_some().into()).set("key_lengths", self.key_lengths.is_some().into());
-        problem.set("log_sum_exp", self.has_log_sum_exp.into()).set("layout", constant(self.layout));
+        problem.set("bias", self.bias.is_some().into()).set("seqused_k", self.seqused_k.is_some().into());
+        problem.set("lse", self.has_lse.into()).set("layout", constant(self.layout));
         if self.layout == "LAYOUT_STRIDED" {
             let tensors = [
                 ("query", self.query_strides),

@@ -30,7 +30,7 @@ pub(crate) enum Sabotage {
     /// The first and the last head are exchanged.
     Head,
     /// One log-sum-exp is off by 0.01.
-    LogSumExp,
+    Lse,
 }
 
 /// What became of a case.
@@ -87,28 +87,26 @@ pub(crate) fn try_case(library: &Library, case: &Case, sabotage: Option<Sabotage
             library.destroy(plan);
             return verdict;
         }
-        let (rows, log_sum_exp, changed) = outputs.take(case, salt);
+        let (rows, lse, changed) = outputs.take(case, salt);
         if let Some(index) = changed {
             verdict.complain(format!("byte {index} of the output, between its rows, was written"));
         }
-        results.push((rows, log_sum_exp, poison));
+        results.push((rows, lse, poison));
     }
     library.destroy(plan);
-    let [(rows, log_sum_exp, poison), (rows_again, log_sum_exp_again, poison_again)] = &results[..] else {
-        unreachable!("two runs")
-    };
+    let [(rows, lse, poison), (rows_again, lse_again, poison_again)] = &results[..] else { unreachable!("two runs") };
     if let Some(index) = (0..rows.len()).find(|&index| rows[index] != rows_again[index]) {
         verdict.complain(format!(
             "byte {index} of the output differs from {poison:?} to {poison_again:?}, or was not written"
         ));
     }
-    if let Some(index) = (0..log_sum_exp.len()).find(|&index| log_sum_exp[index] != log_sum_exp_again[index]) {
+    if let Some(index) = (0..lse.len()).find(|&index| lse[index] != lse_again[index]) {
         verdict.complain(format!("byte {index} of the log-sum-exp differs from {poison:?} to {poison_again:?}"));
     }
     let read = |element: Element, bytes: &[u8]| -> Vec<f64> {
         bytes.chunks_exact(element.size()).map(|bytes| element.read(bytes)).collect()
     };
-    let mut result = Result { rows: read(case.element, rows), log_sum_exp: read(Element::F32, log_sum_exp) };
+    let mut result = Result { rows: read(case.element, rows), lse: read(Element::F32, lse) };
     if let Some(sabotage) = sabotage {
         result.spoil(case, sabotage, random);
     }
@@ -120,7 +118,7 @@ pub(crate) fn try_case(library: &Library, case: &Case, sabotage: Option<Sabotage
 struct Result {
     /// `[batch, head, row, column]`.
     rows: Vec<f64>,
-    log_sum_exp: Vec<f64>,
+    lse: Vec<f64>,
 }
 
 /// Errors relative to `sum p |v|`, over all elements that are judged.
@@ -161,9 +159,9 @@ impl Result {
                     self.rows.swap(first + index, last + index);
                 }
             }
-            Sabotage::LogSumExp => {
-                if !self.log_sum_exp.is_empty() {
-                    self.log_sum_exp[random.below(rows)] += 0.01;
+            Sabotage::Lse => {
+                if !self.lse.is_empty() {
+                    self.lse[random.below(rows)] += 0.01;
                 }
             }
         }
@@ -192,10 +190,10 @@ impl Result {
             let (row, rest) = (index % case.query_length, index / case.query_length);
             let at = Place { batch: rest / case.query_heads, head: rest % case.query_heads, row };
             let output = &self.rows[index * case.value_dim..][..case.value_dim];
-            let log_sum_exp = self.log_sum_exp.get(index).copied();
+            let lse = self.lse.get(index).copied();
             let truth = reference::truth(case, numbers, at);
             let name = || format!("batch {} head {} row {}", at.batch, at.head, at.row);
-            judge_log_sum_exp(&truth, log_sum_exp, &name, verdict);
+            judge_lse(&truth, lse, &name, verdict);
             match &truth {
                 Truth::Unknown => verdict.unknown += 1,
                 Truth::Nan => {
@@ -246,7 +244,7 @@ impl Column {
     }
 }
 
-fn judge_log_sum_exp(truth: &Truth, found: Option<f64>, name: &dyn Fn() -> String, verdict: &mut Verdict) {
+fn judge_lse(truth: &Truth, found: Option<f64>, name: &dyn Fn() -> String, verdict: &mut Verdict) {
     let Some(found) = found else { return };
     let (expected, bound) = match *truth {
         Truth::Unknown => return,
@@ -256,8 +254,8 @@ fn judge_log_sum_exp(truth: &Truth, found: Option<f64>, name: &dyn Fn() -> Strin
             }
             return;
         }
-        Truth::Nothing { log_sum_exp, bound, .. } => (log_sum_exp, bound),
-        Truth::Row { log_sum_exp, log_sum_exp_bound, .. } => (log_sum_exp, log_sum_exp_bound),
+        Truth::Nothing { lse, bound, .. } => (lse, bound),
+        Truth::Row { lse, lse_bound, .. } => (lse, lse_bound),
     };
     let is_right = found == expected || (found - expected).abs() <= bound;
     if bound.is_finite() && bound > 0.0 {

@@ -50,9 +50,9 @@ pub(crate) enum Truth {
     /// A NaN was attended: so is everything.
     Nan,
     /// Zeros, and this log-sum-exp.
-    Nothing { log_sum_exp: f64, bound: f64, is_known: Vec<bool> },
+    Nothing { lse: f64, bound: f64, is_known: Vec<bool> },
     /// These columns.
-    Row { columns: Vec<Column>, log_sum_exp: f64, log_sum_exp_bound: f64, typical_noise: f64, keys: usize },
+    Row { columns: Vec<Column>, lse: f64, lse_bound: f64, typical_noise: f64, keys: usize },
 }
 
 /// What one element must be.
@@ -191,12 +191,12 @@ fn truth_in<R: Real>(case: &Case, numbers: &Numbers, at: Place) -> Truth {
     }
     let unit = Element::F32.roundoff();
     if largest_key == f64::NEG_INFINITY {
-        let log_sum_exp = sink.unwrap_or(f64::NEG_INFINITY);
+        let lse = sink.unwrap_or(f64::NEG_INFINITY);
         // A weight of zero, which is what a bias of minus infinity gives, does not hide a NaN.
         let is_nan = |score: &Score<R>, column: usize| value_at(case, numbers, at, score.key, column).is_nan();
         let is_known = |column: usize| !scores.iter().any(|score| is_nan(score, column));
         let is_known = (0..case.value_dim).map(is_known).collect();
-        return Truth::Nothing { log_sum_exp, bound: 8.0 * unit * sink.unwrap_or(0.0).abs(), is_known };
+        return Truth::Nothing { lse, bound: 8.0 * unit * sink.unwrap_or(0.0).abs(), is_known };
     }
     if sink.is_some_and(|sink| sink > largest_key) {
         largest = R::from_f64(sink.unwrap_or_default());
@@ -224,7 +224,7 @@ fn truth_in<R: Real>(case: &Case, numbers: &Numbers, at: Place) -> Truth {
     let keys = scores.len();
     let sums = g(keys as f64 + rises + 8.0, u);
     let log_total = total.high().ln();
-    let log_sum_exp = top + log_total;
+    let lse = top + log_total;
     // Relative to the keys' part of the sum: under a sink that outweighs them, the output is as small as they are.
     let far = |score: &Score<R>| u * ((score.value.high() - top).abs() + 28.0);
     let of_keys: f64 = shares.iter().sum::<f64>().max(f64::MIN_POSITIVE);
@@ -235,12 +235,12 @@ fn truth_in<R: Real>(case: &Case, numbers: &Numbers, at: Place) -> Truth {
     let largest_error =
         finite.iter().map(|score| score.error).fold(0.0, f64::max) + 4.0 * u * sink.unwrap_or(0.0).abs();
     let spread = if noise < 0.5 { noise / (1.0 - noise) } else { largest_error + (1.0 + rises) * exponential };
-    let rounding = 8.0 * u * (top.abs() + log_total.abs() + 1.0) + 2.0 * unit * log_sum_exp.abs() + unit;
-    let log_sum_exp_bound = spread + sums + rounding;
+    let rounding = 8.0 * u * (top.abs() + log_total.abs() + 1.0) + 2.0 * unit * lse.abs() + unit;
+    let lse_bound = spread + sums + rounding;
     let row = RowSums { case, numbers, at, scores: &scores, finite: &finite, weights: &weights, etas: &etas, total };
     let scale = Scale { noise, sums, rises, largest_key, top, has_sink: sink.is_some(), lift };
     let columns = (0..case.value_dim).map(|column| row.column(column, &shares, &scale)).collect();
-    Truth::Row { columns, log_sum_exp, log_sum_exp_bound, typical_noise, keys }
+    Truth::Row { columns, lse, lse_bound, typical_noise, keys }
 }
 
 fn value_at(case: &Case, numbers: &Numbers, at: Place, key: usize, column: usize) -> f64 {

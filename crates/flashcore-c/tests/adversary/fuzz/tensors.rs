@@ -129,7 +129,7 @@ impl Inputs {
             slopes: case.has_alibi.then(|| floats(case.query_heads)),
             sinks: case.has_sinks.then(|| floats(case.query_heads)),
             bias: bias_extent.map(&mut floats),
-            lengths: case.key_lengths.as_ref().map(|_| floats(case.batch)),
+            lengths: case.seqused_k.as_ref().map(|_| floats(case.batch)),
             memory,
             attended,
         }
@@ -176,7 +176,7 @@ impl Inputs {
                 float.write(spread * normal_at(case.seed ^ 5, head as u64), place);
             }
         }
-        if let (Some(lengths), Some(values)) = (&mut self.lengths, &case.key_lengths) {
+        if let (Some(lengths), Some(values)) = (&mut self.lengths, &case.seqused_k) {
             for (place, length) in lengths.bytes_mut().chunks_exact_mut(4).zip(values) {
                 place.copy_from_slice(&length.to_ne_bytes());
             }
@@ -229,7 +229,7 @@ impl Inputs {
             ("alibi_slopes", &self.slopes),
             ("sinks", &self.sinks),
             ("bias", &self.bias),
-            ("key_lengths", &self.lengths),
+            ("seqused_k", &self.lengths),
         ];
         for (name, pages) in floats {
             if let Some(pages) = pages {
@@ -273,7 +273,7 @@ fn pairs(first: usize, second: usize) -> impl Iterator<Item = (usize, usize)> {
 /// Memory of the outputs.
 pub(crate) struct Outputs {
     output: Pages,
-    log_sum_exp: Option<Pages>,
+    lse: Option<Pages>,
 }
 
 impl Outputs {
@@ -283,7 +283,7 @@ impl Outputs {
         let rows = case.batch * case.query_heads * case.query_length;
         Self {
             output: Pages::new(extent * case.element.size(), side),
-            log_sum_exp: case.has_log_sum_exp.then(|| Pages::new(rows * 4, side)),
+            lse: case.has_lse.then(|| Pages::new(rows * 4, side)),
         }
     }
 
@@ -293,7 +293,7 @@ impl Outputs {
 
     /// Fills everything with bytes that depend on `salt`.
     pub(crate) fn fill(&mut self, salt: u64) {
-        for pages in [Some(&mut self.output), self.log_sum_exp.as_mut()].into_iter().flatten() {
+        for pages in [Some(&mut self.output), self.lse.as_mut()].into_iter().flatten() {
             for (index, byte) in pages.bytes_mut().iter_mut().enumerate() {
                 *byte = Self::canary(salt, index);
             }
@@ -304,8 +304,8 @@ impl Outputs {
     pub(crate) fn to_struct(&self) -> Struct {
         let mut outputs = Struct::zeroed("flashcore_outputs_t");
         outputs.set_bytes("output", self.output.range());
-        if let Some(log_sum_exp) = &self.log_sum_exp {
-            outputs.set_bytes("log_sum_exp", log_sum_exp.range());
+        if let Some(lse) = &self.lse {
+            outputs.set_bytes("lse", lse.range());
         }
         outputs
     }
@@ -326,7 +326,7 @@ impl Outputs {
             }
         }
         let changed = |&index: &usize| !is_element[index] && bytes[index] != Self::canary(salt, index);
-        let log_sum_exp = self.log_sum_exp.as_ref().map_or(Vec::new(), |pages| pages.bytes().to_vec());
-        (rows, log_sum_exp, (0..bytes.len()).find(changed))
+        let lse = self.lse.as_ref().map_or(Vec::new(), |pages| pages.bytes().to_vec());
+        (rows, lse, (0..bytes.len()).find(changed))
     }
 }

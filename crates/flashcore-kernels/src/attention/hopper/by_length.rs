@@ -1,4 +1,4 @@
-//! Tiles of query rows in the order of how many keys a formula leaves them.
+//! Tiles of query rows in the order of how many keys an expression leaves them.
 //!
 //! Nobody knows that before the kernel runs, so every CTA that stays sorts them for itself, once for all heads: four
 //! threads have a tile and count those that come before it.
@@ -114,7 +114,7 @@ fn place_tiles(k: &mut Builder, schedule: &Schedule, config: HopperConfig, memor
         let number = k.add(thread, first);
         let tile = k.min(number, last);
         let zero = k.copy(0u32);
-        let part = config.has_common_ranges(schedule.specialisation).then_some(zero);
+        let part = config.has_common_ranges(schedule.specialization).then_some(zero);
         let found = schedule.find(k, [tile, zero, zero], part);
         let tile_of_head = schedule.tile(k, found);
         let keys = KeyTiles::new(k, &tile_of_head, config);
@@ -125,7 +125,7 @@ fn place_tiles(k: &mut Builder, schedule: &Schedule, config: HopperConfig, memor
         let count = k.min(count, (1 << KEY_BITS) - 2);
         let first_key = keys.first_key(k, keys.first);
         let first_key = k.reinterpret::<S32, U32>(first_key);
-        let begin = k.div(first_key, config.key_rows);
+        let begin = k.div(first_key, config.tile_n);
         let begin = k.and(begin, (1 << KEY_BITS) - 1);
         // No two are the same.
         let place = k.mad(count, 1 << KEY_BITS, begin);

@@ -9,14 +9,14 @@ use super::schedule::Tile;
 use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::Work;
 use crate::element::Element;
-use crate::hopper_config::InTurn;
+use crate::hopper_config::WarpScheduler;
 use crate::tile::{
-    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, KeyMask, LANES, OnlineSoftmax,
-    PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP, ROWS_PER_BLOCK, Raised,
-    Rounded, ScorePlaces, ScoreTerms, StoredStage, TransferCursor,
+    Accumulator, AddedTerm, CHUNK_BYTES, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, KeyMask, LANES,
+    OnlineSoftmax, PANEL_COLUMNS, PANEL_ROW_BYTES, PRODUCT_DEPTH, PanelMatrix, RESULT_COLUMNS, ROW_STEP,
+    ROWS_PER_BLOCK, Raised, Rounded, ScorePlaces, ScoreTerms, StoredStage, TransferCursor,
 };
 
-/// Keys that a formula is asked about at a time.
+/// Keys that an expression is asked about at a time.
 const KEYS_AT_ONCE: u32 = 32;
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
@@ -32,7 +32,7 @@ pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
         cta.wait_for_kernel_before(k);
     }
     consumer.turns.begin(k);
-    let own = cta.config.has_own_ranges(cta.specialisation).then_some(consumer.row_group);
+    let own = cta.config.has_own_ranges(cta.specialization).then_some(consumer.row_group);
     let part = own.or_else(|| cta.common_part(k));
     let tickets = cta.shared.tickets.zip(part);
     let read = |k: &mut Builder| tickets.map(|(tickets, part)| tickets.read(k, &consumer.query, part));
@@ -78,40 +78,40 @@ impl<T: Element> Consumer<T> {
         };
         let row = k.mad(warp, ROWS_PER_BLOCK, position.group);
         let [keys, values] = [shared.key_ring, shared.value_ring].map(|ring| match &key_group {
-            Some(group) => ring.cursor_of(k, cta.base, group.number, config.key_groups),
+            Some(group) => ring.cursor_of(k, cta.base, group.number, config.kv_split_warpgroups),
             None => ring.cursor(k, cta.base),
         });
-        let value_columns = cta.specialisation.value_dim.next_multiple_of(RESULT_COLUMNS);
+        let value_columns = cta.specialization.value_dim.next_multiple_of(RESULT_COLUMNS);
         Self {
             row,
             position,
             leader: k.elect(),
             query: shared.query_ring.cursor(k, cta.base),
-            stored: config.stores_by_copy(cta.specialisation).then(|| StoredStage::none(k)),
+            stored: config.stores_by_copy(cta.specialization).then(|| StoredStage::none(k)),
             keys,
             values,
             query_offset: k.mul(row_group, WARPGROUP_ROWS * PANEL_ROW_BYTES),
             row_group,
             key_group,
-            turns: Turns::new(k, config.in_turn, warpgroup, config.warpgroups),
-            scores: k.section("scores", |k| Accumulator::unset(k, config.key_rows)),
-            weights: k.section("weights", |k| Rounded::unset(k, config.key_rows)),
+            turns: Turns::new(k, config.warp_scheduler, warpgroup, config.warpgroups),
+            scores: k.section("scores", |k| Accumulator::unset(k, config.tile_n)),
+            weights: k.section("weights", |k| Rounded::unset(k, config.tile_n)),
             output: k.section("output", |k| Accumulator::unset(k, value_columns)),
         }
     }
 
     fn compute(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         let work = &tile.work;
-        let specialisation = cta.specialisation;
+        let specialization = cta.specialization;
         let all_key_tiles = KeyTiles::new(k, tile, cta.config);
-        let has_own = cta.config.has_own_ranges(specialisation);
+        let has_own = cta.config.has_own_ranges(specialization);
         let key_tiles = if has_own { all_key_tiles.of_group(k, tile) } else { all_key_tiles };
         cta.wait_for_kernel_before(k);
         let places = k.section("rows", |k| self.score_places(k, work));
         let (row, rows) = (places.rows[0], places.rows.len());
-        let terms = specialisation.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
+        let terms = specialization.has_terms().then(|| k.section("score terms", |k| work.score_terms(k, row, rows)));
         let added = work.added_term(k, row, rows);
-        let mask_formula = work.mask_formula(k, row, rows);
+        let mask_expression = work.mask_expression(k, row, rows);
         let scale = if terms.is_none() { Some(work.parameters.scale_log2) } else { None };
         let mask = key_mask(work, &places);
         let softmax = k.section("softmax", |k| {
@@ -119,7 +119,7 @@ impl<T: Element> Consumer<T> {
         });
         self.output.clear(k);
         let raised = Raised::none(k, LANE_ROWS);
-        let step = Step { cta, work, terms, added, places, mask, mask_formula, softmax, raised, key_tiles };
+        let step = Step { cta, work, terms, added, places, mask, mask_expression, softmax, raised, key_tiles };
 
         let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, work, &step.softmax));
         let attend = |k: &mut Builder| {
@@ -168,7 +168,7 @@ impl<T: Element> Consumer<T> {
         }
     }
 
-    /// Goes through those of all tiles that a formula leaves to the rows of this warpgroup, past those of others.
+    /// Goes through those of all tiles that an expression leaves to the rows of this warpgroup, past those of others.
     fn attend_own(&self, k: &mut Builder, step: &Step<'_>, all: &KeyTiles) {
         let own = step.key_tiles;
         k.if_else_uniform(
@@ -210,7 +210,7 @@ impl<T: Element> Consumer<T> {
     }
 
     /// The address of the rows of the warpgroup in the place of the query.
-    pub(super) fn query_rows(&self, k: &mut Builder) -> Reg<U32> {
+    pub(super) fn tile_m(&self, k: &mut Builder) -> Reg<U32> {
         let address = self.query.tile(k);
         k.add(address, self.query_offset)
     }
@@ -230,10 +230,10 @@ impl<T: Element> Consumer<T> {
     /// Goes through the tiles of keys, of which there is at least one.
     fn attend(&self, k: &mut Builder, step: &Step<'_>) {
         let (cta, key_tiles) = (step.cta, step.key_tiles);
-        let specialisation = cta.specialisation;
+        let specialization = cta.specialization;
         let query = k.section("query", |k| {
             self.wait_for_query(k, cta);
-            let address = self.query_rows(k);
+            let address = self.tile_m(k);
             cta.shared.query.by_rows(k, address)
         });
         let key_tile = match &self.key_group {
@@ -262,25 +262,25 @@ impl<T: Element> Consumer<T> {
         });
         k.section("first values", |k| {
             self.values.wait_until_full(k);
-            if specialisation.key_lengths {
+            if specialization.seqused_k {
                 self.clear_values_past_end(k, step, first_key);
             }
         });
         // What masks cut on the right, what every row attends, what masks cut on the left.
-        if specialisation.right || specialisation.mask_mod.is_some() {
+        if specialization.right || specialization.mask_mod.is_some() {
             self.each_before(k, step, &query, key_tile, key_tiles.whole_end, true);
         }
         self.each_before(k, step, &query, key_tile, key_tiles.whole_first, false);
-        if specialisation.left || specialisation.mask_mod.is_some() {
+        if specialization.left || specialization.mask_mod.is_some() {
             self.each_before(k, step, &query, key_tile, key_tiles.first, true);
         }
         self.release_query(k);
         k.section("last output", |k| {
-            if specialisation.left {
+            if specialization.left {
                 let first_key = key_tiles.first_key(k, key_tile);
                 self.clear_values_before_window(k, step, first_key);
             }
-            if cta.config.hidden_rescale {
+            if cta.config.overlap_rescale {
                 step.softmax.rescale(k, &self.output, &step.raised);
             }
             k.wgmma_fence();
@@ -334,19 +334,19 @@ impl<T: Element> Consumer<T> {
     fn tile(&self, k: &mut Builder, step: &Step<'_>, query: &PanelMatrix, key_tile: Reg<S32>, is_cut: bool) {
         let cta = step.cta;
         self.keys.wait_until_full(k);
-        self.turns.wait(k, InTurn::Products);
+        self.turns.wait(k, WarpScheduler::PingPong);
         k.section("scores", |k| {
             k.wgmma_fence();
             self.start_scores(k, step, query);
         });
         k.section("output", |k| {
-            if cta.config.hidden_rescale {
+            if cta.config.overlap_rescale {
                 step.softmax.rescale(k, &self.output, &step.raised);
             }
             k.wgmma_fence();
             self.start_output(k, cta);
         });
-        self.turns.pass(k, InTurn::Products);
+        self.turns.pass(k, WarpScheduler::PingPong);
         let first_key = step.key_tiles.first_key(k, key_tile);
         k.wgmma_wait(1);
         self.keys.release(k, self.leader);
@@ -355,17 +355,17 @@ impl<T: Element> Consumer<T> {
             step.apply_masks(k, &self.scores, first_key);
         }
         step.softmax.raise(k, &self.scores, &step.raised);
-        self.turns.wait(k, InTurn::Exponentials);
+        self.turns.wait(k, WarpScheduler::ExclusiveExp);
         step.softmax.weigh(k, &self.scores, &step.raised);
         let before = self.values.leave(k);
         // Here and not before the product: a wait for a barrier is a loop, across which compilers do not move the end of
         // the product up; without it they do, to before the exponentials.
         self.values.wait_until_full(k);
-        self.turns.pass(k, InTurn::Exponentials);
+        self.turns.pass(k, WarpScheduler::ExclusiveExp);
         k.wgmma_wait(0);
         before.release(k, self.leader);
         self.weights.round(k, &self.scores);
-        if !cta.config.hidden_rescale {
+        if !cta.config.overlap_rescale {
             step.softmax.rescale(k, &self.output, &step.raised);
         }
     }
@@ -374,7 +374,7 @@ impl<T: Element> Consumer<T> {
     /// NaN too; TMA has zeroed what lies past the end of the tensor.
     fn clear_values_past_end(&self, k: &mut Builder, step: &Step<'_>, first_key: Reg<S32>) {
         let left = k.sub(step.mask.key_length, first_key);
-        let any = k.compare(Compare::Lt, left, step.cta.config.key_rows as i32);
+        let any = k.compare(Compare::Lt, left, step.cta.config.tile_n as i32);
         self.clear_values(k, step.cta, any, Compare::Ge, left);
     }
 
@@ -402,12 +402,12 @@ impl<T: Element> Consumer<T> {
                 let first = k.mad(thread, CHUNK_BYTES, tile);
                 let zero = k.copy(0u32);
                 let chunks_per_row = PANEL_COLUMNS / CHUNK_ELEMENTS;
-                for chunk in (0..config.key_rows * chunks_per_row).step_by(threads as usize) {
+                for chunk in (0..config.tile_n * chunks_per_row).step_by(threads as usize) {
                     let number = k.add(thread, chunk);
                     let row = k.shr(number, chunks_per_row.ilog2());
                     let row = k.reinterpret::<U32, S32>(row);
                     let clears = k.compare(compare, row, bound);
-                    let is_there = k.compare(Compare::Lt, row, config.key_rows as i32);
+                    let is_there = k.compare(Compare::Lt, row, config.tile_n as i32);
                     let clears = k.and(clears, is_there);
                     for panel in 0..shared.value.panels() {
                         let bytes = panel * shared.value.panel_bytes() + chunk * CHUNK_BYTES;
@@ -425,7 +425,7 @@ impl<T: Element> Consumer<T> {
         let shared = &step.cta.shared;
         let address = self.keys.tile(k);
         let keys = shared.key.by_rows(k, address);
-        let depth = step.cta.specialisation.head_dim.next_multiple_of(PRODUCT_DEPTH);
+        let depth = step.cta.specialization.head_dim.next_multiple_of(PRODUCT_DEPTH);
         self.scores.start_product_of_rows::<T>(k, query, &keys, depth);
     }
 
@@ -460,7 +460,7 @@ struct Step<'a> {
     added: Option<AddedTerm>,
     places: ScorePlaces,
     mask: KeyMask,
-    mask_formula: Option<FormulaCode>,
+    mask_expression: Option<ExpressionCode>,
     softmax: OnlineSoftmax,
     /// What came of the last tile.
     raised: Raised,
@@ -476,31 +476,31 @@ impl Step<'_> {
             k.section("score terms", |k| {
                 let config = self.cta.config;
                 let key = k.add(first_key, self.places.column);
-                let span = self.work.tile_span(k, config.query_rows(), first_key, config.key_rows);
+                let span = self.work.tile_span(k, config.tile_m(), first_key, config.tile_n);
                 added.apply(k, scores, key, span);
             });
         }
     }
 
-    /// Whether a tile that begins at a key has few keys, and how many these are at most: of those that a formula leaves the
+    /// Whether a tile that begins at a key has few keys, and how many these are at most: of those that an expression leaves the
     /// last may have but some.
     fn few_keys(&self, k: &mut Builder, first_key: Reg<S32>) -> Option<(Reg<Pred>, u32)> {
-        let few = (self.cta.config.key_rows / 2).next_multiple_of(PRODUCT_DEPTH);
-        self.work.specialisation.mask_mod.map(|_| {
+        let few = (self.cta.config.tile_n / 2).next_multiple_of(PRODUCT_DEPTH);
+        self.work.specialization.mask_mod.map(|_| {
             let left = k.sub(self.work.key_length, first_key);
             (k.compare(Compare::Le, left, few as i32), few)
         })
     }
 
     /// The masks of a tile that may be cut. Most often no row attends any of its keys from one on, and all attend the others,
-    /// of which the formula need not be asked.
+    /// of which the expression need not be asked.
     fn apply_masks_where_cut(&self, k: &mut Builder, scores: &Accumulator, tile: Reg<S32>, first_key: Reg<S32>) {
         let cut = self.key_tiles.is_cut(k, tile);
         k.if_uniform(cut, |k| {
-            k.section("mask", |k| match self.key_tiles.is_cut_by_formula(k, tile) {
+            k.section("mask", |k| match self.key_tiles.is_cut_by_expression(k, tile) {
                 Some(is_cut) => {
-                    self.mask.apply_where_cut(k, scores, first_key, self.cta.config.key_rows);
-                    k.if_uniform(is_cut, |k| self.apply_formula(k, scores, first_key));
+                    self.mask.apply_where_cut(k, scores, first_key, self.cta.config.tile_n);
+                    k.if_uniform(is_cut, |k| self.apply_expression(k, scores, first_key));
                 }
                 None => self.mask.apply(k, scores, first_key),
             });
@@ -510,35 +510,35 @@ impl Step<'_> {
     /// The masks of a tile that is cut.
     fn apply_masks(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
         k.section("mask", |k| {
-            if self.mask_formula.is_some() {
-                self.mask.apply_where_cut(k, scores, first_key, self.cta.config.key_rows);
-                self.apply_formula(k, scores, first_key);
+            if self.mask_expression.is_some() {
+                self.mask.apply_where_cut(k, scores, first_key, self.cta.config.tile_n);
+                self.apply_expression(k, scores, first_key);
             } else {
                 self.mask.apply(k, scores, first_key);
             }
         });
     }
 
-    /// Takes out what a formula says, of a few keys at a time, since registers are few.
-    fn apply_formula(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
-        let Some(formula) = &self.mask_formula else { return };
+    /// Takes out what an expression says, of a few keys at a time, since registers are few.
+    fn apply_expression(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
+        let Some(expression) = &self.mask_expression else { return };
         let key = k.add(first_key, self.places.column);
         for (part, scores) in (0..).zip(scores.parts(KEYS_AT_ONCE)) {
             let key = k.add(key, part * KEYS_AT_ONCE as i32);
-            formula.read_tile(k, &scores, key).mask(k, &scores);
+            expression.read_tile(k, &scores, key).mask(k, &scores);
         }
     }
 }
 
 /// Which keys the rows of a lane attend.
 fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
-    let Work { parameters, specialisation, key_length, .. } = *work;
+    let Work { parameters, specialization, key_length, .. } = *work;
     KeyMask {
         position: places.position,
         others: Vec::new(),
         column: places.column,
-        left: specialisation.left.then_some(parameters.window_left),
-        right: specialisation.right.then_some(parameters.window_right),
+        left: specialization.left.then_some(parameters.window_left),
+        right: specialization.right.then_some(parameters.window_right),
         key_length,
         rows: LANE_ROWS,
     }
@@ -548,7 +548,7 @@ fn key_mask(work: &Work, places: &ScorePlaces) -> KeyMask {
 #[derive(Debug, Clone, Copy)]
 struct Turns {
     /// At what.
-    at: InTurn,
+    at: WarpScheduler,
     /// The barriers at which this warpgroup waits, and the next one does; where turns are taken.
     barriers: Option<(Reg<U32>, Reg<U32>)>,
     warpgroup: Option<Reg<U32>>,
@@ -559,8 +559,8 @@ struct Turns {
 const TURN_THREADS: u32 = 2 * WARPGROUP;
 
 impl Turns {
-    fn new(k: &mut Builder, at: InTurn, warpgroup: Reg<U32>, warpgroups: u32) -> Self {
-        let warpgroup = (at != InTurn::Nothing && warpgroups > 1).then_some(warpgroup);
+    fn new(k: &mut Builder, at: WarpScheduler, warpgroup: Reg<U32>, warpgroups: u32) -> Self {
+        let warpgroup = (at != WarpScheduler::Free && warpgroups > 1).then_some(warpgroup);
         let barriers = warpgroup.map(|warpgroup| {
             let own = k.add(warpgroup, FIRST_TURN);
             let is_last = k.compare(Compare::Eq, warpgroup, warpgroups - 1);
@@ -579,14 +579,14 @@ impl Turns {
     }
 
     /// Waits for the turn, if it is for this that turns are taken.
-    fn wait(&self, k: &mut Builder, what: InTurn) {
+    fn wait(&self, k: &mut Builder, what: WarpScheduler) {
         if let (true, Some((own, _))) = (self.at == what, self.barriers) {
             k.barrier_sync(own, TURN_THREADS);
         }
     }
 
     /// Passes it on.
-    fn pass(&self, k: &mut Builder, what: InTurn) {
+    fn pass(&self, k: &mut Builder, what: WarpScheduler) {
         if let (true, Some((_, next))) = (self.at == what, self.barriers) {
             k.barrier_arrive(next, TURN_THREADS);
         }

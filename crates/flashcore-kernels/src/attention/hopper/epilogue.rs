@@ -30,12 +30,12 @@ fn finish<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, soft
     let first_row = k.add(work.first_row, consumer.row);
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
     let exists = rows.map(|row| k.compare(Compare::Lt, row, work.row_count));
-    if work.specialisation.log_sum_exp {
-        for ((row, exists), value) in rows.into_iter().zip(exists).zip(sums.log_sum_exp(k)) {
+    if work.specialization.lse {
+        for ((row, exists), value) in rows.into_iter().zip(exists).zip(sums.lse(k)) {
             // The four lanes of a row have the same value; one stores it.
             let first = k.compare(Compare::Eq, consumer.position.member, 0u32);
             let stores = k.and(exists, first);
-            let address = work.log_sum_exp(k, row);
+            let address = work.lse(k, row);
             k.when(stores, |k| k.store_one(address, value));
         }
     }
@@ -57,7 +57,7 @@ pub(super) fn store_by_copy<T: Element>(
         let thread = k.special(SpecialRegister::ThreadX);
         let (lane, warp) = (k.and(thread, LANES - 1), k.shr(thread, LANES.ilog2()));
         let warp = k.and(warp, WARPGROUP / LANES - 1);
-        let rows = consumer.query_rows(k);
+        let rows = consumer.tile_m(k);
         let source = k.mad(warp, ROWS_PER_BLOCK * PANEL_ROW_BYTES, rows);
         // No warp of the warpgroup reads the query any more.
         let barrier = k.add(consumer.row_group, FIRST_WRITE);
@@ -72,7 +72,7 @@ pub(super) fn store_by_copy<T: Element>(
                 [first, tile.place.head, tile.place.batch].map(|index| k.reinterpret::<U32, S32>(index));
             output.store(k, TensorRows { map: target, row, head, batch, policy: None }, source, consumer.leader);
         };
-        if cta.config.sorts_tiles(cta.specialisation) {
+        if cta.config.sorts_tiles(cta.specialization) {
             let is_cut = is_cut_short(k, &tile.work, first);
             k.if_else_uniform(is_cut, |k| store_rows(k, consumer, &tile.work, exists), copy);
         } else {

@@ -33,7 +33,7 @@ pub(super) struct KeyGroup {
 
 impl KeyGroup {
     pub(super) fn new(k: &mut Builder, cta: &Cta, warp: Reg<U32>, lane: Reg<U32>, warpgroup: Reg<U32>) -> Self {
-        let groups = cta.config.key_groups;
+        let groups = cta.config.kv_split_warpgroups;
         let row_group = k.div(warpgroup, groups);
         let number = k.rem(warpgroup, groups);
         let within = k.and(warp, WARPS - 1);
@@ -85,7 +85,7 @@ impl KeyGroup {
     /// Brings together, in the first warpgroup of each rows, what those of the same rows have for their keys.
     pub(super) fn gather(&self, k: &mut Builder, config: HopperConfig, softmax: &OnlineSoftmax, output: &Accumulator) {
         let step = config.row_groups() * WARPS * softmax.sent_bytes(output);
-        if config.key_groups > 1 {
+        if config.kv_split_warpgroups > 1 {
             let is_other = k.compare(Compare::Gt, self.number, 0u32);
             k.if_uniform(is_other, |k| {
                 let before = k.sub(self.number, 1u32);
@@ -95,14 +95,14 @@ impl KeyGroup {
             k.barrier_sync(ALL_CONSUMERS, config.warpgroups * WARPGROUP);
             let is_first = k.compare(Compare::Eq, self.number, 0u32);
             k.if_uniform(is_first, |k| {
-                for other in 1..config.key_groups {
+                for other in 1..config.kv_split_warpgroups {
                     let address = k.add(self.exchange, (other - 1) * step);
                     softmax.receive(k, output, address);
                 }
             });
         }
         if let Some(rank) = self.rank {
-            let first_sender = (config.key_groups - 1) * step;
+            let first_sender = (config.kv_split_warpgroups - 1) * step;
             k.section("other CTAs", |k| self.gather_cluster(k, rank, (first_sender, step), softmax, output));
         }
     }
@@ -141,6 +141,7 @@ impl KeyGroup {
 
 /// Bytes that one warp sends.
 fn bytes_per_warp(cta: &Cta) -> u32 {
-    let others = cta.config.row_groups() * (cta.config.key_groups + cta.config.cluster).saturating_sub(2) * WARPS;
-    cta.config.exchange_bytes(cta.specialisation) / others.max(1)
+    let others =
+        cta.config.row_groups() * (cta.config.kv_split_warpgroups + cta.config.cluster).saturating_sub(2) * WARPS;
+    cta.config.exchange_bytes(cta.specialization) / others.max(1)
 }

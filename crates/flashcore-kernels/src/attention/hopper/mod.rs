@@ -21,7 +21,7 @@
 //!
 //! The output goes back to the place of its query, from which the copy engine stores it while the next rows are worked on.
 //!
-//! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as multiprocessors, one after the other.
+//! `Schedule` says which tiles a CTA works on: one, or, with as many CTAs as SMs, one after the other.
 
 pub(crate) mod by_length;
 mod consumer;
@@ -41,7 +41,7 @@ use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
 use crate::element::Element;
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
-use crate::specialisation::Specialisation;
+use crate::specialization::Specialization;
 use crate::tile::{LANES, PanelTile, TransferRing};
 use by_length::ByLength;
 use schedule::Schedule;
@@ -53,17 +53,17 @@ pub(crate) const WARPGROUP: u32 = 4 * LANES;
 pub(crate) const WARPGROUP_ROWS: u32 = 64;
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisation: Specialisation) -> Kernel {
+pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.registers_at_launch());
     if config.cluster > 1 {
         k.set_cluster([config.cluster, 1, 1]);
     }
-    let parameters = Parameters::load(k, specialisation);
-    let maps = Maps::declare(k, config, specialisation);
-    let mut schedule = Schedule::load(k, config, &parameters, specialisation);
-    let shared = Shared::reserve(k, config, specialisation);
+    let parameters = Parameters::load(k, specialization);
+    let maps = Maps::declare(k, config, specialization);
+    let mut schedule = Schedule::load(k, config, &parameters, specialization);
+    let shared = Shared::reserve(k, config, specialization);
     let thread = k.special(SpecialRegister::ThreadX);
     let base = k.shared_base();
     k.section("barriers", |k| {
@@ -81,15 +81,15 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
             k.cluster_arrive();
         }
     });
-    if config.dependent {
+    if config.pdl {
         k.section("kernel behind", Builder::launch_dependents);
     }
-    if config.sorts_tiles(specialisation) {
+    if config.sorts_tiles(specialization) {
         wait_for_kernel_before(k, config);
         let memory = k.add(base, shared.order);
         ByLength::sort(k, &mut schedule, config, memory);
     }
-    let cta = Cta { config, specialisation, maps, schedule, shared, base };
+    let cta = Cta { config, specialization, maps, schedule, shared, base };
     let group = k.shr(thread, WARPGROUP.ilog2());
     // All lanes of a warp agree, which compilers cannot see.
     let group = k.shuffle(ShuffleMode::Index, group, 0u32);
@@ -117,7 +117,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialisat
 /// What all warps of a CTA share.
 struct Cta {
     config: HopperConfig,
-    specialisation: Specialisation,
+    specialization: Specialization,
     maps: Maps,
     schedule: Schedule,
     shared: Shared,
@@ -128,12 +128,12 @@ struct Cta {
 impl Cta {
     /// Whether which keys are needed stands in memory.
     const fn reads_early(&self) -> bool {
-        self.specialisation.key_lengths || self.specialisation.mask_mod.is_some()
+        self.specialization.seqused_k || self.specialization.mask_mod.is_some()
     }
 
-    /// The part of the rows that has tiles of keys of those that a formula leaves, where it is all of them.
+    /// The part of the rows that has tiles of keys of those that an expression leaves, where it is all of them.
     fn common_part(&self, k: &mut Builder) -> Option<Reg<U32>> {
-        self.config.has_common_ranges(self.specialisation).then(|| k.copy(0u32))
+        self.config.has_common_ranges(self.specialization).then(|| k.copy(0u32))
     }
 
     /// Waits for the kernel before this one on the stream, as late as possible: before this thread touches memory of the
@@ -144,7 +144,7 @@ impl Cta {
 }
 
 fn wait_for_kernel_before(k: &mut Builder, config: HopperConfig) {
-    if config.dependent {
+    if config.pdl {
         k.section("kernel before", Builder::grid_dependency_wait);
     }
 }
@@ -160,9 +160,9 @@ struct Maps {
 }
 
 impl Maps {
-    fn declare(k: &mut Builder, config: HopperConfig, specialisation: Specialisation) -> Self {
+    fn declare(k: &mut Builder, config: HopperConfig, specialization: Specialization) -> Self {
         let [query, key, value] = ["query_map", "key_map", "value_map"].map(|name| k.tensor_map(name));
-        let output = config.stores_by_copy(specialisation).then(|| k.tensor_map("output_map"));
+        let output = config.stores_by_copy(specialization).then(|| k.tensor_map("output_map"));
         Self { query, key, value, output }
     }
 }
@@ -184,25 +184,25 @@ struct Shared {
 }
 
 impl Shared {
-    fn reserve(k: &mut Builder, config: HopperConfig, specialisation: Specialisation) -> Self {
-        let [query, key, value] = config.tiles(specialisation);
-        let mut query_ring = TransferRing::reserve(k, config.query_places(specialisation), query.bytes());
+    fn reserve(k: &mut Builder, config: HopperConfig, specialization: Specialization) -> Self {
+        let [query, key, value] = config.tiles(specialization);
+        let mut query_ring = TransferRing::reserve(k, config.query_places(specialization), query.bytes());
         let mut key_ring = TransferRing::reserve(k, config.stages, key.bytes());
         let mut value_ring = TransferRing::reserve(k, config.stages, value.bytes());
         for ring in [&mut query_ring, &mut key_ring, &mut value_ring] {
             ring.reserve_barriers(k);
         }
-        let exchange = k.reserve_shared(config.exchange_bytes(specialisation), 128);
-        let order = k.reserve_shared(config.order_bytes(specialisation), 16);
-        let ranges = config.range_tiles(specialisation).filter(|ranges| ranges.rows_anywhere);
-        let tickets = ranges.map(|ranges| Tickets::reserve(k, config.query_places(specialisation), ranges));
+        let exchange = k.reserve_shared(config.exchange_bytes(specialization), 128);
+        let order = k.reserve_shared(config.order_bytes(specialization), 16);
+        let ranges = config.range_tiles(specialization).filter(|ranges| ranges.rows_anywhere);
+        let tickets = ranges.map(|ranges| Tickets::reserve(k, config.query_places(specialization), ranges));
         Self { query, key, value, query_ring, key_ring, value_ring, exchange, order, tickets }
     }
 
     fn initialise(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {
         self.query_ring.initialise(k, base, config.consumer_warps());
         for ring in [&self.key_ring, &self.value_ring] {
-            ring.initialise(k, base, config.consumer_warps() / config.key_groups.max(1));
+            ring.initialise(k, base, config.consumer_warps() / config.kv_split_warpgroups.max(1));
         }
     }
 }

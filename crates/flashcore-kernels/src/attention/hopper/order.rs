@@ -11,7 +11,7 @@ use flashcore_problem::Problem;
 
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Argument;
-use crate::specialisation::Specialisation;
+use crate::specialization::Specialization;
 
 /// The tiles of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,9 +47,8 @@ impl Order {
     /// Those of a problem, where every tile may have a CTA of its own.
     pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
         let length = problem.query_length as u32;
-        let ranges = config.range_tiles(Specialisation::of(problem));
-        let query_tiles =
-            ranges.map_or_else(|| length.div_ceil(config.query_rows()), |ranges| ranges.most_tiles(length));
+        let ranges = config.range_tiles(Specialization::of(problem));
+        let query_tiles = ranges.map_or_else(|| length.div_ceil(config.tile_m()), |ranges| ranges.most_tiles(length));
         let heads = problem.query_heads as u32;
         let matrices = (problem.batch as u32).saturating_mul(heads);
         Self { query_tiles, heads, matrices, tiles: query_tiles.saturating_mul(matrices), section: 1, run_bits: 0 }
@@ -58,7 +57,7 @@ impl Order {
     /// The same with the sections that give so many CTAs the most even loads.
     #[must_use]
     pub(crate) fn for_ctas(self, problem: &Problem, config: HopperConfig, ctas: u32) -> Self {
-        let is_sorted = config.sorts_tiles(Specialisation::of(problem));
+        let is_sorted = config.sorts_tiles(Specialization::of(problem));
         let is_even = problem.mask.limits().1.is_none() && !is_sorted;
         if is_even || self.tiles <= ctas {
             return self;
@@ -134,12 +133,12 @@ impl Order {
 
 /// How long one tile of a head takes, in tiles of keys.
 fn length(problem: &Problem, config: HopperConfig, tile: u32) -> u32 {
-    let first_row = (tile * config.query_rows()) as usize;
-    let last_row = (first_row + config.query_rows() as usize).min(problem.query_length) - 1;
+    let first_row = (tile * config.tile_m()) as usize;
+    let last_row = (first_row + config.tile_m() as usize).min(problem.query_length) - 1;
     let [first, end] = [first_row, last_row]
         .map(|row| problem.attended_keys(problem.key_length, row))
         .map(|keys| (keys.start, keys.end));
-    let tiles = end.1.div_ceil(config.key_rows as usize).saturating_sub(first.0 / config.key_rows as usize);
+    let tiles = end.1.div_ceil(config.tile_n as usize).saturating_sub(first.0 / config.tile_n as usize);
     tiles as u32 + ENDS
 }
 

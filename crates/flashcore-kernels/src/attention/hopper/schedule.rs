@@ -12,7 +12,7 @@ use crate::attention::tile_ranges::{self, TileExtent, TileRanges};
 use crate::attention::{QueryTile, Work};
 use crate::hopper_config::HopperConfig;
 use crate::parameters::Parameters;
-use crate::specialisation::Specialisation;
+use crate::specialization::Specialization;
 
 /// The order of tiles, in a kernel.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub(super) struct Schedule {
     run_bits: Reg<U32>,
     config: HopperConfig,
     parameters: Parameters,
-    pub(super) specialisation: Specialisation,
+    pub(super) specialization: Specialization,
     /// Where tiles are sorted.
     pub(super) by_length: Option<ByLength>,
 }
@@ -38,7 +38,7 @@ impl Schedule {
         k: &mut Builder,
         config: HopperConfig,
         parameters: &Parameters,
-        specialisation: Specialisation,
+        specialization: Specialization,
     ) -> Self {
         let [query_tiles, heads, matrices, tiles, section, last_section, section_bits, run_bits] =
             ["query_tiles", "heads", "matrices", "tiles", "section", "last_section", "section_bits", "run_bits"]
@@ -54,7 +54,7 @@ impl Schedule {
             run_bits,
             config,
             parameters: *parameters,
-            specialisation,
+            specialization,
             by_length: None,
         }
     }
@@ -103,7 +103,7 @@ impl Schedule {
 
     /// Whether the tiles of a head differ in length, as far as is known.
     const fn has_sections(&self) -> bool {
-        self.specialisation.right || self.by_length.is_some()
+        self.specialization.right || self.by_length.is_some()
     }
 
     /// The tile of a CTA that has but one: the grid is by tile, head and batch, and nothing needs to be divided.
@@ -111,7 +111,7 @@ impl Schedule {
         k.section("schedule", |k| {
             // All CTAs of a cluster have the same tile.
             let cluster = if self.config.cluster > 1 { k.shr(cta, self.config.cluster.ilog2()) } else { cta };
-            let row_tile = if self.specialisation.right {
+            let row_tile = if self.specialization.right {
                 let last = k.sub(self.query_tiles, 1u32);
                 k.sub(last, cluster)
             } else {
@@ -124,10 +124,10 @@ impl Schedule {
 
     /// What is known of the tile with a number in its head, and of a part of its rows.
     pub(super) fn find(&self, k: &mut Builder, [number, head, batch]: [Reg<U32>; 3], part: Option<Reg<U32>>) -> Found {
-        let first_row = k.mul(number, self.config.query_rows());
+        let first_row = k.mul(number, self.config.tile_m());
         let place = QueryTile { first_row, head, key_head: head, batch };
-        let work = Work::of_tile(k, &self.parameters, self.specialisation, place, Some(self.heads));
-        let tiles = self.config.range_tiles(self.specialisation);
+        let work = Work::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
+        let tiles = self.config.range_tiles(self.specialization);
         let record = tiles.map(|tiles| tile_ranges::address(k, &work, tiles, number));
         let extent = record.and_then(|record| TileExtent::load(k, record));
         let ranges = record.zip(part).and_then(|(record, part)| TileRanges::load(k, record, part));
@@ -139,7 +139,7 @@ impl Schedule {
         let Found { first_row, head, batch, record, extent, ranges } = found;
         let key_head = k.div(head, self.parameters.heads_per_key_head);
         let place = QueryTile { first_row, head, key_head, batch };
-        let work = Work::of_tile(k, &self.parameters, self.specialisation, place, Some(self.heads));
+        let work = Work::of_tile(k, &self.parameters, self.specialization, place, Some(self.heads));
         match extent {
             // As if there were no other rows, and no keys behind.
             Some(TileExtent { first_row, end_row, origin, end_key }) => {
@@ -244,7 +244,7 @@ pub(super) struct Found {
     pub(super) first_row: Reg<U32>,
     pub(super) head: Reg<U32>,
     pub(super) batch: Reg<U32>,
-    /// Where it stands which rows and keys it has, and tiles of keys for a part of its rows, where a formula leaves some.
+    /// Where it stands which rows and keys it has, and tiles of keys for a part of its rows, where an expression leaves some.
     pub(super) record: Option<Reg<U64>>,
     pub(super) extent: Option<TileExtent>,
     pub(super) ranges: Option<TileRanges>,
@@ -254,9 +254,9 @@ pub(super) struct Found {
 pub(super) struct Tile {
     pub(super) place: QueryTile,
     pub(super) work: Work,
-    /// Where it stands what a formula leaves.
+    /// Where it stands what an expression leaves.
     pub(super) record: Option<Reg<U64>>,
-    /// What a formula leaves to a part of the rows.
+    /// What an expression leaves to a part of the rows.
     pub(super) ranges: Option<TileRanges>,
     /// The key that tile 0 of its keys begins with, where that is not the first.
     pub(super) origin: Option<Reg<S32>>,

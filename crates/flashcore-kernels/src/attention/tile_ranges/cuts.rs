@@ -93,7 +93,7 @@ fn is_cut(k: &mut Builder, search: &Search, row: Reg<U32>) -> Reg<Pred> {
     let last_key = k.sub(work.parameters.key_length, 1u32);
     let [before, row, last_key] = [before, row, last_key].map(|number| k.reinterpret::<U32, S32>(number));
     let keys = [before, row].map(|key| k.min(key, last_key));
-    let mut code = work.formula(k, search.formula, work.first_row, 0);
+    let mut code = work.expression(k, search.expression, work.first_row, 0);
     code.read_keys(k, &keys);
     let mut attended = |row, column| {
         let of_row = code.for_row(k, row);
@@ -108,10 +108,10 @@ fn is_cut(k: &mut Builder, search: &Search, row: Reg<U32>) -> Reg<Pred> {
 /// The rows of the CTA's tile, where tiles begin anew at the rows that lanes have, in any order; those without one have the
 /// number of rows. All that counts if there are too many is that they begin with the first.
 fn rows_between(k: &mut Builder, search: &Search, beginning: Reg<U32>, count: Reg<U32>) -> [Reg<U32>; 2] {
-    let (length, query_rows) = (search.work.parameters.query_length, search.tiles.query_rows);
+    let (length, tile_m) = (search.work.parameters.query_length, search.tiles.tile_m);
     let tiles_of = |k: &mut Builder, rows: Reg<U32>| {
-        let behind = k.add(rows, query_rows - 1);
-        k.div(behind, query_rows)
+        let behind = k.add(rows, tile_m - 1);
+        k.div(behind, tile_m)
     };
     let all = tiles_of(k, length);
     let most_cuts = k.shr(all, 1u32);
@@ -145,8 +145,8 @@ fn rows_between(k: &mut Builder, search: &Search, beginning: Reg<U32>, count: Re
     let not_behind = k.compare(Compare::Lt, search.tile, behind);
     let is_here = k.and(not_before, not_behind);
     let of_these = k.sub(search.tile, before);
-    let first = k.mad(of_these, query_rows, beginning);
-    let end = k.add(first, query_rows);
+    let first = k.mad(of_these, tile_m, beginning);
+    let end = k.add(first, tile_m);
     let end = k.min(end, next);
     [first, end].map(|row| {
         let row = k.select(is_here, row, length);

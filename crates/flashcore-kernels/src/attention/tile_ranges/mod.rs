@@ -1,10 +1,10 @@
-//! Which rows and tiles of keys a formula leaves together, found out before attention begins.
+//! Which rows and tiles of keys an expression leaves together, found out before attention begins.
 //!
-//! A formula that takes keys out says for each query row and key whether they meet, and nothing about tiles. So a small
+//! An expression that takes keys out says for each query row and key whether they meet, and nothing about tiles. So a small
 //! kernel asks it about all of them, and keeps numbers for each tile of query rows: its rows, the keys between which all
 //! that they attend lies, and for each part of the rows the first and the last tile of keys of which anything is attended,
 //! and the range of those that all rows attend whole. The kernel behind it leaves out what is outside of the first, and
-//! asks the formula only about what is outside of the second.
+//! asks the expression only about what is outside of the second.
 //!
 //! Where tiles of keys may begin at any key, they begin at the first that some row of the CTA attends: that takes fewer of
 //! them, and fewer that are attended in part. Behind the last such key there are none for the CTA, as at the end of all
@@ -17,7 +17,7 @@ mod search;
 use flashcore_ir::types::{S32, U32, U64};
 use flashcore_ir::{Builder, GlobalAddress, Reg};
 use flashcore_problem::Problem;
-use flashcore_problem::formula::Formula;
+use flashcore_problem::expression::Expression;
 
 use super::Work;
 use crate::config::Config;
@@ -32,11 +32,11 @@ const QUAD_BYTES: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RangeTiles {
     /// Query rows of a CTA.
-    pub(crate) query_rows: u32,
+    pub(crate) tile_m: u32,
     /// Query rows with tiles of keys of their own; they divide those of a CTA.
     pub(crate) range_rows: u32,
     /// Keys of a tile.
-    pub(crate) key_rows: u32,
+    pub(crate) tile_n: u32,
     /// Whether tiles of keys may begin at any key, and not at multiples of their keys alone.
     pub(crate) keys_anywhere: bool,
     /// Whether tiles of query rows may, at any row.
@@ -50,25 +50,18 @@ impl RangeTiles {
     pub(crate) const PART_BYTES: u32 = QUAD_BYTES;
 
     /// Those that begin at multiples of their rows and keys, for all rows of a CTA.
-    pub(crate) const fn at_multiples(query_rows: u32, key_rows: u32) -> Self {
-        Self {
-            query_rows,
-            range_rows: query_rows,
-            key_rows,
-            keys_anywhere: false,
-            rows_anywhere: false,
-            is_awaited: false,
-        }
+    pub(crate) const fn at_multiples(tile_m: u32, tile_n: u32) -> Self {
+        Self { tile_m, range_rows: tile_m, tile_n, keys_anywhere: false, rows_anywhere: false, is_awaited: false }
     }
 
     /// Parts of the rows of a CTA that have tiles of keys of their own.
     pub(crate) const fn parts(self) -> u32 {
-        self.query_rows / self.range_rows
+        self.tile_m / self.range_rows
     }
 
     /// The most tiles of so many query rows; how many there are shows when the kernel runs.
     pub(crate) const fn most_tiles(self, query_length: u32) -> u32 {
-        let tiles = query_length.div_ceil(self.query_rows);
+        let tiles = query_length.div_ceil(self.tile_m);
         if self.rows_anywhere { tiles + cuts::most(tiles) } else { tiles }
     }
 
@@ -78,7 +71,7 @@ impl RangeTiles {
     }
 }
 
-/// How many tiles of query rows have numbers: in one head, of how many heads, of how many batches. What a formula does not
+/// How many tiles of query rows have numbers: in one head, of how many heads, of how many batches. What an expression does not
 /// look at counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RangeShape {
@@ -89,12 +82,12 @@ pub(crate) struct RangeShape {
 }
 
 impl RangeShape {
-    /// That of a problem with a formula, for a kernel that makes use of it.
+    /// That of a problem with an expression, for a kernel that makes use of it.
     pub(crate) fn of(problem: &Problem, config: Config) -> Option<Self> {
         let mask_mod = problem.mask_mod?;
-        let tiles = config.range_tiles(config.specialisation(problem))?;
-        let formula: &Formula = mask_mod.formula();
-        let uses = formula.uses(formula.result());
+        let tiles = config.range_tiles(config.specialization(problem))?;
+        let expression: &Expression = mask_mod.expression();
+        let uses = expression.uses(expression.result());
         let counted = |is_used: bool, size: usize| if is_used { size as u32 } else { 1 };
         Some(Self {
             tiles: tiles.most_tiles(problem.query_length as u32),
@@ -148,7 +141,7 @@ impl TileExtent {
     }
 }
 
-/// Tiles of keys by number, as the formula alone leaves them.
+/// Tiles of keys by number, as the expression alone leaves them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileRanges {
     /// The first of which anything is attended.

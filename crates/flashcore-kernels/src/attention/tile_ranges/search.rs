@@ -1,4 +1,4 @@
-//! The small kernel that asks a formula about tiles.
+//! The small kernel that asks an expression about tiles.
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Kernel, ReduceOp, Reg, SpecialRegister, VoteMode};
@@ -6,8 +6,8 @@ use flashcore_ir::{Builder, Compare, Kernel, ReduceOp, Reg, SpecialRegister, Vot
 use super::{QUAD, RangeTiles, address, cuts, part_address};
 use crate::attention::{Place, Rows, Work};
 use crate::parameters::Parameters;
-use crate::specialisation::Specialisation;
-use crate::tile::{BoundFormula, FormulaCode, LANES, TileSpan};
+use crate::specialization::Specialization;
+use crate::tile::{BoundExpression, ExpressionCode, LANES, TileSpan};
 
 /// Warps of a CTA.
 pub(super) const WARPS: u32 = 16;
@@ -21,28 +21,28 @@ const WHOLE: u32 = 2;
 const TILES_AT_ONCE: u32 = 4;
 
 /// Writes the kernel.
-pub(crate) fn kernel(name: String, specialisation: Specialisation, tiles: RangeTiles) -> Option<Kernel> {
+pub(crate) fn kernel(name: String, specialization: Specialization, tiles: RangeTiles) -> Option<Kernel> {
     let mut builder = Builder::new(name, WARPS * LANES);
     let k = &mut builder;
     if tiles.is_awaited {
         k.section("kernel behind", Builder::launch_dependents);
     }
-    let parameters = Parameters::load(k, specialisation);
-    let formula = parameters.mask_mod?;
+    let parameters = Parameters::load(k, specialization);
+    let expression = parameters.mask_mod?;
     // How rows are limited besides is not looked at.
-    let plain = Specialisation { left: false, right: false, key_lengths: false, ..specialisation };
-    let work = Work::at(k, &parameters, plain, tiles.query_rows, Place::Grid, Rows::OfHead);
+    let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
+    let work = Work::at(k, &parameters, plain, tiles.tile_m, Place::Grid, Rows::OfHead);
     let [known, exchange] = [MOST_TILES, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();
     let [known, exchange] = [known, exchange].map(|offset| k.add(base, offset));
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
     let tile = k.special(SpecialRegister::CtaX);
-    let mut search = Search { work, formula, tiles, tile, known, exchange, warp, lane };
+    let mut search = Search { work, expression, tiles, tile, known, exchange, warp, lane };
     let [first_row, end_row] = if tiles.rows_anywhere {
         k.section("rows", |k| cuts::rows_of_tile(k, &search))
     } else {
-        let behind = k.add(work.first_row, tiles.query_rows);
+        let behind = k.add(work.first_row, tiles.tile_m);
         [work.first_row, k.min(behind, parameters.query_length)]
     };
     search.work = Work { first_row, row_count: end_row, ..work };
@@ -53,7 +53,7 @@ pub(crate) fn kernel(name: String, specialisation: Specialisation, tiles: RangeT
 /// What the warps of a CTA, which has a tile of query rows, look for together.
 pub(super) struct Search {
     pub(super) work: Work,
-    pub(super) formula: BoundFormula,
+    pub(super) expression: BoundExpression,
     pub(super) tiles: RangeTiles,
     /// The number of the tile.
     pub(super) tile: Reg<U32>,
@@ -94,8 +94,8 @@ impl Search {
         let first = k.min(origin, end);
         let keys = k.sub(end, first);
         let keys = k.reinterpret::<S32, U32>(keys);
-        let behind = k.add(keys, self.tiles.key_rows - 1);
-        let tiles = k.div(behind, self.tiles.key_rows);
+        let behind = k.add(keys, self.tiles.tile_n - 1);
+        let tiles = k.div(behind, self.tiles.tile_n);
         Counted { origin, end, tiles, told_apart: k.min(tiles, MOST_TILES / self.tiles.parts()) }
     }
 
@@ -107,21 +107,21 @@ impl Search {
 
     /// Finds out what is attended of each tile of keys by each part of the rows, and meets the other warps.
     fn find(&self, k: &mut Builder, counted: Counted) {
-        let (parts, query_rows, key_rows) = (self.tiles.parts(), self.tiles.range_rows, self.tiles.key_rows);
+        let (parts, tile_m, tile_n) = (self.tiles.parts(), self.tiles.range_rows, self.tiles.tile_n);
         let count = k.mul(counted.told_apart, parts);
         k.for_uniform(self.warp, count, WARPS, |k, number| {
             let tile = k.div(number, parts);
             let skipped = k.mul(tile, parts);
             let part = k.sub(number, skipped);
             let tile = k.reinterpret::<U32, S32>(tile);
-            let first_key = k.mad(tile, key_rows as i32, counted.origin);
-            let first_row = k.mad(part, query_rows, self.work.first_row);
-            let rows = self.rows(k, first_row, query_rows);
+            let first_key = k.mad(tile, tile_n as i32, counted.origin);
+            let first_row = k.mad(part, tile_m, self.work.first_row);
+            let rows = self.rows(k, first_row, tile_m);
             let flags = k.copy(0u32);
             let exists = k.compare(Compare::Lt, rows[0], rows[1]);
             k.if_uniform(exists, |k| {
-                let asked = AskedTile { rows, query_rows, first_key, end_key: counted.end, key_rows };
-                let (some, whole) = tile_of_keys(k, &self.work, self.formula, asked, self.lane);
+                let asked = AskedTile { rows, tile_m, first_key, end_key: counted.end, tile_n };
+                let (some, whole) = tile_of_keys(k, &self.work, self.expression, asked, self.lane);
                 let some = k.select(some, SOME, 0u32);
                 let whole = k.select(whole, WHOLE, 0u32);
                 let both = k.add(some, whole);
@@ -136,12 +136,12 @@ impl Search {
 
     /// From the first key that some row of the CTA attends to behind the last, of the tiles that some row may attend.
     fn between_attended(&self, k: &mut Builder, counted: Counted) -> Counted {
-        let key_rows = self.tiles.key_rows as i32;
+        let tile_n = self.tiles.tile_n as i32;
         let (first, last) = k.section("may attend", |k| self.may_attend(k, counted));
         // Where nothing is attended, behind all keys.
-        let begin = k.mul(first, key_rows);
+        let begin = k.mul(first, tile_n);
         let begin = k.min(begin, counted.end);
-        let last_begin = k.mul(last, key_rows);
+        let last_begin = k.mul(last, tile_n);
         let last_begin = k.max(last_begin, 0i32);
         let (origin, end) = k.section("attended keys", |k| self.attended_keys(k, counted, [begin, last_begin]));
         self.count(k, origin, end)
@@ -149,11 +149,11 @@ impl Search {
 
     /// The first and the last tile that some row may attend, without asking about single ones.
     fn may_attend(&self, k: &mut Builder, counted: Counted) -> (Reg<S32>, Reg<S32>) {
-        let (work, query_rows, key_rows) = (&self.work, self.tiles.query_rows, self.tiles.key_rows);
+        let (work, tile_m, tile_n) = (&self.work, self.tiles.tile_m, self.tiles.tile_n);
         let tiles = k.reinterpret::<U32, S32>(counted.tiles);
         let last_of_all = k.sub(tiles, 1i32);
-        let rows = self.rows(k, work.first_row, query_rows);
-        let code = work.formula(k, self.formula, work.first_row, 0);
+        let rows = self.rows(k, work.first_row, tile_m);
+        let code = work.expression(k, self.expression, work.first_row, 0);
         let (first, last) = (k.copy(tiles), k.copy(-1i32));
         k.for_uniform(self.warp, counted.tiles, WARPS * TILES_AT_ONCE, |k, tile| {
             for next in 0..TILES_AT_ONCE {
@@ -161,8 +161,8 @@ impl Search {
                 let tile = k.reinterpret::<U32, S32>(tile);
                 // A warp that has fewer tiles than others looks at the last one again.
                 let tile = k.min(tile, last_of_all);
-                let first_key = k.mul(tile, key_rows as i32);
-                let asked = AskedTile { rows, query_rows, first_key, end_key: counted.end, key_rows };
+                let first_key = k.mul(tile, tile_n as i32);
+                let asked = AskedTile { rows, tile_m, first_key, end_key: counted.end, tile_n };
                 let span = asked.span(k);
                 let attended = code.of_whole_tile(k, span, self.lane).map(|[may_hold, _]| may_hold);
                 let (lower, higher) = (k.min(first, tile), k.max(last, tile));
@@ -196,7 +196,7 @@ impl Search {
     /// The first key that some row attends, of the tile that begins at one key, and behind the last of the tile that begins
     /// at another; where there is none, the whole tile.
     fn attended_keys(&self, k: &mut Builder, counted: Counted, begins: [Reg<S32>; 2]) -> (Reg<S32>, Reg<S32>) {
-        let (work, rows, key_rows) = (&self.work, self.tiles.query_rows, self.tiles.key_rows);
+        let (work, rows, tile_n) = (&self.work, self.tiles.tile_m, self.tiles.tile_n);
         let [first_row, end_row, warp, lane] =
             [work.first_row, work.row_count, self.warp, self.lane].map(|number| k.reinterpret::<U32, S32>(number));
         let (last_key, last_row) = (k.sub(counted.end, 1i32), k.sub(end_row, 1i32));
@@ -206,10 +206,10 @@ impl Search {
         let some_keys = k.compare(Compare::Lt, begin, counted.end);
         let exists = k.and(some_rows, some_keys);
         k.if_uniform(exists, |k| {
-            let mut code = work.formula(k, self.formula, work.first_row, 0);
-            let mut keys = keys_of_lane(k, lane, begin, last_key, key_rows);
+            let mut code = work.expression(k, self.expression, work.first_row, 0);
+            let mut keys = keys_of_lane(k, lane, begin, last_key, tile_n);
             let firsts = keys.len();
-            keys.extend(keys_of_lane(k, lane, last_begin, last_key, key_rows));
+            keys.extend(keys_of_lane(k, lane, last_begin, last_key, tile_n));
             code.read_keys(k, &keys);
             for row in (0..rows).step_by(WARPS as usize) {
                 let row = k.add(warp, row as i32);
@@ -235,7 +235,7 @@ impl Search {
         let is_there = k.compare(Compare::Lt, found, counted.end);
         let first = k.select(is_there, found, begin);
         let is_there = k.compare(Compare::Ge, last_found, 0i32);
-        let behind_tile = k.add(last_begin, key_rows as i32);
+        let behind_tile = k.add(last_begin, tile_n as i32);
         let behind_tile = k.min(behind_tile, counted.end);
         let behind = k.add(last_found, 1i32);
         (first, k.select(is_there, behind, behind_tile))
@@ -313,27 +313,22 @@ type Visit<'a> = &'a dyn Fn(&mut Builder, Reg<S32>, Reg<U32>);
 struct AskedTile {
     /// From the first row to behind the last.
     rows: [Reg<U32>; 2],
-    query_rows: u32,
+    tile_m: u32,
     first_key: Reg<S32>,
     /// Behind the last key there is, in this tile or behind it.
     end_key: Reg<S32>,
-    key_rows: u32,
+    tile_n: u32,
 }
 
 impl AskedTile {
     /// Its rows and keys, of those there are.
     fn span(self, k: &mut Builder) -> TileSpan {
-        let Self { rows: [first_row, end_row], query_rows, first_key, end_key, key_rows } = self;
+        let Self { rows: [first_row, end_row], tile_m, first_key, end_key, tile_n } = self;
         let [first_row, end_row] = [first_row, end_row].map(|number| k.reinterpret::<U32, S32>(number));
         let (last_row, last_that_exists) = (k.sub(end_row, 1i32), k.sub(end_key, 1i32));
-        let last_key = k.add(first_key, key_rows as i32 - 1);
+        let last_key = k.add(first_key, tile_n as i32 - 1);
         let last_key = k.min(last_key, last_that_exists);
-        TileSpan {
-            rows: [first_row, last_row],
-            most_rows: query_rows,
-            keys: [first_key, last_key],
-            most_keys: key_rows,
-        }
+        TileSpan { rows: [first_row, last_row], most_rows: tile_m, keys: [first_key, last_key], most_keys: tile_n }
     }
 }
 
@@ -344,11 +339,11 @@ const ROWS_AT_ONCE: u32 = 8;
 fn tile_of_keys(
     k: &mut Builder,
     work: &Work,
-    formula: BoundFormula,
+    expression: BoundExpression,
     tile: AskedTile,
     lane: Reg<U32>,
 ) -> (Reg<Pred>, Reg<Pred>) {
-    let code = work.formula(k, formula, work.first_row, 0);
+    let code = work.expression(k, expression, work.first_row, 0);
     let span = tile.span(k);
     let one = k.copy(1u32);
     let some = k.compare(Compare::Eq, one, 0u32);
@@ -372,7 +367,7 @@ fn tile_of_keys(
 /// The same by asking about every row and key, until both is known. `some` does not hold yet, and `whole` does.
 fn ask_each(
     k: &mut Builder,
-    mut code: FormulaCode,
+    mut code: ExpressionCode,
     tile: TileSpan,
     lane: Reg<U32>,
     (some, whole): (Reg<Pred>, Reg<Pred>),

@@ -1,4 +1,4 @@
-//! Formulas as code: their steps for each score of a tile.
+//! Expressions as code: their steps for each score of a tile.
 //!
 //! Query rows and keys of a tile are registers plus numbers that are known when the code is written. Sums and differences
 //! of them stay like that, so that the distance of a score costs no instruction of its own: the difference of the
@@ -10,19 +10,19 @@ use std::collections::HashMap;
 
 use flashcore_ir::types::{F32, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Operand, Reg, Value};
-use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary, Uses};
+use flashcore_problem::expression::{Binary, Expression, Kind, Step, Term, Unary, Uses};
 
-use super::formula_bound::BoundFormula;
-use super::formula_span::{SearchedTable, TileSpan, is_constant};
-use super::formula_tables::{ANYTHING, FormulaTables, Offset, entry, goes_with_key, largest_magnitude, read_run};
-use super::formula_verdict::Verdict;
+use super::block_verdict::Verdict;
+use super::expression_bound::BoundExpression;
+use super::expression_tables::{ANYTHING, ExpressionTables, Offset, entry, goes_with_key, largest_magnitude, read_run};
+use super::interval::{SearchedTable, TileSpan, is_constant};
 use super::scores::{exact_tanh_of_half, tanh_of_half};
 use super::{Accumulator, ROW_STEP};
 use crate::plan::LONGEST;
 
 /// What the scores of a lane have in common.
 #[derive(Debug, Clone, Copy)]
-pub struct FormulaPlace {
+pub struct ExpressionPlace {
     /// The batch.
     pub batch: Reg<S32>,
     /// The query head.
@@ -31,13 +31,13 @@ pub struct FormulaPlace {
     pub query: Reg<S32>,
 }
 
-/// A formula for the rows of a lane.
+/// An expression for the rows of a lane.
 #[derive(Debug, Clone)]
-pub struct FormulaCode {
-    formula: &'static Formula,
-    bound: BoundFormula,
-    tables: FormulaTables,
-    place: FormulaPlace,
+pub struct ExpressionCode {
+    expression: &'static Expression,
+    bound: BoundExpression,
+    tables: ExpressionTables,
+    place: ExpressionPlace,
     /// Whether results are to have all bits of an `f32`.
     exact: bool,
     /// One over each constant that something is divided by.
@@ -94,19 +94,19 @@ impl Lowered {
 /// What was done with which registers and numbers.
 type Operation = (Step, Vec<(Kind, Operand, i32)>);
 
-impl FormulaCode {
+impl ExpressionCode {
     /// For `rows` rows of a lane. Reads what each row needs of the tables.
     pub fn new(
         k: &mut Builder,
-        bound: BoundFormula,
-        tables: FormulaTables,
-        place: FormulaPlace,
+        bound: BoundExpression,
+        tables: ExpressionTables,
+        place: ExpressionPlace,
         rows: usize,
         exact: bool,
     ) -> Self {
-        let formula = bound.formula;
+        let expression = bound.expression;
         let reciprocals = if exact { HashMap::new() } else { reciprocals(k, bound) };
-        let mut code = Self { formula, bound, tables, place, exact, reciprocals, known: HashMap::new() };
+        let mut code = Self { expression, bound, tables, place, exact, reciprocals, known: HashMap::new() };
         for row in 0..rows {
             // Nothing is read here that depends on a key.
             code.read(k, place.query, row, 0, |uses| !uses.key);
@@ -118,7 +118,7 @@ impl FormulaCode {
     /// where that does not depend on the row.
     pub fn read_keys(&mut self, k: &mut Builder, keys: &[Reg<S32>]) {
         for (column, key) in (0..).zip(keys) {
-            for term in self.formula.terms().filter(|term| self.formula.step(*term) == Step::Key) {
+            for term in self.expression.terms().filter(|term| self.expression.step(*term) == Step::Key) {
                 let key = Lowered::Integer(Offset::within(*key, LONGEST as i64));
                 self.known.insert((term, None, Some(column)), key);
             }
@@ -129,7 +129,7 @@ impl FormulaCode {
     /// The same for another row, the only one of the lane.
     #[must_use]
     pub fn for_row(&self, k: &mut Builder, query: Reg<S32>) -> Self {
-        let mut code = Self { place: FormulaPlace { query, ..self.place }, ..self.clone() };
+        let mut code = Self { place: ExpressionPlace { query, ..self.place }, ..self.clone() };
         // What is known of other rows says nothing of this one.
         code.known.retain(|(_, row, _), _| row.is_none());
         code.read(k, query, 0, 0, |uses| !uses.key);
@@ -138,9 +138,9 @@ impl FormulaCode {
 
     fn read(&mut self, k: &mut Builder, key: Reg<S32>, row: usize, column: u32, is_wanted: fn(Uses) -> bool) {
         let mut tile = self.of_tile(key);
-        for term in self.formula.terms() {
-            let is_read = matches!(self.formula.step(term), Step::NumberAt(_) | Step::IntegerAt(_));
-            let uses = self.formula.uses(term);
+        for term in self.expression.terms() {
+            let is_read = matches!(self.expression.step(term), Step::NumberAt(_) | Step::IntegerAt(_));
+            let uses = self.expression.uses(term);
             if is_read && !uses.score && is_wanted(uses) {
                 tile.term(k, term, row, column, None);
             }
@@ -149,8 +149,8 @@ impl FormulaCode {
     }
 
     /// For the tile whose first key, in this lane, is `key`.
-    pub fn of_tile(&self, key: Reg<S32>) -> FormulaOfTile<'_> {
-        FormulaOfTile { code: self, key, known: self.known.clone(), written: HashMap::new() }
+    pub fn of_tile(&self, key: Reg<S32>) -> ExpressionOfTile<'_> {
+        ExpressionOfTile { code: self, key, known: self.known.clone(), written: HashMap::new() }
     }
 
     /// Whether some row may attend some key of a tile, and whether some may not: as far as is known without asking about
@@ -171,7 +171,7 @@ impl FormulaCode {
 
     /// For the tile whose first key, in this lane, is `key`, with what its keys need of the tables read; of `scores` only
     /// the columns count, they need not be there yet.
-    pub fn read_tile(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) -> FormulaOfTile<'_> {
+    pub fn read_tile(&self, k: &mut Builder, scores: &Accumulator, key: Reg<S32>) -> ExpressionOfTile<'_> {
         let mut tile = self.of_tile(key);
         let mut columns = Vec::new();
         scores.each(|row, column, _| columns.extend((row == 0).then_some(column)));
@@ -180,11 +180,11 @@ impl FormulaCode {
     }
 }
 
-/// A formula that does nothing but add a term to scores, where nothing else is done to them but scaling.
+/// An expression that does nothing but add a term to scores, where nothing else is done to them but scaling.
 #[derive(Debug, Clone)]
 pub struct AddedTerm {
-    /// The formula.
-    pub code: FormulaCode,
+    /// The expression.
+    pub code: ExpressionCode,
     /// What the term is divided by, since scores are scaled later: as what it is multiplied by.
     pub inverse_scale: Reg<F32>,
 }
@@ -192,8 +192,8 @@ pub struct AddedTerm {
 impl AddedTerm {
     /// Adds the term to the products of a tile, in which the first key of this lane is `key`.
     pub fn apply(&self, k: &mut Builder, products: &Accumulator, key: Reg<S32>, tile: TileSpan) {
-        let FormulaCode { formula, bound, place, .. } = self.code;
-        let Some((added, sign)) = formula.added_term() else { return };
+        let ExpressionCode { expression, bound, place, .. } = self.code;
+        let Some((added, sign)) = expression.added_term() else { return };
         let factor = if sign < 0.0 { k.neg(self.inverse_scale) } else { self.inverse_scale };
         let each = |k: &mut Builder| {
             let mut of_tile = self.code.of_tile(key);
@@ -218,9 +218,9 @@ impl AddedTerm {
     }
 }
 
-/// A formula for the scores of one tile of keys.
-pub struct FormulaOfTile<'a> {
-    code: &'a FormulaCode,
+/// An expression for the scores of one tile of keys.
+pub struct ExpressionOfTile<'a> {
+    code: &'a ExpressionCode,
     key: Reg<S32>,
     known: HashMap<Spot, Lowered>,
     /// What was written for this tile: two rows and two keys that are as far apart have the same distance, and whatever
@@ -228,16 +228,16 @@ pub struct FormulaOfTile<'a> {
     written: HashMap<Operation, Lowered>,
 }
 
-impl FormulaOfTile<'_> {
+impl ExpressionOfTile<'_> {
     /// What becomes of a score in base 2, in base 2.
     pub fn score(&mut self, k: &mut Builder, row: usize, column: u32, score: Reg<F32>) -> Reg<F32> {
-        let formula = self.code.formula;
-        if let Some((added, sign)) = formula.added_term() {
+        let expression = self.code.expression;
+        if let Some((added, sign)) = expression.added_term() {
             let added = self.term(k, added, row, column, None).number();
             return k.fma(added, sign * LOG2_E, score);
         }
         let natural = k.mul(score, LN_2);
-        let result = self.term(k, formula.result(), row, column, Some(natural)).number();
+        let result = self.term(k, expression.result(), row, column, Some(natural)).number();
         k.mul(result, LOG2_E)
     }
 
@@ -252,21 +252,21 @@ impl FormulaOfTile<'_> {
 
     /// Whether a row attends a key.
     pub fn attended(&mut self, k: &mut Builder, row: usize, column: u32) -> Reg<Pred> {
-        self.term(k, self.code.formula.result(), row, column, None).truth()
+        self.term(k, self.code.expression.result(), row, column, None).truth()
     }
 
     /// Reads entries of tables that stand side by side for keys that do: where none of them is beyond an end of the table,
     /// which is asked once, they cost nothing but the reading.
     fn read_runs(&mut self, k: &mut Builder, columns: &[u32]) {
-        let FormulaCode { formula, tables, .. } = *self.code;
-        for term in formula.terms() {
-            let (Step::NumberAt(index) | Step::IntegerAt(index)) = formula.step(term) else { continue };
-            let uses = formula.uses(term);
-            if uses.query || uses.score || !goes_with_key(formula, index) {
+        let ExpressionCode { expression, tables, .. } = *self.code;
+        for term in expression.terms() {
+            let (Step::NumberAt(index) | Step::IntegerAt(index)) = expression.step(term) else { continue };
+            let uses = expression.uses(term);
+            if uses.query || uses.score || !goes_with_key(expression, index) {
                 continue;
             }
             let places: Vec<_> = columns.iter().map(|&column| self.term(k, index, 0, column, None).integer()).collect();
-            let entries: Vec<_> = if formula.kind(term) == Kind::Number {
+            let entries: Vec<_> = if expression.kind(term) == Kind::Number {
                 let entries = read_run::<F32>(k, tables.numbers, &places);
                 entries.into_iter().map(|entry| Lowered::Number(entry.into())).collect()
             } else {
@@ -280,7 +280,7 @@ impl FormulaOfTile<'_> {
     }
 
     fn term(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
-        let uses = self.code.formula.uses(term);
+        let uses = self.code.expression.uses(term);
         let spot = (term, (uses.query || uses.score).then_some(row), (uses.key || uses.score).then_some(column));
         if let Some(known) = self.known.get(&spot) {
             return *known;
@@ -291,11 +291,11 @@ impl FormulaOfTile<'_> {
     }
 
     fn lower(&mut self, k: &mut Builder, term: Term, row: usize, column: u32, score: Option<Reg<F32>>) -> Lowered {
-        let FormulaCode { formula, bound, place, .. } = *self.code;
+        let ExpressionCode { expression, bound, place, .. } = *self.code;
         let position = |register, plus: u32| {
             Lowered::Integer(Offset { base: Some(register), plus: plus as i32, bound: LONGEST as i64 })
         };
-        let step = formula.step(term);
+        let step = expression.step(term);
         match step {
             Step::Score => Lowered::Number(score.map_or_else(|| Value::from(0.0f32), Value::from)),
             Step::Batch => position(place.batch, 0),
@@ -310,7 +310,7 @@ impl FormulaOfTile<'_> {
             Step::Integer(value) => Lowered::Integer(Offset::number(value)),
             Step::Unary(Unary::ToNumber, a) => {
                 // The magnitude of a number is free.
-                let (integer, is_magnitude) = match formula.step(a) {
+                let (integer, is_magnitude) = match expression.step(a) {
                     Step::Unary(Unary::Absolute, integer) => (integer, true),
                     _ => (a, false),
                 };
@@ -365,7 +365,7 @@ impl FormulaOfTile<'_> {
                 let register = a.register(k);
                 Lowered::Integer(Offset::within(k.shr(register, bits), a.bound))
             }
-            // Formulas are written through handles that have the right kinds.
+            // Expressions are written through handles that have the right kinds.
             _ => unreachable!("{step:?} of {operands:?}"),
         };
         self.written.insert(operation, lowered);
@@ -429,7 +429,7 @@ impl FormulaOfTile<'_> {
     /// as far as the number of an integer is.
     fn number_of(&mut self, k: &mut Builder, integer: Offset) -> Reg<F32> {
         let Some(base) = integer.base else { return k.copy(integer.plus as f32) };
-        let step = Step::Unary(Unary::ToNumber, self.code.formula.result());
+        let step = Step::Unary(Unary::ToNumber, self.code.expression.result());
         let operation = (step, vec![Lowered::Integer(Offset { plus: 0, ..integer }).identity()]);
         let number = if let Some(Lowered::Number(known)) = self.written.get(&operation) {
             *known
@@ -443,7 +443,7 @@ impl FormulaOfTile<'_> {
 
     /// What is made of one register and another, or a number; once for a tile.
     fn of_bases(&mut self, k: &mut Builder, op: Binary, base: Reg<S32>, other: Offset) -> Offset {
-        let step = Step::Binary(op, self.code.formula.result(), self.code.formula.result());
+        let step = Step::Binary(op, self.code.expression.result(), self.code.expression.result());
         let operands = [Offset::within(base, ANYTHING), other].map(Lowered::Integer);
         let operation = (step, operands.map(Lowered::identity).to_vec());
         if let Some(Lowered::Integer(written)) = self.written.get(&operation) {
@@ -461,15 +461,15 @@ impl FormulaOfTile<'_> {
     }
 }
 
-/// One over each constant that a formula divides by, which is then multiplied by: that costs one instruction for each score
+/// One over each constant that an expression divides by, which is then multiplied by: that costs one instruction for each score
 /// where a division takes ten, and half a rounding step more than none. What a constant of zero, infinity or NaN gives
 /// stays the same; one below `2^-128` becomes zero.
-fn reciprocals(k: &mut Builder, bound: BoundFormula) -> HashMap<Term, Reg<F32>> {
-    let formula = bound.formula;
+fn reciprocals(k: &mut Builder, bound: BoundExpression) -> HashMap<Term, Reg<F32>> {
+    let expression = bound.expression;
     let mut reciprocals = HashMap::new();
-    for step in formula.steps() {
+    for step in expression.steps() {
         let Step::Binary(Binary::Divide, _, divisor) = *step else { continue };
-        let divisor_value = match formula.step(divisor) {
+        let divisor_value = match expression.step(divisor) {
             Step::NumberSlot(slot) => Value::from(bound.number(slot)),
             Step::Number(bits) => Value::from(f32::from_bits(bits)),
             _ => continue,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Shr, Sub};
 
 use super::constants::{Constants, Size};
-use super::{Binary, Formula, Kind, Step, Term, Unary};
+use super::{Binary, Expression, Kind, Step, Term, Unary};
 
 /// Writes down what is done with handles.
 #[derive(Default)]
@@ -57,8 +57,8 @@ impl Writer {
         Place { batch, head, query, key }
     }
 
-    pub(super) fn finish(self, name: &str, result: Term) -> (Formula, Constants) {
-        (Formula::new(name, self.steps.into_inner(), result), self.constants.into_inner())
+    pub(super) fn finish(self, name: &str, result: Term) -> (Expression, Constants) {
+        (Expression::new(name, self.steps.into_inner(), result), self.constants.into_inner())
     }
 }
 

@@ -14,11 +14,12 @@ use super::Work;
 use super::scalar::modified;
 use super::stream::{KeyRange, Stream, StreamTiles};
 use crate::element::{ELEMENT_BYTES, Element};
-use crate::specialisation::Specialisation;
-use crate::steps_config::{Product, StepsConfig};
+use crate::ladder_config::{LadderConfig, Product};
+use crate::specialization::Specialization;
 use crate::tile::{
-    Accumulation, Accumulator, CHUNK_ELEMENTS, FormulaCode, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand,
-    PRODUCT_DEPTH, ROWS_PER_BLOCK, RightFragments, ScoreTerms, SharedLayout, SharedTile, TileCopy, add_sink,
+    Accumulation, Accumulator, CHUNK_ELEMENTS, ExpressionCode, FragmentPosition, GlobalRows, LANES, LaneRows,
+    LeftOperand, PRODUCT_DEPTH, ROWS_PER_BLOCK, RightFragments, ScoreTerms, SharedLayout, SharedTile, TileCopy,
+    add_sink,
 };
 
 const ROWS: u32 = ROWS_PER_BLOCK;
@@ -32,14 +33,14 @@ const LANES_PER_ROW: u32 = LANES / ROWS;
 const COLUMNS_AT_ONCE: u32 = 2 * LANES;
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: Element>(name: String, config: StepsConfig, specialisation: Specialisation) -> Kernel {
+pub(crate) fn kernel<T: Element>(name: String, config: LadderConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
-    let work = Work::new(k, specialisation, config.query_rows());
+    let work = Work::new(k, specialization, config.tile_m());
     let thread = k.special(SpecialRegister::ThreadX);
     let warp = Warp::new(k, thread);
-    let tiles = Tiles::reserve(k, config, specialisation);
-    let keys = KeyRange::new(k, &work, config.query_rows(), config.key_rows);
+    let tiles = Tiles::reserve(k, config, specialization);
+    let keys = KeyRange::new(k, &work, config.tile_m(), config.tile_n);
     let supply = config.supply();
     let (query_copy, stream) = k.section("copies", |k| {
         let (query, key, value) = (work.query(k), work.key(k), work.value(k));
@@ -60,14 +61,14 @@ pub(crate) fn kernel<T: Element>(name: String, config: StepsConfig, specialisati
     let softmax = k.section("softmax", |k| SharedSoftmax::new(k, &work, &warp));
     let output = k.section("output", |k| match config.output {
         Product::Scalar => Output::Scalar(ScalarOutput::zero(k, &warp, tiles.stream.value)),
-        Product::Tensor => Output::Tensor(Accumulator::zero(k, 1, padded_columns(specialisation.value_dim))),
+        Product::Tensor => Output::Tensor(Accumulator::zero(k, 1, padded_columns(specialization.value_dim))),
     });
-    k.for_uniform(keys.first, keys.end, config.key_rows as i32, |k, first_key| {
+    k.for_uniform(keys.first, keys.end, config.tile_n as i32, |k, first_key| {
         stream.arrive(k, &keys);
         let stage = stream.ring.reading();
         k.section("scores", |k| match config.scores {
             Product::Scalar => scalar_scores::<T>(k, &tiles, &warp, stage),
-            Product::Tensor => tensor_scores::<T>(k, &tiles, &warp, stage, specialisation.head_dim),
+            Product::Tensor => tensor_scores::<T>(k, &tiles, &warp, stage, specialization.head_dim),
         });
         k.warp_sync();
         k.section("softmax", |k| softmax.update::<T>(k, &work, &tiles, &warp, config, first_key));
@@ -118,7 +119,7 @@ struct Tiles {
     stream: StreamTiles,
     /// Scores in `f32`, and then weights where lanes multiply them: offset, keys and words of a row.
     scores: u32,
-    key_rows: u32,
+    tile_n: u32,
     score_words: u32,
     /// Weights, where tensor cores multiply them.
     weights: SharedTile,
@@ -127,19 +128,19 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn reserve(k: &mut Builder, config: StepsConfig, specialisation: Specialisation) -> Self {
-        let (rows, key_rows) = (config.query_rows(), config.key_rows);
-        let query = SharedTile::reserve(k, rows, SharedTile::columns_for(specialisation.head_dim), config.layout);
-        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialisation);
+    fn reserve(k: &mut Builder, config: LadderConfig, specialization: Specialization) -> Self {
+        let (rows, tile_n) = (config.tile_m(), config.tile_n);
+        let query = SharedTile::reserve(k, rows, SharedTile::columns_for(specialization.head_dim), config.layout);
+        let stream = StreamTiles::reserve(k, config.supply(), config.layout, specialization);
         let score_words = match config.layout {
-            SharedLayout::Plain => key_rows,
-            SharedLayout::Padded | SharedLayout::Swizzled => key_rows + WORDS_AT_ONCE,
+            SharedLayout::Plain => tile_n,
+            SharedLayout::Padded | SharedLayout::Swizzled => tile_n + WORDS_AT_ONCE,
         };
         let scores = k.reserve_shared(rows * score_words * WORD_BYTES, 128);
         let weight_rows = if config.output == Product::Tensor { rows } else { 0 };
-        let weights = SharedTile::reserve(k, weight_rows, key_rows, config.layout);
+        let weights = SharedTile::reserve(k, weight_rows, tile_n, config.layout);
         let factors = k.reserve_shared(rows * WORD_BYTES, 128);
-        Self { query, stream, scores, key_rows, score_words, weights, factors }
+        Self { query, stream, scores, tile_n, score_words, weights, factors }
     }
 
     /// The address of a row of scores.
@@ -159,7 +160,7 @@ impl Tiles {
 /// Each lane multiplies all 16 rows by some keys: 8 columns at a time, those of the query the same for all lanes.
 fn scalar_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage: Reg<U32>) {
     let (query, key) = (tiles.query, tiles.stream.key);
-    let keys: Vec<_> = (0..tiles.key_rows / LANES).map(|step| k.add(warp.lane, step * LANES)).collect();
+    let keys: Vec<_> = (0..tiles.tile_n / LANES).map(|step| k.add(warp.lane, step * LANES)).collect();
     let sums: Vec<Vec<_>> = (0..ROWS).map(|_| keys.iter().map(|_| k.copy(0.0f32)).collect()).collect();
     let (query_base, key_base) = (warp.base_of_rows(k, query), k.add(warp.shared_base, stage));
     for panel in 0..key.panels() {
@@ -210,7 +211,7 @@ fn tensor_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage:
     let (query_base, key_base) = (warp.base_of_rows(k, tiles.query), k.add(warp.shared_base, stage));
     let query = tiles.query.addresses(k, query_base, warp.lane, LaneRows::DownFirst);
     let keys = tiles.stream.key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst);
-    let scores = Accumulator::zero(k, 1, tiles.key_rows);
+    let scores = Accumulator::zero(k, 1, tiles.tile_n);
     let query = LeftOperand::<T>::Shared(vec![query], padded_columns(head_dim));
     scores.multiply_add(k, &query, RightFragments::Transposed(keys), Accumulation::F32);
     let first = tiles.score_row(k, warp, warp.position.group);
@@ -243,7 +244,7 @@ struct SharedSoftmax {
     first_key: Reg<S32>,
     end_key: Reg<S32>,
     terms: ScoreTerms,
-    mask: Option<FormulaCode>,
+    mask: Option<ExpressionCode>,
     maximum: Reg<F32>,
     /// Of this lane's keys.
     sum: Reg<F32>,
@@ -262,7 +263,7 @@ impl SharedSoftmax {
             first_key: work.first_key(k, query_row),
             end_key: work.end_key(k, query_row),
             terms: work.score_terms(k, query_row, 1),
-            mask: work.mask_formula(k, query_row, 1),
+            mask: work.mask_expression(k, query_row, 1),
             maximum: k.copy(f32::NEG_INFINITY),
             sum: k.copy(0.0f32),
         }
@@ -275,10 +276,10 @@ impl SharedSoftmax {
         work: &Work,
         tiles: &Tiles,
         warp: &Warp,
-        config: StepsConfig,
+        config: LadderConfig,
         first_key: Reg<S32>,
     ) {
-        let keys = tiles.key_rows / LANES_PER_ROW;
+        let keys = tiles.tile_n / LANES_PER_ROW;
         let first = k.mul(self.member, keys);
         let row = tiles.score_row(k, warp, self.row);
         let scores = k.mad(first, WORD_BYTES, row);
@@ -395,14 +396,14 @@ impl SharedSoftmax {
             inverse = k.mul(inverse, factor);
         }
         self.set_factor(k, tiles, warp, inverse);
-        if work.specialisation.log_sum_exp {
+        if work.specialization.lse {
             let logarithm = k.log2(self.sum);
             let base_two = k.add(maximum, logarithm);
             let natural = k.mul(base_two, LN_2);
             let exists = k.compare(Compare::Lt, self.query_row, work.row_count);
             let first = k.compare(Compare::Eq, self.member, 0u32);
             let stores = k.and(exists, first);
-            let address = work.log_sum_exp(k, self.query_row);
+            let address = work.lse(k, self.query_row);
             k.when(stores, |k| k.store_one(address, natural));
         }
     }
@@ -449,7 +450,7 @@ impl ScalarOutput {
         let base = k.add(warp.shared_base, stage);
         let row = k.copy(0u32);
         let weights = tiles.score_row(k, warp, row);
-        k.for_uniform(0u32, tiles.key_rows, WORDS_AT_ONCE, |k, first_key| {
+        k.for_uniform(0u32, tiles.tile_n, WORDS_AT_ONCE, |k, first_key| {
             let weights = k.mad(first_key, WORD_BYTES, weights);
             let weights: Vec<_> = (0..ROWS)
                 .map(|row| {
@@ -513,7 +514,7 @@ impl Output {
                 let (weight_base, value_base) = (warp.base_of_rows(k, weights), k.add(warp.shared_base, stage));
                 let left = weights.addresses(k, weight_base, warp.lane, LaneRows::DownFirst);
                 let right = value.addresses(k, value_base, warp.lane, LaneRows::DownFirst);
-                let left = LeftOperand::<T>::Shared(vec![left], tiles.key_rows);
+                let left = LeftOperand::<T>::Shared(vec![left], tiles.tile_n);
                 output.multiply_add(k, &left, RightFragments::Straight(right), Accumulation::F32);
             }
         }

@@ -1,15 +1,15 @@
-//! What a formula says of all scores of a tile at once.
+//! What an expression says of all scores of a tile at once.
 //!
 //! Comparisons of integers follow from the spans of both sides: where one ends before the other begins, and where each is
 //! but one integer. So of most tiles it is known whether they are attended without asking about any score.
 
 use flashcore_ir::types::Pred;
 use flashcore_ir::{Builder, Compare, Reg};
-use flashcore_problem::formula::{Binary, Kind, Step, Term, Unary};
+use flashcore_problem::expression::{Binary, Kind, Step, Term, Unary};
 
-use super::formula::FormulaPlace;
-use super::formula_bound::BoundFormula;
-use super::formula_span::{SearchedTable, Spans, TileSpan};
+use super::expression::ExpressionPlace;
+use super::expression_bound::BoundExpression;
+use super::interval::{SearchedTable, Spans, TileSpan};
 
 /// What is known of a truth; where nothing stands, it may be.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,16 +21,16 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// That of the result of a formula.
+    /// That of the result of an expression.
     pub(super) fn new(
         k: &mut Builder,
-        bound: BoundFormula,
-        place: FormulaPlace,
+        bound: BoundExpression,
+        place: ExpressionPlace,
         tile: TileSpan,
         table: SearchedTable,
     ) -> Self {
         let mut spans = Spans::new(bound, place, tile, Some(table));
-        let verdict = Self::of(k, &mut spans, bound.formula.result());
+        let verdict = Self::of(k, &mut spans, bound.expression.result());
         // What follows from spans that are wrong is nothing.
         let [may_hold, may_fail] = [verdict.may_hold, verdict.may_fail].map(|may| {
             spans.checks.iter().fold(may, |may, check| {
@@ -42,7 +42,7 @@ impl Verdict {
     }
 
     fn of(k: &mut Builder, spans: &mut Spans, term: Term) -> Self {
-        match spans.formula.step(term) {
+        match spans.expression.step(term) {
             Step::Unary(Unary::Not, a) => {
                 let Self { may_hold, may_fail } = Self::of(k, spans, a);
                 Self { may_hold: may_fail, may_fail: may_hold }
@@ -61,7 +61,7 @@ impl Verdict {
     }
 
     fn of_comparison(k: &mut Builder, spans: &mut Spans, op: Binary, a: Term, b: Term) -> Self {
-        let has_span = |term| spans.formula.kind(term) == Kind::Integer && spans.width(term).is_some();
+        let has_span = |term| spans.expression.kind(term) == Kind::Integer && spans.width(term).is_some();
         if !(has_span(a) && has_span(b)) {
             return Self::default();
         }

@@ -2,7 +2,7 @@
 
 use crate::attention::stream::Supply;
 use crate::config::Flaw;
-use crate::specialisation::MOST_WIDTH;
+use crate::specialization::MOST_WIDTH;
 use crate::tile::{LANES, ROWS_PER_BLOCK, SharedLayout};
 
 /// Warps of a CTA.
@@ -10,9 +10,9 @@ const WARPS: u32 = 4;
 
 /// The choices of the kernel that has the steps of the history: tiles of 64 query rows, and scores in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StepsConfig {
+pub struct LadderConfig {
     /// Keys of a tile: 32 or 64.
-    pub key_rows: u32,
+    pub tile_n: u32,
     /// Tiles of keys and values in shared memory at a time; with 1, each is waited for as soon as it is asked for.
     pub stages: u32,
     /// How tiles lie in shared memory.
@@ -34,16 +34,16 @@ pub enum Product {
     Tensor,
 }
 
-impl Default for StepsConfig {
+impl Default for LadderConfig {
     fn default() -> Self {
         Self::FIRST
     }
 }
 
-impl StepsConfig {
+impl LadderConfig {
     /// The first step: tiles in shared memory, and nothing else.
     const FIRST: Self = Self {
-        key_rows: 64,
+        tile_n: 64,
         stages: 1,
         layout: SharedLayout::Plain,
         load_bytes: 4,
@@ -51,7 +51,7 @@ impl StepsConfig {
         output: Product::Scalar,
     };
     const LAST: Self = Self {
-        key_rows: 64,
+        tile_n: 64,
         stages: 2,
         layout: SharedLayout::Swizzled,
         load_bytes: MOST_WIDTH,
@@ -64,7 +64,7 @@ impl StepsConfig {
         Self::FIRST,
         Self { layout: SharedLayout::Padded, load_bytes: 8, ..Self::FIRST },
         Self { layout: SharedLayout::Swizzled, load_bytes: MOST_WIDTH, stages: 2, ..Self::FIRST },
-        Self { output: Product::Scalar, key_rows: 32, stages: 3, ..Self::LAST },
+        Self { output: Product::Scalar, tile_n: 32, stages: 3, ..Self::LAST },
         Self { scores: Product::Scalar, layout: SharedLayout::Padded, ..Self::LAST },
         Self::LAST,
     ];
@@ -73,7 +73,7 @@ impl StepsConfig {
     pub(crate) const MOST_OPERAND_REGISTERS: u32 = 176;
 
     /// Query rows of a CTA.
-    pub const fn query_rows(self) -> u32 {
+    pub const fn tile_m(self) -> u32 {
         WARPS * ROWS_PER_BLOCK
     }
 
@@ -93,17 +93,17 @@ impl StepsConfig {
 
     /// How keys and values come.
     pub(crate) const fn supply(self) -> Supply {
-        let Self { stages, key_rows, load_bytes, .. } = self;
-        Supply { stages, key_rows, warps: WARPS, producers: 0, load_bytes }
+        let Self { stages, tile_n, load_bytes, .. } = self;
+        Supply { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
     }
 
     /// What no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Flaw> {
-        let Self { key_rows, stages, load_bytes, .. } = self;
+        let Self { tile_n, stages, load_bytes, .. } = self;
         let flaw =
             |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
         let flaws = [
-            flaw("key_rows", key_rows, "32 or 64", matches!(key_rows, 32 | 64)),
+            flaw("tile_n", tile_n, "32 or 64", matches!(tile_n, 32 | 64)),
             flaw("stages", stages, "1 to 8", (1..=8).contains(&stages)),
             flaw("load_bytes", load_bytes, "4, 8 or 16", matches!(load_bytes, 4 | 8 | 16)),
         ];

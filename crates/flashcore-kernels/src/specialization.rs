@@ -1,12 +1,12 @@
 //! What a problem fixes when its kernel is generated.
 
-use flashcore_problem::formula::Formula;
+use flashcore_problem::expression::Expression;
 use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
 
 /// What a problem fixes when its kernel is generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "each says whether the code of one independent feature is there")]
-pub struct Specialisation {
+pub struct Specialization {
     /// The element type.
     pub dtype: DType,
     /// Columns of query and key.
@@ -18,7 +18,7 @@ pub struct Specialisation {
     /// Whether rows attend no key far behind their position: causal masks and windows.
     pub right: bool,
     /// Whether each batch has a key length of its own.
-    pub key_lengths: bool,
+    pub seqused_k: bool,
     /// Whether scores are capped.
     pub softcap: bool,
     /// Whether scores fall with distance.
@@ -28,18 +28,18 @@ pub struct Specialisation {
     /// Whether there are sinks.
     pub sinks: bool,
     /// What becomes of scores after that: the structure alone, constants are arguments.
-    pub score_mod: Option<&'static Formula>,
+    pub score_mod: Option<&'static Expression>,
     /// Which keys take part, of those that the mask leaves.
-    pub mask_mod: Option<&'static Formula>,
+    pub mask_mod: Option<&'static Expression>,
     /// Whether scores are scaled before their maximum is taken, which then need not be that of the products.
     pub scaled_first: bool,
     /// Whether the log-sum-exp is written.
-    pub log_sum_exp: bool,
+    pub lse: bool,
     /// Bytes that every row of every tensor begins at a multiple of, 16 at most.
     pub width: u32,
 }
 
-impl Specialisation {
+impl Specialization {
     /// Plain attention.
     pub const fn new(dtype: DType, head_dim: u32) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Specialisation {
             value_dim: head_dim,
             left: false,
             right: false,
-            key_lengths: false,
+            seqused_k: false,
             softcap: false,
             alibi: false,
             bias: false,
@@ -56,7 +56,7 @@ impl Specialisation {
             score_mod: None,
             mask_mod: None,
             scaled_first: false,
-            log_sum_exp: false,
+            lse: false,
             width: MOST_WIDTH,
         }
     }
@@ -70,37 +70,37 @@ impl Specialisation {
             value_dim: problem.value_dim as u32,
             left: left.is_some(),
             right: right.is_some(),
-            key_lengths: problem.key_lengths,
+            seqused_k: problem.seqused_k,
             softcap: problem.softcap.is_some(),
             alibi: problem.alibi,
             bias: problem.bias,
             sinks: problem.sinks,
-            score_mod: problem.score_mod.map(ScoreMod::formula),
-            mask_mod: problem.mask_mod.map(MaskMod::formula),
+            score_mod: problem.score_mod.map(ScoreMod::expression),
+            mask_mod: problem.mask_mod.map(MaskMod::expression),
             scaled_first: problem.scale <= 0.0,
-            log_sum_exp: problem.log_sum_exp,
+            lse: problem.lse,
             width: width(problem),
         }
     }
 
     /// Whether scores are more than products times a positive number.
     pub fn has_terms(self) -> bool {
-        self.has_more_than_formulas() || self.score_mod.is_some() && !self.only_adds()
+        self.has_more_than_expressions() || self.score_mod.is_some() && !self.only_adds()
     }
 
-    /// Whether there is a formula.
-    pub const fn has_formulas(self) -> bool {
+    /// Whether there is an expression.
+    pub const fn has_expressions(self) -> bool {
         self.score_mod.is_some() || self.mask_mod.is_some()
     }
 
-    const fn has_more_than_formulas(self) -> bool {
+    const fn has_more_than_expressions(self) -> bool {
         self.softcap || self.alibi || self.bias || self.scaled_first
     }
 
-    /// Whether all that is done to products, besides multiplying them by a positive number, is that a formula adds a term.
+    /// Whether all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.
     pub fn only_adds(self) -> bool {
-        let adds = self.score_mod.is_some_and(|formula| formula.added_term().is_some());
-        adds && !self.has_more_than_formulas() && !matches!(self.dtype, DType::F32)
+        let adds = self.score_mod.is_some_and(|expression| expression.added_term().is_some());
+        adds && !self.has_more_than_expressions() && !matches!(self.dtype, DType::F32)
     }
 
     /// Head dimensions that tables go through; the kernels have every multiple of 8 up to 256.

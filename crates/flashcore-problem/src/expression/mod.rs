@@ -1,6 +1,6 @@
-//! What is done to scores beyond the features of a problem: formulas, written as Rust closures.
+//! What is done to scores beyond the features of a problem: expressions, written as Rust closures.
 //!
-//! A closure is called once, with handles instead of numbers. What it does with them is written down as a [`Formula`],
+//! A closure is called once, with handles instead of numbers. What it does with them is written down as a [`Expression`],
 //! from which every backend follows: kernels are generated from it, the CPU and the oracle evaluate it. Its constants are
 //! no part of that, but come along with it as [`Constants`].
 
@@ -9,7 +9,7 @@ mod evaluate;
 mod handles;
 
 pub use constants::{Constants, MOST_CONSTANTS, Size, Slot};
-pub use evaluate::{Evaluator, FormulaReal, Places, Tables, WIDTH};
+pub use evaluate::{Evaluator, ExpressionReal, Places, Tables, WIDTH};
 pub use handles::{Integer, Number, Place, Truth};
 
 use std::collections::HashSet;
@@ -18,10 +18,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use handles::Writer;
 
-/// The most steps of a formula; kernels repeat them for every score of a tile.
+/// The most steps of an expression; kernels repeat them for every score of a tile.
 pub const MOST_STEPS: usize = 64;
 
-/// A step of a formula, by its number.
+/// A step of an expression, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Term(u32);
 
@@ -43,7 +43,7 @@ pub enum Kind {
     Truth,
 }
 
-/// One step of a formula. Terms are steps before it.
+/// One step of an expression. Terms are steps before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The score so far.
@@ -181,7 +181,7 @@ impl Uses {
 
 /// The structure of a closure: steps that end in a result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Formula {
+pub struct Expression {
     name: String,
     steps: Vec<Step>,
     kinds: Vec<Kind>,
@@ -189,7 +189,7 @@ pub struct Formula {
     result: Term,
 }
 
-impl Formula {
+impl Expression {
     fn new(name: &str, steps: Vec<(Step, Kind)>, result: Term) -> Self {
         let mut uses: Vec<Uses> = Vec::with_capacity(steps.len());
         for (step, _) in &steps {
@@ -325,14 +325,14 @@ impl Formula {
 
     /// Each structure is kept once, for the life of the process: kernels are generated from it and compared by it.
     fn kept(self) -> &'static Self {
-        static KEPT: LazyLock<Mutex<HashSet<&'static Formula>>> = LazyLock::new(Mutex::default);
+        static KEPT: LazyLock<Mutex<HashSet<&'static Expression>>> = LazyLock::new(Mutex::default);
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.get(&self) {
             return known;
         }
-        let formula: &'static Self = Box::leak(Box::new(self));
-        kept.insert(formula);
-        formula
+        let expression: &'static Self = Box::leak(Box::new(self));
+        kept.insert(expression);
+        expression
     }
 }
 
@@ -359,12 +359,12 @@ impl Formula {
 /// let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key + 128));
 /// let mut problem = Problem::new(1, 8, 1000, 64, DType::F16);
 /// problem.score_mod = Some(relative);
-/// problem.number_table = 257;
+/// problem.aux_f32 = 257;
 /// assert_eq!(problem.validate(), Ok(()));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ScoreMod {
-    formula: &'static Formula,
+    expression: &'static Expression,
     constants: Constants,
 }
 
@@ -380,12 +380,12 @@ pub struct ScoreMod {
 /// let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
 /// let mut problem = Problem::new(1, 8, 1000, 64, DType::F16);
 /// problem.mask_mod = Some(documents);
-/// problem.integer_table = 1000;
+/// problem.aux_i32 = 1000;
 /// assert_eq!(problem.validate(), Ok(()));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MaskMod {
-    formula: &'static Formula,
+    expression: &'static Expression,
     constants: Constants,
 }
 
@@ -412,27 +412,27 @@ macro_rules! of_both {
     ($($name:ident)*) => {
         $(
             impl $name {
-                fn of((formula, constants): (Formula, Constants)) -> Self {
-                    Self { formula: formula.kept(), constants }
+                fn of((expression, constants): (Expression, Constants)) -> Self {
+                    Self { expression: expression.kept(), constants }
                 }
 
                 /// The same for a part of a problem: the rows from `row` on of one head of one batch, which are counted
                 /// from 0 there.
                 #[must_use]
                 pub fn moved(self, batch: usize, head: usize, row: usize) -> Self {
-                    Self::of(self.formula.moved(&self.constants, batch, head, row))
+                    Self::of(self.expression.moved(&self.constants, batch, head, row))
                 }
 
                 /// The same structure with constants no further from zero than these, numbers that are none as 0; integers
                 /// beyond [`Size::SMALL`] stay as they are.
                 #[must_use]
                 pub fn with_constants_within(self, numbers: f32, integers: u32) -> Self {
-                    Self { constants: self.formula.limited(&self.constants, numbers, integers), ..self }
+                    Self { constants: self.expression.limited(&self.constants, numbers, integers), ..self }
                 }
 
                 /// Its structure.
-                pub const fn formula(self) -> &'static Formula {
-                    self.formula
+                pub const fn expression(self) -> &'static Expression {
+                    self.expression
                 }
 
                 /// The values of its constants.
@@ -443,8 +443,8 @@ macro_rules! of_both {
 
             impl fmt::Debug for $name {
                 fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    write!(formatter, concat!(stringify!($name), "({}"), self.formula.name)?;
-                    for (slot, kind) in self.formula.slots() {
+                    write!(formatter, concat!(stringify!($name), "({}"), self.expression.name)?;
+                    for (slot, kind) in self.expression.slots() {
                         match kind {
                             Kind::Number => write!(formatter, ", {:?}", self.constants.number(slot))?,
                             Kind::Integer | Kind::Truth => write!(formatter, ", {}", self.constants.integer(slot))?,
@@ -463,9 +463,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_closures_are_one_formula() {
+    fn equal_closures_are_one_expression() {
         let write = || ScoreMod::new("twice", |score, _| score * 2.0);
-        assert!(std::ptr::eq(write().formula(), write().formula()));
+        assert!(std::ptr::eq(write().expression(), write().expression()));
         assert_eq!(write(), write());
         assert_ne!(write(), ScoreMod::new("twice", |score, _| score * 3.0));
         assert_ne!(write(), ScoreMod::new("twice", |score, _| score + 2.0));
@@ -480,22 +480,22 @@ mod tests {
         let (first, window) = (tempered(0.5), windowed(0));
         for number in 0..1000_i16 {
             let (other, wider) = (tempered(f32::from(number) / 8.0), windowed(number.into()));
-            assert!(std::ptr::eq(first.formula(), other.formula()), "{other:?}");
-            assert!(std::ptr::eq(window.formula(), wider.formula()), "{wider:?}");
+            assert!(std::ptr::eq(first.expression(), other.expression()), "{other:?}");
+            assert!(std::ptr::eq(window.expression(), wider.expression()), "{wider:?}");
             let mut scores = [0.25, -1.0];
             other.apply_to_row(Tables::default(), (0, 0, 0), &[0, 1], &mut scores);
             assert_eq!(scores, [(f64::from(number) / 32.0).min(2.0), -f64::from(number) / 8.0]);
             let attended = wider.attended(Tables::default(), (0, 0, 600), 0..601);
             assert_eq!(attended.len(), 601.min(number as usize), "{wider:?}");
         }
-        assert!(std::ptr::eq(first.formula(), tempered(f32::NAN).formula()));
+        assert!(std::ptr::eq(first.expression(), tempered(f32::NAN).expression()));
         assert_eq!(format!("{first:?} {window:?}"), "ScoreMod(tempered, 0.5, 2.0) MaskMod(windowed, 0)");
     }
 
     /// Factors, bits, orders of magnitude, and constants for which no slot is left.
     #[test]
     fn constants_that_are_part_of_the_structure() {
-        let same = |one: MaskMod, other: MaskMod| std::ptr::eq(one.formula(), other.formula());
+        let same = |one: MaskMod, other: MaskMod| std::ptr::eq(one.expression(), other.expression());
         let limit = |limit: i32| MaskMod::new("limit", |at| at.key.less(limit));
         assert!(same(limit(-(1 << 24)), limit(1 << 24)));
         assert!(!same(limit(1 << 24), limit((1 << 24) + 1)));
@@ -506,7 +506,7 @@ mod tests {
         let many = |last: f32| {
             ScoreMod::new("many", |score, _| (0..MOST_CONSTANTS).fold(score, |sum, term| sum + term as f32) + last)
         };
-        assert!(!std::ptr::eq(many(1.0).formula(), many(2.0).formula()));
+        assert!(!std::ptr::eq(many(1.0).expression(), many(2.0).expression()));
         let mut scores = [0.0];
         many(0.5).apply_to_row(Tables::default(), (0, 0, 0), &[0], &mut scores);
         assert_eq!(scores, [120.5]);
@@ -525,13 +525,13 @@ mod tests {
 
     /// Problems refuse it, and nothing that can be asked of it panics.
     #[test]
-    fn a_formula_of_too_many_steps() {
+    fn a_expression_of_too_many_steps() {
         let long = ScoreMod::new("long", |score, at| (0..1000).fold(score, |sum, _| sum + at.number(at.key) * 0.5));
-        let formula = long.formula();
-        assert_eq!(formula.steps().len(), 1040);
+        let expression = long.expression();
+        assert_eq!(expression.steps().len(), 1040);
         let uses = Uses { score: true, key: true, ..Uses::default() };
         assert_eq!(
-            (formula.uses(formula.result()), formula.tables(), formula.added_term()),
+            (expression.uses(expression.result()), expression.tables(), expression.added_term()),
             (uses, (true, false), None)
         );
         let tables = Tables { numbers: &[2.0], integers: &[] };
@@ -545,26 +545,28 @@ mod tests {
 
     #[test]
     fn what_is_written_twice_is_one_step() {
-        let formula = ScoreMod::new("shared", |score, at| {
+        let expression = ScoreMod::new("shared", |score, at| {
             let distance = (at.query - at.key).to_number();
             score + distance * (at.query - at.key).to_number()
         });
-        let steps = formula.formula().steps();
+        let steps = expression.expression().steps();
         let differences = steps.iter().filter(|step| matches!(step, Step::Binary(Binary::Subtract, _, _))).count();
         assert_eq!(differences, 1, "{steps:?}");
     }
 
     #[test]
     fn what_terms_depend_on() {
-        let formula = ScoreMod::new("uses", |score, at| score * at.number(at.head) + at.number(at.key - at.query));
-        let formula = formula.formula();
+        let expression = ScoreMod::new("uses", |score, at| score * at.number(at.head) + at.number(at.key - at.query));
+        let expression = expression.expression();
         let all = Uses { score: true, query: true, key: true, batch: false, head: true };
-        assert_eq!(formula.uses(formula.result()), all);
-        assert_eq!(formula.added_term(), None);
-        assert_eq!(formula.tables(), (true, false));
-        let Step::Binary(Binary::Add, product, term) = formula.step(formula.result()) else { panic!("{formula:?}") };
-        assert_eq!(formula.uses(term), Uses { query: true, key: true, ..Uses::default() });
-        assert_eq!(formula.uses(product), Uses { score: true, head: true, ..Uses::default() });
+        assert_eq!(expression.uses(expression.result()), all);
+        assert_eq!(expression.added_term(), None);
+        assert_eq!(expression.tables(), (true, false));
+        let Step::Binary(Binary::Add, product, term) = expression.step(expression.result()) else {
+            panic!("{expression:?}")
+        };
+        assert_eq!(expression.uses(term), Uses { query: true, key: true, ..Uses::default() });
+        assert_eq!(expression.uses(product), Uses { score: true, head: true, ..Uses::default() });
     }
 
     /// Row 5 of head 2 of batch 1 is row 3 of a part that begins at row 2.
@@ -584,9 +586,9 @@ mod tests {
     #[test]
     fn a_term_that_is_only_added_is_found() {
         let added = |score_mod: ScoreMod| {
-            let formula = score_mod.formula();
-            let constant = |term| formula.step(term).slot().map(|slot| score_mod.constants().number(slot));
-            formula.added_term().map(|(term, sign)| (constant(term), sign))
+            let expression = score_mod.expression();
+            let constant = |term| expression.step(term).slot().map(|slot| score_mod.constants().number(slot));
+            expression.added_term().map(|(term, sign)| (constant(term), sign))
         };
         let two = Some(2.0);
         assert_eq!(added(ScoreMod::new("left", |score, _| score + 2.0)), Some((two, 1.0)));

@@ -1,12 +1,12 @@
-//! The tables that formulas read, and the integers that say where.
+//! The tables that expressions read, and the integers that say where.
 
 use flashcore_ir::types::{S32, Storable, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, VoteMode};
-use flashcore_problem::formula::{Binary, Formula, Size, Step, Term};
+use flashcore_problem::expression::{Binary, Expression, Size, Step, Term};
 
-/// The tables that formulas read: their addresses, and the indices of their last entries.
+/// The tables that expressions read: their addresses, and the indices of their last entries.
 #[derive(Debug, Clone, Copy)]
-pub struct FormulaTables {
+pub struct ExpressionTables {
     /// Of numbers.
     pub numbers: (Reg<U64>, Reg<S32>),
     /// Of integers.
@@ -54,12 +54,12 @@ impl Offset {
 }
 
 /// Whether an integer is the key plus something that is the same for all keys.
-pub(super) fn goes_with_key(formula: &Formula, term: Term) -> bool {
-    let is_same = |term| !formula.uses(term).key;
-    match formula.step(term) {
+pub(super) fn goes_with_key(expression: &Expression, term: Term) -> bool {
+    let is_same = |term| !expression.uses(term).key;
+    match expression.step(term) {
         Step::Key => true,
-        Step::Binary(Binary::Add, a, b) if is_same(a) => goes_with_key(formula, b),
-        Step::Binary(Binary::Add | Binary::Subtract, a, b) if is_same(b) => goes_with_key(formula, a),
+        Step::Binary(Binary::Add, a, b) if is_same(a) => goes_with_key(expression, b),
+        Step::Binary(Binary::Add | Binary::Subtract, a, b) if is_same(b) => goes_with_key(expression, a),
         _ => false,
     }
 }

@@ -37,7 +37,7 @@ impl Size {
     }
 }
 
-/// The values of the slots of a formula, as bits.
+/// The values of the slots of an expression, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Constants {
     bits: [u32; MOST_CONSTANTS],
@@ -53,7 +53,7 @@ impl Constants {
         Some(slot)
     }
 
-    /// The bits of a slot; 0 for one that another formula has.
+    /// The bits of a slot; 0 for one that another expression has.
     pub fn bits(&self, slot: Slot) -> u32 {
         self.bits.get(slot.index()).copied().unwrap_or_default()
     }

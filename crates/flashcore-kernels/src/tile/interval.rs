@@ -1,17 +1,17 @@
-//! Formulas that are the same for all scores of a tile.
+//! Expressions that are the same for all scores of a tile.
 //!
 //! A term for each distance up to a limit is the same for all that is further away: of most tiles of a long sequence it
-//! need be computed once. Whether it is follows from how large and how small the integers of a formula can be in a tile,
+//! need be computed once. Whether it is follows from how large and how small the integers of an expression can be in a tile,
 //! which costs a few instructions for all of its scores.
 
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, ReduceOp, Reg};
-use flashcore_problem::formula::{Binary, Formula, Kind, Step, Term, Unary};
+use flashcore_problem::expression::{Binary, Expression, Kind, Step, Term, Unary};
 
 use super::LANES;
-use super::formula::FormulaPlace;
-use super::formula_bound::BoundFormula;
-use super::formula_tables::{ANYTHING, largest_magnitude};
+use super::expression::ExpressionPlace;
+use super::expression_bound::BoundExpression;
+use super::expression_tables::{ANYTHING, largest_magnitude};
 use crate::plan::LONGEST;
 
 /// The scores of a tile: all rows and keys in it, the same for all lanes of a warp.
@@ -33,9 +33,9 @@ pub type Span = [Reg<S32>; 2];
 /// Whether a term is the same for all scores of a tile; `None` where it hardly ever is, or that cannot be told.
 pub(super) fn is_constant(
     k: &mut Builder,
-    bound: BoundFormula,
+    bound: BoundExpression,
     term: Term,
-    place: FormulaPlace,
+    place: ExpressionPlace,
     tile: TileSpan,
 ) -> Option<Reg<Pred>> {
     let mut spans = Spans::new(bound, place, tile, None);
@@ -67,11 +67,11 @@ const WIDEST: i64 = 1 << 31;
 /// No row or key of a tile is further from zero than this, not even one behind the last there is.
 const FURTHEST: i64 = LONGEST as i64 + 1024;
 
-/// The spans of the integers of a formula in a tile.
+/// The spans of the integers of an expression in a tile.
 pub(super) struct Spans {
-    pub(super) formula: &'static Formula,
-    bound: BoundFormula,
-    place: FormulaPlace,
+    pub(super) expression: &'static Expression,
+    bound: BoundExpression,
+    place: ExpressionPlace,
     tile: TileSpan,
     /// Without it, entries of tables have no spans.
     table: Option<SearchedTable>,
@@ -81,17 +81,17 @@ pub(super) struct Spans {
 
 impl Spans {
     pub(super) const fn new(
-        bound: BoundFormula,
-        place: FormulaPlace,
+        bound: BoundExpression,
+        place: ExpressionPlace,
         tile: TileSpan,
         table: Option<SearchedTable>,
     ) -> Self {
-        Self { formula: bound.formula, bound, place, tile, table, checks: Vec::new() }
+        Self { expression: bound.expression, bound, place, tile, table, checks: Vec::new() }
     }
 
     /// No integer of a term is further from zero than this, if it does not wrap.
     fn magnitude(&self, term: Term) -> i64 {
-        match self.formula.step(term) {
+        match self.expression.step(term) {
             Step::Batch | Step::Head | Step::Query | Step::Key => FURTHEST,
             Step::IntegerSlot(_, size) => largest_magnitude(size),
             Step::Integer(value) => i64::from(value).abs(),
@@ -111,16 +111,16 @@ impl Spans {
     /// The integers that a term depends on and that depend on rows or keys. `None` where one of them has no span, or
     /// none of its steps makes many values one.
     fn decisive(&self, term: Term, integers: &mut Vec<Term>) -> Option<()> {
-        let formula = self.formula;
-        let uses = formula.uses(term);
+        let expression = self.expression;
+        let uses = expression.uses(term);
         if uses.score {
             return None;
         }
         if !(uses.query || uses.key) {
             return Some(());
         }
-        if formula.kind(term) == Kind::Integer && !matches!(formula.step(term), Step::IntegerAt(_)) {
-            if !(self.width(term).is_some() && can_be_constant(formula, term)) {
+        if expression.kind(term) == Kind::Integer && !matches!(expression.step(term), Step::IntegerAt(_)) {
+            if !(self.width(term).is_some() && can_be_constant(expression, term)) {
                 return None;
             }
             if !integers.contains(&term) {
@@ -128,12 +128,12 @@ impl Spans {
             }
             return Some(());
         }
-        formula.step(term).operands().try_for_each(|operand| self.decisive(operand, integers))
+        expression.step(term).operands().try_for_each(|operand| self.decisive(operand, integers))
     }
 
     /// How far apart the smallest and the largest can be; `None` where they do not follow from those of the operands.
     pub(super) fn width(&self, term: Term) -> Option<i64> {
-        let step = self.formula.step(term);
+        let step = self.expression.step(term);
         let width = match step {
             Step::Batch | Step::Head | Step::IntegerSlot(..) | Step::Integer(_) => 0,
             Step::Query => i64::from(self.tile.most_rows) - 1,
@@ -150,7 +150,7 @@ impl Spans {
                 match op {
                     Binary::Add | Binary::Subtract => widths[0] + widths[1],
                     Binary::Minimum | Binary::Maximum => widths[0].max(widths[1]),
-                    Binary::Multiply => match [a, b].map(|operand| self.formula.step(operand)) {
+                    Binary::Multiply => match [a, b].map(|operand| self.expression.step(operand)) {
                         [Step::Integer(times @ 0..), _] => widths[1].checked_mul(i64::from(times))?,
                         [_, Step::Integer(times @ 0..)] => widths[0].checked_mul(i64::from(times))?,
                         _ => return None,
@@ -165,7 +165,7 @@ impl Spans {
 
     /// The span of an integer that has a width.
     pub(super) fn of(&mut self, k: &mut Builder, term: Term) -> Span {
-        match self.formula.step(term) {
+        match self.expression.step(term) {
             Step::Batch => [self.place.batch; 2],
             Step::Head => [self.place.head; 2],
             Step::Query => self.tile.rows,
@@ -266,8 +266,8 @@ impl Spans {
     }
 }
 
-fn can_be_constant(formula: &Formula, term: Term) -> bool {
-    let step = formula.step(term);
+fn can_be_constant(expression: &Expression, term: Term) -> bool {
+    let step = expression.step(term);
     let is_limit = matches!(step, Step::Binary(Binary::Minimum | Binary::Maximum, ..) | Step::ShiftRight(..));
-    is_limit || step.operands().any(|operand| can_be_constant(formula, operand))
+    is_limit || step.operands().any(|operand| can_be_constant(expression, operand))
 }

@@ -1,13 +1,13 @@
-//! Formulas with numbers put in, a few places at a time.
+//! Expressions with numbers put in, a few places at a time.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use super::{Binary, Constants, Formula, Kind, MaskMod, ScoreMod, Step, Term, Unary};
+use super::{Binary, Constants, Expression, Kind, MaskMod, ScoreMod, Step, Term, Unary};
 
 /// Places that are evaluated together.
 pub const WIDTH: usize = 16;
 
-/// The tables that formulas read.
+/// The tables that expressions read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tables<'a> {
     /// Numbers.
@@ -29,8 +29,8 @@ pub struct Places {
     pub key: [i32; WIDTH],
 }
 
-/// What formulas compute in.
-pub trait FormulaReal:
+/// What expressions compute in.
+pub trait ExpressionReal:
     Copy
     + PartialOrd
     + Add<Output = Self>
@@ -54,9 +54,9 @@ pub trait FormulaReal:
     fn tangent(self) -> Self;
 }
 
-macro_rules! formula_real {
+macro_rules! expression_real {
     ($($type:ident)*) => {
-        $(impl FormulaReal for $type {
+        $(impl ExpressionReal for $type {
             fn from_f32(value: f32) -> Self {
                 value.into()
             }
@@ -75,11 +75,11 @@ macro_rules! formula_real {
         })*
     };
 }
-formula_real!(f32 f64);
+expression_real!(f32 f64);
 
-/// A formula with its constants, and room for what its steps give.
+/// An expression with its constants, and room for what its steps give.
 pub struct Evaluator<'a, R> {
-    formula: &'static Formula,
+    expression: &'static Expression,
     constants: Constants,
     tables: Tables<'a>,
     numbers: Vec<[R; WIDTH]>,
@@ -87,28 +87,28 @@ pub struct Evaluator<'a, R> {
     integers: Vec<[i32; WIDTH]>,
 }
 
-impl<'a, R: FormulaReal> Evaluator<'a, R> {
-    /// That of a formula and its constants, with the tables of the inputs.
-    pub fn new(formula: &'static Formula, constants: Constants, tables: Tables<'a>) -> Self {
-        let steps = formula.steps().len();
+impl<'a, R: ExpressionReal> Evaluator<'a, R> {
+    /// That of an expression and its constants, with the tables of the inputs.
+    pub fn new(expression: &'static Expression, constants: Constants, tables: Tables<'a>) -> Self {
+        let steps = expression.steps().len();
         let (numbers, integers) = (vec![[R::from_f32(0.0); WIDTH]; steps], vec![[0; WIDTH]; steps]);
-        Self { formula, constants, tables, numbers, integers }
+        Self { expression, constants, tables, numbers, integers }
     }
 
     /// What scores become.
     pub fn scores(&mut self, places: &Places, scores: &[R; WIDTH]) -> [R; WIDTH] {
         self.evaluate(places, scores);
-        self.numbers[self.formula.result().index()]
+        self.numbers[self.expression.result().index()]
     }
 
     /// Which places take part.
     pub fn attended(&mut self, places: &Places) -> [bool; WIDTH] {
         self.evaluate(places, &[R::from_f32(0.0); WIDTH]);
-        self.integers[self.formula.result().index()].map(|truth| truth != 0)
+        self.integers[self.expression.result().index()].map(|truth| truth != 0)
     }
 
     fn evaluate(&mut self, places: &Places, scores: &[R; WIDTH]) {
-        for (index, step) in self.formula.steps().iter().enumerate() {
+        for (index, step) in self.expression.steps().iter().enumerate() {
             match *step {
                 Step::Score => self.numbers[index] = *scores,
                 Step::Batch => self.integers[index] = [places.batch; WIDTH],
@@ -137,7 +137,7 @@ impl<'a, R: FormulaReal> Evaluator<'a, R> {
 
     fn unary(&mut self, index: usize, op: Unary, a: Term) {
         let (number, integer) = (self.numbers[a.index()], self.integers[a.index()]);
-        match (op, self.formula.kind(a)) {
+        match (op, self.expression.kind(a)) {
             (Unary::ToNumber, _) => self.numbers[index] = integer.map(R::from_i32),
             (Unary::Negate, Kind::Number) => self.numbers[index] = number.map(|a| -a),
             (Unary::Absolute, Kind::Number) => self.numbers[index] = number.map(R::magnitude),
@@ -150,7 +150,7 @@ impl<'a, R: FormulaReal> Evaluator<'a, R> {
     }
 
     fn binary(&mut self, index: usize, op: Binary, a: Term, b: Term) {
-        if self.formula.kind(a) == Kind::Number {
+        if self.expression.kind(a) == Kind::Number {
             let (a, b) = (self.numbers[a.index()], self.numbers[b.index()]);
             let each = |of: fn(R, R) -> R| std::array::from_fn(|lane| of(a[lane], b[lane]));
             let compared = |of: fn(R, R) -> bool| std::array::from_fn(|lane| i32::from(of(a[lane], b[lane])));
@@ -186,7 +186,7 @@ impl<'a, R: FormulaReal> Evaluator<'a, R> {
 
     fn select(&mut self, index: usize, [condition, yes, no]: [Term; 3]) {
         let condition = self.integers[condition.index()];
-        if self.formula.kind(yes) == Kind::Number {
+        if self.expression.kind(yes) == Kind::Number {
             let (yes, no) = (self.numbers[yes.index()], self.numbers[no.index()]);
             self.numbers[index] = std::array::from_fn(|lane| if condition[lane] != 0 { yes[lane] } else { no[lane] });
         } else {
@@ -210,14 +210,14 @@ fn places_of_row(batch: usize, head: usize, row: usize, keys: &[usize]) -> Place
 
 impl ScoreMod {
     /// Replaces the scores of some keys of a row. Entries of a table that is empty are 0.
-    pub fn apply_to_row<R: FormulaReal>(
+    pub fn apply_to_row<R: ExpressionReal>(
         self,
         tables: Tables<'_>,
         (batch, head, row): (usize, usize, usize),
         keys: &[usize],
         scores: &mut [R],
     ) {
-        let mut evaluator = Evaluator::new(self.formula(), self.constants(), tables);
+        let mut evaluator = Evaluator::new(self.expression(), self.constants(), tables);
         for (keys, scores) in keys.chunks(WIDTH).zip(scores.chunks_mut(WIDTH)) {
             let padded = std::array::from_fn(|lane| scores.get(lane).copied().unwrap_or(R::from_f32(0.0)));
             let changed = evaluator.scores(&places_of_row(batch, head, row, keys), &padded);
@@ -234,7 +234,7 @@ impl MaskMod {
         (batch, head, row): (usize, usize, usize),
         keys: impl Iterator<Item = usize>,
     ) -> Vec<usize> {
-        let mut evaluator = Evaluator::<f32>::new(self.formula(), self.constants(), tables);
+        let mut evaluator = Evaluator::<f32>::new(self.expression(), self.constants(), tables);
         let keys: Vec<usize> = keys.collect();
         let mut attended = Vec::with_capacity(keys.len());
         for keys in keys.chunks(WIDTH) {

@@ -1,18 +1,18 @@
-//! Formulas on the scores of a strip of query rows and some keys.
+//! Expressions on the scores of a strip of query rows and some keys.
 
 use crate::group::Group;
 use crate::real::Real;
-use flashcore_problem::formula::{Evaluator, Places, WIDTH};
+use flashcore_problem::expression::{Evaluator, Places, WIDTH};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
-/// Changes scores as the formulas of the problem say: a row of `lanes` for each key from `first_key` on, in base 2 unless
-/// there is a formula for scores, and in base 2 afterwards. A key that a row does not attend gets a score of minus infinity.
+/// Changes scores as the expressions of the problem say: a row of `lanes` for each key from `first_key` on, in base 2 unless
+/// there is an expression for scores, and in base 2 afterwards. A key that a row does not attend gets a score of minus infinity.
 pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: usize, scores: &mut [R], lanes: usize) {
     let (problem, tables) = (group.problem, group.scoring.tables());
     if let Some(score_mod) = problem.score_mod {
         let base = R::from_f64(LOG2_E);
-        let evaluator = Evaluator::new(score_mod.formula(), score_mod.constants(), tables);
+        let evaluator = Evaluator::new(score_mod.expression(), score_mod.constants(), tables);
         each(group, evaluator, rows, first_key, (scores, lanes), |evaluator, places, scores| {
             let inputs = std::array::from_fn(|lane| scores.get(lane).copied().unwrap_or(R::ZERO));
             let changed = evaluator.scores(places, &inputs);
@@ -22,7 +22,7 @@ pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: 
         });
     }
     if let Some(mask_mod) = problem.mask_mod {
-        let evaluator = Evaluator::new(mask_mod.formula(), mask_mod.constants(), tables);
+        let evaluator = Evaluator::new(mask_mod.expression(), mask_mod.constants(), tables);
         each(group, evaluator, rows, first_key, (scores, lanes), |evaluator, places, scores| {
             for (score, takes_part) in scores.iter_mut().zip(evaluator.attended(places)) {
                 if !takes_part {
