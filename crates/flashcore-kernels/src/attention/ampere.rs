@@ -13,6 +13,7 @@
 
 use flashcore_ir::types::{F16x2, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::partial::store_partials;
 use super::stream::{KeyRange, MULTIPLYING_BARRIER, Stream, StreamTiles};
@@ -201,7 +202,7 @@ fn store<T: Element>(
 ) {
     let sink = work.sink(k);
     let sums = softmax.finish(k, output, sink);
-    if work.specialization.lse {
+    if work.specialization.has(Operand::Lse) {
         let values = sums.lse(k);
         for (index, value) in values.into_iter().enumerate() {
             let row = warp.row(k, work, index as u32);

@@ -8,6 +8,7 @@ use core::f32::consts::LN_2;
 
 use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::partial::PartialRow;
 use super::scalar::MemoryElement;
@@ -29,7 +30,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
     let parameters = Parameters::load(k, specialization);
     let num_splits = SplitParameters::load(k, &parameters);
     // Whether rows have limits matters no more, nor do their scores.
-    let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
+    let plain = specialization.without_limits();
     let work = Work::at(k, &parameters, plain, ROWS, Place::Grid, Rows::OfHead);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
@@ -164,7 +165,7 @@ fn combine<T: MemoryElement>(k: &mut Builder, work: &Work, rows: &OfRow, target:
             let to = k.mad_wide(*column, T::TYPE.bytes(), target.output);
             k.when(*exists, |k| k.store_one(to, rounded));
         }
-        if work.specialization.lse {
+        if work.specialization.has(Operand::Lse) {
             // In an empty row both terms are minus infinity, and so is their sum.
             let logarithm = k.log2(sum);
             let base_two = k.add(maximum, logarithm);

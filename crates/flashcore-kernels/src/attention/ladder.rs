@@ -9,6 +9,7 @@ use core::f32::consts::LN_2;
 
 use flashcore_ir::types::{F32, Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SharedAddress, ShuffleMode, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::Work;
 use super::scalar::modified;
@@ -396,7 +397,7 @@ impl SharedSoftmax {
             inverse = k.mul(inverse, factor);
         }
         self.set_factor(k, tiles, warp, inverse);
-        if work.specialization.lse {
+        if work.specialization.has(Operand::Lse) {
             let logarithm = k.log2(self.sum);
             let base_two = k.add(maximum, logarithm);
             let natural = k.mul(base_two, LN_2);

@@ -13,7 +13,7 @@ use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
-use flashcore_problem::DType;
+use flashcore_problem::{DType, Operand};
 
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::specialization::Specialization;
@@ -137,7 +137,7 @@ impl Work {
     ) -> Self {
         let QueryTile { first_row, head, key_head, batch } = tile;
         let (batch, head, key_head) = (k.widen(batch), k.widen(head), k.widen(key_head));
-        let (key_length, position_offset) = if specialization.seqused_k {
+        let (key_length, position_offset) = if specialization.has(Operand::SequsedK) {
             let address = k.mad(batch, 4u64, parameters.seqused_k);
             let length = k.load_one::<U32>(address);
             // Nothing but this kernel looks at them before it runs: too large a length must not lead past the tensors.
@@ -301,7 +301,7 @@ impl Work {
 
     /// The sink of the head in base 2, where there is one.
     fn sink(&self, k: &mut Builder) -> Option<Reg<F32>> {
-        self.specialization.sinks.then(|| {
+        self.specialization.has(Operand::Sinks).then(|| {
             let sink = self.of_head(k, self.parameters.sinks);
             k.mul(sink, LOG2_E)
         })
@@ -346,16 +346,16 @@ impl Work {
     /// `rows`.
     fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
         let parameters = self.parameters;
-        let Specialization { softcap, alibi, bias, .. } = self.specialization;
+        let specialization = self.specialization;
         ScoreTerms {
             scale: parameters.scale_log2,
-            softcap: softcap.then_some(parameters.softcap_log2),
-            scale_rest: (self.specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
-            slope: alibi.then(|| {
+            softcap: specialization.softcap.then_some(parameters.softcap_log2),
+            scale_rest: (specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
+            slope: specialization.has(Operand::AlibiSlopes).then(|| {
                 let slope = self.of_head(k, parameters.alibi_slopes);
                 k.mul(slope, -LOG2_E)
             }),
-            bias: bias.then(|| {
+            bias: specialization.has(Operand::Bias).then(|| {
                 let Parameters { bias, bias_batch_stride, bias_head_stride, .. } = parameters;
                 let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
                 BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }

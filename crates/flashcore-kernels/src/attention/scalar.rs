@@ -6,6 +6,7 @@
 
 use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::Work;
 use crate::config::ScalarConfig;
@@ -221,7 +222,7 @@ impl ThreadRow {
                 let rounded = T::round(k, scaled);
                 k.store_one(element_address::<T>(self.output, column), rounded);
             }
-            if work.specialization.lse && first == 0 {
+            if work.specialization.has(Operand::Lse) && first == 0 {
                 let natural = lse(k, maximum, sum);
                 let address = work.lse(k, self.row);
                 k.store_one(address, natural);

@@ -1,6 +1,7 @@
 //! Every choice in the Hopper kernel.
 
 use flashcore_ir::Arch;
+use flashcore_problem::Operand;
 use flashcore_problem::expression::Expression;
 
 use super::Flaw;
@@ -139,7 +140,7 @@ impl HopperConfig {
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
         let (scores, weights) = (self.tile_n / 2, self.tile_n / 4);
         let output = specialization.value_dim.next_multiple_of(RESULT_COLUMNS) / 2;
-        let terms = match (specialization.bias, specialization.has_terms()) {
+        let terms = match (specialization.has(Operand::Bias), specialization.has_terms()) {
             (true, _) => self.tile_n / 4 * 3 + 4,
             (false, true) if self.tile_n > 128 => 24,
             (false, true) => 4,
@@ -182,7 +183,7 @@ impl HopperConfig {
             let uses = expression.uses(expression.result());
             !(uses.head || uses.batch)
         };
-        self.persistent && !specialization.seqused_k && specialization.mask_mod.is_some_and(is_same)
+        self.persistent && !specialization.has(Operand::SequsedK) && specialization.mask_mod.is_some_and(is_same)
     }
 
     /// Whether warpgroups go through those tiles of keys alone that an expression leaves to their own rows. They must not wait
@@ -190,7 +191,7 @@ impl HopperConfig {
     pub(crate) fn has_own_ranges(self, specialization: Specialization) -> bool {
         specialization.mask_mod.is_some()
             // Unattended V rows are zeroed by all warpgroups of the CTA together.
-            && !specialization.seqused_k
+            && !specialization.has(Operand::SequsedK)
             && !specialization.left
             && self.row_groups() > 1
             && self.key_sharers() == 1

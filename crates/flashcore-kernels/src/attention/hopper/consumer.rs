@@ -2,6 +2,7 @@
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::key_group::KeyGroup;
 use super::key_tiles::KeyTiles;
@@ -262,7 +263,7 @@ impl<T: Element> Consumer<T> {
         });
         k.section("first values", |k| {
             self.values.wait_until_full(k);
-            if specialization.seqused_k {
+            if specialization.has(Operand::SequsedK) {
                 self.clear_values_past_end(k, step, first_key);
             }
         });

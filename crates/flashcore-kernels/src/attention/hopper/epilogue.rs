@@ -8,6 +8,7 @@
 
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::consumer::Consumer;
 use super::schedule::Tile;
@@ -30,7 +31,7 @@ fn finish<T: Element>(k: &mut Builder, consumer: &Consumer<T>, work: &Work, soft
     let first_row = k.add(work.first_row, consumer.row);
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
     let exists = rows.map(|row| k.compare(Compare::Lt, row, work.row_count));
-    if work.specialization.lse {
+    if work.specialization.has(Operand::Lse) {
         for ((row, exists), value) in rows.into_iter().zip(exists).zip(sums.lse(k)) {
             // The four lanes of a row have the same value; one stores it.
             let first = k.compare(Compare::Eq, consumer.position.member, 0u32);

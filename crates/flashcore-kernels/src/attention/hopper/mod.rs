@@ -37,6 +37,7 @@ pub(crate) use order::Order;
 
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
+use flashcore_problem::Operand;
 
 use crate::config::HopperConfig;
 use crate::element::Element;
@@ -128,7 +129,7 @@ struct Cta {
 impl Cta {
     /// Whether which keys are needed stands in memory.
     const fn reads_early(&self) -> bool {
-        self.specialization.seqused_k || self.specialization.mask_mod.is_some()
+        self.specialization.has(Operand::SequsedK) || self.specialization.mask_mod.is_some()
     }
 
     /// The part of the rows that has tiles of keys of those that an expression leaves, where it is all of them.

@@ -30,7 +30,7 @@ pub(crate) fn kernel(name: String, specialization: Specialization, tiles: RangeT
     let parameters = Parameters::load(k, specialization);
     let expression = parameters.mask_mod?;
     // How rows are limited besides is not looked at.
-    let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
+    let plain = specialization.without_limits();
     let work = Work::at(k, &parameters, plain, tiles.tile_m, Place::Grid, Rows::OfHead);
     let [known, exchange] = [MOST_TILES, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();
