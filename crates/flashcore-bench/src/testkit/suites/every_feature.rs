@@ -1,13 +1,14 @@
 //! Cases of the CPU, which has every feature of a problem: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
+use flashcore_problem::{Alignment, DType, Mask, OperandSet, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::features::{
-    EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
+    EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, others_of, suits,
 };
 use crate::testkit::Case;
+use crate::testkit::case::other_operands;
 use crate::testkit::{BiasForm, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
@@ -74,7 +75,7 @@ enum Feature {
 /// A pairwise design over every feature: every two values of every two features meet in a case.
 pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
     let (biases, numbers) = (every_bias(), every_numbers());
-    let sizes = [
+    let mut sizes = vec![
         HEAD_DIMS.len(),
         VALUE_DIMS.len(),
         HEADS.len(),
@@ -93,6 +94,7 @@ pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
         numbers.len(),
         EXPRESSIONS.len(),
     ];
+    sizes.extend(other_operands().map(|_| 2));
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
         if is(Feature::Lengths, Feature::Layout) {
@@ -129,6 +131,7 @@ pub(super) fn covering(level: Level, first_number: usize) -> Vec<Case> {
             bias: biases[at(Feature::Bias)],
             seqused_k: at(Feature::SequsedK) == 1,
             lse: at(Feature::Lse) == 1,
+            others: others_of(&row),
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: numbers[at(Feature::Numbers)],
             expressions: EXPRESSIONS[at(Feature::Expressions)],
@@ -182,10 +185,12 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         bias,
         seqused_k: one_in(random, 3),
         lse: random.below(2) == 0,
+        others: OperandSet::NONE,
         layout,
         numbers: if suits(numbers, bias, alibi, sinks) { numbers } else { Numbers::Normal },
         expressions: if one_in(random, 4) { EXPRESSIONS[random.below(EXPRESSIONS.len())] } else { (None, None) },
     };
+    features.others = other_operands().filter(|_| one_in(random, 4)).collect();
     let most_work = [1_000_000, 3_000_000][random.below(2)] * if one_in(random, 32) { 8 } else { 1 };
     shrink(&mut features, most_work);
     features

@@ -6,8 +6,9 @@ use flashcore_problem::{DType, SplitMix64, Stress};
 
 use super::covering::{Setting, covering_rows};
 use super::every_feature::{random_features, shrink};
-use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, others_of, suits};
 use super::{Kernels, Runner, kernel_option, takes};
+use crate::testkit::case::other_operands;
 use crate::testkit::{Backend, Case};
 use crate::testkit::{BiasForm, Numbers, Planted};
 
@@ -98,7 +99,7 @@ const BIASES: [Option<BiasForm>; 11] = [
 
 /// A pairwise design: every two values of every two features meet in a case. Kernels take turns.
 pub(super) fn covering(runner: Runner) -> Vec<Case> {
-    let sizes = [
+    let mut sizes = vec![
         HEAD_DIMS.len(),
         VALUE_DIMS.len(),
         HEADS.len(),
@@ -117,6 +118,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         NUMBERS.len(),
         EXPRESSIONS.len(),
     ];
+    sizes.extend(other_operands().map(|_| 2));
     let excludes = |(first, x): Setting, (second, y): Setting| {
         let is = |feature: Feature, other: Feature| first == feature as usize && second == other as usize;
         let scores = |lengths: usize| LENGTHS[lengths].0 * LENGTHS[lengths].1;
@@ -143,6 +145,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Expressions, Feature::Numbers] {
             row[feature as usize] = 0;
         }
+        row[Feature::Expressions as usize + 1..].fill(0);
         row
     }));
     // The config that had the fewest cases so far comes first: some take few.
@@ -168,6 +171,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
             bias: BIASES[at(Feature::Bias)],
             seqused_k: at(Feature::SequsedK) == 1,
             lse: at(Feature::Lse) == 1,
+            others: others_of(&row),
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: NUMBERS[at(Feature::Numbers)],
             expressions: EXPRESSIONS[at(Feature::Expressions)],
