@@ -163,6 +163,8 @@ pub use flashcore_kernels::{
     Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, UnknownConfig, WarpScheduler,
 };
 pub use flashcore_problem::expression;
+#[doc(hidden)]
+pub use flashcore_problem::operands;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
     Operand, OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides,
