@@ -14,7 +14,7 @@ class Strides(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """`flashcore_problem_t`; the library refuses a struct of another size."""
+    """`flashcore_problem_t`; the library takes a shorter struct as if zeros followed."""
 
     _fields_ = [
         ("struct_size", c_uint64),
@@ -65,6 +65,8 @@ class Inputs(ctypes.Structure):
         ("bias", Bytes),
         ("bias_strides", c_uint64 * 4),
         ("seqused_k", Bytes),
+        ("aux_f32", Bytes),
+        ("aux_i32", Bytes),
     ]
 
 

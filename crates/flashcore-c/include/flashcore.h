@@ -92,7 +92,7 @@
 // A problem on a device, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_plan_t flashcore_plan_t;
 
-// Success, or the kind of failure; flashcore_last_error() has the words.
+// Success, or the kind of failure; flashcore_last_error() has the message.
 typedef int32_t flashcore_status_t;
 
 // Distances in elements between neighbours of each dimension. Neighbouring columns are always adjacent.
@@ -124,7 +124,7 @@ typedef struct flashcore_problem_t {
   uint64_t head_dim;
   // Columns of value and output.
   uint64_t value_dim;
-  // What the product of query and key is multiplied by; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
+  // Factor of the products of query and key; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
   double scale;
   // FLASHCORE_DTYPE_*: the elements of query, key, value and output.
   int32_t dtype;
@@ -175,8 +175,8 @@ typedef struct flashcore_bias_strides_t {
   uint64_t key;
 } flashcore_bias_strides_t;
 
-// Addresses of device memory: everything that a launch reads and writes. Set all of it to zero first; what the problem
-// has switched off stays null.
+// Addresses of device memory: everything that a launch reads and writes. Set all of it to zero first; operands that the
+// problem does not have stay null.
 typedef struct flashcore_device_tensors_t {
   // sizeof(flashcore_device_tensors_t) of the caller.
   uint64_t struct_size;
@@ -188,21 +188,21 @@ typedef struct flashcore_device_tensors_t {
   const void *value;
   // The output, of the problem's dtype, 16-byte aligned.
   void *output;
-  // One float per row, contiguous [batch, query head, query row].
+  // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row].
   float *lse;
-  // One uint32_t per batch. One that is larger than the problem's key_length counts as that.
+  // Per-sequence key lengths: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
   const uint32_t *seqused_k;
-  // One float per query head.
+  // ALiBi slopes: one float per query head.
   const float *alibi_slopes;
-  // One float per query head.
+  // Sinks: one float per query head.
   const float *sinks;
-  // Floats.
+  // The bias: floats.
   const float *bias;
-  // Where the floats of the bias lie.
+  // Strides of the bias.
   struct flashcore_bias_strides_t bias_strides;
-  // Floats that expressions read. Problems in C have no expressions yet: null.
+  // Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
   const float *aux_f32;
-  // Integers that expressions read. Problems in C have no expressions yet: null.
+  // Integers that score_mod and mask_mod read. Problems in C have neither yet: null.
   const int32_t *aux_i32;
   // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
   // for the workspace that the plan keeps for the stream.
@@ -213,11 +213,11 @@ typedef struct flashcore_device_tensors_t {
 typedef struct flashcore_bytes_t {
   // The first byte, aligned for its elements.
   const void *data;
-  // How many bytes there are.
+  // Number of bytes.
   uint64_t bytes;
 } flashcore_bytes_t;
 
-// Everything that is read, in the host's memory. Tensors that the problem has switched off stay null.
+// Everything that is read, in the host's memory. Operands that the problem does not have stay null.
 typedef struct flashcore_inputs_t {
   // sizeof(flashcore_inputs_t) of the caller.
   uint64_t struct_size;
@@ -227,23 +227,27 @@ typedef struct flashcore_inputs_t {
   struct flashcore_bytes_t key;
   // The value, of the problem's dtype.
   struct flashcore_bytes_t value;
-  // One float per query head.
+  // ALiBi slopes: one float per query head.
   struct flashcore_bytes_t alibi_slopes;
-  // One float per query head.
+  // Sinks: one float per query head.
   struct flashcore_bytes_t sinks;
-  // Floats.
+  // The bias: floats.
   struct flashcore_bytes_t bias;
-  // Where the floats of the bias lie.
+  // Strides of the bias.
   struct flashcore_bias_strides_t bias_strides;
-  // One uint32_t per batch.
+  // Per-sequence key lengths: one uint32_t per batch.
   struct flashcore_bytes_t seqused_k;
+  // Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+  struct flashcore_bytes_t aux_f32;
+  // Integers (int32_t) that score_mod and mask_mod read. Problems in C have neither yet: null.
+  struct flashcore_bytes_t aux_i32;
 } flashcore_inputs_t;
 
 // Bytes to be written. Null with 0 bytes means that there are none.
 typedef struct flashcore_mut_bytes_t {
   // The first byte, aligned for its elements.
   void *data;
-  // How many bytes there are.
+  // Number of bytes.
   uint64_t bytes;
 } flashcore_mut_bytes_t;
 
@@ -253,7 +257,8 @@ typedef struct flashcore_outputs_t {
   uint64_t struct_size;
   // The output, of the problem's dtype.
   struct flashcore_mut_bytes_t output;
-  // One float per row, contiguous [batch, query head, query row]; null if the problem does not want it.
+  // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; null if the problem does not
+  // want it.
   struct flashcore_mut_bytes_t lse;
 } flashcore_outputs_t;
 
@@ -289,7 +294,7 @@ typedef struct flashcore_outputs_t {
 extern "C" {
 #endif // __cplusplus
 
-// What went wrong in the last call on this thread that returned a status, in words; empty if it went well. Never null.
+// Message of the last call on this thread that returned a status; empty if it succeeded. Never null.
 // The text is valid until the next call of a flashcore function on this thread.
 const char *flashcore_last_error(void);
 
@@ -323,8 +328,8 @@ flashcore_status_t flashcore_plan_create(const struct flashcore_problem_t *probl
                                          int32_t ordinal,
                                          struct flashcore_plan_t **plan);
 
-// Like flashcore_plan_create(), with a GPU kernel config by name: "ampere" or "scalar" for
-// the default of a kernel, one of flashcore_configs(), or any other of that form.
+// Like flashcore_plan_create(), with a GPU kernel config by name: "ampere" or "scalar" for the default of a kernel, one of
+// flashcore_configs(), or any other of that form.
 //
 // # Safety
 //
@@ -335,8 +340,8 @@ flashcore_status_t flashcore_plan_create_with_config(const struct flashcore_prob
                                                      const char *config,
                                                      struct flashcore_plan_t **plan);
 
-// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors()
-// for problems that have no tensors but these. Others are refused.
+// Launches a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors() for
+// problems that have no operands but these. Others are refused.
 //
 // # Safety
 //
@@ -349,8 +354,8 @@ flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
                                          void *output,
                                          float *lse);
 
-// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished, with every tensor that a
-// problem can have.
+// Launches a plan for a GPU on a CUDA stream and returns before it has finished, with every operand that a problem can
+// have.
 //
 // `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
 //
@@ -371,8 +376,8 @@ flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *
                                                  void *stream,
                                                  const struct flashcore_device_tensors_t *tensors);
 
-// Bytes of device memory that the kernels of a launch use among themselves, where the keys are split among CTAs; 0 where
-// they are not, on the CPU, and where it is no plan, of which flashcore_last_error() then speaks.
+// Bytes of device memory that the kernels of a launch use among themselves, for split-KV; 0 without it, on the CPU, and if
+// it is no plan, which flashcore_last_error() then says.
 uint64_t flashcore_plan_workspace_bytes(const struct flashcore_plan_t *plan);
 
 // Computes attention of tensors in the host's memory, and returns when the outputs are there. On a GPU this copies
@@ -386,8 +391,8 @@ flashcore_status_t flashcore_plan_run_host(const struct flashcore_plan_t *plan,
                                            const struct flashcore_inputs_t *inputs,
                                            const struct flashcore_outputs_t *outputs);
 
-// What a plan is made of, in words: problem, device, kernel, where it came from and how long that took. Null if it is no
-// plan. The text is valid until the plan is destroyed.
+// Describes a plan: problem, device, kernel, where the kernel came from and how long that took. Null if it is no plan.
+// The text is valid until the plan is destroyed.
 const char *flashcore_plan_describe(const struct flashcore_plan_t *plan);
 
 // Destroys a plan. Null is nothing to destroy and fine; a plan that was destroyed before is an error.

@@ -13,21 +13,19 @@
 #![expect(clippy::doc_markdown, reason = "what is public here is documented for C, in the header")]
 
 mod device;
-mod device_tensors;
+mod operands;
 mod plan;
 mod problem;
 mod registry;
 mod sized;
 mod status;
-mod tensors;
 mod text;
 
 pub use device::*;
-pub use device_tensors::*;
+pub use operands::*;
 pub use plan::*;
 pub use problem::*;
 pub use status::*;
-pub use tensors::*;
 pub use text::*;
 
 #[cfg(test)]

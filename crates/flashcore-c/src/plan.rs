@@ -3,14 +3,13 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-use api::{Config, Error, Plan, PlanOptions, Problem as ApiProblem};
+use api::{Config, Error, Operand, Plan, PlanOptions, Problem as ApiProblem};
 
-use crate::device_tensors::DeviceTensors;
+use crate::operands::{self, DeviceTensors, Inputs, Outputs};
 use crate::problem::Problem;
 use crate::registry::{self, Entry};
-use crate::sized;
+use crate::sized::{self, check_pointer};
 use crate::status::{FLASHCORE_UNSUPPORTED, Failure, Status, c_text, guarded};
-use crate::tensors::{self, Inputs, Outputs, check_pointer};
 
 /// A problem on a device, ready to be run any number of times, by any number of threads at once.
 pub struct PlanHandle {
@@ -34,8 +33,8 @@ pub unsafe extern "C" fn flashcore_plan_create(
     unsafe { flashcore_plan_create_with_config(problem, device_kind, ordinal, ptr::null(), plan) }
 }
 
-/// Like flashcore_plan_create(), with a GPU kernel config by name: "ampere" or "scalar" for
-/// the default of a kernel, one of flashcore_configs(), or any other of that form.
+/// Like flashcore_plan_create(), with a GPU kernel config by name: "ampere" or "scalar" for the default of a kernel, one of
+/// flashcore_configs(), or any other of that form.
 ///
 /// # Safety
 ///
@@ -72,8 +71,8 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
     })
 }
 
-/// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors()
-/// for problems that have no tensors but these. Others are refused.
+/// Launches a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors() for
+/// problems that have no operands but these. Others are refused.
 ///
 /// # Safety
 ///
@@ -92,14 +91,14 @@ pub unsafe extern "C" fn flashcore_plan_launch(
         let entry = registry::find(plan)?;
         check_on_cuda(&entry.plan, "flashcore_plan_launch")?;
         check_simple(entry.plan.problem())?;
-        let tensors = DeviceTensors { query, key, value, output, lse, ..DeviceTensors::NONE };
+        let tensors = DeviceTensors { query, key, value, output, lse, ..sized::zeroed() };
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
         unsafe { entry.plan.launch(stream, tensors.to_api()?) }.map_err(Failure::from)
     })
 }
 
-/// Puts the kernel of a plan for a GPU on a CUDA stream and returns before it has finished, with every tensor that a
-/// problem can have.
+/// Launches a plan for a GPU on a CUDA stream and returns before it has finished, with every operand that a problem can
+/// have.
 ///
 /// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
 ///
@@ -132,8 +131,8 @@ pub unsafe extern "C" fn flashcore_plan_launch_tensors(
     })
 }
 
-/// Bytes of device memory that the kernels of a launch use among themselves, where the keys are split among CTAs; 0 where
-/// they are not, on the CPU, and where it is no plan, of which flashcore_last_error() then speaks.
+/// Bytes of device memory that the kernels of a launch use among themselves, for split-KV; 0 without it, on the CPU, and if
+/// it is no plan, which flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_plan_workspace_bytes(plan: *const PlanHandle) -> u64 {
     let mut bytes = 0;
@@ -156,17 +155,16 @@ fn check_on_cuda(plan: &Plan, call: &str) -> Result<(), Failure> {
     Err(Failure { status: FLASHCORE_UNSUPPORTED, message })
 }
 
-/// The problem has no tensors but those that flashcore_plan_launch() has parameters for.
+/// Checks that the problem has no operands but those that flashcore_plan_launch() has parameters for.
 pub(crate) fn check_simple(problem: &ApiProblem) -> Result<(), Failure> {
-    let others =
-        [("alibi", problem.alibi), ("sinks", problem.sinks), ("bias", problem.bias), ("seqused_k", problem.seqused_k)];
-    let on: Vec<&str> = others.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect();
-    if on.is_empty() {
+    let others = Operand::optional().filter(|&operand| operand != Operand::Lse && operand.is_present(problem));
+    let others: Vec<&str> = others.map(Operand::name).collect();
+    if others.is_empty() {
         return Ok(());
     }
-    let on = on.join(" and ");
+    let others = others.join(" and ");
     Err(Failure::argument(format!(
-        "the problem has {on} on, and flashcore_plan_launch takes no such tensor; use flashcore_plan_launch_tensors"
+        "the problem has {others}, and flashcore_plan_launch takes no such tensor; use flashcore_plan_launch_tensors"
     )))
 }
 
@@ -188,13 +186,13 @@ pub unsafe extern "C" fn flashcore_plan_run_host(
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (inputs, outputs) = unsafe { (sized::read("inputs", inputs)?, sized::read("outputs", outputs)?) };
         // SAFETY: the caller promises that the memory can be used as the structs say during this call.
-        let (inputs, outputs) = unsafe { tensors::views(&inputs, &outputs, entry.plan.problem().dtype) }?;
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, entry.plan.problem().dtype) }?;
         entry.plan.run(inputs, outputs).map_err(Failure::from)
     })
 }
 
-/// What a plan is made of, in words: problem, device, kernel, where it came from and how long that took. Null if it is no
-/// plan. The text is valid until the plan is destroyed.
+/// Describes a plan: problem, device, kernel, where the kernel came from and how long that took. Null if it is no plan.
+/// The text is valid until the plan is destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_plan_describe(plan: *const PlanHandle) -> *const c_char {
     let mut description = ptr::null();

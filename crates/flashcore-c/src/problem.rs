@@ -4,7 +4,7 @@ use std::mem::{offset_of, size_of};
 
 use api::{Alignment, DType, Layout, Mask, Problem as ApiProblem, Strides as ApiStrides, TensorStrides};
 
-use crate::sized::SizedStruct;
+use crate::sized::{self, SizedStruct, check_pointer};
 use crate::status::{Failure, Status, guarded};
 
 /// IEEE half precision.
@@ -70,7 +70,7 @@ pub struct Problem {
     pub head_dim: u64,
     /// Columns of value and output.
     pub value_dim: u64,
-    /// What the product of query and key is multiplied by; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
+    /// Factor of the products of query and key; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
     pub scale: f64,
     /// FLASHCORE_DTYPE_*: the elements of query, key, value and output.
     pub dtype: i32,
@@ -116,7 +116,7 @@ unsafe impl SizedStruct for Problem {
 }
 
 impl Problem {
-    /// The problem in Rust. Whether it makes sense is for the plan to say.
+    /// The problem in Rust; the plan validates it.
     pub(crate) fn to_api(self) -> Result<ApiProblem, Failure> {
         if self.reserved != 0 {
             return Err(Failure::argument(format!("problem.reserved is {}; it must be 0", self.reserved)));
@@ -160,15 +160,45 @@ impl Problem {
         problem.scale = self.scale;
         problem.mask = mask;
         problem.softcap = (self.softcap != 0.0).then_some(self.softcap);
-        problem.alibi = switch("alibi", self.alibi)?;
-        problem.sinks = switch("sinks", self.sinks)?;
-        problem.bias = switch("bias", self.bias)?;
-        problem.seqused_k = switch("seqused_k", self.seqused_k)?;
-        problem.lse = switch("lse", self.lse)?;
+        self.set_switches(&mut problem)?;
         problem.layout = layout;
         Ok(problem)
     }
 }
+
+/// Reads the switch of an operand. The sizes of the tables of expressions, which are no switches, are not in C yet.
+macro_rules! read_switch {
+    ($from:ident, $to:ident, $switch:ident: bool) => {
+        $to.$switch = switch(stringify!($switch), $from.$switch)?
+    };
+    ($from:ident, $to:ident, $switch:ident: usize) => {};
+}
+
+macro_rules! define_switches {
+    (
+        tensors { $($tensors:tt)* }
+        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
+            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ident, $with_output_switch:ident;)* }
+        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
+            $stream:literal, $fill:ident,
+            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ident, $with_input_switch:ident;)* }
+        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
+            $strided_fill:ident,
+            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ident, $with_strided_switch:ident;)* }
+    ) => {
+        impl Problem {
+            /// Sets the switches of the operands.
+            fn set_switches(self, problem: &mut ApiProblem) -> Result<(), Failure> {
+                $(read_switch!(self, problem, $output_switch: $output_switch_type);)*
+                $(read_switch!(self, problem, $input_switch: $input_switch_type);)*
+                $(read_switch!(self, problem, $strided_switch: $strided_switch_type);)*
+                Ok(())
+            }
+        }
+    };
+}
+
+api::operands!(define_switches);
 
 fn unknown(field: &str, value: i32, allowed: &str) -> Failure {
     Failure::argument(format!("problem.{field} is {value}; it must be one of {allowed}"))
@@ -233,10 +263,10 @@ pub unsafe extern "C" fn flashcore_problem_init(
     dtype: i32,
 ) -> Status {
     guarded(|| {
-        crate::tensors::check_pointer("problem", problem)?;
+        check_pointer("problem", problem)?;
         self::dtype(dtype)?;
         let initial = Problem {
-            struct_size: size_of::<Problem>() as u64,
+            struct_size: INITIAL_BYTES as u64,
             batch,
             query_heads: heads,
             key_heads: heads,
@@ -246,25 +276,17 @@ pub unsafe extern "C" fn flashcore_problem_init(
             value_dim: head_dim,
             dtype,
             scale: 1.0 / (head_dim as f64).sqrt(),
-            mask: FLASHCORE_MASK_NONE,
             alignment: FLASHCORE_ALIGNMENT_BOTTOM_RIGHT,
             window_left: -1,
             window_right: -1,
-            softcap: 0.0,
-            alibi: 0,
-            sinks: 0,
-            bias: 0,
-            seqused_k: 0,
-            lse: 0,
-            layout: FLASHCORE_LAYOUT_BHSD,
-            reserved: 0,
-            query_strides: Strides::default(),
-            key_strides: Strides::default(),
-            value_strides: Strides::default(),
-            output_strides: Strides::default(),
+            ..sized::zeroed()
         };
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { problem.write(initial) };
+        let source = (&raw const initial).cast::<u8>();
+        // SAFETY: not null and aligned, and the caller promises that the fields of version 0.1 can be written.
+        unsafe { problem.cast::<u8>().copy_from_nonoverlapping(source, INITIAL_BYTES) };
         Ok(())
     })
 }
+
+/// Bytes of the fields of version 0.1.
+const INITIAL_BYTES: usize = offset_of!(Problem, output_strides) + size_of::<Strides>();

@@ -1,5 +1,5 @@
-//! Plans by number. What C holds is a number in the place of a pointer: a plan that is gone is not found, where a pointer
-//! to it would be read.
+//! Registry of plans. A handle in C is a number in the place of a pointer: a plan that is gone is not found, where a
+//! pointer to it would be read.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;

@@ -7,7 +7,6 @@
 use std::mem::{MaybeUninit, size_of};
 
 use crate::status::Failure;
-use crate::tensors::check_pointer;
 
 /// No struct grows beyond this: a size above it is a field that was never set, and nothing is read by it.
 const MOST_BYTES: usize = 4096;
@@ -55,9 +54,31 @@ pub(crate) unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> 
             )));
         }
     }
-    let mut whole = MaybeUninit::<T>::zeroed();
-    // SAFETY: both have so many bytes, the one by the caller's word and the other by its type, and they are apart.
-    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), whole.as_mut_ptr().cast::<u8>(), size.min(known)) };
-    // SAFETY: any bytes are such a struct, and every one was written.
-    Ok(unsafe { whole.assume_init() })
+    let mut whole = zeroed::<T>();
+    // SAFETY: both have so many bytes, the one by the caller's word and the other by its type, and they are apart; any
+    // bytes are such a struct.
+    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut whole).cast::<u8>(), size.min(known)) };
+    Ok(whole)
+}
+
+/// A struct of zeros that says its own size.
+pub(crate) fn zeroed<T: SizedStruct>() -> T {
+    let mut zeroed = MaybeUninit::<T>::zeroed();
+    // SAFETY: the first field is the `u64` of its size, and any bytes are such a struct.
+    unsafe {
+        zeroed.as_mut_ptr().cast::<u64>().write(size_of::<T>() as u64);
+        zeroed.assume_init()
+    }
+}
+
+/// Checks that a pointer is not null and is aligned.
+pub(crate) fn check_pointer<T>(argument: &str, pointer: *const T) -> Result<(), Failure> {
+    if pointer.is_null() {
+        return Err(Failure::argument(format!("{argument} is null; it must not be")));
+    }
+    if !pointer.is_aligned() {
+        let alignment = align_of::<T>();
+        return Err(Failure::argument(format!("{argument} is {pointer:p}; it must be a multiple of {alignment}")));
+    }
+    Ok(())
 }

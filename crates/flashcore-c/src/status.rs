@@ -1,4 +1,4 @@
-//! What functions return, and the words for it.
+//! Statuses that functions return, and their messages.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use api::cuda::CudaError;
 use api::{Error, KernelReason, Reason, Unsupported};
 
-/// Success, or the kind of failure; flashcore_last_error() has the words.
+/// Success, or the kind of failure; flashcore_last_error() has the message.
 pub type Status = i32;
 
 /// Everything went well.
@@ -119,7 +119,7 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     }
 }
 
-/// What went wrong in the last call on this thread that returned a status, in words; empty if it went well. Never null.
+/// Message of the last call on this thread that returned a status; empty if it succeeded. Never null.
 /// The text is valid until the next call of a flashcore function on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_last_error() -> *const c_char {

@@ -6,6 +6,7 @@ use std::ptr;
 
 use api::verify::SplitMix64;
 
+use crate::sized::zeroed;
 use crate::status::guarded;
 use crate::*;
 
@@ -51,21 +52,11 @@ const NO_BYTES: Bytes = Bytes { data: ptr::null(), bytes: 0 };
 const NO_MUT_BYTES: BytesMut = BytesMut { data: ptr::null_mut(), bytes: 0 };
 
 fn inputs<T>(query: &[T], key: &[T], value: &[T]) -> Inputs {
-    Inputs {
-        struct_size: size_of::<Inputs>() as u64,
-        query: bytes(query),
-        key: bytes(key),
-        value: bytes(value),
-        alibi_slopes: NO_BYTES,
-        sinks: NO_BYTES,
-        bias: NO_BYTES,
-        bias_strides: BiasStrides::default(),
-        seqused_k: NO_BYTES,
-    }
+    Inputs { query: bytes(query), key: bytes(key), value: bytes(value), ..zeroed() }
 }
 
 fn outputs(output: BytesMut, lse: BytesMut) -> Outputs {
-    Outputs { struct_size: size_of::<Outputs>() as u64, output, lse }
+    Outputs { output, lse, ..zeroed() }
 }
 
 fn run(plan: *const PlanHandle, inputs: &Inputs, outputs: &Outputs) -> (Status, String) {
@@ -141,11 +132,6 @@ fn wrong_fields_are_named() {
         assert_eq!(create(&problem), Err((status, words.to_owned())));
     };
     let invalid = FLASHCORE_INVALID_ARGUMENT;
-    check(
-        |problem| problem.struct_size = 8,
-        invalid,
-        "problem.struct_size is 8; it must be sizeof(flashcore_problem_t), which is 232",
-    );
     check(|problem| problem.dtype = 9, invalid, "problem.dtype is 9; it must be one of FLASHCORE_DTYPE_*");
     check(|problem| problem.mask = -1, invalid, "problem.mask is -1; it must be one of FLASHCORE_MASK_*");
     check(|problem| problem.alignment = 2, invalid, "problem.alignment is 2; it must be one of FLASHCORE_ALIGNMENT_*");
@@ -349,7 +335,6 @@ fn random_arguments_are_answered() {
         };
         let mut piece = |index: usize| random_bytes(&mut random, memory[index].as_ptr(), true);
         let inputs = Inputs {
-            struct_size: size_of::<Inputs>() as u64,
             query: piece(0),
             key: piece(1),
             value: piece(2),
@@ -358,13 +343,14 @@ fn random_arguments_are_answered() {
             bias: random_bytes(&mut random, memory[5].as_ptr(), problem.bias == 1),
             bias_strides: BiasStrides { batch: 64, head: 0, row: [0, 8, u64::MAX][random.below(3)], key: 1 },
             seqused_k: exact(problem.batch, problem.seqused_k, memory[6].as_ptr()),
+            ..zeroed()
         };
         let lse = exact(rows, problem.lse, rows_memory.as_mut_ptr());
         let output = random_bytes(&mut random, output_memory.as_mut_ptr(), true);
         let outputs = Outputs {
-            struct_size: size_of::<Outputs>() as u64,
             output: BytesMut { data: output.data.cast_mut(), bytes: output.bytes },
             lse: BytesMut { data: lse.data.cast_mut(), bytes: lse.bytes },
+            ..zeroed()
         };
         let (status, said) = run(plan, &inputs, &outputs);
         assert!((FLASHCORE_OK..FLASHCORE_INTERNAL).contains(&status), "{seed}: {said}");

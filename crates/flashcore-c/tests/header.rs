@@ -10,7 +10,7 @@ fn the_header_is_that_of_the_source() {
     let mut config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
     config.after_includes = Some(version_macros());
     // File by file, so that no cargo is asked about the workspace.
-    let sources = ["status", "problem", "tensors", "device_tensors", "device", "plan", "text"];
+    let sources = ["status", "problem", "operands", "device", "plan", "text"];
     let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
         builder.with_src(folder.join(format!("src/{name}.rs")))
     });
@@ -26,7 +26,7 @@ fn the_header_is_that_of_the_source() {
     assert!(header == generated, "{} is out of date: FLASHCORE_BLESS=1 cargo test -p flashcore-c", path.display());
 }
 
-/// What the preprocessor can compare, and what a text can hold.
+/// The version as numbers for the preprocessor, and as a text.
 fn version_macros() -> String {
     let [major, minor, patch] =
         [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];

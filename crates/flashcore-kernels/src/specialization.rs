@@ -1,7 +1,7 @@
 //! What a problem fixes when its kernel is generated.
 
 use flashcore_problem::expression::Expression;
-use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
+use flashcore_problem::{DType, MaskMod, Operand, OperandSet, Problem, ScoreMod};
 
 /// What a problem fixes when its kernel is generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,24 +17,16 @@ pub struct Specialization {
     pub left: bool,
     /// Whether rows attend no key far behind their position: causal masks and windows.
     pub right: bool,
-    /// Whether each batch has a key length of its own.
-    pub seqused_k: bool,
     /// Whether scores are capped.
     pub softcap: bool,
-    /// Whether scores fall with distance.
-    pub alibi: bool,
-    /// Whether a bias is added to scores.
-    pub bias: bool,
-    /// Whether there are sinks.
-    pub sinks: bool,
+    /// The optional operands of the problem, without the tables that expressions read.
+    pub operands: OperandSet,
     /// What becomes of scores after that: the structure alone, constants are arguments.
     pub score_mod: Option<&'static Expression>,
     /// Which keys take part, of those that the mask leaves.
     pub mask_mod: Option<&'static Expression>,
     /// Whether scores are scaled before their maximum is taken, which then need not be that of the products.
     pub scaled_first: bool,
-    /// Whether the log-sum-exp is written.
-    pub lse: bool,
     /// Bytes that every row of every tensor begins at a multiple of, 16 at most.
     pub width: u32,
 }
@@ -48,15 +40,11 @@ impl Specialization {
             value_dim: head_dim,
             left: false,
             right: false,
-            seqused_k: false,
             softcap: false,
-            alibi: false,
-            bias: false,
-            sinks: false,
+            operands: OperandSet::NONE,
             score_mod: None,
             mask_mod: None,
             scaled_first: false,
-            lse: false,
             width: MOST_WIDTH,
         }
     }
@@ -64,21 +52,19 @@ impl Specialization {
     /// That of a problem.
     pub fn of(problem: &Problem) -> Self {
         let (left, right) = problem.mask.limits();
+        let is_table = |operand| matches!(operand, Operand::AuxF32 | Operand::AuxI32);
+        let operands = Operand::optional().filter(|&operand| operand.is_present(problem) && !is_table(operand));
         Self {
             dtype: problem.dtype,
             head_dim: problem.head_dim as u32,
             value_dim: problem.value_dim as u32,
             left: left.is_some(),
             right: right.is_some(),
-            seqused_k: problem.seqused_k,
             softcap: problem.softcap.is_some(),
-            alibi: problem.alibi,
-            bias: problem.bias,
-            sinks: problem.sinks,
+            operands: operands.collect(),
             score_mod: problem.score_mod.map(ScoreMod::expression),
             mask_mod: problem.mask_mod.map(MaskMod::expression),
             scaled_first: problem.scale <= 0.0,
-            lse: problem.lse,
             width: width(problem),
         }
     }
@@ -91,37 +77,46 @@ impl Specialization {
             value_dim: _,
             left,
             right,
-            seqused_k,
             softcap,
-            alibi,
-            bias,
-            sinks,
+            operands,
             score_mod,
             mask_mod,
             scaled_first,
-            lse,
             width: _,
         } = self;
         let features = [
             (left, "left"),
             (right, "right"),
-            (seqused_k, "seqused_k"),
             (softcap, "softcap"),
-            (alibi, "alibi"),
-            (bias, "bias"),
-            (sinks, "sinks"),
             (score_mod.is_some(), "score_mod"),
             (mask_mod.is_some(), "mask_mod"),
             (scaled_first, "nonpositive_scale"),
-            (lse, "lse"),
         ];
-        features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature)
+        let features = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature);
+        features.chain(operands.iter().map(Operand::feature))
+    }
+
+    /// True if the problem has an optional operand.
+    pub const fn has(self, operand: Operand) -> bool {
+        self.operands.has(operand)
+    }
+
+    /// The specialization with one more operand.
+    #[must_use]
+    pub const fn with(self, operand: Operand) -> Self {
+        Self { operands: self.operands.with(operand), ..self }
+    }
+
+    /// The specialization of kernels that do not look at the limits of rows.
+    pub(crate) const fn without_limits(self) -> Self {
+        Self { left: false, right: false, operands: self.operands.without(Operand::SequsedK), ..self }
     }
 
     /// The specialization of the combine kernel: limits and scores matter no more.
-    pub(crate) const fn for_combine(self) -> Self {
-        let Self { dtype, value_dim, sinks, lse, .. } = self;
-        Self { value_dim, sinks, lse, ..Self::new(dtype, value_dim) }
+    pub(crate) fn for_combine(self) -> Self {
+        let operands =
+            self.operands.iter().filter(|operand| matches!(operand, Operand::Sinks | Operand::Lse)).collect();
+        Self { operands, ..Self::new(self.dtype, self.value_dim) }
     }
 
     /// Whether scores are more than products times a positive number.
@@ -134,8 +129,8 @@ impl Specialization {
         self.score_mod.is_some() || self.mask_mod.is_some()
     }
 
-    const fn has_more_than_expressions(self) -> bool {
-        self.softcap || self.alibi || self.bias || self.scaled_first
+    fn has_more_than_expressions(self) -> bool {
+        self.softcap || self.scaled_first || self.operands.iter().any(Operand::is_score_term)
     }
 
     /// Whether all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.

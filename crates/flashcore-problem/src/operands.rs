@@ -79,17 +79,26 @@ pub enum Access {
 /// A switch of a problem that says whether an operand is there.
 trait Switch {
     fn is_on(&self) -> bool;
+    fn switch_on(&mut self);
 }
 
 impl Switch for bool {
     fn is_on(&self) -> bool {
         *self
     }
+
+    fn switch_on(&mut self) {
+        *self = true;
+    }
 }
 
 impl Switch for usize {
     fn is_on(&self) -> bool {
         *self > 0
+    }
+
+    fn switch_on(&mut self) {
+        *self = 1;
     }
 }
 
@@ -135,7 +144,27 @@ macro_rules! define_operand {
                 }
             }
 
-            /// True if kernels write it or only read it.
+            /// Name of its switch in [`Problem`], which is that of the feature that it brings.
+            pub const fn feature(self) -> &'static str {
+                match self {
+                    $(Self::$Output => stringify!($output_switch),)*
+                    $(Self::$Input => stringify!($input_switch),)*
+                    $(Self::$Strided => stringify!($strided_switch),)*
+                    _ => self.name(),
+                }
+            }
+
+            /// Switches it on in a problem; a table gets one entry.
+            pub fn switch_on(self, problem: &mut Problem) {
+                match self {
+                    $(Self::$Tensor)|* => {}
+                    $(Self::$Output => problem.$output_switch.switch_on(),)*
+                    $(Self::$Input => problem.$input_switch.switch_on(),)*
+                    $(Self::$Strided => problem.$strided_switch.switch_on(),)*
+                }
+            }
+
+            /// Read or write access of kernels.
             pub const fn access(self) -> Access {
                 match self {
                     $(Self::$Tensor => Access::$access,)*
@@ -214,6 +243,23 @@ impl Operand {
         }
     }
 
+    /// True if it changes scores. A new operand does, until it is listed here as one that does not: a kernel for plain
+    /// scores is then never chosen by mistake. The tables of expressions change what the expressions do with them.
+    pub const fn is_score_term(self) -> bool {
+        !matches!(
+            self,
+            Self::Query
+                | Self::Key
+                | Self::Value
+                | Self::Output
+                | Self::Lse
+                | Self::SequsedK
+                | Self::Sinks
+                | Self::AuxF32
+                | Self::AuxI32
+        )
+    }
+
     /// Operands that kernels read.
     pub fn inputs() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|operand| operand.access() == Access::Read)
@@ -230,12 +276,12 @@ impl Operand {
 pub struct OperandSet(u32);
 
 impl OperandSet {
+    /// No operand.
+    pub const NONE: Self = Self(0);
+
     /// The operands that a problem has.
     pub fn of(problem: &Problem) -> Self {
-        Operand::ALL
-            .iter()
-            .filter(|operand| operand.is_present(problem))
-            .fold(Self(0), |set, &operand| set.with(operand))
+        Operand::ALL.iter().copied().filter(|operand| operand.is_present(problem)).collect()
     }
 
     /// True if the operand is in it.
@@ -261,6 +307,12 @@ impl OperandSet {
     }
 }
 
+impl FromIterator<Operand> for OperandSet {
+    fn from_iter<T: IntoIterator<Item = Operand>>(operands: T) -> Self {
+        operands.into_iter().fold(Self::NONE, Self::with)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,7 +323,7 @@ mod tests {
         problem.key_heads = 3;
         let names = |problem: &Problem| OperandSet::of(problem).iter().map(Operand::name).collect::<Vec<_>>();
         assert_eq!(names(&problem), ["query", "key", "value", "output"]);
-        (problem.lse, problem.seqused_k, problem.alibi, problem.sinks, problem.bias) = (true, true, true, true, true);
+        Operand::optional().for_each(|operand| operand.switch_on(&mut problem));
         (problem.aux_f32, problem.aux_i32) = (7, 9);
         assert_eq!(names(&problem), Operand::ALL.iter().map(|operand| operand.name()).collect::<Vec<_>>());
         let strides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };

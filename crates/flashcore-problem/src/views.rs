@@ -151,9 +151,9 @@ macro_rules! define_input_views {
 
 operands!(define_input_views);
 
-/// Bytes as numbers.
+/// Bytes as numbers. Where there are none, their address may be anything, like that of an empty `Vec<u8>`.
 fn vector<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {
-    <[T]>::ref_from_bytes(bytes).expect("whole numbers, aligned")
+    if bytes.is_empty() { &[] } else { <[T]>::ref_from_bytes(bytes).expect("whole numbers, aligned") }
 }
 
 /// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
@@ -418,6 +418,13 @@ mod tests {
         let problem = Problem::new(2, 1, 5, 1, DType::F32);
         let views = InputViews::new(&[0.0_f32], &[0.0_f32], &[0.0_f32]).with_seqused_k(&[3]);
         assert_eq!([0, 1, usize::MAX].map(|batch| views.key_length(&problem, batch)), [3, 5, 5]);
+    }
+
+    #[test]
+    fn vectors_without_numbers_may_be_anywhere() {
+        let (words, views) = ([0_u32], InputViews::new(&[0.0_f32], &[0.0_f32], &[0.0_f32]).with_aux_f32(&[]));
+        let misaligned = &words.as_bytes()[1..1];
+        assert_eq!(views.in_other_memory(|_| misaligned).aux_f32, Some([].as_slice()));
     }
 
     #[test]

@@ -52,9 +52,6 @@ impl Case {
         problem.bias = self.bias.is_some();
         problem.seqused_k = self.seqused_k.is_some();
         let inputs = Inputs {
-            query: Tensor::from_values(DType::F64, &vec![1.0; problem.batch * problem.query_length]),
-            key: Tensor::from_values(DType::F64, &self.keys),
-            value: Tensor::from_values(DType::F64, &self.values),
             alibi_slopes: self.slope.map(|slope| vec![slope]),
             sinks: self.sink.map(|sink| vec![sink]),
             bias: self
@@ -63,6 +60,11 @@ impl Case {
             seqused_k: self.seqused_k,
             aux_f32: (problem.aux_f32 > 0).then(|| NUMBERS.to_vec()),
             aux_i32: (problem.aux_i32 > 0).then(|| INTEGERS.to_vec()),
+            ..Inputs::new(
+                Tensor::from_values(DType::F64, &vec![1.0; problem.batch * problem.query_length]),
+                Tensor::from_values(DType::F64, &self.keys),
+                Tensor::from_values(DType::F64, &self.values),
+            )
         };
         let oracle = oracle(problem, &inputs).unwrap();
         assert_close(&oracle.output, expected, "output");
@@ -102,17 +104,8 @@ fn two_by_two_by_hand() {
     let mut problem = Problem::new(1, 1, 2, 2, DType::F32);
     problem.scale = f64::from(LN_2);
     let identity = Tensor::from_values(DType::F32, &[1.0, 0.0, 0.0, 1.0]);
-    let inputs = Inputs {
-        query: identity.clone(),
-        key: identity,
-        value: Tensor::from_values(DType::F32, &[1.0, 2.0, 3.0, 4.0]),
-        alibi_slopes: None,
-        sinks: None,
-        bias: None,
-        seqused_k: None,
-        aux_f32: None,
-        aux_i32: None,
-    };
+    let value = Tensor::from_values(DType::F32, &[1.0, 2.0, 3.0, 4.0]);
+    let inputs = Inputs::new(identity.clone(), identity, value);
     let expected = oracle(&problem, &inputs).unwrap();
     // Weights 2:1 in the first row and 1:2 in the second.
     assert_close(&expected.output, &[5.0 / 3.0, 8.0 / 3.0, 7.0 / 3.0, 10.0 / 3.0], "output");

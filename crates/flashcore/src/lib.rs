@@ -225,6 +225,8 @@ pub use flashcore_kernels::{
     Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, UnknownConfig, WarpScheduler,
 };
 pub use flashcore_problem::expression;
+#[doc(hidden)]
+pub use flashcore_problem::operands;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Invalid, Layout, Mask, MaskMod, Operand,
     OutputViews, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor, TensorError,

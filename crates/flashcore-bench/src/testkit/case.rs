@@ -4,7 +4,7 @@ use core::fmt;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::Config;
-use flashcore_problem::{Inputs, Layout, Mask, Problem, Stress};
+use flashcore_problem::{Inputs, Layout, Mask, Operand, Problem, Stress};
 
 use crate::testkit::{BiasForm, Numbers, shape_text};
 
@@ -126,8 +126,18 @@ impl fmt::Display for Case {
             (problem.seqused_k, "seqused-k"),
             (matches!(problem.layout, Layout::Strided(_)), "strided"),
         ];
-        optional.iter().filter(|(present, _)| *present).try_for_each(|(_, name)| write!(formatter, " {name}"))
+        let optional = optional.into_iter().filter(|(present, _)| *present).map(|(_, name)| name);
+        let others = other_operands().filter(|operand| operand.is_present(problem)).map(Operand::feature);
+        optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))
     }
+}
+
+/// The optional operands that suites have no special numbers for: all that are not listed.
+pub(crate) fn other_operands() -> impl Iterator<Item = Operand> {
+    use Operand::{AlibiSlopes, AuxF32, AuxI32, Bias, Lse, SequsedK, Sinks};
+    let is_listed =
+        |operand: &Operand| matches!(operand, Lse | SequsedK | AlibiSlopes | Sinks | AuxF32 | AuxI32 | Bias);
+    Operand::optional().filter(move |operand| !is_listed(operand))
 }
 
 /// The name of a kind of inputs on the command line.

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_kernels::{Config, Specialization, Stage};
-use flashcore_problem::{DType, MaskMod, ScoreMod};
+use flashcore_problem::{DType, MaskMod, Operand, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
 
@@ -87,26 +87,26 @@ impl Kind {
     fn specialization(self, head_dim: u32) -> Specialization {
         let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialization::new(dtype, head_dim));
         match self {
-            Self::Full => Specialization { lse: true, ..f16 },
-            Self::Causal => Specialization { right: true, lse: true, ..bf16 },
-            Self::Unbiased => Specialization { bias: false, ..Self::Everything.specialization(head_dim) },
+            Self::Full => f16.with(Operand::Lse),
+            Self::Causal => Specialization { right: true, ..bf16.with(Operand::Lse) },
+            Self::Unbiased => {
+                let everything = Self::Everything.specialization(head_dim);
+                Specialization { operands: everything.operands.without(Operand::Bias), ..everything }
+            }
             Self::Expressions => Specialization {
                 right: true,
                 score_mod: expressions::score_mod("relative").map(ScoreMod::expression),
                 mask_mod: expressions::mask_mod("documents").map(MaskMod::expression),
-                lse: true,
-                ..bf16
+                ..bf16.with(Operand::Lse)
             },
             Self::Everything => Specialization {
                 left: true,
                 right: true,
-                seqused_k: true,
                 softcap: true,
-                alibi: true,
-                bias: true,
-                sinks: true,
+                operands: Operand::optional()
+                    .filter(|operand| !matches!(operand, Operand::AuxF32 | Operand::AuxI32))
+                    .collect(),
                 scaled_first: true,
-                lse: true,
                 ..f16
             },
         }

@@ -1,7 +1,7 @@
 //! Sampling: a large problem is judged by some of its rows, because the oracle's plain loops would take minutes for
 //! all.
 
-use flashcore_problem::{Alignment, Evidence, Inputs, Layout, Mask, Outputs, Problem, Tensor, Verdict};
+use flashcore_problem::{Alignment, Evidence, Inputs, Layout, Mask, Operand, Outputs, Problem, Tensor, Verdict};
 
 use crate::floor::Work;
 use crate::testkit::verify::{NoVerdict, Yardstick};
@@ -44,7 +44,9 @@ pub fn judge_worst(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Res
 
 /// True if the last rows of a head are a problem of their own.
 fn can_be_sampled(problem: &Problem) -> bool {
-    let plain = !(problem.alibi || problem.sinks || problem.bias || problem.seqused_k);
+    // Of the operands, only the log-sum-exp and the tables of expressions, which are moved, are the same for a part.
+    let is_moved = |operand| matches!(operand, Operand::Lse | Operand::AuxF32 | Operand::AuxI32);
+    let plain = !Operand::optional().any(|operand| operand.is_present(problem) && !is_moved(operand));
     let mask = match problem.mask {
         Mask::None | Mask::Causal(Alignment::BottomRight) => true,
         // Aligned at the other corner, the last rows of a square problem attend the same keys.
@@ -80,15 +82,13 @@ impl<'a> Sample<'a> {
     fn inputs(&self, inputs: &Inputs) -> Inputs {
         let (query, key) = self.matrices;
         Inputs {
-            query: self.last_rows(&inputs.query, query),
-            key: self.matrix(&inputs.key, key, self.whole.head_dim),
-            value: self.matrix(&inputs.value, key, self.whole.value_dim),
-            alibi_slopes: None,
-            sinks: None,
-            bias: None,
-            seqused_k: None,
             aux_f32: inputs.aux_f32.clone(),
             aux_i32: inputs.aux_i32.clone(),
+            ..Inputs::new(
+                self.last_rows(&inputs.query, query),
+                self.matrix(&inputs.key, key, self.whole.head_dim),
+                self.matrix(&inputs.value, key, self.whole.value_dim),
+            )
         }
     }
 

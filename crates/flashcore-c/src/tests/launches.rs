@@ -8,7 +8,6 @@ use crate::plan::check_simple;
 fn every_device_tensor_reaches_its_place() {
     let address = ptr::without_provenance_mut::<c_void>;
     let tensors = DeviceTensors {
-        struct_size: 0,
         query: address(0x10),
         key: address(0x20),
         value: address(0x30),
@@ -22,19 +21,19 @@ fn every_device_tensor_reaches_its_place() {
         aux_f32: address(0xA0).cast(),
         aux_i32: address(0xB0).cast(),
         workspace: address(0xC0),
+        ..zeroed()
     };
-    let mut expected = api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40);
-    expected.lse = 0x50;
-    expected.seqused_k = 0x60;
-    expected.alibi_slopes = 0x70;
-    expected.sinks = 0x80;
-    expected.bias = 0x90;
-    expected.bias_strides = api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
-    expected.aux_f32 = 0xA0;
-    expected.aux_i32 = 0xB0;
-    expected.workspace = 0xC0;
+    let expected = api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40)
+        .with_lse(0x50)
+        .with_seqused_k(0x60)
+        .with_alibi_slopes(0x70)
+        .with_sinks(0x80)
+        .with_bias(0x90, api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 })
+        .with_aux_f32(0xA0)
+        .with_aux_i32(0xB0)
+        .with_workspace(0xC0);
     assert_eq!(tensors.to_api(), Ok(expected));
-    assert_eq!(DeviceTensors::NONE.to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
+    assert_eq!(zeroed::<DeviceTensors>().to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
 }
 
 /// The launch with few parameters names the one that has all of them.
@@ -45,21 +44,21 @@ fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
         change(&mut problem);
         check_simple(&problem.to_api().unwrap()).map_err(|failure| failure.message)
     };
-    let refused = |on: &str| {
+    let refused = |operands: &str| {
         Err(format!(
-            "the problem has {on} on, and flashcore_plan_launch takes no such tensor; use flashcore_plan_launch_tensors"
+            "the problem has {operands}, and flashcore_plan_launch takes no such tensor; use flashcore_plan_launch_tensors"
         ))
     };
     assert_eq!(words(|_| {}), Ok(()));
     assert_eq!(words(|problem| (problem.lse, problem.mask) = (1, FLASHCORE_MASK_CAUSAL)), Ok(()));
     assert_eq!(words(|problem| problem.sinks = 1), refused("sinks"));
-    assert_eq!(words(|problem| (problem.alibi, problem.seqused_k) = (1, 1)), refused("alibi and seqused_k"));
+    assert_eq!(words(|problem| (problem.alibi, problem.seqused_k) = (1, 1)), refused("seqused_k and alibi_slopes"));
     assert_eq!(words(|problem| problem.bias = 1), refused("bias"));
 }
 
 #[test]
 fn launches_on_the_cpu_name_what_to_use() {
-    let none = DeviceTensors::NONE;
+    let none = zeroed::<DeviceTensors>();
     let plan = create(&problem(1, 1, 1, 8, FLASHCORE_DTYPE_F16)).unwrap();
     let null = ptr::null_mut::<c_void>();
     // SAFETY: a plan on the CPU launches nothing.

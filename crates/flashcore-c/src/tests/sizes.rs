@@ -37,11 +37,14 @@ fn no_launch(tensors: &[u64]) -> (Status, String) {
 #[test]
 fn sizes_are_those_of_the_header() {
     let words = |bytes: usize| bytes / 8;
-    assert_eq!(words(size_of::<Inputs>()), 1 + 7 * 2 + 4);
-    assert_eq!(words(size_of::<Outputs>()), 1 + 2 * 2);
-    assert_eq!(words(size_of::<DeviceTensors>()), 1 + 9 + 4 + 3);
-    assert_eq!(words(offset_of!(DeviceTensors, workspace)), 16);
-    assert_eq!(size_of::<Problem>() - offset_of!(Problem, query_strides), 4 * 3 * 8);
+    assert_eq!(words(offset_of!(Inputs, bias_strides)), 1 + 6 * 2);
+    assert_eq!(words(offset_of!(Inputs, aux_f32)), 1 + 7 * 2 + 4);
+    assert_eq!(words(offset_of!(Outputs, lse)), 1 + 2);
+    assert_eq!(words(offset_of!(DeviceTensors, bias_strides)), 1 + 9);
+    assert_eq!(words(offset_of!(DeviceTensors, workspace)), 1 + 9 + 4 + 2);
+    assert_eq!(offset_of!(Problem, query_strides), 136);
+    assert_eq!(offset_of!(Problem, output_strides), 136 + 3 * 3 * 8);
+    assert_eq!(problem(1, 2, 4, 8, FLASHCORE_DTYPE_F32).struct_size, 232);
 }
 
 #[test]
@@ -93,14 +96,17 @@ fn newer_structs_are_taken_where_their_new_fields_are_off() {
     );
     assert_eq!(create_from(&longer(&given, &[0, 0, 0x1_0000])), (FLASHCORE_INVALID_ARGUMENT, expected));
 
-    assert_eq!(no_launch(&longer(&DeviceTensors::NONE, &[0; 3])).0, FLASHCORE_UNSUPPORTED);
-    let (status, said) = no_launch(&longer(&DeviceTensors::NONE, &[0, 0xFF00]));
+    assert_eq!(no_launch(&longer(&zeroed::<DeviceTensors>(), &[0; 3])).0, FLASHCORE_UNSUPPORTED);
+    let (status, said) = no_launch(&longer(&zeroed::<DeviceTensors>(), &[0, 0xFF00]));
     assert_eq!(status, FLASHCORE_INVALID_ARGUMENT);
-    assert_eq!(
-        said,
-        "tensors.struct_size is 152, and byte 145 of it is 255; this version of flashcore knows 136 bytes of \
-         flashcore_device_tensors_t: leave the fields after them 0, or use a newer library"
+    let size = size_of::<DeviceTensors>();
+    let expected = format!(
+        "tensors.struct_size is {}, and byte {} of it is 255; this version of flashcore knows {size} bytes of \
+         flashcore_device_tensors_t: leave the fields after them 0, or use a newer library",
+        size + 16,
+        size + 9
     );
+    assert_eq!(said, expected);
 }
 
 #[test]
@@ -114,13 +120,14 @@ fn sizes_that_no_header_has() {
             format!("problem.struct_size is {size}; it must be sizeof(flashcore_problem_t), which is {whole}");
         assert_eq!(create(&given), Err((FLASHCORE_INVALID_ARGUMENT, expected)));
     }
-    let mut none = DeviceTensors::NONE;
-    for size in [0, 32, 44, 137, 4104, u64::MAX] {
+    let mut none = zeroed::<DeviceTensors>();
+    let whole = size_of::<DeviceTensors>();
+    for size in [0, 32, 44, whole as u64 + 1, 4104, u64::MAX] {
         none.struct_size = size;
         // SAFETY: as many words as the struct has.
         let words = unsafe { *ptr::from_ref(&none).cast::<[u64; size_of::<DeviceTensors>() / 8]>() };
         let expected =
-            format!("tensors.struct_size is {size}; it must be sizeof(flashcore_device_tensors_t), which is 136");
+            format!("tensors.struct_size is {size}; it must be sizeof(flashcore_device_tensors_t), which is {whole}");
         assert_eq!(no_launch(&words), (FLASHCORE_INVALID_ARGUMENT, expected));
     }
 }

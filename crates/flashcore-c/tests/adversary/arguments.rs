@@ -349,7 +349,7 @@ fn structs_of_a_run() {
     library.destroy(plan);
 }
 
-/// What is written may lie on nothing else, not by a single byte.
+/// Outputs may overlap nothing else, not by a single byte.
 #[test]
 fn outputs_that_overlap() {
     for input in ["query", "key", "value"] {

@@ -1,4 +1,4 @@
-//! Sizes that overflow, little memory, and what stays behind.
+//! Sizes that overflow, little memory, and leaks.
 
 use std::ffi::c_int;
 use std::fs;

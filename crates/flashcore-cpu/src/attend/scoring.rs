@@ -4,13 +4,13 @@ use crate::attend::blocked::MAX_LANES;
 use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
 use crate::simd::real::Real;
 use flashcore_problem::expression::Tables;
-use flashcore_problem::{InputViews, Problem};
+use flashcore_problem::{InputViews, Operand, Problem};
 use std::f64::consts::LOG2_E;
 
 /// True if products times a factor are scores already.
 pub(crate) fn is_plain(problem: &Problem, inputs: &InputViews<'_>) -> bool {
-    let is_shaped = inputs.alibi_slopes.is_some() || inputs.bias.is_some();
-    problem.softcap.is_none() && !is_shaped && problem.score_mod.is_none()
+    let has_terms = Operand::optional().any(|operand| operand.is_score_term() && inputs.bytes(operand).is_some());
+    problem.softcap.is_none() && !has_terms && problem.score_mod.is_none()
 }
 
 /// Turns the products of one batch into scores.

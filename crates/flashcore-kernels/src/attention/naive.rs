@@ -6,6 +6,7 @@
 
 use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
+use flashcore_problem::Operand;
 
 use super::TileContext;
 use super::kv_source::KvSource;
@@ -207,7 +208,7 @@ impl ThreadRow {
                 let rounded = T::round(k, scaled);
                 k.store_one(element_address::<T>(self.output, column), rounded);
             }
-            if context.specialization.lse && first == 0 {
+            if context.specialization.has(Operand::Lse) && first == 0 {
                 let lse = lse_exact(k, row_max, row_sum);
                 let address = context.lse_address(k, self.row);
                 k.store_one(address, lse);

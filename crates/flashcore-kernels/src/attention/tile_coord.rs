@@ -4,7 +4,7 @@ use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SpecialRegister};
-use flashcore_problem::DType;
+use flashcore_problem::{DType, Operand};
 
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::{
@@ -115,7 +115,7 @@ impl TileContext {
     ) -> Self {
         let TileCoord { first_row, head, kv_head, batch } = coord;
         let (batch, head, kv_head) = (k.widen(batch), k.widen(head), k.widen(kv_head));
-        let (key_length, causal_offset) = if specialization.seqused_k {
+        let (key_length, causal_offset) = if specialization.has(Operand::SequsedK) {
             let address = k.mad(batch, 4u64, parameters.seqused_k);
             let length = k.load_one::<U32>(address);
             // Only this kernel sees the lengths: one that is too large must not lead past the tensors.
@@ -255,7 +255,7 @@ impl TileContext {
 
     /// The attention sink of the head in base 2, where there is one.
     pub(crate) fn sink(&self, k: &mut Builder) -> Option<Reg<F32>> {
-        self.specialization.sinks.then(|| {
+        self.specialization.has(Operand::Sinks).then(|| {
             let sink = self.head_value(k, self.parameters.sinks);
             k.mul(sink, LOG2_E)
         })
@@ -305,16 +305,16 @@ impl TileContext {
     /// The score terms of `rows` rows of a lane, from `row` on.
     pub(crate) fn score_terms(&self, k: &mut Builder, row: Reg<U32>, rows: usize) -> ScoreTerms {
         let parameters = self.parameters;
-        let Specialization { softcap, alibi, bias, .. } = self.specialization;
+        let specialization = self.specialization;
         ScoreTerms {
             scale: parameters.scale_log2,
-            softcap: softcap.then_some(parameters.softcap_log2),
-            scale_rest: (self.specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
-            slope: alibi.then(|| {
+            softcap: specialization.softcap.then_some(parameters.softcap_log2),
+            scale_rest: (specialization.dtype == DType::F32).then_some(parameters.scale_log2_rest),
+            slope: specialization.has(Operand::AlibiSlopes).then(|| {
                 let slope = self.head_value(k, parameters.alibi_slopes);
                 k.mul(slope, -LOG2_E)
             }),
-            bias: bias.then(|| {
+            bias: specialization.has(Operand::Bias).then(|| {
                 let Parameters { bias, bias_batch_stride, bias_head_stride, .. } = parameters;
                 let first = self.matrix(k, bias, bias_batch_stride, bias_head_stride, self.head);
                 BiasTerms { first, row_stride: parameters.bias_row_stride, key_stride: parameters.bias_key_stride }

@@ -1,6 +1,7 @@
 //! Choices of the Ampere kernel (`sm_80` and everything later): `mma.sync`, `ldmatrix` and `cp.async`.
 
 use flashcore_ir::Arch;
+use flashcore_problem::Operand;
 
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
@@ -141,7 +142,7 @@ impl AmpereConfig {
         };
         let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
         // Loads of a bias begin before they are needed, and have addresses.
-        let bias = if specialization.bias { scores + scores / 4 } else { 0 };
+        let bias = if specialization.has(Operand::Bias) { scores + scores / 4 } else { 0 };
         // So do those of tables, and the places of the scores are known.
         let expressions = if specialization.has_expressions() { self.keys_per_warp() / 4 } else { 0 };
         let exchange = if self.kv_split_warps > 1 { 24 } else { 0 };

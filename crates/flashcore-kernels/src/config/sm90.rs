@@ -9,6 +9,7 @@ use crate::attention::scheduler::sorted;
 use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
 use crate::primitives::{Exponential, LANES, MMA_N, Rescale, SwizzledTile};
 use crate::specialization::Specialization;
+use flashcore_problem::Operand;
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,7 +141,7 @@ impl HopperConfig {
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
         let (scores, weights) = (self.tile_n / 2, self.tile_n / 4);
         let output = specialization.value_dim.next_multiple_of(MMA_N) / 2;
-        let terms = match (specialization.bias, specialization.has_terms()) {
+        let terms = match (specialization.has(Operand::Bias), specialization.has_terms()) {
             (true, _) => self.tile_n / 4 * 3 + 4,
             (false, true) if self.tile_n > 128 => 24,
             (false, true) => 4,

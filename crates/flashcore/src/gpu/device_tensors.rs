@@ -203,10 +203,6 @@ mod tests {
     fn every_setter_sets_its_field() {
         let strides = BiasStrides { batch: 1, head: 2, row: 3, key: 4 };
         let expected = DeviceTensors {
-            query: 1,
-            key: 2,
-            value: 3,
-            output: 4,
             lse: 5,
             seqused_k: 6,
             alibi_slopes: 7,
@@ -216,6 +212,7 @@ mod tests {
             aux_f32: 10,
             aux_i32: 11,
             workspace: 12,
+            ..DeviceTensors::new(1, 2, 3, 4)
         };
         let set = DeviceTensors::new(1, 2, 3, 4)
             .with_lse(5)

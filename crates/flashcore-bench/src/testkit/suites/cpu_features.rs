@@ -1,10 +1,11 @@
 //! Cases of the CPU, which has every feature of a problem: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
+use flashcore_problem::{Alignment, DType, Mask, OperandSet, SplitMix64, Stress};
 
 use super::design::{Design, Row};
 use super::features::{EXPRESSIONS, Features, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits};
+use crate::testkit::case::other_operands;
 use crate::testkit::{BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
@@ -110,10 +111,12 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         bias,
         seqused_k: one_in(random, 3),
         lse: random.below(2) == 0,
+        others: OperandSet::NONE,
         layout,
         numbers: if suits(numbers, bias, alibi, sinks) { numbers } else { Numbers::Normal },
         expressions: if one_in(random, 4) { EXPRESSIONS[random.below(EXPRESSIONS.len())] } else { (None, None) },
     };
+    features.others = other_operands().filter(|_| one_in(random, 4)).collect();
     let most_work = [1_000_000, 3_000_000][random.below(2)] * if one_in(random, 32) { 8 } else { 1 };
     shrink(&mut features, most_work);
     features

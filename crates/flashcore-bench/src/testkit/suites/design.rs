@@ -3,7 +3,8 @@
 use flashcore_problem::DType;
 
 use super::covering::{Setting, covering_rows};
-use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
+use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, others_of, suits};
+use crate::testkit::case::other_operands;
 use crate::testkit::{BiasForm, Numbers};
 
 macro_rules! features {
@@ -47,10 +48,14 @@ impl Design {
         at_least: usize,
         seed: u64,
     ) -> Vec<Row> {
-        let sizes: Vec<usize> = COLUMNS.iter().map(|feature| self.size(*feature)).collect();
-        let excludes = |(first, x): Setting, (second, y): Setting| {
-            let pair = ((COLUMNS[first], x), (COLUMNS[second], y));
-            self.contradicts(pair.0, pair.1) || excludes(pair.0, pair.1)
+        let mut sizes: Vec<usize> = COLUMNS.iter().map(|feature| self.size(*feature)).collect();
+        // Operands that no feature names are on or off.
+        sizes.extend(other_operands().map(|_| 2));
+        let excludes = |(first, x): Setting, (second, y): Setting| match (COLUMNS.get(first), COLUMNS.get(second)) {
+            (Some(&first), Some(&second)) => {
+                self.contradicts((first, x), (second, y)) || excludes((first, x), (second, y))
+            }
+            _ => false,
         };
         covering_rows(&sizes, excludes, at_least, seed)
     }
@@ -110,6 +115,7 @@ impl Design {
             bias: self.biases[at(Feature::Bias)],
             seqused_k: at(Feature::SequsedK) == 1,
             lse: at(Feature::Lse) == 1,
+            others: others_of(row),
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: self.numbers[at(Feature::Numbers)],
             expressions: EXPRESSIONS[at(Feature::Expressions)],

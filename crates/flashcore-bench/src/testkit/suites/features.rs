@@ -1,8 +1,9 @@
 //! One value of every feature of a problem, and the case they make together.
 
 use flashcore_cpu::Level;
-use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Shape, Stress, Strides, TensorStrides};
+use flashcore_problem::{Alignment, DType, Layout, Mask, OperandSet, Problem, Shape, Stress, Strides, TensorStrides};
 
+use crate::testkit::case::other_operands;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 /// One value of every feature.
@@ -26,6 +27,8 @@ pub(super) struct Features {
     pub(super) bias: Option<BiasForm>,
     pub(super) seqused_k: bool,
     pub(super) lse: bool,
+    /// Of the [`other_operands`].
+    pub(super) others: OperandSet,
     pub(super) layout: LayoutForm,
     pub(super) numbers: Numbers,
     /// Of scores and of masks, by name.
@@ -167,6 +170,12 @@ pub(super) const fn suits(numbers: Numbers, bias: Option<BiasForm>, alibi: bool,
     }
 }
 
+/// The other operands of a row of a design, whose settings, on and off, follow those of all features.
+pub(super) fn others_of(row: &[usize]) -> OperandSet {
+    let settings = &row[row.len() - other_operands().count()..];
+    other_operands().zip(settings).filter(|(_, setting)| **setting == 1).map(|(operand, _)| operand).collect()
+}
+
 impl Features {
     /// The problem.
     pub(super) fn problem(&self) -> Problem {
@@ -176,6 +185,7 @@ impl Features {
         (problem.mask, problem.softcap, problem.alibi, problem.sinks) =
             (self.mask, self.softcap, self.alibi, self.sinks);
         (problem.bias, problem.seqused_k, problem.lse) = (self.bias.is_some(), self.seqused_k, self.lse);
+        self.others.iter().for_each(|operand| operand.switch_on(&mut problem));
         problem.layout = self.layout.of(&problem);
         let (score, mask) = self.expressions;
         expressions::give(&mut problem, score.and_then(expressions::score_mod), mask.and_then(expressions::mask_mod));

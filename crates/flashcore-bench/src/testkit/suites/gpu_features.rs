@@ -100,6 +100,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         for feature in [Feature::Alibi, Feature::Sinks, Feature::Bias, Feature::Expressions, Feature::Numbers] {
             row[feature as usize] = 0;
         }
+        row[Feature::Expressions as usize + 1..].fill(0);
         row
     }));
     // The config that had the fewest cases so far comes first: some take few.

@@ -14,6 +14,7 @@ use flashcore_cpu::Level;
 use flashcore_kernels::{Config, HopperConfig, LaunchPlan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
+use crate::testkit::case::other_operands;
 use crate::testkit::verify::SIMULATED_ARCH;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
@@ -146,6 +147,7 @@ fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
         let mut problem = problem(number, batch, heads);
         if number % 2 == 1 {
             (problem.alibi, problem.sinks, problem.seqused_k) = (true, true, true);
+            other_operands().for_each(|operand| operand.switch_on(&mut problem));
         }
         problem.layout = [Layout::Bhsd, Layout::Bshd][number / 2 % 2];
         cases.push((problem, BiasForm::default()));

@@ -37,7 +37,7 @@ pub(crate) struct Layout {
     fields: HashMap<String, Field>,
 }
 
-/// What the header declares.
+/// Declarations of the header.
 pub(crate) struct Header {
     layouts: HashMap<String, Layout>,
     constants: HashMap<String, i64>,

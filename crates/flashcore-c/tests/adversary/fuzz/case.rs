@@ -7,7 +7,7 @@ use crate::abi::header::{Header, Struct};
 use crate::abi::library::Library;
 use crate::abi::random::Random;
 
-/// How large problems are.
+/// Size of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     /// A few rows, keys and heads.
@@ -18,7 +18,7 @@ pub(crate) enum Size {
     Odd,
 }
 
-/// What elements are like.
+/// Kind of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Range {
     /// N(0, 1).

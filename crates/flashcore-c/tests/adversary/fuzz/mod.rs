@@ -33,10 +33,10 @@ pub(crate) enum Sabotage {
     Lse,
 }
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
-    /// What is wrong.
+    /// Errors found.
     pub(crate) complaints: Vec<String>,
     /// Rows that were judged by their columns.
     pub(crate) judged: usize,
@@ -114,7 +114,7 @@ pub(crate) fn try_case(library: &Library, case: &Case, sabotage: Option<Sabotage
     verdict
 }
 
-/// What the library gave.
+/// Results of the library.
 struct Result {
     /// `[batch, head, row, column]`.
     rows: Vec<f64>,
@@ -302,7 +302,7 @@ const ENOUGH: usize = 256;
 
 /// Errors of random numbers, against twice those of plain code in the same precision.
 ///
-/// What is added: two roundings of the output, one more of 16-bit weights (1.6 roundoffs of bf16), because the plain code
+/// To these are added: two roundings of the output, one more of 16-bit weights (1.6 roundoffs of bf16), because the plain code
 /// may be lucky; sums of `n` random numbers in another order, which differ by a normally distributed number of at most
 /// `sqrt(n)` roundoffs (Higham and Mary, 2019), of which three times is exceeded once in 400; and what errors of scores, by
 /// the same rule, make of weights. Elements that lose something below the least number are left out. In the mean over many, three quarters of a rounding (its mean square is 0.58) and one third of the others.

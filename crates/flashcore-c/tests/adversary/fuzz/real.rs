@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// What the reference needs of a number.
+/// Arithmetic that the reference needs.
 pub(crate) trait Real:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
 {
@@ -13,7 +13,7 @@ pub(crate) trait Real:
     fn tanh(self) -> Self;
     /// The nearest `f64`.
     fn high(self) -> f64;
-    /// What `high` leaves.
+    /// The rest that `high` leaves.
     fn low(self) -> f64;
 }
 

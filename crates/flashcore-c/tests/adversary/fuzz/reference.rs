@@ -43,7 +43,7 @@ use super::element::Element;
 use super::real::{Pair, Real};
 use super::tensors::Numbers;
 
-/// What a row must be.
+/// Bounds of a row.
 pub(crate) enum Truth {
     /// Scores overflow: nothing is said.
     Unknown,
@@ -55,7 +55,7 @@ pub(crate) enum Truth {
     Row { columns: Vec<Column>, lse: f64, lse_bound: f64, typical_noise: f64, keys: usize },
 }
 
-/// What one element must be.
+/// Bounds of one element.
 #[expect(clippy::struct_excessive_bools, reason = "each is an independent reason to look at an element in another way")]
 pub(crate) struct Column {
     /// The exact number, in two parts.
@@ -67,7 +67,7 @@ pub(crate) struct Column {
     pub(crate) hull: (f64, f64),
     /// `sum p |v|`.
     pub(crate) magnitude: f64,
-    /// What is lost below the least number is no small part of a rounding.
+    /// Loss below the least number, which is no small part of a rounding.
     pub(crate) is_lossy: bool,
     pub(crate) may_overflow: bool,
     /// A NaN was attended here.
@@ -93,7 +93,7 @@ struct Score<R> {
     typical: f64,
 }
 
-/// What a row must be.
+/// Bounds of a row.
 pub(crate) fn truth(case: &Case, numbers: &Numbers, place: Place) -> Truth {
     if case.element == Element::F64 {
         truth_in::<Pair>(case, numbers, place)
@@ -106,7 +106,7 @@ fn g(roundings: f64, u: f64) -> f64 {
     roundings * u / (1.0 - roundings * u)
 }
 
-/// What is lost of a product, and of a weighted sum, below the least number.
+/// Loss of a product, and of a weighted sum, below the least number.
 fn tiny(element: Element) -> (f64, f64) {
     match element {
         // Instructions for bf16 take subnormal results as zero, and the reference of 16-bit weights is 2^-15.

@@ -6,7 +6,7 @@ use crate::abi::header::Struct;
 use crate::abi::memory::{Pages, Side};
 use crate::abi::random::{Random, mix, normal_at, uniform_at};
 
-/// What lies where nobody may look: between the rows of strided inputs, in keys and biases that no row attends, in query
+/// Poison where nobody may look: between the rows of strided inputs, in keys and biases that no row attends, in query
 /// rows that attend nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Poison {

@@ -2,7 +2,7 @@
 
 use flashcore_bench::util::printable::printable;
 use flashcore_problem::{
-    Bias, BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Outputs, Problem, Shape, Tensor, TensorView,
+    BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Operand, Outputs, Problem, Shape, TensorView,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView as FileTensor};
@@ -87,18 +87,7 @@ impl<'a> Contents<'a> {
 
     /// The numbers, for the simulator and the oracle.
     pub(super) fn inputs(&self) -> Inputs {
-        let tensor = |view: TensorView<'_>| Tensor { dtype: view.dtype, data: view.data.to_vec() };
-        Inputs {
-            query: tensor(self.query),
-            key: tensor(self.key),
-            value: tensor(self.value),
-            alibi_slopes: self.alibi_slopes.clone(),
-            sinks: self.sinks.clone(),
-            bias: self.bias.as_ref().map(|(data, strides)| Bias { data: data.clone(), strides: *strides }),
-            seqused_k: self.seqused_k.clone(),
-            aux_f32: None,
-            aux_i32: None,
-        }
+        self.views().to_owned_inputs()
     }
 
     /// The bytes of a file with the outputs.
@@ -166,7 +155,9 @@ fn unused(file: &SafeTensors<'_>, names: &Names<'_>) -> Result<Vec<String>, Stri
     unused.sort_unstable();
     let is_ignored = |name: &str| names.ignored.iter().any(|ignored| ignored == name);
     for name in unused.iter().filter(|name| !is_ignored(name)) {
-        if let Some(advice) = advice(name) {
+        let is_operand = Operand::inputs().any(|operand| operand.name() == *name);
+        let unread = is_operand.then_some("`attend` does not read this operand");
+        if let Some(advice) = unread.map(str::to_owned).or_else(|| advice(name)) {
             let name = printable(name);
             return Err(format!("`{name}` would not be used: {advice}; --ignore {name} leaves it out"));
         }

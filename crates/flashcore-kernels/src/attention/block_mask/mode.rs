@@ -6,6 +6,7 @@ use super::BlockMaskTiles;
 use crate::attention::sm90::WARPGROUP_ROWS;
 use crate::config::{HopperConfig, WarpScheduler};
 use crate::specialization::Specialization;
+use flashcore_problem::Operand;
 
 /// The use of a block mask. Kernels without a `mask_mod` have none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,14 +33,14 @@ impl BlockMaskMode {
         let mask_mod = specialization.mask_mod?;
         // Warpgroups with ranges of their own must not wait for each other, and unattended V rows are zeroed by all
         // warpgroups of the CTA together.
-        let is_per_warpgroup = !specialization.seqused_k
+        let is_per_warpgroup = !specialization.has(Operand::SequsedK)
             && !specialization.left
             && config.row_groups() > 1
             && config.kv_splits() == 1
             && config.warp_scheduler == WarpScheduler::Free;
         Some(Self {
             range: if is_per_warpgroup { RangePer::Warpgroup } else { RangePer::Cta },
-            sorted: config.persistent && !specialization.seqused_k && is_same_for_all_heads(mask_mod),
+            sorted: config.persistent && !specialization.has(Operand::SequsedK) && is_same_for_all_heads(mask_mod),
         })
     }
 

@@ -32,7 +32,7 @@ pub(crate) fn kernel(name: String, specialization: Specialization, tiles: BlockM
     let parameters = Parameters::load(k, specialization);
     let mask_mod = parameters.mask_mod?;
     // Windows and lengths are the attention kernel's own.
-    let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
+    let plain = specialization.without_limits();
     let context = TileContext::new(k, &parameters, plain, tiles.tile_m, TileSource::Grid, false);
     let [flags, exchange] = [MAX_BLOCKS, 2 * WARPS].map(|words| k.reserve_shared(words * WORD_BYTES, 16));
     let base = k.shared_base();

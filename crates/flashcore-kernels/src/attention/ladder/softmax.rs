@@ -10,6 +10,7 @@ use crate::attention::naive::modified_score;
 use crate::config::{LadderConfig, Product};
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::primitives::{CHUNK_ELEMENTS, ExpressionCode, LANES, ScoreTerms, lse_log2, normalize_row};
+use flashcore_problem::Operand;
 
 /// Lanes that share a row in the softmax.
 const LANES_PER_ROW: u32 = LANES / ROWS;
@@ -157,7 +158,7 @@ impl SharedSoftmax {
         let sink = context.sink(k);
         let (row_max, inverse) = normalize_row(k, self.row_max, self.row_sum, sink);
         self.set_factor(k, tiles, warp, inverse);
-        if context.specialization.lse {
+        if context.specialization.has(Operand::Lse) {
             let lse = lse_log2(k, row_max, self.row_sum);
             let exists = k.compare(Compare::Lt, self.query_row, context.end_row);
             store_lse(k, context, (self.query_row, exists), self.member, lse);

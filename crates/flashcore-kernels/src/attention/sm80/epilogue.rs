@@ -10,6 +10,7 @@ use crate::attention::split_kv::partial::store_partials;
 use crate::element::{ELEMENT_BYTES, Element};
 use crate::parameters::SplitParameters;
 use crate::primitives::{Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, LANES, MMA_M, MMA_N, OnlineSoftmax, ROW_STEP};
+use flashcore_problem::Operand;
 
 /// Stores the warp's rows: a partial result where keys are split among CTAs, else the output and the LSE.
 pub(super) fn store<T: Element>(
@@ -26,7 +27,7 @@ pub(super) fn store<T: Element>(
     }
     let sink = context.sink(k);
     let stats = softmax.finish(k, output, sink);
-    if context.specialization.lse {
+    if context.specialization.has(Operand::Lse) {
         for (index, value) in (0..).zip(stats.lse(k)) {
             let row = warp.row(k, context, index);
             let exists = k.compare(Compare::Lt, row, context.end_row);

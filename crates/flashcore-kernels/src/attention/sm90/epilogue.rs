@@ -19,6 +19,7 @@ use crate::primitives::{
     CHUNK_BYTES, CHUNK_ELEMENTS, LANES, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile,
     TensorRows, TmaStoreGuard,
 };
+use flashcore_problem::Operand;
 
 /// Lanes that have the columns of a row between them.
 const MEMBERS: usize = 4;
@@ -35,7 +36,7 @@ fn finish<T: Element>(
     let first_row = k.add(context.first_row, consumer.row);
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
     let exists = rows.map(|row| k.compare(Compare::Lt, row, context.end_row));
-    if context.specialization.lse {
+    if context.specialization.has(Operand::Lse) {
         for (row, value) in rows.into_iter().zip(exists).zip(stats.lse(k)) {
             store_lse(k, context, row, consumer.position.member, value);
         }

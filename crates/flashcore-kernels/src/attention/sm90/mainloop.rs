@@ -11,6 +11,7 @@ use crate::attention::scoring::Scoring;
 use crate::config::WarpScheduler;
 use crate::element::Element;
 use crate::primitives::{Accumulator, KeyMask, MMA_K, OnlineSoftmax, ROW_STEP, RowScale, ScorePositions, WgmmaOperand};
+use flashcore_problem::Operand;
 
 /// Rows of a lane.
 const LANE_ROWS: u32 = 2;
@@ -137,7 +138,7 @@ impl<T: Element> Consumer<T> {
         });
         k.section("first values", |k| {
             self.values.consumer_wait(k);
-            if cta.specialization.seqused_k {
+            if cta.specialization.has(Operand::SequsedK) {
                 self.zero_values_past_end(k, mainloop, first_key);
             }
         });

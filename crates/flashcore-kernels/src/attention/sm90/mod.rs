@@ -46,6 +46,7 @@ use crate::element::Element;
 use crate::parameters::Parameters;
 use crate::primitives::{LANES, SwizzledTile, TmaPipeline};
 use crate::specialization::Specialization;
+use flashcore_problem::Operand;
 
 /// Threads of a warpgroup.
 pub(crate) const WARPGROUP: u32 = 4 * LANES;
@@ -135,7 +136,7 @@ pub(crate) struct Cta {
 impl Cta {
     /// True if the KV range of a tile is read from device memory.
     const fn loads_kv_range(&self) -> bool {
-        self.specialization.seqused_k || self.block_mask.is_some()
+        self.specialization.has(Operand::SequsedK) || self.block_mask.is_some()
     }
 
     /// The row group whose KV blocks a warp goes through: that of its warpgroup, or the one of the CTA.

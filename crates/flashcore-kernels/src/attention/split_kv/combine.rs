@@ -13,6 +13,7 @@ use crate::attention::{TileContext, TileSource};
 use crate::parameters::{Parameters, SplitParameters};
 use crate::primitives::{LANES, lse_log2, normalize_row};
 use crate::specialization::Specialization;
+use flashcore_problem::Operand;
 
 /// Splits whose outputs are in flight at a time.
 const SPLITS_AT_ONCE: u32 = 8;
@@ -27,7 +28,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
     let parameters = Parameters::load(k, specialization);
     let splits = SplitParameters::load(k, &parameters);
     // Masks and lengths matter no more.
-    let plain = Specialization { left: false, right: false, seqused_k: false, ..specialization };
+    let plain = specialization.without_limits();
     let context = TileContext::new(k, &parameters, plain, ROWS, TileSource::Grid, false);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
@@ -157,7 +158,7 @@ fn combine<T: MemoryElement>(
             let to = k.mad_wide(*column, T::TYPE.bytes(), target.output);
             k.when(*exists, |k| k.store_one(to, rounded));
         }
-        if context.specialization.lse {
+        if context.specialization.has(Operand::Lse) {
             let lse = lse_log2(k, row_max, row_sum);
             let address = context.lse_address(k, target.row);
             let first = k.compare(Compare::Eq, target.lane, 0u32);

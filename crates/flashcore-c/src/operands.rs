@@ -1,0 +1,297 @@
+//! The operands of a call as C has them: addresses on a GPU, bytes in the host's memory.
+//!
+//! The structs are written out, because cbindgen reads this file as it stands. Everything else follows from the table of
+//! operands, so that a row whose field is missing in a struct breaks the build. A new field goes to the end of its struct.
+
+use std::ffi::c_void;
+use std::mem::{offset_of, size_of};
+use std::slice;
+
+use api::{
+    BiasStrides as ApiBiasStrides, BiasView, DType, DeviceTensors as ApiDeviceTensors, InputViews, OutputViews,
+    TensorView, TensorViewMut,
+};
+
+use crate::sized::SizedStruct;
+use crate::status::Failure;
+
+/// Bytes to be read. Null with 0 bytes means that there are none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes {
+    /// The first byte, aligned for its elements.
+    pub data: *const c_void,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
+/// Bytes to be written. Null with 0 bytes means that there are none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BytesMut {
+    /// The first byte, aligned for its elements.
+    pub data: *mut c_void,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
+/// Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BiasStrides {
+    /// From one batch to the next.
+    pub batch: u64,
+    /// From one query head to the next.
+    pub head: u64,
+    /// From one query row to the next.
+    pub row: u64,
+    /// From one key to the next.
+    pub key: u64,
+}
+
+/// Addresses of device memory: everything that a launch reads and writes. Set all of it to zero first; operands that the
+/// problem does not have stay null.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceTensors {
+    /// sizeof(flashcore_device_tensors_t) of the caller.
+    pub struct_size: u64,
+    /// The query, of the problem's dtype, 16-byte aligned.
+    pub query: *const c_void,
+    /// The key, of the problem's dtype, 16-byte aligned.
+    pub key: *const c_void,
+    /// The value, of the problem's dtype, 16-byte aligned.
+    pub value: *const c_void,
+    /// The output, of the problem's dtype, 16-byte aligned.
+    pub output: *mut c_void,
+    /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row].
+    pub lse: *mut f32,
+    /// Per-sequence key lengths: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
+    pub seqused_k: *const u32,
+    /// ALiBi slopes: one float per query head.
+    pub alibi_slopes: *const f32,
+    /// Sinks: one float per query head.
+    pub sinks: *const f32,
+    /// The bias: floats.
+    pub bias: *const f32,
+    /// Strides of the bias.
+    pub bias_strides: BiasStrides,
+    /// Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+    pub aux_f32: *const f32,
+    /// Integers that score_mod and mask_mod read. Problems in C have neither yet: null.
+    pub aux_i32: *const i32,
+    /// flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
+    /// for the workspace that the plan keeps for the stream.
+    pub workspace: *mut c_void,
+}
+
+/// Everything that is read, in the host's memory. Operands that the problem does not have stay null.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs {
+    /// sizeof(flashcore_inputs_t) of the caller.
+    pub struct_size: u64,
+    /// The query, of the problem's dtype.
+    pub query: Bytes,
+    /// The key, of the problem's dtype.
+    pub key: Bytes,
+    /// The value, of the problem's dtype.
+    pub value: Bytes,
+    /// ALiBi slopes: one float per query head.
+    pub alibi_slopes: Bytes,
+    /// Sinks: one float per query head.
+    pub sinks: Bytes,
+    /// The bias: floats.
+    pub bias: Bytes,
+    /// Strides of the bias.
+    pub bias_strides: BiasStrides,
+    /// Per-sequence key lengths: one uint32_t per batch.
+    pub seqused_k: Bytes,
+    /// Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+    pub aux_f32: Bytes,
+    /// Integers (int32_t) that score_mod and mask_mod read. Problems in C have neither yet: null.
+    pub aux_i32: Bytes,
+}
+
+/// Everything that is written, in the host's memory. None of it may overlap anything else.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs {
+    /// sizeof(flashcore_outputs_t) of the caller.
+    pub struct_size: u64,
+    /// The output, of the problem's dtype.
+    pub output: BytesMut,
+    /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; null if the problem does not
+    /// want it.
+    pub lse: BytesMut,
+}
+
+// SAFETY: `repr(C)` of addresses and integers, the first of them the size.
+unsafe impl SizedStruct for DeviceTensors {
+    const NAME: &'static str = "flashcore_device_tensors_t";
+    const LEAST_BYTES: usize = offset_of!(Self, lse);
+}
+
+// SAFETY: `repr(C)` of addresses and integers, the first of them the size.
+unsafe impl SizedStruct for Inputs {
+    const NAME: &'static str = "flashcore_inputs_t";
+    const LEAST_BYTES: usize = offset_of!(Self, alibi_slopes);
+}
+
+// SAFETY: `repr(C)` of addresses and integers, the first of them the size.
+unsafe impl SizedStruct for Outputs {
+    const NAME: &'static str = "flashcore_outputs_t";
+    const LEAST_BYTES: usize = offset_of!(Self, lse);
+}
+
+macro_rules! define_conversions {
+    (
+        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
+        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
+            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
+        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
+            $stream:literal, $fill:ident,
+            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
+        strided { $($strided:tt)* }
+    ) => {
+        impl DeviceTensors {
+            /// The tensors in Rust.
+            pub(crate) fn to_api(self) -> Result<ApiDeviceTensors, Failure> {
+                let mut tensors = ApiDeviceTensors::new(0, 0, 0, 0);
+                $(tensors.$tensor = self.$tensor.addr() as u64;)*
+                $(tensors.$output = self.$output.addr() as u64;)*
+                $(tensors.$input = self.$input.addr() as u64;)*
+                tensors.bias = self.bias.addr() as u64;
+                tensors.bias_strides = bias_strides(self.bias_strides)?;
+                tensors.workspace = self.workspace.addr() as u64;
+                Ok(tensors)
+            }
+        }
+
+        /// The views of a run.
+        ///
+        /// # Safety
+        ///
+        /// The memory that the structs point to can be read, and written where it is an output, for the lifetime chosen.
+        pub(crate) unsafe fn views<'a>(
+            inputs: &Inputs,
+            outputs: &Outputs,
+            dtype: DType,
+        ) -> Result<(InputViews<'a>, OutputViews<'a>), Failure> {
+            let size = dtype.size_bytes();
+            let query = Range::read("inputs.query", inputs.query, size)?;
+            let key = Range::read("inputs.key", inputs.key, size)?;
+            let value = Range::read("inputs.value", inputs.value, size)?;
+            let bias = Range::read("inputs.bias", inputs.bias, size_of::<f32>())?;
+            $(let $input =
+                Range::read(concat!("inputs.", stringify!($input)), inputs.$input, size_of::<$input_type>())?;)*
+            let output = Range::written("outputs.output", outputs.output, size)?;
+            $(let $output =
+                Range::written(concat!("outputs.", stringify!($output)), outputs.$output, size_of::<$output_type>())?;)*
+            check_apart(&[query, key, value, $($input,)* bias], &[output, $($output,)*])?;
+
+            // SAFETY: the ranges were checked, do not overlap what is written, and can be read as the caller promises.
+            let inputs = unsafe {
+                let tensor = |range| TensorView { dtype, data: slice_of(range).unwrap_or_default() };
+                let mut views = InputViews::new(tensor(query), tensor(key), tensor(value));
+                $(views.$input = slice_of($input);)*
+                views.bias = slice_of(bias)
+                    .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
+                    .transpose()?;
+                views
+            };
+            // SAFETY: the ranges were checked, overlap nothing else, and can be written as the caller promises.
+            let outputs = unsafe {
+                let data = slice_of_mut(output).unwrap_or_default();
+                let mut views = OutputViews::new(TensorViewMut { dtype, data });
+                $(views.$output = slice_of_mut($output);)*
+                views
+            };
+            Ok((inputs, outputs))
+        }
+    };
+}
+
+api::operands!(define_conversions);
+
+/// A valid range of addresses: not null, aligned, whole elements, within the address space.
+#[derive(Clone, Copy)]
+struct Range {
+    argument: &'static str,
+    data: *mut c_void,
+    bytes: usize,
+}
+
+impl Range {
+    fn read(argument: &'static str, bytes: Bytes, element: usize) -> Result<Option<Self>, Failure> {
+        Self::written(argument, BytesMut { data: bytes.data.cast_mut(), bytes: bytes.bytes }, element)
+    }
+
+    /// `None` for null without bytes.
+    fn written(argument: &'static str, range: BytesMut, element: usize) -> Result<Option<Self>, Failure> {
+        let BytesMut { data, bytes } = range;
+        if data.is_null() {
+            return match bytes {
+                0 => Ok(None),
+                _ => Err(Failure::argument(format!("{argument} is null and has {bytes} bytes; it must not be null"))),
+            };
+        }
+        if !data.addr().is_multiple_of(element) {
+            return Err(Failure::argument(format!("{argument} is {data:p}; it must be a multiple of {element}")));
+        }
+        let fits = usize::try_from(bytes).ok().filter(|&bytes| isize::try_from(bytes).is_ok());
+        let Some(bytes) = fits.filter(|&bytes| data.addr().checked_add(bytes).is_some()) else {
+            return Err(Failure::argument(format!(
+                "{argument} is {data:p} and has {bytes} bytes; it must end within the address space"
+            )));
+        };
+        if !bytes.is_multiple_of(element) {
+            return Err(Failure::argument(format!("{argument} has {bytes} bytes; its elements have {element} each")));
+        }
+        Ok(Some(Self { argument, data, bytes }))
+    }
+
+    fn overlaps(self, other: Self) -> bool {
+        let (start, other_start) = (self.data.addr(), other.data.addr());
+        self.bytes > 0 && other.bytes > 0 && start < other_start + other.bytes && other_start < start + self.bytes
+    }
+}
+
+fn check_apart(read: &[Option<Range>], written: &[Option<Range>]) -> Result<(), Failure> {
+    for (index, range) in written.iter().enumerate().filter_map(|(index, range)| Some((index, (*range)?))) {
+        let mut others = read.iter().chain(&written[index + 1..]).copied().flatten();
+        if let Some(other) = others.find(|&other| range.overlaps(other)) {
+            let (written, other) = (range.argument, other.argument);
+            return Err(Failure::argument(format!("{written} overlaps {other}; what is written must be apart")));
+        }
+    }
+    Ok(())
+}
+
+fn bias_strides(strides: BiasStrides) -> Result<ApiBiasStrides, Failure> {
+    let size = |value: u64| {
+        usize::try_from(value).map_err(|_| Failure::argument(format!("a stride of the bias is {value}; too large")))
+    };
+    Ok(ApiBiasStrides {
+        batch: size(strides.batch)?,
+        head: size(strides.head)?,
+        row: size(strides.row)?,
+        key: size(strides.key)?,
+    })
+}
+
+/// # Safety
+///
+/// The range can be read and is not written for the lifetime chosen; any bytes are a `T`.
+unsafe fn slice_of<'a, T>(range: Option<Range>) -> Option<&'a [T]> {
+    // SAFETY: not null, aligned and within the address space by the checks of the range; the rest by the contract.
+    range.map(|range| unsafe { slice::from_raw_parts(range.data.cast_const().cast(), range.bytes / size_of::<T>()) })
+}
+
+/// # Safety
+///
+/// Nobody else reads or writes the range for the lifetime chosen; any bytes are a `T`.
+unsafe fn slice_of_mut<'a, T>(range: Option<Range>) -> Option<&'a mut [T]> {
+    // SAFETY: not null, aligned and within the address space by the checks of the range; the rest by the contract.
+    range.map(|range| unsafe { slice::from_raw_parts_mut(range.data.cast(), range.bytes / size_of::<T>()) })
+}
