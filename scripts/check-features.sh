@@ -42,6 +42,7 @@ cargo clippy --quiet --locked -p flashcore --features cudarc --lib --tests --exa
 cargo test --quiet --locked -p flashcore --features cudarc --lib cudarc
 cargo test --quiet --locked -p flashcore --features cudarc --doc cudarc
 cargo run --quiet --locked -p flashcore --features cudarc --example cudarc_buffers
+RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked -p flashcore --no-deps --features cudarc,cudarc/cuda-12000
 
 if rustup target list --installed 2> /dev/null | grep -qx wasm32-unknown-unknown; then
     check --features cpu --target wasm32-unknown-unknown

@@ -38,7 +38,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// An element type of query, key, value and output: [`f16`], [`bf16`] or [`f32`], or `u8` for the bytes of any of them.
+/// An element type of query, key, value and output: `f16`, `bf16` or `f32`, or `u8` for the bytes of any of them.
 pub trait DeviceElement: sealed::Sealed + 'static {
     /// The element type; `None` for bytes.
     const DTYPE: Option<DType>;

@@ -13,7 +13,7 @@
 //! let (query, key) = (vec![1.0_f32; 8 * 100 * 64], vec![1.0_f32; 2 * 300 * 64]); // 8 query heads share 2 key heads (GQA)
 //! let kv = (&key, [1, 2, 300, 64]);
 //! let output = flashcore::attention((&query, [1, 8, 100, 64]), kv, kv, flashcore::AttentionOptions::default().causal())?;
-//! # assert_eq!(output, query);
+//! # assert!(output.len() == query.len() && output.iter().all(|element| (element - 1.0).abs() < 1e-6));
 //! # Ok(())
 //! # }
 //! ```
