@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::testkit::expressions;
 
 /// Registers of an SM, on every architecture here.
-const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
+const REGISTERS_PER_SM: u32 = 65_536;
 /// The registers of a thread are handed out in eights.
 const REGISTER_GRANULARITY: u32 = 8;
 /// Shared memory that the system takes for each CTA.
@@ -177,7 +177,7 @@ pub fn occupancy(arch: Arch, threads: u32, registers: u32, shared_bytes: u32) ->
     let warps = threads.div_ceil(32);
     let by_warps = arch.warps_per_sm() / warps;
     let registers_per_cta = registers.next_multiple_of(REGISTER_GRANULARITY) * 32 * warps;
-    let by_registers = REGISTERS_PER_MULTIPROCESSOR / registers_per_cta.max(1);
+    let by_registers = REGISTERS_PER_SM / registers_per_cta.max(1);
     let by_shared = arch.shared_bytes_per_sm() / (shared_bytes + RESERVED_SHARED_BYTES);
     by_warps.min(by_registers).min(by_shared)
 }

@@ -1,5 +1,4 @@
-//! What a kernel does with the machine: counters of the hardware, those of the simulator beside them, gates, and what
-//! binds, in words.
+//! Profiles of kernels: counters of the hardware, those of the simulator beside them, gates, and the bottleneck in words.
 //!
 //! Hardware counters come from `ncu`, where there is a GPU and `ncu`; the simulator counts everywhere.
 

@@ -1,4 +1,4 @@
-//! What the cases are fed: values at which operations are decided, crossed with each other, and random ones.
+//! Inputs of the cases: values at which operations are decided, crossed with each other, and random ones.
 //!
 //! The inputs belong to the definition of a case, since a record holds what a GPU made of them; so they are the same
 //! on every machine: nothing here goes through the mathematics library of the platform.
