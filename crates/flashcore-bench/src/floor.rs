@@ -1,4 +1,4 @@
-//! The work that a problem cannot do without, and the time that a machine cannot do it under.
+//! Lower bounds: FLOPs, bytes and exponentials of a problem, and the least time that a machine needs for them.
 
 use core::fmt;
 

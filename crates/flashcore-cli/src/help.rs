@@ -1,4 +1,4 @@
-//! The overview of commands: those for users apart from those for the development of flashcore itself.
+//! Overview of commands: those for users, then those for the development of flashcore itself.
 
 use std::fmt::Write;
 

@@ -96,9 +96,9 @@ impl Arguments {
         Ok(())
     }
 
-    /// Replaces the first arguments by words of 64 bits.
-    pub(crate) fn set_words(&mut self, words: &[u64]) {
-        for (place, word) in self.places[..words.len()].iter_mut().zip(words) {
+    /// Replaces arguments by words of 64 bits.
+    pub(crate) fn set_words(&mut self, first: usize, words: &[u64]) {
+        for (place, word) in self.places[first..][..words.len()].iter_mut().zip(words) {
             *place = word.to_ne_bytes();
         }
     }

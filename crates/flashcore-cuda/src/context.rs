@@ -154,6 +154,12 @@ impl Context {
         Ok(Current { context: self, pushed, thread: PhantomData })
     }
 
+    /// Runs `work` with this context current, so that each call in it need not make it so.
+    pub fn while_current<R>(&self, work: impl FnOnce() -> Result<R, CudaError>) -> Result<R, CudaError> {
+        let _current = self.enter()?;
+        work()
+    }
+
     /// Ok or the failure, which poisons the context if it is sticky.
     pub(crate) fn check(&self, call: &'static str, answer: Code) -> Result<(), CudaError> {
         if answer == code::SUCCESS { Ok(()) } else { Err(self.failure(call, answer).into()) }

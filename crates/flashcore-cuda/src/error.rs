@@ -88,6 +88,7 @@ impl std::error::Error for Failure {}
 
 /// The reason why a call did not succeed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CudaError {
     /// No driver is installed, or it cannot be loaded.
     #[error(

@@ -70,13 +70,13 @@ impl Launch {
         &self.shape
     }
 
-    /// Replaces the first arguments, which are all 64-bit integers or addresses.
+    /// Replaces a block of arguments, from `first` on, which are all 64-bit integers or addresses.
     ///
     /// # Panics
     ///
     /// When there are more words than the launch has room for.
-    pub fn set_words(&mut self, words: &[u64]) {
-        self.arguments.set_words(words);
+    pub fn set_words(&mut self, first: usize, words: &[u64]) {
+        self.arguments.set_words(first, words);
     }
 
     /// Asks L2 to keep a range of memory.

@@ -11,7 +11,7 @@ use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
 use crate::config::{AmpereConfig, Config, L2Window};
-use crate::parameters::{Extra, LAUNCH_PARAMETERS, LaunchValues, arguments, expression_constants};
+use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, arguments, expression_constants};
 use crate::spec::{KernelSpec, Stage};
 use crate::tensor_maps::tensor_maps;
 use crate::unsupported::{Reason, packed_rows, reasons};
@@ -53,7 +53,7 @@ pub struct KernelLaunch {
     pub spec: KernelSpec,
     /// CTAs in x, y and z.
     pub grid: [u32; 3],
-    /// The arguments; those of the first [`LAUNCH_PARAMETERS`] and the addresses in tensor maps are 0.
+    /// The arguments; those of [`LAUNCH_BLOCKS`] and the addresses in tensor maps are 0.
     arguments: Vec<Argument>,
     /// The operands whose tensor maps are among the arguments, with the index of each.
     tensor_maps: Vec<(usize, Operand)>,
@@ -76,8 +76,7 @@ impl KernelLaunch {
         self.replaced.clone().unwrap_or_else(generated)
     }
 
-    /// The arguments with nothing of a launch in them: the first [`LAUNCH_PARAMETERS`] are 0, and so are the addresses in
-    /// tensor maps.
+    /// The arguments with nothing of a launch in them: those of [`LAUNCH_BLOCKS`] and the addresses in tensor maps are 0.
     pub fn template(&self) -> &[Argument] {
         &self.arguments
     }
@@ -90,7 +89,10 @@ impl KernelLaunch {
     /// All arguments of one launch.
     fn arguments(&self, values: &LaunchValues, block_mask_offset: u64) -> Vec<Argument> {
         let mut arguments = self.arguments.clone();
-        arguments[..LAUNCH_PARAMETERS].copy_from_slice(&values.words(block_mask_offset).map(Argument::U64));
+        let words = values.words(block_mask_offset).map(Argument::U64);
+        for (first, block) in LAUNCH_BLOCKS {
+            arguments[first..][..block.len()].copy_from_slice(&words[block]);
+        }
         for &(index, operand) in &self.tensor_maps {
             if let Argument::TensorMap(map) = &mut arguments[index] {
                 map.base = values.address(operand);

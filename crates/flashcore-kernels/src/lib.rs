@@ -39,7 +39,7 @@ pub use config::{
 };
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
-pub use parameters::{LAUNCH_PARAMETERS, LaunchValues, Parameters};
+pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters};
 pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 pub use spec::{KernelSpec, Stage};
 pub use specialization::Specialization;

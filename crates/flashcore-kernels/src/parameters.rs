@@ -1,8 +1,9 @@
 //! Kernel parameters, in one order for the kernel and for whoever launches it.
 //!
-//! The first are those that change from launch to launch, all of them 64-bit: the address of each operand at the index of
-//! its row in the table of operands, the workspace, the block mask, and the strides of the bias. A launch replaces them
-//! as one block. The rest follow from the problem and the plan.
+//! Two blocks of 64-bit parameters change from launch to launch and are replaced as such: first the addresses of the
+//! tensors and outputs, last those of the other operands, the workspace, the block mask and the strides of the bias. What
+//! follows from the problem and the plan lies between them, so that a kernel without optional operands reads adjacent
+//! lines of constant memory: with all addresses first, the smallest problems took 2 to 4 % longer on an H200.
 
 use core::f32::consts::LOG2_E;
 
@@ -19,18 +20,20 @@ use crate::unsupported::LONGEST;
 /// Declares the parameters once: the registers a kernel reads them from, and the values a launch passes.
 macro_rules! parameters {
     (
-        operands { $($operand:ident,)* }
-        launch { $($(#[$launch_doc:meta])* $launch:ident,)* }
+        first { $($first:ident,)* }
         plan { $($(#[$doc:meta])* $name:ident: $ty:ident,)* }
+        last { $($last:ident,)* }
+        launch { $($(#[$launch_doc:meta])* $launch:ident,)* }
     ) => {
         /// The parameters of every attention kernel, loaded into registers. Of operands, the addresses; those of
         /// operands that a problem has not are not read.
         #[derive(Debug, Clone, Copy)]
         #[expect(missing_docs, reason = "operands have the names of their rows in the table")]
         pub struct Parameters {
-            $(pub $operand: Reg<U64>,)*
-            $($(#[$launch_doc])* pub $launch: Reg<U64>,)*
+            $(pub $first: Reg<U64>,)*
             $($(#[$doc])* pub $name: Reg<$ty>,)*
+            $(pub $last: Reg<U64>,)*
+            $($(#[$launch_doc])* pub $launch: Reg<U64>,)*
             /// The expression for scores, with its constants.
             pub score_mod: Option<BoundExpression>,
             /// The expression for masks, with its constants.
@@ -41,9 +44,10 @@ macro_rules! parameters {
             /// Declares and loads them: those that all kernels have, and the constants of expressions.
             pub fn load(k: &mut Builder, specialization: Specialization) -> Self {
                 Self {
-                    $($operand: k.parameter::<U64>(stringify!($operand)),)*
-                    $($launch: k.parameter::<U64>(stringify!($launch)),)*
+                    $($first: k.parameter::<U64>(stringify!($first)),)*
                     $($name: k.parameter::<$ty>(stringify!($name)),)*
+                    $($last: k.parameter::<U64>(stringify!($last)),)*
+                    $($launch: k.parameter::<U64>(stringify!($launch)),)*
                     score_mod: specialization.score_mod.map(|expression| BoundExpression::load(k, "score", expression)),
                     mask_mod: specialization.mask_mod.map(|expression| BoundExpression::load(k, "mask", expression)),
                 }
@@ -51,7 +55,11 @@ macro_rules! parameters {
         }
 
         /// The number of parameters that change from launch to launch.
-        pub const LAUNCH_PARAMETERS: usize = [$(stringify!($operand),)* $(stringify!($launch),)*].len();
+        pub const LAUNCH_PARAMETERS: usize = FIRST + [$(stringify!($last),)* $(stringify!($launch),)*].len();
+        /// Those of them that are the first parameters of all.
+        const FIRST: usize = [$(stringify!($first),)*].len();
+        /// Parameters that follow from problem and plan, between the two blocks.
+        const BETWEEN: usize = [$(stringify!($name),)*].len();
 
         /// The values of the parameters that follow from problem and plan, by the same names.
         struct PlanValues {
@@ -60,8 +68,9 @@ macro_rules! parameters {
 
         impl PlanValues {
             fn arguments(self) -> Vec<Argument> {
-                let launch = [Argument::U64(0); LAUNCH_PARAMETERS];
-                launch.into_iter().chain([$(<$ty as HostValue>::argument(self.$name),)*]).collect()
+                let plan = [$(<$ty as HostValue>::argument(self.$name),)*];
+                let launch = |count| std::iter::repeat_n(Argument::U64(0), count);
+                launch(FIRST).chain(plan).chain(launch(LAUNCH_PARAMETERS - FIRST)).collect()
             }
         }
     };
@@ -80,22 +89,7 @@ macro_rules! define_parameters {
             $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
     ) => {
         parameters! {
-            operands { $($tensor,)* $($output,)* $($input,)* $($strided,)* }
-            launch {
-                /// The address of the memory that the kernels of a launch use among themselves: partial results of
-                /// split-KV.
-                workspace,
-                /// The address of the block mask, within the workspace.
-                block_mask,
-                /// Bytes from one batch of the bias to the next.
-                bias_batch_stride,
-                /// Bytes from one query head of the bias to the next.
-                bias_head_stride,
-                /// Bytes from one query row of the bias to the next.
-                bias_row_stride,
-                /// Bytes from one key of the bias to the next.
-                bias_key_stride,
-            }
+            first { $($tensor,)* $($output,)* }
             plan {
                 /// Bytes from one batch of the query to the next.
                 query_batch_stride: U64,
@@ -153,6 +147,22 @@ macro_rules! define_parameters {
                 block_mask_batch_stride: U64,
                 /// Bytes from the block mask of one query head to that of the next.
                 block_mask_head_stride: U64,
+            }
+            last { $($input,)* $($strided,)* }
+            launch {
+                /// The address of the memory that the kernels of a launch use among themselves: partial results of
+                /// split-KV.
+                workspace,
+                /// The address of the block mask, within the workspace.
+                block_mask,
+                /// Bytes from one batch of the bias to the next.
+                bias_batch_stride,
+                /// Bytes from one query head of the bias to the next.
+                bias_head_stride,
+                /// Bytes from one query row of the bias to the next.
+                bias_row_stride,
+                /// Bytes from one key of the bias to the next.
+                bias_key_stride,
             }
         }
     };
@@ -247,7 +257,8 @@ impl LaunchValues {
         self.operands[operand as usize] = address;
     }
 
-    /// The values in the order of the parameters; the block mask begins so many bytes into the workspace.
+    /// The values in the order of the parameters, as words for [`LAUNCH_BLOCKS`]; the block mask begins so many bytes into
+    /// the workspace.
     pub fn words(&self, block_mask_offset: u64) -> [u64; LAUNCH_PARAMETERS] {
         let BiasStrides { batch, head, row, key } = self.bias_strides;
         let bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
@@ -259,6 +270,10 @@ impl LaunchValues {
         words
     }
 }
+
+/// The blocks of parameters that change from launch to launch: the index of the first, and its words.
+pub const LAUNCH_BLOCKS: [(usize, core::ops::Range<usize>); 2] =
+    [(0, 0..FIRST), (FIRST + BETWEEN, FIRST..LAUNCH_PARAMETERS)];
 
 /// A window wider than this is as wide as one that is not there: no sequence is longer.
 const WIDEST_WINDOW: usize = LONGEST;

@@ -107,7 +107,7 @@ macro_rules! define_operand {
     ) => {
         /// An operand of attention: a tensor that a call reads or writes.
         ///
-        /// The discriminant is its index among the operands, and of its address among the parameters of every kernel.
+        /// The discriminant is its index among the operands, and of its address among the values of a launch.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Operand {

@@ -6,8 +6,8 @@
 use std::time::Instant;
 
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
-use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-use flashcore::{DType, Device, DeviceTensors, Error, Inputs, Outputs, Plan, Problem};
+use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
+use flashcore::{DType, Device, DeviceTensors, Error, Plan, Problem};
 
 /// Attention layers in a graph.
 const LAYERS: u32 = 32;

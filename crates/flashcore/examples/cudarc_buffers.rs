@@ -1,13 +1,13 @@
 //! Attention on buffers and a stream of `cudarc`, which candle and burn use too:
-//! `cargo run --release --example cudarc_buffers`
+//! `cargo run --release --features cudarc --example cudarc_buffers`
 
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
-#![expect(unsafe_code, reason = "a launch takes addresses")]
 
-use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
+use cudarc::driver::CudaContext;
+use flashcore::cudarc::{TypedTensors, launch};
 use flashcore::half::f16;
-use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-use flashcore::{Alignment, DType, Device, DeviceTensors, Inputs, Mask, Outputs, Plan, Problem};
+use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
+use flashcore::{Alignment, DType, Device, Mask, Plan, Problem};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Before cudarc is asked for anything: where there is no driver, it panics.
@@ -27,24 +27,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let inputs = Inputs::random(&problem, 1);
+    // Bytes; with the feature `f16` of cudarc they can be a `CudaSlice<f16>`.
     let query = stream.clone_htod(&inputs.query.data)?;
     let key = stream.clone_htod(&inputs.key.data)?;
     let value = stream.clone_htod(&inputs.value.data)?;
     let mut outputs = Outputs::poisoned(&problem);
     let mut output = stream.clone_htod(&outputs.output.data)?;
     let mut lse = stream.alloc_zeros::<f32>(2 * 8 * 1000)?;
-    {
-        // The guards tell cudarc when the buffers are used, so they live until after the launch.
-        let (query, _query) = query.device_ptr(&stream);
-        let (key, _key) = key.device_ptr(&stream);
-        let (value, _value) = value.device_ptr(&stream);
-        let (output, _output) = output.device_ptr_mut(&stream);
-        let (lse, _lse) = lse.device_ptr_mut(&stream);
-        let tensors = DeviceTensors::new(query, key, value, output).with_lse(lse);
-        // SAFETY: the buffers have the sizes of the problem's tensors, nobody else uses them, and the stream is one of
-        // the primary context, which cudarc uses.
-        unsafe { plan.launch(stream.cu_stream(), tensors) }?;
-    }
+    launch(&plan, &stream, TypedTensors::new(&query, &key, &value, &mut output).with_lse(&mut lse))?;
     outputs.output.data = stream.clone_dtoh(&output)?;
     outputs.lse = Some(stream.clone_dtoh(&lse)?);
 

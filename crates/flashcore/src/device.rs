@@ -1,4 +1,4 @@
-//! Where attention is computed.
+//! Devices: the CPU and the GPUs of this machine.
 
 use std::fmt;
 #[cfg(feature = "cuda")]
@@ -13,7 +13,7 @@ use crate::gpu::Gpu;
 #[cfg(feature = "cuda")]
 use crate::process::CUDA;
 
-/// Where attention is computed: the CPU, or one GPU. Clones are the same device.
+/// A device that computes attention: the CPU, or one GPU. Clones are the same device.
 ///
 /// ```
 /// use flashcore::Device;
@@ -72,7 +72,7 @@ impl Device {
         Best { device: Self::cpu(), no_gpu: refused }
     }
 
-    /// What there is: every GPU that the driver sees, or why there is none, and the CPU. Opens none of them.
+    /// Every GPU that the driver sees, or the reason why there is none, and the CPU. Opens none of them.
     pub fn list() -> Devices {
         let (mut devices, no_gpu) = match gpus() {
             Ok(gpus) => (gpus, None),
@@ -82,7 +82,7 @@ impl Device {
         Devices { devices, no_gpu }
     }
 
-    /// Whether it is a GPU.
+    /// True for a GPU.
     pub const fn is_cuda(&self) -> bool {
         match self.0 {
             Kind::Cpu => false,
@@ -156,7 +156,7 @@ fn driver() -> Result<&'static Driver, Error> {
 pub struct Best {
     /// The device.
     pub device: Device,
-    /// Why it is not a GPU; `None` if it is one.
+    /// Reason why it is not a GPU; `None` if it is one.
     pub no_gpu: Option<Error>,
 }
 
@@ -169,23 +169,23 @@ impl fmt::Display for Best {
     }
 }
 
-/// What [`Device::list`] found.
+/// Devices that [`Device::list`] found.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Devices {
     /// The GPUs by number, then the CPU.
     pub devices: Vec<DeviceInfo>,
-    /// Why there is no GPU among them; `None` if there is one.
+    /// Reason why there is no GPU among them; `None` if there is one.
     pub no_gpu: Option<Error>,
 }
 
-/// What is known of a device without opening it.
+/// Facts about a device that are known without opening it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
     /// The number for [`Device::cuda`]; `None` for the CPU.
     pub ordinal: Option<usize>,
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The compute capability of a GPU, (9, 0) for 9.0.
     pub compute: Option<(u32, u32)>,

@@ -1,4 +1,4 @@
-//! What can go wrong when a plan is run.
+//! Errors of devices, plans and launches.
 
 #[cfg(feature = "cuda")]
 use flashcore_cuda::CudaError;
@@ -10,7 +10,7 @@ use flashcore_problem::Invalid;
 use crate::Forked;
 use crate::Unsupported;
 
-/// Why something was not computed. The message names the argument, its value and what is allowed.
+/// Reason why something was not computed. The message names the argument, its value and what is allowed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,7 +31,7 @@ pub enum Error {
     Unexpected {
         /// The tensor.
         argument: &'static str,
-        /// Its address.
+        /// The address.
         address: u64,
     },
     /// An address that kernels cannot begin from.
@@ -39,19 +39,19 @@ pub enum Error {
     Misaligned {
         /// The tensor.
         argument: &'static str,
-        /// Its address.
+        /// The address.
         address: u64,
-        /// What it must be a multiple of.
+        /// Number of which it must be a multiple.
         multiple: u64,
     },
-    /// A tensor that ends behind the end of the address space.
+    /// A tensor that ends past the end of the address space.
     #[error("{argument} is {address:#x} and has {bytes} bytes; it must end before {:#x}", u64::MAX)]
     AddressOverflow {
         /// The tensor.
         argument: &'static str,
-        /// Its address.
+        /// The address.
         address: u64,
-        /// Its size.
+        /// Size of the tensor.
         bytes: u64,
     },
     /// Something that is written has the address of something else.
@@ -63,6 +63,18 @@ pub enum Error {
         other: &'static str,
         /// The address.
         address: u64,
+    },
+    /// A stream or a buffer of another CUDA context than the plan's.
+    #[cfg(feature = "cudarc")]
+    #[error(
+        "{argument} belongs to another CUDA context than the plan on {device} or the stream; make stream and buffers from \
+         one CudaContext::new of that device"
+    )]
+    OtherContext {
+        /// The stream or the tensor.
+        argument: &'static str,
+        /// The device of the plan.
+        device: String,
     },
     /// A call that this plan's device does not have.
     #[error("{call} is for device tensors, and this plan is on {device}; use run, or plan for Device::cuda")]

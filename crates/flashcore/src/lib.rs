@@ -4,32 +4,57 @@
 //! there is no GPU. Kernels are written in Rust, generated for the GPU that is there, and compiled by its driver in a
 //! fraction of a second; after that they come from a cache.
 //!
-//! # The first call
+//! # Three lines
 //!
-//! Say what is to be computed, ask a device for a plan, run it:
+//! [`attention`] takes tensors `[batch, head, row, column]` in the host's memory, and the best device there is:
+//!
+//! ```
+//! # fn main() -> Result<(), flashcore::Error> {
+//! let (query, key) = (vec![1.0_f32; 8 * 100 * 64], vec![1.0_f32; 2 * 300 * 64]); // 8 query heads share 2 key heads (GQA)
+//! let kv = (&key, [1, 2, 300, 64]);
+//! let output = flashcore::attention((&query, [1, 8, 100, 64]), kv, kv, flashcore::AttentionOptions::default().causal())?;
+//! # assert_eq!(output, query);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A plan
+//!
+//! What is computed more than once, or with more than four options, is a [`Problem`]; a [`Plan`] is a problem on a
+//! [`Device`], compiled and ready to be run any number of times, from any thread:
 //!
 //! ```
 //! use flashcore::half::f16;
-//! use flashcore::{Plan, Alignment, DType, Device, InputViews, Mask, OutputViews, Problem};
+//! use flashcore::{Alignment, DType, Device, InputViews, Layout, Mask, OutputViews, Plan, Problem};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Two batches, eight heads, 128 rows of 64 columns, each row attending itself and what is before it.
-//! let mut problem = Problem::new(2, 8, 128, 64, DType::F16);
-//! problem.mask = Mask::Causal(Alignment::BottomRight);
-//!
+//! let problem = Problem::builder(DType::F16)
+//!     .batch(2)
+//!     .query_heads(8)
+//!     .key_heads(2)
+//!     .query_length(1)
+//!     .key_length(128)
+//!     .head_dim(64)
+//!     .build()?
+//!     .with_layout(Layout::Bshd)
+//!     .with_mask(Mask::Causal(Alignment::BottomRight))
+//!     .with_lse(true);
 //! let plan = Plan::new(&problem, &Device::cpu())?;
 //!
-//! let elements = 2 * 8 * 128 * 64;
-//! let (query, key, value) = (vec![f16::ONE; elements], vec![f16::ONE; elements], vec![f16::ONE; elements]);
-//! let mut output = vec![f16::ZERO; elements];
-//! plan.run(InputViews::new(&query, &key, &value), OutputViews::new(&mut output))?;
+//! let (query, key, value) = (vec![f16::ONE; 2 * 8 * 64], vec![f16::ONE; 2 * 128 * 2 * 64], vec![f16::ONE; 2 * 128 * 2 * 64]);
+//! let (mut output, mut lse) = (vec![f16::ZERO; 2 * 8 * 64], vec![0.0; 2 * 8]);
+//! plan.run(InputViews::new(&query, &key, &value), OutputViews::with_lse(&mut output, &mut lse))?;
 //! assert!(output.iter().all(|&element| element == f16::ONE));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`Device::best`] takes a GPU where there is one and says why where there is none; [`Device::cuda`] insists on one, and
-//! its absence is an ordinary error:
+//! [`Plan::run`] borrows slices of `f16`, `bf16`, `f32` or `f64` and checks their lengths and types. On a GPU it copies
+//! everything there and back. Where elements lie is for [`Problem::layout`] to say: a named [`Layout`], or any [`Strides`]
+//! in elements, 0 for a dimension that is repeated. Columns are adjacent.
+//!
+//! [`Device::best`] takes a GPU where there is one, and [`Device::best_or_reason`] says why where there is none;
+//! [`Device::cuda`] insists on one, and its absence is an ordinary error:
 //!
 //! ```
 //! use flashcore::Device;
@@ -40,7 +65,48 @@
 //! }
 //! ```
 //!
-//! # What is computed
+//! [`Plan::new`] gives a plan or, as an [`Unsupported`] error, every [`Reason`] against it, never a slow path in disguise;
+//! [`supports`] asks the same without compiling. The CPU takes everything that makes sense. GPU kernels take `f16` and
+//! `bf16` with head dimensions that are multiples of 8 up to 256, and `f32` on the slower `scalar` kernel, each with every
+//! mask, term and stride of a problem.
+//!
+//! What is compiled in is the element type, the head dimensions, which features are on and how strides are aligned. A
+//! longer key cache or another batch makes another plan, and compiles at most another config for another size.
+//! `flashcore tune` measures configs on a GPU and remembers the best for problems of that class; plans on that GPU then
+//! take it, and [`Plan::report`] names it. `FLASHCORE_TUNING=off` leaves it aside.
+//!
+//! # Tensors on the GPU
+//!
+//! [`Plan::launch`] takes addresses ([`DeviceTensors`]) and the caller's stream ([`StreamRef`]), checks what can be
+//! checked, waits for nothing, and can be captured into a CUDA graph:
+//!
+//! ```no_run
+//! use flashcore::cuda::{DeviceBuffer, Stream};
+//! # use flashcore::{DType, Device, DeviceTensors, Plan, Problem};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let device = Device::cuda(0)?;
+//! # let plan = Plan::new(&Problem::new(1, 8, 1000, 64, DType::F16), &device)?;
+//! # let context = device.context().ok_or("no GPU")?;
+//! let stream = Stream::new(context)?;
+//! let tensor = || DeviceBuffer::filled(&stream, 8 * 1000 * 64 * 2, 0);
+//! let (query, key, value, output) = (tensor()?, tensor()?, tensor()?, tensor()?);
+//! let tensors = DeviceTensors::new(query.address(), key.address(), value.address(), output.address());
+//! // SAFETY: the buffers hold the tensors of the problem, and nobody else uses them until the stream has finished.
+//! unsafe { plan.launch(&stream, tensors) }?;
+//! stream.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The primary context is used, so buffers and streams of `cudarc`, candle, burn or `PyTorch` are as good as those of
+//! [`cuda`]. With the cargo feature `cudarc`, `flashcore::cudarc::launch` takes a `CudaSlice` for each tensor and needs no
+//! `unsafe`. Make plans before a capture begins: compiling and checking a kernel allocates memory.
+//!
+//! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `expressions` shows attention
+//! of one's own.
+//!
+//! # The definition
 //!
 //! A [`Problem`] is everything about attention but the numbers in its tensors. Every field is public; what is switched
 //! on has its tensor in [`InputViews`]. For each batch and query head, query row `i` and key `j`:
@@ -50,37 +116,43 @@
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`, where `offset` follows the mask's [`Alignment`];
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
 //! 5. with a [`ScoreMod`], `score` becomes what its closure says;
-//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
-//!    [`flashcore_problem`](flashcore_problem#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
+//! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
 //! 8. `lse[i]` is the natural logarithm of that denominator.
 //!
-//! A row that attends nothing gives 0 and a log-sum-exp of minus infinity. Conventions in which libraries differ are
-//! spelled out instead of assumed:
+//! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
 //!
-//! | other libraries say | here |
+//! # Names that you know
+//!
+//! | elsewhere | here |
 //! |---|---|
+//! | `seqlen_q`, `seqlen_k` | [`Problem::query_length`], [`Problem::key_length`] |
+//! | `num_heads`, `num_heads_kv` (`num_kv_heads`, GQA, MQA) | [`Problem::query_heads`], [`Problem::key_heads`] |
+//! | `headdim`, `headdim_v` | [`Problem::head_dim`], [`Problem::value_dim`] |
+//! | `softmax_scale`, `scale` | [`Problem::scale`]; `1 / sqrt(head_dim)` unless changed |
 //! | `is_causal=True` of `PyTorch` | [`Mask::Causal`]`(`[`Alignment::TopLeft`]`)` |
-//! | `causal=True` of `FlashAttention`, candle | [`Mask::Causal`]`(`[`Alignment::BottomRight`]`)` |
+//! | `causal=True` of `FlashAttention`, candle | [`Mask::Causal`]`(`[`Alignment::BottomRight`]`)`, also [`AttentionOptions::is_causal`] |
 //! | `window_size=(l, r)` of `FlashAttention` | [`Mask::Window`] with the same numbers, -1 becomes `None` |
 //! | `sliding_window=w` of Hugging Face | [`Mask::Window`] with `left: Some(w - 1), right: Some(0)` |
-//! | `softcap=0.0` of `FlashAttention`, `1.0` of candle | `softcap: None` |
+//! | `softcap=0.0` of `FlashAttention`, `1.0` of candle | [`Problem::softcap`] of `None` |
+//! | `softmax_lse`, `return_lse` | [`Problem::lse`] and [`OutputViews::with_lse`]; natural logarithm, `[batch, head, row]` |
+//! | `seqused_k`, `cache_seqlens` | [`Problem::seqused_k`] and [`InputViews::with_seqused_k`] |
+//! | `alibi_slopes` | [`Problem::alibi`] and [`InputViews::with_alibi_slopes`]; positive slopes lower scores |
+//! | `sinks`, `learnable_sink`, `s_aux` | [`Problem::sinks`] and [`InputViews::with_sinks`] |
+//! | `attn_mask`, `attn_bias` of floats | [`Problem::bias`] and [`InputViews::with_bias`], in `f32` |
+//! | a boolean mask where true means masked (burn), or attended (`PyTorch`) | a bias of minus infinity where masked |
+//! | `score_mod`, `mask_mod` of `FlexAttention` | [`ScoreMod`], [`MaskMod`]: closures of Rust |
 //! | tensors `[batch, head, row, column]` of `PyTorch` | [`Layout::Bhsd`] |
 //! | tensors `[batch, row, head, column]` of `FlashAttention`, candle | [`Layout::Bshd`] |
-//! | a boolean mask where true means masked (burn), or attended (`PyTorch`) | a bias of minus infinity where masked |
+//! | `num_splits` (split-KV), `pack_gqa` | chosen by the plan; [`PlanOptions::config`] forces them |
 //!
-//! # What a device takes
+//! # NaN
 //!
-//! [`supports`] answers with a [`Plan`] or, as an [`Unsupported`] error, with every [`Reason`] against it, never with a slow path in disguise. The CPU
-//! takes everything that makes sense. GPU kernels take `f16` and `bf16` with head
-//! dimensions that are multiples of 8 up to 256, and `f32` on the slower `scalar` kernel, each with every mask, term and
-//! stride of a problem.
-//!
-//! What is compiled in is the element type, the head dimensions, which features are on and how strides are aligned. A
-//! longer key cache or another batch makes another plan, and compiles at most another config for another size.
-//!
-//! `flashcore tune` measures configs on a GPU and remembers the best for problems of that class; plans on that GPU then take
-//! it, and [`Plan::report`] names it. `FLASHCORE_TUNING=off` leaves it aside.
+//! A KV cache has rows that nobody has written yet. K and V of keys that no row of a batch attends, by the mask and the
+//! batch's key length, never reach an output, whatever they hold, on any backend. V of a key that *another* row attends, or
+//! that only a [`MaskMod`] takes out, must be finite: tensor cores multiply whole tiles, and `0 * NaN` is NaN. A score
+//! that is NaN or plus infinity makes output and log-sum-exp of its row NaN. The
+//! [whole table](flashcore_problem#nan-in-keys-that-take-no-part) is with the definition.
 //!
 //! # What is not here
 //!
@@ -89,28 +161,13 @@
 //! apart), no paged KV cache, no appending to a cache, no rotary embedding, no FP8, no kernels for what `sm_100` has, and
 //! no other vendor's GPUs.
 //!
-//! # Where the tensors are
-//!
-//! In the host's memory: [`Plan::run`] borrows slices of `f16`, `bf16`, `f32` or `f64` and checks their lengths and
-//! types. Where elements lie is for [`Problem::layout`] to say: a named [`Layout`], or any [`Strides`] in elements, 0 for a
-//! dimension that is repeated. Columns are adjacent. On a GPU, `run` copies everything there and back.
-//!
-//! On the GPU: [`Plan::launch`] takes addresses ([`DeviceTensors`]) and the caller's stream ([`StreamRef`]), checks what
-//! can be checked, allocates nothing, waits for nothing, and can be captured into a CUDA graph. The primary context is
-//! used, so buffers and streams of `cudarc`, candle, burn or `PyTorch` are as good as those of [`cuda`]. Make plans before
-//! a capture begins: compiling and checking a kernel allocates memory.
-//!
-//! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `expressions` shows attention of
-//! one's own.
-//!
-//! # What is trusted
+//! # Trust
 //!
 //! Drivers have compiled valid PTX into wrong programs. So a kernel that is new to a driver first computes a small problem
 //! and is judged against an `f64` oracle; one that fails is a [`Reason::SelfCheck`] and is not used. The verdict is kept
 //! in the cache with the kernel, so this happens once per driver, GPU and kernel, and takes milliseconds.
-//! [`SelfCheckPolicy::Off`] or `FLASHCORE_SELF_CHECK=off` turn it off. [`Plan::report`] tells what was done and how long it took.
-//!
-//! [`verify`] has that oracle and that judge, for anyone's kernels.
+//! [`SelfCheckPolicy::Off`] or `FLASHCORE_SELF_CHECK=off` turn it off. [`Plan::report`] tells what was done and how long it
+//! took. [`verify`] has that oracle and that judge, for anyone's kernels.
 //!
 //! # Cargo features
 //!
@@ -118,26 +175,31 @@
 //! |---|---|
 //! | `cpu` (default) | the CPU backend |
 //! | `cuda` (default) | NVIDIA GPUs: the kernel generator, and the driver, which is found at run time |
+//! | `cudarc` | launches on typed buffers of `cudarc`, whose CUDA version the program chooses |
 //!
 //! Any combination builds, none included. A backend that was left out is an ordinary error ([`Error::NotBuilt`],
-//! [`Reason::NotBuilt`]) that names its feature; what needs `cuda` to make sense is there with it alone. No crate here
-//! depends on `cudarc`, so a program may choose any CUDA version of it.
+//! [`Reason::NotBuilt`]) that names its feature; what needs `cuda` to make sense is there with it alone. Without the
+//! feature `cudarc` no crate here depends on it. With it, the program chooses a CUDA version by a feature of `cudarc`
+//! itself, as it has to anyway: `cudarc = { version = "0.19", features = ["cuda-12000"] }`.
 //!
 //! # Forks
 //!
 //! The CPU works in forked children, on threads of their own. CUDA does not survive a fork: where the process before it has
 //! used CUDA, devices and plans of a GPU are an error in the child (`Forked`).
 //!
-//! # When something is wrong
+//! # Errors
 //!
-//! Nothing panics for what a caller passes, but helpers of tests that say so ([`Inputs::random`] of an impossible problem,
-//! [`Tensor::get`] past the end). Every error names the argument, its value and what is allowed; overflowing
+//! Nothing panics for what a caller passes, but helpers of tests that say so ([`verify::Inputs::random`] of an impossible
+//! problem, [`Tensor::get`] past the end). Every error names the argument, its value and what is allowed; overflowing
 //! products of dimensions are errors; a missing driver, a GPU that is too old, full memory are errors. After an illegal
 //! address on the GPU, which ends all work there, the call that meets it says so, and so does every later one.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;
+#[cfg(feature = "cudarc")]
+#[expect(unsafe_code, reason = "a launch takes addresses")]
+pub mod cudarc;
 mod device;
 mod error;
 #[cfg(feature = "cuda")]
@@ -164,9 +226,9 @@ pub use flashcore_kernels::{
 };
 pub use flashcore_problem::expression;
 pub use flashcore_problem::{
-    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Inputs, Invalid, Layout, Mask, MaskMod,
-    Operand, OutputViews, Outputs, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides,
-    Tensor, TensorError, TensorStrides, TensorView, TensorViewMut,
+    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Invalid, Layout, Mask, MaskMod, Operand,
+    OutputViews, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor, TensorError,
+    TensorStrides, TensorView, TensorViewMut,
 };
 #[cfg(feature = "cuda")]
 pub use gpu::{DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning};
@@ -179,11 +241,13 @@ pub use report::Report;
 #[cfg(feature = "cuda")]
 pub use report::{KernelReport, SelfCheckReport};
 
-/// What is right, and who decides whether a result is.
+/// Verification, for judging kernels: random inputs, an `f64` oracle, and gates with measured limits.
+///
+/// It serves the self-check and whoever writes kernels of their own; to compute attention nobody needs it.
 ///
 /// ```
-/// use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
-/// use flashcore::{DType, Device, Inputs, Outputs, Problem};
+/// use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
+/// use flashcore::{DType, Device, Plan, Problem};
 ///
 /// # fn main() -> Result<(), flashcore::Error> {
 /// let problem = Problem::new(1, 2, 97, 64, DType::Bf16);
@@ -200,12 +264,12 @@ pub use report::{KernelReport, SelfCheckReport};
 /// ```
 pub mod verify {
     pub use flashcore_problem::{
-        Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SplitMix64, Stress, Verdict,
-        Worst, judge, oracle, reference,
+        Element, Evidence, Expected, Failure, GuardError, Guarded, Inputs, Limits, Outputs, ReferenceError, SplitMix64,
+        Stress, Verdict, Worst, judge, oracle, reference,
     };
 }
 
-/// What the README shows compiles and runs.
+/// The README, so that its programs are compiled and run.
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -43,7 +43,7 @@ enum Backend {
     Nothing,
 }
 
-/// How a plan is made.
+/// Options of [`Plan::with_options`].
 ///
 /// ```
 /// use flashcore::{Config, PlanOptions, SelfCheckPolicy};
@@ -57,7 +57,7 @@ pub struct PlanOptions {
     /// The GPU kernel to use; `None` for the default of the device. By name: `"ampere".parse()`.
     #[cfg(feature = "cuda")]
     pub config: Option<Config>,
-    /// Whether a kernel that is new to this driver is run once before it is trusted.
+    /// Policy of the self-check, which runs a kernel that is new to this driver once before it is trusted.
     #[cfg(feature = "cuda")]
     pub self_check: SelfCheckPolicy,
 }
@@ -71,7 +71,7 @@ impl PlanOptions {
         self
     }
 
-    /// Says whether a kernel that is new to this driver is run once before it is trusted.
+    /// Sets the policy of the self-check.
     #[must_use]
     pub const fn with_self_check(mut self, self_check: SelfCheckPolicy) -> Self {
         self.self_check = self_check;
@@ -153,7 +153,7 @@ impl Plan {
         &self.device
     }
 
-    /// What the plan is made of: the kernel, where it came from, how long that took.
+    /// Report: the kernel, where it came from, how long that took.
     pub const fn report(&self) -> &Report {
         &self.report
     }
@@ -172,8 +172,8 @@ impl Plan {
 
     /// Computes attention of tensors in the host's memory, and returns when the outputs are there.
     ///
-    /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::Inputs) and
-    /// [`Outputs`](crate::Outputs) by reference. Length, element type and everything else is checked; on such an error
+    /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::verify::Inputs) and
+    /// [`Outputs`](crate::verify::Outputs) by reference. Length, element type and everything else is checked; on such an error
     /// the outputs are as they were. What lies between the rows of a strided output stays as it was.
     ///
     /// On a GPU this allocates device memory, copies the inputs there, launches and copies the outputs back: convenient,
@@ -202,9 +202,9 @@ impl Plan {
     /// A plan can be launched from any threads, on any streams, at the same time. Nothing is waited for, and a launch can
     /// be captured into a CUDA graph. Device memory is allocated only where [`workspace_bytes`](Self::workspace_bytes) is
     /// not 0, the tensors bring no workspace, and the stream launches the plan for the first time or is a captured one:
-    /// each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for
-    /// the device and takes over the workspace of another. The addresses are checked as [`DeviceTensors::validate`] says; then nothing is launched. Errors that happen on the
-    /// GPU surface at a later call, usually a wait for the stream.
+    /// each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for the device and
+    /// takes over the workspace of another. Addresses that [`DeviceTensors::validate`] refuses are an error, and nothing is
+    /// launched. Errors that happen on the GPU surface at a later call, usually a wait for the stream.
     ///
     /// # Safety
     ///

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
     "process {opened_by} uses CUDA, and process {process} was forked from it; CUDA does not survive a fork: start \
      processes anew (in Python by the start method \"spawn\"), fork before anything uses the GPU, or use the CPU"
 )]
+#[non_exhaustive]
 pub struct Forked {
     /// The process that opened the driver.
     pub opened_by: u32,

@@ -1,4 +1,4 @@
-//! Why a device does not take a problem.
+//! Reasons why a device does not take a problem.
 
 use std::fmt;
 use std::ops::Deref;
@@ -30,7 +30,7 @@ pub enum Reason {
     TooWideForCpu {
         /// The field of the problem.
         argument: &'static str,
-        /// Its value.
+        /// The value.
         value: usize,
         /// The largest that is taken.
         limit: usize,
@@ -65,7 +65,7 @@ pub enum Reason {
     SelfCheck {
         /// The kernel.
         kernel: String,
-        /// What the gate said.
+        /// Complaint of the gate.
         complaint: String,
     },
 }

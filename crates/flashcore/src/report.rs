@@ -1,4 +1,4 @@
-//! What a plan is made of, for people and for records.
+//! Reports of plans: the kernel, where it came from and how long it took.
 
 use std::fmt;
 #[cfg(feature = "cuda")]
@@ -14,7 +14,7 @@ use flashcore_problem::Problem;
 
 use crate::Device;
 
-/// What a plan is made of. Its `Display` is what a user would want to read.
+/// Report of a plan. `Display` writes it for people.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
@@ -39,7 +39,7 @@ impl Report {
     }
 }
 
-/// A kernel and how it was come by.
+/// A compiled kernel, and how the plan got it.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -56,19 +56,20 @@ pub struct KernelReport {
     pub threads: u32,
     /// Bytes of shared memory of a CTA.
     pub shared_bytes: u32,
-    /// Bytes that the kernel and the one that combines what it has use among themselves; 0 where it has all keys.
+    /// Bytes of workspace that the kernels of a launch hand to each other, for split-KV partial results and block
+    /// masks; 0 for a kernel that needs none.
     pub workspace_bytes: u64,
     /// Registers and memory it uses, in the driver's own account.
     pub usage: Usage,
-    /// Where the compiled kernel came from.
+    /// Origin of the compiled kernel.
     pub source: Source,
-    /// How long it took when this process first had it: printing, cache or compiler, loading.
+    /// Times when this process first had it: printing, cache or compiler, loading.
     pub timings: Timings,
-    /// How long it took now, from the problem to a kernel that can be launched, the self-check included.
+    /// Time that it took now, from the problem to a kernel that can be launched, the self-check included.
     pub plan_time: Duration,
-    /// Whether it has been seen to be right on this driver.
+    /// Reason to trust it on this driver.
     pub self_check: SelfCheckReport,
-    /// What the driver's compiler said, registers and spills included.
+    /// Log of the driver's compiler, registers and spills included.
     pub log: String,
 }
 

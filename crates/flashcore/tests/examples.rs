@@ -39,6 +39,7 @@ fn custom_strides() {
     check("custom_strides");
 }
 
+#[cfg(feature = "cudarc")]
 #[test]
 fn cudarc_buffers() {
     check("cudarc_buffers");

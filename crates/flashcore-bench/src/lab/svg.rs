@@ -1,4 +1,4 @@
-//! Pictures: a few shapes, two kinds of axes, and colours for light and for dark.
+//! SVG plots: a few shapes, two kinds of axes, and colours for light and for dark.
 
 use core::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! Looks for the fastest config of a problem on a GPU: from what other problems have, then one choice at a time.
+//! Autotuning: searches the configs of a problem on a GPU, from the defaults of other problems, then one choice at a
+//! time.
 
 use std::time::{Duration, Instant};
 

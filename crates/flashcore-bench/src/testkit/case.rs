@@ -6,8 +6,7 @@ use flashcore_cpu::Level;
 use flashcore_kernels::Config;
 use flashcore_problem::{Inputs, Layout, Mask, Problem, Stress};
 
-use crate::testkit::shape_text;
-use crate::testkit::{BiasForm, Numbers};
+use crate::testkit::{BiasForm, Numbers, shape_text};
 
 /// Backend that computes attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

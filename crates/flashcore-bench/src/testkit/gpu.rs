@@ -1,4 +1,4 @@
-//! The GPU: what is launched there is verified like everything else, and timed by the device's own clock.
+//! The GPU backend: launches are verified like everything else, and timed with CUDA events.
 
 use flashcore::{Device, Plan, PlanOptions, Unsupported};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, L2Flush, Stream};

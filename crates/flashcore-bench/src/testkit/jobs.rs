@@ -54,7 +54,7 @@ impl Judged {
     fn lost(case: &Case, ended: ExitStatus) -> Self {
         Self {
             case: case.to_string(),
-            complaints: vec![format!("the process that computed it ended: {ended}")],
+            complaints: vec![format!("the worker process exited: {ended}")],
             repeat: case.command(),
             milliseconds: f64::NAN,
             errors: [f64::NAN.to_bits(); 3],
@@ -76,10 +76,10 @@ impl Judged {
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// A process could not be started, or talked to.
-    #[error("a process of --jobs: {0}; fewer of them, or --jobs 1, may go")]
+    #[error("a worker process of --jobs failed: {0}; try fewer of them, or --jobs 1")]
     Process(#[from] io::Error),
     /// It ended by itself before it had said anything; it has said why.
-    #[error("a process of --jobs ended ({0}) and has said why")]
+    #[error("a worker process of --jobs exited ({0}); its own message says why")]
     Ended(ExitStatus),
 }
 
@@ -102,7 +102,7 @@ pub fn serve_cases(
     for order in orders.lines() {
         let order = order?;
         let case = order.parse::<usize>().ok().and_then(|number| cases.get(number));
-        let case = case.ok_or_else(|| io::Error::other(format!("there is no case `{order}`")))?;
+        let case = case.ok_or_else(|| io::Error::other(format!("unknown case `{order}`")))?;
         let judged: Vec<Judged> =
             judge_case(case, levels, gpu).iter().map(|(case, outcome)| Judged::new(case, outcome)).collect();
         writeln!(answers, "{}", serde_json::to_string(&judged)?)?;
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(names, [[&*third, &*third], [&*first, &*first]]);
         assert!(answers.iter().flatten().all(Judged::passed));
         let beyond = serve_cases(&cases(), &levels, None, "5\n".as_bytes(), Vec::new());
-        assert_eq!(beyond.expect_err("there are five").to_string(), "there is no case `5`");
+        assert_eq!(beyond.expect_err("there are five").to_string(), "unknown case `5`");
     }
 
     #[test]
@@ -286,7 +286,7 @@ mod tests {
         let judged =
             judge_in_processes(2, &cases(), start, || false, |done, _| counts.push(done)).expect("others go on");
         let complaints: Vec<&[String]> = judged.iter().map(|judged| &judged[0].complaints[..]).collect();
-        let lost = ["the process that computed it ended: signal: 9 (SIGKILL)".to_owned()];
+        let lost = ["the worker process exited: signal: 9 (SIGKILL)".to_owned()];
         assert_eq!(complaints, [&[][..], &[], &lost, &[], &[]]);
         assert_eq!(judged[2][0].case, cases()[2].to_string());
         // In the order of the cases, whoever was first.
@@ -300,7 +300,7 @@ mod tests {
         let ended = judge_in_processes(3, &cases(), || shell("0) exit 3;;"), || false, |_, _| {});
         assert_eq!(
             ended.expect_err("it ended").to_string(),
-            "a process of --jobs ended (exit status: 3) and has said why"
+            "a worker process of --jobs exited (exit status: 3); its own message says why"
         );
         let none = judge_in_processes(2, &cases(), || Command::new("no-such-program"), || false, |_, _| {});
         assert!(matches!(none, Err(JobError::Process(_))), "{none:?}");

@@ -1,4 +1,5 @@
-//! Large problems are judged by a part of them: the oracle's plain loops would take minutes for all.
+//! Sampling: a large problem is judged by some of its rows, because the oracle's plain loops would take minutes for
+//! all.
 
 use flashcore_problem::{Alignment, Evidence, Inputs, Layout, Mask, Outputs, Problem, Tensor, Verdict};
 

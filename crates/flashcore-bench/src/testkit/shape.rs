@@ -1,4 +1,4 @@
-//! Shapes as people write them: `1x8x512x64`, `1x8/2x97,203x64`.
+//! Parser of shapes and masks: `1x8x512x64`, `1x8/2x97,203x64`.
 
 use flashcore_problem::{Alignment, DType, Mask, Problem, ProblemError};
 

@@ -1,4 +1,4 @@
-//! Names for bytes: SHA-256, in hexadecimal.
+//! SHA-256, in hexadecimal.
 
 use sha2::{Digest, Sha256};
 

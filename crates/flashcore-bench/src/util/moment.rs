@@ -1,4 +1,4 @@
-//! Moments, as records write them.
+//! Timestamps, as records write them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! The name that was probably meant.
+//! "Did you mean": the nearest known name.
 
 use crate::util::printable::printable;
 

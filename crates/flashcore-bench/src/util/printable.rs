@@ -1,4 +1,4 @@
-//! Text from files, fit for a terminal.
+//! Escapes text from files for a terminal.
 //!
 //! A terminal obeys what is written to it: escape sequences move the cursor, change the title, hide what follows. Text
 //! that comes from a file is shown with such characters spelt out.

@@ -1,4 +1,4 @@
-//! Folders for temporary files, of which nobody else can have made a part.
+//! Temporary folders that did not exist before.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, Hasher, RandomState};

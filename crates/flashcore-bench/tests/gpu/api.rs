@@ -4,10 +4,10 @@
 
 use flashcore::cuda::cache::Source;
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
-use flashcore::verify::{Evidence, ReferenceError, judge, oracle};
+use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
-    Alignment, Config, DType, Device, DeviceTensors, Error, Inputs, KernelReason, Layout, Mask, Outputs, Plan,
-    PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, supports,
+    Alignment, Config, DType, Device, DeviceTensors, Error, KernelReason, Layout, Mask, Plan, PlanOptions, Problem,
+    Reason, SelfCheckPolicy, SelfCheckReport, supports,
 };
 use flashcore_bench::testkit::gpu::Gpu;
 

@@ -17,7 +17,7 @@ const RECORD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/conform
 const MOST_RECORD_BYTES: usize = 2 << 20;
 
 fn case(name: &str) -> ConformanceCase {
-    cases().into_iter().find(|case| case.name == name).unwrap_or_else(|| panic!("there is no case `{name}`"))
+    cases().into_iter().find(|case| case.name == name).unwrap_or_else(|| panic!("unknown case `{name}`"))
 }
 
 fn header() -> Header {

@@ -16,7 +16,9 @@ use crate::support::{config, each_kernel_case, problem};
 const SEEDS: [u64; 2] = [0, 17];
 
 fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
-    for seed in SEEDS {
+    // Values, not races, are what stress is about.
+    let seeds = if stress.is_some() { &SEEDS[..1] } else { &SEEDS[..] };
+    for &seed in seeds {
         let case = Case { numbers: stress.into(), ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
         let outcome = verify(&case, None);
         assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());

@@ -56,15 +56,15 @@ fn problems(dtype: DType) -> Vec<Problem> {
     let top_left = |left, right| Mask::Window { left, right, alignment: Alignment::TopLeft };
     let window = parse_mask("window:20,3").expect("a mask");
     let mut problems = vec![
-        problem("1x2x70,300x64", dtype, Mask::Causal(Alignment::TopLeft), false),
-        problem("1x2/1x70,300x64", dtype, window, false),
-        problem("2x2/1x5,333x64", dtype, window, false),
-        problem("1x1x130,300x64,32", dtype, top_left(Some(40), Some(9)), false),
-        problem("3x1x70,300x64", dtype, Mask::None, true),
-        problem("3x2/1x33,300x64", dtype, window, true),
-        problem("2x1x70,200x64", dtype, Mask::Causal(Alignment::TopLeft), true),
-        problem("2x1x90,260x128", dtype, Mask::Causal(Alignment::BottomRight), true),
-        problem("1x1x5,0x64", dtype, window, false),
+        problem("1x2x70,300x32", dtype, Mask::Causal(Alignment::TopLeft), false),
+        problem("1x2/1x70,300x32", dtype, window, false),
+        problem("2x2/1x5,333x32", dtype, window, false),
+        problem("1x1x130,300x32,16", dtype, top_left(Some(40), Some(9)), false),
+        problem("3x1x70,300x32", dtype, Mask::None, true),
+        problem("3x2/1x33,300x32", dtype, window, true),
+        problem("2x1x70,200x32", dtype, Mask::Causal(Alignment::TopLeft), true),
+        problem("2x1x90,260x64", dtype, Mask::Causal(Alignment::BottomRight), true),
+        problem("1x1x5,0x32", dtype, window, false),
     ];
     problems[2].sinks = true;
     problems

@@ -1,4 +1,4 @@
-//! `flashcore compare`: which of two is faster, beside the noise of the machine.
+//! `flashcore compare`: which of two is faster, given the noise of the machine.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `flashcore completions`: what the Tab key knows.
+//! `flashcore completions`: shell completions.
 
 use clap::{Args, CommandFactory};
 use clap_complete::{Shell, generate};

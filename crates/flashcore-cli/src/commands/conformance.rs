@@ -1,4 +1,4 @@
-//! `flashcore conformance`: the simulator beside a GPU, operation by operation.
+//! `flashcore conformance`: the simulator against a GPU, operation by operation.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

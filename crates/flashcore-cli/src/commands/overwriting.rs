@@ -1,4 +1,4 @@
-//! Outputs that would destroy what the same command reads, or writes elsewhere.
+//! Refuses outputs that would overwrite an input, or another output, of the same command.
 
 use std::path::Path;
 

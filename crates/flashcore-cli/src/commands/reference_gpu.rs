@@ -1,4 +1,4 @@
-//! The GPU that commands about GPU kernels take for granted: the first of this machine, or an H200 where there is none.
+//! Reference GPU of commands about GPU kernels: the first of this machine, or an H200 where there is none.
 
 use flashcore_cuda::Driver;
 use flashcore_ir::Arch;

@@ -63,7 +63,9 @@ impl Resources {
             .filter(|(_, dim, _, _)| self.head_dims.is_empty() || self.head_dims.contains(dim))
             .collect();
         if kernels.is_empty() {
-            return Err(Failure::Usage("no kernel is left of these architectures, dimensions and configs".to_owned()));
+            return Err(Failure::Usage(
+                "no kernel matches these architectures, head dimensions and configs".to_owned(),
+            ));
         }
         interrupt::watch();
         let mut rows: Vec<Row> = Vec::new();

@@ -1,4 +1,4 @@
-//! `--threads`: how many threads work on the CPU.
+//! `--threads`: the number of CPU threads.
 
 use clap::Args;
 

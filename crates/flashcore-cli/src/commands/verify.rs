@@ -386,7 +386,7 @@ impl Verify {
             }
         }
         if cases.is_empty() {
-            return Err(Failure::Usage("no case is left to run: nothing was verified".to_owned()));
+            return Err(Failure::Usage("no case is selected, so nothing was verified".to_owned()));
         }
         for case in &mut cases {
             case.repeats = self.repeats;

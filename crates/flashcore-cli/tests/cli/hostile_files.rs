@@ -93,7 +93,7 @@ fn bundles_that_make_no_sense_are_refused_or_not_repeated() {
     check(&|_| {}, 0, "2 agree, 0 disagree, 1 cannot be checked on this machine");
     let shape =
         |shape: &'static str| move |bundle: &mut Bundle| bundle.manifest.cases[0].problem.shape = shape.to_owned();
-    let none = "REFUSED bundle.tar.gz: the manifest names a problem that is none:";
+    let none = "REFUSED bundle.tar.gz: the manifest names an invalid problem:";
     check(
         &shape("1x3/2x40x16"),
         1,
@@ -115,7 +115,7 @@ fn bundles_that_make_no_sense_are_refused_or_not_repeated() {
             "{none} `1x1x18446744073709551615,0x1 f32 full`: query_length is 18446744073709551615; it may be at most 9223372036854775807; query of 1 batches, 1 heads, 18446744073709551615 rows and 1 columns spans more than 9223372036854775807 bytes; output of 1 batches, 1 heads, 18446744073709551615 rows and 1 columns spans more than 9223372036854775807 bytes"
         ),
     );
-    let nothing = "flashcore: nothing that was computed could be repeated here";
+    let nothing = "flashcore: none of the computed results could be repeated on this machine";
     check(&shape("1x1x1000000000,1x65536"), 3, nothing);
     check(&|bundle| bundle.manifest.cases.clear(), 3, nothing);
     // What is wrong is not taken for a time, whatever it calls itself.

@@ -280,7 +280,7 @@ mod tests {
         let mut lanes =
             Lanes { row_max: [row_max; LANES], row_sum: [0.0; LANES], row_scale: [9.0; LANES], weights: Vec::new() };
         let mut weights = vec![u32::MAX; padded(keys, DEPTH) / 2 * LANES];
-        // SAFETY: the processor has the instructions, as its callers have asked.
+        // SAFETY: the processor has the instructions, as its callers have checked.
         unsafe {
             online_softmax(&mut SoftmaxArgs::<Bf16Kernel<DotProducts>> {
                 lanes: LANES,

@@ -43,7 +43,10 @@ unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Rea
     let (key, value) = (Rows::new(tile.key, &tile.keys), Rows::new(tile.value, &tile.keys));
     let (rows, count) = (tile.rows, tile.keys.len());
     assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
-    assert!(tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns, "too little room");
+    assert!(
+        tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns,
+        "scratch or an output of wrong size"
+    );
     let mut row = 0;
     while row < rows {
         // The values of these keys, and later the following keys, are prefetched: every tile begins elsewhere than the

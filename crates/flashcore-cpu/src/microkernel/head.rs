@@ -7,17 +7,17 @@ use flashcore_problem::{DType, Shape, Strides, TensorView};
 use std::ops::Range;
 use zerocopy::FromBytes;
 
-/// Rows of one head of one batch of a tensor, or of several heads that take turns (GQA).
+/// Rows of one head of one batch of a tensor, or of several interleaved heads (GQA).
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
     tensor: TensorView<'a>,
     columns: usize,
     row_stride: usize,
     start: usize,
-    /// Number of heads that take turns: row `r` is row `r / heads` of head `r % heads`.
+    /// Number of interleaved heads: row `r` is row `r / heads` of head `r % heads`.
     heads: usize,
     /// Elements from a head to the next.
-    turn_stride: usize,
+    stride_of_heads: usize,
 }
 
 impl<'a> Head<'a> {
@@ -25,7 +25,7 @@ impl<'a> Head<'a> {
         Self::of_group(tensor, shape, strides, batch, head, 1)
     }
 
-    /// Rows of `heads` heads from `first_head` on, which take turns.
+    /// Rows of `heads` heads from `first_head` on, interleaved.
     pub(crate) fn of_group(
         tensor: TensorView<'a>,
         shape: Shape,
@@ -35,7 +35,7 @@ impl<'a> Head<'a> {
         heads: usize,
     ) -> Self {
         let start = strides.row_start(batch, first_head, 0);
-        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, turn_stride: strides.head }
+        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, stride_of_heads: strides.head }
     }
 
     pub(crate) fn dtype(self) -> DType {
@@ -52,7 +52,7 @@ impl<'a> Head<'a> {
         let row = if self.heads == 1 {
             row * self.row_stride
         } else {
-            row / self.heads * self.row_stride + row % self.heads * self.turn_stride
+            row / self.heads * self.row_stride + row % self.heads * self.stride_of_heads
         };
         let start = (self.start + row) * size;
         &self.tensor.data[start..start + self.columns * size]

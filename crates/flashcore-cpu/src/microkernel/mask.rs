@@ -7,6 +7,7 @@ use crate::simd::real::Real;
 use std::ops::Range;
 
 /// Range of keys that the row of each lane attends, counted from a first one. Lanes without a row attend none.
+#[derive(Clone, Copy)]
 pub(crate) struct LaneRanges {
     starts: [u32; MAX_LANES],
     ends: [u32; MAX_LANES],
@@ -28,7 +29,9 @@ impl LaneRanges {
 /// a row of `lanes` for each key.
 #[inline(always)]
 pub(crate) fn mask<R: Real>(scores: &mut [R], lanes: usize, ranges: &LaneRanges) {
-    let (starts, ends) = (&ranges.starts[..lanes], &ranges.ends[..lanes]);
+    // A copy, which no score can alias, so that it stays in registers.
+    let LaneRanges { starts, ends } = *ranges;
+    let (starts, ends) = (&starts[..lanes], &ends[..lanes]);
     for (key, scores) in (0_u32..).zip(scores.chunks_exact_mut(lanes)) {
         for ((score, &start), &end) in scores.iter_mut().zip(starts).zip(ends) {
             *score = if start <= key && key < end { *score } else { R::NEGATIVE_INFINITY };

@@ -28,7 +28,7 @@ pub(crate) unsafe fn pack_query<V: Vector>(query: Head<'_>, rows: Range<usize>, 
                 let _ = query.row(last);
                 let from = query.row(first)[column * size..].as_ptr().cast::<V::Real>();
                 // SAFETY: rows and columns of the query are there, those of the packed one from its place on too, and
-                // nothing is asked of the alignment.
+                // no alignment is needed.
                 unsafe { V::transpose(from, row_stride, packed[column * lanes + first_lane..].as_mut_ptr(), lanes) };
                 continue;
             }

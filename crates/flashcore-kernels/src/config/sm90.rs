@@ -92,7 +92,7 @@ impl HopperConfig {
         }
     }
 
-    /// Warpgroups that share the keys of the same rows, in all CTAs.
+    /// KV splits of the same rows: by warpgroup, times by CTA of the cluster.
     pub(crate) const fn kv_splits(self) -> u32 {
         self.kv_split_warpgroups.saturating_mul(self.cluster)
     }
@@ -184,7 +184,7 @@ impl HopperConfig {
         BlockMaskMode::of(self, specialization).map(|mode| mode.tiles(self))
     }
 
-    /// Bytes of shared memory for sorting.
+    /// Bytes of shared memory of the sorted scheduler.
     pub(crate) fn sort_bytes(self, specialization: Specialization) -> u32 {
         if BlockMaskMode::of(self, specialization).is_some_and(|mode| mode.sorted) { sorted::BYTES } else { 0 }
     }

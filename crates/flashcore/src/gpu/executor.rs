@@ -1,10 +1,10 @@
 //! The kernels of a plan with all their arguments but those that change from launch to launch.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspaces};
 use flashcore_ir::{Argument, TensorMap};
-use flashcore_kernels::{KernelLaunch, LaunchPlan, LaunchValues, Stage};
+use flashcore_kernels::{KernelLaunch, LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{InputViews, Operand, OutputViews, Problem, TensorView, TensorViewMut};
 
 use super::DeviceTensors;
@@ -29,6 +29,9 @@ struct Step {
     /// The tensor maps among the arguments: index, operand, and everything but the address.
     tensor_maps: Vec<(usize, Operand, TensorMap)>,
     stage: Stage,
+    /// The last launch with its tensor maps, whose addresses an engine seldom changes: encoding one costs as much as half
+    /// a launch.
+    last: Mutex<Option<([u64; LAUNCH_PARAMETERS], Launch)>>,
 }
 
 impl Step {
@@ -39,25 +42,44 @@ impl Step {
             _ => None,
         };
         let tensor_maps = planned.tensor_maps().iter().filter_map(tensor_map).collect();
-        Ok(Self { kernel, launch, tensor_maps, stage: planned.spec.stage })
+        Ok(Self { kernel, launch, tensor_maps, stage: planned.spec.stage, last: Mutex::default() })
     }
 
-    /// # Safety
-    ///
-    /// That of [`Executor::launch`].
-    unsafe fn launch(
-        &self,
-        stream: &Stream,
-        values: &LaunchValues,
-        words: &[u64],
-        window: Option<L2Range>,
-    ) -> Result<(), CudaError> {
+    /// The launch with these values.
+    fn prepare(&self, values: &LaunchValues, words: &[u64; LAUNCH_PARAMETERS]) -> Result<Launch, CudaError> {
         let mut launch = self.launch;
-        launch.set_words(words);
+        for (first, block) in LAUNCH_BLOCKS {
+            launch.set_words(first, &words[block]);
+        }
+        if self.tensor_maps.is_empty() {
+            return Ok(launch);
+        }
+        // Whoever launches at the same time encodes for itself.
+        let mut last = self.last.try_lock().ok();
+        if let Some((_, launch)) = last.as_deref().and_then(Option::as_ref).filter(|(known, _)| known == words) {
+            return Ok(*launch);
+        }
         for &(index, operand, map) in &self.tensor_maps {
             let map = TensorMap { base: values.address(operand), ..map };
             self.kernel.set_argument(&mut launch, index, Argument::TensorMap(map))?;
         }
+        if let Some(last) = last.as_deref_mut() {
+            *last = Some((*words, launch));
+        }
+        Ok(launch)
+    }
+
+    /// # Safety
+    ///
+    /// See [`Executor::launch`].
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        values: &LaunchValues,
+        words: &[u64; LAUNCH_PARAMETERS],
+        window: Option<L2Range>,
+    ) -> Result<(), CudaError> {
+        let mut launch = self.prepare(values, words)?;
         if let Some(window) = window.filter(|_| self.stage == Stage::Attention) {
             launch.set_l2_window(window);
         }
@@ -108,16 +130,17 @@ impl Executor {
 
     /// # Safety
     ///
-    /// That of [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
+    /// As for [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
     unsafe fn launch_in(&self, stream: &Stream, values: &LaunchValues) -> Result<(), CudaError> {
         let words = values.words(self.block_mask_offset);
         let address = values.address(Operand::Key);
         let window = self.l2_key.map(|(bytes, kept_bytes)| L2Range { address, bytes, kept_bytes });
-        for step in &*self.steps {
-            // SAFETY: the contract of this function; the stream keeps the order of the kernels.
-            unsafe { step.launch(stream, values, &words, window) }?;
-        }
-        Ok(())
+        stream.context().while_current(|| {
+            self.steps.iter().try_for_each(|step| {
+                // SAFETY: the contract of this function; the stream keeps the order of the kernels.
+                unsafe { step.launch(stream, values, &words, window) }
+            })
+        })
     }
 
     /// Computes a problem whose inputs and outputs validated, in the host's memory.

@@ -39,7 +39,7 @@ pub(crate) struct Gpu {
     loaded: Mutex<HashMap<KernelSpec, Arc<Kernel>>>,
 }
 
-/// A plan that is ready, and how its attention kernel was come by.
+/// Kernels that are ready to be launched, and the report of the attention kernel.
 pub(crate) struct Prepared {
     pub(crate) executor: Executor,
     pub(crate) kernel: KernelReport,

@@ -1,4 +1,4 @@
-//! The first run of a kernel on a driver that has not seen it: a small problem, judged like everything else here.
+//! Self-check: the first run of a kernel on a driver that has not seen it, a small problem, judged like everything else.
 //!
 //! Drivers have compiled valid PTX into wrong programs. So a kernel that is new to a driver computes one small problem
 //! before it is trusted, and the verdict is kept with it in the cache. The problem is small enough to cost a few
@@ -11,8 +11,9 @@ use flashcore_problem::{
     TensorStrides, judge, oracle,
 };
 
-/// Whether kernels that are new to a driver are run once before they are trusted.
+/// Policy of the self-check: kernels that are new to a driver are run once before they are trusted, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum SelfCheckPolicy {
     /// Yes, unless the environment variable `FLASHCORE_SELF_CHECK` is `off`.
     #[default]
@@ -24,7 +25,7 @@ pub enum SelfCheckPolicy {
 }
 
 impl SelfCheckPolicy {
-    /// Whether to check, given the value of the environment variable.
+    /// True to check, given the value of the environment variable.
     pub(crate) fn is_on(self, variable: Option<&str>) -> bool {
         match self {
             Self::Environment => variable != Some("off"),
@@ -42,8 +43,8 @@ const SEED: u64 = 0x5EED;
 const SOFTCAP: f32 = 2.0;
 /// Entries of the tables that expressions read: how many there are is not compiled in.
 const MOST_ENTRIES: usize = 4096;
-/// How far from zero constants of expressions are: they are not compiled in either, so those of the trial need not be those of
-/// the problem, and its verdict is about all. A NaN or a huge factor must not condemn the kernel, and limits are to lie
+/// Largest magnitude of the constants of expressions: they are not compiled in either, so those of the trial need not be
+/// those of the problem, and its verdict is about all. A NaN or a huge factor must not condemn the kernel, and limits are to lie
 /// among the keys, where they cut tiles.
 const LARGEST_NUMBER: f32 = 64.0;
 const LARGEST_INTEGER: u32 = KEY_LENGTH as u32 / 3;

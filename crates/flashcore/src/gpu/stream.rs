@@ -10,6 +10,7 @@ use flashcore_cuda::Stream;
 /// from: `stream.cu_stream()` of `cudarc`, `torch.cuda.current_stream().cuda_stream` of Python. A raw null is the default
 /// stream of the device's primary context.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum StreamRef<'a> {
     /// A stream of this crate.
     Owned(&'a Stream),

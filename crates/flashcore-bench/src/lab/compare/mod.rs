@@ -1,4 +1,4 @@
-//! Two things beside each other: which is faster, and is that so?
+//! A/B comparison with an A/A control: which is faster, and is that significant?
 //!
 //! A round runs A, B and A once more, in random order, so that whatever disturbs the machine disturbs all three. The
 //! logarithm of B over A is what is asked for; that of A over A is what the machine makes of nothing, measured in the

@@ -1,4 +1,4 @@
-//! Making rounds until there is a verdict, or no time left.
+//! Rounds of A, A again and B, until there is a verdict or no time left.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! From rounds to a verdict.
+//! Statistics of a comparison: block bootstrap and permutation test, from rounds to a verdict.
 
 use core::fmt;
 

@@ -18,9 +18,8 @@ use super::subject::Subject;
 use crate::lab::peak::working_threads;
 use crate::lab::record::{Build, Measurement};
 use crate::testkit::gpu::{Gpu, GpuArm};
-use crate::testkit::mask_text;
-use crate::testkit::shape_text;
 use crate::testkit::verify::NoVerdict;
+use crate::testkit::{mask_text, shape_text};
 
 /// The version of what workers and those who ask them say.
 const PROTOCOL: u32 = 1;
@@ -79,7 +78,7 @@ pub enum CompareError {
         said: String,
     },
     /// Talking to a worker failed.
-    #[error("talking to a worker: {0}")]
+    #[error("the connection to a worker process failed: {0}")]
     Talk(#[from] io::Error),
 }
 

@@ -1,4 +1,4 @@
-//! The steps, in the order of the history.
+//! The steps of the ladder, in the order of the project's history.
 
 use flashcore_ir::Arch;
 use flashcore_kernels::{

@@ -1,4 +1,4 @@
-//! The best verified time of each problem on each machine, and how it came to be.
+//! Leaderboard: the best verified time of each problem on each machine, with its history.
 //!
 //! The file is a list of promotions, oldest first; the leader of a problem is the last of its promotions, and the others
 //! are its history.

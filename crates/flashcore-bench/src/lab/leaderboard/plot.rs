@@ -1,4 +1,4 @@
-//! The history of places as a picture.
+//! Plot of the leaders' times over time.
 
 use super::{Leaderboard, Place};
 use crate::lab::svg::{Anchor, Axis, Svg, series, short};

@@ -1,4 +1,4 @@
-//! Profiles of kernels: counters of the hardware, those of the simulator beside them, gates, and the bottleneck in words.
+//! Profile of a kernel: counters of the hardware, those of the simulator beside them, gates, and the bottleneck in words.
 //!
 //! Hardware counters come from `ncu`, where there is a GPU and `ncu`; the simulator counts everywhere.
 

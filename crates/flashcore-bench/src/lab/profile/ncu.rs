@@ -1,4 +1,4 @@
-//! NVIDIA's profiler, driven from outside.
+//! ncu, NVIDIA's kernel profiler, run as a process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -1,4 +1,4 @@
-//! Times of one problem, with what makes them worth believing.
+//! Measurements: the times of one problem, with its verdict, floor and hashes.
 
 use core::fmt;
 
@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Content, Kind};
 use crate::floor::{Bound, Work};
-use crate::testkit::mask_text;
-use crate::testkit::{ShapeError, parse_mask, parse_shape, shape_text};
+use crate::testkit::{ShapeError, mask_text, parse_mask, parse_shape, shape_text};
 use crate::timing::Times;
 use crate::util::digest::sha256_of_numbers;
 

@@ -1,4 +1,4 @@
-//! The pictures of a page.
+//! Charts of the report.
 
 use super::error_map::ErrorMap;
 use super::ladder::{LadderView, Worth};

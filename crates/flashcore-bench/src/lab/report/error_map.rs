@@ -1,4 +1,4 @@
-//! Where errors lie: by tile of queries and tile of keys.
+//! Error map: the largest error by tile of queries and tile of keys.
 //!
 //! An output element says nothing of the key that made it wrong. But if the value of a key is 1 in the column of its tile
 //! and 0 in all others, then column `t` of an output row is the weight of all keys of tile `t`, and its error is that of

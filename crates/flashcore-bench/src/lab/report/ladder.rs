@@ -1,4 +1,4 @@
-//! A ladder, as far as a page shows it.
+//! The ladder in the report.
 
 use serde::Deserialize;
 use serde_json::Value;

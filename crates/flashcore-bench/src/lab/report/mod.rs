@@ -1,4 +1,4 @@
-//! One page that shows everything: no network, light and dark, fit for paper.
+//! HTML report: one page, no network, light and dark, printable.
 
 mod charts;
 mod error_map;

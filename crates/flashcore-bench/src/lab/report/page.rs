@@ -1,4 +1,4 @@
-//! The page itself.
+//! The page of the report.
 
 use core::fmt::Write;
 

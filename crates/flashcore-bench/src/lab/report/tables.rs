@@ -1,4 +1,4 @@
-//! The tables of a page.
+//! Tables of the report.
 
 use core::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! The file: `tar.gz` for everybody, with a seal.
+//! The bundle file: an ordinary `tar.gz`, with a seal.
 //!
 //! A gzip file can have several members, one after another. The first is the archive; the second is the SHA-256 of all
 //! bytes of the first, in a form that leaves no bit open. So every program unpacks the file, and whatever bit of it
@@ -28,7 +28,7 @@ pub enum BundleError {
     #[error("the bundle cannot be unpacked: {0}")]
     Unpack(String),
     /// The manifest names something that cannot be computed by anybody.
-    #[error("the manifest names a problem that is none: {0}")]
+    #[error("the manifest names an invalid problem: {0}")]
     Problem(String),
     /// A file in it does not match the manifest.
     #[error("{file} does not match the manifest: {reason}")]

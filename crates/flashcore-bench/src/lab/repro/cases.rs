@@ -1,4 +1,4 @@
-//! Computing a case again, wherever it can be computed.
+//! Recomputes a case on any backend that can.
 
 use flashcore_cpu::Level;
 use flashcore_kernels::{Config, LaunchPlan};

@@ -181,7 +181,7 @@ mod tests {
         let twice = "does not match the manifest: the manifest lists it twice, or lists itself";
         check("1x2x40x16", &["a", "a"], Some(&format!("a {twice}")));
         check("1x2x40x16", &["a", MANIFEST], Some(&format!("{MANIFEST} {twice}")));
-        let impossible = "the manifest names a problem that is none:";
+        let impossible = "the manifest names an invalid problem:";
         check(
             "1x3/2x40x16",
             &["a"],

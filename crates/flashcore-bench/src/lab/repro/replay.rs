@@ -1,4 +1,4 @@
-//! Doing everything again, and saying what agrees.
+//! Replay of a bundle: everything is run again and compared.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The archive format that every system has a program for: headers of 512 bytes, contents padded to 512.
+//! tar, the archive format that every system can read: headers of 512 bytes, contents padded to 512.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The table of devices. Rates are those of data sheets: dense, accumulated in `f32`, at the boost clock.
+//! Table of devices. Rates are those of data sheets: dense, accumulated in `f32`, at the boost clock.
 
 use flashcore_problem::DType;
 

@@ -1,4 +1,4 @@
-//! The floors of one problem on one device.
+//! Floors of one problem on one device, by resource.
 
 use core::fmt;
 

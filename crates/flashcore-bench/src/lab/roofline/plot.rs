@@ -1,4 +1,4 @@
-//! The roofline as a picture: rate over intensity, the roofs, the problems, and what was measured.
+//! Roofline plot: rate over intensity, the roofs, the problems, and what was measured.
 
 use flashcore_problem::{DType, Problem};
 

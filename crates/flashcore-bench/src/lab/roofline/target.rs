@@ -1,4 +1,4 @@
-//! Targets: can they be met?
+//! Targets, and whether a device can meet them.
 
 use core::fmt;
 use core::str::FromStr;

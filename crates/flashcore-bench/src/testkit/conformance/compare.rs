@@ -1,4 +1,4 @@
-//! Compares what two machines made of a case.
+//! Compares the outputs of two machines for a case.
 
 use core::fmt;
 

@@ -61,7 +61,7 @@ pub enum ExecuteError {
         ty: Type,
     },
     /// Outputs of other lengths than were asked for.
-    #[error("outputs of {expected:?} bytes were asked for, and {actual:?} came back")]
+    #[error("expected outputs of {expected:?} bytes, got {actual:?}")]
     Outputs {
         /// The lengths asked for.
         expected: Vec<usize>,

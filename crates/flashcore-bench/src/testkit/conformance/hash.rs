@@ -1,4 +1,4 @@
-//! Names for bytes: a hash for what must be equal, base64 for what must be kept.
+//! Encodings of outputs: a hash for what must be equal, base64 for what must be kept.
 
 /// The 128-bit FNV-1a hash. Records are compared with what we computed ourselves, so nobody chooses collisions.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! The terms of each element of a tensor-core product: what its error is measured by.
+//! The terms of each element of a tensor-core product, against which its error is measured.
 //!
 //! The positions of the fragments are written down here a second time, from the figures of the PTX manual, and not
 //! taken from the simulator, which is what is being judged.

@@ -101,7 +101,7 @@ pub enum RecordError {
         source: ExecuteError,
     },
     /// A case breaks a rule of the language on the target.
-    #[error("{case} breaks a rule of the language: {error}")]
+    #[error("{case} is not a valid kernel: {error}")]
     Verify {
         /// The case.
         case: String,

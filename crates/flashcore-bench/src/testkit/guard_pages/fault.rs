@@ -1,4 +1,4 @@
-//! A fault in a guarded buffer says which one before the process ends.
+//! Signal handler: names the guarded buffer of a fault before the process ends.
 //!
 //! The handler runs in a thread that was stopped anywhere, inside the allocator perhaps. So it allocates nothing, locks
 //! nothing, writes with one system call, and finds the buffer in a table of atomics by the address of the fault.

@@ -1,4 +1,4 @@
-//! Buffers that end, or begin, at a page that nobody may touch: reading one byte too far is a fault.
+//! Guard pages: buffers that end, or begin, at a protected page, so that one byte too far is a fault.
 //!
 //! Guard bands notice what is written outside a buffer. A vector kernel that reads past the end of a row computes the
 //! right answer from the right lanes, and no band and no gate ever tells; the next page tells, where there is none.

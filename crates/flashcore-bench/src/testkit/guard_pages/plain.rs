@@ -1,4 +1,4 @@
-//! Ordinary memory, where the system's way of protecting pages is not known here.
+//! Ordinary memory, on systems whose page protection is not supported here.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The bugs planted in addresses: the wrong batch, head, row, key or part, and offsets that 32 bits do not hold.
+//! Addressing bugs: the wrong batch, head, row, key or split, and offsets that overflow 32 bits.
 
 use flashcore_ir::{Compare, Instruction, Kernel, Op, Operand, RegisterId, Type};
 

@@ -1,4 +1,4 @@
-//! The planted bugs.
+//! Catalogue of planted bugs in the kernels for every GPU.
 //!
 //! Each changes the generated kernel, as data, in one way that history, other projects or experience say is made.
 //! What each must be killed by is not written down: the matrix shows what did.

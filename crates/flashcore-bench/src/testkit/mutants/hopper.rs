@@ -1,4 +1,4 @@
-//! The bugs planted in the Hopper kernel: those of asynchronous machines, and a few of the others.
+//! Bugs in the Hopper kernel: mostly of TMA, mbarriers and wgmma.
 
 use flashcore_ir::{Accumulation, Compare, Major, Op, Operand, Space};
 

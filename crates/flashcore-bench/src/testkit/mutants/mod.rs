@@ -1,15 +1,15 @@
-//! Planted bugs, and what kills them.
+//! Mutation testing: planted bugs, and the check that kills each.
 //!
 //! A gate that has never seen a wrong kernel proves nothing. Here each bug of the [catalogue](all) is planted in
 //! the real kernels, and the same checks that accept the kernels must refuse the mutant: the verifier, a fault of the
 //! simulator, the gate, or, for bugs that only cost time, the simulator's counters. A mutant that survives is a hole.
 
 mod addressing;
+mod block_mask;
 mod catalogue;
 mod edit;
 mod hopper;
 mod numeric;
-mod ranges;
 mod trials;
 
 use core::fmt;
@@ -21,21 +21,20 @@ use flashcore_problem::{Invalid, Problem, Verdict};
 use flashcore_sim::{Counters, SimError};
 
 pub use addressing::{ADDRESSING, FAR, PARTS};
+pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use hopper::HOPPER;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
-pub use ranges::RANGES;
 pub use trials::Group;
 
-use crate::testkit::Numbers;
-use crate::testkit::shape_text;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
+use crate::testkit::{Numbers, shape_text};
 use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    let lists = [CATALOGUE, HOPPER, RANGES, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
+    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
     lists.into_iter().flatten()
 }
 

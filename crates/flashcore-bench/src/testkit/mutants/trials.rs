@@ -3,10 +3,9 @@
 use flashcore_kernels::{Config, HopperConfig, WarpScheduler};
 use flashcore_problem::{Alignment, DType, Mask, MaskMod, Problem};
 
-use crate::testkit::BiasForm;
-use crate::testkit::expressions;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::suites::far_trials;
+use crate::testkit::{BiasForm, expressions};
 
 /// A group of trials, by the bugs they are made to find. A bug is planted in the kernels of one group only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,7 @@ use flashcore_problem::{Alignment, DType, Mask, SplitMix64, Stress};
 
 use super::design::{Design, Row};
 use super::features::{EXPRESSIONS, Features, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits};
-use crate::testkit::Case;
-use crate::testkit::{BiasForm, Numbers, Planted};
+use crate::testkit::{BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
 const COVERING_CASES: usize = 2000;

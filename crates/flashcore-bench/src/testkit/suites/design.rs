@@ -6,26 +6,20 @@ use super::covering::{Setting, covering_rows};
 use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, suits};
 use crate::testkit::{BiasForm, Numbers};
 
-/// A feature of a problem: a column of the design.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Feature {
-    HeadDim,
-    ValueDim,
-    Heads,
-    Batch,
-    Lengths,
-    DType,
-    ScaleFactor,
-    Mask,
-    Softcap,
-    Alibi,
-    Sinks,
-    Bias,
-    SequsedK,
-    Lse,
-    Layout,
-    Numbers,
-    Expressions,
+macro_rules! features {
+    ($($feature:ident),*) => {
+        /// A feature of a problem: a column of the design.
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        pub(super) enum Feature { $($feature),* }
+
+        /// The features in the order of a row.
+        const COLUMNS: &[Feature] = &[$(Feature::$feature),*];
+    };
+}
+
+features! {
+    HeadDim, ValueDim, Heads, Batch, Lengths, DType, ScaleFactor, Mask, Softcap, Alibi, Sinks, Bias, SequsedK, Lse,
+    Layout, Numbers, Expressions
 }
 
 /// One value for each feature, as an index into its list.
@@ -53,7 +47,7 @@ impl Design {
         at_least: usize,
         seed: u64,
     ) -> Vec<Row> {
-        let sizes = COLUMNS.map(|feature| self.size(feature));
+        let sizes: Vec<usize> = COLUMNS.iter().map(|feature| self.size(*feature)).collect();
         let excludes = |(first, x): Setting, (second, y): Setting| {
             let pair = ((COLUMNS[first], x), (COLUMNS[second], y));
             self.contradicts(pair.0, pair.1) || excludes(pair.0, pair.1)
@@ -122,32 +116,3 @@ impl Design {
         }
     }
 }
-
-/// The features in the order of a row.
-const COLUMNS: [Feature; 17] = [
-    Feature::HeadDim,
-    Feature::ValueDim,
-    Feature::Heads,
-    Feature::Batch,
-    Feature::Lengths,
-    Feature::DType,
-    Feature::ScaleFactor,
-    Feature::Mask,
-    Feature::Softcap,
-    Feature::Alibi,
-    Feature::Sinks,
-    Feature::Bias,
-    Feature::SequsedK,
-    Feature::Lse,
-    Feature::Layout,
-    Feature::Numbers,
-    Feature::Expressions,
-];
-
-const _: () = {
-    let mut column = 0;
-    while column < COLUMNS.len() {
-        assert!(COLUMNS[column] as usize == column, "a row is indexed by the feature");
-        column += 1;
-    }
-};

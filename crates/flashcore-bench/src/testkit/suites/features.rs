@@ -3,9 +3,7 @@
 use flashcore_cpu::Level;
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Shape, Stress, Strides, TensorStrides};
 
-use crate::testkit::expressions;
-use crate::testkit::{Backend, Case};
-use crate::testkit::{BiasForm, Numbers, Planted};
+use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 /// One value of every feature.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,8 +8,7 @@ use super::cpu_features::{random_features, shrink};
 use super::design::{Design, Feature, Row};
 use super::features::{Features, LayoutForm};
 use super::{Kernels, Runner, kernel_option, takes};
-use crate::testkit::{Backend, Case};
-use crate::testkit::{BiasForm, Numbers, Planted};
+use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
 const COVERING_CASES: usize = 480;

@@ -1,4 +1,4 @@
-//! Tensors of more than 4 GiB: offsets that 32 bits do not hold.
+//! Tensors of more than 4 GiB: offsets that overflow 32 bits.
 //!
 //! The problems are small and their rows, heads or batches lie far apart. The simulator keeps such tensors in a sparse
 //! memory; a GPU has to have them whole, with about 30 GiB for each case, and a host with twice as much.

@@ -1,4 +1,4 @@
-//! Lists of cases.
+//! Suites: lists of cases.
 //!
 //! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `cpu_features`.
 
@@ -15,8 +15,7 @@ use flashcore_kernels::{Config, HopperConfig, LaunchPlan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::testkit::verify::SIMULATED_ARCH;
-use crate::testkit::{Backend, Case};
-use crate::testkit::{BiasForm, Numbers, Planted};
+use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 pub use configs::configs;
 pub use huge::{far_trials, huge};

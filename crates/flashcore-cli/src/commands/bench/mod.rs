@@ -1,4 +1,4 @@
-//! `flashcore bench`: times beside the least time that the machine allows.
+//! `flashcore bench`: times, and the least time that the machine allows.
 
 mod cpu;
 mod gpu;

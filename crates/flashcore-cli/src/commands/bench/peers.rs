@@ -1,4 +1,4 @@
-//! The record of the peers script, shown.
+//! Shows a record of the peers script: flashcore beside other libraries.
 
 use std::fs;
 use std::path::Path;

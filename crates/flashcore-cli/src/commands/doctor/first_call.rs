@@ -1,4 +1,4 @@
-//! The first call of a kernel, on a machine that has never seen it and from the cache on disk.
+//! Latency of a kernel's first call, on a machine that has never seen it and from the cache on disk.
 //!
 //! Each is measured in a process of its own, as a user meets it: the first with an empty cache folder, the second with
 //! what the first left there. The driver's own cache is in a folder there, too.

@@ -1,4 +1,4 @@
-//! The kernel cache: where it is, whether it is sound, whether it takes more.
+//! The kernel cache: its folder, its integrity, its write access.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! This program, and the assembler beside it.
+//! Versions of this program and of ptxas.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The repetition.
+//! Replays a bundle and prints the agreement.
 
 use std::path::Path;
 use std::time::Duration;
@@ -72,7 +72,7 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
     }
     // Times alone repeat nothing that was computed.
     if !replayed.iter().any(|replayed| !replayed.is_time && replayed.agreement == Agreement::Yes) {
-        return Err(Failure::Environment("nothing that was computed could be repeated here".to_owned()));
+        return Err(Failure::Environment("none of the computed results could be repeated on this machine".to_owned()));
     }
     Ok(Ending::Well)
 }

@@ -91,7 +91,7 @@ thread_local! {
 /// Processor and operating system let this process use tiles.
 pub(crate) unsafe fn with_tiles<T>(work: impl FnOnce(&Tiles) -> T) -> T {
     if CONFIGURED.get() {
-        // Not dropped: whoever configured them gives them back.
+        // Not dropped: the caller that configured them releases them.
         return work(&ManuallyDrop::new(Tiles { of_thread: PhantomData }));
     }
     // SAFETY: the caller vouches for tiles.

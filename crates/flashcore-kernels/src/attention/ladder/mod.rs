@@ -19,7 +19,7 @@ use crate::config::{LadderConfig, Product};
 use crate::element::Element;
 use crate::primitives::{
     Accumulation, Accumulator, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand, MMA_K,
-    MMA_M, RightFragments, SharedLayout, SharedTile, TileCopy,
+    MMA_M, ROW_STEP, RightFragments, SharedLayout, SharedTile, TileCopy,
 };
 use crate::specialization::Specialization;
 use output::{Output, ScalarOutput, each_pair};
@@ -213,7 +213,7 @@ fn tensor_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage:
     let first = tiles.score_row(k, warp, warp.position.group);
     let first = k.mad(warp.position.member, 2 * WORD_BYTES, first);
     each_pair(&scores, |row, column, pair| {
-        let offset = (row * 8 * tiles.score_words + column) * WORD_BYTES;
+        let offset = (row * ROW_STEP * tiles.score_words + column) * WORD_BYTES;
         k.store_shared(SharedAddress::from(first).plus(offset as i32), &pair);
     });
 }

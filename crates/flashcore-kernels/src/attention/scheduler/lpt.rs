@@ -7,6 +7,9 @@
 //! keys and values are in use at a time, which should be no more than L2 holds. Where loads are as even, two tiles of a
 //! head follow each other, for neighbouring CTAs.
 
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Compare, Reg};
 use flashcore_problem::Problem;
@@ -44,6 +47,8 @@ const MIN_CANDIDATES: u32 = 4;
 const NO_POWER: u32 = 32;
 /// Runs of two before those of one, where loads are as even.
 const RUN_BITS: [u32; 2] = [1, 0];
+/// Orders that are kept for the next plan of the same tiles.
+const KEPT_ORDERS: usize = 32;
 /// Cost of the prologue and the epilogue of a tile, in KV blocks.
 const PROLOGUE_AND_EPILOGUE: u32 = 2;
 
@@ -83,27 +88,23 @@ impl LptOrder {
             return Self { section: 1 << (most / 2).max(1).ilog2(), run_bits: RUN_BITS[0], ..self };
         }
         let lengths: Vec<_> = (0..self.tiles_per_head).map(|tile| length(problem, config, tile)).collect();
-        let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
-        let even = (all * u64::from(self.matrices)).div_ceil(u64::from(ctas));
-        let candidates = (MAX_PLANNED / self.tiles).max(MIN_CANDIDATES).min(most);
-        let orders = (1..=candidates)
-            .chain((most > candidates).then_some(most))
-            .flat_map(|section| RUN_BITS.map(|run_bits| Self { section, run_bits, ..self }));
-        // Of orders within a hundredth of each other, the first for which the kernel need not divide.
-        let mut loads = Loads::new(ctas);
-        let mut best: Option<((u64, bool), Self)> = None;
-        for order in orders {
-            let load = loads.longest(order, &lengths);
-            let imbalance = (load * 100 / even.max(1), order.section_bits() == NO_POWER);
-            if best.is_none_or(|(least, _)| imbalance < least) {
-                best = Some((imbalance, order));
-            }
-            // No order is more even than this.
-            if imbalance <= (100, false) {
-                break;
-            }
+        self.most_even(lengths, ctas, most)
+    }
+
+    /// The most even order of sections of up to `most` heads, searched for once in a while: an engine plans the same tiles
+    /// for many lengths.
+    fn most_even(self, lengths: Vec<u32>, ctas: u32, most: u32) -> Self {
+        static SEARCHED: Mutex<VecDeque<(Tiles, LptOrder)>> = Mutex::new(VecDeque::new());
+        let tiles = Tiles { order: self, lengths, ctas, most };
+        let searched = || SEARCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, order)) = searched().iter().find(|(known, _)| *known == tiles) {
+            return *order;
         }
-        best.map_or(self, |(_, order)| order)
+        let order = tiles.search();
+        let mut searched = searched();
+        searched.push_front((tiles, order));
+        searched.truncate(KEPT_ORDERS);
+        order
     }
 
     /// The arguments of a launch, in the order of [`TileScheduler::load`].
@@ -120,6 +121,45 @@ impl LptOrder {
 
     const fn last_section(self) -> u32 {
         self.matrices.saturating_sub(1) / self.section
+    }
+}
+
+/// Everything that the most even order depends on.
+#[derive(PartialEq, Eq)]
+struct Tiles {
+    /// The tiles, in any order.
+    order: LptOrder,
+    /// The lengths of the tiles of a head.
+    lengths: Vec<u32>,
+    ctas: u32,
+    /// The most heads of a section.
+    most: u32,
+}
+
+impl Tiles {
+    fn search(&self) -> LptOrder {
+        let Self { order: planned, lengths, ctas, most } = self;
+        let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
+        let even = (all * u64::from(planned.matrices)).div_ceil(u64::from(*ctas));
+        let candidates = (MAX_PLANNED / planned.tiles).max(MIN_CANDIDATES).min(*most);
+        let orders = (1..=candidates)
+            .chain((*most > candidates).then_some(*most))
+            .flat_map(|section| RUN_BITS.map(|run_bits| LptOrder { section, run_bits, ..*planned }));
+        // Of orders within a hundredth of each other, the first for which the kernel need not divide.
+        let mut loads = Loads::new(*ctas);
+        let mut best: Option<((u64, bool), LptOrder)> = None;
+        for order in orders {
+            let load = loads.longest(order, lengths);
+            let imbalance = (load * 100 / even.max(1), order.section_bits() == NO_POWER);
+            if best.is_none_or(|(least, _)| imbalance < least) {
+                best = Some((imbalance, order));
+            }
+            // No order is more even than this.
+            if imbalance <= (100, false) {
+                break;
+            }
+        }
+        best.map_or(*planned, |(_, order)| order)
     }
 }
 
@@ -303,6 +343,32 @@ mod tests {
             order.tiles_per_head - 1 - from_one_end
         } else {
             from_one_end
+        }
+    }
+
+    /// The search stops early and adds up by runs; the order is that of looking at all of them tile by tile.
+    #[test]
+    fn the_search_finds_the_first_of_the_most_even_orders() {
+        for (batch, length, tile_n) in [(2, 8192, 176), (1, 16384, 176), (4, 4096, 128), (16, 1024, 128), (3, 1000, 64)]
+        {
+            let config = HopperConfig { tile_n, ..HopperConfig::default() };
+            let problem =
+                Problem::new(batch, 16, length, 128, DType::F16).with_mask(Mask::Causal(Alignment::BottomRight));
+            let order = LptOrder::of(&problem, config);
+            let lengths: Vec<_> = (0..order.tiles_per_head).map(|tile| super::length(&problem, config, tile)).collect();
+            let (ctas, most) = (132, 20);
+            let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
+            let even = (all * u64::from(order.matrices)).div_ceil(u64::from(ctas));
+            let candidates = (MAX_PLANNED / order.tiles).max(MIN_CANDIDATES).min(most);
+            let orders = (1..=candidates)
+                .chain((most > candidates).then_some(most))
+                .flat_map(|section| RUN_BITS.map(|run_bits| LptOrder { section, run_bits, ..order }));
+            let imbalance = |order: &LptOrder| {
+                let load = u64::from(longest_load(*order, &lengths, ctas));
+                (load * 100 / even.max(1), order.section_bits() == NO_POWER)
+            };
+            let expected = orders.min_by_key(imbalance).unwrap();
+            assert_eq!(Tiles { order, lengths, ctas, most }.search(), expected, "{problem}");
         }
     }
 

@@ -3,9 +3,8 @@
 //! The copies of one tile form one commit group, committed even when it is empty, so that the number of groups in flight
 //! tells which tile has arrived.
 
-use flashcore_ir::Builder;
-use flashcore_ir::Reg;
 use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Reg};
 
 use super::state::StageIndex;
 

@@ -1,4 +1,4 @@
-//! Barriers in shared memory: values that warps pass to each other through a ring of one slot.
+//! mbarriers: values that warps pass to each other through a ring of one slot.
 
 use flashcore_ir::types::{Pred, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister, Type};

@@ -14,7 +14,7 @@ mod moves;
 mod special_functions;
 mod synchronisation;
 mod tensor;
-mod tensor_copies;
+mod tma;
 mod warp_specialized;
 mod warpgroups;
 
@@ -33,7 +33,7 @@ pub fn cases() -> Vec<ConformanceCase> {
         memory::add,
         atomics::add,
         asynchronous::add,
-        tensor_copies::add,
+        tma::add,
         tensor::add,
         warpgroups::add,
         warp_specialized::add,

@@ -1,5 +1,6 @@
-//! A product in the form of Hopper's kernels: one warp loads tiles through a ring of two stages, four warps multiply, and
-//! the result leaves by a tensor store. What single operations do alone, they do here together.
+//! A warp-specialized product in the form of Hopper's kernels: one producer warp loads tiles through a ring of two
+//! stages, four warps multiply, and the result leaves by a TMA store. What single operations do alone, they do here
+//! together.
 
 use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix, TensorCopyOptions};
 use flashcore_ir::types::{Bf16x2, F32, S32, U32, U64};

@@ -1,4 +1,4 @@
-//! Products of warpgroups, in every layout of their operands, and what else came for warps with Hopper.
+//! wgmma in every layout of its operands, and the other warp operations that came with Hopper.
 //!
 //! Operands are whatever bytes the inputs have: a layout says which element is which, so that a machine with another
 //! belief about one computes something else. With small integers every sum is exact; with normal numbers the error of

@@ -1,4 +1,4 @@
-//! What a wrong call is told, by value.
+//! Messages of wrong calls, by value.
 
 #![expect(unsafe_code, reason = "a launch that is refused is a launch")]
 

@@ -1,10 +1,10 @@
-//! What a program gets that was built with some of the backends, or with none.
+//! Programs that were built with some of the backends, or with none.
 
 #[cfg(not(all(feature = "cpu", feature = "cuda")))]
 use flashcore::Error;
 #[cfg(not(feature = "cpu"))]
 use flashcore::Reason;
-use flashcore::{DType, Device, Plan, Problem, supports};
+use flashcore::{DType, Device, Problem, supports};
 
 #[cfg(not(feature = "cpu"))]
 #[test]
@@ -37,14 +37,14 @@ fn without_the_cuda_backend_devices_say_so() {
 #[cfg(feature = "cpu")]
 #[test]
 fn the_cpu_backend_computes() {
-    let plan = Plan::new(&Problem::new(1, 1, 2, 1, DType::F32), &Device::cpu()).unwrap();
+    let plan = flashcore::Plan::new(&Problem::new(1, 1, 2, 1, DType::F32), &Device::cpu()).unwrap();
     let mut output = [0.0_f32; 2];
     let inputs = flashcore::InputViews::new(&[0.0_f32, 0.0][..], &[0.0_f32, 0.0][..], &[1.0_f32, 3.0][..]);
     plan.run(inputs, flashcore::OutputViews::new(&mut output[..])).unwrap();
     assert_eq!(output, [2.0, 2.0]);
 }
 
-/// Where there is no GPU, this is an error of the driver, not of the build.
+/// The absence of a GPU is an error of the driver, not of the build.
 #[cfg(feature = "cuda")]
 #[test]
 fn the_cuda_backend_is_there() {

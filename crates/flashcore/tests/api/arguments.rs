@@ -115,7 +115,7 @@ impl Absurd {
     }
 }
 
-/// What came of a call.
+/// Outcome of a call.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Computed,
@@ -204,7 +204,7 @@ fn random_arguments_are_answered() {
     assert!(computed > 10_000 && refused > 10_000 && skipped < 100, "{computed} {refused} {skipped}");
 }
 
-/// What a GPU's plan asks the generator before it asks the GPU: a kernel or reasons, no panic.
+/// The generator, which a plan of a GPU asks before it asks the GPU, gives a kernel or reasons, no panic.
 #[test]
 fn random_problems_and_configs_are_answered_by_the_generator() {
     let (mut generated, mut refused) = (0, 0);

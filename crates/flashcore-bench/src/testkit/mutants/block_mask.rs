@@ -10,7 +10,7 @@ use super::hopper::{is_arrival, is_mbarrier_wait};
 const LANES: usize = 32;
 
 /// All of them.
-pub const RANGES: &[Mutation] = mutations! {
+pub const BLOCK_MASK: &[Mutation] = mutations! {
     "ranges": "warps-do-not-meet", "warps read what others have found before it is there" =>
         |kernel| drop(kernel, Find::every(&["all warps"], is_barrier));
     "ranges": "first-key-too-late", "tiles begin at the last key that some row attends" =>

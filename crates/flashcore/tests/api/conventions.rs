@@ -30,7 +30,7 @@ fn attend(problem: &Problem, query: &[f64], complete: impl FnOnce(&mut InputView
     (output, lse)
 }
 
-/// Which keys each row attends, drawn: the first key on the left.
+/// Keys that each row attends, drawn: the first key on the left.
 fn check_attended(problem: &Problem, complete: impl FnOnce(&mut InputViews<'_>), expected: &[&str]) {
     let query = vec![0.0; problem.batch * problem.query_length];
     let (output, lse) = attend(problem, &query, complete);

@@ -1,10 +1,9 @@
 //! Host tensors through the public API, before the judge.
 
 use flashcore::half::{bf16, f16};
-use flashcore::verify::{Evidence, ReferenceError, Stress, judge, oracle};
+use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, Stress, judge, oracle};
 use flashcore::{
-    Alignment, BiasView, DType, Device, InputViews, Inputs, Layout, Mask, OutputViews, Outputs, Plan, Problem, Tensor,
-    TensorView,
+    Alignment, BiasView, DType, Device, InputViews, Layout, Mask, OutputViews, Plan, Problem, Tensor, TensorView,
 };
 
 /// Runs a plan on slices of `$element`, as a user has them, and gives what it wrote.
