@@ -21,7 +21,7 @@ impl Work {
     pub fn of(problem: &Problem) -> Self {
         // Products of sizes that nobody has allocated yet, so not in integers.
         let attended: f64 = match problem.mask {
-            // How many keys an expression leaves is not known before it has been asked about each.
+            // The number of keys that a `mask_mod` keeps is not known before it has been evaluated for each.
             _ if problem.mask_mod.is_some() => 0.0,
             Mask::None => problem.query_length as f64 * problem.key_length as f64,
             Mask::Causal(_) | Mask::Window { .. } => {

@@ -164,7 +164,7 @@ mod tests {
     use crate::cache::CacheOptions;
     use crate::cache::scratch::Scratch;
 
-    fn tuned(driver: &str, class: &str, config: &str) -> Tuned {
+    fn entry(driver: &str, class: &str, config: &str) -> Tuned {
         Tuned {
             device: "a GPU".to_owned(),
             driver: driver.to_owned(),
@@ -187,13 +187,13 @@ mod tests {
         let store = store(&scratch);
         assert_eq!(store.read().expect("nothing yet"), []);
         for (driver, class, config) in [("1", "x", "a"), ("1", "y", "b"), ("2", "x", "c"), ("1", "x", "d")] {
-            store.remember(tuned(driver, class, config)).expect("remembered");
+            store.remember(entry(driver, class, config)).expect("remembered");
         }
         let expected = BTreeMap::from([("x".to_owned(), "d".to_owned()), ("y".to_owned(), "b".to_owned())]);
         assert_eq!(store.configs("a GPU", "1").expect("read"), expected);
         assert_eq!(store.configs("another GPU", "1").expect("read"), BTreeMap::new());
         assert_eq!(store.forget(|tuned| tuned.class == "x").expect("forgotten"), 2);
-        assert_eq!(store.read().expect("read"), [tuned("1", "y", "b")]);
+        assert_eq!(store.read().expect("read"), [entry("1", "y", "b")]);
         assert!(store.forget_all().expect("removed"));
         assert!(!store.forget_all().expect("nothing to remove"));
     }
@@ -217,7 +217,7 @@ mod tests {
                 )
             );
             // A file that is not understood is not overwritten.
-            assert!(store.remember(tuned("1", "x", "a")).is_err());
+            assert!(store.remember(entry("1", "x", "a")).is_err());
         }
     }
 }

@@ -140,13 +140,13 @@ macro_rules! define_parameters {
                 /// The softcap times `log2(e)`.
                 softcap_log2: F32,
                 /// The index of the last entry of [`aux_f32`](Self::aux_f32).
-                last_number: S32,
+                last_aux_f32: S32,
                 /// The index of the last entry of [`aux_i32`](Self::aux_i32).
-                last_integer: S32,
+                last_aux_i32: S32,
                 /// Bytes from the block mask of one batch to that of the next.
-                ranges_batch_stride: U64,
+                block_mask_batch_stride: U64,
                 /// Bytes from the block mask of one query head to that of the next.
-                ranges_head_stride: U64,
+                block_mask_head_stride: U64,
             }
             last { $($input,)* $($strided,)* }
             launch {
@@ -154,7 +154,7 @@ macro_rules! define_parameters {
                 /// split-KV.
                 workspace,
                 /// The address of the block mask, within the workspace.
-                tile_ranges,
+                block_mask,
                 /// Bytes from one batch of the bias to the next.
                 bias_batch_stride,
                 /// Bytes from one query head of the bias to the next.
@@ -281,7 +281,7 @@ const WIDEST_WINDOW: usize = LONGEST;
 /// The arguments that all kernels of a plan have, in the order of [`Parameters`]; those that change from launch to launch
 /// are 0.
 pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -> Vec<Argument> {
-    let [ranges_batch_stride, ranges_head_stride] = block_mask.map_or([0; 2], BlockMaskShape::strides);
+    let [block_mask_batch_stride, block_mask_head_stride] = block_mask.map_or([0; 2], BlockMaskShape::strides);
     let element = problem.dtype.size_bytes() as u64;
     let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
     let strides = problem.strides();
@@ -324,10 +324,10 @@ pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -
         scale_log2_rest: (scale - f64::from(scale as f32)) as f32,
         inverse_scale: (1.0 / problem.scale) as f32,
         softcap_log2: problem.softcap.unwrap_or(0.0) * LOG2_E,
-        last_number: problem.aux_f32.saturating_sub(1) as i32,
-        last_integer: problem.aux_i32.saturating_sub(1) as i32,
-        ranges_batch_stride,
-        ranges_head_stride,
+        last_aux_f32: problem.aux_f32.saturating_sub(1) as i32,
+        last_aux_i32: problem.aux_i32.saturating_sub(1) as i32,
+        block_mask_batch_stride,
+        block_mask_head_stride,
     }
     .arguments()
 }

@@ -1,7 +1,9 @@
-//! What kernels take, and what they say of what they do not take.
+//! Launch plans: the problems that kernels take, the reasons for those they refuse, and the names of configs.
+
+use std::collections::HashSet;
 
 use flashcore_ir::Arch;
-use flashcore_kernels::heuristics::select;
+use flashcore_kernels::heuristics::{search_space, select};
 use flashcore_kernels::primitives::SharedLayout;
 use flashcore_kernels::{AmpereConfig, Config, LaunchPlan, Reason, Specialization, Stage, Target};
 use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod, Strides, TensorStrides};
@@ -125,11 +127,20 @@ fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
     assert_eq!(reasons, expected);
 }
 
+/// Records and caches know a config by its name: one with the name of another would be taken for it.
 #[test]
-fn configs_have_names() {
-    for config in Config::all() {
+fn every_config_round_trips_through_its_name() {
+    let problem = Problem::new(1, 8, 512, 32, DType::F16);
+    let near = Config::defaults().into_iter().flat_map(|config| search_space(config, &problem, Arch::Sm90a));
+    let configs: HashSet<_> = Config::all().into_iter().chain(near).collect();
+    assert!(configs.len() > 200, "{}", configs.len());
+    for config in configs {
         assert_eq!(config.to_string().parse(), Ok(config));
     }
+}
+
+#[test]
+fn configs_have_names() {
     assert_eq!("ampere".parse(), Ok(Config::ampere()));
     assert_eq!("scalar".parse(), Ok(Config::scalar()));
     let other = AmpereConfig { warps: 8, tile_n: 128, stages: 3, layout: SharedLayout::Padded, ..Default::default() };
@@ -209,9 +220,6 @@ fn hopper(name: &str) -> Config {
 
 #[test]
 fn hopper_configs_have_names() {
-    for config in Config::all().into_iter().filter(|config| config.family() == "hopper") {
-        assert_eq!(config.to_string().parse(), Ok(config));
-    }
     let name = "hopper-64x128-4stage-2kvgroups-pdl";
     assert_eq!((hopper(name).to_string().as_str(), hopper(name).tile_m()), (name, 64));
     for name in ["hopper-100x128-2stage", "hopper-128x128", "hopper-128x128-2stage-fast", "hopper-128x128-02stage"] {
@@ -231,7 +239,7 @@ fn the_hopper_kernel_is_for_sm_90a_alone() {
 }
 
 #[test]
-fn what_tensor_copies_cannot_find_is_refused_with_the_reason() {
+fn rows_that_tma_cannot_address_are_refused_with_the_reason() {
     let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
     let mut strides = problem.strides();
     strides.key.row += 4;

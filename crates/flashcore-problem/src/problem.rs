@@ -60,7 +60,7 @@ macro_rules! define_problem {
             pub softcap: Option<f32>,
             /// Function of the score that is applied after everything else.
             pub score_mod: Option<ScoreMod>,
-            /// Keys that take part, of those that the mask leaves.
+            /// Keys that a row attends, of those that the mask lets it attend.
             pub mask_mod: Option<MaskMod>,
             /// Place of the elements of query, key, value and output in memory.
             pub layout: Layout,

@@ -61,7 +61,7 @@ impl Tensor {
         self.data.len() / self.dtype.size_bytes()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -85,7 +85,7 @@ impl Tensor {
         self.dtype.encode(value, &mut self.data[index * size..(index + 1) * size]);
     }
 
-    /// Whether the element at `index` of the storage holds the poison.
+    /// True if the element at `index` of the storage holds the poison.
     ///
     /// # Panics
     ///
@@ -232,7 +232,7 @@ impl Inputs {
         self.views().validate(problem)
     }
 
-    /// How many keys `batch` has: those of the problem where there is no length for it.
+    /// Number of keys of `batch`: those of the problem where there is no length for it.
     pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
         self.views().key_length(problem, batch)
     }

@@ -172,7 +172,7 @@ impl TensorView<'_> {
         self.data.len() / self.dtype.size_bytes()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -227,12 +227,12 @@ impl<'a> InputViews<'a> {
         }
     }
 
-    /// What expressions read; empty where there is none.
+    /// The tables that expressions read; empty where there is none.
     pub fn tables(&self) -> Tables<'a> {
         Tables { numbers: self.aux_f32.unwrap_or_default(), integers: self.aux_i32.unwrap_or_default() }
     }
 
-    /// How many keys `batch` has: those of the problem where there is no length for it.
+    /// Number of keys of `batch`: those of the problem where there is no length for it.
     pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
         let length = self.seqused_k.and_then(|lengths| lengths.get(batch));
         length.map_or(problem.key_length, |&length| length as usize)

@@ -23,7 +23,7 @@ pub fn score_mod(name: &str) -> Option<ScoreMod> {
         "capped" => ScoreMod::new(name, |score, _| (score / 3.0).tanh() * 3.0),
         // Each batch has a temperature, and each head another.
         "tempered" => ScoreMod::new(name, |score, at| score * (at.number(at.batch + at.head).min(0.5).exp() + 0.25)),
-        // What scores badly counts less so, what scores well more; twice as much weight for neighbours.
+        // Low scores count less so, high scores more; twice as much weight for adjacent keys.
         "near" => ScoreMod::new(name, |score, at| {
             let bent = score.less(0.0).number(score * 0.5, score.abs() * 1.5);
             let is_near = (at.query - at.key).abs().less(17);

@@ -250,7 +250,7 @@ fn smallest_normal(dtype: DType) -> f64 {
     }
 }
 
-/// What queries can be multiplied and keys divided by, and what values can be multiplied by, so that no sum over some
+/// Factors by which queries can be multiplied and keys divided, and by which values can be multiplied, so that no sum over some
 /// thousand keys of products with weights up to 1 overflows.
 fn large(dtype: DType) -> (f64, f64) {
     match dtype {

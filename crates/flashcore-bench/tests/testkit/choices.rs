@@ -1,5 +1,5 @@
-//! Every value of every choice of the configs, in the simulator: the steps of the history, and what the fast kernel has
-//! beyond its default.
+//! Every value of every choice of the configs, in the simulator: the ladder's kernel, and the choices of the Ampere and
+//! Hopper kernels beyond their defaults.
 
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::{verify, verify_far};
@@ -83,28 +83,30 @@ fn warps_that_only_copy() {
         "64x64-2stage-swizzled-2producers",
         "64x32-3stage-plain-1producer",
         "128x64-1stage-swizzled-32rows-qshared-1producer",
-        "32x64-2stage-swizzled-2keys-1producer",
+        "32x64-2stage-swizzled-2kvwarps-1producer",
     ] {
         check_everywhere(&format!("ampere-{name}"));
     }
 }
 
 #[test]
-fn ctas_that_take_tile_after_tile() {
+fn persistent_ctas() {
     for name in [
-        "64x64-2stage-swizzled-1ctas",
-        "32x64-2stage-swizzled-3ctas",
-        "32x64-2stage-swizzled-2keys-5ctas",
-        "64x64-2stage-swizzled-1producer-2ctas",
-        "64x64-1stage-swizzled-1000ctas",
+        "64x64-2stage-swizzled-1persistent",
+        "32x64-2stage-swizzled-3persistent",
+        "32x64-2stage-swizzled-2kvwarps-5persistent",
+        "64x64-2stage-swizzled-1producer-2persistent",
+        "64x64-1stage-swizzled-1000persistent",
     ] {
         check_everywhere(&format!("ampere-{name}"));
     }
 }
 
 #[test]
-fn parts_of_the_keys() {
-    for name in ["64x64-2stage-swizzled-2parts", "32x32-2stage-swizzled-7parts", "32x64-2stage-swizzled-2keys-3parts"] {
+fn split_kv() {
+    for name in
+        ["64x64-2stage-swizzled-2splits", "32x32-2stage-swizzled-7splits", "32x64-2stage-swizzled-2kvwarps-3splits"]
+    {
         let name = format!("ampere-{name}");
         check_everywhere(&name);
         check(&name, &problem("2x8/2x1,515x128", DType::Bf16, "causal"));
@@ -177,7 +179,7 @@ fn offsets_beyond_4_gib() {
 
 #[test]
 fn the_heads_of_a_key_head_in_one_tile() {
-    for name in ["64x64-2stage-swizzled-packed", "32x32-2stage-swizzled-2keys-packed-4parts"] {
+    for name in ["64x64-2stage-swizzled-packgqa", "32x32-2stage-swizzled-2kvwarps-packgqa-4splits"] {
         let name = format!("ampere-{name}");
         check_everywhere(&name);
         check(&name, &problem("2x8/2x1,300x64", DType::F16, "full"));
@@ -218,10 +220,10 @@ fn what_does_not_go_together_is_refused() {
         assert_eq!(LaunchPlan::new(&problem, config(name), Arch::Sm90).map(|_| ()), Err(expected.to_vec()), "{name}");
     };
     let flaw = |kernel, argument, value, allowed| Reason::Config { kernel, argument, value, allowed };
-    let turns = "1 where CTAs stay and take tile after tile";
-    check("ampere-64x64-2stage-swizzled-3persistent-2splits", |_| {}, &[flaw("ampere", "num_splits", 2, turns)]);
+    let persistent = "1 with persistent CTAs";
+    check("ampere-64x64-2stage-swizzled-3persistent-2splits", |_| {}, &[flaw("ampere", "num_splits", 2, persistent)]);
     check("ampere-64x64-2stage-swizzled-257splits", |_| {}, &[flaw("ampere", "num_splits", 257, "1 to 256")]);
-    let heads = "0 where the heads of a key head share tiles";
+    let heads = "0 with pack_gqa, where the query heads of a key head share tiles";
     check("ampere-64x64-2stage-swizzled-packgqa-3persistent", |_| {}, &[flaw("ampere", "persistent", 3, heads)]);
     let barriers = "at most 7 with producers";
     check("ampere-64x16-8stage-swizzled-1producer", |_| {}, &[flaw("ampere", "stages", 8, barriers)]);

@@ -84,7 +84,7 @@ fn tiles_of_rows_begin_where_documents_do() {
     }
 }
 
-/// Masks of which whole tiles say something, or seem to: sums that wrap within a tile and past it, spans too wide to be
+/// Masks with full or empty blocks, or what seems to be one: sums that wrap within a tile and past it, spans too wide to be
 /// one, entries beyond the ends of a table, conditions of which only one side is known.
 #[test]
 fn masks_are_right_for_whole_tiles() {
@@ -119,7 +119,7 @@ fn tempered(temperature: f32, window: i32, prefix: i32) -> Problem {
     problem
 }
 
-/// A thousand temperatures and windows have one kernel, and the kernel before it, with other arguments.
+/// A thousand temperatures and windows have one attention kernel, and one block-mask kernel, with other arguments.
 #[test]
 fn other_constants_are_other_arguments_of_the_same_kernels() {
     for kernel in ["ampere-32x32-2stage-swizzled-2splits", "hopper-64x32-2stage"] {

@@ -51,7 +51,7 @@ fn problem(shape: &str, dtype: DType, mask: Mask, seqused_k: bool) -> Problem {
     problem
 }
 
-/// Masks that leave keys to nobody, on the right, on the left and on both sides.
+/// Masks with keys that no row attends, on the right, on the left and on both sides.
 fn problems(dtype: DType) -> Vec<Problem> {
     let top_left = |left, right| Mask::Window { left, right, alignment: Alignment::TopLeft };
     let window = parse_mask("window:20,3").expect("a mask");

@@ -16,7 +16,7 @@
 //! The scores of a unit replace those of the unit before whose softmax is done, and weights replace those that have just
 //! been loaded. With query, output, keys and values of 64 columns these are the 40 KiB that a part touches from one unit to
 //! the next, and a first-level cache has 48: wider row panels were slower, and prefetching keys and values was too
-//! (`docs/experiments.md`). Little that is stored is loaded before it can have left the store buffer, since stores are not
+//! (`notebook/cpu-bf16.md`). Little that is stored is loaded before it can have left the store buffer, since stores are not
 //! forwarded to tile registers or from them.
 
 use super::pack::{LANES, PAIRS};

@@ -151,7 +151,7 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused
             factor: 1.0,
             scores: &mut scores,
         });
-        let weighed = kernel.online_softmax(&mut SoftmaxArgs {
+        let outcome = kernel.online_softmax(&mut SoftmaxArgs {
             lanes,
             keys: keys.len(),
             lane_keys,
@@ -164,7 +164,7 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused
             row_sum: &mut state.row_sum,
             row_scale: &mut row_scale,
         });
-        assert_eq!(weighed, SoftmaxOutcome::Done);
+        assert_eq!(outcome, SoftmaxOutcome::Done);
         kernel.pv_product(PvArgs {
             value_dim,
             lanes,

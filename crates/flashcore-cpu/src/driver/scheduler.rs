@@ -147,7 +147,7 @@ mod tests {
         problem
     }
 
-    /// Inputs of which only the key lengths are looked at.
+    /// Inputs of which only `seqused_k` is looked at.
     fn no_inputs(seqused_k: Option<&[u32]>) -> InputViews<'_> {
         let nothing = TensorView { dtype: DType::F32, data: &[] };
         let mut inputs = InputViews::new(nothing, nothing, nothing);

@@ -18,7 +18,7 @@ pub(super) fn arrivals(count: Operand, broken: &mut Vec<Rule>) {
     }
 }
 
-pub(super) fn announced(bytes: Operand, broken: &mut Vec<Rule>) {
+pub(super) fn expected_bytes(bytes: Operand, broken: &mut Vec<Rule>) {
     if let Operand::Constant(bytes) = bytes
         && bytes > MOST_ARRIVALS
     {

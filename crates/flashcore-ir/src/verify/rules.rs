@@ -333,7 +333,7 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::MbarrierArriveExpect { space, bytes, .. } | Op::MbarrierExpect { space, bytes, .. } => {
             not_in(Space::Global, *space, broken);
-            hopper::announced(*bytes, broken);
+            hopper::expected_bytes(*bytes, broken);
         }
         Op::MbarrierWait { scope, parity, .. } | Op::MbarrierTest { scope, parity, .. } => {
             hopper::phase(*scope, *parity, broken);

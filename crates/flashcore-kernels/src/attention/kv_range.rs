@@ -2,7 +2,7 @@
 //!
 //! Every row attends all keys of a *full* block; a *partial* block is masked. [`KvRange`] counts in keys, for kernels that
 //! go from the first key to the last; [`KvBlockRange`] counts in blocks of `tile_n` keys, for kernels that go from the last
-//! block to the first, so that what masks cut on the right comes first.
+//! block to the first, so that blocks that are partial on the right come first.
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
@@ -66,7 +66,7 @@ impl KvRange {
         })
     }
 
-    /// The intersection with the blocks that a block mask leaves.
+    /// The intersection with the nonempty blocks of a block mask.
     fn intersect(self, k: &mut Builder, blocks: KvBlocks) -> Self {
         let tile_n = self.tile_n as i32;
         let begin = k.mul(blocks.first, tile_n);
@@ -160,7 +160,7 @@ impl KvBlockRange {
         Self { nonempty, first, last, full_begin, full_end, full_by_mask_mod: None, origin, tile_n }
     }
 
-    /// The intersection with the blocks that a block mask leaves.
+    /// The intersection with the nonempty blocks of a block mask.
     pub(crate) fn intersect(self, k: &mut Builder, blocks: KvBlocks) -> Self {
         let first = k.max(self.first, blocks.first);
         let last = k.min(self.last, blocks.last);

@@ -1,4 +1,4 @@
-//! KV source: the address of key and value row `j`, in one place for every kernel.
+//! KV source: the address of key and value row `j`, computed here for every kernel.
 //!
 //! Keys and values are contiguous or strided: row `j` of a head lies `j` row strides from its first, whatever strides rows,
 //! heads and batches have. Kernels with `cp.async` or plain loads take addresses from [`KvSource`], kernels with TMA take

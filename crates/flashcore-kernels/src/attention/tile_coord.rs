@@ -272,8 +272,8 @@ impl TileContext {
         k.section("expression", |k| {
             let parameters = self.parameters;
             let tables = ExpressionTables {
-                numbers: (parameters.aux_f32, parameters.last_number),
-                integers: (parameters.aux_i32, parameters.last_integer),
+                numbers: (parameters.aux_f32, parameters.last_aux_f32),
+                integers: (parameters.aux_i32, parameters.last_aux_i32),
             };
             let [batch, head] = [self.batch, self.head].map(|index| k.truncate(index));
             let [batch, head, query] = [batch, head, row].map(|index| k.reinterpret::<U32, S32>(index));

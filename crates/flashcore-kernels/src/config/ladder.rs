@@ -1,4 +1,4 @@
-//! The choices of the kernel that has the steps of the history.
+//! Choices of the ladder's kernel: the steps from the scalar kernel to the Ampere kernel, one choice at a time.
 
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
@@ -8,14 +8,14 @@ use crate::specialization::MOST_WIDTH;
 /// Warps of a CTA.
 const WARPS: u32 = 4;
 
-/// The choices of the kernel that has the steps of the history: tiles of 64 query rows, and scores in shared memory.
+/// The choices of the ladder's kernel: tiles of 64 query rows, and scores in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LadderConfig {
     /// Keys of a tile: 32 or 64.
     pub tile_n: u32,
     /// Tiles of keys and values in shared memory at a time; with 1, each is waited for as soon as it is asked for.
     pub stages: u32,
-    /// How tiles lie in shared memory.
+    /// The layout of tiles in shared memory.
     pub layout: SharedLayout,
     /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
     pub load_bytes: u32,
@@ -97,7 +97,7 @@ impl LadderConfig {
         KvPipelineConfig { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
     }
 
-    /// What no kernel can be generated with.
+    /// The choices that no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Flaw> {
         let Self { tile_n, stages, load_bytes, .. } = self;
         let flaw =

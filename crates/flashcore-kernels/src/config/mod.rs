@@ -29,11 +29,11 @@ pub use sm90::{HopperConfig, WarpScheduler};
 pub enum Config {
     /// One thread a row.
     Scalar(ScalarConfig),
-    /// Tiles in shared memory, scores too: the steps of the history between the other two.
+    /// The ladder's kernel, with tiles in shared memory, scores too: the steps from the scalar kernel to the Ampere kernel.
     Ladder(LadderConfig),
     /// Tensor cores, `ldmatrix` and `cp.async`: everything from `sm_80` on.
     Ampere(AmpereConfig),
-    /// Tensor copies, `mbarrier`s and products of warpgroups: `sm_90a`.
+    /// TMA, `mbarrier`s and `wgmma`: `sm_90a`.
     Hopper(HopperConfig),
 }
 
@@ -129,7 +129,7 @@ impl Config {
         }
     }
 
-    /// The tiles for which it is found out what an expression leaves, where keys come in tiles.
+    /// The tiles of the block mask of a `mask_mod`, where keys come in tiles.
     pub(crate) fn block_mask_tiles(self, specialization: Specialization) -> Option<BlockMaskTiles> {
         let (tile_m, tile_n) = (self.tile_m(), self.tile_n()?);
         match self {
@@ -148,7 +148,7 @@ impl Config {
         }
     }
 
-    /// What `problem` fixes when this kernel is generated for it.
+    /// The specialization of this kernel for `problem`.
     pub fn specialization(self, problem: &Problem) -> Specialization {
         let specialization = Specialization::of(problem);
         match self {
@@ -169,7 +169,7 @@ impl Config {
         }
     }
 
-    /// What head and value dimensions are a multiple of, and the largest of them.
+    /// The number that head and value dimensions are a multiple of, and the largest of them.
     pub(crate) const fn dims(self) -> (usize, usize) {
         match self {
             Self::Scalar(_) => (1, 1024),
@@ -177,7 +177,7 @@ impl Config {
         }
     }
 
-    /// What no kernel can be generated with.
+    /// The choices that no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Flaw> {
         let flaw =
             |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
@@ -192,7 +192,7 @@ impl Config {
         flaws.into_iter().flatten().collect()
     }
 
-    /// Whether the kernel has room in registers and shared memory.
+    /// True if the kernel fits into registers and shared memory.
     pub fn fits(self, specialization: Specialization, arch: Arch) -> bool {
         let in_registers = match self {
             Self::Scalar(_) => true,

@@ -1,4 +1,4 @@
-//! Configs by name.
+//! Names of configs: each field of a config is in its name, and each name parses to the config it came from.
 
 use core::fmt;
 use core::str::FromStr;
@@ -7,14 +7,13 @@ use super::{
     AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, WarpScheduler,
 };
 use crate::attention::sm90::WARPGROUP_ROWS;
-
 use crate::primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 
-/// A choice that differs from the default: its name, whether a config has it, and how a config gets it.
+/// A choice that differs from the default: its name, a test if a config has it, and a setter.
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));
 
-/// In the order in which they stand in names.
-const CHOICES: [Choice<AmpereConfig>; 14] = [
+/// The choices of the Ampere kernel, in the order of names.
+const AMPERE_CHOICES: [Choice<AmpereConfig>; 14] = [
     ("32rows", |config| config.rows_per_warp == 32, |config| config.rows_per_warp = 32),
     ("2kvwarps", |config| config.kv_split_warps == 2, |config| config.kv_split_warps = 2),
     ("4kvwarps", |config| config.kv_split_warps == 4, |config| config.kv_split_warps = 4),
@@ -31,7 +30,7 @@ const CHOICES: [Choice<AmpereConfig>; 14] = [
     ("l2keep", |config| config.l2 == L2Window::Key, |config| config.l2 = L2Window::Key),
 ];
 
-/// What a Hopper config is without any of its choices.
+/// A Hopper config without any of its choices.
 const PLAIN_HOPPER: HopperConfig = HopperConfig {
     warpgroups: 2,
     kv_split_warpgroups: 1,
@@ -46,7 +45,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     persistent: false,
 };
 
-/// The same for the kernel of the history.
+/// The choices of the ladder's kernel, in the order of names.
 const LADDER_CHOICES: [Choice<LadderConfig>; 4] = [
     ("load4", |config| config.load_bytes == 4, |config| config.load_bytes = 4),
     ("load8", |config| config.load_bytes == 8, |config| config.load_bytes = 8),
@@ -54,7 +53,7 @@ const LADDER_CHOICES: [Choice<LadderConfig>; 4] = [
     ("tensorpv", |config| config.output == Product::Tensor, |config| config.output = Product::Tensor),
 ];
 
-/// The same for the kernel for Hopper.
+/// The choices of the Hopper kernel, in the order of names.
 const HOPPER_CHOICES: [Choice<HopperConfig>; 12] = [
     ("2kvgroups", |config| config.kv_split_warpgroups == 2, |config| config.kv_split_warpgroups = 2),
     ("4kvgroups", |config| config.kv_split_warpgroups == 4, |config| config.kv_split_warpgroups = 4),
@@ -78,7 +77,7 @@ const HOPPER_CHOICES: [Choice<HopperConfig>; 12] = [
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];
 
-/// How many CTAs stay and how many parts the keys have: a number and this.
+/// Suffixes of the number of persistent CTAs and of the number of splits.
 const PERSISTENT: &str = "persistent";
 const SPLITS: &str = "splits";
 
@@ -89,7 +88,7 @@ const SPLITS: &str = "splits";
     Config::Ladder(LadderConfig { load_bytes: 16, ..LadderConfig::default() }),
     LADDER_CHOICES.map(|(name, _, _)| format!("-{name}")).join(", "),
     Config::ampere(),
-    CHOICES.map(|(name, _, _)| format!("-{name}")).join(", "),
+    AMPERE_CHOICES.map(|(name, _, _)| format!("-{name}")).join(", "),
     Config::Hopper(PLAIN_HOPPER),
     HOPPER_CHOICES.map(|(name, _, _)| format!("-{name}")).join(", ")
 )]
@@ -98,8 +97,8 @@ pub struct UnknownConfig {
     pub name: String,
 }
 
-/// Reads what [`Config`] is displayed as, or the name of a family for its default. Whether a kernel can be generated
-/// from it is [`crate::Plan::new`]'s to decide.
+/// Parses the name of a [`Config`], or the name of a family for its default. [`crate::LaunchPlan::new`] decides if a kernel
+/// can be generated from it.
 impl FromStr for Config {
     type Err = UnknownConfig;
 
@@ -157,7 +156,7 @@ impl FromStr for Config {
                         config.num_splits = num_splits.parse().ok()?;
                         continue;
                     }
-                    let (_, _, choose) = CHOICES.iter().find(|(name, _, _)| name == choice)?;
+                    let (_, _, choose) = AMPERE_CHOICES.iter().find(|(name, _, _)| name == choice)?;
                     choose(&mut config);
                 }
                 config.warps = (tile_m / config.rows_per_warp).checked_mul(config.kv_split_warps)?;
@@ -165,42 +164,78 @@ impl FromStr for Config {
             }
             _ => None,
         };
-        // What is not displayed as it was written (row counts that are no multiple of 16, leading zeros) is no name.
+        // A name that is not displayed as it was written (row counts that are no multiple of 16, leading zeros) is none.
         parse()
             .filter(|config| config.to_string() == name || config.family() == name)
             .ok_or_else(|| UnknownConfig { name: name.to_owned() })
     }
 }
 
+/// Writes the name. Each config is taken apart without `..`: a new field does not compile until it has a name here or
+/// in the table of choices.
 impl fmt::Display for Config {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Scalar(ScalarConfig { threads }) => write!(formatter, "scalar-{threads}"),
             Self::Ladder(config) => {
-                let LadderConfig { tile_n, stages, layout, .. } = config;
+                // In the table of choices: load_bytes, scores, output.
+                let LadderConfig { tile_n, stages, layout, load_bytes: _, scores: _, output: _ } = config;
                 write!(formatter, "ladder-{}x{tile_n}-{stages}stage-{layout}", config.tile_m())?;
-                let chosen = LADDER_CHOICES.iter().filter(|(_, is_chosen, _)| is_chosen(config));
-                chosen.into_iter().try_for_each(|(name, _, _)| write!(formatter, "-{name}"))
+                write_choices(formatter, config, &LADDER_CHOICES)
             }
             Self::Ampere(config) => {
-                let AmpereConfig { tile_n, stages, layout, .. } = config;
+                // In `tile_m`: warps. In the table of choices: the others.
+                let AmpereConfig {
+                    warps: _,
+                    rows_per_warp: _,
+                    tile_n,
+                    kv_split_warps: _,
+                    stages,
+                    layout,
+                    query: _,
+                    rescale: _,
+                    load_bytes: _,
+                    accumulation: _,
+                    exponential: _,
+                    producers: _,
+                    persistent,
+                    num_splits,
+                    pack_gqa: _,
+                    l2: _,
+                } = *config;
                 write!(formatter, "ampere-{}x{tile_n}-{stages}stage-{layout}", config.tile_m())?;
-                let chosen = CHOICES.iter().filter(|(_, is_chosen, _)| is_chosen(config));
-                chosen.into_iter().try_for_each(|(name, _, _)| write!(formatter, "-{name}"))?;
-                if config.persistent > 0 {
-                    write!(formatter, "-{}{PERSISTENT}", config.persistent)?;
+                write_choices(formatter, config, &AMPERE_CHOICES)?;
+                if persistent > 0 {
+                    write!(formatter, "-{persistent}{PERSISTENT}")?;
                 }
-                if config.num_splits != 1 {
-                    write!(formatter, "-{}{SPLITS}", config.num_splits)?;
+                if num_splits != 1 {
+                    write!(formatter, "-{num_splits}{SPLITS}")?;
                 }
                 Ok(())
             }
             Self::Hopper(config) => {
-                let HopperConfig { tile_n, stages, .. } = config;
+                // In `tile_m`: warpgroups. In the table of choices: the others.
+                let HopperConfig {
+                    warpgroups: _,
+                    kv_split_warpgroups: _,
+                    cluster: _,
+                    tile_n,
+                    stages,
+                    rescale: _,
+                    overlap_rescale: _,
+                    exponential: _,
+                    warp_scheduler: _,
+                    pdl: _,
+                    persistent: _,
+                } = config;
                 write!(formatter, "hopper-{}x{tile_n}-{stages}stage", config.tile_m())?;
-                let chosen = HOPPER_CHOICES.iter().filter(|(_, is_chosen, _)| is_chosen(config));
-                chosen.into_iter().try_for_each(|(name, _, _)| write!(formatter, "-{name}"))
+                write_choices(formatter, config, &HOPPER_CHOICES)
             }
         }
     }
+}
+
+fn write_choices<C>(formatter: &mut fmt::Formatter<'_>, config: &C, choices: &[Choice<C>]) -> fmt::Result {
+    let mut chosen = choices.iter().filter(|(_, is_chosen, _)| is_chosen(config));
+    chosen.try_for_each(|(name, _, _)| write!(formatter, "-{name}"))
 }

@@ -22,31 +22,31 @@ pub struct AmpereConfig {
     /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way; with 1, each is
     /// waited for as soon as it is asked for.
     pub stages: u32,
-    /// How tiles lie in shared memory.
+    /// The layout of tiles in shared memory.
     pub layout: SharedLayout,
     /// Where the query is between products.
     pub query: QueryPlace,
-    /// When the output is brought to a new maximum.
+    /// The blocks after which the output is rescaled to a new row max.
     pub rescale: Rescale,
     /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
     pub load_bytes: u32,
-    /// What products are added up in.
+    /// The type of accumulators.
     pub accumulation: Accumulation,
-    /// How exponentials are computed.
+    /// The units that compute exponentials.
     pub exponential: Exponential,
     /// Warps that only copy keys and values for the others: 0, 1 or 2.
     pub producers: u32,
-    /// CTAs that stay and take tile after tile; with 0, each tile has its own.
+    /// Persistent CTAs, each of which loops over tiles; with 0, each tile has a CTA of its own.
     pub persistent: u32,
-    /// Parts of the keys, each with CTAs of its own, which a second kernel combines; 1 is all keys.
+    /// Split-KV: splits of the keys, each with CTAs of its own, which the combine kernel merges; 1 is all keys.
     pub num_splits: u32,
-    /// Which rows are in a tile.
+    /// True if a tile has the rows of all query heads that share a key head.
     pub pack_gqa: bool,
-    /// Whether L2 is asked to keep the key.
+    /// The access-policy window of L2.
     pub l2: L2Window,
 }
 
-/// Whether L2 is asked to keep the key.
+/// The access-policy window of L2: a hint to keep the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum L2Window {
     /// It keeps what it wants.
@@ -91,8 +91,8 @@ impl AmpereConfig {
         l2: L2Window::Default,
     };
 
-    /// The config with the same code: how many CTAs stay, how many parts the keys have and what L2 keeps is not compiled
-    /// in.
+    /// The config with the same code: the number of persistent CTAs, the number of splits and the L2 window are not
+    /// compiled in.
     pub(crate) const fn compiled(self) -> Self {
         let persistent = if self.persistent > 0 { 1 } else { 0 };
         let num_splits = if self.num_splits > 1 { 2 } else { 1 };
@@ -143,7 +143,7 @@ impl AmpereConfig {
         let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
         // Loads of a bias begin before they are needed, and have addresses.
         let bias = if specialization.has(Operand::Bias) { scores + scores / 4 } else { 0 };
-        // So do those of tables, and the places of the scores are known.
+        // So do those of tables, and the coordinates of the scores are known.
         let expressions = if specialization.has_expressions() { self.keys_per_warp() / 4 } else { 0 };
         let exchange = if self.kv_split_warps > 1 { 24 } else { 0 };
         let halves = match self.accumulation {
@@ -154,7 +154,7 @@ impl AmpereConfig {
         self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + exchange
     }
 
-    /// Whether operands and results stay in registers.
+    /// True if operands and results stay in registers.
     pub(crate) const fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
         self.operand_registers(specialization) <= most_operand_registers(arch)
     }
@@ -168,7 +168,7 @@ impl AmpereConfig {
 }
 
 /// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
-/// That for Hopper gets along with the fewest others.
+/// The one for `sm_90` needs the fewest registers beyond the tile's own.
 pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
     match arch {
         Arch::Sm90 | Arch::Sm90a => 192,
@@ -180,7 +180,7 @@ pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
 const MAX_SPLITS: u32 = 256;
 
 impl AmpereConfig {
-    /// What no kernel can be generated with.
+    /// The choices that no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Flaw> {
         let Self {
             warps,
@@ -213,16 +213,11 @@ impl AmpereConfig {
             flaw("load_bytes", load_bytes, "4, 8 or 16", matches!(load_bytes, 4 | 8 | 16)),
             flaw("producers", producers, "0, 1 or 2", producers <= 2),
             flaw("num_splits", num_splits, "1 to 256", (1..=MAX_SPLITS).contains(&num_splits)),
-            flaw(
-                "num_splits",
-                num_splits,
-                "1 where CTAs stay and take tile after tile",
-                num_splits == 1 || persistent == 0,
-            ),
+            flaw("num_splits", num_splits, "1 with persistent CTAs", num_splits == 1 || persistent == 0),
             flaw(
                 "persistent",
                 persistent,
-                "0 where the heads of a key head share tiles",
+                "0 with pack_gqa, where the query heads of a key head share tiles",
                 persistent == 0 || !self.pack_gqa,
             ),
         ];

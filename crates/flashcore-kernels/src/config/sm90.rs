@@ -1,4 +1,4 @@
-//! Every choice in the Hopper kernel.
+//! Choices of the Hopper kernel (`sm_90a`): TMA, `mbarrier`s and `wgmma`.
 
 use flashcore_ir::Arch;
 
@@ -14,38 +14,40 @@ use flashcore_problem::Operand;
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HopperConfig {
-    /// Warpgroups that compute, each on 64 query rows; one more copies.
+    /// Consumer warpgroups, each with 64 query rows; one more is the producer.
     pub warpgroups: u32,
-    /// Warpgroups that share the keys for the same rows, and add up what they have at the end: 1, 2 or 4.
+    /// Split-KV by warpgroup: warpgroups that share the keys for the same rows, and merge their partial results at the end:
+    /// 1, 2 or 4.
     pub kv_split_warpgroups: u32,
-    /// CTAs of a cluster that share the keys for the same rows in the same way: 1, 2 or 4.
+    /// Split-KV by CTA: CTAs of a cluster that share the keys for the same rows in the same way: 1, 2 or 4.
     pub cluster: u32,
     /// Keys of a tile.
     pub tile_n: u32,
     /// Tiles of keys, and tiles of values, in shared memory at a time.
     pub stages: u32,
-    /// When the output is brought to a new maximum.
+    /// The blocks after which the output is rescaled to a new row max.
     pub rescale: Rescale,
-    /// Whether that is done while the next scores are multiplied, and not before.
+    /// True if the rescale is overlapped with QK of the next block, and not done before it.
     pub overlap_rescale: bool,
-    /// How exponentials of scores are computed.
+    /// The units that compute exponentials of scores.
     pub exponential: Exponential,
-    /// What warpgroups do one after the other.
+    /// The phase that consumer warpgroups go through one at a time (warp-scheduler barrier).
     pub warp_scheduler: WarpScheduler,
-    /// Whether it may start while the kernel before it on the stream ends, for which it then waits itself.
+    /// True with programmatic dependent launch (PDL): the kernel may start while the preceding kernel on the stream ends,
+    /// and waits for it itself.
     pub pdl: bool,
-    /// Whether a CTA works on tiles of query rows one after the other, as long as there are any.
+    /// True with persistent CTAs: each loops over tiles of query rows, as long as there are any.
     pub persistent: bool,
 }
 
-/// The warp-scheduler barrier: which phase the consumer warpgroups take turns at.
+/// The warp-scheduler barrier: the phase that consumer warpgroups go through one at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WarpScheduler {
     /// No barrier: they run as they come.
     Free,
-    /// Ping-pong: they start products in turn, so that the tensor cores work for one during the softmax of another.
+    /// Ping-pong: they start products one after the other, so that the tensor cores work for one during the softmax of another.
     PingPong,
-    /// They compute exponentials in turn, so that one has all special-function units while the others have products.
+    /// They compute exponentials one after the other, so that one has all special-function units while the others have products.
     ExclusiveExp,
 }
 
@@ -53,8 +55,8 @@ impl WarpScheduler {
     pub(crate) const ALL: [Self; 3] = [Self::Free, Self::PingPong, Self::ExclusiveExp];
 }
 
-/// Bytes of shared memory for tiles; the rest is for barriers, and what is handed over beside queries.
-const ROOM: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
+/// Bytes of shared memory for tiles; the rest is for barriers, and for the work-tile info that the producer broadcasts.
+const SMEM_BYTES: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
 
 impl Default for HopperConfig {
     fn default() -> Self {
@@ -63,7 +65,7 @@ impl Default for HopperConfig {
 }
 
 impl HopperConfig {
-    /// The default: what most problems with many rows get.
+    /// The default, which most problems with many rows get.
     pub(crate) const BASE: Self = Self {
         warpgroups: 2,
         kv_split_warpgroups: 1,
@@ -101,12 +103,12 @@ impl HopperConfig {
         self.warpgroups.saturating_add(1).saturating_mul(WARPGROUP)
     }
 
-    /// Warps that compute.
+    /// Consumer warps.
     pub(crate) const fn consumer_warps(self) -> u32 {
         self.warpgroups.saturating_mul(WARPGROUP / LANES)
     }
 
-    /// Registers of each thread when a CTA starts: what a SM has, shared equally.
+    /// Registers of each thread when a CTA starts: those of an SM, shared equally.
     pub(crate) const fn registers_at_launch(self) -> u32 {
         match self.warpgroups {
             0 | 1 => 240,
@@ -116,7 +118,7 @@ impl HopperConfig {
         }
     }
 
-    /// Registers of each thread that copies, and of each that computes.
+    /// Registers of each producer thread, and of each consumer thread (`setmaxnreg`).
     pub(crate) const fn registers_by_role(self) -> (u32, u32) {
         match self.warpgroups {
             0 | 1 => (240, 240),
@@ -165,12 +167,12 @@ impl HopperConfig {
         }
     }
 
-    /// Whether operands and results stay in registers.
+    /// True if operands and results stay in registers.
     pub(crate) fn fits_registers(self, specialization: Specialization) -> bool {
         self.operand_registers(specialization) <= self.most_operand_registers()
     }
 
-    /// Bytes of shared memory that the tiles take with so many Q stages.
+    /// Bytes of shared memory that the tiles take with `q_stages` stages for Q.
     fn tile_bytes(self, specialization: Specialization, q_stages: u32) -> u32 {
         let [query, key, value] = self.tiles(specialization);
         let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
@@ -188,9 +190,9 @@ impl HopperConfig {
         if BlockMaskMode::of(self, specialization).is_some_and(|mode| mode.sorted) { sorted::BYTES } else { 0 }
     }
 
-    /// Bytes of shared memory through which warpgroups that share keys add up what they have: for each lane of all but
-    /// the first of them in a CTA, and of the first of all but the first CTA, its output, and the maximum and the sum of
-    /// two rows.
+    /// Bytes of shared memory through which warpgroups that share keys merge their partial results: for each lane of all
+    /// but the first of them in a CTA, and of the first of all but the first CTA, its output, and `row_max` and `row_sum`
+    /// of two rows.
     pub(crate) const fn exchange_bytes(self, specialization: Specialization) -> u32 {
         let words = specialization.value_dim.next_multiple_of(MMA_N) / 2 + 4;
         let senders = self.kv_split_warpgroups.saturating_add(self.cluster).saturating_sub(2);
@@ -198,23 +200,23 @@ impl HopperConfig {
         others.saturating_mul(WARPGROUP * words * 4)
     }
 
-    /// Whether the tiles fit the shared memory.
+    /// True if the tiles fit the shared memory.
     pub(crate) fn fits_shared(self, specialization: Specialization) -> bool {
-        self.tile_bytes(specialization, 1) <= ROOM
+        self.tile_bytes(specialization, 1) <= SMEM_BYTES
     }
 
-    /// Q stages: two, where they fit, so that the next Q comes while one is in use.
+    /// Stages of Q: two, where they fit, so that TMA loads the next tile while one is in use.
     pub(crate) fn q_stages(self, specialization: Specialization) -> u32 {
-        if self.persistent && self.tile_bytes(specialization, 2) <= ROOM { 2 } else { 1 }
+        if self.persistent && self.tile_bytes(specialization, 2) <= SMEM_BYTES { 2 } else { 1 }
     }
 
-    /// True if TMA stores the output: from the stage of its Q, if the next Q has another.
+    /// True if TMA stores the output: from the stage of its Q, if the next tile has another stage.
     pub(crate) fn tma_store(self, specialization: Specialization) -> bool {
         let [query, _, value] = self.tiles(specialization);
         self.kv_splits() == 1 && self.q_stages(specialization) > 1 && value.panels() <= query.panels()
     }
 
-    /// What no kernel can be generated with.
+    /// The choices that no kernel can be generated with.
     pub(crate) fn flaws(self) -> Vec<Option<Flaw>> {
         let flaw =
             |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
@@ -223,7 +225,7 @@ impl HopperConfig {
             flaw(
                 "kv_split_warpgroups",
                 self.kv_split_warpgroups,
-                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without turns and persistence",
+                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without a warp-scheduler barrier and persistent CTAs",
                 self.kv_split_warpgroups == 1
                     || matches!(self.kv_split_warpgroups, 2 | 4)
                         && self.warpgroups.is_multiple_of(self.kv_split_warpgroups)
@@ -234,7 +236,7 @@ impl HopperConfig {
             flaw(
                 "cluster",
                 self.cluster,
-                "1; or 2 or 4, without turns and persistence",
+                "1; or 2 or 4, without a warp-scheduler barrier and persistent CTAs",
                 self.cluster == 1
                     || matches!(self.cluster, 2 | 4) && self.warp_scheduler == WarpScheduler::Free && !self.persistent,
             ),

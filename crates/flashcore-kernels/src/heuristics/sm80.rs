@@ -1,7 +1,7 @@
 //! Heuristics for the Ampere kernel.
 //!
 //! The choices for GPUs with much shared memory were measured on an H200, those for the others follow from what fits:
-//! `docs/experiments.md` has the figures. What the measurements say:
+//! `notebook/ampere.md` has the figures. The measurements say:
 //!
 //! * 32 rows a warp read keys and values from shared memory half as often, which is what 16 rows wait for.
 //! * With 32 rows and more than 64 columns the query leaves no room in the registers, and stays in shared memory.

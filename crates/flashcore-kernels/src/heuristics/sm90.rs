@@ -1,6 +1,6 @@
 //! Heuristics for the Hopper kernel.
 //!
-//! The choices were measured on an H200: `docs/experiments.md` has the figures. What they follow:
+//! The choices were measured on an H200: `notebook/hopper.md` has the figures. They follow these rules:
 //!
 //! * Scores, weights and output of a warpgroup stay in registers, and two stages of keys and values in shared memory:
 //!   the wider the heads, the fewer keys a tile has.
@@ -18,7 +18,7 @@ use crate::primitives::Rescale;
 use crate::unsupported::takes;
 
 const BASE: HopperConfig = HopperConfig::BASE;
-/// Where an expression leaves some of the keys, and a kernel before this one finds out which.
+/// Problems with a `mask_mod`, whose block mask the preceding kernel computes.
 const MASKED: HopperConfig = HopperConfig { rescale: Rescale::Threshold, pdl: true, ..BASE };
 /// Many rows of heads of up to 64 columns.
 const NARROW: HopperConfig = HopperConfig { warpgroups: 3, warp_scheduler: WarpScheduler::PingPong, ..BASE };

@@ -56,7 +56,7 @@ pub struct Limits {
     /// quarters of a roundoff.
     pub relative_l2: f64,
     /// Bound on the absolute error of each log-sum-exp: twice the reference's, plus 2^-16 in 16-bit types, and for
-    /// large scores the error of rounding them to `f32`. Merging the splits of a split-KV run weighs them by the
+    /// large scores the error of rounding them to `f32`. Merging the splits of a split-KV run scales them by the
     /// exponentials of these numbers: 2^-16 is then 1/32 of a roundoff of `f16`.
     pub lse: f64,
     /// Bound on the magnitude of the [relative bias](crate::Verdict::relative_bias): twice that of rounding to nearest

@@ -68,7 +68,7 @@ fn mix(value: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stress {
     /// Query and key 50 times as large as usual: with the usual scale, scores to about 10,000. One key takes almost
-    /// all the weight and the running maximum jumps.
+    /// all the weight and `row_max` jumps.
     LargeScores,
     /// Each query matches the keys of one residue and nothing else; value rows are unit vectors.
     OneHot,
@@ -94,7 +94,7 @@ enum Stream {
 
 impl Inputs {
     /// Independent normal query, key, value and bias, rounded to the problem's type; `ALiBi` slopes
-    /// `2^(-8 (head + 1) / heads)`; sinks uniform in (-3, 3); ragged key lengths of which the first is full and, from
+    /// `2^(-8 (head + 1) / heads)`; sinks uniform in (-3, 3); ragged `seqused_k` of which the first is full and, from
     /// three batches on, the second is 0. A table of numbers is normal; one of integers counts runs of random length up
     /// to 150, or a quarter of the table, like documents in a sequence.
     ///
@@ -185,7 +185,7 @@ fn random_bias(problem: &Problem, seed: u64) -> Bias {
 
 // One function for each row of the table of operands: problem, elements, and the stream of that operand.
 
-/// Ragged key lengths: the first full and, from three batches on, the second 0.
+/// Ragged `seqused_k`: the first full and, from three batches on, the second 0.
 pub(crate) fn seqused_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
     let length = |batch: usize| {
         let ragged = (1 + random.below(problem.key_length)).min(problem.key_length);

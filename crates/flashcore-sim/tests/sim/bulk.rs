@@ -7,7 +7,7 @@ use flashcore_sim::{
     AccessKind, Argument, CopySize, Fault, FaultKind, GlobalMemory, InFlight, Location, SimError, TooEarly,
 };
 
-/// How a tile leaves through a bulk store, and the ways to get it wrong.
+/// A bulk store of a tile, and the ways to get it wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Store {
     Right,
@@ -170,7 +170,7 @@ fn bulk_store_without_wait() {
     assert_eq!(actual, missing_wait(TooEarly::Exit, InFlight::BulkSource, started, at));
 }
 
-/// The source is free for others only behind a barrier that follows the wait.
+/// The source is free for others only after a barrier that follows the wait.
 #[test]
 fn others_overwrite_the_source_of_a_bulk_store() {
     let write = |barrier_last: bool| {
@@ -232,7 +232,7 @@ fn bulk_store_of_an_invalid_size() {
     }
 }
 
-/// In a ring, a fence behind a later write does not hide that the earlier one was fenced in time.
+/// In a pipeline, a fence after a later write does not hide that the earlier one was fenced in time.
 #[test]
 fn fences_of_earlier_tiles_count() {
     let kernel = kernel(64, |k| {

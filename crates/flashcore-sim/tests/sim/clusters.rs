@@ -8,7 +8,7 @@ use flashcore_sim::{
     SimError, WaitingWarp, WaitsFor, launch,
 };
 
-/// How a CTA's address is known to others.
+/// Addresses of the shared memory of CTAs, as other CTAs of the cluster know them.
 const SECOND: u64 = 2 << 24;
 const FIRST: u64 = 1 << 24;
 
@@ -22,7 +22,7 @@ fn run_grid(
     launch(kernel, &Launch { grid, arguments }, memory, &Options { seed, ..Options::default() })
 }
 
-/// How each thread of a CTA gives a word to the next CTA of its cluster, and the ways to get it wrong.
+/// An exchange in which each thread of a CTA gives a word to the next CTA of its cluster, and the ways to get it wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Exchange {
     Right,
@@ -194,7 +194,7 @@ fn the_memory_of_a_cta_that_has_ended() {
     assert!(run_grid(&write(true), [1, 2, 1], Vec::new(), &memory, 0).is_ok());
 }
 
-/// What is stored to another CTA does not pass the banks of this one.
+/// Stores to another CTA do not pass the banks of this one.
 #[test]
 fn stores_to_another_cta_are_counted_apart() {
     let kernel = kernel(32, |k| {

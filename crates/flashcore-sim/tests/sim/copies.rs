@@ -144,7 +144,7 @@ fn a_copy_must_end_before_its_thread() {
     assert_eq!(run(&write(true), &[Argument::U64(x)], &memory).map(|_| ()), Ok(()));
 }
 
-/// The wait is for the thread that copied; the others need a barrier behind it.
+/// The wait is for the thread that copied; the others need a barrier after it.
 #[test]
 fn waiting_is_not_synchronising() {
     let write = |synchronise: bool| {

@@ -1,4 +1,4 @@
-//! What is counted: bank conflicts, sectors, instructions.
+//! Counters: bank conflicts, sectors, instructions.
 
 use crate::support::{kernel, run};
 use flashcore_ir::builder::CopyBytes;

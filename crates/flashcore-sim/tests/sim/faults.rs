@@ -50,7 +50,7 @@ fn out_of_bounds_in_global_memory() {
     let mut memory = GlobalMemory::new();
     memory.allocate("before", &[0; 400]);
     let x = memory.allocate("x", &[0; 40]);
-    memory.allocate("behind", &[0; 400]);
+    memory.allocate("next", &[0; 400]);
     let check = |wrong: &VerifiedKernel, lane: u32, offset: i64| {
         let nearest = Nearest { buffer: "x".to_owned(), offset, length: 40 };
         let expected = Fault {

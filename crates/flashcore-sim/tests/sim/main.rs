@@ -12,7 +12,7 @@ mod races;
 mod schedule;
 mod support;
 mod tensor;
-mod tensor_copies;
+mod tma;
 mod values;
 mod warp_specialized;
 mod warpgroups;

@@ -1,4 +1,4 @@
-//! Barriers in shared memory: phases, arrivals, announced bytes, and what goes wrong with them.
+//! `mbarrier`s: phases, arrivals, `expect_tx`, and what goes wrong with them.
 
 use crate::support::{At, SHARED, fault, kernel, location, one_after_the_other, run, run_seeded, words};
 use flashcore_ir::types::{Pred, U32, U64};
@@ -30,7 +30,7 @@ fn first_thread(k: &mut Builder) -> Reg<Pred> {
     k.compare::<U32>(Compare::Eq, thread, 0u32)
 }
 
-/// How a ring of one slot passes numbers from warp 0 to warp 1, and the ways to get it wrong.
+/// A pipeline of one stage that passes numbers from warp 0 to warp 1, and the ways to get it wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Ring {
     Right,
@@ -160,7 +160,7 @@ fn a_ring_without_a_wait_for_full() {
     assert_eq!(fault(result), race(&kernel, [("write", "Store", 0, 31), ("read", "Load", 1, 0)], slot));
 }
 
-/// The barriers of a ring: behind the slots.
+/// The barriers of a pipeline: after its stages.
 const FULL: u64 = SHARED + 128;
 const EMPTY: u64 = FULL + 8;
 
@@ -188,7 +188,7 @@ fn a_ring_without_a_wait_for_empty() {
     assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location });
 }
 
-/// What the other lanes have written is not released by an arrival of the first, unless the warp synchronises.
+/// An arrival of the first lane does not release the writes of the others, unless the warp synchronises.
 #[test]
 fn an_elected_arrival_without_warp_sync() {
     let (kernel, result) = run_ring(Ring::ElectedArrivalWithoutWarpSync, 0);
@@ -196,7 +196,7 @@ fn an_elected_arrival_without_warp_sync() {
     assert_eq!(fault(result), race(&kernel, [("write", "Store", 0, 31), ("read", "Load", 1, 0)], slot));
 }
 
-/// What one lane has waited for, the others know only behind a `warp_sync`.
+/// The wait of one lane holds for the others only after a `warp_sync`.
 #[test]
 fn a_wait_of_one_lane_is_its_own() {
     let write = |synchronised: bool| {
@@ -418,9 +418,9 @@ fn deadlock_at_a_barrier() {
     assert!(run(&write(2), &[], &GlobalMemory::new()).is_ok());
 }
 
-/// A phase does not complete before announced bytes have come.
+/// A phase does not complete before the bytes of its `expect_tx` have come.
 #[test]
-fn deadlock_without_the_announced_bytes() {
+fn deadlock_without_the_expected_bytes() {
     let wrong = kernel(32, |k| {
         let barrier = with_barrier(k, 1);
         let first = first_thread(k);

@@ -1,4 +1,4 @@
-//! What threads are told, what they load and store, and how they end.
+//! Parameters and special registers, loads and stores, and the ends of threads.
 
 use crate::support::{bytes, kernel, run, words};
 use flashcore_ir::types::{F16, F32, S32, S64, U16, U32, U64};
@@ -18,7 +18,7 @@ fn exit_ends_lanes() {
             k.when(low, |k| k.exit());
             k.store_one(address, lane);
         });
-        // Who has left does not come back behind the choice.
+        // A thread that has exited does not come back after the branch.
         k.when(even, |k| k.store_one(GlobalAddress::from(address).plus(128), lane));
         k.unless(even, |k| k.store_one(address, lane));
         k.store_one(GlobalAddress::from(address).plus(256), lane);

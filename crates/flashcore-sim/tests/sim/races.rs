@@ -338,7 +338,7 @@ fn order_is_transitive() {
     assert_eq!(run(&write(true), &[], &GlobalMemory::new()).map(|_| ()), Ok(()));
 }
 
-/// What a barrier joined is for those who met; who uses it next learns nothing of them.
+/// A barrier orders the threads that met at it; those that use it next learn nothing of them.
 #[test]
 fn a_barrier_forgets() {
     let write = |together: bool| {

@@ -1,4 +1,4 @@
-//! How warps take turns: results that no seed changes, and barriers between producers and consumers.
+//! Schedules of warps: results that no seed changes, and barriers between producers and consumers.
 
 use crate::support::{fault, kernel, location, run, run_seeded, words};
 use flashcore_ir::types::{U32, U64};

@@ -1,4 +1,4 @@
-//! What the tests share: running a kernel over bytes.
+//! Support for the tests: running a kernel over bytes.
 
 use core::fmt::Debug;
 

@@ -60,7 +60,7 @@ fn c(lane: usize, i: usize) -> (usize, usize) {
     (if i < 2 { lane >> 2 } else { (lane >> 2) + 8 }, lane % 4 * 2 + (i & 1))
 }
 
-/// How elements become registers.
+/// The packing of elements in registers.
 #[derive(Clone, Copy)]
 enum Element {
     F16,
@@ -227,7 +227,7 @@ fn load_matrix() {
     }
 }
 
-/// What attention does with its scores: they leave one `mma` as an accumulator and enter the next as operand A.
+/// QK and PV of attention: scores leave one `mma` as an accumulator and enter the next as operand A.
 #[test]
 fn accumulator_of_one_product_is_operand_of_the_next() {
     for lane in 0..32 {

@@ -1,4 +1,4 @@
-//! What operations compute, against values worked out by hand.
+//! Results of operations, against values worked out by hand.
 
 use crate::support::{kernel, run, words};
 use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, S32, S64, Storable, U16, U32, U64};

@@ -218,7 +218,7 @@ fn check(planted: Planted, expected: impl Fn(&VerifiedKernel, &Fault)) {
 
 const FULL: u32 = SHARED as u32 + 4 * TILE_BYTES + SIDE * SIDE * 2;
 
-/// The consumers read what is under way, or what came in another phase; or unannounced bytes keep a phase from ending.
+/// The consumers read what is under way, or what came in another phase; or bytes without an `expect_tx` keep a phase from ending.
 #[test]
 fn missing_expect() {
     check(Planted::MissingExpect, |kernel, found| match &found.kind {
@@ -230,10 +230,10 @@ fn missing_expect() {
             assert!(found.location.section.starts_with("multiply"), "{found}");
         }
         FaultKind::Deadlock { waiting } => {
-            let unannounced = waiting.iter().any(
+            let unexpected = waiting.iter().any(
                 |warp| matches!(warp.waits_for, WaitsFor::Mbarrier(state) if state.bytes < 0 && state.address < FULL + 16),
             );
-            assert!(unannounced, "{found}");
+            assert!(unexpected, "{found}");
         }
         FaultKind::Mbarrier { .. } => assert!(found.location.section.starts_with("load"), "{found}"),
         other => panic!("{other}"),
@@ -278,7 +278,7 @@ fn a_sum_read_before_the_wait() {
     });
 }
 
-/// The producer overwrites what products under way read; where it is slow, it is at least not ordered behind their reads.
+/// The producer overwrites what products under way read; where it is slow, it is at least not ordered after their reads.
 #[test]
 fn a_stage_released_too_early() {
     check(Planted::EarlyRelease, |_, found| {

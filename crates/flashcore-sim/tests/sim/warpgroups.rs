@@ -15,7 +15,7 @@ fn number(index: usize) -> f32 {
 }
 
 /// Where element (`outer`, `depth`) of a matrix lies, written down a second time: as rows of the swizzle's width whose
-/// pieces of 16 bytes move with the number of the 128-byte line, or as core matrices one behind the other.
+/// pieces of 16 bytes move with the number of the 128-byte line, or as core matrices one after the other.
 fn offset(major: Major, swizzle: Swizzle, outer: usize, depth: usize, outers: usize) -> usize {
     let swizzled = |width: usize, row: usize, column: usize| {
         let line = row * width / 128 % (width / 16);
@@ -224,7 +224,7 @@ fn shapes_and_types() {
     }
 }
 
-/// How a product goes wrong.
+/// The ways in which a product goes wrong.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wrong {
     Nothing,
@@ -246,7 +246,7 @@ enum Wrong {
     SumsWithoutValues,
 }
 
-/// A product of registers and a matrix that the threads write, and another behind it.
+/// A product of registers and a matrix that the threads write, and another after it.
 fn wrong_kernel(threads: u32, how: Wrong) -> VerifiedKernel {
     kernel(threads, |k| {
         let b = k.reserve_shared(64 * 32, 1024);

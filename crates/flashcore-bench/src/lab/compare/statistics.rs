@@ -124,7 +124,7 @@ pub fn conclude(rounds: &[Round], options: &Options) -> Conclusion {
 /// Part of random relabellings, in which B is any of the three runs of a round, that differ more than these rounds do.
 ///
 /// If B is A, any of the three times of a round could be the one of B. Which it is, is drawn anew for each block of
-/// neighbours. Unlike an interval this holds for few rounds and for noise of any form: what a machine does to a whole
+/// adjacent rounds. Unlike an interval this holds for few rounds and for noise of any form: what a machine does to a whole
 /// block, it does to all relabellings.
 fn chance(rounds: &[Round], options: &Options) -> f64 {
     let logarithms: Vec<[f64; 3]> = rounds.iter().map(|round| [round.b, round.a, round.again].map(f64::ln)).collect();
@@ -145,7 +145,7 @@ fn chance(rounds: &[Round], options: &Options) -> f64 {
     (larger + 1) as f64 / (options.resamples + 1) as f64
 }
 
-/// The median of what rounds say, and its interval. Rounds are drawn whole, in blocks of neighbours.
+/// The median of what rounds say, and its interval. Rounds are drawn whole, in blocks of adjacent ones.
 fn resampled<const N: usize>(
     rounds: &[Round],
     values: fn(&Round) -> [f64; N],
@@ -229,7 +229,7 @@ fn interval(median: f64, options: &Options, mut resample: impl FnMut() -> f64) -
     Interval::of_logarithms(at(tail), median, at(1.0 - tail))
 }
 
-/// Draws as many values as there are, in blocks of neighbours.
+/// Draws as many values as there are, in blocks of adjacent ones.
 fn draw_blocks<T: Copy>(values: &[T], sample: &mut Vec<T>, random: &mut SplitMix64) {
     sample.clear();
     while sample.len() < values.len() && !values.is_empty() {

@@ -1,4 +1,4 @@
-//! Conformance cases: a small kernel, its inputs, its outputs, and how closely two machines must agree on them.
+//! Conformance cases: a kernel of one operation, its inputs, its outputs, and how closely two machines must agree on them.
 
 use core::fmt;
 
@@ -104,7 +104,7 @@ pub enum Tolerance {
     Ulps {
         /// The most.
         most: u32,
-        /// True if the operation flushes subnormals to zero: then zero and the least normal number are neighbours.
+        /// True if the operation flushes subnormals to zero: then zero and the least normal number are adjacent.
         flushed: bool,
     },
     /// Apart by at most `relative` times the result of the simulator, or by `absolute`, whichever is more.

@@ -1,7 +1,7 @@
 //! The conformance suite: does the simulator compute what a GPU computes?
 //!
 //! A simulator and the kernels tested in it can share one wrong belief. So every operation of the table, in every form
-//! that decides a value, is a small kernel here ([`cases`]) that is executed by the simulator and by a GPU on the same
+//! that decides a value, is a kernel here ([`cases`]) that is executed by the simulator and by a GPU on the same
 //! inputs, special values crossed with each other and random ones. The results are [compared](compare()) bit by bit, or
 //! within what PTX promises where it bounds the error only; each case says its [`Tolerance`].
 //!

@@ -190,7 +190,7 @@ pub const FAR: &[Mutation] = mutations! { Group::Far;
         |kernel| narrow_base(kernel, "workspace");
 };
 
-/// Parts of the keys.
+/// Split-KV.
 pub const PARTS: &[Mutation] = mutations! { Group::Parts;
     "combine": "splits-from-the-32nd-on", "splits from the 33rd on are read as the 32nd" =>
         |kernel| capped(kernel, "rows", 31);

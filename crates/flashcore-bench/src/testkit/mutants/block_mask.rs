@@ -67,21 +67,21 @@ pub const BLOCK_MASK: &[Mutation] = mutations! {
         |kernel| change(kernel, Find::nth(&["sorted tiles"], is_butterfly, 0), |op| {
             if let Op::Shuffle { index, .. } = op { *index = Operand::Constant(0); }
         });
-    "hopper": "ticket-read-too-early", "what a tile is is read before it has arrived" =>
+    "hopper": "work-info-read-too-early", "work-tile info is read before it has arrived" =>
         |kernel| drop(kernel, Find::every(&["work info", "consumer wait"], is_mbarrier_wait));
-    "hopper": "ticket-overwritten", "what a tile is is written before the one before has been read" =>
+    "hopper": "work-info-overwritten", "work-tile info is written before that of the tile before has been read" =>
         |kernel| drop(kernel, Find::every(&["work info", "producer acquire"], is_mbarrier_wait));
-    "hopper": "ticket-not-announced", "the bytes of what a tile is are not announced" =>
+    "hopper": "work-info-without-expect-tx", "there is no expect_tx for the bytes of work-tile info" =>
         |kernel| change(kernel, Find::every(&["producer", "work info"], |op| matches!(op, Op::Add { b: Operand::Constant(_), .. })), |op| {
             if let Op::Add { b, .. } = op { *b = Operand::Constant(0); }
         });
-    "hopper": "ticket-of-another-part", "a warpgroup reads which tiles of keys another has" =>
+    "hopper": "work-info-of-another-warpgroup", "a warpgroup reads which KV blocks another has" =>
         |kernel| change(kernel, Find::every(&["work info"], |op| matches!(op, Op::Mad { b: Operand::Constant(16), .. })), |op| {
             if let Op::Mad { b, .. } = op { *b = Operand::Constant(0); }
         });
-    "hopper": "tiles-of-others-kept", "a warpgroup does not let go of the tiles of another" =>
+    "hopper": "tiles-of-others-kept", "a warpgroup does not release the KV blocks of another" =>
         |kernel| drop(kernel, Find::nth(&["skipped blocks", "consumer release"], is_arrival, 0));
-    "hopper": "tiles-of-others-let-go-early", "a warpgroup lets go of the tiles of another before they are there" =>
+    "hopper": "tiles-of-others-released-early", "a warpgroup releases the KV blocks of another before they are there" =>
         |kernel| drop(kernel, Find::every(&["skipped blocks", "consumer wait"], is_mbarrier_wait));
 };
 

@@ -8,24 +8,24 @@ use super::edit::{Find, change, drop};
 /// All of them.
 pub const HOPPER: &[Mutation] = mutations! {
     // Copies and their barriers
-    "hopper": "copy-not-announced", "the bytes of a tile of keys are not announced" =>
-        |kernel| change(kernel, Find::every(&["producer", "keys"], is_announcement), |op| {
+    "hopper": "no-expect-tx", "there is no expect_tx for the bytes of a tile of keys" =>
+        |kernel| change(kernel, Find::every(&["producer", "keys"], is_expect_tx), |op| {
             if let Op::MbarrierArriveExpect { target, .. } = op {
                 let count = Operand::Constant(1);
                 *op = Op::MbarrierArrive { space: Space::Shared, count, target: *target };
             }
         });
-    "hopper": "too-few-bytes-announced", "16 bytes too few are announced" =>
-        |kernel| change(kernel, Find::every(&["producer", "values"], is_announcement), |op| {
+    "hopper": "too-few-bytes-expected", "expect_tx has 16 bytes too few" =>
+        |kernel| change(kernel, Find::every(&["producer", "values"], is_expect_tx), |op| {
             if let Op::MbarrierArriveExpect { bytes: Operand::Constant(bytes), .. } = op { *bytes -= 16; }
         });
-    "hopper": "keys-overwritten", "keys are copied without waiting until the stage is empty" =>
+    "hopper": "keys-overwritten", "keys are loaded without waiting until the stage is empty" =>
         |kernel| drop(kernel, Find::every(&["producer", "keys", "producer acquire"], is_mbarrier_wait));
-    "hopper": "values-overwritten", "values are copied without waiting until the stage is empty" =>
+    "hopper": "values-overwritten", "values are loaded without waiting until the stage is empty" =>
         |kernel| drop(kernel, Find::every(&["producer", "values", "producer acquire"], is_mbarrier_wait));
-    "hopper": "query-overwritten", "the next query is copied without waiting until its place is empty" =>
+    "hopper": "query-overwritten", "the next query is loaded without waiting until its stage is empty" =>
         |kernel| drop(kernel, Find::every(&["producer", "query", "producer acquire"], is_mbarrier_wait));
-    "hopper": "wrong-phase", "the copying warp waits for the phase before" =>
+    "hopper": "wrong-phase", "the producer waits for the phase before" =>
         |kernel| change(kernel, Find::every(&["producer", "keys", "producer acquire"], |op| matches!(op, Op::Xor { .. })), |op| {
             if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }
         });
@@ -35,11 +35,11 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| drop(kernel, Find::nth(&["full block", "consumer wait"], is_mbarrier_wait, 1));
     "hopper": "query-read-too-early", "the query is multiplied before it has arrived" =>
         |kernel| drop(kernel, Find::every(&["query", "consumer wait"], is_mbarrier_wait));
-    "hopper": "keys-not-let-go", "a tile of keys is never let go of" =>
+    "hopper": "keys-not-released", "a tile of keys is never released" =>
         |kernel| drop(kernel, Find::nth(&["full block", "consumer release"], is_arrival, 0));
-    "hopper": "query-not-let-go", "the query is never let go of" =>
+    "hopper": "query-not-released", "the query is never released" =>
         |kernel| drop(kernel, Find::every(&["tma store wait", "consumer release"], is_arrival));
-    "hopper": "one-lane-lets-go", "one lane lets go of a stage before the others have read it" =>
+    "hopper": "one-lane-releases", "one lane releases a stage before the others have read it" =>
         |kernel| drop(kernel, Find::every(&["full block", "consumer release"], |op| matches!(op, Op::WarpSync {})));
     "hopper": "barrier-for-one-warp-less", "a stage is empty when one warp still reads it" =>
         |kernel| change(kernel, Find::every(&["barriers"], |op| matches!(op, Op::MbarrierInit { .. })), |op| {
@@ -129,7 +129,7 @@ pub const HOPPER: &[Mutation] = mutations! {
         |kernel| unguard(kernel, &["store output"]);
 };
 
-const fn is_announcement(op: &Op) -> bool {
+const fn is_expect_tx(op: &Op) -> bool {
     matches!(op, Op::MbarrierArriveExpect { .. })
 }
 

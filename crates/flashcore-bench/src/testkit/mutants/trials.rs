@@ -16,7 +16,7 @@ pub enum Group {
     Addressing,
     /// Offsets of 4 GiB and more.
     Far,
-    /// More parts of the keys than a warp has lanes.
+    /// More splits of the keys than a warp has lanes.
     Parts,
     /// Numbers that are slightly off, lengths one beyond a tile.
     Numeric,

@@ -215,7 +215,7 @@ mod tests {
             ("sinks", 15, share(cases, |problem| problem.sinks)),
             ("bias", 15, share(cases, |problem| problem.bias)),
             ("softcap", 15, share(cases, |problem| problem.softcap.is_some())),
-            ("key lengths", 20, share(cases, |problem| problem.seqused_k)),
+            ("seqused_k", 20, share(cases, |problem| problem.seqused_k)),
             ("log-sum-exp", 40, share(cases, |problem| problem.lse)),
             ("no output", 1, share(cases, |problem| problem.output_shape().is_empty())),
         ];

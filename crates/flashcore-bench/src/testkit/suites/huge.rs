@@ -93,7 +93,7 @@ pub(crate) fn far_apart(case: &Case) -> Option<FarApart> {
 }
 
 /// Small problems with rows, keys, heads, batches and terms of the bias 4 GiB and more apart, and with so many rows that
-/// sums of rows and what kernels keep of parts of the keys lie that far apart as well: with what each is compared with.
+/// LSEs of rows and partial results of split-KV lie that far apart as well: with what each is compared with.
 pub fn far_trials() -> Vec<(Problem, FarApart)> {
     let mut near = Problem::new(2, 4, 40, 32, DType::F16);
     (near.key_heads, near.key_length, near.lse) = (2, 70, true);

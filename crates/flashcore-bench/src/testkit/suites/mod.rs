@@ -133,7 +133,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
 }
 
 /// Cases that find the wrong head, batch or term: groups of 3, 7 and 12 query heads, five batches, and every form of
-/// bias, with slopes, sinks and key lengths that differ; and NaN and infinities in keys that no row attends. The first has
+/// bias, with slopes, sinks and `seqused_k` that differ; and NaN and infinities in keys that no row attends. The first has
 /// the number `first_number` in its suite.
 fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let mut cases = Vec::new();

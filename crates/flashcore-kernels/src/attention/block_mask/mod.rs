@@ -176,8 +176,8 @@ pub(crate) fn record_address(
     tiles: BlockMaskTiles,
     tile: Reg<U32>,
 ) -> Reg<U64> {
-    let Parameters { tile_ranges, ranges_batch_stride, ranges_head_stride, .. } = context.parameters;
-    let of_matrix = context.matrix(k, tile_ranges, ranges_batch_stride, ranges_head_stride, context.head);
+    let Parameters { block_mask, block_mask_batch_stride, block_mask_head_stride, .. } = context.parameters;
+    let of_matrix = context.matrix(k, block_mask, block_mask_batch_stride, block_mask_head_stride, context.head);
     k.mad_wide(tile, tiles.bytes(), of_matrix)
 }
 

@@ -13,7 +13,7 @@ use flashcore_problem::Operand;
 pub(crate) struct BlockMaskMode {
     /// The rows that share a range of KV blocks.
     pub(crate) range: RangePer,
-    /// True if persistent CTAs sort tiles by the KV blocks that the mask leaves them. Tiles of query rows then begin at
+    /// True if persistent CTAs sort tiles by their nonempty KV blocks. Tiles of query rows then begin at
     /// document boundaries, and the producer broadcasts work-tile info.
     pub(crate) sorted: bool,
 }

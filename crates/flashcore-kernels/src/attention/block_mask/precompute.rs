@@ -19,7 +19,7 @@ const SOME: u32 = 1;
 const FULL: u32 = 2;
 /// Blocks that a warp looks at together, so that they wait for memory together.
 const BLOCKS_AT_ONCE: u32 = 4;
-/// Rows that are evaluated before the verdict is looked at: far apart, because neighbours are often alike.
+/// Rows that are evaluated before the verdict is looked at: far apart, because adjacent rows are often alike.
 const ROWS_AT_ONCE: u32 = 8;
 
 /// Writes the kernel.

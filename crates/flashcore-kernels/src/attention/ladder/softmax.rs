@@ -51,7 +51,7 @@ impl SharedSoftmax {
         }
     }
 
-    /// Turns the scores of a block into weights, and stores the row scale of the output.
+    /// Replaces the scores of a block by weights, and stores the row scale of the output.
     pub(super) fn update<T: Element>(
         &self,
         k: &mut Builder,

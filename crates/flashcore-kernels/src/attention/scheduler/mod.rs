@@ -48,7 +48,7 @@ enum Policy {
     Persistent,
     /// Persistent CTAs with the longest tiles first (LPT), in sections of heads.
     Lpt,
-    /// Persistent CTAs with the tiles sorted by the KV blocks that a block mask leaves them.
+    /// Persistent CTAs with the tiles sorted by their nonempty KV blocks in a block mask.
     Sorted(SortedTiles),
 }
 
@@ -159,7 +159,7 @@ pub(crate) struct WorkTileInfo {
     /// The address of its block-mask record.
     pub(crate) record: Option<Reg<U64>>,
     pub(crate) extent: Option<TileExtent>,
-    /// The KV blocks that the block mask leaves a row group.
+    /// The nonempty KV blocks of a row group in the block mask.
     pub(crate) blocks: Option<KvBlocks>,
 }
 
@@ -169,7 +169,7 @@ pub(crate) struct WorkTile {
     pub(crate) context: TileContext,
     /// The address of its block-mask record.
     pub(crate) record: Option<Reg<U64>>,
-    /// The KV blocks that the block mask leaves a row group.
+    /// The nonempty KV blocks of a row group in the block mask.
     blocks: Option<KvBlocks>,
     /// The first key of block 0, where it is not key 0.
     origin: Option<Reg<S32>>,

@@ -1,4 +1,4 @@
-//! Sorted scheduler: LPT order of tiles by the KV blocks that a block mask leaves them.
+//! Sorted scheduler: LPT order of tiles by their nonempty KV blocks in a block mask.
 //!
 //! The lengths are not known before the kernel runs, so every persistent CTA sorts the tiles for itself, once for all
 //! heads: four threads have a tile and count those that come before it.

@@ -103,7 +103,7 @@ impl<T: Element> Consumer<T> {
             None => k.copy(range.last),
         };
         self.first_block(k, mainloop, &query, block);
-        // Blocks that masks cut on the right, those that every row attends, those that masks cut on the left.
+        // Partial blocks on the right, full blocks, partial blocks on the left.
         if specialization.right || specialization.mask_mod.is_some() {
             self.blocks_down_to(k, mainloop, &query, block, range.full_end, Block::Partial);
         }

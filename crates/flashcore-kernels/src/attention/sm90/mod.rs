@@ -2,7 +2,7 @@
 //!
 //! Each consumer warpgroup has 64 rows of a tile of query rows. The producer's warpgroup gives most of its registers to the
 //! consumers (`setmaxnreg`); one lane of one warp starts the TMA loads of Q, and of K and V blocks into a [`TmaPipeline`]
-//! each. Consumers go through the KV blocks from the last to the first, so that what masks cut comes first:
+//! each. Consumers go through the KV blocks from the last to the first, so that partial blocks come first:
 //!
 //! ```text
 //!  TMA        K4 | K3 V4 | K2 V3 | K1 V2 | K0 V1 |  V0
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! So the tensor cores have PV of the block before while exponentials are computed. P never leaves the registers of the
-//! warps that computed it. With ping-pong (the warp-scheduler barrier), warpgroups also take turns in starting products, so
+//! warps that computed it. With ping-pong (the warp-scheduler barrier), warpgroups start products one after the other, so
 //! that one has the tensor cores while another computes its softmax.
 //!
 //! Where there are few rows, the keys can be split instead (split-KV): each warpgroup takes every second or fourth block for
@@ -147,7 +147,7 @@ impl Cta {
         }
     }
 
-    /// Waits for the kernel before this one on the stream (PDL), as late as possible: before this thread touches device
+    /// Waits for the preceding kernel on the stream (PDL), as late as possible: before this thread touches device
     /// memory. Every role does it where it first may.
     fn grid_dependency_wait(&self, k: &mut Builder) {
         grid_dependency_wait(k, self.config);

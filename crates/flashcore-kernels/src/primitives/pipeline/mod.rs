@@ -5,7 +5,7 @@
 //! | verb | [`CpAsyncPipeline`]: `cp.async` groups and CTA barriers | [`TmaPipeline`]: TMA and `mbarrier`s |
 //! |---|---|---|
 //! | `producer_acquire` | the barrier in `consumer_wait` | waits for the stage's *empty* barrier |
-//! | `expect_tx` | | announces the bytes to the stage's *full* barrier |
+//! | `expect_tx` | | adds the bytes to the transaction count of the stage's *full* barrier |
 //! | `producer_commit` | closes the group and advances | the bytes themselves complete the barrier |
 //! | `consumer_wait` | waits for the oldest group, then for all threads | waits for the *full* barrier |
 //! | `consumer_release` | advances; the next `consumer_wait` is the release | arrives at the *empty* barrier and advances |

@@ -91,7 +91,7 @@ impl PipelineState {
         });
     }
 
-    /// Announces the bytes that TMA will bring into the stage. `leader` holds in the lane that does it.
+    /// Adds the bytes that TMA will write to the stage's transaction count. `leader` holds in the lane that does it.
     pub fn expect_tx(&self, k: &mut Builder, leader: Reg<Pred>, bytes: impl Into<Value<U32>>) {
         let (barrier, bytes) = (self.full_barrier(k), bytes.into());
         k.when(leader, |k| k.mbarrier_arrive_expect(barrier, bytes));

@@ -114,7 +114,7 @@ impl ExpressionCode {
         code
     }
 
-    /// Gives the columns 0, 1 and so on their keys, which need not be neighbours, and loads the table entries of each that
+    /// Gives the columns 0, 1 and so on their keys, which need not be adjacent, and loads the table entries of each that
     /// do not depend on the row.
     pub fn read_keys(&mut self, k: &mut Builder, keys: &[Reg<S32>]) {
         for (column, key) in (0..).zip(keys) {

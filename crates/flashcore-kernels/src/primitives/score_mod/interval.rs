@@ -238,8 +238,8 @@ impl Intervals {
         k.if_uniform(few, |k| {
             let lane = k.reinterpret::<U32, S32>(lane);
             let (low, high) = (k.copy(i32::MAX), k.copy(i32::MIN));
-            let behind = k.add(end, 1i32);
-            k.for_uniform(first, behind, LANES as i32, |k, index| {
+            let past_end = k.add(end, 1i32);
+            k.for_uniform(first, past_end, LANES as i32, |k, index| {
                 let own = k.eval((index + lane).min(end).unsigned());
                 let address = k.mad_wide(own, 4u32, table);
                 let entry = k.load_one::<S32>(address);

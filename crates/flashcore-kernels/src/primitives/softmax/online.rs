@@ -99,7 +99,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Turns scores into weights, in place, and rescales `output` to the new row max.
+    /// Replaces scores by weights, in place, and rescales `output` to the new row max.
     pub fn update(&self, k: &mut Builder, scores: &Accumulator, output: &Accumulator) {
         if self.rescale == Rescale::Threshold {
             let row_scale = RowScale::none(k, self.row_max.len() as u32);
@@ -177,7 +177,7 @@ impl OnlineSoftmax {
         });
     }
 
-    /// Turns scores into weights, in place, and adds them to the rescaled row sums, in two chains for each row.
+    /// Replaces scores by weights, in place, and adds them to the rescaled row sums, in two chains for each row.
     pub fn exp_and_sum(&self, k: &mut Builder, scores: &Accumulator, row_scale: &RowScale) {
         k.section("exp and sum", |k| {
             for (sum, factor) in self.row_sum.iter().zip(&row_scale.factors) {

@@ -12,19 +12,20 @@ const HALF: u32 = 32;
 const ROUNDS: u32 = 5;
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {
-    let ring = Ring { announced: Announced::None, waits: Waits::Blocking, again: false };
+    let ring = Ring { expect_tx: ExpectTx::None, waits: Waits::Blocking, again: false };
     for row in ["MbarrierInit", "MbarrierArrive", "MbarrierWait", "FenceMbarrierInit"] {
         list.push(pass(row, "ring", ring));
     }
-    list.push(pass("MbarrierArriveExpect", "ring of no bytes", Ring { announced: Announced::Arriving, ..ring }));
-    list.push(pass("MbarrierExpect", "ring of no bytes", Ring { announced: Announced::Before, ..ring }));
+    list.push(pass("MbarrierArriveExpect", "ring of no bytes", Ring { expect_tx: ExpectTx::Arriving, ..ring }));
+    list.push(pass("MbarrierExpect", "ring of no bytes", Ring { expect_tx: ExpectTx::Before, ..ring }));
     list.push(pass("MbarrierTest", "ring", Ring { waits: Waits::Testing, ..ring }));
     list.push(pass("MbarrierTest", "ring that suspends", Ring { waits: Waits::Trying, ..ring }));
     list.push(pass("MbarrierInvalidate", "ring, initialised again", Ring { again: true, ..ring }));
 }
 
+/// The operation that adds bytes to the transaction count.
 #[derive(Clone, Copy)]
-enum Announced {
+enum ExpectTx {
     None,
     Arriving,
     Before,
@@ -39,7 +40,7 @@ enum Waits {
 
 #[derive(Clone, Copy)]
 struct Ring {
-    announced: Announced,
+    expect_tx: ExpectTx,
     waits: Waits,
     /// True if the barriers are invalidated, initialised anew and used again.
     again: bool,
@@ -109,10 +110,10 @@ fn pass_once(
                 let before = k.xor(before, 1u32);
                 wait(k, ring.waits, empty, before);
                 k.store_shared(own, &[number]);
-                match ring.announced {
-                    Announced::None => k.mbarrier_arrive(full, 1u32),
-                    Announced::Arriving => k.mbarrier_arrive_expect(full, 0u32),
-                    Announced::Before => {
+                match ring.expect_tx {
+                    ExpectTx::None => k.mbarrier_arrive(full, 1u32),
+                    ExpectTx::Arriving => k.mbarrier_arrive_expect(full, 0u32),
+                    ExpectTx::Before => {
                         k.mbarrier_expect(full, 0u32);
                         k.mbarrier_arrive(full, 1u32);
                     }

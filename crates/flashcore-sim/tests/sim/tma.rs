@@ -1,4 +1,4 @@
-//! Bulk loads and tensor copies: what they move, where it lies, and what goes wrong around them.
+//! TMA, bulk and tensor loads and stores: what they move, where it lies, and what goes wrong around them.
 
 use crate::support::{At, SHARED, fault, kernel, location, missing_wait, run_seeded, words};
 use flashcore_ir::builder::TensorCopyOptions;
@@ -25,7 +25,7 @@ fn first_thread(k: &mut Builder) -> Reg<Pred> {
     k.compare::<U32>(Compare::Eq, thread, 0u32)
 }
 
-/// An `mbarrier` at the start of shared memory and `bytes` behind it, at a multiple of 1024.
+/// An `mbarrier` at the start of shared memory and `bytes` after it, at a multiple of 1024.
 fn with_barrier(k: &mut Builder, bytes: u32) -> [Reg<U32>; 2] {
     k.reserve_mbarrier();
     let data = k.reserve_shared(bytes, 1024);
@@ -88,7 +88,7 @@ fn matrix() -> TensorMap {
     TensorMap::new(0, TensorElement::F16, &[24, 10], &[64], &[16, 8])
 }
 
-/// What a box without swizzle holds.
+/// The elements of a box without swizzle.
 fn expected_box(column: i32, row: i32) -> Vec<u16> {
     let element = |row: i32, column: i32| {
         let inside = (0..24).contains(&column) && (0..10).contains(&row);
@@ -197,7 +197,7 @@ fn maps_that_hardware_has_no_form_for() {
     }
 }
 
-/// How a tile goes through shared memory, and the ways to get it wrong.
+/// The way of a tile through shared memory, and the ways to get it wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Through {
     Right,
@@ -315,7 +315,7 @@ fn run_through(how: Through, seed: u64) -> (VerifiedKernel, Result<Vec<u16>, Sim
     (kernel, result)
 }
 
-/// What lies outside the tensor is not written.
+/// A store does not write outside the tensor.
 #[test]
 fn a_tile_through_shared_memory() {
     let mut expected = vec![0u16; 128];
@@ -334,7 +334,7 @@ fn state(phase: u32, pending: u32, bytes: i64) -> MbarrierState {
 }
 
 /// The phase completes before the bytes have come, and what is read is under way, or came in a later phase; or it never
-/// does, since the bytes that came first were not announced.
+/// does, since no `expect_tx` counted the bytes that came first.
 #[test]
 fn missing_expect() {
     let mut kinds = [0; 3];
@@ -416,7 +416,7 @@ fn missing_fence_before_a_load_over_a_write() {
     assert_eq!(fault(result), expected);
 }
 
-/// Another warp has read the buffer, and nothing orders the load behind that.
+/// Another warp has read the buffer, and nothing orders the load after that.
 #[test]
 fn missing_order_between_a_read_and_a_load() {
     let (kernel, result) = run_through(Through::LoadedOverRead, 0);
@@ -448,9 +448,9 @@ fn an_end_before_the_bytes_have_come() {
     assert!(noticed > 0);
 }
 
-/// More bytes are announced than come.
+/// `expect_tx` counts more bytes than come.
 #[test]
-fn too_many_bytes_announced() {
+fn too_many_bytes_expected() {
     let (kernel, result) = run_through(Through::TooManyBytes, 0);
     let at = location(&kernel, "wait", "MbarrierWait", 1).address(SHARED);
     let waits_for = WaitsFor::Mbarrier(state(0, 0, i64::from(TILE)));
@@ -472,7 +472,7 @@ fn wrong_operands() {
     assert_eq!(fault(result).kind, FaultKind::NoTensorMap);
 }
 
-/// What a kernel has written is not seen by its own tensor loads.
+/// TMA loads of a kernel do not see what the kernel itself has written.
 #[test]
 fn a_load_of_what_the_kernel_wrote() {
     let wrong = kernel(32, |k| {
