@@ -124,8 +124,8 @@ typedef struct {
 
 static const case_t CASES[] = {
     {"1x32/8x1,30000x128 f16", 1, 32, 8, 1, 30000, 128, FLASHCORE_DTYPE_F16, 0, 0, 0, 0},
-    {"2x32/8x1,20000x128 bf16, ALiBi, sinks, key lengths", 2, 32, 8, 1, 20000, 128, FLASHCORE_DTYPE_BF16, 1, 1, 1, 0},
-    {"3x8/2x2,9001x64 f16, ALiBi, sinks, key lengths, bias", 3, 8, 2, 2, 9001, 64, FLASHCORE_DTYPE_F16, 1, 1, 1, 1},
+    {"2x32/8x1,20000x128 bf16, ALiBi, sinks, seqused_k", 2, 32, 8, 1, 20000, 128, FLASHCORE_DTYPE_BF16, 1, 1, 1, 0},
+    {"3x8/2x2,9001x64 f16, ALiBi, sinks, seqused_k, bias", 3, 8, 2, 2, 9001, 64, FLASHCORE_DTYPE_F16, 1, 1, 1, 1},
     {"1x16/16x1,4097x64 f16, sinks", 1, 16, 16, 1, 4097, 64, FLASHCORE_DTYPE_F16, 0, 1, 0, 0},
 };
 

@@ -190,7 +190,7 @@ typedef struct flashcore_device_tensors_t {
   void *output;
   // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row].
   float *lse;
-  // Per-sequence key lengths: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
+  // Number of keys of each sequence: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
   const uint32_t *seqused_k;
   // ALiBi slopes: one float per query head.
   const float *alibi_slopes;
@@ -235,7 +235,7 @@ typedef struct flashcore_inputs_t {
   struct flashcore_bytes_t bias;
   // Strides of the bias.
   struct flashcore_bias_strides_t bias_strides;
-  // Per-sequence key lengths: one uint32_t per batch.
+  // Number of keys of each sequence: one uint32_t per batch.
   struct flashcore_bytes_t seqused_k;
   // Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
   struct flashcore_bytes_t aux_f32;

@@ -66,7 +66,7 @@ pub struct DeviceTensors {
     pub output: *mut c_void,
     /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row].
     pub lse: *mut f32,
-    /// Per-sequence key lengths: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
+    /// Number of keys of each sequence: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
     pub seqused_k: *const u32,
     /// ALiBi slopes: one float per query head.
     pub alibi_slopes: *const f32,
@@ -105,7 +105,7 @@ pub struct Inputs {
     pub bias: Bytes,
     /// Strides of the bias.
     pub bias_strides: BiasStrides,
-    /// Per-sequence key lengths: one uint32_t per batch.
+    /// Number of keys of each sequence: one uint32_t per batch.
     pub seqused_k: Bytes,
     /// Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
     pub aux_f32: Bytes,

@@ -303,7 +303,7 @@ fn random_bytes(random: &mut SplitMix64, memory: *const u64, wanted: bool) -> By
 
 #[test]
 fn random_arguments_are_answered() {
-    // Ones in every type are small numbers, and as key lengths 1.
+    // Ones in every type are small numbers, and 1 as `seqused_k`.
     let memory: Vec<Vec<u64>> = (0..7).map(|_| vec![0x0000_0001_0000_0001; MEMORY]).collect();
     let (mut output_memory, mut rows_memory) = (vec![0_u64; MEMORY], vec![0_u64; MEMORY]);
     let (mut computed, mut refused) = (0, 0);

@@ -1,11 +1,11 @@
-//! What a problem fixes when its kernel is generated.
+//! Kernel specialization: what of a problem is compiled into its kernels.
 
 use flashcore_problem::expression::Expression;
 use flashcore_problem::{DType, MaskMod, Operand, OperandSet, Problem, ScoreMod};
 
-/// What a problem fixes when its kernel is generated.
+/// The part of a problem that is compiled into its kernels; everything else is a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "each says whether the code of one independent feature is there")]
+#[expect(clippy::struct_excessive_bools, reason = "each is true if the code of one independent feature is there")]
 pub struct Specialization {
     /// The element type.
     pub dtype: DType,
@@ -13,21 +13,22 @@ pub struct Specialization {
     pub head_dim: u32,
     /// Columns of value and output.
     pub value_dim: u32,
-    /// Whether rows attend no key far before their position.
+    /// True if a window ends on the left: rows attend no key far before their position.
     pub left: bool,
-    /// Whether rows attend no key far behind their position: causal masks and windows.
+    /// True if a window ends on the right: rows attend no key far after their position, as under a causal mask.
     pub right: bool,
-    /// Whether scores are capped.
+    /// True if scores are capped.
     pub softcap: bool,
     /// The optional operands of the problem, without the tables that expressions read.
     pub operands: OperandSet,
-    /// What becomes of scores after that: the structure alone, constants are arguments.
+    /// The `score_mod` expression: the structure alone, constants are arguments.
     pub score_mod: Option<&'static Expression>,
-    /// Which keys take part, of those that the mask leaves.
+    /// The `mask_mod` expression, for keys that the mask lets a row attend.
     pub mask_mod: Option<&'static Expression>,
-    /// Whether scores are scaled before their maximum is taken, which then need not be that of the products.
+    /// True if the scale is not positive: scores are then scaled before `row_max` is taken, which need not be that of the
+    /// products.
     pub scaled_first: bool,
-    /// Bytes that every row of every tensor begins at a multiple of, 16 at most.
+    /// Vector width: bytes that every row of every tensor begins at a multiple of, 16 at most.
     pub width: u32,
 }
 
@@ -49,7 +50,7 @@ impl Specialization {
         }
     }
 
-    /// That of a problem.
+    /// The specialization for a problem.
     pub fn of(problem: &Problem) -> Self {
         let (left, right) = problem.mask.limits();
         let is_table = |operand| matches!(operand, Operand::AuxF32 | Operand::AuxI32);
@@ -119,12 +120,12 @@ impl Specialization {
         Self { operands, ..Self::new(self.dtype, self.value_dim) }
     }
 
-    /// Whether scores are more than products times a positive number.
+    /// True if scores are more than products times a positive number.
     pub fn has_terms(self) -> bool {
         self.has_more_than_expressions() || self.score_mod.is_some() && !self.only_adds()
     }
 
-    /// Whether there is an expression.
+    /// True if there is an expression.
     pub const fn has_expressions(self) -> bool {
         self.score_mod.is_some() || self.mask_mod.is_some()
     }
@@ -133,7 +134,7 @@ impl Specialization {
         self.softcap || self.scaled_first || self.operands.iter().any(Operand::is_score_term)
     }
 
-    /// Whether all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.
+    /// True if all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.
     pub fn only_adds(self) -> bool {
         let adds = self.score_mod.is_some_and(|expression| expression.added_term().is_some());
         adds && !self.has_more_than_expressions() && !matches!(self.dtype, DType::F32)

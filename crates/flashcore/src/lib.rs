@@ -157,7 +157,7 @@
 //! # What is not here
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no packed sequences of different lengths
-//! (varlen, `cu_seqlens`; a batch can have [key lengths](Problem::seqused_k), and a [`MaskMod`] can keep documents
+//! (varlen, `cu_seqlens`; a batch can have [lengths](Problem::seqused_k) of its own, and a [`MaskMod`] can keep documents
 //! apart), no paged KV cache, no appending to a cache, no rotary embedding, no FP8, no kernels for what `sm_100` has, and
 //! no other vendor's GPUs.
 //!

@@ -12,7 +12,7 @@ use flashcore_cpu::Level;
 use flashcore_problem::{DType, Inputs, Outputs, Problem};
 use serde_json::Value;
 
-/// What a terminal would obey: the title, the screen, a colour, a control sequence in one character, text from right to
+/// Text that a terminal would obey: the title, the screen, a colour, a control sequence in one character, text from right to
 /// left, and a line that another could be taken for.
 const HOSTILE: &str = "x\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}\r\n28 agree\u{7f}";
 /// The text above, as it is shown.

@@ -15,7 +15,7 @@
 //! powers of two off); the exponential is within `x = 4 u`; and each correction, of which there are as many as the maximum
 //! rises, `r`, is one more. So it is off by `eta = exp(delta + u (|s - m| + 28)) - 1 + (1 + r) x`, relatively.
 //! In `bf16`, `x` is 7.6e-6, a five-hundredth of a rounding to the type: what the polynomial of its instructions was measured
-//! to be off by, over every exponent (`bf16/weigh.rs`). And `bf16` problems may have weights of 16 bits: `omega = 6.2e-3` more (a rounding to bf16 is 3.9e-3; docs/cpu.md
+//! to be off by, over every exponent (`bf16/softmax.rs`). And `bf16` problems may have weights of 16 bits: `omega = 6.2e-3` more (a rounding to bf16 is 3.9e-3; docs/cpu.md
 //! has the figure), in the numerator or in both parts.
 //!
 //! **The output** is `sum p v`, with `p = w / sum w`. Relative errors `eta` of the weights change it by
@@ -161,7 +161,7 @@ fn scores<R: Real>(case: &Case, numbers: &Numbers, at: Place) -> Result<Vec<Scor
             let index = at.batch * strides[0] + at.head * strides[1] + at.row * strides[2] + key * strides[3];
             let bias = numbers.bias[index];
             if bias == f64::NEG_INFINITY {
-                // Weighs nothing, but a NaN there would be seen.
+                // Its weight is zero, but a NaN there would be seen.
                 scores.push(Score { key, value: R::from_f64(f64::NEG_INFINITY), error: 0.0, typical: 0.0 });
                 continue;
             }

@@ -51,10 +51,10 @@ pub(crate) fn row(case: &Case, numbers: &Numbers, at: Place) -> Option<Vec<f64>>
     if scores.iter().all(|&(_, score)| score == f64::NEG_INFINITY) {
         return None;
     }
-    let weigh = |score: f64| sum.of(sum.of(score - largest).exp());
-    let mut total = sink.map_or(0.0, weigh);
+    let weight = |score: f64| sum.of(sum.of(score - largest).exp());
+    let mut total = sink.map_or(0.0, weight);
     for (_, score) in &mut scores {
-        *score = weigh(*score);
+        *score = weight(*score);
         total = sum.of(total + *score);
     }
     let is_narrow = matches!(case.element, Element::F16 | Element::Bf16);
