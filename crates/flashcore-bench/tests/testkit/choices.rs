@@ -26,7 +26,7 @@ fn check_everywhere(name: &str) {
 }
 
 #[test]
-fn steps_with_every_product_and_layout() {
+fn ladder_with_every_product_and_layout() {
     for products in ["", "-tensorqk", "-tensorpv", "-tensorqk-tensorpv"] {
         for layout in ["plain", "padded", "swizzled"] {
             check_everywhere(&format!("ladder-64x64-1stage-{layout}{products}"));
@@ -35,14 +35,14 @@ fn steps_with_every_product_and_layout() {
 }
 
 #[test]
-fn steps_with_every_width_and_number_of_stages() {
+fn ladder_with_every_load_width_and_number_of_stages() {
     for name in ["1stage-plain-load4", "2stage-padded-load8", "3stage-swizzled-tensorqk-tensorpv"] {
-        check_everywhere(&format!("steps-64x32-{name}"));
+        check_everywhere(&format!("ladder-64x32-{name}"));
     }
 }
 
 #[test]
-fn steps_have_every_feature() {
+fn ladder_has_every_feature() {
     for name in ["ladder-64x64-1stage-plain-load4", "ladder-64x32-2stage-swizzled-tensorqk-tensorpv"] {
         let mut everything = problem("2x4/2x97,203x40,24", DType::F16, "window:90,20");
         (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
@@ -119,7 +119,7 @@ fn split_kv() {
 
 /// More splits than a warp has lanes, all of them with keys; and more splits than there are tiles of keys.
 #[test]
-fn many_parts() {
+fn many_splits() {
     for (name, shape, dtype, mask, with_keys) in [
         ("ampere-32x32-2stage-swizzled-40splits", "1x2x1,2560x64", DType::F16, "full", 40),
         ("ampere-32x32-2stage-swizzled-70splits", "1x1x3,2300x32", DType::Bf16, "causal", 36),
@@ -128,12 +128,12 @@ fn many_parts() {
     ] {
         let problem = problem(shape, dtype, mask);
         check(name, &problem);
-        assert_eq!(parts_with_keys(name, &problem), with_keys, "{name} {shape}");
+        assert_eq!(splits_with_keys(name, &problem), with_keys, "{name} {shape}");
     }
 }
 
 /// Number of splits whose row max is not minus infinity for the first row, as the kernels left them.
-fn parts_with_keys(name: &str, problem: &Problem) -> usize {
+fn splits_with_keys(name: &str, problem: &Problem) -> usize {
     let Config::Ampere(ampere) = config(name) else { panic!("{name} has no parts") };
     let plan = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect("a plan");
     let workspace = simulate(&plan, problem, &Inputs::random(problem, 5), 5).expect("no fault").workspace;
