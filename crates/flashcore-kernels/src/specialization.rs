@@ -27,9 +27,9 @@ pub struct Specialization {
     pub mask_mod: Option<&'static Expression>,
     /// True if the scale is not positive: scores are then scaled before `row_max` is taken, which need not be that of the
     /// products.
-    pub scaled_first: bool,
+    pub nonpositive_scale: bool,
     /// Vector width: bytes that every row of every tensor begins at a multiple of, 16 at most.
-    pub width: u32,
+    pub vec_bytes: u32,
 }
 
 impl Specialization {
@@ -45,8 +45,8 @@ impl Specialization {
             operands: OperandSet::NONE,
             score_mod: None,
             mask_mod: None,
-            scaled_first: false,
-            width: MOST_WIDTH,
+            nonpositive_scale: false,
+            vec_bytes: MAX_VEC_BYTES,
         }
     }
 
@@ -65,8 +65,8 @@ impl Specialization {
             operands: operands.collect(),
             score_mod: problem.score_mod.map(ScoreMod::expression),
             mask_mod: problem.mask_mod.map(MaskMod::expression),
-            scaled_first: problem.scale <= 0.0,
-            width: width(problem),
+            nonpositive_scale: problem.scale <= 0.0,
+            vec_bytes: vec_bytes(problem),
         }
     }
 
@@ -82,8 +82,8 @@ impl Specialization {
             operands,
             score_mod,
             mask_mod,
-            scaled_first,
-            width: _,
+            nonpositive_scale,
+            vec_bytes: _,
         } = self;
         let features = [
             (left, "left"),
@@ -91,7 +91,7 @@ impl Specialization {
             (softcap, "softcap"),
             (score_mod.is_some(), "score_mod"),
             (mask_mod.is_some(), "mask_mod"),
-            (scaled_first, "nonpositive_scale"),
+            (nonpositive_scale, "nonpositive_scale"),
         ];
         let features = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature);
         features.chain(operands.iter().map(Operand::feature))
@@ -131,7 +131,7 @@ impl Specialization {
     }
 
     fn has_more_than_expressions(self) -> bool {
-        self.softcap || self.scaled_first || self.operands.iter().any(Operand::is_score_term)
+        self.softcap || self.nonpositive_scale || self.operands.iter().any(Operand::is_score_term)
     }
 
     /// True if all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.
@@ -147,10 +147,10 @@ impl Specialization {
 }
 
 /// Bytes of the widest access.
-pub(crate) const MOST_WIDTH: u32 = 16;
+pub(crate) const MAX_VEC_BYTES: u32 = 16;
 
 /// Bytes that every row of every tensor begins at a multiple of, if the tensors do; 16 at most.
-fn width(problem: &Problem) -> u32 {
+fn vec_bytes(problem: &Problem) -> u32 {
     let strides = problem.strides();
     let shapes = [
         (strides.query, problem.query_shape()),
@@ -165,6 +165,6 @@ fn width(problem: &Problem) -> u32 {
     });
     let bytes = used.map(|stride| stride.wrapping_mul(problem.dtype.size_bytes()));
     // The lowest bit that is set in any of them.
-    let lowest = bytes.fold(MOST_WIDTH as usize, |all, bytes| all | bytes);
+    let lowest = bytes.fold(MAX_VEC_BYTES as usize, |all, bytes| all | bytes);
     1 << lowest.trailing_zeros()
 }

@@ -6,7 +6,7 @@ use flashcore_problem::{DType, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
-use crate::specialization::{MOST_WIDTH, Specialization};
+use crate::specialization::{MAX_VEC_BYTES, Specialization};
 use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -51,11 +51,11 @@ pub enum Reason {
     )]
     Registers { config: Config, registers: u32, limit: u32 },
     #[error(
-        "the rows of several heads in one tile (packed) share what is added to their scores, so {feature} cannot be there: leave -packed out"
+        "the rows of several heads in one tile (pack_gqa) share what is added to their scores, so {feature} cannot be there: leave -packgqa out"
     )]
     Packed { feature: &'static str },
     #[error(
-        "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MOST_WIDTH}: pad the strides, or take an ampere config"
+        "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MAX_VEC_BYTES}: pad the strides, or take an ampere config"
     )]
     Width { kernel: &'static str, width: u32 },
     #[error("the {kernel} kernel is for {needs}, and this is {arch}: take an ampere config, or name that architecture")]
@@ -160,8 +160,8 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
     if registers > limit {
         reasons.push(Reason::Registers { config, registers, limit });
     }
-    if specialization.width < MOST_WIDTH {
-        reasons.push(Reason::Width { kernel, width: specialization.width });
+    if specialization.vec_bytes < MAX_VEC_BYTES {
+        reasons.push(Reason::Width { kernel, width: specialization.vec_bytes });
     }
     if !problem.output_shape().is_empty() && reasons.is_empty() {
         let maps = tensor_maps(problem, hopper);

@@ -71,7 +71,7 @@ fn rows_may_start_anywhere() {
         check(|problem| problem.layout = Layout::Strided(all), &[]);
         let mut problem = Problem::new(1, 8, 512, 64, DType::F16);
         problem.layout = Layout::Strided(all);
-        let width = Specialization::of(&problem).width as usize;
+        let width = Specialization::of(&problem).vec_bytes as usize;
         assert_eq!(row * 2 % (2 * width), if width == 16 { 144 % 32 } else { width }, "{row}");
     }
 }

@@ -106,7 +106,7 @@ impl Kind {
                 operands: Operand::optional()
                     .filter(|operand| !matches!(operand, Operand::AuxF32 | Operand::AuxI32))
                     .collect(),
-                scaled_first: true,
+                nonpositive_scale: true,
                 ..f16
             },
         }

@@ -184,7 +184,7 @@ impl TileContext {
 
     /// Rows from an address on.
     pub(crate) const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
-        GlobalRows { first, stride, columns, vec_bytes: self.specialization.width, packed: None }
+        GlobalRows { first, stride, columns, vec_bytes: self.specialization.vec_bytes, packed: None }
     }
 
     /// The index of a row of the tile among the rows of all heads and batches.

@@ -3,7 +3,7 @@
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::primitives::{LANES, MMA_M, SharedLayout};
-use crate::specialization::MOST_WIDTH;
+use crate::specialization::MAX_VEC_BYTES;
 
 /// Warps of a CTA.
 const WARPS: u32 = 4;
@@ -54,7 +54,7 @@ impl LadderConfig {
         tile_n: 64,
         stages: 2,
         layout: SharedLayout::Swizzled,
-        load_bytes: MOST_WIDTH,
+        load_bytes: MAX_VEC_BYTES,
         scores: Product::Tensor,
         output: Product::Tensor,
     };
@@ -63,7 +63,7 @@ impl LadderConfig {
     pub(crate) const LISTED: [Self; 6] = [
         Self::FIRST,
         Self { layout: SharedLayout::Padded, load_bytes: 8, ..Self::FIRST },
-        Self { layout: SharedLayout::Swizzled, load_bytes: MOST_WIDTH, stages: 2, ..Self::FIRST },
+        Self { layout: SharedLayout::Swizzled, load_bytes: MAX_VEC_BYTES, stages: 2, ..Self::FIRST },
         Self { output: Product::Scalar, tile_n: 32, stages: 3, ..Self::LAST },
         Self { scores: Product::Scalar, layout: SharedLayout::Padded, ..Self::LAST },
         Self::LAST,

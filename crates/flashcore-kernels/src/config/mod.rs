@@ -16,7 +16,7 @@ use crate::attention::{self, naive};
 use crate::heuristics;
 use crate::primitives::{Accumulation, SharedLayout};
 use crate::spec::Stage;
-use crate::specialization::{MOST_WIDTH, Specialization};
+use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
 pub use ladder::{LadderConfig, Product};
 pub use name::UnknownConfig;
@@ -153,8 +153,8 @@ impl Config {
         let specialization = Specialization::of(problem);
         match self {
             // Element by element, whatever their alignment, and scaled before anything else.
-            Self::Scalar(_) => Specialization { width: MOST_WIDTH, scaled_first: false, ..specialization },
-            Self::Ladder(_) => Specialization { scaled_first: false, ..specialization },
+            Self::Scalar(_) => Specialization { vec_bytes: MAX_VEC_BYTES, nonpositive_scale: false, ..specialization },
+            Self::Ladder(_) => Specialization { nonpositive_scale: false, ..specialization },
             Self::Ampere(_) | Self::Hopper(_) => specialization,
         }
     }
@@ -267,11 +267,11 @@ impl Config {
     }
 
     fn kernel_name(self, specialization: Specialization) -> String {
-        let Specialization { dtype, head_dim, value_dim, width, .. } = specialization;
+        let Specialization { dtype, head_dim, value_dim, vec_bytes, .. } = specialization;
         let config = self.compiled().to_string().replace('-', "_");
         let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
-        let width = if width == MOST_WIDTH { String::new() } else { format!("_w{width}") };
-        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{width}", suffix(specialization))
+        let alignment = if vec_bytes == MAX_VEC_BYTES { String::new() } else { format!("_w{vec_bytes}") };
+        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{alignment}", suffix(specialization))
     }
 }
 

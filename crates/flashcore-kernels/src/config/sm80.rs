@@ -6,7 +6,7 @@ use flashcore_problem::Operand;
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
-use crate::specialization::{MOST_WIDTH, Specialization};
+use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
 /// The choices of the Ampere kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,7 +81,7 @@ impl AmpereConfig {
         layout: SharedLayout::Swizzled,
         query: QueryPlace::Registers,
         rescale: Rescale::Always,
-        load_bytes: MOST_WIDTH,
+        load_bytes: MAX_VEC_BYTES,
         accumulation: Accumulation::F32,
         exponential: Exponential::Unit,
         producers: 0,

@@ -89,7 +89,7 @@ impl Trial {
         small.mask_mod = problem.mask_mod.map(|mask| mask.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
         small.aux_f32 = problem.aux_f32.min(MOST_ENTRIES);
         small.aux_i32 = problem.aux_i32.min(MOST_ENTRIES);
-        small.layout = layout_of_width(&small, Specialization::of(problem).width);
+        small.layout = layout_of_width(&small, Specialization::of(problem).vec_bytes);
         small.mask = match problem.mask {
             Mask::None => Mask::None,
             // Bottom-right puts the diagonal into the middle of a tile.

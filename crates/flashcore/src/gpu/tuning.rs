@@ -15,13 +15,13 @@ pub(crate) const TUNING_VARIABLE: &str = "FLASHCORE_TUNING";
 /// sizes up to the next power of two. Problems of one class share what `flashcore tune` measured for one of them.
 pub fn problem_class(problem: &Problem) -> String {
     let specialization = Specialization::of(problem);
-    let Specialization { dtype, head_dim, value_dim, width, .. } = specialization;
+    let Specialization { dtype, head_dim, value_dim, vec_bytes, .. } = specialization;
     let features: String = specialization.features().flat_map(|feature| [" ", feature]).collect();
     let size = |size: usize| size.checked_next_power_of_two().unwrap_or(usize::MAX);
     let (queries, keys) = (size(problem.query_length), size(problem.key_length));
     let heads = size(problem.batch.saturating_mul(problem.query_heads));
     let group = problem.query_heads.checked_div(problem.key_heads).unwrap_or(0);
-    format!("{dtype} d{head_dim}x{value_dim} w{width}{features} heads{heads}/{group} q{queries} k{keys}")
+    format!("{dtype} d{head_dim}x{value_dim} w{vec_bytes}{features} heads{heads}/{group} q{queries} k{keys}")
 }
 
 /// Names of a device and its driver under which measurements are kept.

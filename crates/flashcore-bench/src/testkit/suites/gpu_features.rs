@@ -170,7 +170,7 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
     if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
         features.dtype = DType::Bf16;
     }
-    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).width < 16 {
+    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).vec_bytes < 16 {
         // Rows that TMA cannot address.
         features.layout = LayoutForm::Bshd;
     }
