@@ -172,6 +172,8 @@ mod tests {
         let context = context();
         let workspaces = Workspaces::new(&context, 64);
         let stream = Stream::new(&context).unwrap();
+        // The memory of the fake driver belongs to the thread that allocates it.
+        let _ = address(&workspaces, &stream);
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for thread in 0..4 {

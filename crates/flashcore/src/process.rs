@@ -1,5 +1,9 @@
 //! The process that uses CUDA. Contexts, modules and memory of a process mean nothing in its forked children.
+//!
+//! Every launch asks whether this is still that process. Asking the system costs a call of it, which in a sandbox takes as
+//! long as a launch; so the number is kept, and forgotten in the child of a fork (`pthread_atfork`).
 
+#[cfg(not(unix))]
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,7 +34,7 @@ impl Owner {
 
     /// Makes this process the owner, unless one that it was forked from is. Takes no lock: others may be held for ever here.
     pub(crate) fn claim(&self) -> Result<(), Forked> {
-        let process = process::id();
+        let process = this_process();
         match self.0.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed) {
             Err(opened_by) if opened_by != process => Err(Forked { opened_by, process }),
             _ => Ok(()),
@@ -44,14 +48,62 @@ impl Owner {
 
     /// An error where a process that this one was forked from is the owner.
     pub(crate) fn check(&self) -> Result<(), Forked> {
-        let (opened_by, process) = (self.0.load(Ordering::Relaxed), process::id());
+        let (opened_by, process) = (self.0.load(Ordering::Relaxed), this_process());
         if opened_by == 0 || opened_by == process { Ok(()) } else { Err(Forked { opened_by, process }) }
+    }
+}
+
+/// The number of this process.
+fn this_process() -> u32 {
+    #[cfg(unix)]
+    return unix::this_process();
+    #[cfg(not(unix))]
+    process::id()
+}
+
+#[cfg(unix)]
+#[expect(unsafe_code, reason = "pthread_atfork has no safe form")]
+mod unix {
+    use std::ffi::c_int;
+    use std::process;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    /// The number of this process; 0 for unknown, as after a fork.
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+    type Handler = unsafe extern "C" fn();
+
+    unsafe extern "C" {
+        fn pthread_atfork(prepare: Option<Handler>, parent: Option<Handler>, child: Option<Handler>) -> c_int;
+    }
+
+    pub(super) fn this_process() -> u32 {
+        match PROCESS.load(Ordering::Relaxed) {
+            0 => ask(),
+            known => known,
+        }
+    }
+
+    #[cold]
+    fn ask() -> u32 {
+        static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+        // SAFETY: the handler stores a number and touches nothing else; registering it twice forgets twice.
+        if IS_WATCHED.load(Ordering::Acquire) || unsafe { pthread_atfork(None, None, Some(forget)) } == 0 {
+            IS_WATCHED.store(true, Ordering::Release);
+            PROCESS.store(process::id(), Ordering::Relaxed);
+        }
+        process::id()
+    }
+
+    extern "C" fn forget() {
+        PROCESS.store(0, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process;
 
     #[test]
     fn the_first_process_owns() {

@@ -25,7 +25,7 @@ const ALIASES: [(&[&str], &str); 10] = [
     (&["alibi", "slopes", "slope", "alibislope", "alibibias"], "slopes of ALiBi are `alibi_slopes` [heads]"),
     (
         &[
-            "sequsedk",
+            "keylengths",
             "cacheseqlens",
             "cachelengths",
             "seqlens",
@@ -87,11 +87,11 @@ mod tests {
         check("s_aux", Some("sinks are `sinks` [heads]"));
         check("slopes", Some("slopes of ALiBi are `alibi_slopes` [heads]"));
         check("cache_seqlens", Some("the keys in use of each batch are `seqused_k` [batch]"));
-        check("seqused_k", Some("the keys in use of each batch are `seqused_k` [batch]"));
+        check("keyLengths", Some("the keys in use of each batch are `seqused_k` [batch]"));
         check("cu_seqlens_q", Some("packed sequences, pages and block masks are not supported"));
         check("k_cache", Some("name it with --key-name, in place of the key"));
         check("softmax_scale", Some("the scale is --scale"));
-        check("keylengths", Some("did you mean `seqused_k`?"));
+        check("sequsedK", Some("did you mean `seqused_k`?"));
         check("Sinks", Some("did you mean `sinks`?"));
         check("alibi_slops", Some("did you mean `alibi_slopes`?"));
         for name in ["output", "lse", "layer.0.weight", "note", "positions", "expected"] {
