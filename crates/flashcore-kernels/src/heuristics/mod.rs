@@ -1,7 +1,7 @@
 //! Heuristics: the config that a problem gets unless another is asked for, and where a search for a better one goes.
 //!
 //! [`select`] decides from the problem and the target alone, makes no plan and generates no kernel: every question about a
-//! config is answered by [`unsupported`](crate::unsupported). The search makes plans, because only the verifier knows if a
+//! config is answered by `unsupported`. The search makes plans, because only the verifier knows if a
 //! kernel far from the defaults keeps all rules.
 
 mod search;
