@@ -1,7 +1,11 @@
 //! A plan bound to guarded tensors of its own on the GPU: launches without `unsafe`.
 
-use flashcore::{DeviceTensors, Error, Plan};
-use flashcore_cuda::{DeviceBuffer, Graph, Stream};
+use std::sync::Arc;
+
+use flashcore::{Device, DeviceTensors, Error, Plan};
+use flashcore_cuda::cache::{CacheOptions, KernelCache};
+use flashcore_cuda::{DeviceBuffer, Graph, JitOptions, Kernel, Kernels, Launch, Stream};
+use flashcore_ir::Builder;
 use flashcore_problem::{Access, GuardError, Guarded, Inputs, Operand, Outputs, Tensor};
 use zerocopy::IntoBytes as _;
 
@@ -145,4 +149,38 @@ impl BoundGraph<'_> {
 
 fn floats_of(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
+}
+
+/// A kernel that does nothing, without parameters: its launch is the floor of every other.
+#[derive(Debug)]
+pub struct EmptyKernel {
+    kernel: Arc<Kernel>,
+    launch: Launch,
+    stream: Stream,
+}
+
+impl EmptyKernel {
+    /// The kernel on a GPU, with a stream of its own.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        let context =
+            device.context().ok_or_else(|| Error::NotOnCuda { call: "launch", device: device.to_string() })?;
+        let kernel = Builder::new("flashcore_empty", 32).finish().verify(context.device().arch()?);
+        let kernel = kernel.expect("a kernel without an instruction breaks no rule");
+        let cache = Arc::new(KernelCache::open(CacheOptions::default()));
+        let kernel = Kernels::new(context, cache, JitOptions::default()).load(&kernel)?;
+        let launch = kernel.prepare([1, 1, 1], &[])?;
+        Ok(Self { kernel, launch, stream: Stream::new(context)? })
+    }
+
+    /// The stream that it is launched on.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Puts one launch on the stream.
+    #[expect(unsafe_code, reason = "launches a kernel that touches no memory")]
+    pub fn launch(&self) -> Result<(), Error> {
+        // SAFETY: prepared by this kernel, which touches no memory, for a stream of its context.
+        Ok(unsafe { self.kernel.launch(&self.stream, &self.launch) }?)
+    }
 }

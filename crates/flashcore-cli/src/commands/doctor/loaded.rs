@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use flashcore::{Device, Plan};
-use flashcore_bench::testkit::bound::Bound;
+use flashcore::{Device, Error, Plan};
+use flashcore_bench::testkit::bound::{Bound, EmptyKernel};
+use flashcore_cuda::Stream;
 use flashcore_kernels::{LaunchPlan, heuristics};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Problem};
 use serde_json::{Value, json};
@@ -73,9 +74,32 @@ pub(super) fn host_findings() -> (Value, Vec<Finding>) {
     (Value::from(values), findings)
 }
 
-/// Plans and launches on the GPU, with the kernels loaded.
+/// Plans and launches on the GPU, with the kernels loaded, beside the launch of a kernel that does nothing.
 pub(super) fn probe(device: &Device) -> Result<Value, String> {
-    problems().into_iter().map(|(name, problem)| measure(name, problem, device)).collect()
+    let empty = EmptyKernel::new(device).map_err(|error| error.to_string())?;
+    let floor = times(empty.stream(), || empty.launch()).map_err(|error| error.to_string())?;
+    let floor = microseconds(median(floor));
+    let measured = |(name, problem): (&str, OfRun)| {
+        let mut case = measure(name, problem, device)?;
+        case["empty_kernel_us"] = json!(floor);
+        Ok(case)
+    };
+    problems().into_iter().map(measured).collect()
+}
+
+/// Times of [`RUNS`] launches.
+fn times(stream: &Stream, launch: impl Fn() -> Result<(), Error>) -> Result<Vec<Duration>, Error> {
+    let mut times = Vec::with_capacity(RUNS);
+    for run in 0..RUNS {
+        if run % QUEUED == 0 {
+            stream.synchronize()?;
+        }
+        let start = Instant::now();
+        launch()?;
+        times.push(start.elapsed());
+    }
+    stream.synchronize()?;
+    Ok(times)
 }
 
 fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String> {
@@ -89,18 +113,9 @@ fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String>
         plan_times.push(start.elapsed());
         plans.push(planned);
     }
-    let error = |error: flashcore::Error| error.to_string();
+    let error = |error: Error| error.to_string();
     let bound = Bound::new(&first, &Inputs::random(first.problem(), 0)).map_err(error)?;
-    let mut launch_times = Vec::with_capacity(RUNS);
-    for run in 0..RUNS {
-        if run % QUEUED == 0 {
-            bound.stream().synchronize().map_err(|error| error.to_string())?;
-        }
-        let start = Instant::now();
-        bound.launch().map_err(error)?;
-        launch_times.push(start.elapsed());
-    }
-    bound.stream().synchronize().map_err(|error| error.to_string())?;
+    let launch_times = times(bound.stream(), || bound.launch()).map_err(error)?;
     // Split-KV launches a second kernel, which costs what a launch costs.
     let kernels = if first.workspace_bytes() > 0 { 2 } else { 1 };
     Ok(json!({
@@ -122,9 +137,12 @@ pub(super) fn judge(probe: &Value) -> Vec<Finding> {
         {
             let (time, limit) = (case[field].as_f64().unwrap_or(f64::NAN), microseconds(limit));
             let passed = time <= limit;
+            let floor = case["empty_kernel_us"].as_f64().filter(|_| field == "launch_us");
+            let floor = floor.map(|floor| format!(", where a kernel that does nothing takes {floor:.1}"));
             let text = format!(
-                "{name}: {} {time:.1} us of the host of at most {limit:.0}, median of {RUNS}",
-                if passed { "pass," } else { "FAIL," }
+                "{name}: {} {time:.1} us of the host of at most {limit:.0}, median of {RUNS}{}",
+                if passed { "pass," } else { "FAIL," },
+                floor.unwrap_or_default()
             );
             findings.push(Finding::new(subject, if passed { State::Well } else { State::Failed }, text));
         }
@@ -138,10 +156,13 @@ mod tests {
 
     #[test]
     fn limits_decide() {
-        let probe = json!([{ "problem": "p", "plan_us": 29.0, "launch_us": 3.5 }]);
+        let probe = json!([{ "problem": "p", "plan_us": 29.0, "launch_us": 3.5, "empty_kernel_us": 3.25 }]);
         let findings = judge(&probe);
         assert_eq!(findings[0].text, "p: pass, 29.0 us of the host of at most 30, median of 200");
-        assert_eq!(findings[1].text, "p: FAIL, 3.5 us of the host of at most 3, median of 200");
+        assert_eq!(
+            findings[1].text,
+            "p: FAIL, 3.5 us of the host of at most 3, median of 200, where a kernel that does nothing takes 3.2"
+        );
         assert_eq!([findings[0].state, findings[1].state], [State::Well, State::Failed]);
         assert!(judge(&json!([{ "problem": "p" }])).iter().all(|finding| finding.state == State::Failed));
     }
