@@ -4,7 +4,7 @@ use flashcore_ir::{Swizzle, TensorElement, TensorMap};
 use flashcore_problem::{DType, Operand, Problem, Shape, Strides};
 
 use crate::config::HopperConfig;
-use crate::primitives::{MMA_M, PANEL_COLUMNS, SwizzledTile};
+use crate::primitives::{MMA_M, SwizzledTile};
 use crate::specialization::Specialization;
 
 /// The tensor maps of the Hopper kernel, in the order of its parameters. Their addresses come with each launch.
@@ -41,5 +41,6 @@ fn tensor_map(dtype: DType, strides: Strides, shape: Shape, tile: SwizzledTile) 
     let sizes = [(strides.row, shape.rows), (strides.head, shape.heads), (strides.batch, shape.batch)];
     let bytes = |stride: usize| (stride as u64).saturating_mul(dtype.size_bytes() as u64);
     let strides = sizes.map(|(stride, size)| if size > 1 { bytes(stride) } else { UNUSED });
-    TensorMap::new(0, element, &dimensions, &strides, &[PANEL_COLUMNS, tile.rows, 1, 1]).with_swizzle(Swizzle::Bytes128)
+    let panel = [tile.element.panel_columns(), tile.rows, 1, 1];
+    TensorMap::new(0, element, &dimensions, &strides, &panel).with_swizzle(Swizzle::Bytes128)
 }

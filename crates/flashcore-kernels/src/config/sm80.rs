@@ -5,6 +5,7 @@ use flashcore_problem::Operand;
 
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
+use crate::element::ElementLayout;
 use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
@@ -121,10 +122,11 @@ impl AmpereConfig {
     }
 
     /// Bytes of shared memory through which warps that share keys add up what they have.
-    pub(crate) const fn exchange_bytes(self, value_dim: u32) -> u32 {
+    pub(crate) const fn exchange_bytes(self, specialization: Specialization) -> u32 {
         let rows = self.tile_m() * (self.kv_split_warps - 1);
         // The output, and a maximum and a sum for each of four lanes.
-        rows * (value_dim.next_multiple_of(16) + 8) * 4
+        let columns = ElementLayout::of(specialization.dtype).padded_columns(specialization.value_dim);
+        rows * (columns + 8) * 4
     }
 
     /// Threads of a CTA.
@@ -132,7 +134,7 @@ impl AmpereConfig {
         self.warps.saturating_add(self.producers).saturating_mul(LANES)
     }
 
-    /// Registers per thread that hold operands and results: query, scores and output, what is added
+    /// Registers per thread that hold operands and results: query (16-bit pairs), scores and output, what is added
     /// to scores, and what warps that share keys send each other.
     pub const fn operand_registers(self, specialization: Specialization) -> u32 {
         let [head_dim, value_dim] = [specialization.head_dim, specialization.value_dim];

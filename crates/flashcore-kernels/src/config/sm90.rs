@@ -7,6 +7,7 @@ use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::attention::scheduler::sorted;
 use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
+use crate::element::ElementLayout;
 use crate::primitives::{Exponential, LANES, MMA_N, Rescale, SwizzledTile};
 use crate::specialization::Specialization;
 use flashcore_problem::Operand;
@@ -130,15 +131,16 @@ impl HopperConfig {
 
     /// The tiles of query, keys and values in shared memory.
     pub(crate) const fn tiles(self, specialization: Specialization) -> [SwizzledTile; 3] {
-        let Specialization { head_dim, value_dim, .. } = specialization;
+        let Specialization { dtype, head_dim, value_dim, .. } = specialization;
+        let element = ElementLayout::of(dtype);
         [
-            SwizzledTile { rows: self.tile_m(), columns: head_dim },
-            SwizzledTile { rows: self.tile_n, columns: head_dim },
-            SwizzledTile { rows: self.tile_n, columns: value_dim },
+            SwizzledTile { rows: self.tile_m(), columns: head_dim, element },
+            SwizzledTile { rows: self.tile_n, columns: head_dim, element },
+            SwizzledTile { rows: self.tile_n, columns: value_dim, element },
         ]
     }
 
-    /// Registers per thread that hold scores, weights and output, and what is done with scores beyond scaling them. Of a
+    /// Registers per thread that hold scores, weights (16-bit pairs) and output, and what is done with scores beyond scaling them. Of a
     /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
         let (scores, weights) = (self.tile_n / 2, self.tile_n / 4);

@@ -25,10 +25,10 @@ pub use score::{BiasTerms, ScorePositions, ScoreTerms};
 pub use score_mod::{
     AddedTerm, BoundExpression, ExpressionBlock, ExpressionCode, ExpressionTables, Interval, LaneScores, ScoreBlock,
 };
-pub(crate) use smem::{CHUNK_BYTES, CHUNK_ELEMENTS};
+pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES};
 pub use smem::{
-    GlobalRows, LaneRows, PANEL_COLUMNS, PANEL_ROW_BYTES, PackedHeads, SharedLayout, SharedTile, SwizzledTile,
-    TensorRows, TileAddresses, TileCopy,
+    GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, SharedLayout, SharedTile, SwizzledTile, TensorRows,
+    TileAddresses, TileCopy,
 };
 pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
 pub(crate) use softmax::{lse_exact, lse_log2, normalize_row};
@@ -38,14 +38,12 @@ use flashcore_ir::{Builder, Reg};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
-/// Rows of an `m16n8k16` product, the tensor-core operation of a warp.
+/// Rows of an `m16n8` product, the tensor-core operation of a warp.
 pub const MMA_M: u32 = 16;
 /// Distance of a lane's rows in a fragment.
 pub const ROW_STEP: u32 = 8;
-/// Columns of the result of an `m16n8k16` product.
+/// Columns of the result of an `m16n8` product.
 pub const MMA_N: u32 = 8;
-/// Depth of an `m16n8k16` product, of 16-bit elements.
-pub const MMA_K: u32 = 16;
 
 /// Position of a lane in a tensor-core fragment: results and left operands have rows `group` and `group + 8`, and
 /// columns `2 * member` and the next.

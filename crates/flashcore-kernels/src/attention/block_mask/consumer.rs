@@ -7,8 +7,8 @@ use super::mode::{BlockMaskMode, RangePer};
 use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scheduler::WorkTile;
 use crate::attention::sm90::{Consumer, Cta, Mainloop};
-use crate::element::Element;
-use crate::primitives::{Accumulator, MMA_K};
+use crate::element::{Element, ElementLayout};
+use crate::primitives::Accumulator;
 
 /// Keys that a `mask_mod` is evaluated for at a time, since registers are few.
 const KEYS_AT_ONCE: u32 = 32;
@@ -79,7 +79,8 @@ pub(crate) fn with_existing_columns(
     if mainloop.cta.block_mask.is_none() {
         return body(k, scores);
     }
-    let half = (mainloop.cta.config.tile_n / 2).next_multiple_of(MMA_K);
+    let element = ElementLayout::of(mainloop.cta.specialization.dtype);
+    let half = element.padded_columns(mainloop.cta.config.tile_n / 2);
     let is_short = k.eval((mainloop.context.key_length - first_key).le(half as i32));
     let short = scores.first_columns(half);
     k.if_else_uniform(is_short, |k| body(k, &short), |k| body(k, scores));

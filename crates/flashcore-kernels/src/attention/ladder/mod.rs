@@ -16,10 +16,10 @@ use super::kv_range::KvRange;
 use super::kv_source::KvSource;
 use super::sm80::kv_pipeline::{KvPipeline, KvTiles};
 use crate::config::{LadderConfig, Product};
-use crate::element::Element;
+use crate::element::{Element, ElementLayout};
 use crate::primitives::{
-    Accumulation, Accumulator, CHUNK_ELEMENTS, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand, MMA_K,
-    MMA_M, ROW_STEP, RightFragments, SharedLayout, SharedTile, TileCopy,
+    Accumulation, Accumulator, CHUNK_BYTES, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand, MMA_M,
+    ROW_STEP, RightFragments, SharedLayout, SharedTile, TileCopy,
 };
 use crate::specialization::Specialization;
 use output::{Output, ScalarOutput, each_pair};
@@ -61,7 +61,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: LadderConfig, specializat
     let softmax = k.section("softmax", |k| SharedSoftmax::new(k, &context, &warp));
     let output = k.section("output", |k| match config.output {
         Product::Scalar => Output::Scalar(ScalarOutput::zero(k, &warp, tiles.kv.value)),
-        Product::Tensor => Output::Tensor(Accumulator::zero(k, 1, padded_columns(specialization.value_dim))),
+        Product::Tensor => Output::Tensor(Accumulator::zero(k, 1, T::LAYOUT.padded_columns(specialization.value_dim))),
     });
     k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, first_key| {
         pipeline.consumer_wait(k, &range);
@@ -84,10 +84,6 @@ pub(crate) fn kernel<T: Element>(name: String, config: LadderConfig, specializat
         output.store::<T>(k, &context, &tiles, &warp);
     });
     builder.finish()
-}
-
-const fn padded_columns(columns: u32) -> u32 {
-    columns.next_multiple_of(MMA_K)
 }
 
 /// A lane and its warp.
@@ -129,7 +125,9 @@ struct Tiles {
 impl Tiles {
     fn reserve(k: &mut Builder, config: LadderConfig, specialization: Specialization) -> Self {
         let (rows, tile_n) = (config.tile_m(), config.tile_n);
-        let query = SharedTile::reserve(k, rows, SharedTile::columns_for(specialization.head_dim), config.layout);
+        let element = ElementLayout::of(specialization.dtype);
+        let columns = SharedTile::columns_for(specialization.head_dim, element);
+        let query = SharedTile::reserve(k, rows, columns, config.layout, element);
         let kv = KvTiles::reserve(k, config.kv_pipeline(), config.layout, specialization);
         let score_words = match config.layout {
             SharedLayout::Plain => tile_n,
@@ -137,7 +135,7 @@ impl Tiles {
         };
         let scores = k.reserve_shared(rows * score_words * WORD_BYTES, 128);
         let weight_rows = if config.output == Product::Tensor { rows } else { 0 };
-        let weights = SharedTile::reserve(k, weight_rows, tile_n, config.layout);
+        let weights = SharedTile::reserve(k, weight_rows, tile_n, config.layout, element);
         let factors = k.reserve_shared(rows * WORD_BYTES, 128);
         Self { query, kv, scores, tile_n, score_words, weights, factors }
     }
@@ -153,7 +151,7 @@ impl Tiles {
     }
 }
 
-/// Each lane multiplies all 16 rows by some keys: 8 columns at a time, those of the query the same for all lanes.
+/// Each lane multiplies all 16 rows by some keys: a chunk of columns at a time, those of the query the same for all lanes.
 fn scalar_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage: Reg<U32>) {
     let (query, key) = (tiles.query, tiles.kv.key);
     let keys: Vec<_> = (0..tiles.tile_n / LANES).map(|step| k.add(warp.lane, step * LANES)).collect();
@@ -191,9 +189,9 @@ fn scalar_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage:
     }
 }
 
-/// 8 elements of shared memory.
+/// A chunk of shared memory, widened: words of 16-bit pairs.
 fn load_chunk<T: Element>(k: &mut Builder, address: SharedAddress) -> Vec<Reg<F32>> {
-    let words = k.load_shared::<U32>(address, CHUNK_ELEMENTS / 2);
+    let words = k.load_shared::<U32>(address, CHUNK_BYTES / WORD_BYTES);
     words
         .into_iter()
         .flat_map(|word| {
@@ -208,7 +206,7 @@ fn tensor_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage:
     let query = tiles.query.addresses(k, query_base, warp.lane, LaneRows::DownFirst);
     let keys = tiles.kv.key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst);
     let scores = Accumulator::zero(k, 1, tiles.tile_n);
-    let query = LeftOperand::<T>::Shared(vec![query], padded_columns(head_dim));
+    let query = LeftOperand::<T>::Shared(vec![query], T::LAYOUT.padded_columns(head_dim));
     scores.multiply_add(k, &query, RightFragments::Transposed(keys), Accumulation::F32);
     let first = tiles.score_row(k, warp, warp.position.group);
     let first = k.mad(warp.position.member, 2 * WORD_BYTES, first);

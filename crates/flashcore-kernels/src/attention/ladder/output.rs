@@ -5,10 +5,9 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress};
 
 use super::{ROWS, Tiles, WORD_BYTES, WORDS_AT_ONCE, Warp};
 use crate::attention::TileContext;
-use crate::element::{ELEMENT_BYTES, Element};
+use crate::element::Element;
 use crate::primitives::{
-    Accumulation, Accumulator, CHUNK_ELEMENTS, GlobalRows, LANES, LaneRows, LeftOperand, ROW_STEP, RightFragments,
-    SharedTile,
+    Accumulation, Accumulator, GlobalRows, LANES, LaneRows, LeftOperand, ROW_STEP, RightFragments, SharedTile,
 };
 
 /// Columns of the output that a warp has at a time, two for each lane.
@@ -41,8 +40,9 @@ impl ScalarOutput {
             // Lanes past the last columns have those of the last, and store nothing.
             let inside = k.min(column, values.columns - 2);
             let (panel, in_panel) = (k.div(inside, values.panel_columns()), k.rem(inside, values.panel_columns()));
-            let (chunk, in_chunk) = (k.div(in_panel, CHUNK_ELEMENTS), k.rem(in_panel, CHUNK_ELEMENTS));
-            let within = k.mul(in_chunk, ELEMENT_BYTES);
+            let per_chunk = values.element.chunk_elements();
+            let (chunk, in_chunk) = (k.div(in_panel, per_chunk), k.rem(in_panel, per_chunk));
+            let within = k.mul(in_chunk, values.element.bytes);
             let within = k.mad(panel, values.panel_step(1), within);
             let rows = (0..ROWS).map(|_| [k.copy(0.0f32), k.copy(0.0f32)]).collect();
             (LaneColumns { column, chunk, within }, rows)
@@ -163,20 +163,20 @@ fn store_pair<T: Element>(
     there: Option<Reg<Pred>>,
 ) {
     let start = rows.row(k, row);
-    let to = GlobalAddress::from(k.mad_wide(column, ELEMENT_BYTES, start));
+    let to = GlobalAddress::from(k.mad_wide(column, T::LAYOUT.bytes, start));
     let exists = k.eval((context.first_row + row).lt(context.end_row));
     let exists = match there {
         Some(there) => k.and(exists, there),
         None => exists,
     };
     let rounded = k.pair::<T>(pair[0], pair[1]);
-    if rows.vec_bytes > ELEMENT_BYTES {
+    if rows.vec_bytes > T::LAYOUT.bytes {
         k.when(exists, |k| k.store_one(to, rounded));
     } else {
         let (low, high) = k.unpack(rounded);
         k.when(exists, |k| {
             k.store_one(to, low);
-            k.store_one(to.plus(ELEMENT_BYTES as i32), high);
+            k.store_one(to.plus(T::LAYOUT.bytes as i32), high);
         });
     }
 }

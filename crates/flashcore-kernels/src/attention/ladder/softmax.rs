@@ -8,8 +8,8 @@ use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::naive::modified_score;
 use crate::config::{LadderConfig, Product};
-use crate::element::{ELEMENT_BYTES, Element};
-use crate::primitives::{CHUNK_ELEMENTS, ExpressionCode, LANES, ScoreTerms, lse_log2, normalize_row};
+use crate::element::Element;
+use crate::primitives::{ExpressionCode, LANES, ScoreTerms, lse_log2, normalize_row};
 use flashcore_problem::Operand;
 
 /// Lanes that share a row in the softmax.
@@ -109,10 +109,10 @@ impl SharedSoftmax {
                     Product::Tensor => {
                         let column = k.add(first, index);
                         let row = k.add(warp.first_row, self.row);
-                        let chunk = k.shr(column, CHUNK_ELEMENTS.ilog2());
+                        let chunk = k.shr(column, T::LAYOUT.chunk_elements().ilog2());
                         let chunk = tiles.weights.chunk_address(k, warp.shared_base, row, chunk);
-                        let within = k.and(column, CHUNK_ELEMENTS - 1);
-                        let address = k.mad(within, ELEMENT_BYTES, chunk);
+                        let within = k.and(column, T::LAYOUT.chunk_elements() - 1);
+                        let address = k.mad(within, T::LAYOUT.bytes, chunk);
                         let pair = k.pair::<T>(weights[0], weights[1]);
                         k.store_shared(address, &[pair]);
                     }

@@ -7,9 +7,9 @@ use super::{Tiles, Warp};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::split_kv::partial::store_partials;
-use crate::element::{ELEMENT_BYTES, Element};
+use crate::element::Element;
 use crate::parameters::SplitParameters;
-use crate::primitives::{Accumulator, CHUNK_BYTES, CHUNK_ELEMENTS, LANES, MMA_M, MMA_N, OnlineSoftmax, ROW_STEP};
+use crate::primitives::{Accumulator, CHUNK_BYTES, HALF_BYTES, LANES, MMA_M, MMA_N, OnlineSoftmax, ROW_STEP};
 use flashcore_problem::Operand;
 
 /// Stores the warp's rows: a partial result where keys are split among CTAs, else the output and the LSE.
@@ -50,8 +50,9 @@ fn store_output<T: Element>(k: &mut Builder, context: &TileContext, warp: &Warp,
 fn stage_output<T: Element>(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
     let tile = tiles.query;
     let row = k.add(warp.first_row, warp.position.group);
-    let within_chunk = k.mul(warp.position.member, 2 * ELEMENT_BYTES);
+    let within_chunk = k.mul(warp.position.member, 2 * T::LAYOUT.bytes);
     let columns = output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
+    // A fragment's columns, in 16-bit pairs, are a chunk.
     for column in (0..columns).step_by(MMA_N as usize) {
         let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / MMA_N);
         let chunk = k.copy(chunk);
@@ -85,7 +86,7 @@ fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tile
         let exists = k.eval((context.first_row + row).lt(context.end_row));
         for first in (0..rows.columns).step_by(tile.panel_columns() as usize) {
             let panel = first / tile.panel_columns();
-            let existing_chunks = (rows.columns - first) / CHUNK_ELEMENTS;
+            let existing_chunks = (rows.columns - first) / tile.element.chunk_elements();
             let (exists, source) = if existing_chunks < chunks {
                 // Lanes without a chunk read that of another.
                 let has_chunk = k.compare(Compare::Lt, chunk, existing_chunks);
@@ -95,7 +96,7 @@ fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tile
                 (exists, source)
             };
             let from = SharedAddress::from(source).plus(tile.panel_step(panel) as i32);
-            let to = GlobalAddress::from(target).plus((first * ELEMENT_BYTES) as i32);
+            let to = GlobalAddress::from(target).plus((first * tile.element.bytes) as i32);
             let words = k.load_shared::<U32>(from, 4);
             store_chunk(k, to, &words, rows.vec_bytes, exists);
         }
@@ -104,14 +105,14 @@ fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tile
 
 /// Stores 16 bytes, `vec_bytes` at a time, where they exist.
 fn store_chunk(k: &mut Builder, to: GlobalAddress, words: &[Reg<U32>], vec_bytes: u32, exists: Reg<Pred>) {
-    if vec_bytes == ELEMENT_BYTES {
+    if vec_bytes == HALF_BYTES {
         for (index, word) in words.iter().enumerate() {
             let pair = k.reinterpret::<U32, F16x2>(*word);
             let (low, high) = k.unpack(pair);
-            let to = to.plus((index as u32 * 2 * ELEMENT_BYTES) as i32);
+            let to = to.plus((index as u32 * 2 * HALF_BYTES) as i32);
             k.when(exists, |k| {
                 k.store_one(to, low);
-                k.store_one(to.plus(ELEMENT_BYTES as i32), high);
+                k.store_one(to.plus(HALF_BYTES as i32), high);
             });
         }
         return;

@@ -10,6 +10,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 
 use crate::attention::kv_range::KvRange;
 use crate::attention::kv_source::KvSource;
+use crate::element::ElementLayout;
 use crate::primitives::{CpAsyncPipeline, LANES, NamedBarrier, SharedLayout, SharedTile, StageIndex, TileCopy};
 use crate::specialization::Specialization;
 
@@ -57,10 +58,11 @@ impl KvTiles {
         layout: SharedLayout,
         specialization: Specialization,
     ) -> Self {
-        let Specialization { head_dim, value_dim, .. } = specialization;
-        let [key_columns, value_columns] = [head_dim, value_dim].map(SharedTile::columns_for);
-        let key = SharedTile::reserve(k, config.tile_n, key_columns, layout);
-        let value = SharedTile::reserve(k, config.tile_n, value_columns, layout);
+        let Specialization { dtype, head_dim, value_dim, .. } = specialization;
+        let element = ElementLayout::of(dtype);
+        let [key, value] = [head_dim, value_dim].map(|columns| {
+            SharedTile::reserve(k, config.tile_n, SharedTile::columns_for(columns, element), layout, element)
+        });
         let stage_bytes = key.bytes() + value.bytes();
         for _ in 1..config.stages {
             k.reserve_shared(stage_bytes, 128);

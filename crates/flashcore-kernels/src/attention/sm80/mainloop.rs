@@ -4,14 +4,14 @@ use flashcore_ir::types::S32;
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::kv_pipeline::{KvPipeline, KvTiles};
-use super::{Tiles, Warp, epilogue, padded_columns};
+use super::{Tiles, Warp, epilogue};
 use crate::attention::TileContext;
 use crate::attention::kv_range::KvRange;
 use crate::attention::kv_source::KvSource;
 use crate::attention::scoring::Scoring;
 use crate::attention::split_kv::merge::SplitExchange;
 use crate::config::{AmpereConfig, QueryPlace};
-use crate::element::Element;
+use crate::element::{Element, ElementLayout};
 use crate::parameters::SplitParameters;
 use crate::primitives::{
     Accumulator, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand, OnlineSoftmax, RightFragments,
@@ -48,7 +48,7 @@ pub(super) fn run<T: Element>(
         k.copy_async_wait(pipeline.prefetched_groups());
         warp.sync_consumers(k);
         let m_tiles = tiles.query_of_warp(k, warp);
-        let columns = padded_columns(context.specialization.head_dim);
+        let columns = T::LAYOUT.padded_columns(context.specialization.head_dim);
         match config.query {
             QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &m_tiles, columns)),
             QueryPlace::Shared => LeftOperand::Shared(m_tiles, columns),
@@ -96,7 +96,8 @@ impl<'a> Mainloop<'a> {
         warp: &'a Warp,
         operands: Operands,
     ) -> Self {
-        let value_columns = padded_columns(context.specialization.value_dim);
+        let value_columns =
+            ElementLayout::of(context.specialization.dtype).padded_columns(context.specialization.value_dim);
         let output = k.section("output", |k| Accumulator::zero(k, warp.m_tiles, value_columns));
         let positions = k.section("rows", |k| score_positions(k, context, warp));
         let scoring = Scoring::new(k, context, positions);

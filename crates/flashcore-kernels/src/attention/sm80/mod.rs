@@ -22,13 +22,11 @@ use super::kv_range::KvRange;
 use super::kv_source::KvSource;
 use super::{TileContext, TileSource};
 use crate::config::AmpereConfig;
-use crate::element::Element;
+use crate::element::{Element, ElementLayout};
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 #[cfg(doc)]
 use crate::primitives::OnlineSoftmax;
-use crate::primitives::{
-    FragmentPosition, LANES, LaneRows, MMA_K, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses,
-};
+use crate::primitives::{FragmentPosition, LANES, LaneRows, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
 use kv_pipeline::{KvPipeline, KvTiles};
 
@@ -94,11 +92,6 @@ fn tile<T: Element>(
         },
         |k| mainloop::run::<T>(k, config, context, warp, tiles, &range, splits),
     );
-}
-
-/// Columns rounded up to the depth of a product.
-const fn padded_columns(columns: u32) -> u32 {
-    columns.next_multiple_of(MMA_K)
 }
 
 /// A thread and its warp.
@@ -172,11 +165,12 @@ struct Tiles {
 
 impl Tiles {
     fn reserve(k: &mut Builder, config: AmpereConfig, specialization: Specialization) -> Self {
-        let Specialization { head_dim, value_dim, .. } = specialization;
-        let [query_columns, value_columns] = [head_dim, value_dim].map(SharedTile::columns_for);
-        let query = SharedTile::reserve(k, config.tile_m(), query_columns.max(value_columns), config.layout);
+        let Specialization { dtype, head_dim, value_dim, .. } = specialization;
+        let element = ElementLayout::of(dtype);
+        let columns = SharedTile::columns_for(head_dim.max(value_dim), element);
+        let query = SharedTile::reserve(k, config.tile_m(), columns, config.layout, element);
         let kv = KvTiles::reserve(k, config.kv_pipeline(), config.layout, specialization);
-        k.reserve_shared(config.exchange_bytes(value_dim).saturating_sub(config.stages * kv.stage_bytes), 128);
+        k.reserve_shared(config.exchange_bytes(specialization).saturating_sub(config.stages * kv.stage_bytes), 128);
         Self { query, kv }
     }
 

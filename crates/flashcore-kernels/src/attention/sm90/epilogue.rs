@@ -14,10 +14,10 @@ use super::{Cta, WARPGROUP};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::scheduler::WorkTile;
-use crate::element::{ELEMENT_BYTES, Element};
+use crate::element::Element;
 use crate::primitives::{
-    CHUNK_BYTES, CHUNK_ELEMENTS, LANES, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile,
-    TensorRows, TmaStoreGuard,
+    CHUNK_BYTES, LANES, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile, TensorRows,
+    TmaStoreGuard,
 };
 use flashcore_problem::Operand;
 
@@ -54,7 +54,7 @@ pub(super) fn tma_store<T: Element>(
     softmax: &OnlineSoftmax,
 ) {
     let exists = finish(k, consumer, &tile.context, softmax);
-    let output = SwizzledTile { rows: cta.shared.query.rows, columns: cta.shared.value.columns };
+    let output = SwizzledTile { rows: cta.shared.query.rows, ..cta.shared.value };
     k.section("write output", |k| {
         let thread = k.special(SpecialRegister::ThreadX);
         let (lane, warp) = (k.and(thread, LANES - 1), k.shr(thread, LANES.ilog2()));
@@ -128,8 +128,7 @@ fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, context: &Til
                     let has_columns = k.compare(Compare::Lt, consumer.position.member, fragments.len() as u32);
                     k.and(exists[half], has_columns)
                 };
-                let column = group as u32 * MEMBERS as u32 * CHUNK_ELEMENTS;
-                let to = GlobalAddress::from(lane).plus((column * ELEMENT_BYTES) as i32);
+                let to = GlobalAddress::from(lane).plus((group * MEMBERS) as i32 * CHUNK_BYTES as i32);
                 k.when(stores, |k| k.store(to, &words));
             }
         }

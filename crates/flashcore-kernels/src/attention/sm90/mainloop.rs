@@ -10,7 +10,7 @@ use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scoring::Scoring;
 use crate::config::WarpScheduler;
 use crate::element::Element;
-use crate::primitives::{Accumulator, KeyMask, MMA_K, OnlineSoftmax, ROW_STEP, RowScale, ScorePositions, WgmmaOperand};
+use crate::primitives::{Accumulator, KeyMask, OnlineSoftmax, ROW_STEP, RowScale, ScorePositions, WgmmaOperand};
 use flashcore_problem::Operand;
 
 /// Rows of a lane.
@@ -231,7 +231,7 @@ impl<T: Element> Consumer<T> {
     fn start_qk(&self, k: &mut Builder, cta: &Cta, query: &WgmmaOperand) {
         let stage = self.keys.stage_address(k);
         let keys = cta.shared.key.k_major(k, stage);
-        let depth = cta.specialization.head_dim.next_multiple_of(MMA_K);
+        let depth = T::LAYOUT.padded_columns(cta.specialization.head_dim);
         self.scores.start_qk::<T>(k, query, &keys, depth);
     }
 

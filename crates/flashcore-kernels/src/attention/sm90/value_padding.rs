@@ -7,7 +7,7 @@ use flashcore_ir::{Builder, Compare, Reg, SharedAddress, SpecialRegister};
 
 use super::{Consumer, Cta, Mainloop, WARPGROUP};
 use crate::element::Element;
-use crate::primitives::{CHUNK_BYTES, CHUNK_ELEMENTS, NamedBarrier, PANEL_COLUMNS};
+use crate::primitives::{CHUNK_BYTES, CHUNKS_PER_ROW, NamedBarrier};
 
 impl<T: Element> Consumer<T> {
     /// Zeroes the V rows of a block past the last key of the batch.
@@ -40,9 +40,8 @@ impl<T: Element> Consumer<T> {
                 let stage = self.values.stage_address(k);
                 let first = k.mad(thread, CHUNK_BYTES, stage);
                 let zero = k.copy(0u32);
-                let chunks_per_row = PANEL_COLUMNS / CHUNK_ELEMENTS;
-                for chunk in (0..config.tile_n * chunks_per_row).step_by(threads as usize) {
-                    let row = k.eval(((thread + chunk) >> chunks_per_row.ilog2()).signed());
+                for chunk in (0..config.tile_n * CHUNKS_PER_ROW).step_by(threads as usize) {
+                    let row = k.eval(((thread + chunk) >> CHUNKS_PER_ROW.ilog2()).signed());
                     let clears = k.compare(compare, row, bound);
                     let exists = k.compare(Compare::Lt, row, config.tile_n as i32);
                     let clears = k.and(clears, exists);

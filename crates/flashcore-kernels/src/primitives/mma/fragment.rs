@@ -1,6 +1,6 @@
 //! `mma.sync` fragments: the registers of tensor-core products.
 //!
-//! A product is 16 × 8 with a depth of 16. A lane with group `g = lane / 4` and member `t = lane % 4` holds
+//! A product of 16-bit elements is 16 × 8 with a depth of 16. A lane with group `g = lane / 4` and member `t = lane % 4` holds
 //!
 //! * of the result, rows `g` and `g + 8`, columns `2t` and `2t + 1`: four `f32`;
 //! * of the left operand, the same rows, columns `2t`, `2t + 1`, `2t + 8` and `2t + 9`: four pairs;
@@ -13,9 +13,9 @@ use flashcore_ir::types::{F16x2, F32, U32};
 use flashcore_ir::{Builder, MmaShape, Reg};
 
 use crate::element::Element;
-use crate::primitives::{MMA_K, MMA_N, TileAddresses};
+use crate::primitives::{MMA_N, TileAddresses};
 
-/// A left operand in registers: for each 16 rows, one fragment for each 16 columns.
+/// A left operand in registers: for each 16 rows, one fragment for each depth step.
 #[derive(Debug, Clone)]
 pub struct LeftFragments<T: Element> {
     m_tiles: Vec<Vec<[Reg<T>; 4]>>,
@@ -26,14 +26,14 @@ impl<T: Element> LeftFragments<T> {
     pub fn load(k: &mut Builder, m_tiles: &[TileAddresses], columns: u32) -> Self {
         let m_tiles = m_tiles.iter().map(|addresses| {
             let by_column = addresses.by_column(k);
-            (0..columns / MMA_K).map(|step| load_left(k, *addresses, &by_column, step)).collect()
+            (0..columns / T::LAYOUT.mma_k()).map(|step| load_left(k, *addresses, &by_column, step)).collect()
         });
         Self { m_tiles: m_tiles.collect() }
     }
 }
 
 fn load_left<T: Element>(k: &mut Builder, addresses: TileAddresses, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
-    let matrices = k.load_matrix(addresses.block(by_column, 0, step * MMA_K), 4, false);
+    let matrices = k.load_matrix(addresses.block(by_column, 0, step * T::LAYOUT.mma_k()), 4, false);
     [matrices[0], matrices[1], matrices[2], matrices[3]]
 }
 
@@ -53,7 +53,7 @@ impl<T: Element> LeftOperand<'_, T> {
     fn steps(&self) -> u32 {
         match self {
             Self::Registers(fragments) => fragments.m_tiles.first().map_or(0, Vec::len) as u32,
-            Self::Shared(_, columns) => columns / MMA_K,
+            Self::Shared(_, columns) => columns / T::LAYOUT.mma_k(),
             Self::Accumulator(results) => results.m_tiles.first().map_or(0, Vec::len) as u32 / 2,
         }
     }
@@ -90,7 +90,7 @@ fn round<T: Element>(k: &mut Builder, left: [Reg<F32>; 4], right: [Reg<F32>; 4])
 pub enum RightFragments {
     /// The rows of the tile are the columns of the operand: keys, for scores.
     Transposed(TileAddresses),
-    /// The rows of the tile are the rows of the operand: values.
+    /// The rows of the tile are the rows of the operand: values. `ldmatrix` transposes 16-bit elements only.
     Straight(TileAddresses),
 }
 
@@ -144,7 +144,7 @@ impl Accumulator {
         let (left_by_column, by_column) = (left.by_column(k), addresses.by_column(k));
         let columns = self.m_tiles.first().map_or(0, Vec::len);
         for step in 0..left.steps() {
-            let depth = step * MMA_K;
+            let depth = step * T::LAYOUT.mma_k();
             let lefts = left.step(k, &left_by_column, step);
             for tile in (0..columns).step_by(2) {
                 let column = tile as u32 * MMA_N;

@@ -4,8 +4,8 @@ use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
 use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Major, Reg, Swizzle};
 
-use crate::element::{ELEMENT_BYTES, Element};
-use crate::primitives::{Accumulator, MMA_K, MMA_N, PANEL_COLUMNS, PANEL_ROW_BYTES, SwizzledTile};
+use crate::element::Element;
+use crate::primitives::{Accumulator, MMA_N, PANEL_ROW_BYTES, SwizzledTile};
 
 /// Bytes from 8 rows to the next 8: the stride of a matrix descriptor.
 const EIGHT_ROWS: u32 = 8 * PANEL_ROW_BYTES;
@@ -24,7 +24,7 @@ impl SwizzledTile {
         WgmmaOperand { tile: self, descriptor: k.matrix_descriptor(address, layout) }
     }
 
-    /// The tile at an address as an MN-major operand: its rows are the rows of B.
+    /// The tile at an address as an MN-major operand: its rows are the rows of B. `wgmma` has it for 16-bit elements only.
     pub fn mn_major(self, k: &mut Builder, address: Reg<U32>) -> WgmmaOperand {
         let leading_bytes = self.panel_bytes();
         let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes, stride_bytes: EIGHT_ROWS };
@@ -33,17 +33,18 @@ impl SwizzledTile {
 }
 
 impl WgmmaOperand {
-    /// 16 columns of all rows: one depth step of a K-major operand.
+    /// Columns of one depth step, of all rows of a K-major operand.
     fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
-        let steps_per_panel = PANEL_COLUMNS / MMA_K;
+        let element = self.tile.element;
+        let steps_per_panel = element.panel_columns() / element.mma_k();
         let (panel, within) = (step / steps_per_panel, step % steps_per_panel);
-        let bytes = panel * self.tile.panel_bytes() + within * MMA_K * ELEMENT_BYTES;
+        let bytes = panel * self.tile.panel_bytes() + within * element.mma_k() * element.bytes;
         SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Depth }
     }
 
-    /// 16 rows of all columns: one depth step of an MN-major operand.
+    /// Rows of one depth step, of all columns of an MN-major operand.
     fn row_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
-        let bytes = step * MMA_K * PANEL_ROW_BYTES;
+        let bytes = step * self.tile.element.mma_k() * PANEL_ROW_BYTES;
         SharedMatrix { descriptor: k.descriptor_plus(self.descriptor, bytes), major: Major::Outer }
     }
 }
@@ -76,7 +77,7 @@ impl Accumulator {
     /// Starts `A * B^T` over `depth` columns, both K-major, in place of what it holds. One `wgmma` group.
     pub fn start_qk<T: Element>(&self, k: &mut Builder, a: &WgmmaOperand, b: &WgmmaOperand, depth: u32) {
         let (registers, columns) = (registers(self), b.tile.rows);
-        for step in 0..depth.div_ceil(MMA_K) {
+        for step in 0..depth.div_ceil(T::LAYOUT.mma_k()) {
             let left = LeftMatrix::<T>::Shared(a.column_step(k, step));
             let right = b.column_step(k, step);
             k.wgmma(columns, &registers, left, right, if step == 0 { Adds::Replace } else { Adds::Add });
@@ -104,13 +105,14 @@ pub struct PFragment<T: Element> {
 }
 
 impl<T: Element> PFragment<T> {
-    /// Registers without values for `columns` columns, a multiple of 16.
+    /// Registers without values for `columns` columns, a multiple of the depth.
     pub fn unset(k: &mut Builder, columns: u32) -> Self {
-        let steps = 0..columns / MMA_K;
+        let steps = 0..columns / T::LAYOUT.mma_k();
         Self { fragments: steps.map(|_| core::array::from_fn(|_| k.register())).collect() }
     }
 
-    /// Rounds the weights of an accumulator; columns past its last become zero.
+    /// Rounds the weights of an accumulator; columns past its last become zero. Two fragments of it, rounded to 16-bit
+    /// pairs, are one A fragment as they stand.
     pub fn round(&self, k: &mut Builder, weights: &Accumulator) {
         let rounded = weights.m_tiles[0].len() / 2;
         for target in self.fragments.iter().skip(rounded).flatten() {

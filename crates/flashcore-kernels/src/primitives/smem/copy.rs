@@ -4,8 +4,7 @@ use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{F16x2, Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, L2Prefetch, Reg, SharedAddress};
 
-use super::tile::{CHUNK_BYTES, CHUNK_ELEMENTS, PATTERN_ROWS, SharedLayout, SharedTile};
-use crate::element::ELEMENT_BYTES;
+use super::tile::{CHUNK_BYTES, HALF_BYTES, PATTERN_ROWS, SharedLayout, SharedTile};
 
 /// Rows of a matrix in global memory.
 #[derive(Debug, Clone, Copy)]
@@ -14,7 +13,7 @@ pub struct GlobalRows {
     pub first: Reg<U64>,
     /// Bytes from one to the next.
     pub stride: Reg<U64>,
-    /// Columns that exist: a multiple of 8, at most as many as the tile has.
+    /// Columns that exist: whole chunks, at most as many as the tile has.
     pub columns: u32,
     /// Vector width: bytes that addresses are a multiple of, and that are moved at a time: 2, 4, 8 or 16.
     pub vec_bytes: u32,
@@ -112,10 +111,10 @@ impl TileCopy {
                 let exists = self.columns_exist(k, panel, exists);
                 let below = step * self.rows_per_step * self.tile.row_bytes();
                 let to = SharedAddress::from(target).plus((below + self.tile.panel_step(panel)) as i32);
-                let beside = panel * self.tile.panel_columns() * ELEMENT_BYTES;
+                let beside = panel * self.tile.panel_columns() * self.tile.element.bytes;
                 let from = GlobalAddress::from(source).plus(beside as i32);
                 match self.rows.vec_bytes {
-                    2 => copy_by_element(k, to, from, exists, inside),
+                    HALF_BYTES => copy_by_halves(k, to, from, exists, inside),
                     _ => self.cp_async(k, to, from, exists, inside),
                 }
             }
@@ -145,7 +144,7 @@ impl TileCopy {
         if first + self.tile.panel_columns() <= self.rows.columns {
             return row_exists;
         }
-        let chunks = self.rows.columns.saturating_sub(first) / CHUNK_ELEMENTS;
+        let chunks = self.rows.columns.saturating_sub(first) / self.tile.element.chunk_elements();
         k.eval(self.chunk.lt(chunks) & row_exists)
     }
 
@@ -178,8 +177,8 @@ impl TileCopy {
     }
 }
 
-/// Copies a chunk of rows that begin at odd elements: through registers, since no `cp.async` is that narrow.
-fn copy_by_element(
+/// Copies a chunk of rows that begin at odd multiples of 16 bits: through registers, since no `cp.async` is that narrow.
+fn copy_by_halves(
     k: &mut Builder,
     to: SharedAddress,
     from: GlobalAddress,
@@ -187,13 +186,14 @@ fn copy_by_element(
     inside: Option<Reg<Pred>>,
 ) {
     // The bits pass through as they are, whichever type the elements have.
-    let words: Vec<_> = (0..CHUNK_ELEMENTS / 2)
-        .map(|pair| {
+    let words: Vec<_> = (0..CHUNK_BYTES)
+        .step_by(2 * HALF_BYTES as usize)
+        .map(|word| {
             let zero = k.copy::<U32>(0u32);
             let zero = k.reinterpret::<U32, F16x2>(zero);
             let (low, high) = k.unpack(zero);
             for (index, half) in [low, high].into_iter().enumerate() {
-                let offset = (2 * pair + index as u32) * ELEMENT_BYTES;
+                let offset = word + index as u32 * HALF_BYTES;
                 k.when(exists, |k| k.load_into(half, from.plus(offset as i32)));
             }
             let word = k.pack::<F16x2>(low, high);

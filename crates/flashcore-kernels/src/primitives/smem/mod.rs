@@ -5,6 +5,7 @@ mod swizzle;
 mod tile;
 
 pub use copy::{GlobalRows, PackedHeads, TileCopy};
-pub use swizzle::{PANEL_COLUMNS, PANEL_ROW_BYTES, SwizzledTile, TensorRows};
-pub(crate) use tile::{CHUNK_BYTES, CHUNK_ELEMENTS};
+pub(crate) use swizzle::CHUNKS_PER_ROW;
+pub use swizzle::{PANEL_ROW_BYTES, SwizzledTile, TensorRows};
+pub(crate) use tile::{CHUNK_BYTES, HALF_BYTES};
 pub use tile::{LaneRows, SharedLayout, SharedTile, TileAddresses};

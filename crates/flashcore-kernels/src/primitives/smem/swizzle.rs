@@ -1,37 +1,37 @@
 //! Swizzled shared-memory tile: what TMA writes and reads, and `wgmma` multiplies.
 //!
-//! A tile is cut into *panels* of 64 columns, the width of the atom of the 128-byte swizzle. The rows of a panel are 128
-//! bytes long and follow each other; within each, TMA exchanges the chunks of 16 bytes, which `wgmma` undoes as it reads.
+//! A tile is cut into *panels* as wide as the atom of the 128-byte swizzle. The rows of a panel are 128 bytes long
+//! and follow each other; within each, TMA exchanges the chunks of 16 bytes, which `wgmma` undoes as it reads.
 //! A panel is one box of a tensor map; columns that the tensor does not have are zero.
 
 use flashcore_ir::builder::TensorCopyOptions;
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SharedAddress};
 
-use super::tile::{CHUNK_BYTES, CHUNK_ELEMENTS};
-use crate::element::{ELEMENT_BYTES, Element};
-use crate::primitives::{Accumulator, MMA_K};
+use super::tile::CHUNK_BYTES;
+use crate::element::{Element, ElementLayout};
+use crate::primitives::Accumulator;
 
-/// Columns of a panel.
-pub const PANEL_COLUMNS: u32 = 64;
-/// Bytes of a row of a panel.
-pub const PANEL_ROW_BYTES: u32 = PANEL_COLUMNS * ELEMENT_BYTES;
+/// Bytes of a row of a panel: the width of the swizzle.
+pub const PANEL_ROW_BYTES: u32 = 128;
 /// Chunks of 16 bytes in a row of a panel.
-const CHUNKS_PER_ROW: u32 = PANEL_ROW_BYTES / CHUNK_BYTES;
+pub(crate) const CHUNKS_PER_ROW: u32 = PANEL_ROW_BYTES / CHUNK_BYTES;
 
-/// A tile of 16-bit elements with the 128-byte swizzle.
+/// A tile with the 128-byte swizzle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwizzledTile {
     /// Rows.
     pub rows: u32,
     /// Columns of the tensor.
     pub columns: u32,
+    /// The layout of an element.
+    pub element: ElementLayout,
 }
 
 impl SwizzledTile {
     /// Panels.
     pub const fn panels(self) -> u32 {
-        self.columns.div_ceil(PANEL_COLUMNS)
+        self.columns.div_ceil(self.element.panel_columns())
     }
 
     /// Bytes of a panel.
@@ -48,7 +48,7 @@ impl SwizzledTile {
     pub fn tma_load(self, k: &mut Builder, source: TensorRows, target: Reg<U32>, barrier: Reg<U32>, leader: Reg<Pred>) {
         let TensorRows { map, row, head, batch, policy } = source;
         for panel in 0..self.panels() {
-            let column = k.copy((panel * PANEL_COLUMNS) as i32);
+            let column = k.copy((panel * self.element.panel_columns()) as i32);
             let target = SharedAddress::from(target).plus((panel * self.panel_bytes()) as i32);
             let options = TensorCopyOptions { policy, ..TensorCopyOptions::default() };
             k.when(leader, |k| k.tensor_load(target, map, &[column, row, head, batch], barrier, options));
@@ -57,12 +57,13 @@ impl SwizzledTile {
 
     /// Writes 16 rows of results, those of a warp, rounded, to an address in the tile, by `stmatrix`.
     pub fn write_rows<T: Element>(self, k: &mut Builder, results: &Accumulator, address: Reg<U32>, lane: Reg<U32>) {
-        // Lanes point at the rows of 16 x 16 elements: the first 16 lanes of the left half, the others of the right.
+        // `stmatrix` stores 8 x 8 elements of 16 bits. Lanes point at the rows of 16 x 16: the first 16 lanes of the left
+        // half, the others of the right.
         let (row, half) = (k.and(lane, 15u32), k.shr(lane, 4u32));
         let row_address = k.mad(row, PANEL_ROW_BYTES, address);
         let pattern = k.and(lane, CHUNKS_PER_ROW - 1);
-        let steps = (0..PANEL_COLUMNS / MMA_K).map(|step| {
-            let chunk = (half + step * MMA_K / CHUNK_ELEMENTS) ^ pattern;
+        let steps = (0..CHUNKS_PER_ROW).step_by(2).map(|first| {
+            let chunk = (half + first) ^ pattern;
             k.eval(chunk.mul_add(CHUNK_BYTES, row_address))
         });
         let steps: Vec<_> = steps.collect();
@@ -80,7 +81,7 @@ impl SwizzledTile {
     pub fn tma_store(self, k: &mut Builder, target: TensorRows, source: Reg<U32>, leader: Reg<Pred>) {
         let TensorRows { map, row, head, batch, policy } = target;
         for panel in 0..self.panels() {
-            let column = k.copy((panel * PANEL_COLUMNS) as i32);
+            let column = k.copy((panel * self.element.panel_columns()) as i32);
             let source = SharedAddress::from(source).plus((panel * self.panel_bytes()) as i32);
             k.when(leader, |k| k.tensor_store(map, &[column, row, head, batch], source, policy));
         }

@@ -4,7 +4,7 @@
 //! banks. `ldmatrix` asks for 16 bytes (a *chunk*) of eight consecutive rows at a time. In a [`SharedLayout::Plain`]
 //! tile whose rows are a multiple of 128 bytes long, those eight chunks lie in the same banks, and the request takes
 //! eight transactions. [`SharedLayout::Padded`] spends one chunk per row to shift the rows against each other.
-//! [`SharedLayout::Swizzled`] cuts the tile into panels of 64 (or 32) columns and exchanges the chunks within each
+//! [`SharedLayout::Swizzled`] cuts the tile into panels of 128 (or 64) bytes and exchanges the chunks within each
 //! 128 bytes by an exclusive or with the row, which costs no memory.
 
 use core::fmt;
@@ -12,12 +12,12 @@ use core::fmt;
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg, SharedAddress};
 
-use crate::element::ELEMENT_BYTES;
+use crate::element::ElementLayout;
 
 /// Bytes of a chunk: what a lane moves at a time.
 pub(crate) const CHUNK_BYTES: u32 = 16;
-/// Elements of a chunk.
-pub(crate) const CHUNK_ELEMENTS: u32 = CHUNK_BYTES / ELEMENT_BYTES;
+/// Bytes of half a register: the narrowest load and store.
+pub(crate) const HALF_BYTES: u32 = 2;
 /// Alignment of tiles, so that the exclusive or of the swizzle touches no bit of the base.
 const TILE_ALIGNMENT: u32 = 128;
 /// The period, in rows, of every layout's pattern of chunks.
@@ -54,29 +54,32 @@ impl fmt::Display for SharedLayout {
     }
 }
 
-/// A matrix of 16-bit elements in shared memory.
+/// A matrix in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedTile {
     /// Bytes from the beginning of shared memory.
     pub offset: u32,
     /// Rows.
     pub rows: u32,
-    /// Columns, a multiple of 16.
+    /// Columns, a multiple of the depth of a product.
     pub columns: u32,
     /// Their layout.
     pub layout: SharedLayout,
+    /// The layout of an element.
+    pub element: ElementLayout,
 }
 
 impl SharedTile {
     /// Reserves the memory of a tile.
-    pub fn reserve(k: &mut Builder, rows: u32, columns: u32, layout: SharedLayout) -> Self {
-        let unplaced = Self { offset: 0, rows, columns, layout };
+    pub fn reserve(k: &mut Builder, rows: u32, columns: u32, layout: SharedLayout, element: ElementLayout) -> Self {
+        let unplaced = Self { offset: 0, rows, columns, layout, element };
         Self { offset: k.reserve_shared(unplaced.bytes(), TILE_ALIGNMENT), ..unplaced }
     }
 
     /// Columns of a tile for so many columns of a tensor: whole panels that are not too narrow.
-    pub const fn columns_for(columns: u32) -> u32 {
-        if columns <= 16 { 16 } else { columns.next_multiple_of(32) }
+    pub const fn columns_for(columns: u32, element: ElementLayout) -> u32 {
+        let narrowest = element.mma_k();
+        if columns <= narrowest { narrowest } else { columns.next_multiple_of(2 * narrowest) }
     }
 
     /// Bytes of the tile, rounded up to the alignment of the next.
@@ -87,18 +90,19 @@ impl SharedTile {
     /// Columns of a panel: the columns within which the swizzle exchanges chunks, and of which a copy has one chunk per
     /// thread.
     pub const fn panel_columns(self) -> u32 {
-        if self.columns.is_multiple_of(64) {
-            64
-        } else if self.columns.is_multiple_of(32) {
-            32
+        let widest = self.element.panel_columns();
+        if self.columns.is_multiple_of(widest) {
+            widest
+        } else if self.columns.is_multiple_of(widest / 2) {
+            widest / 2
         } else {
-            16
+            widest / 4
         }
     }
 
     /// Chunks of one row of a panel.
     pub const fn panel_chunks(self) -> u32 {
-        self.panel_columns() / CHUNK_ELEMENTS
+        self.panel_columns() / self.element.chunk_elements()
     }
 
     /// The number of panels.
@@ -109,17 +113,17 @@ impl SharedTile {
     /// Bytes from one row to the next within a panel.
     pub const fn row_bytes(self) -> u32 {
         match self.layout {
-            SharedLayout::Plain => self.columns * ELEMENT_BYTES,
-            SharedLayout::Padded => self.columns * ELEMENT_BYTES + CHUNK_BYTES,
-            SharedLayout::Swizzled => self.panel_columns() * ELEMENT_BYTES,
+            SharedLayout::Plain => self.columns * self.element.bytes,
+            SharedLayout::Padded => self.columns * self.element.bytes + CHUNK_BYTES,
+            SharedLayout::Swizzled => self.panel_columns() * self.element.bytes,
         }
     }
 
     /// Bytes from one panel to the next.
     const fn panel_bytes(self) -> u32 {
         match self.layout {
-            SharedLayout::Plain => self.rows * self.columns * ELEMENT_BYTES / self.panels(),
-            SharedLayout::Padded => self.rows * (self.columns * ELEMENT_BYTES + CHUNK_BYTES) / self.panels(),
+            SharedLayout::Plain => self.rows * self.columns * self.element.bytes / self.panels(),
+            SharedLayout::Padded => self.rows * (self.columns * self.element.bytes + CHUNK_BYTES) / self.panels(),
             SharedLayout::Swizzled => self.rows * self.row_bytes(),
         }
     }
@@ -127,7 +131,7 @@ impl SharedTile {
     /// Bytes from the chunk in `panel` 0 to the same chunk of another panel.
     pub(crate) const fn panel_step(self, panel: u32) -> u32 {
         match self.layout {
-            SharedLayout::Plain | SharedLayout::Padded => panel * self.panel_columns() * ELEMENT_BYTES,
+            SharedLayout::Plain | SharedLayout::Padded => panel * self.panel_columns() * self.element.bytes,
             SharedLayout::Swizzled => panel * self.panel_bytes(),
         }
     }
@@ -166,7 +170,7 @@ impl SharedTile {
     }
 }
 
-/// Row and chunk of a 16 × 16 block that each lane points `ldmatrix` at: four 8 × 8 matrices, in one of two orders.
+/// Row and chunk of a block of 16 rows and 32 bytes that each lane points `ldmatrix` at: four 8 × 8 matrices, in one of two orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneRows {
     /// The matrix below the first comes second: left operands, and right operands that are transposed on the way.
@@ -188,7 +192,7 @@ impl LaneRows {
     }
 }
 
-/// `ldmatrix` addresses of one lane in a tile: any 16 × 16 block by its row and column.
+/// `ldmatrix` addresses of one lane in a tile: any block of 16 rows and 32 bytes by its row and column.
 #[derive(Debug, Clone, Copy)]
 pub struct TileAddresses {
     tile: SharedTile,
@@ -208,9 +212,9 @@ impl TileAddresses {
         Self { row: self.row + rows, ..self }
     }
 
-    /// The base register of a lane's addresses for each 16-column step of a panel.
+    /// The base register of a lane's addresses for each depth step of a panel.
     pub(crate) fn by_column(self, k: &mut Builder) -> Vec<Reg<U32>> {
-        let steps = self.tile.panel_columns() / 16;
+        let steps = self.tile.panel_columns() / self.tile.element.mma_k();
         (0..steps)
             .map(|step| match (self.tile.layout, step) {
                 (SharedLayout::Swizzled, 1..) => k.section("swizzle", |k| k.xor(self.first, step * 2 * CHUNK_BYTES)),
@@ -219,13 +223,13 @@ impl TileAddresses {
             .collect()
     }
 
-    /// The address of the block at `row` (a multiple of 8) and `column` (a multiple of 16), given [`Self::by_column`].
+    /// The address of the block at `row` (a multiple of 8) and `column` (a multiple of the depth), given [`Self::by_column`].
     pub(crate) fn block(self, by_column: &[Reg<U32>], row: u32, column: u32) -> SharedAddress {
         let (panel, within) = (column / self.tile.panel_columns(), column % self.tile.panel_columns());
-        let step = within / 16;
+        let step = within / self.tile.element.mma_k();
         let beside = match self.tile.layout {
             SharedLayout::Swizzled => 0,
-            SharedLayout::Plain | SharedLayout::Padded => within * ELEMENT_BYTES,
+            SharedLayout::Plain | SharedLayout::Padded => within * self.tile.element.bytes,
         };
         let offset = (self.row + row) * self.tile.row_bytes() + self.tile.panel_step(panel) + beside;
         SharedAddress::from(by_column[step as usize]).plus(offset as i32)
