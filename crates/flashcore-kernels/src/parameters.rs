@@ -56,7 +56,7 @@ macro_rules! parameters {
 
         /// The number of parameters that change from launch to launch.
         pub const LAUNCH_PARAMETERS: usize = FIRST + [$(stringify!($last),)* $(stringify!($launch),)*].len();
-        /// Those of them that are the first parameters of all.
+        /// The number of those in the first block.
         const FIRST: usize = [$(stringify!($first),)*].len();
         /// Parameters that follow from problem and plan, between the two blocks.
         const BETWEEN: usize = [$(stringify!($name),)*].len();

@@ -19,7 +19,7 @@ pub enum ProblemError {
     ShapesDiffer {
         /// The size.
         argument: &'static str,
-        /// Its value.
+        /// The size as given.
         actual: usize,
         /// The value that the other tensors ask for.
         expected: usize,

@@ -301,7 +301,7 @@ impl OperandSet {
         Self(self.0 & !(1 << (operand as u32)))
     }
 
-    /// Its operands, in the order of the table.
+    /// The operands of the set, in the order of the table.
     pub fn iter(self) -> impl Iterator<Item = Operand> {
         Operand::ALL.iter().copied().filter(move |&operand| self.has(operand))
     }

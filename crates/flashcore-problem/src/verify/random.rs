@@ -84,7 +84,7 @@ impl Stress {
 }
 
 /// Each tensor draws from a stream of its own: operands that resemble one another hide swapped operands.
-/// Those of the vectors follow, in the table of operands.
+/// Streams of the vectors are in the table of operands.
 enum Stream {
     Query,
     Key,

@@ -22,7 +22,7 @@ macro_rules! define_device_tensors {
         /// `data_ptr()` of `PyTorch`.
         ///
         /// Each address is that of the first element; the others lie where the problem's [strides](Problem::strides) say.
-        /// Those of operands that the problem does not have are 0.
+        /// The address of an operand that the problem does not have is 0.
         ///
         /// ```
         /// # use flashcore::DeviceTensors;

@@ -35,7 +35,7 @@ impl State {
 pub struct Requirement {
     /// The requirement.
     pub what: &'static str,
-    /// Its state.
+    /// State of the requirement.
     pub state: State,
     /// By which records, or what would make one.
     pub evidence: String,
