@@ -172,6 +172,8 @@ macro_rules! read_switch {
         $to.$switch = switch(stringify!($switch), $from.$switch)?
     };
     ($from:ident, $to:ident, $switch:ident: usize) => {};
+    ($from:ident, $to:ident, $switch:ident: TotalRows) => {};
+    ($from:ident, $to:ident, $switch:ident: Paging) => {};
 }
 
 macro_rules! define_switches {

@@ -2,7 +2,7 @@
 
 use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_problem::{DType, Problem, ProblemError};
+use flashcore_problem::{DType, Operand, OperandSet, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
@@ -62,6 +62,8 @@ pub enum Reason {
     Arch { kernel: &'static str, needs: Arch, arch: Arch },
     #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
     Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
+    #[error("the {kernel} kernel has no {feature}: take an ampere config")]
+    Sequences { kernel: &'static str, feature: &'static str },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -84,6 +86,30 @@ pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
     fits && reasons(problem, config, arch).is_empty()
 }
 
+/// Reasons against packed and paged sequences: only the kernels that find rows and keys by sequence take them.
+fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
+    let feature = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand))?;
+    match config {
+        Config::Scalar(_) | Config::Ampere(_) => None,
+        Config::Hopper(_) | Config::Ladder(_) => {
+            Some(Reason::Sequences { kernel: config.family(), feature: feature.name() })
+        }
+    }
+}
+
+/// True for an operand that says where the rows or keys of a sequence lie.
+const fn is_ragged(operand: Operand) -> bool {
+    matches!(
+        operand,
+        Operand::CuSeqlensQ
+            | Operand::CuSeqlensK
+            | Operand::SequsedQ
+            | Operand::LeftpadK
+            | Operand::KvBatchIdx
+            | Operand::PageTable
+    )
+}
+
 /// Every reason against a config for a problem that can be told without generating the kernel.
 pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
@@ -97,6 +123,7 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
             reasons.push(Reason::Dim { kernel, argument, dim, multiple, most });
         }
     }
+    reasons.extend(ragged_reasons(problem, config));
     reasons.extend(config.flaws().into_iter().map(|flaw| {
         let Flaw { argument, value, allowed } = flaw;
         Reason::Config { kernel, argument, value, allowed }

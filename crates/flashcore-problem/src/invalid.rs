@@ -112,6 +112,33 @@ pub enum ProblemError {
         /// Rows of key and value.
         key_length: usize,
     },
+    /// A row of the page table has no room for the longest sequence.
+    #[error(
+        "a row of the page table has {table_width} pages of {page_size} rows; key_length is {key_length}, which needs \
+         {} pages", key_length.div_ceil((*page_size).max(1))
+    )]
+    TableTooNarrow {
+        /// Bound on the keys of a sequence.
+        key_length: usize,
+        /// Entries of a row of the page table.
+        table_width: usize,
+        /// Rows of a page.
+        page_size: usize,
+    },
+    /// Rows of the page table overlap.
+    #[error("table_stride is {table_stride}; it must be at least table_width, which is {table_width}")]
+    TableOverlaps {
+        /// Entries from one row of the page table to the next.
+        table_stride: usize,
+        /// Entries of a row.
+        table_width: usize,
+    },
+    /// Packed keys exclude a cache that has batches or pages.
+    #[error("total_k (cu_seqlens_k) and {other} are both given; keys are packed, or they lie in a cache")]
+    PackedKeysWith {
+        /// The other.
+        other: &'static str,
+    },
     /// Neighbours of one dimension would share some of their columns.
     #[error(
         "the {dimension} stride of {tensor} is {stride}; it must be 0 (broadcast) or at least {columns}, its columns"
@@ -203,6 +230,54 @@ pub enum TensorError {
         length: u32,
         /// Rows of key and value.
         key_length: usize,
+    },
+    /// The offsets of packed sequences do not begin with 0.
+    #[error("{tensor} begins with {first}; it must begin with 0")]
+    FirstOffset {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its first entry.
+        first: u32,
+    },
+    /// The offsets of packed sequences fall.
+    #[error(
+        "{tensor} falls from {begin} to {end} at sequence {sequence}; each sequence must begin where the last ended"
+    )]
+    OffsetsFall {
+        /// The tensor.
+        tensor: &'static str,
+        /// The sequence.
+        sequence: usize,
+        /// Where it begins.
+        begin: u32,
+        /// Where it ends.
+        end: u32,
+    },
+    /// A number of a sequence is beyond its bound.
+    #[error("{tensor} of sequence {sequence} is {value}; it may be at most {most}, {bound}")]
+    BeyondBound {
+        /// The tensor.
+        tensor: &'static str,
+        /// The sequence.
+        sequence: usize,
+        /// The number.
+        value: u32,
+        /// The largest number allowed.
+        most: usize,
+        /// The bound in words.
+        bound: &'static str,
+    },
+    /// A page that a sequence uses is not in the cache.
+    #[error("entry {entry} of the page table of sequence {sequence} is {page}; the cache has {num_pages} pages")]
+    Page {
+        /// The sequence.
+        sequence: usize,
+        /// The entry in its row.
+        entry: usize,
+        /// The entry's value.
+        page: i32,
+        /// Pages of the cache.
+        num_pages: usize,
     },
 }
 

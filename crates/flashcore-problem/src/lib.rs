@@ -84,6 +84,7 @@ mod invalid;
 mod layout;
 mod mask;
 mod problem;
+mod sequence;
 mod tensors;
 mod verify;
 mod views;
@@ -96,6 +97,7 @@ pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use mask::{Alignment, Mask};
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
+pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
 pub use verify::{
     Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SplitMix64, Stress, Verdict,

@@ -6,7 +6,7 @@
 //! operands alike loops over [`Operand::ALL`]; code that needs a name for each hands the table to a macro of its own
 //! with [`operands!`](crate::operands!). `docs/add-an-operand.md` goes through it.
 
-use crate::{BiasStrides, DType, Problem, Shape, Strides};
+use crate::{BiasStrides, DType, PagedKv, Paging, Problem, Shape, Strides, TotalRows};
 
 /// Hands the table of operands to the macro of this name.
 ///
@@ -29,16 +29,44 @@ macro_rules! operands {
                 output: Output, Write, output_shape;
             }
             outputs {
-                /// The log-sum-exp (LSE) of each row, contiguous `[batch, query head, query row]`.
-                lse: Lse, f32, |problem| problem.batch * problem.query_heads * problem.query_length, with_lse,
+                /// The log-sum-exp (LSE) of each row, contiguous `[batch, query head, query row]`; with
+                /// `cu_seqlens_q`, `[query head, row of all sequences]`.
+                lse: Lse, f32, |problem| {
+                        let Shape { batch, heads, rows, .. } = problem.output_shape();
+                        batch * heads * rows
+                    }, with_lse,
                     /// True to have the log-sum-exp (LSE) of each row.
                     lse: bool, with_lse;
             }
             inputs {
+                /// Where the query rows of each sequence begin among those of all, and where the last ends (varlen).
+                cu_seqlens_q: CuSeqlensQ, u32, |problem| problem.batch + 1, with_cu_seqlens_q, 9, cu_seqlens_q,
+                    /// Rows of query and output where those of all sequences are packed into one batch (varlen).
+                    total_q: TotalRows, with_total_q;
+                /// Where the keys of each sequence begin among those of all, and where the last ends (varlen).
+                cu_seqlens_k: CuSeqlensK, u32, |problem| problem.batch + 1, with_cu_seqlens_k, 10, cu_seqlens_k,
+                    /// Rows of key and value where those of all sequences are packed into one batch (varlen).
+                    total_k: TotalRows, with_total_k;
+                /// Query rows of each sequence; the rows after them are neither read nor written.
+                seqused_q: SequsedQ, u32, |problem| problem.batch, with_seqused_q, 11, seqused_q,
+                    /// True if each sequence has a number of query rows of its own, at most `query_length`.
+                    seqused_q: bool, with_seqused_q;
                 /// One key length per batch, at most the problem's `key_length`.
                 seqused_k: SequsedK, u32, |problem| problem.batch, with_seqused_k, 5, seqused_k,
                     /// True if each batch has a key length of its own, at most `key_length`.
                     seqused_k: bool, with_seqused_k;
+                /// Keys at the beginning of each sequence that are padding. They count in `seqused_k`.
+                leftpad_k: LeftpadK, u32, |problem| problem.batch, with_leftpad_k, 12, leftpad_k,
+                    /// True if each sequence begins with padding among its keys.
+                    leftpad_k: bool, with_leftpad_k;
+                /// The batch of the KV cache, or the row of the page table, of each sequence.
+                kv_batch_idx: KvBatchIdx, u32, |problem| problem.batch, with_kv_batch_idx, 13, kv_batch_idx,
+                    /// Batches of the KV cache, or rows of the page table, where sequences choose theirs.
+                    kv_batch: TotalRows, with_kv_batch;
+                /// The pages of each sequence. Entries past its last key may hold anything.
+                page_table: PageTable, i32, Problem::table_entries, with_page_table, 14, page_table,
+                    /// The paged KV cache, where key and value are pages.
+                    paged: Paging, with_paged;
                 /// One slope per query head.
                 alibi_slopes: AlibiSlopes, f32, |problem| problem.query_heads, with_alibi_slopes, 8, alibi_slopes,
                     /// True if there is a slope per query head (`ALiBi`) that is subtracted for every position of
@@ -99,6 +127,26 @@ impl Switch for usize {
 
     fn switch_on(&mut self) {
         *self = 1;
+    }
+}
+
+impl Switch for TotalRows {
+    fn is_on(&self) -> bool {
+        self.is_some()
+    }
+
+    fn switch_on(&mut self) {
+        *self = Some(1);
+    }
+}
+
+impl Switch for Paging {
+    fn is_on(&self) -> bool {
+        self.is_some()
+    }
+
+    fn switch_on(&mut self) {
+        *self = Some(PagedKv::new(1, 1, 1));
     }
 }
 
@@ -253,7 +301,13 @@ impl Operand {
                 | Self::Value
                 | Self::Output
                 | Self::Lse
+                | Self::CuSeqlensQ
+                | Self::CuSeqlensK
+                | Self::SequsedQ
                 | Self::SequsedK
+                | Self::LeftpadK
+                | Self::KvBatchIdx
+                | Self::PageTable
                 | Self::Sinks
                 | Self::AuxF32
                 | Self::AuxI32
@@ -325,10 +379,14 @@ mod tests {
         assert_eq!(names(&problem), ["query", "key", "value", "output"]);
         Operand::optional().for_each(|operand| operand.switch_on(&mut problem));
         (problem.aux_f32, problem.aux_i32) = (7, 9);
-        assert_eq!(names(&problem), Operand::ALL.iter().map(|operand| operand.name()).collect::<Vec<_>>());
+        (problem.total_q, problem.total_k, problem.kv_batch) = (Some(11), None, Some(4));
+        problem.paged = Some(PagedKv { page_size: 4, num_pages: 3, table_width: 2, table_stride: 5 });
+        let packed_keys = |name: &&str| *name != "cu_seqlens_k";
+        let all = Operand::ALL.iter().map(|operand| operand.name()).filter(packed_keys);
+        assert_eq!(names(&problem), all.collect::<Vec<_>>());
         let strides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };
         let extents = Operand::ALL.iter().map(|operand| operand.extent(&problem, strides));
-        let expected = [480, 240, 240, 480, 60, 2, 6, 6, 7, 9, 150].map(Some);
+        let expected = [528, 288, 288, 528, 66, 3, 3, 2, 2, 2, 2, 17, 6, 6, 7, 9, 150].map(Some);
         assert_eq!(extents.collect::<Vec<_>>(), expected);
         assert_eq!(Operand::inputs().count() + 2, Operand::COUNT);
         assert_eq!(Operand::optional().count() + 4, Operand::COUNT);

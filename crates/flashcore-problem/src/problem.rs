@@ -1,7 +1,10 @@
 //! An attention problem: everything but the numbers in its tensors.
 
 use crate::expression::{Expression, MOST_STEPS};
-use crate::{DType, Invalid, Layout, Mask, MaskMod, Operand, ProblemError, ScoreMod, Shape, Strides, TensorStrides};
+use crate::{
+    DType, Invalid, Layout, Mask, MaskMod, Operand, PagedKv, Paging, ProblemError, ScoreMod, Shape, Strides,
+    TensorStrides, TotalRows,
+};
 use std::fmt;
 use std::ops::Range;
 
@@ -166,22 +169,35 @@ impl Problem {
 
     /// The shape of the query.
     pub fn query_shape(&self) -> Shape {
-        Shape { batch: self.batch, heads: self.query_heads, rows: self.query_length, columns: self.head_dim }
+        let (batch, rows) = self.total_q.map_or((self.batch, self.query_length), |rows| (1, rows));
+        Shape { batch, heads: self.query_heads, rows, columns: self.head_dim }
+    }
+
+    /// Batches and rows of key and value, or pages and their rows.
+    fn cache_shape(&self) -> (usize, usize) {
+        match (self.paged, self.total_k) {
+            (Some(paged), _) => (paged.num_pages, paged.page_size),
+            (None, Some(rows)) => (1, rows),
+            (None, None) => (self.cache_batches(), self.key_length),
+        }
     }
 
     /// The shape of the key.
     pub fn key_shape(&self) -> Shape {
-        Shape { batch: self.batch, heads: self.key_heads, rows: self.key_length, columns: self.head_dim }
+        let (batch, rows) = self.cache_shape();
+        Shape { batch, heads: self.key_heads, rows, columns: self.head_dim }
     }
 
     /// The shape of the value.
     pub fn value_shape(&self) -> Shape {
-        Shape { batch: self.batch, heads: self.key_heads, rows: self.key_length, columns: self.value_dim }
+        let (batch, rows) = self.cache_shape();
+        Shape { batch, heads: self.key_heads, rows, columns: self.value_dim }
     }
 
     /// The shape of the output.
     pub fn output_shape(&self) -> Shape {
-        Shape { batch: self.batch, heads: self.query_heads, rows: self.query_length, columns: self.value_dim }
+        let (batch, rows) = self.total_q.map_or((self.batch, self.query_length), |rows| (1, rows));
+        Shape { batch, heads: self.query_heads, rows, columns: self.value_dim }
     }
 
     /// The strides of the four tensors. Those of a problem that does not validate are meaningless.
@@ -202,6 +218,7 @@ impl Problem {
         self.validate_numbers(&mut errors);
         self.validate_expressions(&mut errors);
         self.validate_layout(&mut errors);
+        self.validate_sequences(&mut errors);
         errors
     }
 
@@ -267,8 +284,9 @@ impl Problem {
     }
 
     fn validate_layout(&self, errors: &mut Vec<ProblemError>) {
-        let (query_length, key_length) = (self.query_length, self.key_length);
-        if self.layout == Layout::PackedQkv && query_length != key_length {
+        let (query, key) = (self.query_shape(), self.key_shape());
+        let (query_length, key_length) = (query.rows, key.rows);
+        if self.layout == Layout::PackedQkv && (query_length, query.batch) != (key_length, key.batch) {
             errors.push(ProblemError::PackedLengthsDiffer { query_length, key_length });
         }
         let strides = self.strides();
@@ -284,6 +302,35 @@ impl Problem {
         let Strides { batch, head, row } = strides.output;
         if !strides.output.is_disjoint(self.output_shape()) {
             errors.push(ProblemError::OutputOverlaps { batch, head, row, shape: self.output_shape() });
+        }
+    }
+
+    fn validate_sequences(&self, errors: &mut Vec<ProblemError>) {
+        if let Some(PagedKv { page_size, num_pages, table_width, table_stride }) = self.paged {
+            if page_size == 0 {
+                errors.push(ProblemError::Zero { argument: "page_size" });
+            }
+            if num_pages > i32::MAX as usize {
+                errors.push(ProblemError::LengthTooLarge { argument: "num_pages", length: num_pages });
+            }
+            let capacity = table_width.saturating_mul(page_size);
+            if capacity < self.key_length {
+                errors.push(ProblemError::TableTooNarrow { key_length: self.key_length, table_width, page_size });
+            }
+            if table_stride < table_width && self.cache_batches() > 1 {
+                errors.push(ProblemError::TableOverlaps { table_stride, table_width });
+            }
+        }
+        if self.total_k.is_some() {
+            let others = [("paged", self.paged.is_some()), ("kv_batch", self.kv_batch.is_some())];
+            for (other, _) in others.into_iter().filter(|&(_, present)| present) {
+                errors.push(ProblemError::PackedKeysWith { other });
+            }
+        }
+        for (argument, rows) in [("total_q", self.total_q), ("total_k", self.total_k)] {
+            if let Some(length) = rows.filter(|&rows| rows > i32::MAX as usize) {
+                errors.push(ProblemError::LengthTooLarge { argument, length });
+            }
         }
     }
 

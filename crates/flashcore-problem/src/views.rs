@@ -219,11 +219,69 @@ impl<'a> InputViews<'a> {
                 errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
             }
         }
-        let key_length = problem.key_length;
-        for (batch, &length) in self.seqused_k.unwrap_or_default().iter().enumerate() {
-            if length as usize > key_length {
-                errors.push(TensorError::KeyLength { batch, length, key_length });
-            }
+        let is_sized =
+            |error: &TensorError| !matches!(error, TensorError::Missing { .. } | TensorError::WrongCount { .. });
+        if errors.iter().all(is_sized) {
+            self.check_sequences(problem, errors);
+        }
+    }
+
+    /// Offsets, lengths and pages of all sequences, once every vector has its size.
+    fn check_sequences(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
+        let before = errors.len();
+        check_offsets(
+            "cu_seqlens_q",
+            self.cu_seqlens_q,
+            (problem.query_length, "query_length"),
+            problem.total_q,
+            errors,
+        );
+        check_offsets("cu_seqlens_k", self.cu_seqlens_k, (problem.key_length, "key_length"), problem.total_k, errors);
+        if errors.len() > before {
+            return;
+        }
+        let capacity = |offsets: Option<&[u32]>, sequence: usize, otherwise: usize| match offsets {
+            Some(offsets) => ((offsets[sequence + 1] - offsets[sequence]) as usize, "its rows in cu_seqlens"),
+            None => (otherwise, "the bound of the problem"),
+        };
+        for sequence in 0..problem.batch {
+            let mut check = |tensor, values: Option<&[u32]>, (most, bound): (usize, &'static str)| {
+                let value = values.map(|values| values[sequence]);
+                if let Some(value) = value.filter(|&value| value as usize > most) {
+                    errors.push(TensorError::BeyondBound { tensor, sequence, value, most, bound });
+                }
+                value.map_or(most, |value| (value as usize).min(most))
+            };
+            check("seqused_q", self.seqused_q, capacity(self.cu_seqlens_q, sequence, problem.query_length));
+            let keys = capacity(self.cu_seqlens_k, sequence, problem.key_length);
+            let keys =
+                if self.cu_seqlens_k.is_none() && self.seqused_k.is_some_and(|used| used[sequence] as usize > keys.0) {
+                    let (length, key_length) = (self.seqused_k.unwrap_or_default()[sequence], problem.key_length);
+                    errors.push(TensorError::KeyLength { batch: sequence, length, key_length });
+                    continue;
+                } else {
+                    check("seqused_k", self.seqused_k, keys)
+                };
+            check("leftpad_k", self.leftpad_k, (keys, "the keys of the sequence"));
+            let batches = problem.cache_batches().saturating_sub(1);
+            check("kv_batch_idx", self.kv_batch_idx, (batches, "the last batch of the cache"));
+        }
+        if errors.len() > before {
+            return;
+        }
+        let Some((paged, table)) = problem.paged.zip(self.page_table) else { return };
+        for sequence in 0..problem.batch {
+            let row = self.kv_batch_idx.map_or(sequence, |batches| batches[sequence] as usize);
+            let keys =
+                self.sequence(problem, sequence).key_length + self.leftpad_k.map_or(0, |pad| pad[sequence] as usize);
+            let pages = table[row * paged.table_stride..].iter().take(keys.div_ceil(paged.page_size)).enumerate();
+            let wrong = pages.filter(|&(_, &page)| usize::try_from(page).map_or(true, |page| page >= paged.num_pages));
+            errors.extend(wrong.take(1).map(|(entry, &page)| TensorError::Page {
+                sequence,
+                entry,
+                page,
+                num_pages: paged.num_pages,
+            }));
         }
     }
 
@@ -232,10 +290,9 @@ impl<'a> InputViews<'a> {
         Tables { numbers: self.aux_f32.unwrap_or_default(), integers: self.aux_i32.unwrap_or_default() }
     }
 
-    /// Number of keys of `batch`: those of the problem where there is no length for it.
+    /// Number of keys of a sequence, from inputs that validate.
     pub fn key_length(&self, problem: &Problem, batch: usize) -> usize {
-        let length = self.seqused_k.and_then(|lengths| lengths.get(batch));
-        length.map_or(problem.key_length, |&length| length as usize)
+        self.sequence(problem, batch).key_length
     }
 }
 
@@ -272,6 +329,30 @@ fn check_tensor(operand: Operand, problem: &Problem, view: TensorView<'_>, error
     let needed = operand.tensor(problem).and_then(|(shape, strides)| strides.extent(shape)).unwrap_or(usize::MAX);
     if view.len() < needed {
         errors.push(TensorError::TooShort { tensor, actual: view.len(), needed });
+    }
+}
+
+fn check_offsets(
+    tensor: &'static str,
+    offsets: Option<&[u32]>,
+    (most, bound): (usize, &'static str),
+    total: Option<usize>,
+    errors: &mut Vec<TensorError>,
+) {
+    let (Some(offsets), Some(total)) = (offsets, total) else { return };
+    if let Some(&first) = offsets.first().filter(|&&first| first != 0) {
+        errors.push(TensorError::FirstOffset { tensor, first });
+    }
+    for (sequence, pair) in offsets.windows(2).enumerate() {
+        let (begin, end) = (pair[0], pair[1]);
+        if end < begin {
+            errors.push(TensorError::OffsetsFall { tensor, sequence, begin, end });
+        } else if (end - begin) as usize > most {
+            errors.push(TensorError::BeyondBound { tensor, sequence, value: end - begin, most, bound });
+        } else if end as usize > total {
+            let bound = "the rows of all sequences";
+            errors.push(TensorError::BeyondBound { tensor, sequence, value: end, most: total, bound });
+        }
     }
 }
 
@@ -411,13 +492,6 @@ mod tests {
             .with_aux_f32(&[7.0])
             .with_aux_i32(&[8]);
         assert_eq!(set, expected);
-    }
-
-    #[test]
-    fn batches_without_a_length_have_that_of_the_problem() {
-        let problem = Problem::new(2, 1, 5, 1, DType::F32);
-        let views = InputViews::new(&[0.0_f32], &[0.0_f32], &[0.0_f32]).with_seqused_k(&[3]);
-        assert_eq!([0, 1, usize::MAX].map(|batch| views.key_length(&problem, batch)), [3, 5, 5]);
     }
 
     #[test]

@@ -64,7 +64,9 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
     let output = &evidence.outputs.output;
     let actual = output.dense(shape, strides);
 
-    verdict.failures.extend(unwritten(output, shape, strides));
+    let untouched = &expected.untouched;
+    verdict.failures.extend(unwritten(output, shape, strides, untouched));
+    verdict.failures.extend(touched(output, shape, strides, untouched));
     verdict.failures.extend(gap_written(output, shape, strides));
     verdict.failures.extend(not_finite(shape, &actual, &expected.output));
     verdict.failures.extend(empty_row_not_zero(shape, &actual, &expected.output));
@@ -85,7 +87,7 @@ pub fn judge(problem: &Problem, expected: &Expected, reference: &ReferenceError,
         verdict.failures.push(Failure::Biased { relative_bias, limit });
     }
     if let Some(lse) = &evidence.outputs.lse {
-        verdict.failures.extend(lse_failures(shape, lse, &expected.lse, limits.lse));
+        verdict.failures.extend(lse_failures(shape, lse, expected, limits.lse));
     }
 
     verdict.failures.extend(changed_inputs(evidence.inputs, evidence.inputs_after));
@@ -110,8 +112,26 @@ fn worst_at(shape: Shape, index: usize, actual: &[f64], expected: &[f64]) -> Wor
     Worst { element: element_at(shape, index), expected: expected[index], actual: actual[index] }
 }
 
-fn unwritten(output: &Tensor, shape: Shape, strides: Strides) -> Option<Failure> {
-    let elements = shape.each_row().flat_map(|(batch, head, row)| {
+/// True for a row that belongs to no sequence, by its index among all rows.
+fn is_untouched(untouched: &[bool], row: usize) -> bool {
+    untouched.get(row).copied().unwrap_or(false)
+}
+
+/// Rows that belong to no sequence hold the poison still.
+fn touched(output: &Tensor, shape: Shape, strides: Strides, untouched: &[bool]) -> Option<Failure> {
+    let rows = shape.each_row().enumerate().filter(|&(index, _)| is_untouched(untouched, index));
+    let elements = rows.flat_map(|(_, (batch, head, row))| {
+        let start = strides.row_start(batch, head, row);
+        start..start + shape.columns
+    });
+    let mut written = elements.filter(|&index| !output.is_poisoned(index));
+    let first_index = written.next()?;
+    Some(Failure::GapWritten { count: 1 + written.count(), first_index })
+}
+
+fn unwritten(output: &Tensor, shape: Shape, strides: Strides, untouched: &[bool]) -> Option<Failure> {
+    let rows = shape.each_row().enumerate().filter(|&(index, _)| !is_untouched(untouched, index));
+    let elements = rows.flat_map(|(_, (batch, head, row))| {
         let start = strides.row_start(batch, head, row);
         (0..shape.columns).map(move |column| (start + column, Element { batch, head, row, column }))
     });
@@ -153,11 +173,18 @@ fn empty_row_not_zero(shape: Shape, actual: &[f64], expected: &[f64]) -> Option<
     Some(Failure::EmptyRowNotZero { count: 1 + wrong.count(), first })
 }
 
-fn lse_failures(shape: Shape, actual: &[f32], expected: &[f64], limit: f64) -> Vec<Failure> {
+fn lse_failures(shape: Shape, actual: &[f32], expected: &Expected, limit: f64) -> Vec<Failure> {
     let rows = Shape { columns: 1, ..shape };
     let poison = DType::F32.poison() as u32;
-    let unwritten: Vec<usize> = (0..actual.len()).filter(|&index| actual[index].to_bits() == poison).collect();
+    let (untouched, expected) = (&expected.untouched, &expected.lse);
+    let is_poisoned = |index: usize| actual[index].to_bits() == poison;
+    let wrong = |index: &usize| is_poisoned(*index) != is_untouched(untouched, *index);
+    let (unwritten, written): (Vec<usize>, Vec<usize>) =
+        (0..actual.len()).filter(wrong).partition(|&index| is_poisoned(index));
     let mut failures = Vec::new();
+    if let Some(&first_index) = written.first() {
+        failures.push(Failure::GapWritten { count: written.len(), first_index });
+    }
     if let Some(&first) = unwritten.first() {
         let first = element_at(rows, first);
         failures.push(Failure::LseUnwritten { count: unwritten.len(), first });

@@ -1,12 +1,13 @@
 //! The oracle: attention in plain `f64` loops. Its only virtue is to be obviously right.
 
-use crate::{DType, Inputs, Invalid, Problem};
+use crate::{DType, Element, Inputs, Invalid, Problem, Sequence};
 use rayon::prelude::*;
 
 /// The right answer to a problem.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
-    /// Contiguous `[batch, query head, query row, value column]`, whatever the problem's layout.
+    /// Contiguous `[batch, query head, query row, value column]` of the output's shape, whatever the problem's layout.
+    /// NaN in rows that belong to no sequence, which a backend leaves alone.
     pub output: Vec<f64>,
     /// Contiguous `[batch, query head, query row]`, even if the problem does not ask for it.
     pub lse: Vec<f64>,
@@ -14,6 +15,26 @@ pub struct Expected {
     ///
     /// A score of this size is rounded by this much times the roundoff of the accumulator, in any implementation.
     pub largest_score: f64,
+    /// True for each row of the output, `[batch, query head, query row]`, that belongs to no sequence; empty where all
+    /// rows do.
+    pub untouched: Vec<bool>,
+}
+
+/// The rows of the output that belong to a sequence: the sequence, its row, and the place in the output.
+pub(crate) fn output_rows<'a>(problem: &Problem, inputs: &'a Inputs) -> Vec<(Sequence<'a>, Element)> {
+    let sequences = inputs.views().sequences(problem).collect::<Vec<_>>();
+    let rows = sequences.into_iter().flat_map(|sequence| {
+        let heads = 0..problem.query_heads;
+        heads.flat_map(move |head| (0..sequence.query_length).map(move |row| (sequence, head, row)))
+    });
+    rows.map(|(sequence, head, row)| (sequence, Element { batch: sequence.index, head, row, column: 0 })).collect()
+}
+
+/// The index of a row of a sequence among the rows of the output.
+pub(crate) fn output_row(problem: &Problem, sequence: &Sequence<'_>, at: Element) -> usize {
+    let shape = problem.output_shape();
+    let (batch, row) = sequence.query_row(at.row);
+    (batch * shape.heads + at.head) * shape.rows + row
 }
 
 /// Computes attention as defined in the [crate documentation](crate), in `f64`, one row at a time.
@@ -21,25 +42,32 @@ pub fn oracle(problem: &Problem, inputs: &Inputs) -> Result<Expected, Invalid> {
     inputs.validate(problem)?;
     let operands = Operands::new(problem, inputs);
     let shape = problem.output_shape();
-    let rows: Vec<(usize, usize, usize)> = shape.each_row().collect();
-
-    let mut output = vec![0.0; rows.len() * shape.columns];
-    let mut lse = vec![0.0; rows.len()];
-    let largest_score = output
-        .par_chunks_mut(shape.columns)
-        .zip(&mut lse)
-        .zip(&rows)
-        .map(|((output, lse), &(batch, head, row))| {
-            let answer = match problem.dtype {
-                // The gate of results in `f64` sees rounding errors of plain sums in `f64`.
-                DType::F64 => operands.row::<Compensated>(batch, head, row, output),
-                DType::F16 | DType::Bf16 | DType::F32 => operands.row::<f64>(batch, head, row, output),
-            };
-            *lse = answer.lse;
-            answer.largest_score
+    let rows = output_rows(problem, inputs);
+    let answers: Vec<RowAnswer> = rows
+        .par_iter()
+        .map(|(sequence, at)| match problem.dtype {
+            // The gate of results in `f64` sees rounding errors of plain sums in `f64`.
+            DType::F64 => operands.row::<Compensated>(sequence, *at),
+            DType::F16 | DType::Bf16 | DType::F32 => operands.row::<f64>(sequence, *at),
         })
-        .reduce(|| 0.0, f64::max);
-    Ok(Expected { output, lse, largest_score })
+        .collect();
+    let all = shape.batch * shape.heads * shape.rows;
+    let mut expected = Expected {
+        output: vec![f64::NAN; all * shape.columns],
+        lse: vec![f64::NAN; all],
+        largest_score: answers.iter().fold(0.0, |largest, answer| largest.max(answer.largest_score)),
+        untouched: vec![true; all],
+    };
+    for ((sequence, at), answer) in rows.iter().zip(answers) {
+        let row = output_row(problem, sequence, *at);
+        expected.output[row * shape.columns..][..shape.columns].copy_from_slice(&answer.output);
+        expected.lse[row] = answer.lse;
+        expected.untouched[row] = false;
+    }
+    if !expected.untouched.contains(&true) {
+        expected.untouched = Vec::new();
+    }
+    Ok(expected)
 }
 
 /// The inputs in `f64`, contiguous.
@@ -52,6 +80,7 @@ struct Operands<'a> {
 }
 
 struct RowAnswer {
+    output: Vec<f64>,
     lse: f64,
     largest_score: f64,
 }
@@ -68,18 +97,20 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Writes the output of one row, which is zero before.
-    fn row<S: Sum>(&self, batch: usize, head: usize, row: usize, output: &mut [f64]) -> RowAnswer {
-        let problem = self.problem;
+    fn row<S: Sum>(&self, sequence: &Sequence<'_>, at: Element) -> RowAnswer {
+        let (problem, Element { batch, head, row, .. }) = (self.problem, at);
         let (head_dim, value_dim) = (problem.head_dim, problem.value_dim);
-        let batch_key_length = self.inputs.key_length(problem, batch);
-        let position = row as isize + problem.position_offset(batch_key_length);
+        let position = row as isize + sequence.position_offset(problem);
 
-        let query_start = ((batch * problem.query_heads + head) * problem.query_length + row) * head_dim;
+        let query_start = output_row(problem, sequence, at) * head_dim;
         let query = &self.query[query_start..query_start + head_dim];
-        let first_key_row = (batch * problem.key_heads + problem.key_head(head)) * problem.key_length;
+        let key_shape = problem.key_shape();
+        let key_row = |key: usize| {
+            let (batch, row) = sequence.key_row(key);
+            (batch * key_shape.heads + problem.key_head(head)) * key_shape.rows + row
+        };
 
-        let keys = problem.attended_keys(batch_key_length, row);
+        let keys = sequence.attended_keys(problem, row);
         let keys: Vec<usize> = match problem.mask_mod {
             Some(mask_mod) => mask_mod.attended(self.inputs.views().tables(), (batch, head, row), keys),
             None => keys.collect(),
@@ -87,7 +118,7 @@ impl<'a> Operands<'a> {
         let mut largest_score = 0.0_f64;
         let mut scores = Vec::with_capacity(keys.len());
         for &j in &keys {
-            let key_start = (first_key_row + j) * head_dim;
+            let key_start = key_row(j) * head_dim;
             let key = &self.key[key_start..key_start + head_dim];
             let mut product = S::default();
             for column in 0..head_dim {
@@ -122,7 +153,7 @@ impl<'a> Operands<'a> {
         for (j, score) in keys.into_iter().zip(scores) {
             let weight = (score - shift).exp();
             sum.add(weight);
-            let value_start = (first_key_row + j) * value_dim;
+            let value_start = key_row(j) * value_dim;
             let value = &self.value[value_start..value_start + value_dim];
             for column in 0..value_dim {
                 sums[column].add(weight * value[column]);
@@ -131,13 +162,10 @@ impl<'a> Operands<'a> {
         let sum = sum.value();
         // No key attended, or only scores of minus infinity.
         if sum == 0.0 {
-            output.fill(0.0);
-            return RowAnswer { lse: f64::NEG_INFINITY, largest_score };
+            return RowAnswer { output: vec![0.0; value_dim], lse: f64::NEG_INFINITY, largest_score };
         }
-        for (element, total) in output.iter_mut().zip(sums) {
-            *element = total.value() / sum;
-        }
-        RowAnswer { lse: shift + sum.ln(), largest_score }
+        let output = sums.into_iter().map(|total| total.value() / sum).collect();
+        RowAnswer { output, lse: shift + sum.ln(), largest_score }
     }
 }
 

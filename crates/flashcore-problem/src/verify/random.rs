@@ -158,8 +158,69 @@ impl Inputs {
             fill(problem, problem.value_shape(), strides.value, value),
         );
         inputs.fill_vectors(problem, seed);
+        if problem.is_ragged() {
+            inputs.reconcile_sequences(problem);
+        }
         inputs.bias = problem.bias.then(|| random_bias(problem, seed));
         inputs
+    }
+}
+
+impl Inputs {
+    /// Makes lengths, offsets and tables agree, and poisons what no sequence uses: rows of key and value, and entries of
+    /// the page table.
+    fn reconcile_sequences(&mut self, problem: &Problem) {
+        let difference = |offsets: &Option<Vec<u32>>, index: usize, otherwise: usize| match offsets {
+            Some(offsets) => offsets[index + 1] - offsets[index],
+            None => otherwise as u32,
+        };
+        for index in 0..problem.batch {
+            let queries = difference(&self.cu_seqlens_q, index, problem.query_length);
+            let keys = difference(&self.cu_seqlens_k, index, problem.key_length);
+            if let Some(used) = &mut self.seqused_q {
+                used[index] = used[index].min(queries);
+            }
+            let keys = match &mut self.seqused_k {
+                Some(used) => {
+                    used[index] = used[index].min(keys);
+                    used[index]
+                }
+                None => keys,
+            };
+            if let Some(pad) = &mut self.leftpad_k {
+                pad[index] = pad[index].min(keys);
+            }
+        }
+        let key_shape = problem.key_shape();
+        let mut used_rows = vec![false; key_shape.batch * key_shape.rows];
+        let mut used_entries = vec![false; problem.table_entries()];
+        for sequence in self.views().sequences(problem) {
+            for key in 0..sequence.key_length {
+                let (batch, row) = sequence.key_row(key);
+                used_rows[batch * key_shape.rows + row] = true;
+            }
+            let Some(paged) = problem.paged else { continue };
+            let row = self.kv_batch_idx.as_ref().map_or(sequence.index, |batches| batches[sequence.index] as usize);
+            let pad = self.leftpad_k.as_ref().map_or(0, |pad| pad[sequence.index] as usize);
+            let entries = (pad + sequence.key_length).div_ceil(paged.page_size);
+            used_entries[row * paged.table_stride..][..entries].fill(true);
+        }
+        const GARBAGE: [i32; 4] = [i32::MAX, -1, i32::MIN, 2_147_480_000];
+        for (index, entry) in
+            self.page_table.iter_mut().flatten().enumerate().filter(|&(index, _)| !used_entries[index])
+        {
+            *entry = GARBAGE[index % GARBAGE.len()];
+        }
+        let strides = problem.strides();
+        let tensors =
+            [(&mut self.key, key_shape, strides.key), (&mut self.value, problem.value_shape(), strides.value)];
+        for (tensor, shape, strides) in tensors {
+            let unused = shape.each_row().filter(|&(batch, _, row)| !used_rows[batch * shape.rows + row]);
+            for (batch, head, row) in unused {
+                let start = strides.row_start(batch, head, row);
+                (start..start + shape.columns).for_each(|index| tensor.set(index, f64::NAN));
+            }
+        }
     }
 }
 
@@ -184,6 +245,56 @@ fn random_bias(problem: &Problem, seed: u64) -> Bias {
 }
 
 // One function for each row of the table of operands: problem, elements, and the stream of that operand.
+
+/// Offsets of sequences of random lengths up to `longest`, several of them empty, `total` rows at most in all.
+fn offsets(total: Option<usize>, longest: usize, entries: usize, random: &mut SplitMix64) -> Vec<u32> {
+    let total = total.unwrap_or(0);
+    let mut end = 0;
+    let mut next = |index: usize| {
+        let length = match (index, random.below(6)) {
+            (0, _) => longest,
+            (_, 0) => 0,
+            _ => random.below(longest + 1),
+        };
+        end = (end + length).min(total);
+        end as u32
+    };
+    std::iter::once(0).chain((1..entries).map(|index| next(index - 1))).collect()
+}
+
+pub(crate) fn cu_seqlens_q(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<u32> {
+    offsets(problem.total_q, problem.query_length, entries, random)
+}
+
+pub(crate) fn cu_seqlens_k(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<u32> {
+    offsets(problem.total_k, problem.key_length, entries, random)
+}
+
+/// Ragged query lengths, some 0.
+pub(crate) fn seqused_q(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
+    (0..batches).map(|_| random.below(problem.query_length + 1) as u32).collect()
+}
+
+/// A few keys of padding, none in some sequences.
+pub(crate) fn leftpad_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
+    let most = (problem.key_length / 2).min(100);
+    (0..batches).map(|batch| if batch % 4 == 3 { 0 } else { random.below(most + 1) as u32 }).collect()
+}
+
+/// Any batches of the cache, some twice.
+pub(crate) fn kv_batch_idx(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
+    (0..batches).map(|_| random.below(problem.cache_batches()) as u32).collect()
+}
+
+/// Pages in random order, shared between sequences where the cache has too few.
+pub(crate) fn page_table(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<i32> {
+    let num_pages = problem.paged.map_or(0, |paged| paged.num_pages);
+    let mut pages: Vec<i32> = (0..num_pages as i32).collect();
+    for last in (1..num_pages).rev() {
+        pages.swap(last, random.below(last + 1));
+    }
+    (0..entries).map(|entry| if num_pages == 0 { 0 } else { pages[entry % num_pages] }).collect()
+}
 
 /// Ragged `seqused_k`: the first full and, from three batches on, the second 0.
 pub(crate) fn seqused_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {

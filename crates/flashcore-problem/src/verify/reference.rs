@@ -1,8 +1,9 @@
 //! The reference in the problem's own precision, a careful implementation: the yardstick of the gate.
 
+use super::oracle::{output_row, output_rows};
 use super::rounding_bias::{Leaning, Scales, output_leaning};
 use crate::expression::ExpressionReal;
-use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem};
+use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem, Sequence};
 use rayon::prelude::*;
 
 /// Naive attention in the problem's precision: inputs in the problem's type, scores and softmax in `f32`, weights
@@ -139,27 +140,27 @@ fn attend<R: Real>(problem: &Problem, inputs: &Inputs, expected: Option<&Expecte
         key: converted(inputs.key.dense(problem.key_shape(), strides.key)),
         value: converted(inputs.value.dense(problem.value_shape(), strides.value)),
     };
-    let rows: Vec<(usize, usize, usize)> = problem.output_shape().each_row().collect();
+    let rows = output_rows(problem, inputs);
     let answers: Vec<RowAnswer<R>> = rows
         .par_iter()
-        .enumerate()
-        .map(|(index, &(batch, head, row))| {
-            let columns = index * problem.value_dim..(index + 1) * problem.value_dim;
-            let expected = expected.map(|expected| &expected.output[columns]);
-            operands.row(Element { batch, head, row, column: 0 }, expected)
+        .map(|(sequence, at)| {
+            let first = output_row(problem, sequence, *at) * problem.value_dim;
+            let expected = expected.map(|expected| &expected.output[first..first + problem.value_dim]);
+            operands.row(sequence, *at, expected)
         })
         .collect();
 
     let (mut outputs, mut leaning) = (Outputs::poisoned(problem), Leaning::default());
-    for (index, ((batch, head, row), answer)) in rows.into_iter().zip(answers).enumerate() {
+    for ((sequence, at), answer) in rows.into_iter().zip(answers) {
         let RowAnswer { output, lse, leaning: of_row } = answer;
         leaning += of_row;
-        let start = strides.output.row_start(batch, head, row);
+        let (batch, row) = sequence.query_row(at.row);
+        let start = strides.output.row_start(batch, at.head, row);
         for (column, element) in output.into_iter().enumerate() {
             outputs.output.set(start + column, element.to_f64());
         }
         if let Some(all) = &mut outputs.lse {
-            all[index] = lse.to_f64() as f32;
+            all[output_row(problem, &sequence, at)] = lse.to_f64() as f32;
         }
     }
     (outputs, leaning)
@@ -181,19 +182,16 @@ struct Operands<'a, R> {
 
 impl<R: Real> Operands<'_, R> {
     /// The output and the log-sum-exp of one row, and, if expected values are given, the leaning of its weights.
-    fn row(&self, at: Element, expected: Option<&[f64]>) -> RowAnswer<R> {
+    fn row(&self, sequence: &Sequence<'_>, at: Element, expected: Option<&[f64]>) -> RowAnswer<R> {
         let (problem, zero) = (self.problem, R::from_f64(0.0));
         let nothing = R::from_f64(f64::NEG_INFINITY);
-        let batch_key_length = self.inputs.key_length(problem, at.batch);
-        let keys = problem.attended_keys(batch_key_length, at.row);
+        let keys = sequence.attended_keys(problem, at.row);
         let place = (at.batch, at.head, at.row);
         let keys: Vec<usize> = match problem.mask_mod {
             Some(mask_mod) => mask_mod.attended(self.inputs.views().tables(), place, keys),
             None => keys.collect(),
         };
-        let first_key_row = (at.batch * problem.key_heads + problem.key_head(at.head)) * problem.key_length;
-
-        let mut scores: Vec<R> = keys.iter().map(|&j| self.score(at, batch_key_length, first_key_row, j)).collect();
+        let mut scores: Vec<R> = keys.iter().map(|&j| self.score(sequence, at, j)).collect();
         if let Some(score_mod) = problem.score_mod {
             score_mod.apply_to_row(self.inputs.views().tables(), place, &keys, &mut scores);
         }
@@ -212,7 +210,8 @@ impl<R: Real> Operands<'_, R> {
         if sum == zero {
             return RowAnswer { output, lse: nothing, leaning };
         }
-        let value_row = |j: usize| &self.value[(first_key_row + j) * problem.value_dim..][..problem.value_dim];
+        let value_row =
+            |j: usize| &self.value[self.key_row(sequence, at, j) * problem.value_dim..][..problem.value_dim];
         if let Some(expected) = expected.filter(|expected| expected.iter().all(|value| value.is_finite())) {
             let scales = Scales::new(sum.to_f64() as f32);
             for (&j, weight) in keys.iter().zip(&weights) {
@@ -230,11 +229,18 @@ impl<R: Real> Operands<'_, R> {
         RowAnswer { output, lse: shift + sum.ln(), leaning }
     }
 
-    fn score(&self, at: Element, batch_key_length: usize, first_key_row: usize, j: usize) -> R {
+    /// The index of a key of a sequence among the rows of key and value.
+    fn key_row(&self, sequence: &Sequence<'_>, at: Element, key: usize) -> usize {
+        let shape = self.problem.key_shape();
+        let (batch, row) = sequence.key_row(key);
+        (batch * shape.heads + self.problem.key_head(at.head)) * shape.rows + row
+    }
+
+    fn score(&self, sequence: &Sequence<'_>, at: Element, j: usize) -> R {
         let (problem, head_dim) = (self.problem, self.problem.head_dim);
-        let query_start = ((at.batch * problem.query_heads + at.head) * problem.query_length + at.row) * head_dim;
+        let query_start = output_row(problem, sequence, at) * head_dim;
         let query = &self.query[query_start..query_start + head_dim];
-        let key_start = (first_key_row + j) * head_dim;
+        let key_start = self.key_row(sequence, at, j) * head_dim;
         let key = &self.key[key_start..key_start + head_dim];
         let product = query.iter().zip(key).fold(R::from_f64(0.0), |sum, (&query, &key)| sum + query * key);
         let mut score = product * R::from_f64(problem.scale);
@@ -242,7 +248,7 @@ impl<R: Real> Operands<'_, R> {
             score = softcap * (score / softcap).tanh();
         }
         if let Some(slopes) = &self.inputs.alibi_slopes {
-            let position = at.row as isize + problem.position_offset(batch_key_length);
+            let position = at.row as isize + sequence.position_offset(problem);
             let distance = R::from_f64((position - j as isize).abs() as f64);
             score = score - R::from_f64(f64::from(slopes[at.head])) * distance;
         }
