@@ -240,7 +240,8 @@ impl GridShape {
             return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
         }
         let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
-        let rows = problem.batch.saturating_mul(problem.query_heads).saturating_mul(problem.query_length) as u64;
+        let shape = problem.output_shape();
+        let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
         let extra = if num_splits > 1 { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
         Self { grid: [tiles.saturating_mul(num_splits), heads, batch], extra }
     }

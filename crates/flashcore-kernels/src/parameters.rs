@@ -147,6 +147,18 @@ macro_rules! define_parameters {
                 block_mask_batch_stride: U64,
                 /// Bytes from the block mask of one query head to that of the next.
                 block_mask_head_stride: U64,
+                /// Rows of one head of query, output and LSE in memory: of all sequences where they are packed.
+                query_rows: U32,
+                /// Rows of key and value of all sequences, where they are packed.
+                total_k: U32,
+                /// The last batch of the KV cache, or the last row of the page table.
+                last_cache_batch: U32,
+                /// Rows of a page; its logarithm where that is a power of two.
+                page_size: U32,
+                /// The last page of the cache.
+                last_page: U32,
+                /// Entries from one row of the page table to the next.
+                table_stride: U32,
             }
             last { $($input,)* $($strided,)* }
             launch {
@@ -293,8 +305,8 @@ pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -
     let window = |keys: Option<usize>| keys.unwrap_or(0).min(WIDEST_WINDOW) as i32;
     // The offset is the same for every length, or follows it.
     let follows = problem.position_offset(problem.key_length) != problem.position_offset(problem.key_length + 1);
-    let (position_offset, position_per_key) = if problem.seqused_k {
-        (problem.position_offset(0) as i32, i32::from(follows))
+    let (position_offset, position_per_key) = if problem.has_device_lengths() {
+        (follows_nothing(problem, follows), i32::from(follows))
     } else {
         (problem.position_offset(problem.key_length) as i32, 0)
     };
@@ -314,7 +326,11 @@ pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -
         output_head_stride,
         output_row_stride,
         query_length: problem.query_length as u32,
-        key_length: problem.attended_range(problem.key_length).end as u32,
+        key_length: match problem.paged {
+            Some(paged) if paged.num_pages == 0 => 0,
+            _ if problem.is_ragged() => problem.key_length as u32,
+            _ => problem.attended_range(problem.key_length).end as u32,
+        },
         heads_per_key_head: (problem.query_heads / problem.key_heads) as u32,
         position_offset,
         position_per_key,
@@ -328,8 +344,26 @@ pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -
         last_aux_i32: problem.aux_i32.saturating_sub(1) as i32,
         block_mask_batch_stride,
         block_mask_head_stride,
+        query_rows: problem.query_shape().rows as u32,
+        total_k: problem.total_k.unwrap_or(0) as u32,
+        last_cache_batch: problem.cache_batches().saturating_sub(1) as u32,
+        page_size: problem.paged.map_or(0, |paged| match paged.page_size.is_power_of_two() {
+            true => paged.page_size.ilog2(),
+            false => paged.page_size as u32,
+        }),
+        last_page: problem.paged.map_or(0, |paged| paged.num_pages.saturating_sub(1)) as u32,
+        table_stride: problem.paged.map_or(0, |paged| paged.table_stride) as u32,
     }
     .arguments()
+}
+
+/// The offset from a query row to its position among no keys; where query lengths are only known to a launch, less
+/// the query length.
+fn follows_nothing(problem: &Problem, follows: bool) -> i32 {
+    match follows && (problem.total_q.is_some() || problem.seqused_q) {
+        true => problem.position_offset(0) as i32 + problem.query_length as i32,
+        false => problem.position_offset(0) as i32,
+    }
 }
 
 /// The constants of `score_mod` and `mask_mod`, which follow in kernels that compute scores.

@@ -30,6 +30,8 @@ pub struct Specialization {
     pub nonpositive_scale: bool,
     /// Vector width: bytes that every row of every tensor begins at a multiple of, 16 at most.
     pub vec_bytes: u32,
+    /// True if keys and values lie in pages of a power of two of rows.
+    pub pow2_pages: bool,
 }
 
 impl Specialization {
@@ -47,6 +49,7 @@ impl Specialization {
             mask_mod: None,
             nonpositive_scale: false,
             vec_bytes: MAX_VEC_BYTES,
+            pow2_pages: false,
         }
     }
 
@@ -67,6 +70,7 @@ impl Specialization {
             mask_mod: problem.mask_mod.map(MaskMod::expression),
             nonpositive_scale: problem.scale <= 0.0,
             vec_bytes: vec_bytes(problem),
+            pow2_pages: problem.paged.is_some_and(|paged| paged.page_size.is_power_of_two()),
         }
     }
 
@@ -84,6 +88,7 @@ impl Specialization {
             mask_mod,
             nonpositive_scale,
             vec_bytes: _,
+            pow2_pages,
         } = self;
         let features = [
             (left, "left"),
@@ -92,6 +97,7 @@ impl Specialization {
             (score_mod.is_some(), "score_mod"),
             (mask_mod.is_some(), "mask_mod"),
             (nonpositive_scale, "nonpositive_scale"),
+            (pow2_pages, "pow2_pages"),
         ];
         let features = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature);
         features.chain(operands.iter().map(Operand::feature))
@@ -110,14 +116,30 @@ impl Specialization {
 
     /// The specialization of kernels that do not look at the limits of rows.
     pub(crate) const fn without_limits(self) -> Self {
-        Self { left: false, right: false, operands: self.operands.without(Operand::SequsedK), ..self }
+        let operands = self.operands.without(Operand::SequsedK).without(Operand::LeftpadK).without(Operand::CuSeqlensK);
+        Self { left: false, right: false, operands, ..self }
     }
 
     /// The specialization of the combine kernel: limits and scores matter no more.
     pub(crate) fn for_combine(self) -> Self {
-        let operands =
-            self.operands.iter().filter(|operand| matches!(operand, Operand::Sinks | Operand::Lse)).collect();
+        let operands = self
+            .operands
+            .iter()
+            .filter(|operand| {
+                matches!(operand, Operand::Sinks | Operand::Lse | Operand::CuSeqlensQ | Operand::SequsedQ)
+            })
+            .collect();
         Self { operands, ..Self::new(self.dtype, self.value_dim) }
+    }
+
+    /// True if a sequence may have fewer query rows than the problem.
+    pub const fn has_query_lengths(self) -> bool {
+        self.has(Operand::CuSeqlensQ) || self.has(Operand::SequsedQ)
+    }
+
+    /// True if a sequence may have fewer keys than the problem.
+    pub const fn has_key_lengths(self) -> bool {
+        self.has(Operand::CuSeqlensK) || self.has(Operand::SequsedK) || self.has(Operand::LeftpadK)
     }
 
     /// True if scores are more than products times a positive number.

@@ -17,7 +17,21 @@ const MOST_TILES: usize = i32::MAX as usize;
 pub(crate) const LONGEST: usize = 1 << 29;
 
 /// The features that rows of several heads in one tile (`pack_gqa`) may have: they do not depend on the head.
-const PACKABLE: [&str; 6] = ["left", "right", "seqused_k", "softcap", "nonpositive_scale", "lse"];
+const PACKABLE: [&str; 13] = [
+    "left",
+    "right",
+    "total_q",
+    "total_k",
+    "seqused_q",
+    "seqused_k",
+    "leftpad_k",
+    "kv_batch",
+    "paged",
+    "pow2_pages",
+    "softcap",
+    "nonpositive_scale",
+    "lse",
+];
 
 /// The features of a problem that rows of several heads in one tile cannot have.
 fn unpackable(specialization: Specialization) -> impl Iterator<Item = &'static str> {
@@ -64,6 +78,8 @@ pub enum Reason {
     Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the {kernel} kernel has no {feature}: take an ampere config")]
     Sequences { kernel: &'static str, feature: &'static str },
+    #[error("mask_mod and {feature} are both given, which no GPU kernel has: take the CPU, a mask, or a score_mod")]
+    MaskOfSequences { feature: &'static str },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -90,7 +106,8 @@ pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
 fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
     let feature = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand))?;
     match config {
-        Config::Scalar(_) | Config::Ampere(_) => None,
+        Config::Scalar(_) | Config::Ampere(_) if problem.mask_mod.is_none() => None,
+        Config::Scalar(_) | Config::Ampere(_) => Some(Reason::MaskOfSequences { feature: feature.name() }),
         Config::Hopper(_) | Config::Ladder(_) => {
             Some(Reason::Sequences { kernel: config.family(), feature: feature.name() })
         }

@@ -259,7 +259,7 @@ impl Outputs {
         assert_eq!(problem.validate(), Ok(()), "outputs are made for valid problems");
         let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
         let poison = f32::from_bits(DType::F32.poison() as u32);
-        let rows = problem.batch * problem.query_heads * problem.query_length;
+        let rows = Operand::Lse.elements(problem).unwrap_or(0);
         Self { output: Tensor::poisoned(problem.dtype, extent), lse: problem.lse.then(|| vec![poison; rows]) }
     }
 

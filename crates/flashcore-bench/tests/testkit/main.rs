@@ -6,5 +6,6 @@ mod expressions;
 mod features;
 mod guard_pages;
 mod kernels;
+mod sequences;
 mod support;
 mod unattended_keys;

@@ -1,7 +1,7 @@
 //! KV source: the address of key and value row `j`, computed here for every kernel.
 //!
-//! Keys and values are contiguous or strided: row `j` of a head lies `j` row strides from its first, whatever strides rows,
-//! heads and batches have. Kernels with `cp.async` or plain loads take addresses from [`KvSource`], kernels with TMA take
+//! Keys and values are contiguous, strided, packed (varlen) or paged. Row `j` of a head lies `j` row strides from its first,
+//! whatever strides rows, heads and batches have; of a paged cache, in the page that the page table names. Kernels with `cp.async` or plain loads take addresses from [`KvSource`], kernels with TMA take
 //! coordinates from [`TmaKvSource`].
 
 use flashcore_ir::types::{S32, U64};
@@ -9,7 +9,9 @@ use flashcore_ir::{Builder, Reg};
 
 use super::TileContext;
 use crate::parameters::Parameters;
-use crate::primitives::{GlobalRows, TensorRows};
+use crate::primitives::{GlobalRows, PagedRows, TensorRows};
+use crate::specialization::Specialization;
+use flashcore_problem::Operand;
 
 /// Addresses of the keys and values of one KV head of one batch.
 #[derive(Debug, Clone, Copy)]
@@ -32,21 +34,60 @@ impl KvSource {
             value_row_stride,
             ..
         } = context.parameters;
-        let first_key = context.matrix(k, key, key_batch_stride, key_head_stride, context.kv_head);
-        let first_value = context.matrix(k, value, value_batch_stride, value_head_stride, context.kv_head);
+        let matrix = |k: &mut Builder, tensor, batch_stride, head_stride, row_stride, columns| {
+            let sequence = &context.sequence;
+            let first = k.eval(context.kv_head.mul_add(head_stride, tensor));
+            if context.specialization.has(Operand::PageTable) {
+                let paged = PagedRows::load(k, context, batch_stride);
+                return GlobalRows { paged: Some(paged), ..context.rows(first, row_stride, columns) };
+            }
+            let first = match sequence.cache_batch {
+                Some(batch) => k.mad(batch, batch_stride, first),
+                None => first,
+            };
+            let first = match sequence.first_key {
+                Some(rows) => k.eval(rows.widen().mul_add(row_stride, first)),
+                None => first,
+            };
+            context.rows(first, row_stride, columns)
+        };
+        let Specialization { head_dim, value_dim, .. } = context.specialization;
         Self {
-            key: context.rows(first_key, key_row_stride, context.specialization.head_dim),
-            value: context.rows(first_value, value_row_stride, context.specialization.value_dim),
+            key: matrix(k, key, key_batch_stride, key_head_stride, key_row_stride, head_dim),
+            value: matrix(k, value, value_batch_stride, value_head_stride, value_row_stride, value_dim),
         }
     }
 
     /// The rows from a key on, loaded in vectors of at most `vec_bytes` bytes.
     pub(crate) fn starting_at(self, k: &mut Builder, first_key: Reg<S32>, vec_bytes: u32) -> Self {
         let [key, value] = [self.key, self.value].map(|rows| {
+            if let Some(paged) = rows.paged {
+                let first_row = k.eval(paged.first_row + first_key.unsigned());
+                let paged = Some(PagedRows { first_row, ..paged });
+                return GlobalRows { paged, vec_bytes: rows.vec_bytes.min(vec_bytes), ..rows };
+            }
             let first = k.eval(first_key.unsigned().widen().mul_add(rows.stride, rows.first));
             GlobalRows { first, vec_bytes: rows.vec_bytes.min(vec_bytes), ..rows }
         });
         Self { key, value }
+    }
+}
+
+impl PagedRows {
+    /// The pages of the tile's sequence.
+    fn load(k: &mut Builder, context: &TileContext, page_stride: Reg<U64>) -> Self {
+        let Parameters { page_table, table_stride, page_size, last_page, .. } = context.parameters;
+        let row = context.sequence.cache_batch.unwrap_or(context.batch);
+        let stride = k.widen(table_stride);
+        let stride = k.mul(stride, 4u64);
+        Self {
+            table: k.mad(row, stride, page_table),
+            page_stride,
+            page_size,
+            is_log2: context.specialization.pow2_pages,
+            last_page,
+            first_row: context.sequence.first_key.unwrap_or_else(|| k.copy(0u32)),
+        }
     }
 }
 

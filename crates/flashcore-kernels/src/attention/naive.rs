@@ -113,7 +113,7 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, config: ScalarConfig, speci
     let context = TileContext::of_grid(k, specialization, config.threads);
     let thread = k.special(SpecialRegister::ThreadX);
     let row = k.add(context.first_row, thread);
-    let exists = k.compare(Compare::Lt, row, context.parameters.query_length);
+    let exists = k.compare(Compare::Lt, row, context.end_row);
     let thread_row = ThreadRow::new(k, &context, row, thread);
     k.if_then(exists, |k| {
         // Exact sums take the registers of as many columns again.
@@ -256,7 +256,7 @@ pub(crate) fn modified_score(
 }
 
 fn row_address(k: &mut Builder, rows: GlobalRows, row: Reg<U32>) -> GlobalAddress {
-    k.eval(row.widen().mul_add(rows.stride, rows.first)).into()
+    rows.row(k, row).into()
 }
 
 fn element_address<T: MemoryElement>(row: GlobalAddress, column: u32) -> GlobalAddress {

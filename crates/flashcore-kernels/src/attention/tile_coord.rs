@@ -3,7 +3,7 @@
 use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, S32, U32, U64};
-use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_ir::{Builder, GlobalAddress, Reg, SpecialRegister};
 use flashcore_problem::{DType, Operand};
 
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
@@ -43,7 +43,10 @@ pub(crate) struct TileContext {
     pub(crate) first_row: Reg<U32>,
     /// One past the last query row there is, in this tile or after it.
     pub(crate) end_row: Reg<U32>,
+    /// The sequence, as bias and expressions see it.
     pub(crate) batch: Reg<U64>,
+    /// The rows and keys of the sequence.
+    pub(crate) sequence: SequencePlace,
     /// The query head; with `pack_gqa`, the first of its group.
     pub(crate) head: Reg<U64>,
     /// The number of query heads, where it is not the size of the grid.
@@ -55,6 +58,73 @@ pub(crate) struct TileContext {
     pub(crate) key_length: Reg<S32>,
     /// The position of query row 0 among the keys.
     pub(crate) causal_offset: Reg<S32>,
+}
+
+/// Place and lengths of a sequence, clamped so that nothing outside the tensors is touched whatever the device arrays
+/// hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SequencePlace {
+    /// The query rows of the sequence.
+    pub(crate) query_length: Reg<U32>,
+    /// The first of them among those of all sequences, where they are packed.
+    pub(crate) first_row: Option<Reg<U32>>,
+    /// The keys of the sequence.
+    pub(crate) key_length: Reg<S32>,
+    /// The first of them: after padding, and after those of the sequences before where they are packed.
+    pub(crate) first_key: Option<Reg<U32>>,
+    /// The batch of the cache, or the row of the page table; `None` where all keys are packed into one.
+    pub(crate) cache_batch: Option<Reg<U64>>,
+}
+
+impl SequencePlace {
+    fn load(k: &mut Builder, parameters: &Parameters, specialization: Specialization, batch: Reg<U64>) -> Self {
+        let entry = |k: &mut Builder, operand: Operand, array: Reg<U64>| {
+            specialization.has(operand).then(|| {
+                let address = k.mad(batch, 4u64, array);
+                k.load_one::<U32>(address)
+            })
+        };
+        let offsets = |k: &mut Builder, operand: Operand, array: Reg<U64>, total: Reg<U32>| {
+            specialization.has(operand).then(|| {
+                let address = k.mad(batch, 4u64, array);
+                let begin = k.load_one::<U32>(address);
+                let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
+                let begin = k.min(begin, total);
+                // Where offsets fall, the difference wraps to a large number, which the bounds cut.
+                let length = k.eval((end - begin).min(total - begin));
+                (begin, length)
+            })
+        };
+        let queries = offsets(k, Operand::CuSeqlensQ, parameters.cu_seqlens_q, parameters.query_rows);
+        let used = entry(k, Operand::SequsedQ, parameters.seqused_q);
+        let mut query_length = parameters.query_length;
+        for length in queries.map(|(_, length)| length).into_iter().chain(used) {
+            query_length = k.min(query_length, length);
+        }
+        let keys = offsets(k, Operand::CuSeqlensK, parameters.cu_seqlens_k, parameters.total_k);
+        let used = entry(k, Operand::SequsedK, parameters.seqused_k);
+        let mut key_length = parameters.key_length;
+        for length in keys.map(|(_, length)| length).into_iter().chain(used) {
+            key_length = k.min(length, key_length);
+        }
+        let mut first_key = keys.map(|(begin, _)| begin);
+        if let Some(padding) = entry(k, Operand::LeftpadK, parameters.leftpad_k) {
+            let padding = k.min(padding, key_length);
+            key_length = k.sub(key_length, padding);
+            first_key = Some(first_key.map_or(padding, |first| k.add(first, padding)));
+        }
+        let cache_batch = entry(k, Operand::KvBatchIdx, parameters.kv_batch_idx).map(|index| {
+            let index = k.min(index, parameters.last_cache_batch);
+            k.widen(index)
+        });
+        Self {
+            query_length,
+            first_row: queries.map(|(begin, _)| begin),
+            key_length: k.reinterpret(key_length),
+            first_key,
+            cache_batch: if keys.is_some() { None } else { Some(cache_batch.unwrap_or(batch)) },
+        }
+    }
 }
 
 impl TileContext {
@@ -94,14 +164,12 @@ impl TileContext {
         let first_row = k.mul(tile, tile_m);
         let head = persistent.map_or_else(|| k.special(SpecialRegister::CtaY), |(head, _, _)| head);
         let group = parameters.heads_per_key_head;
-        let (head, kv_head, end_row, packed) = if pack_gqa {
-            (k.mul(head, group), head, k.mul(parameters.query_length, group), Some(group))
-        } else {
-            (head, k.div(head, group), parameters.query_length, None)
-        };
+        let (head, kv_head, packed) =
+            if pack_gqa { (k.mul(head, group), head, Some(group)) } else { (head, k.div(head, group), None) };
         let batch = persistent.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
         let heads = persistent.map(|(_, _, heads)| heads);
         let context = Self::at(k, parameters, specialization, TileCoord { first_row, head, kv_head, batch }, heads);
+        let end_row = packed.map_or(context.end_row, |group| k.mul(context.end_row, group));
         Self { end_row, packed, ..context }
     }
 
@@ -115,21 +183,23 @@ impl TileContext {
     ) -> Self {
         let TileCoord { first_row, head, kv_head, batch } = coord;
         let (batch, head, kv_head) = (k.widen(batch), k.widen(head), k.widen(kv_head));
-        let (key_length, causal_offset) = if specialization.has(Operand::SequsedK) {
-            let address = k.mad(batch, 4u64, parameters.seqused_k);
-            let length = k.load_one::<U32>(address);
-            // Only this kernel sees the lengths: one that is too large must not lead past the tensors.
-            let length = k.eval(length.min(parameters.key_length).signed());
-            (length, k.mad(length, parameters.position_per_key, parameters.position_offset))
-        } else {
-            (k.reinterpret(parameters.key_length), parameters.position_offset)
-        };
+        let sequence = SequencePlace::load(k, parameters, specialization, batch);
+        let SequencePlace { query_length, key_length, .. } = sequence;
+        let mut causal_offset = parameters.position_offset;
+        if specialization.has_key_lengths() || specialization.has_query_lengths() {
+            causal_offset = k.mad(key_length, parameters.position_per_key, causal_offset);
+        }
+        if specialization.has_query_lengths() {
+            let fewer = k.eval(query_length.signed() * parameters.position_per_key);
+            causal_offset = k.sub(causal_offset, fewer);
+        }
         Self {
             parameters: *parameters,
             specialization,
             first_row,
-            end_row: parameters.query_length,
+            end_row: query_length,
             batch,
+            sequence,
             head,
             heads,
             kv_head,
@@ -142,7 +212,7 @@ impl TileContext {
     /// The query rows of the tile.
     pub(crate) fn query(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { query, query_batch_stride, query_head_stride, query_row_stride: stride, .. } = self.parameters;
-        let head = self.matrix(k, query, query_batch_stride, query_head_stride, self.head);
+        let head = self.query_head(k, query, query_batch_stride, query_head_stride, stride);
         self.tile_rows(k, head, stride, query_head_stride, self.specialization.head_dim)
     }
 
@@ -150,8 +220,23 @@ impl TileContext {
     pub(crate) fn output(&self, k: &mut Builder) -> GlobalRows {
         let Parameters { output, output_batch_stride, output_head_stride, output_row_stride: stride, .. } =
             self.parameters;
-        let head = self.matrix(k, output, output_batch_stride, output_head_stride, self.head);
+        let head = self.query_head(k, output, output_batch_stride, output_head_stride, stride);
         self.tile_rows(k, head, stride, output_head_stride, self.specialization.value_dim)
+    }
+
+    /// The address of row 0 of this sequence and head in query or output.
+    fn query_head(
+        &self,
+        k: &mut Builder,
+        tensor: Reg<U64>,
+        batch_stride: Reg<U64>,
+        head_stride: Reg<U64>,
+        row_stride: Reg<U64>,
+    ) -> Reg<U64> {
+        match self.sequence.first_row {
+            Some(first) => k.eval(self.head.mul_add(head_stride, first.widen().mul_add(row_stride, tensor))),
+            None => self.matrix(k, tensor, batch_stride, head_stride, self.head),
+        }
     }
 
     /// The address of a head of this batch in a tensor.
@@ -184,7 +269,7 @@ impl TileContext {
 
     /// Rows from an address on.
     pub(crate) const fn rows(&self, first: Reg<U64>, stride: Reg<U64>, columns: u32) -> GlobalRows {
-        GlobalRows { first, stride, columns, vec_bytes: self.specialization.vec_bytes, packed: None }
+        GlobalRows { first, stride, columns, vec_bytes: self.specialization.vec_bytes, packed: None, paged: None }
     }
 
     /// The index of a row of the tile among the rows of all heads and batches.
@@ -198,8 +283,13 @@ impl TileContext {
             }
         };
         let heads = k.widen(heads);
-        let length = k.widen(self.parameters.query_length);
-        let matrix = k.mad(self.batch, heads, self.head);
+        let (length, matrix) = match self.sequence.first_row {
+            Some(_) => (k.widen(self.parameters.query_rows), self.head),
+            None => {
+                let length = k.widen(self.parameters.query_length);
+                (length, k.mad(self.batch, heads, self.head))
+            }
+        };
         let (matrix, row) = match self.packed {
             None => (matrix, row),
             Some(group) => {
@@ -207,6 +297,7 @@ impl TileContext {
                 (k.add(matrix, head), k.div(row, group))
             }
         };
+        let row = self.sequence.first_row.map_or(row, |first| k.add(row, first));
         k.eval(matrix.mul_add(length, row.widen()))
     }
 

@@ -27,7 +27,7 @@ pub use score_mod::{
 };
 pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES};
 pub use smem::{
-    GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, SharedLayout, SharedTile, SwizzledTile, TensorRows,
+    GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedTile, SwizzledTile, TensorRows,
     TileAddresses, TileCopy,
 };
 pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};

@@ -47,7 +47,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
         let tiles = Tiles::reserve(k, config, specialization);
         k.for_uniform(first, parameters.all, ctas, |k, index| {
             let context = context(k, TileSource::Persistent { index, parameters });
-            tile::<T>(k, config, &context, &warp, &tiles, None);
+            existing_tile(k, &context, |k| tile::<T>(k, config, &context, &warp, &tiles, None));
             // The next tile takes the shared memory of this one.
             k.cta_sync();
         });
@@ -56,9 +56,18 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
         let context = context(k, splits.map_or(TileSource::Grid, TileSource::SplitGrid));
         let warp = Warp::new(k, config);
         let tiles = Tiles::reserve(k, config, specialization);
-        tile::<T>(k, config, &context, &warp, &tiles, splits);
+        existing_tile(k, &context, |k| tile::<T>(k, config, &context, &warp, &tiles, splits));
     }
     builder.finish()
+}
+
+/// Computes a tile unless its sequence ends before it: grids are made for the longest.
+fn existing_tile(k: &mut Builder, context: &TileContext, tile: impl FnOnce(&mut Builder)) {
+    if !context.specialization.has_query_lengths() {
+        return tile(k);
+    }
+    let exists = k.compare(Compare::Lt, context.first_row, context.end_row);
+    k.if_uniform(exists, tile);
 }
 
 /// One tile of query rows, by all warps or by warps specialized as producers and consumers.

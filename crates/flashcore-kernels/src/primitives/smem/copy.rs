@@ -19,6 +19,25 @@ pub struct GlobalRows {
     pub vec_bytes: u32,
     /// Set where the rows are those of several heads (`pack_gqa`).
     pub packed: Option<PackedHeads>,
+    /// Set where the rows lie in pages.
+    pub paged: Option<PagedRows>,
+}
+
+/// Rows of a paged KV cache.
+#[derive(Debug, Clone, Copy)]
+pub struct PagedRows {
+    /// The address of the sequence's row of the page table.
+    pub table: Reg<U64>,
+    /// Bytes from one page to the next.
+    pub page_stride: Reg<U64>,
+    /// Rows of a page, or their logarithm.
+    pub page_size: Reg<U32>,
+    /// True if [`page_size`](Self::page_size) is the logarithm.
+    pub is_log2: bool,
+    /// The last page: a number beyond it must not lead out of the cache.
+    pub last_page: Reg<U32>,
+    /// The index in the sequence from which rows count.
+    pub first_row: Reg<U32>,
 }
 
 /// Rows of several query heads packed into one tile (`pack_gqa`): row 0 of each head, then row 1 of each, and so on.
@@ -35,6 +54,9 @@ pub struct PackedHeads {
 impl GlobalRows {
     /// The address of a row.
     pub(crate) fn row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        if let Some(paged) = self.paged {
+            return self.paged_row(k, paged, row);
+        }
         let Some(PackedHeads { group, head_stride, first_row }) = self.packed else {
             return k.eval(row.widen().mul_add(self.stride, self.first));
         };
@@ -42,6 +64,26 @@ impl GlobalRows {
         let (head, row) = (k.rem(row, group), k.div(row, group));
         let (head, row) = (k.widen(head), k.widen(row));
         k.eval(head.mul_add(head_stride, row.mul_add(self.stride, self.first)))
+    }
+}
+
+impl GlobalRows {
+    /// The address of a row in its page. The table is read: the row must be one that the sequence has.
+    fn paged_row(&self, k: &mut Builder, paged: PagedRows, row: Reg<U32>) -> Reg<U64> {
+        let PagedRows { table, page_stride, page_size, is_log2, last_page, first_row } = paged;
+        let index = k.add(first_row, row);
+        let (entry, row) = if is_log2 {
+            let entry = k.shr(index, page_size);
+            let first = k.shl(entry, page_size);
+            (entry, k.sub(index, first))
+        } else {
+            let entry = k.div(index, page_size);
+            (entry, k.rem(index, page_size))
+        };
+        let address = k.mad_wide(entry, 4u32, table);
+        let page = k.load_one::<U32>(address);
+        let page = k.eval(page.min(last_page).widen());
+        k.eval(row.widen().mul_add(self.stride, page.mul_add(page_stride, self.first)))
     }
 }
 
@@ -55,7 +97,7 @@ pub struct TileCopy {
     chunk: Reg<U32>,
     /// The target of its first chunk, in stage 0.
     target: Reg<U32>,
-    /// The source of its first chunk of the next tile.
+    /// The source of its first chunk of the next tile, unless rows lie in pages.
     source: Reg<U64>,
     rows: GlobalRows,
     rows_per_step: u32,
@@ -75,8 +117,18 @@ impl TileCopy {
         let row = k.shr(thread, chunks.ilog2());
         let chunk = k.and(thread, chunks - 1);
         let target = tile.chunk_address(k, base, row, chunk);
-        let row_start = rows.row(k, row);
-        let source = k.mad_wide(chunk, CHUNK_BYTES, row_start);
+        let source = match rows.paged {
+            // The table is read when it is known which rows exist.
+            Some(_) => k.copy(rows.first),
+            None => {
+                let row_start = rows.row(k, row);
+                k.mad_wide(chunk, CHUNK_BYTES, row_start)
+            }
+        };
+        let mut rows = rows;
+        if let Some(paged) = &mut rows.paged {
+            paged.first_row = k.copy(paged.first_row);
+        }
         Self { tile, row, chunk, target, source, rows, rows_per_step: threads / chunks }
     }
 
@@ -95,11 +147,15 @@ impl TileCopy {
         let step_bytes = k.mul(self.rows.stride, u64::from(self.rows_per_step));
         let mut source = self.source;
         let targets = self.targets(k, target);
+        let sources = self.paged_sources(k, rows_left);
         for step in 0..self.tile.rows.div_ceil(self.rows_per_step) {
             let row = k.add(self.row, step * self.rows_per_step);
             if self.rows.packed.is_some() && step > 0 {
                 let row_start = self.rows.row(k, row);
                 source = k.mad_wide(self.chunk, CHUNK_BYTES, row_start);
+            }
+            if let Some(sources) = &sources {
+                source = sources[step as usize];
             }
             let target = targets[step as usize % targets.len()];
             let exists = k.section("tail", |k| {
@@ -118,8 +174,24 @@ impl TileCopy {
                     _ => self.cp_async(k, to, from, exists, inside),
                 }
             }
-            source = k.add(source, step_bytes);
+            if sources.is_none() {
+                source = k.add(source, step_bytes);
+            }
         }
+    }
+
+    /// The sources of all steps where rows lie in pages: all entries of the table are asked for before the first is
+    /// waited for. Rows past the last read where the last lies.
+    fn paged_sources(&self, k: &mut Builder, rows_left: Reg<U32>) -> Option<Vec<Reg<U64>>> {
+        self.rows.paged?;
+        let last = k.sub(rows_left, 1u32);
+        let steps = 0..self.tile.rows.div_ceil(self.rows_per_step);
+        let sources = steps.map(|step| {
+            let row = k.eval((self.row + step * self.rows_per_step).min(last));
+            let row_start = self.rows.row(k, row);
+            k.mad_wide(self.chunk, CHUNK_BYTES, row_start)
+        });
+        Some(sources.collect())
     }
 
     /// Targets of the chunks of even and of odd steps, before the rows of the steps are added: few threads copy fewer
@@ -172,6 +244,10 @@ impl TileCopy {
 
     /// Moves the source to the next tile.
     pub fn advance(&self, k: &mut Builder) {
+        if let Some(paged) = self.rows.paged {
+            k.add_to(paged.first_row, self.tile.rows);
+            return;
+        }
         let tile_bytes = k.mul(self.rows.stride, u64::from(self.tile.rows));
         k.add_to(self.source, tile_bytes);
     }

@@ -4,7 +4,7 @@ mod copy;
 mod swizzle;
 mod tile;
 
-pub use copy::{GlobalRows, PackedHeads, TileCopy};
+pub use copy::{GlobalRows, PackedHeads, PagedRows, TileCopy};
 pub(crate) use swizzle::CHUNKS_PER_ROW;
 pub use swizzle::{PANEL_ROW_BYTES, SwizzledTile, TensorRows};
 pub(crate) use tile::{CHUNK_BYTES, HALF_BYTES};
