@@ -143,7 +143,7 @@ fn attend_in_pairs<M: bf16::PairMultiplier>(
 ) {
     // A few rows are bound by reading the keys, which products in pairs do not make faster: a survey would only read them
     // twice.
-    if driver::scheduler::is_decode(problem) {
+    if driver::scheduler::is_all_decode(problem, inputs) {
         return driver::attend(kernel.exact(), problem, inputs, outputs);
     }
     let survey = kernel.survey(problem, inputs);

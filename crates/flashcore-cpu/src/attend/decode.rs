@@ -72,7 +72,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
     mut deliver: impl FnMut(usize, K::Real, K::Real, &[K::Real]),
 ) {
     let (head_dim, value_dim) = (group.problem.head_dim, group.problem.value_dim);
-    let rows = Group::row_count(group.problem);
+    let rows = group.row_count();
     let query = arena.take::<K::Real>(rows * head_dim);
     let output = arena.take::<K::Real>(rows * value_dim);
     let scores = arena.take::<K::Real>(rows * KV_TILE);

@@ -1,8 +1,8 @@
-//! A GQA group: the query rows of all query heads that read one key head of one batch, packed together (`pack_gqa`).
+//! A GQA group: the query rows of all query heads that read one key head of one sequence, packed together (`pack_gqa`).
 
 use crate::attend::scoring::Scoring;
 use crate::microkernel::head::Head;
-use flashcore_problem::{InputViews, Problem};
+use flashcore_problem::{InputViews, Problem, Sequence};
 use std::ops::Range;
 
 /// Query rows that share keys and values.
@@ -11,11 +11,10 @@ use std::ops::Range;
 /// `r % heads`. Neighbours then attend almost the same keys, and a few query rows of many heads fill vectors.
 pub(crate) struct Group<'a> {
     pub(crate) problem: &'a Problem,
-    pub(crate) batch: usize,
+    pub(crate) sequence: Sequence<'a>,
     key_head: usize,
     /// Query heads of the group.
     heads: usize,
-    key_length: usize,
     pub(crate) query: Head<'a>,
     pub(crate) key: Head<'a>,
     pub(crate) value: Head<'a>,
@@ -23,26 +22,28 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, batch: usize, key_head: usize) -> Self {
+    /// The group of a sequence, by its index in the batch, and a key head.
+    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, sequence: usize, key_head: usize) -> Self {
         let strides = problem.strides();
         let heads = problem.query_heads / problem.key_heads;
-        let first_head = key_head * heads;
+        let sequence = inputs.sequence(problem, sequence);
+        let (query, key, value) = (problem.query_shape(), problem.key_shape(), problem.value_shape());
+        let of_keys = |tensor, storage| Head::of_keys(tensor, storage, &sequence, problem.paged.is_some(), key_head);
         Self {
             problem,
-            batch,
+            sequence,
             key_head,
             heads,
-            key_length: inputs.key_length(problem, batch),
-            query: Head::of_group(inputs.query, problem.query_shape(), strides.query, batch, first_head, heads),
-            key: Head::new(inputs.key, problem.key_shape(), strides.key, batch, key_head),
-            value: Head::new(inputs.value, problem.value_shape(), strides.value, batch, key_head),
-            scoring: Scoring::new(problem, inputs, batch),
+            query: Head::of_queries(inputs.query, (query, strides.query), &sequence, key_head * heads, heads),
+            key: of_keys(inputs.key, (key, strides.key)),
+            value: of_keys(inputs.value, (value, strides.value)),
+            scoring: Scoring::new(problem, inputs, &sequence),
         }
     }
 
-    /// Number of rows of a group of this problem.
-    pub(crate) fn row_count(problem: &Problem) -> usize {
-        problem.query_length * (problem.query_heads / problem.key_heads)
+    /// Number of rows.
+    pub(crate) fn row_count(&self) -> usize {
+        self.sequence.query_length * self.heads
     }
 
     /// Query head of a row of the group, and row of that head.
@@ -50,28 +51,34 @@ impl<'a> Group<'a> {
         (self.key_head * self.heads + row % self.heads, row / self.heads)
     }
 
-    /// Query head of rows of the group, and rows of that head, if the group has one head.
-    pub(crate) fn rows_of_one_head(&self, rows: &Range<usize>) -> Option<(usize, Range<usize>)> {
-        (self.heads == 1).then(|| (self.key_head, rows.clone()))
+    /// Rows of the group as rows of a batch and head of the output, if the group has one head.
+    pub(crate) fn rows_of_one_head(&self, rows: &Range<usize>) -> Option<(usize, usize, Range<usize>)> {
+        (self.heads == 1).then(|| {
+            let (batch, first) = self.sequence.query_row(rows.start);
+            (batch, self.key_head, first..first + rows.len())
+        })
     }
 
     /// Keys that a row attends. Neither end decreases from one row to the next.
     pub(crate) fn attended(&self, row: usize) -> Range<usize> {
         // A division takes as long as all else here.
         let row = if self.heads == 1 { row } else { row / self.heads };
-        self.problem.attended_keys(self.key_length, row)
+        self.sequence.attended_keys(self.problem, row)
     }
 
     /// Keys of `keys` that any row of the group attends. The others are as good as absent.
     pub(crate) fn attended_of(&self, keys: &Range<usize>) -> Range<usize> {
-        self.attended_by(&(0..Self::row_count(self.problem)), keys).0
+        match self.row_count() {
+            0 => keys.start..keys.start,
+            rows => self.attended_by(&(0..rows), keys).0,
+        }
     }
 
     /// Rows that attend some key: contiguous, since the keys that a row attends move along with it.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn attending_rows(&self) -> Range<usize> {
         let attends = |&row: &usize| !self.attended(row).is_empty();
-        let mut rows = 0..Self::row_count(self.problem);
+        let mut rows = 0..self.row_count();
         match (rows.clone().find(attends), rows.rfind(attends)) {
             (Some(first), Some(last)) => first..last + 1,
             _ => 0..0,

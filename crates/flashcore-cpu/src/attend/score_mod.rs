@@ -37,7 +37,7 @@ pub(crate) fn apply<R: Real>(group: &Group<'_>, rows: &Range<usize>, first_key: 
 pub(crate) fn takes_part(group: &Group<'_>, row: usize, key: usize) -> bool {
     group.problem.mask_mod.is_none_or(|mask_mod| {
         let (head, query) = group.place(row);
-        !mask_mod.attended(group.scoring.tables(), (group.batch, head, query), std::iter::once(key)).is_empty()
+        !mask_mod.attended(group.scoring.tables(), (group.sequence.index, head, query), std::iter::once(key)).is_empty()
     })
 }
 
@@ -55,7 +55,7 @@ fn each<R: Real>(
         // Lanes past the last row are those of the last.
         let place = |offset: usize| group.place(rows.start + lane + offset.min(count - 1));
         let mut places = Places {
-            batch: group.batch as i32,
+            batch: group.sequence.index as i32,
             head: std::array::from_fn(|offset| place(offset).0 as i32),
             query: std::array::from_fn(|offset| place(offset).1 as i32),
             key: [0; WIDTH],

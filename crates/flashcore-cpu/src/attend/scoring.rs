@@ -4,7 +4,7 @@ use crate::attend::blocked::MAX_LANES;
 use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
 use crate::simd::real::Real;
 use flashcore_problem::expression::Tables;
-use flashcore_problem::{InputViews, Operand, Problem};
+use flashcore_problem::{InputViews, Operand, Problem, Sequence};
 use std::f64::consts::LOG2_E;
 
 /// True if products times a factor are scores already.
@@ -13,7 +13,7 @@ pub(crate) fn is_plain(problem: &Problem, inputs: &InputViews<'_>) -> bool {
     problem.softcap.is_none() && !has_terms && problem.score_mod.is_none()
 }
 
-/// Turns the products of one batch into scores.
+/// Turns the products of one sequence into scores.
 ///
 /// Scores are multiplied by `log2(e)`, so that the softmax can use powers of two. A factor that comes before everything
 /// else is left to the kernel that computes the products. It is not put on the query, though that would be fewer
@@ -21,7 +21,8 @@ pub(crate) fn is_plain(problem: &Problem, inputs: &InputViews<'_>) -> bool {
 pub(crate) struct Scoring<'a> {
     problem: &'a Problem,
     inputs: &'a InputViews<'a>,
-    batch: usize,
+    /// Index of the sequence in the batch.
+    sequence: usize,
     position_offset: isize,
 }
 
@@ -33,9 +34,8 @@ pub(crate) struct LaneTerms<R> {
 }
 
 impl<'a> Scoring<'a> {
-    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, batch: usize) -> Self {
-        let position_offset = problem.position_offset(inputs.key_length(problem, batch));
-        Self { problem, inputs, batch, position_offset }
+    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, sequence: &Sequence<'_>) -> Self {
+        Self { problem, inputs, sequence: sequence.index, position_offset: sequence.position_offset(problem) }
     }
 
     /// True if products times the [`factor`](Self::factor) are scores already.
@@ -81,7 +81,7 @@ impl<'a> Scoring<'a> {
                 terms.slopes[lane] = R::from_f64(f64::from(slopes[head]));
             }
             if let Some(bias) = &self.inputs.bias {
-                terms.bias_starts[lane] = bias.strides.index(self.batch, head, row, first_key);
+                terms.bias_starts[lane] = bias.strides.index(self.sequence, head, row, first_key);
             }
         }
         let first = terms.bias_starts[0];

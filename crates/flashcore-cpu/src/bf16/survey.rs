@@ -3,13 +3,15 @@
 use super::{Bf16Kernel, pack};
 use crate::attend::group::Group;
 use crate::driver::parallel::{LoopSchedule, for_each};
+use crate::driver::scheduler::is_decode;
 use crate::microkernel::softmax::COARSE;
 use flashcore_problem::{InputViews, Problem};
 use std::f64::consts::LOG2_E;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 impl<M> Bf16Kernel<M> {
-    /// Surveys every element of query rows that attend some key, and of keys that some row attends.
+    /// Surveys every element of query rows that attend some key, and of keys that some row attends, but for sequences that
+    /// are decoded.
     #[expect(clippy::unused_self, reason = "it is a witness of AVX-512")]
     pub(crate) fn survey(&self, problem: &Problem, inputs: &InputViews<'_>) -> Survey {
         let survey = Survey::default();
@@ -17,10 +19,14 @@ impl<M> Bf16Kernel<M> {
             return survey;
         }
         let groups = problem.batch * problem.key_heads;
-        let elements = Group::row_count(problem).saturating_add(problem.key_length).saturating_mul(problem.head_dim);
+        let rows = problem.query_length.saturating_mul(problem.query_heads / problem.key_heads);
+        let elements = rows.saturating_add(problem.key_length).saturating_mul(problem.head_dim);
         for_each(groups, elements, LoopSchedule::Dynamic, |index| {
             let group = Group::new(problem, inputs, index / problem.key_heads, index % problem.key_heads);
-            let (rows, keys) = (group.attending_rows(), group.attended_of(&(0..problem.key_length)));
+            if is_decode(problem, &group.sequence) {
+                return;
+            }
+            let (rows, keys) = (group.attending_rows(), group.attended_of(&(0..group.sequence.key_length)));
             // SAFETY: `self.vectors` is a witness of AVX-512.
             let [query, key] = unsafe { [pack::magnitudes(group.query, rows), pack::magnitudes(group.key, keys)] };
             if query.has_subnormal || key.has_subnormal {

@@ -38,7 +38,7 @@ impl Rows {
     }
 
     pub(super) fn head(&self) -> Head<'_> {
-        Head::new((&self.0).into(), self.1, Strides::bhsd(self.1), 0, 0)
+        Head::new((&self.0).into(), (self.1, Strides::bhsd(self.1)), (0, 0), 0)
     }
 
     fn dense(&self) -> Vec<f64> {

@@ -2,7 +2,7 @@
 
 use super::output::OutputRows;
 use super::parallel::{LoopSchedule, for_each};
-use super::scheduler::{Item, TileScheduler};
+use super::scheduler::{Item, TileScheduler, with_schedule};
 use super::scratch::{Purpose, with_scratch};
 use super::split_kv::Partials;
 use super::workers::Workers;
@@ -22,45 +22,9 @@ pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &Inp
     if problem.output_shape().is_empty() {
         return;
     }
-    let call = Call {
-        kernel,
-        problem,
-        inputs,
-        outputs: OutputRows::new(problem, outputs),
-        scheduler: TileScheduler::new(problem, inputs, K::PANEL_ROWS, K::MAX_ITEM_ROWS, Workers::find().count()),
-    };
-    let num_splits = call.scheduler.num_splits();
-    if num_splits == 1 {
-        call.each_item(
-            |group, _, row, row_max, row_sum, values| call.finish_row(group, row, row_max, row_sum, values),
-            |group, _, panel| call.finish_panel(group, panel),
-        );
-        return;
-    }
-    let rows = Group::row_count(problem);
-    let (all_rows, size) = (call.scheduler.groups * rows, problem.value_dim);
-    let bytes = Partials::<K::Real>::scratch_bytes(all_rows, num_splits, size);
-    with_scratch(Purpose::Partials, bytes, |mut arena| {
-        let partials = Partials::<K::Real>::take(&mut arena, all_rows, num_splits, size);
-        let store = |item: &Item, row: usize, row_max: K::Real, row_sum: K::Real, values: &[K::Real]| {
-            // SAFETY: each split of a row is of one item, and each item is computed once.
-            unsafe { partials.store(item.group * rows + row, item.split, row_max, row_sum, values) };
-        };
-        call.each_item(
-            |_, item, row, row_max, row_sum, values| store(item, row, row_max, row_sum, values),
-            |_, item, panel| {
-                let factors = [K::Real::ONE; MAX_LANES];
-                kernel.transpose(panel.columns, &factors[..panel.row_sum.len()], panel.rows_scratch);
-                for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(size)).enumerate() {
-                    store(item, row, panel.row_max[lane], panel.row_sum[lane], values);
-                }
-            },
-        );
-        for_each(all_rows, num_splits * size, LoopSchedule::Dynamic, |index| {
-            // SAFETY: each row is merged once, and the items are done.
-            let (row_max, row_sum, values) = unsafe { partials.merge(index) };
-            call.finish_row(&call.group(index / rows), index % rows, row_max, row_sum, values);
-        });
+    let threads = Workers::find().count();
+    with_schedule(problem, inputs, (K::PANEL_ROWS, K::MAX_ITEM_ROWS), threads, |scheduler| {
+        Call { kernel, problem, inputs, outputs: OutputRows::new(problem, outputs), scheduler }.run();
     });
 }
 
@@ -70,10 +34,48 @@ struct Call<'a, K> {
     problem: &'a Problem,
     inputs: &'a InputViews<'a>,
     outputs: OutputRows<'a>,
-    scheduler: TileScheduler,
+    scheduler: &'a TileScheduler<'a>,
 }
 
 impl<K: Microkernel> Call<'_, K> {
+    fn run(&self) {
+        let (scheduler, size) = (self.scheduler, self.problem.value_dim);
+        if scheduler.partials() == 0 {
+            self.each_item(
+                |group, _, row, row_max, row_sum, values| self.finish_row(group, row, row_max, row_sum, values),
+                |group, _, panel| self.finish_panel(group, panel),
+            );
+            return;
+        }
+        let bytes = Partials::<K::Real>::scratch_bytes(scheduler.partials(), size);
+        with_scratch(Purpose::Partials, bytes, |mut arena| {
+            let partials = Partials::<K::Real>::take(&mut arena, scheduler.partials(), size);
+            self.each_item(
+                |group, item, row, row_max, row_sum, values| match &item.partials {
+                    // SAFETY: each split of a row is of one item, and each item is computed once.
+                    Some(split) => unsafe { partials.store(split.place(row), row_max, row_sum, values) },
+                    None => self.finish_row(group, row, row_max, row_sum, values),
+                },
+                |group, item, panel| {
+                    let Some(split) = &item.partials else { return self.finish_panel(group, panel) };
+                    let factors = [K::Real::ONE; MAX_LANES];
+                    self.kernel.transpose(panel.columns, &factors[..panel.row_sum.len()], panel.rows_scratch);
+                    for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(size)).enumerate() {
+                        // SAFETY: each split of a row is of one item, and each item is computed once.
+                        unsafe { partials.store(split.place(row), panel.row_max[lane], panel.row_sum[lane], values) };
+                    }
+                },
+            );
+            let rows = scheduler.split_rows();
+            for_each(rows, scheduler.partials() / rows * size, LoopSchedule::Dynamic, |index| {
+                let row = scheduler.split_row(index);
+                // SAFETY: each row is merged once, and the items are done.
+                let (row_max, row_sum, values) = unsafe { partials.merge(&row.partials) };
+                self.finish_row(&self.group(row.sequence, row.key_head), row.row, row_max, row_sum, values);
+            });
+        });
+    }
+
     /// Computes all items. Hands each of their rows with its row max, row sum and weighted sum to `deliver_row`, or each row
     /// panel to `deliver_panel`.
     fn each_item(
@@ -81,28 +83,22 @@ impl<K: Microkernel> Call<'_, K> {
         deliver_row: impl Fn(&Group<'_>, &Item, usize, K::Real, K::Real, &[K::Real]) + Sync,
         deliver_panel: impl Fn(&Group<'_>, &Item, AttendedPanel<'_, K::Real>) + Sync,
     ) {
-        let (problem, scheduler) = (self.problem, &self.scheduler);
-        let (rows, keys) = (Group::row_count(problem), scheduler.keys.len());
-        let columns = problem.head_dim + problem.value_dim;
-        let work =
-            scheduler.groups.saturating_mul(rows).saturating_mul(keys).saturating_mul(columns) / scheduler.items();
-        let (bytes, schedule) = if scheduler.is_decode {
-            (decode::scratch_bytes::<K::Real>(problem), LoopSchedule::Guided)
-        } else {
-            (blocked::scratch_bytes::<K>(problem, scheduler.largest_rows()), LoopSchedule::Dynamic)
-        };
-        for_each(scheduler.items(), work, schedule, |index| {
+        let (problem, scheduler) = (self.problem, self.scheduler);
+        let work = scheduler.mean_item().saturating_mul(problem.head_dim + problem.value_dim);
+        let of_decode = if scheduler.has_decode() { decode::scratch_bytes::<K::Real>(problem) } else { 0 };
+        let of_blocks = scheduler.largest_rows().map_or(0, |rows| blocked::scratch_bytes::<K>(problem, rows));
+        for_each(scheduler.items(), work, scheduler.loop_schedule(), |index| {
             let item = scheduler.item(index);
-            let group = self.group(item.group);
-            with_scratch(Purpose::Item, bytes, |mut arena| {
+            let group = self.group(item.sequence, item.key_head);
+            with_scratch(Purpose::Item, of_decode.max(of_blocks), |mut arena| {
                 let (rows, keys) = (item.rows.clone(), item.keys.clone());
                 self.kernel.on_thread(|| {
-                    if scheduler.is_decode {
+                    if item.is_decode {
                         decode::attend_rows(self.kernel, &group, keys, &mut arena, |row, row_max, row_sum, values| {
                             deliver_row(&group, &item, row, row_max, row_sum, values);
                         });
                     } else {
-                        let output_lines = |rows: &Range<usize>| self.output_lines(&group, rows);
+                        let output_lines = |rows: &Range<usize>| self.output_lines(&group, &item, rows);
                         blocked::attend_rows(self.kernel, &group, rows, keys, &mut arena, output_lines, |panel| {
                             deliver_panel(&group, &item, panel);
                         });
@@ -112,14 +108,14 @@ impl<K: Microkernel> Call<'_, K> {
         });
     }
 
-    fn group(&self, index: usize) -> Group<'_> {
-        Group::new(self.problem, self.inputs, index / self.problem.key_heads, index % self.problem.key_heads)
+    fn group(&self, sequence: usize, key_head: usize) -> Group<'_> {
+        Group::new(self.problem, self.inputs, sequence, key_head)
     }
 
     /// Cache lines that rows will be written to when they have attended their last keys; none unless they are contiguous.
-    fn output_lines(&self, group: &Group<'_>, rows: &Range<usize>) -> CacheLines {
-        let rows = group.rows_of_one_head(rows).filter(|_| self.scheduler.num_splits() == 1);
-        rows.and_then(|(head, rows)| self.outputs.addresses(group.batch, head, &rows))
+    fn output_lines(&self, group: &Group<'_>, item: &Item, rows: &Range<usize>) -> CacheLines {
+        let rows = group.rows_of_one_head(rows).filter(|_| item.partials.is_none());
+        rows.and_then(|(batch, head, rows)| self.outputs.addresses(batch, head, &rows))
             .map_or(CacheLines::NONE, CacheLines::new)
     }
 
@@ -177,12 +173,12 @@ impl<K: Microkernel> Call<'_, K> {
         group: &Group<'_>,
         panel: &AttendedPanel<'_, K::Real>,
     ) -> Option<(usize, &mut [u8], Option<&mut [f32]>)> {
-        let (head, rows) = group.rows_of_one_head(&panel.rows)?;
+        let (batch, head, rows) = group.rows_of_one_head(&panel.rows)?;
         if rows.len() != panel.row_sum.len() {
             return None;
         }
         // SAFETY: the caller vouches for the rows.
-        let (bytes, lse) = unsafe { self.outputs.contiguous_rows(group.batch, head, rows)? };
+        let (bytes, lse) = unsafe { self.outputs.contiguous_rows(batch, head, rows)? };
         Some((head, bytes, lse))
     }
 
@@ -190,8 +186,9 @@ impl<K: Microkernel> Call<'_, K> {
     fn finish_row(&self, group: &Group<'_>, row: usize, row_max: K::Real, row_sum: K::Real, values: &[K::Real]) {
         let (head, row) = group.place(row);
         let finished = finish(row_max, row_sum, group.scoring.sink(head));
-        // SAFETY: each row is finished once.
-        let (bytes, lse) = unsafe { self.outputs.row(group.batch, head, row) };
+        let (batch, row) = group.sequence.query_row(row);
+        // SAFETY: each row is finished once, and sequences do not overlap.
+        let (bytes, lse) = unsafe { self.outputs.row(batch, head, row) };
         if let Some(finished) = &finished {
             self.kernel.store(self.problem.dtype, values, finished.factor, bytes);
         } else {

@@ -4,41 +4,39 @@ use super::output::Disjoint;
 use super::scratch::{Arena, arena_bytes};
 use crate::attend::softmax::row_scale;
 use crate::simd::real::Real;
+use std::ops::Range;
 
 /// Partial results of all rows: those of a row are contiguous, in the order of its splits.
 pub(super) struct Partials<'a, R> {
     row_max: Disjoint<'a, R>,
     row_sum: Disjoint<'a, R>,
     values: Disjoint<'a, R>,
-    num_splits: usize,
     /// Elements of `values` for each split of a row.
     size: usize,
 }
 
 impl<'a, R: Real> Partials<'a, R> {
     /// Bytes that [`take`](Self::take) takes of an arena.
-    pub(super) fn scratch_bytes(rows: usize, num_splits: usize, size: usize) -> usize {
-        2 * arena_bytes::<R>(rows * num_splits) + arena_bytes::<R>(rows * num_splits * size)
+    pub(super) fn scratch_bytes(count: usize, size: usize) -> usize {
+        2 * arena_bytes::<R>(count) + arena_bytes::<R>(count * size)
     }
 
-    pub(super) fn take(arena: &mut Arena<'a>, rows: usize, num_splits: usize, size: usize) -> Self {
-        let count = rows * num_splits;
+    /// So many partial results of `size` values each.
+    pub(super) fn take(arena: &mut Arena<'a>, count: usize, size: usize) -> Self {
         Self {
             row_max: Disjoint::new(arena.take(count)),
             row_sum: Disjoint::new(arena.take(count)),
             values: Disjoint::new(arena.take(count * size)),
-            num_splits,
             size,
         }
     }
 
-    /// Stores the partial result of one split of a row.
+    /// Stores the partial result of one split of a row at its place.
     ///
     /// # Safety
     ///
     /// It is not in use.
-    pub(super) unsafe fn store(&self, row: usize, split: usize, row_max: R, row_sum: R, values: &[R]) {
-        let index = row * self.num_splits + split;
+    pub(super) unsafe fn store(&self, index: usize, row_max: R, row_sum: R, values: &[R]) {
         // SAFETY: the caller vouches that nobody else uses this partial result.
         unsafe {
             self.row_max.part(index, 1)[0] = row_max;
@@ -47,19 +45,19 @@ impl<'a, R: Real> Partials<'a, R> {
         }
     }
 
-    /// Merges the splits of a row. Returns its row max, row sum and weighted sum.
+    /// Merges the splits of a row, which are at these places. Returns its row max, row sum and weighted sum.
     ///
     /// # Safety
     ///
     /// They are stored, and not in use.
-    pub(super) unsafe fn merge(&self, row: usize) -> (R, R, &[R]) {
-        let first = row * self.num_splits;
+    pub(super) unsafe fn merge(&self, splits: &Range<usize>) -> (R, R, &[R]) {
+        let (first, num_splits) = (splits.start, splits.len());
         // SAFETY: the caller vouches that nobody else uses these partial results.
         let (row_maxes, row_sums, values) = unsafe {
             (
-                self.row_max.part(first, self.num_splits),
-                self.row_sum.part(first, self.num_splits),
-                self.values.part(first * self.size, self.num_splits * self.size),
+                self.row_max.part(first, num_splits),
+                self.row_sum.part(first, num_splits),
+                self.values.part(first * self.size, num_splits * self.size),
             )
         };
         let row_max = row_maxes.iter().fold(R::NEGATIVE_INFINITY, |largest, &other| largest.maximum(other));

@@ -21,14 +21,45 @@ use std::ops::Range;
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) {
+    let (key, value, keys) = (tile.key, tile.value, tile.keys.clone());
+    assert!(keys.len() <= KV_TILE, "a tile of wrong size");
+    let following = key.rows_from(keys.end, keys.len());
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        if keys.len() <= key.strided_rows(keys.start) {
+            let following = Rows::following(key, &keys, following);
+            attend_rows::<V, _>(tile, Rows::strided(key, &keys), Rows::strided(value, &keys), following);
+        } else {
+            // Keys of several pages: the address of each.
+            let mut lists = [[core::ptr::null(); KV_TILE]; 3];
+            let [of_keys, of_values, of_following] = &mut lists;
+            let (listed_key, listed_value) =
+                (Rows::listed(key, keys.clone(), of_keys), Rows::listed(value, keys, of_values));
+            attend_rows::<V, _>(tile, listed_key, listed_value, Rows::listed(key, following, of_following));
+        }
+    }
+}
+
+/// Attends a tile whose keys and values are at these addresses, while prefetching the following keys.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn attend_rows<V: Vector, A: Addresses>(
+    tile: &mut DecodeTile<'_, V::Real>,
+    key: Rows<A>,
+    value: Rows<A>,
+    following: Rows<A>,
+) {
     // Once for each type, so that the innermost loops need not branch on it.
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         match tile.key.dtype() {
-            DType::F16 => attend_typed::<V>(DType::F16, tile),
-            DType::Bf16 => attend_typed::<V>(DType::Bf16, tile),
-            DType::F32 => attend_typed::<V>(DType::F32, tile),
-            DType::F64 => attend_typed::<V>(DType::F64, tile),
+            DType::F16 => attend_typed::<V, A>(DType::F16, tile, key, value, following),
+            DType::Bf16 => attend_typed::<V, A>(DType::Bf16, tile, key, value, following),
+            DType::F32 => attend_typed::<V, A>(DType::F32, tile, key, value, following),
+            DType::F64 => attend_typed::<V, A>(DType::F64, tile, key, value, following),
         }
     }
 }
@@ -39,8 +70,13 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) 
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Real>) {
-    let (key, value) = (Rows::new(tile.key, &tile.keys), Rows::new(tile.value, &tile.keys));
+unsafe fn attend_typed<V: Vector, A: Addresses>(
+    dtype: DType,
+    tile: &mut DecodeTile<'_, V::Real>,
+    key: Rows<A>,
+    value: Rows<A>,
+    following: Rows<A>,
+) {
     let (rows, count) = (tile.rows, tile.keys.len());
     assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
     assert!(
@@ -57,9 +93,9 @@ unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Rea
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => dot_products::<V, 4>(dtype, key, next, query, tile.factor, scores),
-                2.. => dot_products::<V, 2>(dtype, key, next, query, tile.factor, scores),
-                _ => dot_products::<V, 1>(dtype, key, next, query, tile.factor, scores),
+                4.. => dot_products::<V, A, 4>(dtype, key, next, query, tile.factor, scores),
+                2.. => dot_products::<V, A, 2>(dtype, key, next, query, tile.factor, scores),
+                _ => dot_products::<V, A, 1>(dtype, key, next, query, tile.factor, scores),
             }
         };
     }
@@ -76,40 +112,106 @@ unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Rea
     }
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then(|| key.following());
+        let next = (row == 0).then_some(following);
         let weights = &tile.scores[row * KV_TILE..];
         let output = &mut tile.output[row * value.columns..];
         let row_scales = &row_scales[row..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => add_values::<V, 4, 4>(dtype, value, next, weights, row_scales, output),
-                2.. => add_values::<V, 2, 8>(dtype, value, next, weights, row_scales, output),
-                _ => add_values::<V, 1, 8>(dtype, value, next, weights, row_scales, output),
+                4.. => add_values::<V, A, 4, 4>(dtype, value, next, weights, row_scales, output),
+                2.. => add_values::<V, A, 2, 8>(dtype, value, next, weights, row_scales, output),
+                _ => add_values::<V, A, 1, 8>(dtype, value, next, weights, row_scales, output),
             }
         };
     }
 }
 
-/// Some rows of keys or values in memory. All elements of all rows can be read.
+/// Addresses of rows.
+trait Addresses: Copy {
+    /// Address of a row; `None` where it is not known, which is that of no row to read.
+    fn get(self, row: usize) -> Option<*const u8>;
+}
+
+/// Addresses of rows that are equally far apart.
 #[derive(Clone, Copy)]
-struct Rows {
+struct Strided {
     first: *const u8,
     stride_bytes: usize,
+}
+
+impl Addresses for Strided {
+    #[inline(always)]
+    fn get(self, row: usize) -> Option<*const u8> {
+        Some(self.first.wrapping_add(row * self.stride_bytes))
+    }
+}
+
+/// An address for each row.
+#[derive(Clone, Copy)]
+struct Listed<'a>(&'a [*const u8]);
+
+impl Addresses for Listed<'_> {
+    #[inline(always)]
+    fn get(self, row: usize) -> Option<*const u8> {
+        self.0.get(row).copied()
+    }
+}
+
+/// Some rows of keys or values in memory. All elements of all rows can be read, unless they are only prefetched.
+#[derive(Clone, Copy)]
+struct Rows<A> {
+    addresses: A,
     count: usize,
     columns: usize,
 }
 
-impl Rows {
-    fn new(head: Head<'_>, rows: &Range<usize>) -> Self {
+impl Rows<Strided> {
+    /// Rows that are equally far apart.
+    fn strided(head: Head<'_>, rows: &Range<usize>) -> Self {
+        assert!(rows.len() <= head.strided_rows(rows.start), "rows of several pages");
         // For its bounds check: no row lies past it.
         let _ = head.row(rows.end - 1);
         let first = head.row(rows.start).as_ptr();
         // The stride of a single row is never used, and may be anything.
         let stride_bytes = if rows.len() == 1 { 0 } else { head.row_bytes() };
-        Self { first, stride_bytes, count: rows.len(), columns: head.columns() }
+        Self { addresses: Strided { first, stride_bytes }, count: rows.len(), columns: head.columns() }
     }
 
+    /// Rows that follow others: those that the sequence has next, or else in memory. They may be outside of the tensor: good
+    /// for prefetching and nothing else.
+    fn following(head: Head<'_>, rows: &Range<usize>, following: Range<usize>) -> Self {
+        let these = Self::strided(head, rows);
+        let Strided { first, stride_bytes } = these.addresses;
+        let first = if head.is_paged() && !following.is_empty() {
+            head.row(following.start).as_ptr()
+        } else {
+            first.wrapping_add(rows.len().wrapping_mul(stride_bytes))
+        };
+        Self { addresses: Strided { first, stride_bytes }, ..these }
+    }
+}
+
+impl<'a> Rows<Listed<'a>> {
+    /// Rows of several pages.
+    fn listed(head: Head<'_>, rows: Range<usize>, list: &'a mut [*const u8; KV_TILE]) -> Self {
+        let (count, stride_bytes) = (rows.len(), head.row_bytes());
+        let mut row = rows.start;
+        while row < rows.end {
+            let end = rows.end.min(row.saturating_add(head.strided_rows(row)));
+            // For its bounds check: no row of the page lies past it.
+            let _ = head.row(end - 1);
+            let first = head.row(row).as_ptr();
+            for (index, place) in list[row - rows.start..end - rows.start].iter_mut().enumerate() {
+                *place = first.wrapping_add(index * stride_bytes);
+            }
+            row = end;
+        }
+        Self { addresses: Listed(&list[..count]), count, columns: head.columns() }
+    }
+}
+
+impl<A: Addresses> Rows<A> {
     /// Address of an element.
     ///
     /// # Safety
@@ -118,12 +220,7 @@ impl Rows {
     #[inline(always)]
     unsafe fn at(self, row: usize, byte: usize) -> *const u8 {
         // SAFETY: the caller vouches that it lies within the tensor.
-        unsafe { self.first.add(row * self.stride_bytes + byte) }
-    }
-
-    /// As many rows that follow these. They may be outside of the tensor: good for prefetching and nothing else.
-    fn following(self) -> Self {
-        Self { first: self.first.wrapping_add(self.count.wrapping_mul(self.stride_bytes)), ..self }
+        unsafe { self.addresses.get(row).unwrap_unchecked().add(byte) }
     }
 
     /// Prefetches a row.
@@ -133,9 +230,10 @@ impl Rows {
     /// The processor has the instructions of `V`.
     #[inline(always)]
     unsafe fn prefetch<V: Vector>(self, dtype: DType, row: usize) {
+        let Some(address) = self.addresses.get(row) else { return };
         for byte in (0..self.columns * dtype.size_bytes()).step_by(CacheLines::SIZE) {
             // SAFETY: the caller vouches for the instructions.
-            unsafe { V::prefetch(self.first.wrapping_add(row * self.stride_bytes + byte)) };
+            unsafe { V::prefetch(address.wrapping_add(byte)) };
         }
     }
 
@@ -155,10 +253,10 @@ impl Rows {
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of queries and scores.
 #[inline(always)]
-unsafe fn dot_products<V: Vector, const ROWS: usize>(
+unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
     dtype: DType,
-    key: Rows,
-    next: Option<Rows>,
+    key: Rows<A>,
+    next: Option<Rows<A>>,
     query: &[V::Real],
     factor: V::Real,
     scores: &mut [V::Real],
@@ -174,8 +272,8 @@ unsafe fn dot_products<V: Vector, const ROWS: usize>(
         // SAFETY: the caller vouches for the rows, and what remains of the keys is at least as much as is chosen here.
         first += unsafe {
             match key.count - first {
-                4.. => dot_product_block::<V, ROWS, 4>(dtype, key, first, query, factor, scores),
-                _ => dot_product_block::<V, ROWS, 1>(dtype, key, first, query, factor, scores),
+                4.. => dot_product_block::<V, A, ROWS, 4>(dtype, key, first, query, factor, scores),
+                _ => dot_product_block::<V, A, ROWS, 1>(dtype, key, first, query, factor, scores),
             }
         };
     }
@@ -189,9 +287,9 @@ unsafe fn dot_products<V: Vector, const ROWS: usize>(
 /// As [`dot_products`], and `KEYS` keys are left from `first` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and keys count registers and addresses alike")]
-unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
+unsafe fn dot_product_block<V: Vector, A: Addresses, const ROWS: usize, const KEYS: usize>(
     dtype: DType,
-    key: Rows,
+    key: Rows<A>,
     first: usize,
     query: &[V::Real],
     factor: V::Real,
@@ -275,10 +373,10 @@ unsafe fn online_softmax<V: Vector>(
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
 #[inline(always)]
-unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
-    value: Rows,
-    next: Option<Rows>,
+    value: Rows<A>,
+    next: Option<Rows<A>>,
     weights: &[V::Real],
     row_scales: &[V::Real],
     output: &mut [V::Real],
@@ -292,11 +390,11 @@ unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
         vector += unsafe {
             match vectors - vector {
                 rest if rest >= VECTORS => {
-                    add_value_block::<V, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
+                    add_value_block::<V, A, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
                 }
-                4.. => add_value_block::<V, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
-                2.. => add_value_block::<V, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
-                _ => add_value_block::<V, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
+                4.. => add_value_block::<V, A, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
+                2.. => add_value_block::<V, A, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
+                _ => add_value_block::<V, A, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
             }
         };
     }
@@ -328,10 +426,10 @@ unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
 /// As [`add_values`], and `VECTORS` vectors are left from `column` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
-unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
-    value: Rows,
-    next: Option<Rows>,
+    value: Rows<A>,
+    next: Option<Rows<A>>,
     column: usize,
     weights: &[V::Real],
     row_scales: &[V::Real],

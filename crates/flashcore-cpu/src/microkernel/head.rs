@@ -1,13 +1,14 @@
-//! A head of Q, K or V: a strided view of its rows in memory.
+//! A head of Q, K or V: a view of the rows of one sequence in memory. The one place where rows and keys become addresses,
+//! whether the sequence is of a rectangular batch, packed (varlen) or in pages.
 
 use super::convert::are_finite;
 use super::prefetch::prefetch;
 use crate::simd::real::Real;
-use flashcore_problem::{DType, Shape, Strides, TensorView};
+use flashcore_problem::{DType, Sequence, Shape, Strides, TensorView};
 use std::ops::Range;
 use zerocopy::FromBytes;
 
-/// Rows of one head of one batch of a tensor, or of several interleaved heads (GQA).
+/// Rows of one head of one sequence of a tensor, or of several interleaved heads (GQA).
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
     tensor: TensorView<'a>,
@@ -18,24 +19,63 @@ pub(crate) struct Head<'a> {
     heads: usize,
     /// Elements from a head to the next.
     stride_of_heads: usize,
+    /// Pages that the rows of a single head lie in, where they do.
+    pages: Option<Pages<'a>>,
+}
+
+/// Pages of a sequence in a KV cache.
+#[derive(Clone, Copy)]
+struct Pages<'a> {
+    sequence: Sequence<'a>,
+    /// Elements from a page to the next.
+    stride: usize,
 }
 
 impl<'a> Head<'a> {
-    pub(crate) fn new(tensor: TensorView<'a>, shape: Shape, strides: Strides, batch: usize, head: usize) -> Self {
-        Self::of_group(tensor, shape, strides, batch, head, 1)
-    }
-
-    /// Rows of `heads` heads from `first_head` on, interleaved.
-    pub(crate) fn of_group(
+    /// Rows of `heads` query heads from `first_head` on, interleaved.
+    pub(crate) fn of_queries(
         tensor: TensorView<'a>,
-        shape: Shape,
-        strides: Strides,
-        batch: usize,
+        (shape, strides): (Shape, Strides),
+        sequence: &Sequence<'a>,
         first_head: usize,
         heads: usize,
     ) -> Self {
-        let start = strides.row_start(batch, first_head, 0);
-        Self { tensor, columns: shape.columns, row_stride: strides.row, start, heads, stride_of_heads: strides.head }
+        let (batch, row) = sequence.query_row(0);
+        let head = Self::new(tensor, (shape, strides), (batch, row), first_head);
+        Self { heads, ..head }
+    }
+
+    /// Keys or values of one head.
+    pub(crate) fn of_keys(
+        tensor: TensorView<'a>,
+        (shape, strides): (Shape, Strides),
+        sequence: &Sequence<'a>,
+        is_paged: bool,
+        head: usize,
+    ) -> Self {
+        if is_paged {
+            let pages = Pages { sequence: *sequence, stride: strides.batch };
+            return Self { pages: Some(pages), ..Self::new(tensor, (shape, strides), (0, 0), head) };
+        }
+        Self::new(tensor, (shape, strides), sequence.key_row(0), head)
+    }
+
+    /// Rows of one head that follow one another from a batch and row on.
+    pub(crate) fn new(
+        tensor: TensorView<'a>,
+        (shape, strides): (Shape, Strides),
+        (batch, row): (usize, usize),
+        head: usize,
+    ) -> Self {
+        Self {
+            tensor,
+            columns: shape.columns,
+            row_stride: strides.row,
+            start: strides.row_start(batch, head, row),
+            heads: 1,
+            stride_of_heads: strides.head,
+            pages: None,
+        }
     }
 
     pub(crate) fn dtype(self) -> DType {
@@ -46,16 +86,46 @@ impl<'a> Head<'a> {
         self.columns
     }
 
+    /// Elements before a row.
+    fn offset(self, row: usize) -> usize {
+        if let Some(pages) = self.pages {
+            let (page, row) = pages.sequence.key_row(row);
+            return self.start + page * pages.stride + row * self.row_stride;
+        }
+        if self.heads == 1 {
+            self.start + row * self.row_stride
+        } else {
+            self.start + row / self.heads * self.row_stride + row % self.heads * self.stride_of_heads
+        }
+    }
+
     /// Bytes of one row.
     pub(crate) fn row(self, row: usize) -> &'a [u8] {
         let size = self.tensor.dtype.size_bytes();
-        let row = if self.heads == 1 {
-            row * self.row_stride
-        } else {
-            row / self.heads * self.row_stride + row % self.heads * self.stride_of_heads
-        };
-        let start = (self.start + row) * size;
+        let start = self.offset(row) * size;
         &self.tensor.data[start..start + self.columns * size]
+    }
+
+    /// Number of rows of a single head from `row` on that are [equally far apart](Self::row_bytes): to the end of the page,
+    /// or of the sequence.
+    pub(crate) fn strided_rows(self, row: usize) -> usize {
+        self.pages.map_or(usize::MAX, |pages| pages.sequence.contiguous_keys(row))
+    }
+
+    /// True if rows lie in pages.
+    pub(crate) fn is_paged(self) -> bool {
+        self.pages.is_some()
+    }
+
+    /// Rows from `row` on that the sequence has, `count` at most. All of them where it is not in pages: they may be outside of
+    /// it then.
+    pub(crate) fn rows_from(self, row: usize, count: usize) -> Range<usize> {
+        row..self.pages.map_or(row + count, |pages| pages.sequence.key_length.min(row + count))
+    }
+
+    /// True if rows of a single head follow one another without a gap.
+    fn are_contiguous(self, rows: &Range<usize>) -> bool {
+        self.row_stride == self.columns && self.heads == 1 && rows.len() <= self.strided_rows(rows.start)
     }
 
     /// Elements from one row to the next, if that is always the same.
@@ -70,24 +140,21 @@ impl<'a> Head<'a> {
 
     /// Rows of a single head in place, if they are contiguous, of the type wanted, and aligned for it.
     pub(crate) fn in_place<R: Real>(self, rows: Range<usize>) -> Option<&'a [R]> {
-        if self.tensor.dtype != R::DTYPE || self.row_stride != self.columns || self.heads != 1 || rows.is_empty() {
+        if self.tensor.dtype != R::DTYPE || rows.is_empty() || !self.are_contiguous(&rows) {
             return None;
         }
         let size = self.tensor.dtype.size_bytes();
-        let start = (self.start + rows.start * self.row_stride) * size;
+        let start = self.offset(rows.start) * size;
         <[R]>::ref_from_bytes(&self.tensor.data[start..start + rows.len() * self.columns * size]).ok()
     }
 
     /// Bytes of rows of a single head, if they are contiguous.
     pub(crate) fn bytes(self, rows: &Range<usize>) -> Option<&'a [u8]> {
-        if self.row_stride != self.columns || self.heads != 1 {
+        if rows.is_empty() || !self.are_contiguous(rows) {
             return None;
         }
-        let row_bytes = self.row_bytes();
-        self.tensor
-            .data
-            .get(self.start * self.tensor.dtype.size_bytes() + rows.start * row_bytes..)?
-            .get(..rows.len() * row_bytes)
+        let start = self.offset(rows.start) * self.tensor.dtype.size_bytes();
+        self.tensor.data.get(start..)?.get(..rows.len() * self.row_bytes())
     }
 
     /// Prefetches rows.
@@ -105,9 +172,9 @@ impl<'a> Head<'a> {
             return true;
         }
         let dtype = self.tensor.dtype;
-        if self.heads == 1 && self.row_stride == self.columns {
+        if self.are_contiguous(&rows) {
             // Contiguous rows are as good as one.
-            let start = (self.start + rows.start * self.columns) * dtype.size_bytes();
+            let start = self.offset(rows.start) * dtype.size_bytes();
             return are_finite(dtype, &self.tensor.data[start..][..rows.len() * self.columns * dtype.size_bytes()]);
         }
         rows.all(|row| are_finite(dtype, self.row(row)))

@@ -56,7 +56,7 @@ fn tensor(rows: usize, columns: usize, seed: usize) -> (Tensor, Shape) {
 }
 
 fn head((tensor, shape): &(Tensor, Shape)) -> Head<'_> {
-    Head::new(tensor.into(), *shape, Strides::bhsd(*shape), 0, 0)
+    Head::new(tensor.into(), (*shape, Strides::bhsd(*shape)), (0, 0), 0)
 }
 
 fn dense((tensor, shape): &(Tensor, Shape)) -> Vec<f64> {
@@ -441,7 +441,7 @@ fn conversions() {
             for count in (1..70).chain([1 << 16]) {
                 let bytes = &bytes[..2 * count];
                 let shape = Shape { batch: 1, heads: 1, rows: 1, columns: count };
-                let row = Head::new(TensorView { dtype, data: bytes }, shape, Strides::bhsd(shape), 0, 0);
+                let row = Head::new(TensorView { dtype, data: bytes }, (shape, Strides::bhsd(shape)), (0, 0), 0);
                 let mut values = vec![0.5_f32; count];
                 kernel.pack_keys(row, 0..1, &mut values);
                 for (value, pair) in values.into_iter().zip(bytes.chunks_exact(2)) {
