@@ -7,6 +7,7 @@ use flashcore_ir::{Arch, Argument, VerifiedKernel};
 use flashcore_problem::{Operand, Problem};
 
 use crate::attention::block_mask::BlockMaskShape;
+use crate::attention::scheduler::chunks::most_units;
 use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
@@ -115,7 +116,7 @@ impl LaunchPlan {
         let GridShape { grid, extra } = GridShape::new(problem, config);
         let block_mask = BlockMaskShape::of(problem, config);
         let block_mask_offset = match extra {
-            Extra::Splits { num_splits, rows } => {
+            Extra::Splits { num_splits, rows } | Extra::Chunks { max_chunks: num_splits, rows, .. } => {
                 workspace_bytes(num_splits.into(), rows, problem.value_dim as u64).next_multiple_of(16)
             }
             Extra::Nothing | Extra::Tiles { .. } => 0,
@@ -142,7 +143,12 @@ impl LaunchPlan {
             }
             attention.arguments.extend(order.arguments());
         }
-        let combine = matches!(extra, Extra::Splits { .. }).then(|| {
+        let has_partials = match extra {
+            Extra::Splits { .. } => true,
+            Extra::Chunks { max_chunks, .. } => max_chunks > 1,
+            Extra::Nothing | Extra::Tiles { .. } => false,
+        };
+        let combine = has_partials.then(|| {
             let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
             let grid = [tiles, problem.query_heads as u32, problem.batch as u32];
             KernelLaunch::new(spec(Stage::Combine), grid, plain.into_iter().chain(extra.arguments()).collect())
@@ -231,17 +237,28 @@ impl GridShape {
         {
             return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
-        let Config::Ampere(AmpereConfig { persistent, num_splits, pack_gqa, .. }) = config else {
+        let Config::Ampere(AmpereConfig { persistent, num_splits, chunk_keys, pack_gqa, .. }) = config else {
             let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
             return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
         };
+        let shape = problem.output_shape();
+        let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
+        if chunk_keys > 0 {
+            let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
+            let bounds = [batch, heads, tiles, problem.key_length as u32, chunk_keys].map(u64::from);
+            let (units, max_chunks) = most_units(bounds);
+            let ctas = units.min(persistent.into()) as u32;
+            let max_chunks = max_chunks as u32;
+            return Self {
+                grid: [ctas, 1, 1],
+                extra: Extra::Chunks { max_chunks, rows, chunk_keys, sequences: batch, heads },
+            };
+        }
         if persistent > 0 {
             let all = one_head.saturating_mul(heads).saturating_mul(batch);
             return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
         }
         let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
-        let shape = problem.output_shape();
-        let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
         let extra = if num_splits > 1 { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
         Self { grid: [tiles.saturating_mul(num_splits), heads, batch], extra }
     }
@@ -252,7 +269,7 @@ impl GridShape {
     pub(crate) const fn all_tiles(&self) -> u32 {
         match self.extra {
             Extra::Tiles { all, .. } => all,
-            Extra::Nothing | Extra::Splits { .. } => self.grid[0],
+            Extra::Nothing | Extra::Splits { .. } | Extra::Chunks { .. } => self.grid[0],
         }
     }
 }

@@ -227,6 +227,8 @@ pub(crate) enum Extra {
     Tiles { tiles: u32, heads: u32, all: u32 },
     /// [`SplitParameters`].
     Splits { num_splits: u32, rows: u64 },
+    /// [`ChunkParameters`](crate::attention::scheduler::chunks::ChunkParameters).
+    Chunks { max_chunks: u32, rows: u64, chunk_keys: u32, sequences: u32, heads: u32 },
 }
 
 impl Extra {
@@ -235,6 +237,13 @@ impl Extra {
             Self::Nothing => Vec::new(),
             Self::Tiles { tiles, heads, all } => vec![Argument::U32(tiles), Argument::U32(heads), Argument::U32(all)],
             Self::Splits { num_splits, rows } => vec![Argument::U32(num_splits), Argument::U64(rows)],
+            Self::Chunks { max_chunks, rows, chunk_keys, sequences, heads } => vec![
+                Argument::U32(max_chunks),
+                Argument::U64(rows),
+                Argument::U32(chunk_keys),
+                Argument::U32(sequences),
+                Argument::U32(heads),
+            ],
         }
     }
 }

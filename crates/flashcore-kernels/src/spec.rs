@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 
-use crate::config::Config;
+use crate::config::{AmpereConfig, Config};
 use crate::specialization::Specialization;
 
 /// Everything that the text of a kernel depends on.
@@ -51,7 +51,18 @@ impl KernelSpec {
     /// The specification, with what does not reach the text of the kernel left out.
     pub fn new(stage: Stage, config: Config, specialization: Specialization, arch: Arch) -> Self {
         let (config, specialization) = match stage {
-            Stage::Combine => (Config::scalar(), specialization.for_combine()),
+            Stage::Combine => match config {
+                Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. }) => {
+                    let config = AmpereConfig {
+                        persistent: 1,
+                        chunk_keys: AmpereConfig::BASE.tile_n,
+                        pdl,
+                        ..AmpereConfig::BASE
+                    };
+                    (Config::Ampere(config), specialization.for_chunk_combine())
+                }
+                _ => (Config::scalar(), specialization.for_combine()),
+            },
             Stage::Attention | Stage::BlockMask => (config.compiled(), specialization),
         };
         Self { stage, config, specialization, arch }

@@ -132,6 +132,17 @@ impl Specialization {
         Self { operands, ..Self::new(self.dtype, self.value_dim) }
     }
 
+    /// The specialization of the combine kernel of chunks, which follow from lengths and limits.
+    pub(crate) fn for_chunk_combine(self) -> Self {
+        let combined = |operand: &Operand| match operand {
+            Operand::Sinks | Operand::Lse | Operand::CuSeqlensQ | Operand::SequsedQ => true,
+            Operand::CuSeqlensK | Operand::SequsedK | Operand::LeftpadK => true,
+            _ => false,
+        };
+        let operands = self.operands.iter().filter(combined).collect();
+        Self { operands, left: self.left, right: self.right, ..Self::new(self.dtype, self.value_dim) }
+    }
+
     /// True if a sequence may have fewer query rows than the problem.
     pub const fn has_query_lengths(self) -> bool {
         self.has(Operand::CuSeqlensQ) || self.has(Operand::SequsedQ)

@@ -101,6 +101,15 @@ impl KvRange {
         })
     }
 
+    /// The chunk of the range that begins at `first_key`.
+    pub(crate) fn chunk(self, k: &mut Builder, first_key: Reg<S32>, chunk_keys: Reg<U32>) -> Self {
+        k.section("kv range", |k| {
+            let begin = k.max(self.begin, first_key);
+            let end = k.eval((first_key + chunk_keys.signed()).min(self.end));
+            Self { begin, end, ..self }
+        })
+    }
+
     /// True if some row does not attend some key of the block from `first_key` on.
     pub(crate) fn is_partial(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<Pred> {
         let past_full = (first_key + self.tile_n as i32).gt(self.full_end);

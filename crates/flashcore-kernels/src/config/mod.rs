@@ -222,7 +222,7 @@ impl Config {
     pub fn generate(self, stage: Stage, specialization: Specialization) -> Kernel {
         match stage {
             Stage::Attention => self.generate_attention(specialization),
-            Stage::Combine => Self::generate_combine(specialization),
+            Stage::Combine => self.generate_combine(specialization),
             Stage::BlockMask => self.generate_block_mask(specialization),
         }
     }
@@ -243,13 +243,17 @@ impl Config {
     }
 
     /// The kernel that combines the partial results of split-KV.
-    fn generate_combine(specialization: Specialization) -> Kernel {
+    fn generate_combine(self, specialization: Specialization) -> Kernel {
         let Specialization { dtype, value_dim, .. } = specialization;
-        let name = format!("flashcore_combine_{dtype}_d{value_dim}{}", suffix(specialization));
+        let (chunks, of) = match self {
+            Self::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. }) => (Some(combine::Chunks { pdl }), "_chunks"),
+            _ => (None, ""),
+        };
+        let name = format!("flashcore_combine{of}_{dtype}_d{value_dim}{}", suffix(specialization));
         match dtype {
-            DType::Bf16 => combine::kernel::<Bf16>(name, specialization),
-            DType::F16 => combine::kernel::<F16>(name, specialization),
-            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialization),
+            DType::Bf16 => combine::kernel::<Bf16>(name, specialization, chunks),
+            DType::F16 => combine::kernel::<F16>(name, specialization, chunks),
+            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialization, chunks),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));
 
 /// The choices of the Ampere kernel, in the order of names.
-const AMPERE_CHOICES: [Choice<AmpereConfig>; 14] = [
+const AMPERE_CHOICES: [Choice<AmpereConfig>; 15] = [
     ("32rows", |config| config.rows_per_warp == 32, |config| config.rows_per_warp = 32),
     ("2kvwarps", |config| config.kv_split_warps == 2, |config| config.kv_split_warps = 2),
     ("4kvwarps", |config| config.kv_split_warps == 4, |config| config.kv_split_warps = 4),
@@ -27,6 +27,7 @@ const AMPERE_CHOICES: [Choice<AmpereConfig>; 14] = [
     ("1producer", |config| config.producers == 1, |config| config.producers = 1),
     ("2producers", |config| config.producers == 2, |config| config.producers = 2),
     ("packgqa", |config| config.pack_gqa, |config| config.pack_gqa = true),
+    ("pdl", |config| config.pdl, |config| config.pdl = true),
     ("l2keep", |config| config.l2 == L2Window::Key, |config| config.l2 = L2Window::Key),
 ];
 
@@ -80,11 +81,13 @@ const HOPPER_CHOICES: [Choice<HopperConfig>; 12] = [
 /// Suffixes of the number of persistent CTAs and of the number of splits.
 const PERSISTENT: &str = "persistent";
 const SPLITS: &str = "splits";
+/// Suffix of the keys of a chunk.
+const CHUNK: &str = "chunk";
 
 /// A name that no config has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel `{name}`; there are scalar, ladder, ampere, hopper, scalar-THREADS, ladder-64xKEYS-STAGESstage-LAYOUT such as {}, to which {} can be added, ampere-ROWSxKEYS-STAGESstage-LAYOUT such as {}, to which {}, -Npersistent and -Nsplits can be added, and hopper-ROWSxKEYS-STAGESstage such as {}, to which {} can be added",
+    "there is no kernel `{name}`; there are scalar, ladder, ampere, hopper, scalar-THREADS, ladder-64xKEYS-STAGESstage-LAYOUT such as {}, to which {} can be added, ampere-ROWSxKEYS-STAGESstage-LAYOUT such as {}, to which {}, -Npersistent, -Nsplits and -Nchunk can be added, and hopper-ROWSxKEYS-STAGESstage such as {}, to which {} can be added",
     Config::Ladder(LadderConfig { load_bytes: 16, ..LadderConfig::default() }),
     LADDER_CHOICES.map(|(name, _, _)| format!("-{name}")).join(", "),
     Config::ampere(),
@@ -152,6 +155,10 @@ impl FromStr for Config {
                         config.persistent = ctas.parse().ok()?;
                         continue;
                     }
+                    if let Some(keys) = choice.strip_suffix(CHUNK) {
+                        config.chunk_keys = keys.parse().ok()?;
+                        continue;
+                    }
                     if let Some(num_splits) = choice.strip_suffix(SPLITS) {
                         config.num_splits = num_splits.parse().ok()?;
                         continue;
@@ -200,6 +207,8 @@ impl fmt::Display for Config {
                     producers: _,
                     persistent,
                     num_splits,
+                    chunk_keys,
+                    pdl: _,
                     pack_gqa: _,
                     l2: _,
                 } = *config;
@@ -210,6 +219,9 @@ impl fmt::Display for Config {
                 }
                 if num_splits != 1 {
                     write!(formatter, "-{num_splits}{SPLITS}")?;
+                }
+                if chunk_keys > 0 {
+                    write!(formatter, "-{chunk_keys}{CHUNK}")?;
                 }
                 Ok(())
             }

@@ -41,6 +41,11 @@ pub struct AmpereConfig {
     pub persistent: u32,
     /// Split-KV: splits of the keys, each with CTAs of its own, which the combine kernel merges; 1 is all keys.
     pub num_splits: u32,
+    /// Balanced split-KV: keys of a chunk. Persistent CTAs take the chunks of all sequences in turn, and the combine kernel
+    /// merges them; 0 is no chunks.
+    pub chunk_keys: u32,
+    /// True if the combine kernel starts while the chunks end (PDL), which takes `sm_90`.
+    pub pdl: bool,
     /// True if a tile has the rows of all query heads that share a key head.
     pub pack_gqa: bool,
     /// The access-policy window of L2.
@@ -88,6 +93,8 @@ impl AmpereConfig {
         producers: 0,
         persistent: 0,
         num_splits: 1,
+        chunk_keys: 0,
+        pdl: false,
         pack_gqa: false,
         l2: L2Window::Default,
     };
@@ -97,7 +104,8 @@ impl AmpereConfig {
     pub(crate) const fn compiled(self) -> Self {
         let persistent = if self.persistent > 0 { 1 } else { 0 };
         let num_splits = if self.num_splits > 1 { 2 } else { 1 };
-        Self { persistent, num_splits, l2: L2Window::Default, ..self }
+        let chunk_keys = if self.chunk_keys > 0 { self.tile_n } else { 0 };
+        Self { persistent, num_splits, chunk_keys, l2: L2Window::Default, ..self }
     }
 
     /// Query rows of a CTA.
@@ -194,6 +202,8 @@ impl AmpereConfig {
             producers,
             persistent,
             num_splits,
+            chunk_keys,
+            pdl,
             ..
         } = self;
         let flaw =
@@ -220,8 +230,22 @@ impl AmpereConfig {
                 "persistent",
                 persistent,
                 "0 with pack_gqa, where the query heads of a key head share tiles",
-                persistent == 0 || !self.pack_gqa,
+                persistent == 0 || !self.pack_gqa || chunk_keys > 0,
             ),
+            flaw(
+                "chunk_keys",
+                chunk_keys,
+                "0, or a multiple of tile_n",
+                tile_n == 0 || chunk_keys.is_multiple_of(tile_n),
+            ),
+            flaw("chunk_keys", chunk_keys, "0 unless CTAs are persistent", chunk_keys == 0 || persistent > 0),
+            flaw(
+                "chunk_keys",
+                chunk_keys,
+                "0 with splits or producers",
+                chunk_keys == 0 || (num_splits == 1 && producers == 0),
+            ),
+            flaw("pdl", u32::from(pdl), "0 without chunks", !pdl || chunk_keys > 0),
         ];
         flaws.into_iter().flatten().collect()
     }
@@ -234,7 +258,7 @@ impl AmpereConfig {
 
     /// Configs that no problem gets by default, and that gates, snapshots and tests go through all the same: between them
     /// they have every value of every choice.
-    pub(crate) const LISTED: [Self; 9] = [
+    pub(crate) const LISTED: [Self; 10] = [
         Self { stages: 1, ..Self::BASE },
         Self { load_bytes: 4, layout: SharedLayout::Padded, ..Self::BASE },
         Self { load_bytes: 8, query: QueryPlace::Shared, ..Self::BASE },
@@ -242,6 +266,7 @@ impl AmpereConfig {
         Self { producers: 1, ..Self::BASE },
         Self { producers: 2, stages: 3, tile_n: 32, ..Self::BASE },
         Self { persistent: 5, ..Self::BASE },
+        Self { persistent: 7, chunk_keys: 128, pack_gqa: true, kv_split_warps: 4, stages: 3, pdl: true, ..Self::BASE },
         Self { l2: L2Window::Key, warps: 8, ..Self::BASE },
         Self { num_splits: 3, pack_gqa: true, warps: 2, ..Self::BASE },
     ];

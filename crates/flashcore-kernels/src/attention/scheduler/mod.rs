@@ -4,6 +4,7 @@
 //! tiles of a section of heads, in the order that [`LptOrder`](lpt::LptOrder) has planned. A [`Policy`] says which tile
 //! comes next; the rest is the same for all.
 
+pub(crate) mod chunks;
 pub(crate) mod lpt;
 mod persistent;
 mod single_tile;

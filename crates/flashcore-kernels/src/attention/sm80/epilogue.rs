@@ -1,14 +1,13 @@
 //! Epilogue of the Ampere kernel: the division by the row sum, the LSE, and the output through shared memory.
 
 use flashcore_ir::types::{F16x2, Pred, U32};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress, SpecialRegister};
 
-use super::{Tiles, Warp};
+use super::{Split, Tiles, Warp};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::split_kv::partial::store_partials;
 use crate::element::Element;
-use crate::parameters::SplitParameters;
 use crate::primitives::{Accumulator, CHUNK_BYTES, HALF_BYTES, LANES, MMA_M, MMA_N, OnlineSoftmax, ROW_STEP};
 use flashcore_problem::Operand;
 
@@ -18,13 +17,37 @@ pub(super) fn store<T: Element>(
     context: &TileContext,
     warp: &Warp,
     tiles: &Tiles,
-    splits: Option<SplitParameters>,
+    splits: Option<Split>,
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
-    if let Some(splits) = splits {
-        return store_partials(k, context, warp, splits, softmax, output);
+    match splits {
+        Some(Split::Cta(splits)) => {
+            let cta = k.special(SpecialRegister::CtaX);
+            let split = k.rem(cta, splits.num_splits);
+            store_partials(k, context, warp, (splits, split), softmax, output);
+        }
+        Some(Split::Chunk { splits, index, count, .. }) => {
+            let is_partial = k.compare(Compare::Gt, count, 1u32);
+            k.if_else_uniform(
+                is_partial,
+                |k| store_partials(k, context, warp, (splits, index), softmax, output),
+                |k| store_rows::<T>(k, context, warp, tiles, softmax, output),
+            );
+        }
+        None => store_rows::<T>(k, context, warp, tiles, softmax, output),
     }
+}
+
+/// Stores output and LSE of rows that have all their keys.
+fn store_rows<T: Element>(
+    k: &mut Builder,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+    softmax: &OnlineSoftmax,
+    output: &Accumulator,
+) {
     let sink = context.sink(k);
     let stats = softmax.finish(k, output, sink);
     if context.specialization.has(Operand::Lse) {

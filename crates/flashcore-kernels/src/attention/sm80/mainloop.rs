@@ -4,7 +4,7 @@ use flashcore_ir::types::S32;
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::kv_pipeline::{KvPipeline, KvTiles};
-use super::{Tiles, Warp, epilogue};
+use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
 use crate::attention::kv_range::KvRange;
 use crate::attention::kv_source::KvSource;
@@ -12,7 +12,6 @@ use crate::attention::scoring::Scoring;
 use crate::attention::split_kv::merge::SplitExchange;
 use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{Element, ElementLayout};
-use crate::parameters::SplitParameters;
 use crate::primitives::{
     Accumulator, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand, OnlineSoftmax, RightFragments,
     ScorePositions, TileAddresses, TileCopy,
@@ -26,7 +25,7 @@ pub(super) fn run<T: Element>(
     warp: &Warp,
     tiles: &Tiles,
     range: &KvRange,
-    splits: Option<SplitParameters>,
+    splits: Option<Split>,
 ) {
     let (query_copy, pipeline) = k.section("copies", |k| {
         let query = context.query(k);

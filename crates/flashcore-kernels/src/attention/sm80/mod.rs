@@ -20,6 +20,7 @@ use flashcore_ir::{Builder, Compare, Kernel, Reg, SpecialRegister};
 
 use super::kv_range::KvRange;
 use super::kv_source::KvSource;
+use super::scheduler::chunks::{ChunkParameters, ChunkUnit, each_unit};
 use super::{TileContext, TileSource};
 use crate::config::AmpereConfig;
 use crate::element::{Element, ElementLayout};
@@ -39,7 +40,9 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
     let context = |k: &mut Builder, source| {
         TileContext::new(k, &parameters, specialization, config.tile_m(), source, config.pack_gqa)
     };
-    if config.persistent > 0 {
+    if config.chunk_keys > 0 {
+        chunks::<T>(k, config, &parameters, specialization);
+    } else if config.persistent > 0 {
         let parameters = TileParameters::load(k);
         let first = k.special(SpecialRegister::CtaX);
         let ctas = k.special(SpecialRegister::GridX);
@@ -56,9 +59,42 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
         let context = context(k, splits.map_or(TileSource::Grid, TileSource::SplitGrid));
         let warp = Warp::new(k, config);
         let tiles = Tiles::reserve(k, config, specialization);
-        existing_tile(k, &context, |k| tile::<T>(k, config, &context, &warp, &tiles, splits));
+        existing_tile(k, &context, |k| tile::<T>(k, config, &context, &warp, &tiles, splits.map(Split::Cta)));
     }
     builder.finish()
+}
+
+/// The split of the keys that a CTA computes.
+#[derive(Debug, Clone, Copy)]
+enum Split {
+    /// One of as many as the grid has for each tile.
+    Cta(SplitParameters),
+    /// A chunk, one of `count` of its sequence.
+    Chunk { splits: SplitParameters, index: Reg<U32>, count: Reg<U32>, first_key: Reg<S32>, chunk_keys: Reg<U32> },
+}
+
+/// Persistent CTAs: each takes chunks of the keys of all sequences in turn.
+fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parameters, specialization: Specialization) {
+    let chunks = ChunkParameters::load(k, parameters);
+    let warp = Warp::new(k, config);
+    let tiles = Tiles::reserve(k, config, specialization);
+    if config.pdl {
+        k.section("launch dependents", Builder::launch_dependents);
+    }
+    let tile_shape = (config.tile_m(), config.pack_gqa);
+    each_unit(k, parameters, chunks, specialization, tile_shape, |k, unit| {
+        let group = parameters.heads_per_key_head;
+        let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
+        let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));
+        let packed = config.pack_gqa.then_some(group);
+        let end_row = packed.map_or(context.end_row, |group| k.mul(context.end_row, group));
+        let context = TileContext { end_row, packed, ..context };
+        let ChunkUnit { index, first_key, count, .. } = unit;
+        let split = Split::Chunk { splits: chunks.splits, index, count, first_key, chunk_keys: chunks.chunk_keys };
+        tile::<T>(k, config, &context, &warp, &tiles, Some(split));
+        // The next unit takes the shared memory of this one.
+        k.cta_sync();
+    });
 }
 
 /// Computes a tile unless its sequence ends before it: grids are made for the longest.
@@ -77,11 +113,12 @@ fn tile<T: Element>(
     context: &TileContext,
     warp: &Warp,
     tiles: &Tiles,
-    splits: Option<SplitParameters>,
+    splits: Option<Split>,
 ) {
     let range = KvRange::new(k, context, config.tile_m(), config.tile_n);
     let range = match splits {
-        Some(splits) => range.split(k, splits),
+        Some(Split::Cta(splits)) => range.split(k, splits),
+        Some(Split::Chunk { first_key, chunk_keys, .. }) => range.chunk(k, first_key, chunk_keys),
         None => range,
     };
     if config.producers == 0 {

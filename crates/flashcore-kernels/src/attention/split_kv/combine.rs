@@ -9,6 +9,7 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, Sp
 
 use super::partial::PartialRow;
 use crate::attention::naive::MemoryElement;
+use crate::attention::scheduler::chunks::{ChunkParameters, SequenceChunks};
 use crate::attention::{TileContext, TileSource};
 use crate::parameters::{Parameters, SplitParameters};
 use crate::primitives::{LANES, lse_log2, normalize_row};
@@ -21,22 +22,46 @@ const SPLITS_AT_ONCE: u32 = 8;
 /// Rows, and so warps, of a CTA.
 pub(crate) const ROWS: u32 = 4;
 
+/// The combine kernel of chunks, of which each sequence has a number of its own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chunks {
+    /// True if it starts while the chunks end (PDL).
+    pub(crate) pdl: bool,
+}
+
 /// Writes the kernel.
-pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specialization) -> Kernel {
+pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specialization, chunks: Option<Chunks>) -> Kernel {
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
     let parameters = Parameters::load(k, specialization);
-    let splits = SplitParameters::load(k, &parameters);
-    // Masks and lengths matter no more.
-    let plain = specialization.without_limits();
-    let context = TileContext::new(k, &parameters, plain, ROWS, TileSource::Grid, false);
+    let (splits, chunk_keys) = match chunks {
+        Some(_) => {
+            let chunks = ChunkParameters::load(k, &parameters);
+            (chunks.splits, Some(chunks.chunk_keys))
+        }
+        None => (SplitParameters::load(k, &parameters), None),
+    };
+    // Masks and lengths matter no more, but to count chunks.
+    let limits = if chunks.is_some() { specialization } else { specialization.without_limits() };
+    let context = TileContext::new(k, &parameters, limits, ROWS, TileSource::Grid, false);
     let thread = k.special(SpecialRegister::ThreadX);
     let (warp, lane) = (k.shr(thread, LANES.ilog2()), k.and(thread, LANES - 1));
     let row = k.add(context.first_row, warp);
     let exists = k.compare(Compare::Lt, row, context.end_row);
+    let (exists, count) = match chunk_keys {
+        Some(chunk_keys) => {
+            let SequenceChunks { count, .. } = SequenceChunks::of(k, &context, chunk_keys);
+            // A sequence of one chunk is complete.
+            (k.eval(exists & count.gt(1)), count)
+        }
+        None => (exists, splits.num_splits),
+    };
+    if chunks.is_some_and(|chunks| chunks.pdl) {
+        k.section("grid dependency wait", Builder::grid_dependency_wait);
+    }
     k.if_uniform(exists, |k| {
         let index = context.global_row(k, row);
-        let partials = RowPartials { splits, index, value_dim: specialization.value_dim };
+        let partials = RowPartials { splits, count, index, value_dim: specialization.value_dim };
         let row_max = k.section("row max", |k| partials.row_max(k, lane));
         let output = context.output(k);
         let output = output.row(k, warp);
@@ -48,6 +73,8 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
 /// The partial results of one row.
 struct RowPartials {
     splits: SplitParameters,
+    /// The splits of the row.
+    count: Reg<U32>,
     /// The index of the row among all rows.
     index: Reg<U64>,
     value_dim: u32,
@@ -73,9 +100,9 @@ impl RowPartials {
         lane: Reg<U32>,
         visit: impl FnOnce(&mut Builder, Reg<U32>, Reg<F32>, Reg<F32>),
     ) {
-        k.for_uniform(0u32, self.splits.num_splits, LANES, |k, first| {
+        k.for_uniform(0u32, self.count, LANES, |k, first| {
             let split = k.add(first, lane);
-            let exists = k.compare(Compare::Lt, split, self.splits.num_splits);
+            let exists = k.compare(Compare::Lt, split, self.count);
             let partial = self.split(k, split);
             let (row_max, row_sum) = (k.copy(f32::NEG_INFINITY), k.copy(0.0f32));
             k.when(exists, |k| {
@@ -110,7 +137,7 @@ fn combine<T: MemoryElement>(
     target: &Target,
     row_max: Reg<F32>,
 ) {
-    let num_splits = partials.splits.num_splits;
+    let num_splits = partials.count;
     let none = k.compare(Compare::Eq, row_max, f32::NEG_INFINITY);
     let shift = k.select(none, 0.0f32, row_max);
     let row_sum = k.copy(0.0f32);

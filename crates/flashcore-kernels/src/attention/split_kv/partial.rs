@@ -4,7 +4,7 @@
 //! after all of those, for each split and row, that row max, in base 2, and the row sum.
 
 use flashcore_ir::types::{F32, U32, U64};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use crate::attention::TileContext;
 use crate::attention::sm80::Warp;
@@ -53,12 +53,10 @@ pub(crate) fn store_partials(
     k: &mut Builder,
     context: &TileContext,
     warp: &Warp,
-    splits: SplitParameters,
+    (splits, split): (SplitParameters, Reg<U32>),
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
-    let cta = k.special(SpecialRegister::CtaX);
-    let split = k.rem(cta, splits.num_splits);
     let stats = softmax.row_stats(k);
     let value_dim = context.specialization.value_dim;
     let column = k.mul(warp.position.member, 2u32);

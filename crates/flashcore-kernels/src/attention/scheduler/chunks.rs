@@ -1,0 +1,211 @@
+//! Chunk scheduler: balanced split-KV for sequences whose lengths only the device knows.
+//!
+//! The keys of every sequence are divided into chunks of `chunk_keys` keys, counted from its key 0. A chunk of one tile of
+//! query rows of one head is a unit of work; persistent CTAs take units in turn, so that one long sequence among short ones
+//! is spread over all SMs. Units are numbered sequence by sequence; a warp finds the sequence of a unit with a prefix sum
+//! over the numbers of units of 32 sequences at a time, from lengths that it reads itself.
+//!
+//! The boundaries of chunks depend on the plan alone, every chunk is computed for itself, and the combine kernel merges
+//! chunks in the order of keys: the bits of a row depend on its query, its keys and the plan, not on the rest of the batch
+//! (batch invariance).
+
+use flashcore_ir::types::{S32, U32};
+use flashcore_ir::{Builder, ReduceOp, Reg, ShuffleMode, SpecialRegister};
+
+use crate::attention::TileContext;
+use crate::attention::tile_coord::TileCoord;
+use crate::parameters::{Parameters, SplitParameters};
+use crate::primitives::LANES;
+use crate::specialization::Specialization;
+
+/// Parameters of kernels with chunks, after the others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChunkParameters {
+    /// Partial results: as many splits as the longest sequence has chunks.
+    pub(crate) splits: SplitParameters,
+    /// Keys of a chunk.
+    pub(crate) chunk_keys: Reg<U32>,
+    /// Sequences of the batch.
+    pub(crate) sequences: Reg<U32>,
+    /// Query heads, or KV heads where their rows are packed.
+    pub(crate) heads: Reg<U32>,
+}
+
+impl ChunkParameters {
+    /// Declares and loads them.
+    pub(crate) fn load(k: &mut Builder, parameters: &Parameters) -> Self {
+        Self {
+            splits: SplitParameters::load(k, parameters),
+            chunk_keys: k.parameter("chunk_keys"),
+            sequences: k.parameter("sequences"),
+            heads: k.parameter("heads"),
+        }
+    }
+}
+
+/// The chunks of a sequence: from the first that some row attends to the last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SequenceChunks {
+    pub(crate) first: Reg<U32>,
+    /// At least 1, so that rows without keys are written too.
+    pub(crate) count: Reg<U32>,
+}
+
+impl SequenceChunks {
+    /// The chunks of the sequence of a tile, whichever tile of it that is.
+    pub(crate) fn of(k: &mut Builder, context: &TileContext, chunk_keys: Reg<U32>) -> Self {
+        let first_row = k.copy(0u32);
+        let last_row = k.eval(context.end_row.max(1) - 1);
+        let begin = context.first_key(k, first_row);
+        let end = context.end_key(k, last_row);
+        let (begin, end) = (begin.unsigned(), end.unsigned());
+        let first = k.eval(begin / chunk_keys);
+        let last = k.eval((end + (chunk_keys - 1)) / chunk_keys);
+        let count = k.eval((last.max(first + 1)) - first);
+        Self { first, count }
+    }
+}
+
+/// A unit of work: a chunk of the keys of one tile of query rows.
+pub(crate) struct ChunkUnit {
+    pub(crate) coord: TileCoord,
+    /// The chunk among those of the sequence.
+    pub(crate) index: Reg<U32>,
+    /// The first key of the chunk.
+    pub(crate) first_key: Reg<S32>,
+    /// True if the sequence has this chunk alone.
+    pub(crate) count: Reg<U32>,
+}
+
+/// Visits the units of this CTA.
+pub(crate) fn each_unit(
+    k: &mut Builder,
+    parameters: &Parameters,
+    chunks: ChunkParameters,
+    specialization: Specialization,
+    (tile_m, pack_gqa): (u32, bool),
+    visit: impl FnOnce(&mut Builder, ChunkUnit),
+) {
+    let thread = k.special(SpecialRegister::ThreadX);
+    let lane = k.and(thread, LANES - 1);
+    let unit = k.special(SpecialRegister::CtaX);
+    let unit = k.copy(unit);
+    let ctas = k.special(SpecialRegister::GridX);
+    let group = parameters.heads_per_key_head;
+
+    // The sequences of this warp's lanes: from `first_sequence` on, with `before` units in those before them.
+    let first_sequence = k.copy(0u32);
+    let before = k.copy(0u32);
+    let scan = Scan::unset(k);
+    let rows_per_head = |k: &mut Builder, rows| if pack_gqa { k.mul(rows, group) } else { rows };
+    let scan_sequences = |k: &mut Builder| {
+        let sequence = k.add(first_sequence, lane);
+        let exists = k.eval(sequence.lt(chunks.sequences));
+        let last = k.sub(chunks.sequences, 1u32);
+        let batch = k.min(sequence, last);
+        let zero = k.copy(0u32);
+        let coord = TileCoord { first_row: zero, head: zero, kv_head: zero, batch };
+        let context = TileContext::at(k, parameters, specialization, coord, Some(chunks.heads));
+        let of_sequence = SequenceChunks::of(k, &context, chunks.chunk_keys);
+        let rows = rows_per_head(k, context.end_row);
+        let tiles = k.eval((rows + (tile_m - 1)) / tile_m);
+        let units = k.eval(of_sequence.count * tiles * chunks.heads);
+        let units = k.select(exists, units, 0u32);
+        scan.set(k, lane, of_sequence, tiles, units);
+    };
+    k.section("scan", &scan_sequences);
+    k.while_uniform(
+        |k| k.eval(first_sequence.lt(chunks.sequences)),
+        |k| {
+            let end = k.add(before, scan.total);
+            let is_here = k.eval(unit.lt(end));
+            k.if_else_uniform(
+                is_here,
+                |k| {
+                    let found = k.section("find", |k| scan.find(k, lane, unit, before));
+                    let tile_and_chunk = found.unit;
+                    let index = k.rem(tile_and_chunk, found.chunks.count);
+                    let tile_and_head = k.div(tile_and_chunk, found.chunks.count);
+                    let tile = k.rem(tile_and_head, found.tiles);
+                    let head = k.div(tile_and_head, found.tiles);
+                    let batch = k.add(first_sequence, found.lane);
+                    let (head, kv_head) =
+                        if pack_gqa { (k.mul(head, group), head) } else { (head, k.div(head, group)) };
+                    let first_row = k.mul(tile, tile_m);
+                    let first_key = k.eval(((found.chunks.first + index) * chunks.chunk_keys).signed());
+                    let coord = TileCoord { first_row, head, kv_head, batch };
+                    visit(k, ChunkUnit { coord, index, first_key, count: found.chunks.count });
+                    k.add_to(unit, ctas);
+                },
+                |k| {
+                    k.set(before, end);
+                    k.add_to(first_sequence, LANES);
+                    k.section("scan", &scan_sequences);
+                },
+            );
+        },
+    );
+}
+
+/// The units of 32 sequences, one for each lane.
+struct Scan {
+    first: Reg<U32>,
+    count: Reg<U32>,
+    tiles: Reg<U32>,
+    /// Units of the lane's sequence.
+    units: Reg<U32>,
+    /// Units of the lane's sequence and of those before it.
+    inclusive: Reg<U32>,
+    /// Units of all lanes.
+    total: Reg<U32>,
+}
+
+/// The sequence of a unit.
+struct Found {
+    lane: Reg<U32>,
+    chunks: SequenceChunks,
+    tiles: Reg<U32>,
+    /// The unit among those of the sequence.
+    unit: Reg<U32>,
+}
+
+impl Scan {
+    fn unset(k: &mut Builder) -> Self {
+        let [first, count, tiles, units, inclusive, total] = [(); 6].map(|()| k.copy(0u32));
+        Self { first, count, tiles, units, inclusive, total }
+    }
+
+    fn set(&self, k: &mut Builder, lane: Reg<U32>, chunks: SequenceChunks, tiles: Reg<U32>, units: Reg<U32>) {
+        k.set(self.first, chunks.first);
+        k.set(self.count, chunks.count);
+        k.set(self.tiles, tiles);
+        k.set(self.units, units);
+        k.set(self.inclusive, units);
+        for distance in [1u32, 2, 4, 8, 16] {
+            let lower = k.shuffle(ShuffleMode::Up, self.inclusive, distance);
+            let has_lower = k.eval(lane.ge(distance));
+            let lower = k.select(has_lower, lower, 0u32);
+            k.add_to(self.inclusive, lower);
+        }
+        let total = k.shuffle(ShuffleMode::Index, self.inclusive, LANES - 1);
+        k.set(self.total, total);
+    }
+
+    /// The sequence of a unit that one of the lanes has.
+    fn find(&self, k: &mut Builder, lane: Reg<U32>, unit: Reg<U32>, before: Reg<U32>) -> Found {
+        let unit = k.sub(unit, before);
+        let is_past = k.eval(self.inclusive.gt(unit));
+        let candidate = k.select(is_past, lane, LANES - 1);
+        let lane = k.reduce_warp(ReduceOp::Min, candidate);
+        let exclusive = k.sub(self.inclusive, self.units);
+        let [first, count, tiles, exclusive] = [self.first, self.count, self.tiles, exclusive]
+            .map(|register| k.shuffle(ShuffleMode::Index, register, lane));
+        Found { lane, chunks: SequenceChunks { first, count }, tiles, unit: k.sub(unit, exclusive) }
+    }
+}
+
+/// The most units of a batch, and the most chunks of a sequence.
+pub(crate) fn most_units([sequences, heads, tiles, key_length, chunk_keys]: [u64; 5]) -> (u64, u64) {
+    let chunks = key_length.div_ceil(chunk_keys).max(1);
+    (sequences * heads * tiles * chunks, chunks)
+}
