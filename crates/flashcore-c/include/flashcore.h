@@ -110,15 +110,15 @@ typedef struct flashcore_strides_t {
 typedef struct flashcore_problem_t {
   // sizeof(flashcore_problem_t) of the caller.
   uint64_t struct_size;
-  // Batches.
+  // Batches, or sequences.
   uint64_t batch;
   // Heads of query and output.
   uint64_t query_heads;
   // Heads of key and value; query_heads must be a multiple of it.
   uint64_t key_heads;
-  // Rows of query and output.
+  // Rows of query and output; with cu_seqlens_q or seqused_q, the most that a sequence may have.
   uint64_t query_length;
-  // Rows of key and value.
+  // Rows of key and value; with cu_seqlens_k, seqused_k or page_table, the most that a sequence may have.
   uint64_t key_length;
   // Columns of query and key.
   uint64_t head_dim;
@@ -161,6 +161,34 @@ typedef struct flashcore_problem_t {
   struct flashcore_strides_t value_strides;
   // For FLASHCORE_LAYOUT_STRIDED.
   struct flashcore_strides_t output_strides;
+  // 1 if the query rows of all sequences are packed into one batch of total_q rows (varlen); else 0. Query and output
+  // are then tensors of one batch: FLASHCORE_LAYOUT_BSHD is [total_q, head, column].
+  int32_t cu_seqlens_q;
+  // 1 if the keys of all sequences are packed into one batch of total_k rows (varlen); else 0.
+  int32_t cu_seqlens_k;
+  // 1 if each sequence has a number of query rows of its own, at most query_length; else 0.
+  int32_t seqused_q;
+  // 1 if each sequence begins with padding among its keys; else 0.
+  int32_t leftpad_k;
+  // 1 if each sequence names the batch of the KV cache, or the row of the page table, that it reads; else 0.
+  int32_t kv_batch_idx;
+  // 1 if key and value are num_pages pages of page_size rows each, which a page table gives to the sequences; else 0.
+  // The batch strides of key and value are then those from page to page.
+  int32_t page_table;
+  // Rows of query and output in all, for cu_seqlens_q; else 0.
+  uint64_t total_q;
+  // Rows of key and value in all, for cu_seqlens_k; else 0.
+  uint64_t total_k;
+  // Batches of the KV cache, or rows of the page table, for kv_batch_idx; else 0.
+  uint64_t kv_batch;
+  // Rows of a page, for page_table; else 0.
+  uint64_t page_size;
+  // Pages of the cache, for page_table; else 0.
+  uint64_t num_pages;
+  // Entries of a row of the page table, for page_table; else 0. table_width * page_size must be at least key_length.
+  uint64_t table_width;
+  // Entries from one row of the page table to the next, for page_table; 0 for table_width.
+  uint64_t table_stride;
 } flashcore_problem_t;
 
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
@@ -188,7 +216,8 @@ typedef struct flashcore_device_tensors_t {
   const void *value;
   // The output, of the problem's dtype, 16-byte aligned.
   void *output;
-  // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row].
+  // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; with cu_seqlens_q,
+  // [query head, row of all sequences].
   float *lse;
   // Number of keys of each sequence: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
   const uint32_t *seqused_k;
@@ -207,6 +236,21 @@ typedef struct flashcore_device_tensors_t {
   // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
   // for the workspace that the plan keeps for the stream.
   void *workspace;
+  // Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
+  // 0, none below the one before it.
+  const uint32_t *cu_seqlens_q;
+  // Where the keys of each sequence begin among all total_k, and where the last ends: batch + 1 uint32_t, like
+  // cu_seqlens_q.
+  const uint32_t *cu_seqlens_k;
+  // Number of query rows of each sequence: one uint32_t per batch. Rows after them are neither read nor written.
+  const uint32_t *seqused_q;
+  // Number of keys at the beginning of each sequence that are padding: one uint32_t per batch. They count in seqused_k.
+  const uint32_t *leftpad_k;
+  // The batch of the KV cache, or the row of the page table, of each sequence: one uint32_t per batch, below kv_batch.
+  const uint32_t *kv_batch_idx;
+  // The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
+  // key of a sequence may hold anything.
+  const int32_t *page_table;
 } flashcore_device_tensors_t;
 
 // Bytes to be read. Null with 0 bytes means that there are none.
@@ -241,6 +285,21 @@ typedef struct flashcore_inputs_t {
   struct flashcore_bytes_t aux_f32;
   // Integers (int32_t) that score_mod and mask_mod read. Problems in C have neither yet: null.
   struct flashcore_bytes_t aux_i32;
+  // Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
+  // 0, none below the one before it.
+  struct flashcore_bytes_t cu_seqlens_q;
+  // Where the keys of each sequence begin among all total_k, and where the last ends: batch + 1 uint32_t, like
+  // cu_seqlens_q.
+  struct flashcore_bytes_t cu_seqlens_k;
+  // Number of query rows of each sequence: one uint32_t per batch. Rows after them are neither read nor written.
+  struct flashcore_bytes_t seqused_q;
+  // Number of keys at the beginning of each sequence that are padding: one uint32_t per batch. They count in seqused_k.
+  struct flashcore_bytes_t leftpad_k;
+  // The batch of the KV cache, or the row of the page table, of each sequence: one uint32_t per batch, below kv_batch.
+  struct flashcore_bytes_t kv_batch_idx;
+  // The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
+  // key of a sequence may hold anything.
+  struct flashcore_bytes_t page_table;
 } flashcore_inputs_t;
 
 // Bytes to be written. Null with 0 bytes means that there are none.
@@ -257,8 +316,8 @@ typedef struct flashcore_outputs_t {
   uint64_t struct_size;
   // The output, of the problem's dtype.
   struct flashcore_mut_bytes_t output;
-  // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; null if the problem does not
-  // want it.
+  // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; with cu_seqlens_q,
+  // [query head, row of all sequences]. Null if the problem does not want it.
   struct flashcore_mut_bytes_t lse;
 } flashcore_outputs_t;
 
@@ -304,8 +363,8 @@ const char *flashcore_status_name(flashcore_status_t status);
 // Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
 // 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
 //
-// Writes the fields of version 0.1 and their size, in every later version too: a program that was compiled with an older
-// header has no room for more.
+// Writes the fields of version 0.1, up to output_strides, and their size, in every later version too: a program that was
+// compiled with an older header has no room for more. flashcore_problem_init_sized() writes all of them.
 //
 // # Safety
 //
@@ -316,6 +375,20 @@ flashcore_status_t flashcore_problem_init(struct flashcore_problem_t *problem,
                                           uint64_t length,
                                           uint64_t head_dim,
                                           int32_t dtype);
+
+// Like flashcore_problem_init(), with the fields that came after version 0.1: `struct_size` is sizeof(flashcore_problem_t)
+// of the caller. Problems with packed or paged sequences begin with it.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to `struct_size` bytes that can be written.
+flashcore_status_t flashcore_problem_init_sized(struct flashcore_problem_t *problem,
+                                                uint64_t struct_size,
+                                                uint64_t batch,
+                                                uint64_t heads,
+                                                uint64_t length,
+                                                uint64_t head_dim,
+                                                int32_t dtype);
 
 // Makes a plan for a problem on a device. On a GPU this compiles the kernel, or finds it in the cache.
 //

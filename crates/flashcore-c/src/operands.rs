@@ -64,7 +64,8 @@ pub struct DeviceTensors {
     pub value: *const c_void,
     /// The output, of the problem's dtype, 16-byte aligned.
     pub output: *mut c_void,
-    /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row].
+    /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; with cu_seqlens_q,
+    /// [query head, row of all sequences].
     pub lse: *mut f32,
     /// Number of keys of each sequence: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
     pub seqused_k: *const u32,
@@ -83,6 +84,21 @@ pub struct DeviceTensors {
     /// flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
     /// for the workspace that the plan keeps for the stream.
     pub workspace: *mut c_void,
+    /// Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
+    /// 0, none below the one before it.
+    pub cu_seqlens_q: *const u32,
+    /// Where the keys of each sequence begin among all total_k, and where the last ends: batch + 1 uint32_t, like
+    /// cu_seqlens_q.
+    pub cu_seqlens_k: *const u32,
+    /// Number of query rows of each sequence: one uint32_t per batch. Rows after them are neither read nor written.
+    pub seqused_q: *const u32,
+    /// Number of keys at the beginning of each sequence that are padding: one uint32_t per batch. They count in seqused_k.
+    pub leftpad_k: *const u32,
+    /// The batch of the KV cache, or the row of the page table, of each sequence: one uint32_t per batch, below kv_batch.
+    pub kv_batch_idx: *const u32,
+    /// The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
+    /// key of a sequence may hold anything.
+    pub page_table: *const i32,
 }
 
 /// Everything that is read, in the host's memory. Operands that the problem does not have stay null.
@@ -111,6 +127,21 @@ pub struct Inputs {
     pub aux_f32: Bytes,
     /// Integers (int32_t) that score_mod and mask_mod read. Problems in C have neither yet: null.
     pub aux_i32: Bytes,
+    /// Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
+    /// 0, none below the one before it.
+    pub cu_seqlens_q: Bytes,
+    /// Where the keys of each sequence begin among all total_k, and where the last ends: batch + 1 uint32_t, like
+    /// cu_seqlens_q.
+    pub cu_seqlens_k: Bytes,
+    /// Number of query rows of each sequence: one uint32_t per batch. Rows after them are neither read nor written.
+    pub seqused_q: Bytes,
+    /// Number of keys at the beginning of each sequence that are padding: one uint32_t per batch. They count in seqused_k.
+    pub leftpad_k: Bytes,
+    /// The batch of the KV cache, or the row of the page table, of each sequence: one uint32_t per batch, below kv_batch.
+    pub kv_batch_idx: Bytes,
+    /// The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
+    /// key of a sequence may hold anything.
+    pub page_table: Bytes,
 }
 
 /// Everything that is written, in the host's memory. None of it may overlap anything else.
@@ -121,8 +152,8 @@ pub struct Outputs {
     pub struct_size: u64,
     /// The output, of the problem's dtype.
     pub output: BytesMut,
-    /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; null if the problem does not
-    /// want it.
+    /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; with cu_seqlens_q,
+    /// [query head, row of all sequences]. Null if the problem does not want it.
     pub lse: BytesMut,
 }
 

@@ -2,7 +2,7 @@
 
 use std::mem::{offset_of, size_of};
 
-use api::{Alignment, DType, Layout, Mask, Problem as ApiProblem, Strides as ApiStrides, TensorStrides};
+use api::{Alignment, DType, Layout, Mask, PagedKv, Problem as ApiProblem, Strides as ApiStrides, TensorStrides};
 
 use crate::sized::{self, SizedStruct, check_pointer};
 use crate::status::{Failure, Status, guarded};
@@ -56,15 +56,15 @@ pub struct Strides {
 pub struct Problem {
     /// sizeof(flashcore_problem_t) of the caller.
     pub struct_size: u64,
-    /// Batches.
+    /// Batches, or sequences.
     pub batch: u64,
     /// Heads of query and output.
     pub query_heads: u64,
     /// Heads of key and value; query_heads must be a multiple of it.
     pub key_heads: u64,
-    /// Rows of query and output.
+    /// Rows of query and output; with cu_seqlens_q or seqused_q, the most that a sequence may have.
     pub query_length: u64,
-    /// Rows of key and value.
+    /// Rows of key and value; with cu_seqlens_k, seqused_k or page_table, the most that a sequence may have.
     pub key_length: u64,
     /// Columns of query and key.
     pub head_dim: u64,
@@ -107,6 +107,34 @@ pub struct Problem {
     pub value_strides: Strides,
     /// For FLASHCORE_LAYOUT_STRIDED.
     pub output_strides: Strides,
+    /// 1 if the query rows of all sequences are packed into one batch of total_q rows (varlen); else 0. Query and output
+    /// are then tensors of one batch: FLASHCORE_LAYOUT_BSHD is [total_q, head, column].
+    pub cu_seqlens_q: i32,
+    /// 1 if the keys of all sequences are packed into one batch of total_k rows (varlen); else 0.
+    pub cu_seqlens_k: i32,
+    /// 1 if each sequence has a number of query rows of its own, at most query_length; else 0.
+    pub seqused_q: i32,
+    /// 1 if each sequence begins with padding among its keys; else 0.
+    pub leftpad_k: i32,
+    /// 1 if each sequence names the batch of the KV cache, or the row of the page table, that it reads; else 0.
+    pub kv_batch_idx: i32,
+    /// 1 if key and value are num_pages pages of page_size rows each, which a page table gives to the sequences; else 0.
+    /// The batch strides of key and value are then those from page to page.
+    pub page_table: i32,
+    /// Rows of query and output in all, for cu_seqlens_q; else 0.
+    pub total_q: u64,
+    /// Rows of key and value in all, for cu_seqlens_k; else 0.
+    pub total_k: u64,
+    /// Batches of the KV cache, or rows of the page table, for kv_batch_idx; else 0.
+    pub kv_batch: u64,
+    /// Rows of a page, for page_table; else 0.
+    pub page_size: u64,
+    /// Pages of the cache, for page_table; else 0.
+    pub num_pages: u64,
+    /// Entries of a row of the page table, for page_table; else 0. table_width * page_size must be at least key_length.
+    pub table_width: u64,
+    /// Entries from one row of the page table to the next, for page_table; 0 for table_width.
+    pub table_stride: u64,
 }
 
 // SAFETY: `repr(C)` of integers and floats, the first of them the size.
@@ -166,14 +194,20 @@ impl Problem {
     }
 }
 
-/// Reads the switch of an operand. The sizes of the tables of expressions, which are no switches, are not in C yet.
+/// Reads the switch of an operand, with the sizes that belong to it. The sizes of the tables of expressions, which are no
+/// switches, are not in C yet.
 macro_rules! read_switch {
-    ($from:ident, $to:ident, $switch:ident: bool) => {
+    ($from:ident, $to:ident, $operand:ident, $switch:ident: bool) => {
         $to.$switch = switch(stringify!($switch), $from.$switch)?
     };
-    ($from:ident, $to:ident, $switch:ident: usize) => {};
-    ($from:ident, $to:ident, $switch:ident: TotalRows) => {};
-    ($from:ident, $to:ident, $switch:ident: Paging) => {};
+    ($from:ident, $to:ident, $operand:ident, $switch:ident: usize) => {};
+    ($from:ident, $to:ident, $operand:ident, $switch:ident: TotalRows) => {
+        $to.$switch =
+            sizes((stringify!($operand), $from.$operand), [(stringify!($switch), $from.$switch)])?.map(|[rows]| rows)
+    };
+    ($from:ident, $to:ident, $operand:ident, $switch:ident: Paging) => {
+        $to.$switch = $from.paging((stringify!($operand), $from.$operand))?
+    };
 }
 
 macro_rules! define_switches {
@@ -191,9 +225,9 @@ macro_rules! define_switches {
         impl Problem {
             /// Sets the switches of the operands.
             fn set_switches(self, problem: &mut ApiProblem) -> Result<(), Failure> {
-                $(read_switch!(self, problem, $output_switch: $output_switch_type);)*
-                $(read_switch!(self, problem, $input_switch: $input_switch_type);)*
-                $(read_switch!(self, problem, $strided_switch: $strided_switch_type);)*
+                $(read_switch!(self, problem, $output, $output_switch: $output_switch_type);)*
+                $(read_switch!(self, problem, $input, $input_switch: $input_switch_type);)*
+                $(read_switch!(self, problem, $strided, $strided_switch: $strided_switch_type);)*
                 Ok(())
             }
         }
@@ -201,6 +235,44 @@ macro_rules! define_switches {
 }
 
 api::operands!(define_switches);
+
+impl Problem {
+    /// The paged KV cache, where there is a page table.
+    fn paging(self, table: (&str, i32)) -> Result<Option<PagedKv>, Failure> {
+        let fields = [
+            ("page_size", self.page_size),
+            ("num_pages", self.num_pages),
+            ("table_width", self.table_width),
+            ("table_stride", self.table_stride),
+        ];
+        let Some([page_size, num_pages, table_width, table_stride]) = sizes(table, fields)? else { return Ok(None) };
+        let mut paged = PagedKv::new(page_size, num_pages, table_width);
+        if table_stride > 0 {
+            paged.table_stride = table_stride;
+        }
+        Ok(Some(paged))
+    }
+}
+
+/// The sizes that a switch needs, if it is on. A size without its switch is refused: it would be ignored.
+fn sizes<const N: usize>(
+    (operand, value): (&str, i32),
+    fields: [(&str, u64); N],
+) -> Result<Option<[usize; N]>, Failure> {
+    if switch(operand, value)? {
+        let mut sizes = [0; N];
+        for (size, (field, value)) in sizes.iter_mut().zip(fields) {
+            *size = self::size(field, value)?;
+        }
+        return Ok(Some(sizes));
+    }
+    match fields.into_iter().find(|&(_, value)| value != 0) {
+        None => Ok(None),
+        Some((field, value)) => Err(Failure::argument(format!(
+            "problem.{field} is {value} and problem.{operand} is 0; set {operand} to 1, or {field} to 0"
+        ))),
+    }
+}
 
 fn unknown(field: &str, value: i32, allowed: &str) -> Failure {
     Failure::argument(format!("problem.{field} is {value}; it must be one of {allowed}"))
@@ -249,8 +321,8 @@ fn strides(field: &str, strides: Strides) -> Result<ApiStrides, Failure> {
 /// Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
 /// 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
 ///
-/// Writes the fields of version 0.1 and their size, in every later version too: a program that was compiled with an older
-/// header has no room for more.
+/// Writes the fields of version 0.1, up to output_strides, and their size, in every later version too: a program that was
+/// compiled with an older header has no room for more. flashcore_problem_init_sized() writes all of them.
 ///
 /// # Safety
 ///
@@ -264,11 +336,32 @@ pub unsafe extern "C" fn flashcore_problem_init(
     head_dim: u64,
     dtype: i32,
 ) -> Status {
+    // SAFETY: the caller promises that the fields of version 0.1 can be written.
+    unsafe { flashcore_problem_init_sized(problem, INITIAL_BYTES as u64, batch, heads, length, head_dim, dtype) }
+}
+
+/// Like flashcore_problem_init(), with the fields that came after version 0.1: `struct_size` is sizeof(flashcore_problem_t)
+/// of the caller. Problems with packed or paged sequences begin with it.
+///
+/// # Safety
+///
+/// `problem` must be null, which is an error, or point to `struct_size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_problem_init_sized(
+    problem: *mut Problem,
+    struct_size: u64,
+    batch: u64,
+    heads: u64,
+    length: u64,
+    head_dim: u64,
+    dtype: i32,
+) -> Status {
     guarded(|| {
         check_pointer("problem", problem)?;
+        let bytes = sized::possible_size::<Problem>("", struct_size)?;
         self::dtype(dtype)?;
         let initial = Problem {
-            struct_size: INITIAL_BYTES as u64,
+            struct_size,
             batch,
             query_heads: heads,
             key_heads: heads,
@@ -283,12 +376,17 @@ pub unsafe extern "C" fn flashcore_problem_init(
             window_right: -1,
             ..sized::zeroed()
         };
-        let source = (&raw const initial).cast::<u8>();
-        // SAFETY: not null and aligned, and the caller promises that the fields of version 0.1 can be written.
-        unsafe { problem.cast::<u8>().copy_from_nonoverlapping(source, INITIAL_BYTES) };
+        let known = bytes.min(size_of::<Problem>());
+        let target = problem.cast::<u8>();
+        // SAFETY: not null and aligned, and the caller promises that so many bytes can be written; the struct has as many
+        // as are copied.
+        unsafe {
+            target.copy_from_nonoverlapping((&raw const initial).cast::<u8>(), known);
+            target.add(known).write_bytes(0, bytes - known);
+        }
         Ok(())
     })
 }
 
 /// Bytes of the fields of version 0.1.
-const INITIAL_BYTES: usize = offset_of!(Problem, output_strides) + size_of::<Strides>();
+pub(crate) const INITIAL_BYTES: usize = offset_of!(Problem, output_strides) + size_of::<Strides>();

@@ -35,14 +35,7 @@ pub(crate) unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> 
     // SAFETY: not null and aligned, and the caller vouches for the first field.
     let given = unsafe { pointer.cast::<u64>().read() };
     let known = size_of::<T>();
-    let is_possible =
-        |size: usize| (T::LEAST_BYTES..=MOST_BYTES).contains(&size) && size.is_multiple_of(align_of::<T>());
-    let Some(size) = usize::try_from(given).ok().filter(|&size| is_possible(size)) else {
-        let name = T::NAME;
-        return Err(Failure::argument(format!(
-            "{argument}.struct_size is {given}; it must be sizeof({name}), which is {known}"
-        )));
-    };
+    let size = possible_size::<T>(&format!("{argument}."), given)?;
     for index in known..size {
         // SAFETY: within the bytes that the caller vouches for.
         let byte = unsafe { pointer.cast::<u8>().add(index).read() };
@@ -59,6 +52,16 @@ pub(crate) unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> 
     // bytes are such a struct.
     unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut whole).cast::<u8>(), size.min(known)) };
     Ok(whole)
+}
+
+/// A size that some version of the struct has, or may have one day. `owner` names the struct in the message, with a point.
+pub(crate) fn possible_size<T: SizedStruct>(owner: &str, given: u64) -> Result<usize, Failure> {
+    let is_possible =
+        |size: usize| (T::LEAST_BYTES..=MOST_BYTES).contains(&size) && size.is_multiple_of(align_of::<T>());
+    usize::try_from(given).ok().filter(|&size| is_possible(size)).ok_or_else(|| {
+        let (name, known) = (T::NAME, size_of::<T>());
+        Failure::argument(format!("{owner}struct_size is {given}; it must be sizeof({name}), which is {known}"))
+    })
 }
 
 /// A struct of zeros that says its own size.

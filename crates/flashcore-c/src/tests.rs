@@ -11,6 +11,7 @@ use crate::status::guarded;
 use crate::*;
 
 mod launches;
+mod sequences;
 mod sizes;
 
 fn text(pointer: *const c_char) -> String {
@@ -21,8 +22,10 @@ fn text(pointer: *const c_char) -> String {
 
 fn problem(batch: u64, heads: u64, length: u64, head_dim: u64, dtype: i32) -> Problem {
     let mut problem = MaybeUninit::uninit();
+    let size = size_of::<Problem>() as u64;
     // SAFETY: the pointer is to a problem that can be written.
-    let status = unsafe { flashcore_problem_init(problem.as_mut_ptr(), batch, heads, length, head_dim, dtype) };
+    let status =
+        unsafe { flashcore_problem_init_sized(problem.as_mut_ptr(), size, batch, heads, length, head_dim, dtype) };
     assert_eq!(status, FLASHCORE_OK);
     // SAFETY: written by the call above.
     unsafe { problem.assume_init() }

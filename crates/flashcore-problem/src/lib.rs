@@ -100,7 +100,7 @@ pub use problem::Problem;
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
 pub use verify::{
-    Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SplitMix64, Stress, Verdict,
-    Worst, judge, oracle, reference,
+    Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SequenceLengths, SplitMix64,
+    Stress, Verdict, Worst, judge, oracle, reference,
 };
 pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorView, TensorViewMut};

@@ -360,6 +360,27 @@ fn is_lost_in_f32(number: f64) -> bool {
     narrow.is_infinite() || (narrow == 0.0 && number != 0.0)
 }
 
+impl Problem {
+    /// The sizes that an operand of sequences brings.
+    fn write_sizes(&self, operand: Operand, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = match operand {
+            Operand::CuSeqlensQ => self.total_q,
+            Operand::CuSeqlensK => self.total_k,
+            Operand::KvBatchIdx => self.kv_batch,
+            _ => None,
+        };
+        match (rows, self.paged) {
+            (Some(rows), _) => write!(formatter, " of {rows}"),
+            (None, Some(PagedKv { page_size, num_pages, table_width, table_stride }))
+                if operand == Operand::PageTable =>
+            {
+                write!(formatter, " {table_width} by {table_stride} of {num_pages} pages of {page_size}")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -380,6 +401,7 @@ impl fmt::Display for Problem {
         }
         for operand in Operand::optional().filter(|operand| operand.is_present(self)) {
             write!(formatter, " {}", operand.name())?;
+            self.write_sizes(operand, formatter)?;
         }
         if let Some(score_mod) = self.score_mod {
             write!(formatter, " score-mod {}", score_mod.expression().name())?;
@@ -416,6 +438,22 @@ mod tests {
         check(|problem| problem.key_heads = 2, &[]);
         check(|problem| problem.layout = Layout::PackedQkv, &[]);
         check(|problem| problem.scale = -1.0, &[]);
+    }
+
+    #[test]
+    fn sizes_of_sequences_are_printed() {
+        let packed =
+            Problem::new(2, 4, 5, 8, DType::F16).with_total_q(Some(7)).with_total_k(Some(9)).with_leftpad_k(true);
+        assert_eq!(
+            packed.to_string(),
+            "batch 2 heads 4/4 queries 5 keys 5 dims 8/8 f16 unmasked cu_seqlens_q of 7 cu_seqlens_k of 9 leftpad_k"
+        );
+        let paged = PagedKv { page_size: 4, num_pages: 30, table_width: 2, table_stride: 6 };
+        let paged = Problem::new(2, 4, 5, 8, DType::F16).with_kv_batch(Some(3)).with_paged(Some(paged));
+        assert_eq!(
+            paged.to_string(),
+            "batch 2 heads 4/4 queries 5 keys 5 dims 8/8 f16 unmasked kv_batch_idx of 3 page_table 2 by 6 of 30 pages of 4"
+        );
     }
 
     /// A scale is used in `f32` unless the problem is in `f64`: one that would become infinite or zero there is

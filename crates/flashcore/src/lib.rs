@@ -229,8 +229,8 @@ pub use flashcore_problem::expression;
 pub use flashcore_problem::operands;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Invalid, Layout, Mask, MaskMod, Operand,
-    OutputViews, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Shape, Strides, Tensor, TensorError,
-    TensorStrides, TensorView, TensorViewMut,
+    OutputViews, PagedKv, Paging, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Sequence, Shape,
+    Strides, Tensor, TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
 };
 #[cfg(feature = "cuda")]
 pub use gpu::{DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning};

@@ -32,7 +32,7 @@ struct Buffer {
 /// Tensors of a [`Bound`] as they are on the GPU.
 #[derive(Clone, Debug)]
 pub struct Contents {
-    /// The inputs, with query, key and value from the GPU, where nobody should have written to them.
+    /// The inputs as they are on the GPU, where nobody should have written to them.
     pub inputs: Inputs,
     /// The outputs.
     pub outputs: Outputs,
@@ -109,8 +109,8 @@ impl Bound {
 
     /// Waits for the launches and copies everything to the host; `inputs` are those it was made from.
     pub fn contents(&self, inputs: &Inputs) -> Result<Contents, Error> {
-        let mut inputs = inputs.clone();
         let problem = self.plan.problem();
+        let mut after = vec![Vec::new(); Operand::COUNT];
         let mut outputs = Outputs { output: Tensor::zeros(problem.dtype, 0), lse: None };
         let mut guards = Vec::with_capacity(self.buffers.len());
         for Buffer { operand, device, .. } in &self.buffers {
@@ -118,14 +118,12 @@ impl Bound {
             guards.push((operand.name().to_owned(), guarded.check()));
             let payload = guarded.payload();
             match operand {
-                Operand::Query => inputs.query.data.copy_from_slice(payload),
-                Operand::Key => inputs.key.data.copy_from_slice(payload),
-                Operand::Value => inputs.value.data.copy_from_slice(payload),
                 Operand::Output => outputs.output.data = payload.to_vec(),
                 Operand::Lse => outputs.lse = Some(floats_of(payload)),
-                _ => {}
+                input => after[*input as usize] = payload.to_vec(),
             }
         }
+        let inputs = inputs.views().in_other_memory(|operand| &after[operand as usize]).to_owned_inputs();
         Ok(Contents { inputs, outputs, guards })
     }
 }

@@ -4,7 +4,7 @@ use core::fmt;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::Config;
-use flashcore_problem::{Inputs, Layout, Mask, Operand, Problem, Stress};
+use flashcore_problem::{Inputs, Layout, Mask, Operand, PagedKv, Problem, SequenceLengths, Stress};
 
 use crate::testkit::{BiasForm, Numbers, shape_text};
 
@@ -50,6 +50,8 @@ pub struct Case {
     pub numbers: Numbers,
     /// Memory layout of the bias, where there is one.
     pub bias: BiasForm,
+    /// Lengths of the sequences, of normal numbers.
+    pub lengths: SequenceLengths,
     /// The backend.
     pub backend: Backend,
     /// Runs after the first, which must give the same bits; in the simulator under other orders of warps.
@@ -61,12 +63,13 @@ pub struct Case {
 impl Case {
     /// Independent normal inputs.
     pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
-        Self { problem, seed, numbers: Numbers::Normal, bias: BiasForm::PerHead, backend, repeats: 1, command: None }
+        let (numbers, bias, lengths) = (Numbers::Normal, BiasForm::PerHead, SequenceLengths::Ragged);
+        Self { problem, seed, numbers, bias, lengths, backend, repeats: 1, command: None }
     }
 
     /// Inputs of the case.
     pub fn inputs(&self) -> Inputs {
-        self.numbers.inputs(&self.problem, self.seed, self.bias)
+        self.numbers.inputs_of_lengths(&self.problem, self.seed, self.bias, self.lengths)
     }
 
     /// The command that repeats it alone.
@@ -128,15 +131,47 @@ impl fmt::Display for Case {
         ];
         let optional = optional.into_iter().filter(|(present, _)| *present).map(|(_, name)| name);
         let others = other_operands().filter(|operand| operand.is_present(problem)).map(Operand::feature);
-        optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))
+        optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))?;
+        formatter.write_str(&sequences_text(problem))?;
+        match self.lengths {
+            SequenceLengths::Ragged => Ok(()),
+            lengths => write!(formatter, " {}", lengths.name()),
+        }
     }
 }
 
-/// The optional operands that suites have no special numbers for: all that are not listed.
+/// The packed and paged operands of a problem with their sizes, each after a space.
+fn sequences_text(problem: &Problem) -> String {
+    let sized = |name: &str, size: Option<usize>| size.map(|size| format!(" {name} {size}"));
+    let flag = |name: &str, is_on: bool| is_on.then(|| format!(" {name}"));
+    let paged = problem.paged.map(|PagedKv { page_size, num_pages, table_width, table_stride }| {
+        format!(" pages {num_pages}x{page_size} table {table_width}/{table_stride}")
+    });
+    let layout = flag("bshd", problem.is_ragged() && problem.layout == Layout::Bshd);
+    let parts = [
+        sized("total-q", problem.total_q),
+        sized("total-k", problem.total_k),
+        flag("seqused-q", problem.seqused_q),
+        flag("leftpad-k", problem.leftpad_k),
+        sized("kv-batch", problem.kv_batch),
+        paged,
+        layout,
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// The optional operands that suites have no special numbers for: all that are not listed. Those of packed and paged
+/// sequences are in the suite `serving`.
 pub(crate) fn other_operands() -> impl Iterator<Item = Operand> {
-    use Operand::{AlibiSlopes, AuxF32, AuxI32, Bias, Lse, SequsedK, Sinks};
-    let is_listed =
-        |operand: &Operand| matches!(operand, Lse | SequsedK | AlibiSlopes | Sinks | AuxF32 | AuxI32 | Bias);
+    use Operand::{
+        AlibiSlopes, AuxF32, AuxI32, Bias, CuSeqlensK, CuSeqlensQ, KvBatchIdx, LeftpadK, Lse, PageTable, SequsedK,
+        SequsedQ, Sinks,
+    };
+    let is_listed = |operand: &Operand| match operand {
+        Lse | SequsedK | AlibiSlopes | Sinks | AuxF32 | AuxI32 | Bias => true,
+        CuSeqlensQ | CuSeqlensK | SequsedQ | LeftpadK | KvBatchIdx | PageTable => true,
+        _ => false,
+    };
     Operand::optional().filter(move |operand| !is_listed(operand))
 }
 

@@ -1,8 +1,11 @@
 //! Contents of the tensors of a case: random numbers, numbers that stress a weak point, or NaN and infinities.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
-use flashcore_problem::{Bias, BiasStrides, DType, Inputs, Problem, Shape, SplitMix64, Stress, Strides, Tensor};
+use flashcore_problem::{
+    Bias, BiasStrides, DType, Inputs, Problem, SequenceLengths, Shape, SplitMix64, Stress, Strides, Tensor,
+};
 
 use crate::testkit::suites::huge::FAR_BIAS_ROWS;
 
@@ -121,11 +124,16 @@ impl Planted {
 impl Numbers {
     /// The inputs of a problem, the bias lying in some way.
     pub fn inputs(self, problem: &Problem, seed: u64, bias: BiasForm) -> Inputs {
+        self.inputs_of_lengths(problem, seed, bias, SequenceLengths::Ragged)
+    }
+
+    /// The inputs of a problem, its sequences of lengths by a pattern; those of stress are always ragged.
+    pub fn inputs_of_lengths(self, problem: &Problem, seed: u64, bias: BiasForm, lengths: SequenceLengths) -> Inputs {
         /// Keeps what is planted apart from what it is planted in.
         const STREAM: u64 = 0x9_1a47;
         let mut random = SplitMix64::stream(seed, STREAM);
         let mut inputs = match self {
-            Self::Normal | Self::Planted(_) => Inputs::random(problem, seed),
+            Self::Normal | Self::Planted(_) => Inputs::random_sequences(problem, lengths, seed),
             Self::Stress(stress) => Inputs::stress(problem, stress, seed),
         };
         if problem.bias && bias != BiasForm::PerHead {
@@ -289,32 +297,32 @@ fn plant_one_per_head(
     }
 }
 
-/// The keys of a batch, of every key head, that some row attends as far as mask and key length say, and those between
+/// The keys of a sequence, of every key head, that some row attends as far as mask and lengths say, and those between
 /// them: outside of this range no row looks at a key or a value, and they may hold anything.
-pub fn attended_by_some_row(problem: &Problem, inputs: &Inputs, batch: usize) -> Range<usize> {
-    let length = inputs.key_length(problem, batch);
-    let ranges =
-        (0..problem.query_length).map(|row| problem.attended_keys(length, row)).filter(|keys| !keys.is_empty());
+pub fn attended_by_some_row(problem: &Problem, inputs: &Inputs, sequence: usize) -> Range<usize> {
+    let sequence = inputs.views().sequence(problem, sequence);
+    let rows = 0..sequence.query_length;
+    let ranges = rows.map(|row| sequence.attended_keys(problem, row)).filter(|keys| !keys.is_empty());
     ranges.reduce(|left, right| left.start.min(right.start)..left.end.max(right.end)).unwrap_or(0..0)
 }
 
-/// NaN and infinities wherever no row of any batch looks: in a tensor that batches share, all of them count.
+/// NaN and infinities wherever no row of any sequence looks: what sequences share, all of them count for.
 fn plant_unattended(problem: &Problem, inputs: &mut Inputs, random: &mut SplitMix64) {
-    let per_batch: Vec<Range<usize>> =
-        (0..problem.batch).map(|batch| attended_by_some_row(problem, inputs, batch)).collect();
+    let keys_of = |index: usize| {
+        let sequence = inputs.views().sequence(problem, index);
+        attended_by_some_row(problem, inputs, index).map(move |key| sequence.key_row(key))
+    };
+    let attended: Vec<(usize, usize)> = (0..problem.batch).flat_map(keys_of).collect();
     let strides = problem.strides();
     for (tensor, shape, strides) in
         [(&mut inputs.key, problem.key_shape(), strides.key), (&mut inputs.value, problem.value_shape(), strides.value)]
     {
-        let is_shared = strides.batch == 0 && shape.batch > 1;
+        let starts: HashSet<usize> = (0..shape.heads)
+            .flat_map(|head| attended.iter().map(move |&(batch, row)| strides.row_start(batch, head, row)))
+            .collect();
         for (batch, head, row) in shape.each_row() {
-            let is_attended = if is_shared {
-                per_batch.iter().any(|keys| keys.contains(&row))
-            } else {
-                per_batch[batch].contains(&row)
-            };
-            if !is_attended {
-                let start = strides.row_start(batch, head, row);
+            let start = strides.row_start(batch, head, row);
+            if !starts.contains(&start) {
                 for index in start..start + shape.columns {
                     tensor.set(index, [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][random.below(3)]);
                 }
@@ -330,7 +338,8 @@ fn plant_empty_rows(problem: &Problem, inputs: &mut Inputs) {
     if !has_rows_of_its_own {
         return;
     }
-    for (batch, head, row) in problem.output_shape().each_row().filter(|(_, _, row)| row % 7 == 3) {
+    let rows = Shape { batch: problem.batch, rows: problem.query_length, ..problem.output_shape() };
+    for (batch, head, row) in rows.each_row().filter(|(_, _, row)| row % 7 == 3) {
         for key in 0..problem.key_length {
             bias.data[bias.strides.index(batch, head, row, key)] = f32::NEG_INFINITY;
         }

@@ -21,6 +21,12 @@ fn every_device_tensor_reaches_its_place() {
         aux_f32: address(0xA0).cast(),
         aux_i32: address(0xB0).cast(),
         workspace: address(0xC0),
+        cu_seqlens_q: address(0xD0).cast(),
+        cu_seqlens_k: address(0xE0).cast(),
+        seqused_q: address(0xF0).cast(),
+        leftpad_k: address(0x100).cast(),
+        kv_batch_idx: address(0x110).cast(),
+        page_table: address(0x120).cast(),
         ..zeroed()
     };
     let expected = api::DeviceTensors::new(0x10, 0x20, 0x30, 0x40)
@@ -31,7 +37,13 @@ fn every_device_tensor_reaches_its_place() {
         .with_bias(0x90, api::BiasStrides { batch: 1, head: 2, row: 3, key: 4 })
         .with_aux_f32(0xA0)
         .with_aux_i32(0xB0)
-        .with_workspace(0xC0);
+        .with_workspace(0xC0)
+        .with_cu_seqlens_q(0xD0)
+        .with_cu_seqlens_k(0xE0)
+        .with_seqused_q(0xF0)
+        .with_leftpad_k(0x100)
+        .with_kv_batch_idx(0x110)
+        .with_page_table(0x120);
     assert_eq!(tensors.to_api(), Ok(expected));
     assert_eq!(zeroed::<DeviceTensors>().to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
 }
@@ -54,6 +66,7 @@ fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
     assert_eq!(words(|problem| problem.sinks = 1), refused("sinks"));
     assert_eq!(words(|problem| (problem.alibi, problem.seqused_k) = (1, 1)), refused("seqused_k and alibi_slopes"));
     assert_eq!(words(|problem| problem.bias = 1), refused("bias"));
+    assert_eq!(words(|problem| (problem.cu_seqlens_q, problem.total_q) = (1, 4)), refused("cu_seqlens_q"));
 }
 
 #[test]

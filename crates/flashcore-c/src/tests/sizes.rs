@@ -44,7 +44,43 @@ fn sizes_are_those_of_the_header() {
     assert_eq!(words(offset_of!(DeviceTensors, workspace)), 1 + 9 + 4 + 2);
     assert_eq!(offset_of!(Problem, query_strides), 136);
     assert_eq!(offset_of!(Problem, output_strides), 136 + 3 * 3 * 8);
-    assert_eq!(problem(1, 2, 4, 8, FLASHCORE_DTYPE_F32).struct_size, 232);
+    assert_eq!(offset_of!(Problem, cu_seqlens_q), 232);
+    assert_eq!(offset_of!(Problem, total_q), 232 + 6 * 4);
+    assert_eq!(offset_of!(Problem, table_stride), 232 + 6 * 4 + 6 * 8);
+    assert_eq!(size_of::<Problem>(), 232 + 6 * 4 + 7 * 8);
+    assert_eq!(words(offset_of!(Inputs, cu_seqlens_q)), 1 + 7 * 2 + 4 + 2 * 2);
+    assert_eq!(words(size_of::<Inputs>()), 1 + 7 * 2 + 4 + 8 * 2);
+    assert_eq!(words(offset_of!(DeviceTensors, cu_seqlens_q)), 1 + 9 + 4 + 3);
+    assert_eq!(words(size_of::<DeviceTensors>()), 1 + 9 + 4 + 3 + 6);
+}
+
+/// A program of version 0.1 has room for 232 bytes, and one of a later version for more: each gets what it has room for.
+#[test]
+fn a_problem_is_filled_as_far_as_the_caller_has_room() {
+    const GARBAGE: u64 = 0xAAAA_AAAA_AAAA_AAAA;
+    let fill = |call: &dyn Fn(*mut Problem) -> Status| {
+        let mut words = vec![GARBAGE; 64];
+        let status = call(words.as_mut_ptr().cast());
+        (status, words.iter().position(|&word| word == GARBAGE), words)
+    };
+    let sized = |struct_size: u64| {
+        // SAFETY: 512 bytes can be written, and no call here says more.
+        fill(&|at| unsafe { flashcore_problem_init_sized(at, struct_size, 1, 2, 4, 8, FLASHCORE_DTYPE_F32) })
+    };
+    // SAFETY: 512 bytes can be written.
+    let old = fill(&|at| unsafe { flashcore_problem_init(at, 1, 2, 4, 8, FLASHCORE_DTYPE_F32) });
+    assert_eq!((old.0, old.1, old.2[0]), (FLASHCORE_OK, Some(232 / 8), 232));
+    for bytes in [136, 232, 256, 312, 400] {
+        let (status, end, words) = sized(bytes);
+        assert_eq!((status, end, words[0]), (FLASHCORE_OK, Some(bytes as usize / 8), bytes));
+        assert_eq!(create_from(&words), (FLASHCORE_OK, String::new()));
+    }
+    for bytes in [0, 128, 140, 4104, u64::MAX] {
+        let (status, end, _) = sized(bytes);
+        assert_eq!((status, end), (FLASHCORE_INVALID_ARGUMENT, Some(0)));
+        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 312");
+        assert_eq!(text(flashcore_last_error()), said);
+    }
 }
 
 #[test]

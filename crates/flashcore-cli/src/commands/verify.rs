@@ -33,17 +33,18 @@ use crate::{Ending, Failure, interrupt};
 /// access one byte out of bounds ends the command with a segmentation fault that says which tensor was left.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// The backend that computes
     #[arg(long, value_enum, default_value_t = BackendName::Sim)]
     backend: BackendName,
-    /// The suite of cases
-    #[arg(long, value_enum, default_value_t = SuiteName::Seeds)]
-    suite: SuiteName,
-    /// N random cases instead of a suite, numbered from --seed; a case depends on its number alone
-    #[arg(long, value_name = "N", conflicts_with_all = ["suite", "shape"])]
+    /// The suite of cases [default: seeds]
+    #[arg(long, value_enum)]
+    suite: Option<SuiteName>,
+    /// N random cases instead of a suite, numbered from --seed; a case depends on its number alone. With --suite serving,
+    /// cases of packed and paged sequences
+    #[arg(long, value_name = "N", conflicts_with = "shape")]
     fuzz: Option<usize>,
     /// Only this kernel, by family (scalar, steps, ampere, hopper) or by config
     #[arg(long)]
@@ -143,11 +144,13 @@ enum SuiteName {
     Defaults,
     /// Every pair of features (pairwise design), by each kernel alternately
     Features,
+    /// Packed (varlen) and paged sequences, decode, few rows over many keys, chunked prefill
+    Serving,
     /// Every pair of choices that `tune` can make, for GPU kernels
     Configs,
     /// Tensors of 4 GiB and more, for GPU kernels: a GPU needs 40 GiB for them and its host 100, the simulator little
     Huge,
-    /// All of the above but configs and huge, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
+    /// All of the above but serving, configs and huge, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
     /// 2,000 cases that cover every pair of values of every pair of features
     Full,
 }
@@ -270,7 +273,7 @@ impl Verify {
     ) -> Result<Vec<Vec<Judged>>, Failure> {
         let at_once = match self.backend {
             // One by one: each takes most of the memory.
-            _ if self.suite == SuiteName::Huge && self.shape.is_none() && self.fuzz.is_none() => 1,
+            _ if self.suite == Some(SuiteName::Huge) && self.shape.is_none() && self.fuzz.is_none() => 1,
             BackendName::Sim => 1,
             BackendName::Cpu => CASES_AT_ONCE,
             BackendName::Cuda => GPU_CASES_AT_ONCE,
@@ -412,14 +415,21 @@ impl Verify {
                     "--fuzz {count}: nothing was verified; it takes from 1 to {MOST_FUZZ_CASES} cases"
                 )));
             }
-            return Ok(suites::fuzz(runner, count, self.seed));
+            return match self.suite {
+                None => Ok(suites::fuzz(runner, count, self.seed)),
+                Some(SuiteName::Serving) => Ok(suites::fuzz_serving(runner, count, self.seed)),
+                Some(_) => Err(Failure::Usage(
+                    "--fuzz takes the place of a suite; only --suite serving has random cases of its own".to_owned(),
+                )),
+            };
         }
         let Some(shape) = &self.shape else {
-            return Ok(match self.suite {
+            return Ok(match self.suite.unwrap_or(SuiteName::Seeds) {
                 SuiteName::Seeds => suites::seeds(runner),
                 SuiteName::Edge => suites::edge(runner),
                 SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
+                SuiteName::Serving => suites::serving(runner),
                 SuiteName::Configs | SuiteName::Huge if self.backend == BackendName::Cpu => {
                     return Err(Failure::Usage(
                         "--suite configs and --suite huge are for GPU kernels: give --backend sim or --backend cuda"

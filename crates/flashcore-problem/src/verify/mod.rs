@@ -3,6 +3,7 @@
 
 mod gate;
 mod guard;
+mod lengths;
 mod limits;
 mod oracle;
 pub(crate) mod random;
@@ -12,6 +13,7 @@ mod verdict;
 
 pub use gate::{Evidence, judge};
 pub use guard::{GuardError, Guarded};
+pub use lengths::SequenceLengths;
 pub use limits::Limits;
 pub use oracle::{Expected, oracle};
 pub use random::{SplitMix64, Stress};

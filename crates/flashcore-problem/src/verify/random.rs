@@ -5,6 +5,7 @@
 //! whose last bit in `f64` may differ between platforms; after rounding to the problem's type that is seen about once
 //! in 2^29 elements of `f32` and practically never in 16 bits.)
 
+use super::lengths::SequenceLengths;
 use crate::{Bias, BiasStrides, Inputs, Problem, Shape, Strides, Tensor};
 use std::f64::consts::TAU;
 
@@ -92,6 +93,12 @@ enum Stream {
     Bias,
 }
 
+/// The stream of [`SequenceLengths`], after those of the table of operands.
+const LENGTHS_STREAM: u64 = 0x1e46;
+
+/// The numbers of query, key and value by row and column.
+type Fills<'a> = [&'a mut dyn FnMut(usize, usize) -> f64; 3];
+
 impl Inputs {
     /// Independent normal query, key, value and bias, rounded to the problem's type; `ALiBi` slopes
     /// `2^(-8 (head + 1) / heads)`; sinks uniform in (-3, 3); ragged `seqused_k` of which the first is full and, from
@@ -105,11 +112,21 @@ impl Inputs {
     ///
     /// When `problem` does not validate.
     pub fn random(problem: &Problem, seed: u64) -> Self {
+        Self::random_sequences(problem, SequenceLengths::Ragged, seed)
+    }
+
+    /// [`random`](Self::random) inputs, the lengths of the sequences by a pattern.
+    ///
+    /// # Panics
+    ///
+    /// When `problem` does not validate.
+    pub fn random_sequences(problem: &Problem, lengths: SequenceLengths, seed: u64) -> Self {
         let normal = |stream: Stream| {
             let mut random = SplitMix64::stream(seed, stream as u64);
             move |_row: usize, _column: usize| random.normal()
         };
-        Self::filled(problem, seed, [&mut normal(Stream::Query), &mut normal(Stream::Key), &mut normal(Stream::Value)])
+        let fills: Fills<'_> = [&mut normal(Stream::Query), &mut normal(Stream::Key), &mut normal(Stream::Value)];
+        Self::filled_by(problem, seed, lengths, fills)
     }
 
     /// Query, key and value that stress one weak point; everything else as in [`random`](Self::random).
@@ -148,7 +165,11 @@ impl Inputs {
         }
     }
 
-    fn filled(problem: &Problem, seed: u64, fills: [&mut dyn FnMut(usize, usize) -> f64; 3]) -> Self {
+    fn filled(problem: &Problem, seed: u64, fills: Fills<'_>) -> Self {
+        Self::filled_by(problem, seed, SequenceLengths::Ragged, fills)
+    }
+
+    fn filled_by(problem: &Problem, seed: u64, lengths: SequenceLengths, fills: Fills<'_>) -> Self {
         assert_eq!(problem.validate(), Ok(()), "inputs are made for valid problems");
         let strides = problem.strides();
         let [query, key, value] = fills;
@@ -158,6 +179,7 @@ impl Inputs {
             fill(problem, problem.value_shape(), strides.value, value),
         );
         inputs.fill_vectors(problem, seed);
+        lengths.set(problem, &mut inputs, &mut SplitMix64::stream(seed, LENGTHS_STREAM));
         if problem.is_ragged() {
             inputs.reconcile_sequences(problem);
         }
@@ -167,8 +189,8 @@ impl Inputs {
 }
 
 impl Inputs {
-    /// Makes lengths, offsets and tables agree, and poisons what no sequence uses: rows of key and value, and entries of
-    /// the page table.
+    /// Makes lengths, offsets and tables agree, and poisons what no sequence uses: rows of query, key and value, and
+    /// entries of the page table.
     fn reconcile_sequences(&mut self, problem: &Problem) {
         let difference = |offsets: &Option<Vec<u32>>, index: usize, otherwise: usize| match offsets {
             Some(offsets) => offsets[index + 1] - offsets[index],
@@ -191,10 +213,15 @@ impl Inputs {
                 pad[index] = pad[index].min(keys);
             }
         }
-        let key_shape = problem.key_shape();
+        let (query_shape, key_shape) = (problem.query_shape(), problem.key_shape());
+        let mut used_queries = vec![false; query_shape.batch * query_shape.rows];
         let mut used_rows = vec![false; key_shape.batch * key_shape.rows];
         let mut used_entries = vec![false; problem.table_entries()];
         for sequence in self.views().sequences(problem) {
+            for row in 0..sequence.query_length {
+                let (batch, row) = sequence.query_row(row);
+                used_queries[batch * query_shape.rows + row] = true;
+            }
             for key in 0..sequence.key_length {
                 let (batch, row) = sequence.key_row(key);
                 used_rows[batch * key_shape.rows + row] = true;
@@ -212,10 +239,13 @@ impl Inputs {
             *entry = GARBAGE[index % GARBAGE.len()];
         }
         let strides = problem.strides();
-        let tensors =
-            [(&mut self.key, key_shape, strides.key), (&mut self.value, problem.value_shape(), strides.value)];
-        for (tensor, shape, strides) in tensors {
-            let unused = shape.each_row().filter(|&(batch, _, row)| !used_rows[batch * shape.rows + row]);
+        let tensors = [
+            (&mut self.query, query_shape, strides.query, &used_queries),
+            (&mut self.key, key_shape, strides.key, &used_rows),
+            (&mut self.value, problem.value_shape(), strides.value, &used_rows),
+        ];
+        for (tensor, shape, strides, used) in tensors {
+            let unused = shape.each_row().filter(|&(batch, _, row)| !used[batch * shape.rows + row]);
             for (batch, head, row) in unused {
                 let start = strides.row_start(batch, head, row);
                 (start..start + shape.columns).for_each(|index| tensor.set(index, f64::NAN));

@@ -142,7 +142,7 @@ pub(super) fn shrink(features: &mut Features, most_work: usize) {
     }
 }
 
-fn random_dim(random: &mut SplitMix64) -> usize {
+pub(super) fn random_dim(random: &mut SplitMix64) -> usize {
     match random.below(4) {
         0 => 1 + random.below(16),
         1 => 8 * (1 + random.below(16)),
@@ -173,7 +173,7 @@ fn random_lengths(random: &mut SplitMix64) -> (usize, usize) {
     }
 }
 
-fn random_mask(random: &mut SplitMix64, keys: usize) -> Mask {
+pub(super) fn random_mask(random: &mut SplitMix64, keys: usize) -> Mask {
     let alignment = [Alignment::TopLeft, Alignment::BottomRight][random.below(2)];
     let limit = |random: &mut SplitMix64| match random.below(4) {
         0 => None,

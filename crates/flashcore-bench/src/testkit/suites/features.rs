@@ -56,7 +56,7 @@ impl LayoutForm {
     pub(super) const ALL: [Self; 7] =
         [Self::Bhsd, Self::Bshd, Self::PackedQkv, Self::Padded, Self::PaddedBshd, Self::HeadsOutermost, Self::Shared];
 
-    fn of(self, problem: &Problem) -> Layout {
+    pub(super) fn of(self, problem: &Problem) -> Layout {
         let every = |strides: fn(Shape) -> Strides| {
             Layout::Strided(TensorStrides {
                 query: strides(problem.query_shape()),

@@ -42,7 +42,7 @@ const LENGTHS: [(usize, usize); 12] = [
     (161, 161),
     (5, 0),
 ];
-const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
+pub(super) const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::F16, DType::Bf16, DType::F32];
 /// Numbers with which tensor cores, which flush subnormals, compute like the oracle. Keys that no row attends hold NaN
 /// and infinities in some; a NaN that some rows of a tile attend and others do not is not among them.
 const NUMBERS: [Numbers; 12] = [
@@ -154,7 +154,7 @@ pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
 /// Queries and keys where there are as many of both: none can be taken away alone.
 const LONGEST_PACKED: usize = 465;
 
-fn named(runner: Runner) -> (&'static str, Kernels) {
+pub(super) fn named(runner: Runner) -> (&'static str, Kernels) {
     match runner {
         Runner::Sim(kernels) => ("sim", kernels),
         Runner::Cuda(kernels) => ("cuda", kernels),

@@ -9,6 +9,8 @@ mod design;
 mod features;
 mod gpu_features;
 pub(crate) mod huge;
+mod random_serving;
+mod serving;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::{Config, HopperConfig, LaunchPlan};
@@ -20,6 +22,8 @@ use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 pub use configs::configs;
 pub use huge::{far_trials, huge};
+pub use random_serving::fuzz_serving;
+pub use serving::serving;
 
 /// The element types that GPU kernels have.
 const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];

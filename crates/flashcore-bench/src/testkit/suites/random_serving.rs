@@ -1,0 +1,318 @@
+//! Random packed and paged sequences, from 1 to 2,048 of them.
+
+use flashcore_kernels::Config;
+use flashcore_problem::{Alignment, DType, Layout, Mask, PagedKv, Problem, SequenceLengths, SplitMix64, Stress};
+
+use super::cpu_features::{random_dim, random_mask};
+use super::features::{EXPRESSIONS, LayoutForm, SOFTCAPS};
+use super::gpu_features::{self, named};
+use super::serving::{Sequences, interleaved, work};
+use super::{Kernels, Runner, kernel_option, takes};
+use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
+
+/// Keeps the numbers that shape a problem apart from those that fill its tensors.
+const STREAM: u64 = 0x5e41;
+/// Keeps the sizes of a problem apart from what its kernel is compiled for.
+const SIZES: u64 = 1 << 32;
+/// Cases that follow each other and have one kernel, which a GPU then compiles once.
+const CASES_PER_KERNEL: u64 = 8;
+/// Multiplications of a case at most: of the simulator, and of the CPU.
+const MOST_WORK: (usize, usize) = (1_500_000, 3_000_000);
+/// Sequences of a case at most.
+const MOST_SEQUENCES: usize = 2048;
+/// More sequences than these are short.
+const MANY: usize = 32;
+
+/// `count` random problems of packed, paged and ragged sequences that the runner takes. Each follows from its own number
+/// alone, counted from `seed`.
+pub fn fuzz_serving(runner: Runner, count: usize, seed: u64) -> Vec<Case> {
+    (0..count as u64).map(|number| fuzz_case(runner, seed.wrapping_add(number))).collect()
+}
+
+fn fuzz_case(runner: Runner, number: u64) -> Case {
+    let kernel = number / CASES_PER_KERNEL;
+    let (backend, kernels) = named(runner);
+    let option = kernel_option(kernels);
+    let command = format!("flashcore verify --backend {backend}{option} --suite serving --fuzz 1 --seed {number}");
+    let mut sizes = SplitMix64::stream(number, STREAM ^ SIZES);
+    let case = match runner {
+        Runner::Cpu(level) => {
+            let kind = Kind::random(&mut SplitMix64::stream(number, STREAM));
+            kind.sequences(&mut sizes, MOST_WORK.1).case(number, Backend::Cpu(level))
+        }
+        Runner::Sim(_) | Runner::Cuda(_) => {
+            let kind = Kind::random(&mut SplitMix64::stream(kernel, STREAM)).for_gpu(kernel, kernels);
+            let sequences = kind.sequences(&mut sizes, MOST_WORK.0);
+            let config = config(kernels, kernel, &sequences.problem);
+            let backend = if matches!(runner, Runner::Cuda(_)) { Backend::Cuda(config) } else { Backend::Sim(config) };
+            sequences.case(number, backend)
+        }
+    };
+    Case { command: Some(command), ..case }
+}
+
+/// The config that was asked for or another of its family; else each in turn.
+fn config(kernels: Kernels, turn: u64, problem: &Problem) -> Config {
+    let mut order = Config::all();
+    let first = turn as usize % order.len();
+    order.rotate_left(first);
+    if let Kernels::Only(config) = kernels {
+        order.retain(|other| other.family() == config.family());
+        order.insert(0, config);
+    }
+    let default = order.first().copied().unwrap_or(Config::scalar());
+    order.into_iter().find(|config| takes(Backend::Sim(*config), problem)).unwrap_or(default)
+}
+
+/// Place of the keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cache {
+    /// A batch for each sequence, or for each that they choose.
+    Contiguous,
+    Packed,
+    Paged {
+        /// Rows of a page are a power of two.
+        is_pow2: bool,
+    },
+}
+
+/// What a kernel is compiled for.
+#[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
+struct Kind {
+    dims: (usize, usize),
+    dtype: DType,
+    mask: Mask,
+    softcap: Option<f32>,
+    expressions: (Option<&'static str>, Option<&'static str>),
+    layout: usize,
+    cache: Cache,
+    is_packed: bool,
+    seqused_q: bool,
+    seqused_k: bool,
+    leftpad_k: bool,
+    kv_batch: bool,
+    alibi: bool,
+    sinks: bool,
+    bias: Option<BiasForm>,
+    lse: bool,
+}
+
+impl Kind {
+    fn random(random: &mut SplitMix64) -> Self {
+        let one_in = |random: &mut SplitMix64, count: usize| random.below(count) == 0;
+        let dim = random_dim(random);
+        let value_dim = if one_in(random, 4) { random_dim(random) } else { dim };
+        let cache = match random.below(6) {
+            0 => Cache::Contiguous,
+            1 | 2 => Cache::Packed,
+            _ => Cache::Paged { is_pow2: !one_in(random, 4) },
+        };
+        let mask = match random.below(3) {
+            0 => Mask::Causal(Alignment::BottomRight),
+            _ => random_mask(random, 300),
+        };
+        Self {
+            dims: (dim, value_dim),
+            dtype: DType::ALL[random.below(DType::ALL.len())],
+            mask,
+            softcap: SOFTCAPS[random.below(SOFTCAPS.len())],
+            expressions: if one_in(random, 5) { EXPRESSIONS[random.below(EXPRESSIONS.len())] } else { (None, None) },
+            layout: random.below(6),
+            cache,
+            is_packed: random.below(3) > 0,
+            seqused_q: one_in(random, 4),
+            seqused_k: random.below(4) > 0,
+            leftpad_k: one_in(random, 4),
+            kv_batch: cache != Cache::Packed && one_in(random, 3),
+            alibi: one_in(random, 5),
+            sinks: one_in(random, 5),
+            bias: one_in(random, 6).then(|| BiasForm::ALL[random.below(BiasForm::ALL.len())]),
+            lse: one_in(random, 2),
+        }
+    }
+
+    /// Dims and types that GPU kernels have, and no expression of a mask, which none has with sequences.
+    fn for_gpu(mut self, kernel: u64, kernels: Kernels) -> Self {
+        let round = |dim: usize| dim.next_multiple_of(8).min(256);
+        self.dims = (round(self.dims.0), round(self.dims.1));
+        self.dtype = gpu_features::DTYPES[kernel as usize % gpu_features::DTYPES.len()];
+        if self.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
+            self.dtype = DType::Bf16;
+        }
+        self.expressions.1 = None;
+        self
+    }
+
+    /// A problem of this kind, small enough for `most_work` multiplications.
+    fn sequences(self, random: &mut SplitMix64, most_work: usize) -> Sequences {
+        let batch = match random.below(24) {
+            0 => 1 + random.below(MOST_SEQUENCES),
+            1..4 => 1 + random.below(128),
+            _ => 1 + random.below(8),
+        };
+        let key_heads = 1 + random.below(3);
+        let heads = key_heads * [1, 1, 2, 4, 8, 3][random.below(6)];
+        let (queries, keys) = random_lengths(random, batch > MANY);
+        let mut problem = Problem::new(batch, heads, queries, self.dims.0, self.dtype);
+        (problem.key_heads, problem.key_length, problem.value_dim) = (key_heads, keys, self.dims.1);
+        (problem.mask, problem.softcap, problem.lse) = (self.mask, self.softcap, self.lse);
+        (problem.alibi, problem.sinks) = (self.alibi, self.sinks);
+        shrink(&mut problem, most_work);
+        (problem.seqused_q, problem.seqused_k, problem.leftpad_k) = (self.seqused_q, self.seqused_k, self.leftpad_k);
+        // A bias has a term for every sequence, row and key.
+        problem.bias = self.bias.is_some() && problem.batch <= MANY;
+        if self.is_packed {
+            problem.total_q = Some(total(random, problem.batch, problem.query_length));
+        }
+        if self.kv_batch {
+            problem.kv_batch = Some(1 + random.below(problem.batch + 3));
+        }
+        match self.cache {
+            Cache::Contiguous => {}
+            Cache::Packed => problem.total_k = Some(total(random, problem.batch, problem.key_length)),
+            Cache::Paged { is_pow2 } => problem.paged = Some(pages(random, &problem, is_pow2)),
+        }
+        let (score, mask) = self.expressions;
+        expressions::give(&mut problem, score.and_then(expressions::score_mod), mask.and_then(expressions::mask_mod));
+        problem.layout = match self.layout {
+            0..=2 => Layout::Bshd,
+            3 => Layout::Bhsd,
+            4 => interleaved(&problem),
+            _ => LayoutForm::PaddedBshd.of(&problem),
+        };
+        let lengths = match random.below(12) {
+            0 => SequenceLengths::ALL[random.below(SequenceLengths::ALL.len())],
+            1 | 2 => SequenceLengths::OneLong,
+            3..6 => SequenceLengths::Chunked,
+            _ => SequenceLengths::Ragged,
+        };
+        let (numbers, lengths) = match random.below(16) {
+            0 => (Numbers::Stress(Stress::ALL[random.below(Stress::ALL.len())]), SequenceLengths::Ragged),
+            1 | 2 => (Numbers::Planted(Planted::Unattended), lengths),
+            3 if problem.sinks => (Numbers::Planted(Planted::ExtremeSinks), lengths),
+            4 if problem.bias => (Numbers::Planted(Planted::MinusInfiniteBias), lengths),
+            _ => (Numbers::Normal, lengths),
+        };
+        Sequences { problem, lengths, numbers, bias: self.bias.unwrap_or_default() }
+    }
+}
+
+/// Query rows and keys of a sequence at most: decode, few rows, chunks, prefill.
+fn random_lengths(random: &mut SplitMix64, are_many: bool) -> (usize, usize) {
+    if are_many {
+        return (1 + random.below(6), random.below(60));
+    }
+    let many = |random: &mut SplitMix64| match random.below(3) {
+        0 => [127, 128, 129, 255, 256, 257, 511, 512, 513][random.below(9)],
+        1 => 200 + random.below(900),
+        _ => 65 + random.below(300),
+    };
+    match random.below(8) {
+        0..=2 => (1, many(random)),
+        3 | 4 => (2 + random.below(20), many(random)),
+        5 => (1 + random.below(130), many(random)),
+        6 => {
+            let both = 1 + random.below(200);
+            (both, both)
+        }
+        _ => (random.below(9), random.below(9)),
+    }
+}
+
+/// Takes away heads, then sequences, then rows, then keys.
+fn shrink(problem: &mut Problem, most_work: usize) {
+    while work(problem) > most_work {
+        let group = problem.query_heads / problem.key_heads;
+        if problem.key_heads > 1 {
+            problem.key_heads -= 1;
+            problem.query_heads = group * problem.key_heads;
+        } else if problem.batch > 3 {
+            problem.batch -= problem.batch.div_ceil(4);
+        } else if problem.query_length > 8 {
+            problem.query_length -= problem.query_length.div_ceil(4);
+        } else if problem.query_heads > 1 {
+            problem.query_heads = problem.query_heads.div_ceil(2);
+        } else {
+            problem.key_length -= problem.key_length.div_ceil(4);
+        }
+    }
+}
+
+/// Rows of packed sequences: for all of them, or fewer.
+fn total(random: &mut SplitMix64, batch: usize, longest: usize) -> usize {
+    let all = batch * longest;
+    match random.below(4) {
+        0 => all,
+        1 => random.below(all + 1),
+        _ => all / 2 + random.below(all / 2 + 1),
+    }
+}
+
+/// A paged cache with room in the table for every sequence, and pages for all, for some, or too many.
+fn pages(random: &mut SplitMix64, problem: &Problem, is_pow2: bool) -> PagedKv {
+    let page_size = if is_pow2 {
+        [1, 2, 4, 8, 16, 16, 16, 32, 64, 128, 256][random.below(11)]
+    } else {
+        [3, 5, 6, 7, 12, 24, 48, 96, 100, 272][random.below(10)]
+    };
+    let needed = problem.key_length.div_ceil(page_size);
+    let width = needed + [0, 0, 1, 7][random.below(4)];
+    let all = problem.cache_batches() * needed;
+    let num_pages = match random.below(4) {
+        0 => 1 + random.below(all + 1),
+        1 => all + random.below(9),
+        _ => all,
+    };
+    // A cache without a page has no rows to be in.
+    let paged = PagedKv::new(page_size, num_pages.max(1), width);
+    PagedKv { table_stride: width + [0, 0, 1, 13][random.below(4)], ..paged }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_cpu::Level;
+
+    fn share(cases: &[Case], is: impl Fn(&Problem) -> bool) -> usize {
+        100 * cases.iter().filter(|case| is(&case.problem)).count() / cases.len()
+    }
+
+    #[test]
+    fn random_sequences_are_valid_broad_and_small() {
+        let cases = fuzz_serving(Runner::Cpu(Level::Portable), 2000, 0);
+        for case in &cases {
+            assert_eq!(case.problem.validate(), Ok(()), "{case}");
+            assert_eq!(case.inputs().validate(&case.problem), Ok(()), "{case}");
+        }
+        let parts: [(&str, usize, usize); 12] = [
+            ("paged", 35, share(&cases, |problem| problem.paged.is_some())),
+            ("packed keys", 20, share(&cases, |problem| problem.total_k.is_some())),
+            ("packed queries", 50, share(&cases, |problem| problem.total_q.is_some())),
+            ("seqused_q", 15, share(&cases, |problem| problem.seqused_q)),
+            ("seqused_k", 50, share(&cases, |problem| problem.seqused_k)),
+            ("leftpad_k", 15, share(&cases, |problem| problem.leftpad_k)),
+            ("batch indices", 15, share(&cases, |problem| problem.kv_batch.is_some())),
+            ("one row", 20, share(&cases, |problem| problem.query_length == 1)),
+            ("three tiles of keys", 25, share(&cases, |problem| problem.key_length > 192)),
+            ("grouped heads", 40, share(&cases, |problem| problem.query_heads > problem.key_heads)),
+            ("more than 32 sequences", 5, share(&cases, |problem| problem.batch > 32)),
+            ("a mask", 50, share(&cases, |problem| problem.mask != Mask::None)),
+        ];
+        for (what, least, percent) in parts {
+            assert!(percent >= least, "{what}: {percent}% of the cases, and at least {least}% are meant to be");
+        }
+        assert!(cases.iter().any(|case| case.problem.batch > 1000));
+        assert!(cases.iter().all(|case| work(&case.problem) <= MOST_WORK.1));
+        assert_eq!(fuzz_serving(Runner::Cpu(Level::Portable), 1, 7)[0], cases[7]);
+        let command = "flashcore verify --backend cpu --suite serving --fuzz 1 --seed 7 --cpu-level portable";
+        assert_eq!(cases[7].command(), command);
+    }
+
+    #[test]
+    fn kernels_take_random_sequences() {
+        for case in fuzz_serving(Runner::Sim(Kernels::All), 200, 0) {
+            assert!(case.problem.output_shape().is_empty() || takes(case.backend, &case.problem), "{case}");
+        }
+    }
+}
