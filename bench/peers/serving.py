@@ -3,8 +3,9 @@
 One process: every output is compared with attention in f32, then each implementation is captured into a CUDA graph of
 several calls, the graphs are replayed in turn, in another order each round, and the median over the rounds counts. "hot":
 every call on the same tensors, which L2 holds; "cold": calls rotate over copies of K and V of 200 MB in all, or one copy is
-larger than that; "warm": one copy that L2 holds in part. A case that flashcore refuses is printed with the reason; a peer that refuses one or is wrong is left out.
-A CUDA error that ends the context, or a kernel that does not end, restarts the program after the case that caused it.
+larger than that; "warm": one copy that L2 holds in part. A case that flashcore refuses is printed with the reason; a peer
+that refuses one or is wrong is left out. A CUDA error that ends the context, or a kernel that does not end, restarts the
+program after the case that caused it.
 
     python3 bench/peers/serving.py --library libflashcore.so --fa3 FOLDER_OF_C_SO --out serving.json
     python3 bench/peers/serving.py --library libflashcore.so --suite decode paged --quick --budget 120 --out serving.json
@@ -365,8 +366,11 @@ def main():
         parts = []
         for ratio, name in (("ratio", "best peer"), ("ratio_fa3", "FA3")):
             if ratio in entry:
-                parts.append("{} / ours mean {mean:.3f}, lowest {lowest:.3f} ({of}), of {count}".format(name, **entry[ratio]))
-        parts += [f"{key.replace('_', ' ')} {entry[key]:.3f}" for key in ("most_over_floor", "most_over_beside") if key in entry]
+                text = "{} / ours mean {mean:.3f}, lowest {lowest:.3f} ({of}), of {count}"
+                parts.append(text.format(name, **entry[ratio]))
+        for key in ("most_over_floor", "most_over_beside"):
+            if key in entry:
+                parts.append(f"{key.replace('_', ' ')} {entry[key]:.3f}")
         print(f"{entry['suite']:>8} {entry['l2']:<4} " + "; ".join(parts), flush=True)
     if record.data["crashed"]:
         print(f"crashed: {record.data['crashed']}")

@@ -235,7 +235,7 @@ def attention(q, k, v, causal):
 
 
 def relative_errors(pairs):
-    """The largest error of (output, expected) pairs: root mean square and largest element, over those of the expected one."""
+    """The largest error of (output, expected) pairs: root mean square and largest element, over those of `expected`."""
     found = []
     for output, expected in pairs:
         difference = output - expected
