@@ -142,6 +142,12 @@ impl Specialization {
         self.has(Operand::CuSeqlensK) || self.has(Operand::SequsedK) || self.has(Operand::LeftpadK)
     }
 
+    /// True if rows or keys of a sequence are not simply those of its batch, or are fewer for a reason other than
+    /// `seqused_k`.
+    pub fn is_ragged(self) -> bool {
+        self.operands.iter().any(is_ragged)
+    }
+
     /// True if scores are more than products times a positive number.
     pub fn has_terms(self) -> bool {
         self.has_more_than_expressions() || self.score_mod.is_some() && !self.only_adds()
@@ -166,6 +172,19 @@ impl Specialization {
     pub const HEAD_DIMS: [u32; 6] = [32, 64, 96, 128, 192, 256];
     /// The element types that every kernel has.
     pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
+}
+
+/// True for an operand that says where the rows or keys of a sequence lie.
+pub(crate) const fn is_ragged(operand: Operand) -> bool {
+    matches!(
+        operand,
+        Operand::CuSeqlensQ
+            | Operand::CuSeqlensK
+            | Operand::SequsedQ
+            | Operand::LeftpadK
+            | Operand::KvBatchIdx
+            | Operand::PageTable
+    )
 }
 
 /// Bytes of the widest access.

@@ -17,8 +17,9 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
         let (operand, rows) = if shape.rows == 0 { (Operand::Query, 1) } else { (operand, shape.rows) };
         (operand, tensor_map(problem.dtype, strides, Shape { rows, ..shape }, tile))
     };
-    // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
-    let keys = problem.attended_range(problem.key_length).end;
+    // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros. Those of sequences lie anywhere.
+    let keys =
+        if problem.is_ragged() { problem.key_shape().rows } else { problem.attended_range(problem.key_length).end };
     // A warp stores its own rows.
     let stored = SwizzledTile { rows: MMA_M, ..value };
     let output = map(Operand::Output, strides.output, problem.output_shape(), stored);

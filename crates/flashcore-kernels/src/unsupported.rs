@@ -6,7 +6,7 @@ use flashcore_problem::{DType, Operand, OperandSet, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
-use crate::specialization::{MAX_VEC_BYTES, Specialization};
+use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
@@ -106,25 +106,13 @@ pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
 fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
     let feature = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand))?;
     match config {
-        Config::Scalar(_) | Config::Ampere(_) if problem.mask_mod.is_none() => None,
-        Config::Scalar(_) | Config::Ampere(_) => Some(Reason::MaskOfSequences { feature: feature.name() }),
-        Config::Hopper(_) | Config::Ladder(_) => {
-            Some(Reason::Sequences { kernel: config.family(), feature: feature.name() })
+        Config::Ladder(_) => Some(Reason::Sequences { kernel: config.family(), feature: feature.name() }),
+        _ if problem.mask_mod.is_some() => Some(Reason::MaskOfSequences { feature: feature.name() }),
+        Config::Hopper(_) if problem.paged.is_some() => {
+            Some(Reason::Sequences { kernel: config.family(), feature: Operand::PageTable.name() })
         }
+        Config::Scalar(_) | Config::Ampere(_) | Config::Hopper(_) => None,
     }
-}
-
-/// True for an operand that says where the rows or keys of a sequence lie.
-const fn is_ragged(operand: Operand) -> bool {
-    matches!(
-        operand,
-        Operand::CuSeqlensQ
-            | Operand::CuSeqlensK
-            | Operand::SequsedQ
-            | Operand::LeftpadK
-            | Operand::KvBatchIdx
-            | Operand::PageTable
-    )
 }
 
 /// Every reason against a config for a problem that can be told without generating the kernel.

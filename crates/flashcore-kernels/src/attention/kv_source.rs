@@ -4,7 +4,7 @@
 //! whatever strides rows, heads and batches have; of a paged cache, in the page that the page table names. Kernels with `cp.async` or plain loads take addresses from [`KvSource`], kernels with TMA take
 //! coordinates from [`TmaKvSource`].
 
-use flashcore_ir::types::{S32, U64};
+use flashcore_ir::types::{S32, U32, U64};
 use flashcore_ir::{Builder, Reg};
 
 use super::TileContext;
@@ -96,13 +96,31 @@ impl PagedRows {
 pub(crate) struct TmaKvSource {
     pub(crate) head: Reg<S32>,
     pub(crate) batch: Reg<S32>,
+    /// The row of key 0, unless it is row 0 of the batch.
+    pub(crate) first_key: Option<Reg<S32>>,
     /// The L2 policy: every tile of query rows of a head reads its keys and values again.
     pub(crate) policy: Reg<U64>,
 }
 
 impl TmaKvSource {
+    /// The source of a tile, given its KV head and batch.
+    pub(crate) fn new(k: &mut Builder, context: &TileContext, [head, batch]: [Reg<S32>; 2], policy: Reg<U64>) -> Self {
+        let sequence = &context.sequence;
+        let batch = match sequence.cache_batch {
+            Some(cache_batch) if context.specialization.has(Operand::KvBatchIdx) => {
+                let cache_batch = k.truncate(cache_batch);
+                k.reinterpret::<U32, S32>(cache_batch)
+            }
+            Some(_) => batch,
+            None => k.copy(0i32),
+        };
+        let first_key = sequence.first_key.map(|first| k.reinterpret::<U32, S32>(first));
+        Self { head, batch, first_key, policy }
+    }
+
     /// The rows of the tensor of `map` from a key on.
-    pub(crate) const fn rows(self, map: Reg<U64>, first_key: Reg<S32>) -> TensorRows {
-        TensorRows { map, row: first_key, head: self.head, batch: self.batch, policy: Some(self.policy) }
+    pub(crate) fn rows(self, k: &mut Builder, map: Reg<U64>, key: Reg<S32>) -> TensorRows {
+        let row = self.first_key.map_or(key, |first| k.add(first, key));
+        TensorRows { map, row, head: self.head, batch: self.batch, policy: Some(self.policy) }
     }
 }

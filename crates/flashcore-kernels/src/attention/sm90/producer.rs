@@ -78,8 +78,9 @@ impl Producer {
         // Every tile of query rows of a head reads its keys and values again; nobody reads its Q again.
         let (evict_last, evict_first) =
             (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
-        let source = TmaKvSource { head: kv_head, batch, policy: evict_last };
+        let source = TmaKvSource::new(k, &tile.context, [kv_head, batch], evict_last);
         let query = TensorRows { map: maps.query, row, head, batch, policy: Some(evict_first) };
+        let query = tile.context.sequence.place_rows(k, query);
         k.section("query", |k| match query_stage {
             Some([target, barrier]) => {
                 k.section("copy", |k| cta.shared.query.tma_load(k, query, target, barrier, self.leader));
@@ -90,13 +91,15 @@ impl Producer {
         let load_keys = |k: &mut Builder, block| {
             k.section("keys", |k| {
                 let first_key = range.first_key(k, block);
-                self.load_stage(k, &self.keys, cta.shared.key, source.rows(maps.key, first_key));
+                let rows = source.rows(k, maps.key, first_key);
+                self.load_stage(k, &self.keys, cta.shared.key, rows);
             });
         };
         let load_values = |k: &mut Builder, block| {
             k.section("values", |k| {
                 let first_key = range.first_key(k, block);
-                self.load_stage(k, &self.values, cta.shared.value, source.rows(maps.value, first_key));
+                let rows = source.rows(k, maps.value, first_key);
+                self.load_stage(k, &self.values, cta.shared.value, rows);
             });
         };
         load_keys(k, block);
