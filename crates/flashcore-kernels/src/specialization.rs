@@ -32,6 +32,9 @@ pub struct Specialization {
     pub vec_bytes: u32,
     /// True if keys and values lie in pages of a power of two of rows.
     pub pow2_pages: bool,
+    /// Rows of a page that one TMA copy moves: a power of two that divides pages and KV blocks; 0 without pages, and in
+    /// kernels that have no TMA.
+    pub page_box: u32,
 }
 
 impl Specialization {
@@ -50,6 +53,7 @@ impl Specialization {
             nonpositive_scale: false,
             vec_bytes: MAX_VEC_BYTES,
             pow2_pages: false,
+            page_box: 0,
         }
     }
 
@@ -71,6 +75,7 @@ impl Specialization {
             nonpositive_scale: problem.scale <= 0.0,
             vec_bytes: vec_bytes(problem),
             pow2_pages: problem.paged.is_some_and(|paged| paged.page_size.is_power_of_two()),
+            page_box: 0,
         }
     }
 
@@ -89,6 +94,7 @@ impl Specialization {
             nonpositive_scale,
             vec_bytes: _,
             pow2_pages,
+            page_box: _,
         } = self;
         let features = [
             (left, "left"),

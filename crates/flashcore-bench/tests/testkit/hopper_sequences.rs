@@ -1,12 +1,12 @@
-//! Packed sequences of the Hopper kernel, in the simulator: few persistent CTAs, so that each goes from one sequence to
+//! Packed and paged sequences of the Hopper kernel, in the simulator: few persistent CTAs, so that each goes from one sequence to
 //! the next, and lengths around every edge of a tile.
 
 use flashcore_bench::testkit::simulate::simulate;
 use flashcore_ir::Arch;
 use flashcore_kernels::heuristics::select;
-use flashcore_kernels::{Config, LaunchPlan, Target};
+use flashcore_kernels::{Config, LaunchPlan, Reason, Target};
 use flashcore_problem::{
-    Alignment, DType, Evidence, Inputs, Mask, Problem, ReferenceError, Shape, Strides, Tensor, judge, oracle,
+    Alignment, DType, Evidence, Inputs, Mask, PagedKv, Problem, ReferenceError, Shape, Strides, Tensor, judge, oracle,
 };
 
 const CAUSAL: Mask = Mask::Causal(Alignment::BottomRight);
@@ -155,4 +155,71 @@ fn lengths_padding_and_batches_of_a_cache() {
         let packed = base.with_total_q(Some(400)).with_total_k(Some(900)).with_leftpad_k(true);
         check_random(config, &packed.with_seqused_q(true).with_seqused_k(true).with_mask(WINDOW), seed);
     }
+}
+
+/// A cache of pages in random order, with more pages and a longer table than sequences need.
+fn paged(problem: Problem, page_size: usize) -> Problem {
+    let width = problem.key_length.div_ceil(page_size) + 1;
+    let num_pages = problem.batch * width + 2;
+    problem.with_paged(Some(PagedKv { table_stride: width + 3, ..PagedKv::new(page_size, num_pages, width) }))
+}
+
+/// Pages smaller than a KV block, as large, larger, and such that neither is a multiple of the other.
+#[test]
+fn pages_of_every_size() {
+    for (seed, page_size) in [16, 48, 64, 128, 160, 256, 512].into_iter().enumerate() {
+        let seed = seed as u64;
+        let mut base = Problem::new(4, 2, 150, 64, DType::Bf16).with_lse(true).with_mask(CAUSAL).with_seqused_k(true);
+        (base.key_heads, base.key_length) = (1, 450);
+        let problem = paged(base.with_total_q(Some(420)), page_size);
+        check_random(CONFIGS[seed as usize % CONFIGS.len()], &problem, seed);
+        check_random("hopper", &problem.with_mask(Mask::None), seed + 1);
+    }
+}
+
+#[test]
+fn pages_of_default_configs() {
+    for (seed, (head_dim, dtype, mask, page_size)) in [
+        (64, DType::F16, WINDOW, 16),
+        (128, DType::F16, CAUSAL, 16),
+        (128, DType::Bf16, TOP_LEFT, 32),
+        (192, DType::F16, CAUSAL, 64),
+        (256, DType::Bf16, CAUSAL, 16),
+        (80, DType::F16, Mask::None, 256),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut base = Problem::new(3, 4, 200, head_dim, dtype).with_lse(true).with_mask(mask).with_seqused_k(true);
+        (base.key_heads, base.key_length) = (2, 410);
+        (base.alibi, base.sinks) = (seed % 2 == 0, seed % 3 == 0);
+        base = if seed % 2 == 0 { base.with_total_q(Some(400)) } else { base.with_seqused_q(true) };
+        let problem = paged(base, page_size);
+        let config = select(&problem, TARGET);
+        assert!(matches!(config, Config::Hopper(_)), "{config}");
+        check(config, &problem, &Inputs::random(&problem, seed as u64), seed as u64);
+    }
+}
+
+/// Pages without lengths, whose last has rows that no sequence has; of a table with rows of its own.
+#[test]
+fn pages_of_full_sequences() {
+    for (seed, config) in CONFIGS.iter().enumerate() {
+        let mut problem = Problem::new(3, 2, 70, 64, DType::F16).with_lse(true);
+        (problem.key_heads, problem.key_length) = (1, 277);
+        check_random(config, &paged(problem.clone(), 32), seed as u64);
+        check_random(config, &paged(problem, 80).with_kv_batch(Some(2)).with_mask(WINDOW), seed as u64);
+    }
+}
+
+#[test]
+fn pages_that_tma_does_not_take() {
+    let mut problem = Problem::new(2, 1, 100, 64, DType::F16).with_seqused_k(true);
+    problem.key_length = 200;
+    let reason =
+        |problem: &Problem| LaunchPlan::new(problem, Config::hopper(), TARGET).err().map(|mut all| all.remove(0));
+    assert_eq!(reason(&paged(problem.clone(), 24)), Some(Reason::PageSize { page_size: 24 }));
+    assert_eq!(reason(&paged(problem.clone(), 32).with_leftpad_k(true)), Some(Reason::PaddedPages));
+    assert_eq!(reason(&paged(problem.clone(), 32)), None);
+    assert!(matches!(select(&paged(problem, 24), TARGET), Config::Ampere(_)));
 }

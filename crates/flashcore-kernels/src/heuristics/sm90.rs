@@ -88,7 +88,8 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
         ..=64 if is_short => SHORT,
         65..=128 if is_short => SHORT_WIDE,
         ..=64 if fills_three => NARROW,
-        65..=128 if keys >= many => LONG,
+        // Long tiles would copy pages 16 rows at a time.
+        65..=128 if keys >= many && problem.paged.is_none() => LONG,
         ..=128 if problem.mask_mod.is_some() => MASKED,
         ..=128 => BASE,
         129..=192 => WIDE,
