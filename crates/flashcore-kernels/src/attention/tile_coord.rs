@@ -9,7 +9,7 @@ use flashcore_problem::{DType, Operand};
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::{
     AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionTables, GlobalRows, KeyMask, LaneScores,
-    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms,
+    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms, TensorRows,
 };
 use crate::specialization::Specialization;
 
@@ -123,6 +123,16 @@ impl SequencePlace {
             key_length: k.reinterpret(key_length),
             first_key,
             cache_batch: if keys.is_some() { None } else { Some(cache_batch.unwrap_or(batch)) },
+        }
+    }
+}
+
+impl SequencePlace {
+    /// TMA coordinates of rows of query or output, given those of the same rows of a sequence that is a batch.
+    pub(crate) fn place_rows(&self, k: &mut Builder, rows: TensorRows) -> TensorRows {
+        match self.first_row {
+            Some(first) => TensorRows { row: k.eval(rows.row + first.signed()), batch: k.copy(0i32), ..rows },
+            None => rows,
         }
     }
 }

@@ -11,7 +11,7 @@ mod single_tile;
 pub(crate) mod sorted;
 
 use flashcore_ir::types::{S32, U32, U64};
-use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use crate::attention::block_mask::mode::{BlockMaskMode, RangePer};
 use crate::attention::block_mask::{self, KvBlocks, TileExtent};
@@ -89,7 +89,7 @@ impl TileScheduler {
                 self.info(k, tile, row_group)
             });
             let tile = self.work_tile(k, info);
-            return body(k, &tile);
+            return tile.if_exists(k, |k| body(k, &tile));
         }
         persistent::each_index(k, self, cta, |k, index| {
             let info = read(k).unwrap_or_else(|| {
@@ -99,7 +99,7 @@ impl TileScheduler {
                 })
             });
             let tile = self.work_tile(k, info);
-            body(k, &tile);
+            tile.if_exists(k, |k| body(k, &tile));
         });
     }
 
@@ -177,6 +177,15 @@ pub(crate) struct WorkTile {
 }
 
 impl WorkTile {
+    /// Writes `body` for a tile that its sequence has: grids are made for the longest.
+    fn if_exists(&self, k: &mut Builder, body: impl FnOnce(&mut Builder)) {
+        if !self.context.specialization.has_query_lengths() {
+            return body(k);
+        }
+        let exists = k.compare(Compare::Lt, self.context.first_row, self.context.end_row);
+        k.if_uniform(exists, body);
+    }
+
     /// The KV blocks that the CTA goes through. Where each warpgroup has a range of its own, all between the first and the
     /// last block that any of them attends.
     pub(crate) fn kv_blocks(&self, k: &mut Builder, config: HopperConfig) -> KvBlockRange {
