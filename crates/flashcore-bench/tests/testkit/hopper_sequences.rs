@@ -107,6 +107,20 @@ fn packed_lengths_around_every_edge() {
     }
 }
 
+/// One long sequence and many short ones: runs of more than 32 tiles that do not exist, of each CTA.
+#[test]
+fn one_long_sequence_among_short_ones() {
+    let mut lengths: Vec<_> =
+        (0..90).map(|index| if index % 5 == 0 { (1 + index / 9, 20 + index) } else { (0, 0) }).collect();
+    lengths[37] = (1100, 1100);
+    for (seed, config) in [CONFIGS[0], CONFIGS[1], CONFIGS[2]].iter().enumerate() {
+        for mask in [Mask::None, CAUSAL] {
+            let (problem, inputs) = packed(&base(DType::F16, 32, mask), &lengths, seed as u64);
+            check(config.parse().expect("a config"), &problem, &inputs, seed as u64);
+        }
+    }
+}
+
 #[test]
 fn packed_sequences_of_default_configs() {
     for (seed, (head_dim, dtype, mask)) in [
