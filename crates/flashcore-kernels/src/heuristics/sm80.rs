@@ -79,7 +79,7 @@ const MOST_FEW_ROWS: usize = 16;
 const MIN_KEYS: usize = 512;
 /// Keys of a chunk, at most, where sequences have lengths that only the device knows: one that is much longer than the
 /// others is then spread over all SMs.
-const MAX_CHUNK: usize = 1024;
+const MAX_CHUNK: usize = 2048;
 /// CTAs that a SM is given where keys are divided: enough to keep its memory busy.
 const CTAS_PER_SM: usize = 2;
 /// The most KV splits: what the second kernel adds up must stay little.
