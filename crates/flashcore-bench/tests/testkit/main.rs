@@ -1,10 +1,13 @@
 //! Tests of the kernels with the test kit, one binary: each case is run and judged.
 
+mod append;
 mod choices;
 mod conformance;
 mod expressions;
 mod features;
 mod guard_pages;
 mod kernels;
+mod merge;
+mod operation_resources;
 mod support;
 mod unattended_keys;
