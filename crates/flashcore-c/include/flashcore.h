@@ -89,6 +89,27 @@
 // The first GPU that can be used, else the CPU; the ordinal is ignored. flashcore_plan_describe() says which it is.
 #define FLASHCORE_DEVICE_BEST 2
 
+// No rotary embedding.
+#define FLASHCORE_ROTARY_NONE 0
+
+// Columns i and i + rotary_dim / 2 make a pair (GPT-NeoX; rotary_interleaved=False).
+#define FLASHCORE_ROTARY_NEOX 1
+
+// Columns 2 i and 2 i + 1 make a pair (GPT-J; rotary_interleaved=True).
+#define FLASHCORE_ROTARY_GPTJ 2
+
+// Natural logarithms: FlashAttention, cuDNN, PyTorch, flashcore.
+#define FLASHCORE_LSE_NATURAL 0
+
+// Logarithms of base 2: FlashInfer.
+#define FLASHCORE_LSE_BASE_2 1
+
+// An append to a KV cache, ready to be run any number of times, by any number of threads at once.
+typedef struct flashcore_append_t flashcore_append_t;
+
+// A merge of partial results, ready to be run any number of times, by any number of threads at once.
+typedef struct flashcore_merge_t flashcore_merge_t;
+
 // A problem on a device, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_plan_t flashcore_plan_t;
 
@@ -321,6 +342,209 @@ typedef struct flashcore_outputs_t {
   struct flashcore_mut_bytes_t lse;
 } flashcore_outputs_t;
 
+// An append of new keys and values to a paged KV cache: everything about it except the numbers in its tensors. Begin with
+// flashcore_append_problem_init() and change fields.
+//
+// The key of token t goes to row slot % page_size of page slot / page_size, slot being slot_mapping[t]; so does its value.
+// A slot that is negative or past the last page is skipped. No two tokens may have the same slot.
+typedef struct flashcore_append_problem_t {
+  // sizeof(flashcore_append_problem_t) of the caller.
+  uint64_t struct_size;
+  // Tokens; a launch may have fewer.
+  uint64_t tokens;
+  // Heads of the query; 0 for no query.
+  uint64_t query_heads;
+  // Heads of key and value.
+  uint64_t key_heads;
+  // Columns of query and key.
+  uint64_t head_dim;
+  // Columns of value.
+  uint64_t value_dim;
+  // Pages of the cache.
+  uint64_t num_pages;
+  // Rows of a page.
+  uint64_t page_size;
+  // FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of all tensors.
+  int32_t dtype;
+  // FLASHCORE_ROTARY_*: the rotary embedding of query and key.
+  int32_t rotary;
+  // Columns that are rotated: even, at most head_dim.
+  uint64_t rotary_dim;
+  // Rows of the tables of cosines and sines; positions outside are clamped.
+  uint64_t max_position;
+  // Elements from one row of a table to the next; at least rotary_dim / 2.
+  uint64_t table_stride;
+  // FLASHCORE_DTYPE_*: the elements of the tables, those of the tensors or float.
+  int32_t table_dtype;
+  // 32 or 64: bits of a position.
+  int32_t position_bits;
+  // 1 if query and key are normalized (RMS norm over head_dim) before the rotary embedding; else 0.
+  int32_t qk_norm;
+  // Added to the mean square.
+  float norm_eps;
+  // Strides of the query; row is from one token to the next, batch is not used.
+  struct flashcore_strides_t query_strides;
+  // Strides of the query output.
+  struct flashcore_strides_t query_output_strides;
+  // Strides of the new keys.
+  struct flashcore_strides_t key_strides;
+  // Strides of the new values.
+  struct flashcore_strides_t value_strides;
+  // Strides of the key cache; batch is from one page to the next, row from one row of a page to the next.
+  struct flashcore_strides_t key_cache_strides;
+  // Strides of the value cache.
+  struct flashcore_strides_t value_cache_strides;
+} flashcore_append_problem_t;
+
+// Addresses of device memory: everything that an append reads and writes. Set all of it to zero first; what the problem
+// does not have stays null.
+typedef struct flashcore_append_tensors_t {
+  // sizeof(flashcore_append_tensors_t) of the caller.
+  uint64_t struct_size;
+  // New keys.
+  const void *key;
+  // New values.
+  const void *value;
+  // The key cache.
+  void *key_cache;
+  // The value cache; it may lie beside the rows of the key cache.
+  void *value_cache;
+  // Slot of each token.
+  const int64_t *slot_mapping;
+  // The query.
+  const void *query;
+  // The query output; it may be the query, with the same strides.
+  void *query_output;
+  // Position of each token, int32_t or int64_t.
+  const void *positions;
+  // Cosines, [max_position, rotary_dim / 2].
+  const void *cos;
+  // Sines, [max_position, rotary_dim / 2].
+  const void *sin;
+  // Weights of the norm of the query: head_dim elements.
+  const void *query_norm;
+  // Weights of the norm of the key: head_dim elements.
+  const void *key_norm;
+  // Tokens of this launch, at most those of the problem; 0 for as many.
+  uint64_t tokens;
+} flashcore_append_tensors_t;
+
+// Everything that an append reads, in the host's memory. What the problem does not have stays null.
+typedef struct flashcore_append_inputs_t {
+  // sizeof(flashcore_append_inputs_t) of the caller.
+  uint64_t struct_size;
+  // New keys.
+  struct flashcore_bytes_t key;
+  // New values.
+  struct flashcore_bytes_t value;
+  // Slot of each token: int64_t.
+  struct flashcore_bytes_t slot_mapping;
+  // The query; null if the query output holds it.
+  struct flashcore_bytes_t query;
+  // Position of each token, int32_t or int64_t.
+  struct flashcore_bytes_t positions;
+  // Cosines.
+  struct flashcore_bytes_t cos;
+  // Sines.
+  struct flashcore_bytes_t sin;
+  // Weights of the norm of the query.
+  struct flashcore_bytes_t query_norm;
+  // Weights of the norm of the key.
+  struct flashcore_bytes_t key_norm;
+} flashcore_append_inputs_t;
+
+// Everything that an append writes, in the host's memory. None of it may overlap anything else.
+typedef struct flashcore_append_outputs_t {
+  // sizeof(flashcore_append_outputs_t) of the caller.
+  uint64_t struct_size;
+  // The key cache.
+  struct flashcore_mut_bytes_t key_cache;
+  // The value cache; null if it lies in the memory of the key cache.
+  struct flashcore_mut_bytes_t value_cache;
+  // Elements from the first of the key cache to the first of the value cache, where that is null.
+  uint64_t value_offset;
+  // The query output.
+  struct flashcore_mut_bytes_t query;
+} flashcore_append_outputs_t;
+
+// A merge of partial results of attention over disjoint keys: everything about it except the numbers in its tensors.
+// Begin with flashcore_merge_problem_init() and change fields.
+//
+// A part whose log-sum-exp is infinite, of either sign, is empty, and its output is not looked at. A row of which all
+// parts are empty gives output 0 and a log-sum-exp of minus infinity.
+typedef struct flashcore_merge_problem_t {
+  // sizeof(flashcore_merge_problem_t) of the caller.
+  uint64_t struct_size;
+  // Parts, from 2 to 256.
+  uint64_t parts;
+  // Tokens; a launch may have fewer.
+  uint64_t tokens;
+  // Heads.
+  uint64_t heads;
+  // Columns, up to 512.
+  uint64_t value_dim;
+  // FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of the outputs of the parts.
+  int32_t part_dtype;
+  // FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of the merged output.
+  int32_t dtype;
+  // FLASHCORE_LSE_*: the base of the logarithms.
+  int32_t lse_base;
+  // 1 if the merged log-sum-exp is wanted; else 0.
+  int32_t lse;
+  // Strides of the output of a part; row is from one token to the next, batch is not used.
+  struct flashcore_strides_t part_strides;
+  // Strides of the log-sum-exp of a part.
+  struct flashcore_strides_t part_lse_strides;
+  // Strides of the merged output.
+  struct flashcore_strides_t output_strides;
+  // Strides of the merged log-sum-exp.
+  struct flashcore_strides_t lse_strides;
+} flashcore_merge_problem_t;
+
+// Addresses of device memory: everything that a merge reads and writes. Set all of it to zero first.
+typedef struct flashcore_merge_tensors_t {
+  // sizeof(flashcore_merge_tensors_t) of the caller.
+  uint64_t struct_size;
+  // Output of the first part.
+  const void *part;
+  // Log-sum-exp of the first part.
+  const float *part_lse;
+  // Elements from the output of a part to that of the next.
+  uint64_t part_stride;
+  // Elements from the log-sum-exp of a part to that of the next.
+  uint64_t part_lse_stride;
+  // The merged output.
+  void *output;
+  // The merged log-sum-exp; null if the problem does not want it.
+  float *lse;
+  // Output of the second of two parts, anywhere; null if part_stride says where the others are.
+  const void *second_part;
+  // Log-sum-exp of the second of two parts.
+  const float *second_part_lse;
+  // Tokens of this launch, at most those of the problem; 0 for as many.
+  uint64_t tokens;
+} flashcore_merge_tensors_t;
+
+// Everything that a merge reads, in the host's memory.
+typedef struct flashcore_merge_inputs_t {
+  // sizeof(flashcore_merge_inputs_t) of the caller.
+  uint64_t struct_size;
+  // Output of each part: as many as the problem has parts.
+  const struct flashcore_bytes_t *part_outputs;
+  // Log-sum-exp of each part: floats.
+  const struct flashcore_bytes_t *part_lses;
+} flashcore_merge_inputs_t;
+
+// Everything that a merge writes, in the host's memory. None of it may overlap anything else.
+typedef struct flashcore_merge_outputs_t {
+  // sizeof(flashcore_merge_outputs_t) of the caller.
+  uint64_t struct_size;
+  // The merged output.
+  struct flashcore_mut_bytes_t output;
+  // The merged log-sum-exp: floats; null if the problem does not want it.
+  struct flashcore_mut_bytes_t lse;
+} flashcore_merge_outputs_t;
+
 // Everything went well.
 #define FLASHCORE_OK 0
 
@@ -470,6 +694,115 @@ const char *flashcore_plan_describe(const struct flashcore_plan_t *plan);
 
 // Destroys a plan. Null is nothing to destroy and fine; a plan that was destroyed before is an error.
 flashcore_status_t flashcore_plan_destroy(struct flashcore_plan_t *plan);
+
+// Fills the problem of an append: contiguous [token, head, column] and [page, row, head, column], values as wide as keys,
+// without rotary embedding and norm.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to a flashcore_append_problem_t that can be written.
+flashcore_status_t flashcore_append_problem_init(struct flashcore_append_problem_t *problem,
+                                                 uint64_t tokens,
+                                                 uint64_t query_heads,
+                                                 uint64_t key_heads,
+                                                 uint64_t head_dim,
+                                                 uint64_t num_pages,
+                                                 uint64_t page_size,
+                                                 int32_t dtype);
+
+// Makes a plan for an append on a device. On a GPU this compiles the kernel, or finds it in the cache.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to a flashcore_append_problem_t. `plan` must be null, which is an
+// error, or point to a pointer that can be written: it becomes the plan, or null if there is none.
+flashcore_status_t flashcore_append_create(const struct flashcore_append_problem_t *problem,
+                                           int32_t device_kind,
+                                           int32_t ordinal,
+                                           struct flashcore_append_t **plan);
+
+// Launches an append on a CUDA stream and returns before it has finished. Nothing is allocated and nothing is waited for;
+// a launch can be captured into a CUDA graph.
+//
+// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
+//
+// # Safety
+//
+// `tensors` must be null, which is an error, or point to a flashcore_append_tensors_t. Until the launch has finished, and
+// whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
+// strides reach, nobody may write the inputs, and nobody may use the query output or the rows of the caches that are
+// written. The plan must not be destroyed before the stream has finished, or before a graph with the launch is.
+flashcore_status_t flashcore_append_launch(const struct flashcore_append_t *plan,
+                                           void *stream,
+                                           const struct flashcore_append_tensors_t *tensors);
+
+// Appends tensors in the host's memory, and returns when the caches are written. On a GPU this copies everything there and
+// back: convenient, not fast.
+//
+// # Safety
+//
+// `inputs` and `outputs` must be null, which is an error, or point to their structs; what those point to must be
+// readable, and writable where it is an output, for as many bytes as they say.
+flashcore_status_t flashcore_append_run_host(const struct flashcore_append_t *plan,
+                                             const struct flashcore_append_inputs_t *inputs,
+                                             const struct flashcore_append_outputs_t *outputs);
+
+// Destroys the plan of an append. Null is nothing to destroy and fine; one that was destroyed before is an error.
+flashcore_status_t flashcore_append_destroy(struct flashcore_append_t *plan);
+
+// Fills the problem of a merge: contiguous outputs [token, head, column] of one element type, natural log-sum-exp
+// [head, token], the merged one included.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to a flashcore_merge_problem_t that can be written.
+flashcore_status_t flashcore_merge_problem_init(struct flashcore_merge_problem_t *problem,
+                                                uint64_t parts,
+                                                uint64_t tokens,
+                                                uint64_t heads,
+                                                uint64_t value_dim,
+                                                int32_t dtype);
+
+// Makes a plan for a merge on a device. On a GPU this compiles the kernel, or finds it in the cache.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to a flashcore_merge_problem_t. `plan` must be null, which is an
+// error, or point to a pointer that can be written: it becomes the plan, or null if there is none.
+flashcore_status_t flashcore_merge_create(const struct flashcore_merge_problem_t *problem,
+                                          int32_t device_kind,
+                                          int32_t ordinal,
+                                          struct flashcore_merge_t **plan);
+
+// Launches a merge on a CUDA stream and returns before it has finished. Nothing is allocated and nothing is waited for; a
+// launch can be captured into a CUDA graph.
+//
+// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
+//
+// # Safety
+//
+// `tensors` must be null, which is an error, or point to a flashcore_merge_tensors_t. Until the launch has finished, and
+// whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
+// strides reach, and nobody may write the parts or use the outputs. The plan must not be destroyed before the stream has
+// finished, or before a graph with the launch is.
+flashcore_status_t flashcore_merge_launch(const struct flashcore_merge_t *plan,
+                                          void *stream,
+                                          const struct flashcore_merge_tensors_t *tensors);
+
+// Merges tensors in the host's memory, and returns when the outputs are there. On a GPU this copies everything there and
+// back: convenient, not fast.
+//
+// # Safety
+//
+// `inputs` and `outputs` must be null, which is an error, or point to their structs; the arrays of parts must have as many
+// entries as the problem has parts, and what all of them point to must be readable, and writable where it is an output,
+// for as many bytes as they say.
+flashcore_status_t flashcore_merge_run_host(const struct flashcore_merge_t *plan,
+                                            const struct flashcore_merge_inputs_t *inputs,
+                                            const struct flashcore_merge_outputs_t *outputs);
+
+// Destroys the plan of a merge. Null is nothing to destroy and fine; one that was destroyed before is an error.
+flashcore_status_t flashcore_merge_destroy(struct flashcore_merge_t *plan);
 
 // The version of the library, like "0.1.0". Never null, valid forever.
 const char *flashcore_version(void);

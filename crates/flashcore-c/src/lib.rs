@@ -12,7 +12,9 @@
 #![expect(unsafe_code, reason = "a C ABI is made of raw pointers")]
 #![expect(clippy::doc_markdown, reason = "what is public here is documented for C, in the header")]
 
+mod append;
 mod device;
+mod merge;
 mod operands;
 mod plan;
 mod problem;
@@ -21,7 +23,9 @@ mod sized;
 mod status;
 mod text;
 
+pub use append::*;
 pub use device::*;
+pub use merge::*;
 pub use operands::*;
 pub use plan::*;
 pub use problem::*;

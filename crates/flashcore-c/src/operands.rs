@@ -247,19 +247,19 @@ api::operands!(define_conversions);
 
 /// A valid range of addresses: not null, aligned, whole elements, within the address space.
 #[derive(Clone, Copy)]
-struct Range {
+pub(crate) struct Range {
     argument: &'static str,
     data: *mut c_void,
     bytes: usize,
 }
 
 impl Range {
-    fn read(argument: &'static str, bytes: Bytes, element: usize) -> Result<Option<Self>, Failure> {
+    pub(crate) fn read(argument: &'static str, bytes: Bytes, element: usize) -> Result<Option<Self>, Failure> {
         Self::written(argument, BytesMut { data: bytes.data.cast_mut(), bytes: bytes.bytes }, element)
     }
 
     /// `None` for null without bytes.
-    fn written(argument: &'static str, range: BytesMut, element: usize) -> Result<Option<Self>, Failure> {
+    pub(crate) fn written(argument: &'static str, range: BytesMut, element: usize) -> Result<Option<Self>, Failure> {
         let BytesMut { data, bytes } = range;
         if data.is_null() {
             return match bytes {
@@ -288,7 +288,7 @@ impl Range {
     }
 }
 
-fn check_apart(read: &[Option<Range>], written: &[Option<Range>]) -> Result<(), Failure> {
+pub(crate) fn check_apart(read: &[Option<Range>], written: &[Option<Range>]) -> Result<(), Failure> {
     for (index, range) in written.iter().enumerate().filter_map(|(index, range)| Some((index, (*range)?))) {
         let mut others = read.iter().chain(&written[index + 1..]).copied().flatten();
         if let Some(other) = others.find(|&other| range.overlaps(other)) {
@@ -314,7 +314,7 @@ fn bias_strides(strides: BiasStrides) -> Result<ApiBiasStrides, Failure> {
 /// # Safety
 ///
 /// The range can be read and is not written for the lifetime chosen; any bytes are a `T`.
-unsafe fn slice_of<'a, T>(range: Option<Range>) -> Option<&'a [T]> {
+pub(crate) unsafe fn slice_of<'a, T>(range: Option<Range>) -> Option<&'a [T]> {
     // SAFETY: not null, aligned and within the address space by the checks of the range; the rest by the contract.
     range.map(|range| unsafe { slice::from_raw_parts(range.data.cast_const().cast(), range.bytes / size_of::<T>()) })
 }
@@ -322,7 +322,7 @@ unsafe fn slice_of<'a, T>(range: Option<Range>) -> Option<&'a [T]> {
 /// # Safety
 ///
 /// Nobody else reads or writes the range for the lifetime chosen; any bytes are a `T`.
-unsafe fn slice_of_mut<'a, T>(range: Option<Range>) -> Option<&'a mut [T]> {
+pub(crate) unsafe fn slice_of_mut<'a, T>(range: Option<Range>) -> Option<&'a mut [T]> {
     // SAFETY: not null, aligned and within the address space by the checks of the range; the rest by the contract.
     range.map(|range| unsafe { slice::from_raw_parts_mut(range.data.cast(), range.bytes / size_of::<T>()) })
 }

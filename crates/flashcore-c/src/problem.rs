@@ -274,11 +274,11 @@ fn sizes<const N: usize>(
     }
 }
 
-fn unknown(field: &str, value: i32, allowed: &str) -> Failure {
+pub(crate) fn unknown(field: &str, value: i32, allowed: &str) -> Failure {
     Failure::argument(format!("problem.{field} is {value}; it must be one of {allowed}"))
 }
 
-fn dtype(value: i32) -> Result<DType, Failure> {
+pub(crate) fn dtype(value: i32) -> Result<DType, Failure> {
     match value {
         FLASHCORE_DTYPE_F16 => Ok(DType::F16),
         FLASHCORE_DTYPE_BF16 => Ok(DType::Bf16),
@@ -288,7 +288,7 @@ fn dtype(value: i32) -> Result<DType, Failure> {
     }
 }
 
-fn size(field: &str, value: u64) -> Result<usize, Failure> {
+pub(crate) fn size(field: &str, value: u64) -> Result<usize, Failure> {
     usize::try_from(value).map_err(|_| {
         Failure::argument(format!("problem.{field} is {value}; it may be at most {} on this machine", usize::MAX))
     })
@@ -302,7 +302,7 @@ fn window(field: &str, value: i64) -> Result<Option<usize>, Failure> {
     }
 }
 
-fn switch(field: &str, value: i32) -> Result<bool, Failure> {
+pub(crate) fn switch(field: &str, value: i32) -> Result<bool, Failure> {
     match value {
         0 => Ok(false),
         1 => Ok(true),
@@ -310,7 +310,7 @@ fn switch(field: &str, value: i32) -> Result<bool, Failure> {
     }
 }
 
-fn strides(field: &str, strides: Strides) -> Result<ApiStrides, Failure> {
+pub(crate) fn strides(field: &str, strides: Strides) -> Result<ApiStrides, Failure> {
     Ok(ApiStrides {
         batch: size(field, strides.batch)?,
         head: size(field, strides.head)?,

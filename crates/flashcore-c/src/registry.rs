@@ -6,6 +6,8 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::append::AppendHandle;
+use crate::merge::MergeHandle;
 use crate::plan::PlanHandle;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure};
 
@@ -15,40 +17,78 @@ pub(crate) struct Entry {
     pub(crate) description: CString,
 }
 
-struct Registry {
+pub(crate) struct Registry {
     /// The number given out last; numbers are not given out twice.
     last: usize,
-    plans: BTreeMap<usize, Arc<Entry>>,
+    plans: Table<Entry>,
+    appends: Table<api::AppendPlan>,
+    merges: Table<api::MergePlan>,
 }
 
-static REGISTRY: RwLock<Registry> = RwLock::new(Registry { last: 0, plans: BTreeMap::new() });
+type Table<T> = BTreeMap<usize, Arc<T>>;
 
-pub(crate) fn insert(entry: Entry) -> *mut PlanHandle {
+/// A handle in C, and what it stands for.
+pub(crate) trait Handle {
+    /// The plan.
+    type Entry;
+    /// The function that makes one.
+    const CREATE: &'static str;
+    /// The table of these plans.
+    fn table(registry: &Registry) -> &Table<Self::Entry>;
+    /// The table, to be changed.
+    fn table_mut(registry: &mut Registry) -> &mut Table<Self::Entry>;
+}
+
+macro_rules! handles {
+    ($($Handle:ty: $Entry:ty, $table:ident, $create:literal;)*) => {
+        $(impl Handle for $Handle {
+            type Entry = $Entry;
+            const CREATE: &'static str = $create;
+            fn table(registry: &Registry) -> &Table<$Entry> {
+                &registry.$table
+            }
+            fn table_mut(registry: &mut Registry) -> &mut Table<$Entry> {
+                &mut registry.$table
+            }
+        })*
+    };
+}
+
+handles! {
+    PlanHandle: Entry, plans, "flashcore_plan_create";
+    AppendHandle: api::AppendPlan, appends, "flashcore_append_create";
+    MergeHandle: api::MergePlan, merges, "flashcore_merge_create";
+}
+
+static REGISTRY: RwLock<Registry> =
+    RwLock::new(Registry { last: 0, plans: BTreeMap::new(), appends: BTreeMap::new(), merges: BTreeMap::new() });
+
+pub(crate) fn insert<H: Handle>(entry: H::Entry) -> *mut H {
     #[cfg(unix)]
     fork::watch();
     let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
     registry.last += 1;
     let number = registry.last;
-    registry.plans.insert(number, Arc::new(entry));
+    H::table_mut(&mut registry).insert(number, Arc::new(entry));
     ptr::without_provenance_mut(number)
 }
 
-pub(crate) fn find(plan: *const PlanHandle) -> Result<Arc<Entry>, Failure> {
+pub(crate) fn find<H: Handle>(plan: *const H) -> Result<Arc<H::Entry>, Failure> {
     let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
-    registry.plans.get(&plan.addr()).cloned().ok_or_else(|| unknown(plan))
+    H::table(&registry).get(&plan.addr()).cloned().ok_or_else(|| unknown(plan))
 }
 
-pub(crate) fn remove(plan: *const PlanHandle) -> Result<(), Failure> {
-    let removed = REGISTRY.write().unwrap_or_else(PoisonError::into_inner).plans.remove(&plan.addr());
+pub(crate) fn remove<H: Handle>(plan: *const H) -> Result<(), Failure> {
+    let removed = H::table_mut(&mut REGISTRY.write().unwrap_or_else(PoisonError::into_inner)).remove(&plan.addr());
     // Dropped here, after the lock: dropping a plan may wait for the GPU.
     removed.map(drop).ok_or_else(|| unknown(plan))
 }
 
-fn unknown(plan: *const PlanHandle) -> Failure {
+fn unknown<H: Handle>(plan: *const H) -> Failure {
     let message = if plan.is_null() {
-        "plan is null; it must come from flashcore_plan_create".to_owned()
+        format!("plan is null; it must come from {}", H::CREATE)
     } else {
-        format!("plan is {plan:p}, which is no plan; was it destroyed before?")
+        format!("plan is {plan:p}, which is no plan of {}; was it destroyed before?", H::CREATE)
     };
     Failure { status: FLASHCORE_INVALID_PLAN, message }
 }

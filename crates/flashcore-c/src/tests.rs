@@ -11,6 +11,7 @@ use crate::status::guarded;
 use crate::*;
 
 mod launches;
+mod operations;
 mod sequences;
 mod sizes;
 

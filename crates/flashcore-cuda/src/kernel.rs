@@ -79,6 +79,14 @@ impl Launch {
         self.arguments.set_words(first, words);
     }
 
+    /// Replaces the number of CTAs.
+    pub fn set_grid(&mut self, grid: [u32; 3]) -> Result<(), CudaError> {
+        let shape = LaunchShape { grid, ..self.shape };
+        shape.validate()?;
+        self.shape = shape;
+        Ok(())
+    }
+
     /// Asks L2 to keep a range of memory.
     pub const fn set_l2_window(&mut self, window: L2Range) {
         self.shape.l2_window = Some(window);

@@ -22,10 +22,12 @@
 //! `mask_mod` leaves.
 
 pub mod attention;
+pub mod cache;
 pub mod config;
 mod element;
 pub mod heuristics;
 mod launch_plan;
+pub mod merge;
 mod parameters;
 pub mod primitives;
 mod spec;
@@ -41,6 +43,6 @@ pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
 pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters};
 pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout};
-pub use spec::{KernelSpec, Stage};
+pub use spec::{KernelKey, KernelSpec, Stage};
 pub use specialization::Specialization;
 pub use unsupported::Reason;

@@ -5,10 +5,29 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 
+use crate::cache::AppendSpec;
 use crate::config::{AmpereConfig, Config, HopperConfig};
+use crate::merge::MergeSpec;
 use crate::specialization::Specialization;
 
-/// Everything that the text of a kernel depends on.
+/// The key of generated and loaded kernels: everything that the text of a kernel depends on, for each operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelKey {
+    /// A kernel of attention.
+    Attention(KernelSpec),
+    /// Append to a KV cache.
+    Append(AppendSpec, Arch),
+    /// Merge of partial results.
+    Merge(MergeSpec, Arch),
+}
+
+impl From<KernelSpec> for KernelKey {
+    fn from(spec: KernelSpec) -> Self {
+        Self::Attention(spec)
+    }
+}
+
+/// Everything that the text of a kernel of attention depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelSpec {
     /// The kernel of a plan.
@@ -38,8 +57,8 @@ const KEPT_KERNELS: usize = 16;
 /// The verdict on every kernel that was generated in this process, and the last ones themselves.
 #[derive(Default)]
 struct Generated {
-    verdicts: HashMap<KernelSpec, Result<(), Vec<VerifyError>>>,
-    kept: VecDeque<(KernelSpec, Arc<VerifiedKernel>)>,
+    verdicts: HashMap<KernelKey, Result<(), Vec<VerifyError>>>,
+    kept: VecDeque<(KernelKey, Arc<VerifiedKernel>)>,
 }
 
 fn generated() -> &'static Mutex<Generated> {
@@ -80,6 +99,19 @@ impl KernelSpec {
     /// The rules that the kernel breaks, if any: shared memory that the architecture has not, say. Generates the kernel
     /// the first time only.
     pub fn check(self) -> Result<(), Vec<VerifyError>> {
+        KernelKey::from(self).check()
+    }
+
+    /// The kernel, generated and verified now, or kept from a moment ago.
+    pub fn kernel(self) -> Result<Arc<VerifiedKernel>, Vec<VerifyError>> {
+        KernelKey::from(self).kernel()
+    }
+}
+
+impl KernelKey {
+    /// The rules that the kernel breaks, if any: shared memory that the architecture has not, say. Generates the kernel
+    /// the first time only.
+    pub fn check(self) -> Result<(), Vec<VerifyError>> {
         let known = || generated().lock().unwrap_or_else(PoisonError::into_inner).verdicts.get(&self).cloned();
         known().unwrap_or_else(|| self.kernel().map(|_| ()))
     }
@@ -90,7 +122,7 @@ impl KernelSpec {
         if let Some((_, kernel)) = lock().kept.iter().find(|(spec, _)| *spec == self) {
             return Ok(kernel.clone());
         }
-        let kernel = self.config.generate(self.stage, self.specialization).verify(self.arch).map(Arc::new);
+        let kernel = self.generate().map(Arc::new);
         let mut generated = lock();
         generated.verdicts.insert(self, kernel.as_ref().map(|_| ()).map_err(Clone::clone));
         if let Ok(kernel) = &kernel {
@@ -100,5 +132,15 @@ impl KernelSpec {
             }
         }
         kernel
+    }
+
+    fn generate(self) -> Result<VerifiedKernel, Vec<VerifyError>> {
+        match self {
+            Self::Attention(KernelSpec { stage, config, specialization, arch }) => {
+                config.generate(stage, specialization).verify(arch)
+            }
+            Self::Append(spec, arch) => spec.generate().verify(arch),
+            Self::Merge(spec, arch) => spec.generate().verify(arch),
+        }
     }
 }

@@ -165,6 +165,16 @@ pub enum ProblemError {
         /// Shape of the output.
         shape: Shape,
     },
+    /// A value that an operation beside attention does not take.
+    #[error("{argument} is {value}; it must be {allowed}")]
+    OutOfRange {
+        /// The field.
+        argument: &'static str,
+        /// The value.
+        value: String,
+        /// Values that are taken.
+        allowed: String,
+    },
     /// The tensor does not fit in the address space.
     #[error("{tensor} of {shape} spans more than {} bytes", isize::MAX)]
     TooLarge {
@@ -220,6 +230,25 @@ pub enum TensorError {
     Unexpected {
         /// The tensor.
         tensor: &'static str,
+    },
+    /// Two tensors that lie in one memory overlap, or may.
+    #[error(
+        "{tensor} begins {offset} elements into {other}; it must lie beside each of its rows, with the same strides, or \
+         past its end"
+    )]
+    Overlap {
+        /// The tensor.
+        tensor: &'static str,
+        /// The other tensor.
+        other: &'static str,
+        /// Elements from the beginning of the other to that of this one.
+        offset: usize,
+    },
+    /// Positions are of another integer type.
+    #[error("positions have another integer type; the problem's is {expected:?}")]
+    PositionType {
+        /// The type of the problem.
+        expected: crate::PositionType,
     },
     /// A batch has more keys than `key_length`.
     #[error("the key length of batch {batch} is {length}; it may be at most key_length, which is {key_length}")]

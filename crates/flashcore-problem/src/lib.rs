@@ -77,24 +77,34 @@
 #[macro_use]
 mod operands;
 
+mod append;
 mod builder;
 mod dtype;
 pub mod expression;
 mod invalid;
 mod layout;
 mod mask;
+mod merge;
 mod problem;
 mod sequence;
 mod tensors;
 mod verify;
 mod views;
 
+pub use append::{
+    AppendData, AppendExpected, AppendInputs, AppendOutputs, AppendProblem, AppendStrides, CacheMemory,
+    MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ValueCache, append_oracle,
+};
 pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use mask::{Alignment, Mask};
+pub use merge::{
+    LseBase, MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart,
+    MergeProblem, MergeStrides, merge_oracle,
+};
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};

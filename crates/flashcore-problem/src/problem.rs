@@ -335,21 +335,28 @@ impl Problem {
     }
 
     fn validate_strides(&self, tensor: &'static str, shape: Shape, strides: Strides, errors: &mut Vec<ProblemError>) {
-        let bytes = |elements: usize| elements.checked_mul(self.dtype.size_bytes());
-        let fits =
-            |elements: Option<usize>| elements.and_then(bytes).is_some_and(|bytes| isize::try_from(bytes).is_ok());
-        if !fits(strides.extent(shape)) || !fits(shape.elements()) {
-            errors.push(ProblemError::TooLarge { tensor, shape });
-        }
-        let dimensions = [
-            ("batch", strides.batch, shape.batch),
-            ("head", strides.head, shape.heads),
-            ("row", strides.row, shape.rows),
-        ];
-        for (dimension, stride, size) in dimensions {
-            if size > 1 && stride != 0 && stride < shape.columns {
-                errors.push(ProblemError::StrideTooSmall { tensor, dimension, stride, columns: shape.columns });
-            }
+        stride_errors(tensor, shape, strides, self.dtype, errors);
+    }
+}
+
+/// The mistakes in the strides of a tensor, taken by itself.
+pub(crate) fn stride_errors(
+    tensor: &'static str,
+    shape: Shape,
+    strides: Strides,
+    dtype: DType,
+    errors: &mut Vec<ProblemError>,
+) {
+    let bytes = |elements: usize| elements.checked_mul(dtype.size_bytes());
+    let fits = |elements: Option<usize>| elements.and_then(bytes).is_some_and(|bytes| isize::try_from(bytes).is_ok());
+    if !fits(strides.extent(shape)) || !fits(shape.elements()) {
+        errors.push(ProblemError::TooLarge { tensor, shape });
+    }
+    let dimensions =
+        [("batch", strides.batch, shape.batch), ("head", strides.head, shape.heads), ("row", strides.row, shape.rows)];
+    for (dimension, stride, size) in dimensions {
+        if size > 1 && stride != 0 && stride < shape.columns {
+            errors.push(ProblemError::StrideTooSmall { tensor, dimension, stride, columns: shape.columns });
         }
     }
 }

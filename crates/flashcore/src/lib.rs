@@ -206,6 +206,8 @@ mod error;
 #[expect(unsafe_code, reason = "kernels are launched on addresses")]
 mod gpu;
 #[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
+mod operations;
+#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
 #[cfg(feature = "cuda")]
 mod process;
@@ -232,9 +234,16 @@ pub use flashcore_problem::{
     OutputViews, PagedKv, Paging, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Sequence, Shape,
     Strides, Tensor, TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
 };
+pub use flashcore_problem::{
+    AppendInputs, AppendOutputs, AppendProblem, AppendStrides, LseBase, MergeInputs, MergeOutputs, MergePart,
+    MergeProblem, MergeStrides, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ValueCache,
+};
 #[cfg(feature = "cuda")]
-pub use gpu::{DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning};
+pub use gpu::{
+    AppendTensors, DeviceTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning,
+};
 pub use half;
+pub use operations::{AppendPlan, MergePlan};
 pub use plan::{Plan, PlanOptions, supports};
 #[cfg(feature = "cuda")]
 pub use process::Forked;
@@ -265,6 +274,9 @@ pub use report::{KernelReport, SelfCheckReport};
 /// # }
 /// ```
 pub mod verify {
+    pub use flashcore_problem::{
+        AppendData, AppendExpected, CacheMemory, MergeData, MergeExpected, append_oracle, merge_oracle,
+    };
     pub use flashcore_problem::{
         Element, Evidence, Expected, Failure, GuardError, Guarded, Inputs, Limits, Outputs, ReferenceError, SplitMix64,
         Stress, Verdict, Worst, judge, oracle, reference,

@@ -10,6 +10,7 @@ pub mod jobs;
 pub mod memory;
 pub mod mutants;
 mod numbers;
+pub mod operations;
 pub mod resources;
 pub mod sample;
 mod shape;

@@ -1,5 +1,6 @@
 //! Tests of the kernels with the test kit, one binary: each case is run and judged.
 
+mod append;
 mod choices;
 mod conformance;
 mod expressions;
@@ -7,6 +8,8 @@ mod features;
 mod guard_pages;
 mod hopper_sequences;
 mod kernels;
+mod merge;
+mod operation_resources;
 mod sequences;
 mod support;
 mod unattended_keys;

@@ -7,7 +7,7 @@ mod fork;
 #[expect(unsafe_code, reason = "a value that is shared without a lock")]
 pub(crate) mod once;
 #[expect(unsafe_code, reason = "threads write parts of one output")]
-mod output;
+pub(crate) mod output;
 pub(crate) mod parallel;
 pub(crate) mod scheduler;
 pub(crate) mod scratch;

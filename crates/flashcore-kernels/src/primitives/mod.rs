@@ -16,6 +16,7 @@ mod score;
 mod score_mod;
 mod smem;
 mod softmax;
+mod vector;
 
 pub use mask::KeyMask;
 pub use mma::{Accumulation, Accumulator, LeftFragments, LeftOperand, PFragment, RightFragments, WgmmaOperand};
@@ -32,6 +33,7 @@ pub use smem::{
 };
 pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
 pub(crate) use softmax::{lse_exact, lse_log2, normalize_row};
+pub(crate) use vector::{VectorBits, VectorType, used_strides, vector_elements};
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};

@@ -168,7 +168,8 @@ impl DeviceTensors {
     }
 }
 
-fn check_address(argument: &'static str, address: u64, bytes: u64, multiple: u64) -> Result<(), Error> {
+/// Checks the address of a tensor of so many bytes; one without any may be anywhere.
+pub(super) fn check_address(argument: &'static str, address: u64, bytes: u64, multiple: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }

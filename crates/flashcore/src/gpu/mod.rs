@@ -1,7 +1,10 @@
 //! Plans on a GPU: from a problem to kernels that are loaded, trusted and ready to be launched.
 
+mod append;
 mod device_tensors;
 mod executor;
+mod merge;
+mod operation;
 mod self_check;
 mod stream;
 pub mod tuning;
@@ -14,11 +17,15 @@ use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernel, Kernels, Stream};
-use flashcore_kernels::{Config, KernelSpec, LaunchPlan, Stage, Target, heuristics};
+use flashcore_kernels::{Config, KernelKey, LaunchPlan, Stage, Target, heuristics};
 use flashcore_problem::{Outputs, Problem};
 
+pub use append::AppendTensors;
+pub(crate) use append::GpuAppend;
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
+pub(crate) use merge::GpuMerge;
+pub use merge::{MergeTensors, PartAddresses};
 pub use self_check::SelfCheckPolicy;
 pub use stream::StreamRef;
 
@@ -36,7 +43,7 @@ pub(crate) struct Gpu {
     measured: Measured,
     /// The kernels that are loaded, by everything their text depends on: a plan whose kernels are here generates, prints
     /// and compiles nothing.
-    loaded: Mutex<HashMap<KernelSpec, Arc<Kernel>>>,
+    loaded: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
 }
 
 /// Kernels that are ready to be launched, and the report of the attention kernel.
@@ -106,41 +113,41 @@ impl Gpu {
         let source = loaded[attention].1;
         let kernels: Vec<_> = loaded.into_iter().map(|(kernel, _)| kernel).collect();
         let kernel = kernels[attention].clone();
-        let self_check = self.trust(problem, plan.config, &kernel, &kernels, options)?;
+        let self_check =
+            self.trust(&kernel, options.self_check, || self.try_kernels(problem, plan.config, &kernels))?;
         let executor = Executor::new(&plan, kernels, self.stream.clone()).map_err(one)?;
         let kernel = KernelReport::new(&kernel, &plan, source, self_check, start.elapsed());
         Ok(Some(Prepared { executor, kernel }))
     }
 
     /// A kernel on the GPU, and where it came from.
-    fn load(&self, spec: KernelSpec) -> Result<(Arc<Kernel>, Source), CudaError> {
+    fn load(&self, key: impl Into<KernelKey>) -> Result<(Arc<Kernel>, Source), CudaError> {
+        let key = key.into();
         let lock = || self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().get(&spec) {
+        if let Some(known) = lock().get(&key) {
             return Ok((known.clone(), Source::Memory));
         }
-        let generated = spec.kernel().expect("the launch plan has checked the kernel");
+        let generated = key.kernel().expect("the launch plan has checked the kernel");
         let kernel = self.kernels.load(&generated)?;
         let source = kernel.source();
-        Ok((lock().entry(spec).or_insert(kernel).clone(), source))
+        Ok((lock().entry(key).or_insert(kernel).clone(), source))
     }
 
-    /// The reason to trust a kernel, after running it for the first time if that is due.
+    /// The reason to trust a kernel, after trying it for the first time if that is due: a trial gives what is wrong.
     fn trust(
         &self,
-        problem: &Problem,
-        config: Config,
         kernel: &Kernel,
-        kernels: &[Arc<Kernel>],
-        options: PlanOptions,
+        policy: SelfCheckPolicy,
+        try_kernel: impl FnOnce() -> Result<Option<String>, Vec<Reason>>,
     ) -> Result<SelfCheckReport, Vec<Reason>> {
         let refused = |complaint| Err(vec![Reason::SelfCheck { kernel: kernel.name().to_owned(), complaint }]);
         match kernel.self_check() {
             SelfCheck::Passed => Ok(SelfCheckReport::PassedBefore),
             SelfCheck::Failed { reason } => refused(reason),
-            SelfCheck::NotRun if !options.self_check.is_on(env::var(SELF_CHECK_VARIABLE).ok().as_deref()) => {
+            SelfCheck::NotRun if !policy.is_on(env::var(SELF_CHECK_VARIABLE).ok().as_deref()) => {
                 Ok(SelfCheckReport::Off)
             }
-            SelfCheck::NotRun => match self.try_kernels(problem, config, kernels)? {
+            SelfCheck::NotRun => match try_kernel()? {
                 None => {
                     self.kernels.set_verdict(kernel, SelfCheck::Passed);
                     Ok(SelfCheckReport::PassedNow)

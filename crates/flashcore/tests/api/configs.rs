@@ -30,6 +30,8 @@ fn configs_are_written_field_by_field() {
         num_splits: 2,
         pack_gqa: false,
         l2: L2Window::Default,
+        chunk_keys: 0,
+        pdl: false,
     };
     check(Config::Ampere(ampere), &Config::Ampere(ampere).to_string());
     let other = AmpereConfig {
@@ -52,6 +54,7 @@ fn configs_are_written_field_by_field() {
         warp_scheduler: WarpScheduler::PingPong,
         pdl: false,
         persistent: true,
+        chunk_keys: 0,
     };
     check(Config::Hopper(hopper), &Config::Hopper(hopper).to_string());
     let steps = LadderConfig {

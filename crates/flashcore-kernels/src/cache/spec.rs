@@ -1,0 +1,168 @@
+//! Specialization of the append kernel.
+
+use flashcore_problem::{AppendProblem, DType, PositionType, RotaryStyle};
+
+use crate::primitives::{LANES, VectorType, used_strides, vector_elements};
+
+/// Threads of a CTA.
+pub(super) const THREADS: u32 = 128;
+
+/// Everything of an append that is compiled into its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AppendSpec {
+    /// The element type.
+    pub dtype: DType,
+    /// Columns of query and key.
+    pub head_dim: u32,
+    /// Columns of value.
+    pub value_dim: u32,
+    /// True if there is a query.
+    pub query: bool,
+    /// True if query and key are normalized.
+    pub qk_norm: bool,
+    /// The rotary embedding.
+    pub rotary: Option<RotarySpec>,
+    /// Elements of a vector of query and key.
+    pub key_vec: u32,
+    /// Elements of a vector of value.
+    pub value_vec: u32,
+}
+
+/// Everything of a rotary embedding that is compiled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RotarySpec {
+    /// The columns that make a pair.
+    pub style: RotaryStyle,
+    /// Columns that are rotated.
+    pub dim: u32,
+    /// Element type of the tables.
+    pub table_dtype: DType,
+    /// Elements of one access to a table.
+    pub table_vec: u32,
+    /// Integer type of the positions.
+    pub positions: PositionType,
+}
+
+impl AppendSpec {
+    /// The specialization for a valid problem.
+    pub fn of(problem: &AppendProblem) -> Self {
+        let strides = problem.strides;
+        let query = problem.query_heads > 0;
+        let keys = used_strides(problem.key_shape(), strides.key)
+            .chain(used_strides(problem.key_cache_shape(), strides.key_cache));
+        let queries = used_strides(problem.query_shape(), strides.query)
+            .chain(used_strides(problem.query_shape(), strides.query_output))
+            .filter(|_| query);
+        // Both halves of a pair of vectors lie within the rotated columns.
+        let rotated = problem.rotary.map(|rotary| rotary.dim / 2);
+        let key_vec = vector_elements(problem.dtype, keys.chain(queries).chain([problem.head_dim]).chain(rotated));
+        let values = used_strides(problem.value_shape(), strides.value)
+            .chain(used_strides(problem.value_cache_shape(), strides.value_cache));
+        let value_vec = vector_elements(problem.dtype, values.chain([problem.value_dim]));
+        let table_dtype = problem.table_dtype();
+        Self {
+            dtype: problem.dtype,
+            head_dim: problem.head_dim as u32,
+            value_dim: problem.value_dim as u32,
+            query,
+            qk_norm: problem.qk_norm.is_some(),
+            rotary: problem.rotary.map(|rotary| RotarySpec {
+                style: rotary.style,
+                dim: rotary.dim as u32,
+                table_dtype,
+                table_vec: vector_elements(table_dtype, [rotary.table_stride, key_vec as usize]),
+                positions: rotary.positions,
+            }),
+            key_vec,
+            value_vec,
+        }
+    }
+
+    /// Writes the kernel.
+    pub(crate) fn generate(self) -> flashcore_ir::Kernel {
+        super::append::kernel(self)
+    }
+
+    /// The name of the kernel.
+    pub(super) fn name(self) -> String {
+        let Self { dtype, head_dim, value_dim, query, qk_norm, rotary, key_vec, value_vec } = self;
+        let mut name = format!("flashcore_append_kv_{dtype}_d{head_dim}x{value_dim}_v{key_vec}x{value_vec}");
+        if query {
+            name.push_str("_query");
+        }
+        if qk_norm {
+            name.push_str("_norm");
+        }
+        if let Some(RotarySpec { style, dim, table_dtype, table_vec, positions }) = rotary {
+            let style = match style {
+                RotaryStyle::Neox => "neox",
+                RotaryStyle::GptJ => "gptj",
+            };
+            let positions = match positions {
+                PositionType::I32 => "i32",
+                PositionType::I64 => "i64",
+            };
+            name.push_str(&format!("_{style}{dim}_{table_dtype}v{table_vec}_{positions}"));
+        }
+        name
+    }
+
+    /// The rows of query and key.
+    pub(super) fn key_rows(self) -> RowShape {
+        RowShape::new(self.dtype, self.head_dim, self.key_vec, self.rotary)
+    }
+
+    /// The rows of value.
+    pub(super) fn value_rows(self) -> RowShape {
+        RowShape::new(self.dtype, self.value_dim, self.value_vec, None)
+    }
+
+    /// True if query and key are more than copied.
+    pub(super) const fn transforms(self) -> bool {
+        self.qk_norm || self.rotary.is_some()
+    }
+}
+
+/// Rows of a head, cut into items of two vectors each, of which a lane has one or more. The two vectors of an item within
+/// the rotated columns hold both columns of each of their pairs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowShape {
+    /// A vector.
+    pub(super) vector: VectorType,
+    /// Columns of a row.
+    pub(super) columns: u32,
+    /// The rotary embedding.
+    pub(super) rotary: Option<RotarySpec>,
+    /// Items that are rotated; the others follow.
+    pub(super) rotated_items: u32,
+    /// Items of a row.
+    pub(super) items: u32,
+    /// Lanes of a row: a power of two.
+    pub(super) lanes: u32,
+}
+
+impl RowShape {
+    fn new(dtype: DType, columns: u32, elements: u32, rotary: Option<RotarySpec>) -> Self {
+        let rotated = rotary.map_or(0, |rotary| rotary.dim);
+        let rotated_items = rotated / 2 / elements;
+        let items = rotated_items + ((columns - rotated) / elements).div_ceil(2);
+        let lanes = items.next_power_of_two().min(LANES);
+        Self { vector: VectorType::new(dtype, elements), columns, rotary, rotated_items, items, lanes }
+    }
+
+    /// True if the last item of a row has one vector only.
+    pub(super) fn ends_with_half(self) -> bool {
+        let rotated = self.rotary.map_or(0, |rotary| rotary.dim);
+        !((self.columns - rotated) / self.vector.elements).is_multiple_of(2)
+    }
+
+    /// Rows of a CTA.
+    pub(super) const fn rows_per_cta(self) -> u32 {
+        THREADS / self.lanes
+    }
+
+    /// CTAs for so many rows.
+    pub(super) const fn ctas(self, rows: u32) -> u32 {
+        rows.div_ceil(self.rows_per_cta())
+    }
+}

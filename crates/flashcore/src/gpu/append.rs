@@ -1,0 +1,423 @@
+//! Append to a KV cache on a GPU.
+
+use flashcore_cuda::{CudaError, Stream};
+use flashcore_kernels::cache::{AppendPlan as KernelPlan, AppendSpec, AppendValues};
+use flashcore_problem::{
+    AppendData, AppendInputs, AppendOutputs, AppendProblem, CacheMemory, Positions, ProblemError, Rotary, Shape,
+    Strides, TensorView, ValueCache, append_oracle,
+};
+use zerocopy::IntoBytes;
+
+use super::Gpu;
+use super::device_tensors::check_address;
+use super::operation::{Operation, Uploads};
+use crate::{Error, Invalid, Reason};
+
+/// Device addresses of the tensors of an append, each that of the first element; 0 for what the problem does not have.
+///
+/// ```
+/// # use flashcore::AppendTensors;
+/// # let (key, value, key_cache, value_cache, slots, query) = (0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000);
+/// let tensors = AppendTensors::new(key, value, key_cache, value_cache, slots).with_query(query, query).with_tokens(17);
+/// # assert_eq!(tensors.tokens, Some(17));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AppendTensors {
+    /// New keys.
+    pub key: u64,
+    /// New values.
+    pub value: u64,
+    /// The key cache.
+    pub key_cache: u64,
+    /// The value cache.
+    pub value_cache: u64,
+    /// Slot of each token, 64 bits, signed; one that is negative or past the last page is skipped.
+    pub slot_mapping: u64,
+    /// The query.
+    pub query: u64,
+    /// The query output; it may be the query, with the same strides.
+    pub query_output: u64,
+    /// Position of each token, of the problem's integer type.
+    pub positions: u64,
+    /// Cosines.
+    pub cos: u64,
+    /// Sines.
+    pub sin: u64,
+    /// Weights of the norm of the query.
+    pub query_norm: u64,
+    /// Weights of the norm of the key.
+    pub key_norm: u64,
+    /// Tokens of this launch, at most those of the plan; `None` for as many. In a captured graph it is fixed: skip tokens
+    /// by their slots there.
+    pub tokens: Option<usize>,
+}
+
+impl AppendTensors {
+    /// Keys, values and caches, and nothing else.
+    pub const fn new(key: u64, value: u64, key_cache: u64, value_cache: u64, slot_mapping: u64) -> Self {
+        Self {
+            key,
+            value,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            query: 0,
+            query_output: 0,
+            positions: 0,
+            cos: 0,
+            sin: 0,
+            query_norm: 0,
+            key_norm: 0,
+            tokens: None,
+        }
+    }
+
+    /// Sets query and query output.
+    #[must_use]
+    pub const fn with_query(mut self, query: u64, query_output: u64) -> Self {
+        (self.query, self.query_output) = (query, query_output);
+        self
+    }
+
+    /// Sets positions, cosines and sines.
+    #[must_use]
+    pub const fn with_rotary(mut self, positions: u64, cos: u64, sin: u64) -> Self {
+        (self.positions, self.cos, self.sin) = (positions, cos, sin);
+        self
+    }
+
+    /// Sets the weights of the norms; that of the query is 0 without one.
+    #[must_use]
+    pub const fn with_qk_norm(mut self, query_norm: u64, key_norm: u64) -> Self {
+        (self.query_norm, self.key_norm) = (query_norm, key_norm);
+        self
+    }
+
+    /// Sets the tokens of this launch.
+    #[must_use]
+    pub const fn with_tokens(mut self, tokens: usize) -> Self {
+        self.tokens = Some(tokens);
+        self
+    }
+
+    const fn values(&self, tokens: usize) -> AppendValues {
+        AppendValues {
+            key: self.key,
+            value: self.value,
+            key_cache: self.key_cache,
+            value_cache: self.value_cache,
+            slot_mapping: self.slot_mapping,
+            query: self.query,
+            query_output: self.query_output,
+            positions: self.positions,
+            cos: self.cos,
+            sin: self.sin,
+            query_norm: self.query_norm,
+            key_norm: self.key_norm,
+            tokens: tokens as u64,
+        }
+    }
+
+    /// Checks what can be known without the GPU, for a valid problem with the tokens of this launch. Allocates nothing.
+    fn check(&self, problem: &AppendProblem, plan: &KernelPlan) -> Result<(), Error> {
+        let element = problem.dtype.size_bytes() as u64;
+        let bytes = |shape: Shape, strides: Strides| strides.extent(shape).unwrap_or(0) as u64 * element;
+        let strides = problem.strides;
+        let [key_multiple, value_multiple, table_multiple] = plan.alignments();
+        let (tokens, columns) = (problem.tokens as u64, problem.head_dim as u64 * element);
+        let query = bytes(problem.query_shape(), strides.query);
+        let query_output = bytes(problem.query_shape(), strides.query_output);
+        let position = problem.rotary.map_or(0, |rotary| rotary.positions.size_bytes() as u64);
+        let table = problem.rotary.and_then(|rotary| rotary.table_extent()).unwrap_or(0) as u64;
+        let table = table * problem.table_dtype().size_bytes() as u64;
+        let norm = if problem.qk_norm.is_some() { columns } else { 0 };
+        let query_norm = if problem.query_heads > 0 { norm } else { 0 };
+        let cache_bytes = [
+            bytes(problem.key_cache_shape(), strides.key_cache),
+            bytes(problem.value_cache_shape(), strides.value_cache),
+        ];
+        let tensors = [
+            ("key", self.key, bytes(problem.key_shape(), strides.key), key_multiple),
+            ("value", self.value, bytes(problem.value_shape(), strides.value), value_multiple),
+            ("key_cache", self.key_cache, cache_bytes[0], key_multiple),
+            ("value_cache", self.value_cache, cache_bytes[1], value_multiple),
+            ("slot_mapping", self.slot_mapping, tokens * 8, 8),
+            ("query", self.query, query, key_multiple),
+            ("query_output", self.query_output, query_output, key_multiple),
+            ("positions", self.positions, tokens * position, position.max(1)),
+            ("cos", self.cos, table, table_multiple),
+            ("sin", self.sin, table, table_multiple),
+            ("query_norm", self.query_norm, query_norm, key_multiple),
+            ("key_norm", self.key_norm, norm, key_multiple),
+        ];
+        let absent = |argument| match argument {
+            "query" | "query_output" => problem.query_heads == 0,
+            "positions" | "cos" | "sin" => problem.rotary.is_none(),
+            "query_norm" => problem.qk_norm.is_none() || problem.query_heads == 0,
+            "key_norm" => problem.qk_norm.is_none(),
+            _ => false,
+        };
+        for (argument, address, bytes, multiple) in tensors {
+            if absent(argument) && address != 0 {
+                return Err(Error::Unexpected { argument, address });
+            }
+            check_address(argument, address, bytes, multiple)?;
+        }
+        for (written, address, bytes, _) in tensors {
+            if !matches!(written, "key_cache" | "value_cache" | "query_output") || bytes == 0 {
+                continue;
+            }
+            let in_place =
+                |other| matches!((written, other), ("query_output", "query")) && strides.query == strides.query_output;
+            let same = |&(other, begin, bytes, _): &(&'static str, u64, u64, u64)| {
+                other != written && begin == address && bytes > 0 && !in_place(other)
+            };
+            if let Some(&(other, ..)) = tensors.iter().find(|tensor| same(tensor)) {
+                return Err(Error::Aliased { written, other, address });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An append on a GPU, ready to be launched.
+#[derive(Clone)]
+pub(crate) struct GpuAppend {
+    operation: Operation,
+    plan: KernelPlan,
+}
+
+impl GpuAppend {
+    /// Puts the kernel on a stream, for a problem that the plan was made for. Allocates nothing.
+    ///
+    /// # Safety
+    ///
+    /// See [`AppendPlan::launch`](crate::AppendPlan::launch).
+    pub(crate) unsafe fn launch(
+        &self,
+        problem: &AppendProblem,
+        stream: &Stream,
+        tensors: &AppendTensors,
+    ) -> Result<(), Error> {
+        let tokens = tensors.tokens.unwrap_or(problem.tokens);
+        if tokens > problem.tokens {
+            return Err(too_many_tokens(tokens, problem.tokens));
+        }
+        tensors.check(&problem.with_tokens(tokens), &self.plan)?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        // SAFETY: the contract of this function.
+        unsafe { self.operation.launch(stream, self.plan.grid(tokens), &tensors.values(tokens).words()) }?;
+        Ok(())
+    }
+
+    /// Appends tensors of the host, which validated.
+    pub(crate) fn run(
+        &self,
+        problem: &AppendProblem,
+        inputs: &AppendInputs<'_>,
+        outputs: AppendOutputs<'_>,
+    ) -> Result<(), Error> {
+        if let ValueCache::InKeyCache { offset } = outputs.value_cache {
+            let ([_, multiple, _], address) = (self.plan.alignments(), (offset * problem.dtype.size_bytes()) as u64);
+            if !address.is_multiple_of(multiple) {
+                return Err(Error::Misaligned { argument: "the offset in bytes of value_cache", address, multiple });
+            }
+        }
+        Ok(run(&self.operation, &self.plan, problem, inputs, outputs)?)
+    }
+}
+
+pub(super) fn too_many_tokens(tokens: usize, most: usize) -> Error {
+    let allowed = format!("at most {most}, the tokens of the plan");
+    Error::Invalid(Invalid::from(vec![ProblemError::OutOfRange {
+        argument: "tokens",
+        value: tokens.to_string(),
+        allowed,
+    }]))
+}
+
+fn run(
+    operation: &Operation,
+    plan: &KernelPlan,
+    problem: &AppendProblem,
+    inputs: &AppendInputs<'_>,
+    outputs: AppendOutputs<'_>,
+) -> Result<(), CudaError> {
+    if problem.tokens == 0 {
+        return Ok(());
+    }
+    let stream = &operation.stream;
+    let mut uploads = Uploads::new(stream);
+    let mut add = |view: Option<TensorView<'_>>| view.map_or(Ok(0), |view| uploads.add(view.data));
+    let AppendOutputs { key_cache, value_cache, query, .. } = outputs;
+    let key_cache_address = add(Some(key_cache.as_view()))?;
+    let value_cache_address = match &value_cache {
+        ValueCache::Separate(cache) => add(Some(cache.as_view()))?,
+        ValueCache::InKeyCache { offset } => key_cache_address + (offset * problem.dtype.size_bytes()) as u64,
+    };
+    let query_output = add(query.as_ref().map(flashcore_problem::TensorViewMut::as_view))?;
+    let mut values = AppendValues {
+        key: add(Some(inputs.key))?,
+        value: add(Some(inputs.value))?,
+        key_cache: key_cache_address,
+        value_cache: value_cache_address,
+        query: match inputs.query {
+            Some(query) => add(Some(query))?,
+            None => query_output,
+        },
+        query_output,
+        cos: add(inputs.cos)?,
+        sin: add(inputs.sin)?,
+        query_norm: add(inputs.query_norm)?,
+        key_norm: add(inputs.key_norm)?,
+        tokens: problem.tokens as u64,
+        ..AppendValues::default()
+    };
+    values.slot_mapping = uploads.add(inputs.slot_mapping.as_bytes())?;
+    values.positions = match inputs.positions {
+        None => 0,
+        Some(Positions::I32(positions)) => uploads.add(positions.as_bytes())?,
+        Some(Positions::I64(positions)) => uploads.add(positions.as_bytes())?,
+    };
+    // SAFETY: the buffers hold the whole tensors, which validated, and are used by nobody else; freeing them waits for the
+    // kernel. The stream was made in the context of the kernel.
+    unsafe { operation.launch(stream, plan.grid(problem.tokens), &values.words()) }?;
+    uploads.read(key_cache_address, key_cache.data)?;
+    if let ValueCache::Separate(cache) = value_cache {
+        uploads.read(value_cache_address, cache.data)?;
+    }
+    query.map_or(Ok(()), |query| uploads.read(query_output, query.data))
+}
+
+impl Gpu {
+    /// The append for a problem, or every reason against it.
+    pub(crate) fn append(&self, problem: &AppendProblem) -> Result<GpuAppend, Vec<Reason>> {
+        let reasons =
+            |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
+        let plan = KernelPlan::new(problem, self.target.arch).map_err(reasons)?;
+        let operation = self.operation(plan.key, &plan.template, || self.try_append(problem))?;
+        Ok(GpuAppend { operation, plan })
+    }
+
+    /// Runs the kernel on a small problem. Gives what is wrong with the result, if anything is.
+    fn try_append(&self, problem: &AppendProblem) -> Result<Option<String>, CudaError> {
+        let small = trial(problem);
+        let Ok(plan) = KernelPlan::new(&small, self.target.arch) else {
+            return Ok(Some("the trial is no problem of this kernel".to_owned()));
+        };
+        let (kernel, _) = self.load(plan.key)?;
+        let operation = Operation::new(kernel, &plan.template, self.stream.clone())?;
+        let data = AppendData::random(&small, SEED);
+        let before = CacheMemory::poisoned(&small);
+        let mut after = before.clone();
+        run(&operation, &plan, &small, &data.inputs(), after.outputs(&small))?;
+        let expected = match append_oracle(&small, &data.inputs()) {
+            Ok(expected) => expected,
+            Err(invalid) => return Ok(Some(invalid.to_string())),
+        };
+        let judged = expected
+            .check_key_cache(&before.key_cache.data, &after.key_cache.data)
+            .and_then(|()| expected.check_value_cache(&before.value_cache.data, &after.value_cache.data))
+            .and_then(|()| expected.check_query(&before.query.data, &after.query.data));
+        Ok(judged.err())
+    }
+}
+
+/// Elements of one access to contiguous tables.
+fn natural_table_vec(problem: &AppendProblem, key_vec: u32) -> u32 {
+    key_vec.min(16 / problem.table_dtype().size_bytes() as u32)
+}
+
+const SEED: u64 = 0x5EED;
+
+/// The trial of the kernel of a problem: all that is compiled in is the same.
+fn trial(problem: &AppendProblem) -> AppendProblem {
+    let wanted = AppendSpec::of(problem);
+    let mut small = AppendProblem::new(37, 3, problem.head_dim, problem.dtype, 9, 5).with_value_dim(problem.value_dim);
+    if wanted.query {
+        small = small.with_query(6);
+    }
+    small.qk_norm = problem.qk_norm;
+    small.rotary = problem.rotary.map(|rotary| {
+        let table_vec = wanted.rotary.map_or(1, |rotary| rotary.table_vec);
+        // Rows of tables that begin at multiples of so many elements and of no more, if that is less than an access.
+        let table_stride = (rotary.dim / 2).next_multiple_of(16) + table_vec as usize;
+        let table_stride =
+            if table_vec >= natural_table_vec(problem, wanted.key_vec) { rotary.dim / 2 } else { table_stride };
+        Rotary { max_position: 50, table_stride, ..rotary }
+    });
+    let natural = AppendSpec::of(&small);
+    if natural.key_vec != wanted.key_vec {
+        small.strides.key.row = small.strides.key.row.next_multiple_of(16) + wanted.key_vec as usize;
+    }
+    if natural.value_vec != wanted.value_vec {
+        small.strides.value.row = small.strides.value.row.next_multiple_of(16) + wanted.value_vec as usize;
+    }
+    small
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_ir::Arch;
+    use flashcore_problem::{DType, PositionType, RotaryStyle};
+
+    /// The kernel that is tried must be the kernel that is used, whatever is compiled into it.
+    #[test]
+    fn the_trial_of_a_problem_has_its_kernel() {
+        for dtype in [DType::F16, DType::Bf16, DType::F32] {
+            for (head_dim, dim, padding) in [(128, 128, 0), (128, 64, 4), (80, 20, 2), (33, 32, 0), (64, 48, 1)] {
+                for table_padding in [0, 1, 2, 4] {
+                    let rotary = Rotary {
+                        table_stride: dim / 2 + table_padding,
+                        table_dtype: (padding == 4).then_some(DType::F32),
+                        positions: PositionType::I32,
+                        ..Rotary::new(RotaryStyle::GptJ, dim, 4096)
+                    };
+                    let mut problem = AppendProblem::new(1000, 8, head_dim, dtype, 50, 16).with_rotary(rotary);
+                    problem.strides.key_cache.batch += 3 * padding;
+                    problem.strides.value.row += padding;
+                    for problem in [problem, problem.with_query(32).with_qk_norm(1e-6)] {
+                        let key = |problem| KernelPlan::new(problem, Arch::Sm90a).map(|plan| plan.key);
+                        assert_eq!(key(&trial(&problem)), key(&problem), "{problem:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    const GOOD: AppendTensors = AppendTensors::new(0x1000, 0x2000, 0x3000, 0x4000, 0x5000).with_query(0x6000, 0x6000);
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut AppendProblem, &mut AppendTensors), expected: &Result<(), Error>) {
+        let mut problem = AppendProblem::new(5, 2, 64, DType::F16, 3, 4).with_query(4);
+        let mut tensors = GOOD;
+        change(&mut problem, &mut tensors);
+        let plan = KernelPlan::new(&problem, Arch::Sm80).unwrap();
+        assert_eq!(&tensors.check(&problem, &plan), expected);
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        check(|_, _| {}, &Ok(()));
+        check(|_, tensors| tensors.slot_mapping = 0, &Err(Error::Null { argument: "slot_mapping" }));
+        check(
+            |_, tensors| tensors.key_cache = 0x3008,
+            &Err(Error::Misaligned { argument: "key_cache", address: 0x3008, multiple: 16 }),
+        );
+        check(|_, tensors| tensors.cos = 0x7000, &Err(Error::Unexpected { argument: "cos", address: 0x7000 }));
+        check(
+            |_, tensors| tensors.key_cache = tensors.key,
+            &Err(Error::Aliased { written: "key_cache", other: "key", address: 0x1000 }),
+        );
+        check(
+            |problem, _| problem.strides.query_output.row += 64,
+            &Err(Error::Aliased { written: "query_output", other: "query", address: 0x6000 }),
+        );
+        // Interleaved caches begin apart.
+        check(|_, tensors| tensors.value_cache = tensors.key_cache + 128, &Ok(()));
+    }
+}
