@@ -90,7 +90,16 @@ pub struct Sequence<'a> {
     pages: Option<(&'a [i32], usize)>,
 }
 
-impl Sequence<'_> {
+impl<'a> Sequence<'a> {
+    /// The page table of the sequence, the rows of a page, and the row of the first key in the pages; `None` where the
+    /// cache is not paged.
+    pub const fn pages(&self) -> Option<(&'a [i32], usize, usize)> {
+        match self.pages {
+            Some((table, page_size)) => Some((table, page_size, self.first_key)),
+            None => None,
+        }
+    }
+
     /// Batch and row of a query row in query, output and LSE.
     pub const fn query_row(&self, row: usize) -> (usize, usize) {
         (self.query_batch, self.first_row + row)

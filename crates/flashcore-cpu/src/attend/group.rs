@@ -28,7 +28,7 @@ impl<'a> Group<'a> {
         let heads = problem.query_heads / problem.key_heads;
         let sequence = inputs.sequence(problem, sequence);
         let (query, key, value) = (problem.query_shape(), problem.key_shape(), problem.value_shape());
-        let of_keys = |tensor, storage| Head::of_keys(tensor, storage, &sequence, problem.paged.is_some(), key_head);
+        let of_keys = |tensor, storage| Head::of_keys(tensor, storage, &sequence, key_head);
         Self {
             problem,
             sequence,

@@ -23,19 +23,19 @@ use std::ops::Range;
 pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) {
     let (key, value, keys) = (tile.key, tile.value, tile.keys.clone());
     assert!(keys.len() <= KV_TILE, "a tile of wrong size");
-    let following = key.rows_from(keys.end, keys.len());
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        if keys.len() <= key.strided_rows(keys.start) {
-            let following = Rows::following(key, &keys, following);
-            attend_rows::<V, _>(tile, Rows::strided(key, &keys), Rows::strided(value, &keys), following);
+        if key.are_strided(&keys) {
+            let of_keys = Rows::strided(key, &keys);
+            attend_rows::<V, _>(tile, of_keys, Rows::strided(value, &keys), of_keys.following(key, &keys));
         } else {
             // Keys of several pages: the address of each.
             let mut lists = [[core::ptr::null(); KV_TILE]; 3];
             let [of_keys, of_values, of_following] = &mut lists;
-            let (listed_key, listed_value) =
-                (Rows::listed(key, keys.clone(), of_keys), Rows::listed(value, keys, of_values));
-            attend_rows::<V, _>(tile, listed_key, listed_value, Rows::listed(key, following, of_following));
+            let following = key.following(&keys, KV_TILE).unwrap_or_default();
+            let of_keys = Rows::listed::<V>(key, keys.clone(), of_keys);
+            let of_values = Rows::listed::<V>(value, keys, of_values);
+            attend_rows::<V, _>(tile, of_keys, of_values, Rows::listed::<V>(key, following, of_following));
         }
     }
 }
@@ -169,7 +169,7 @@ struct Rows<A> {
 impl Rows<Strided> {
     /// Rows that are equally far apart.
     fn strided(head: Head<'_>, rows: &Range<usize>) -> Self {
-        assert!(rows.len() <= head.strided_rows(rows.start), "rows of several pages");
+        assert!(head.are_strided(rows), "rows of several pages");
         // For its bounds check: no row lies past it.
         let _ = head.row(rows.end - 1);
         let first = head.row(rows.start).as_ptr();
@@ -178,34 +178,41 @@ impl Rows<Strided> {
         Self { addresses: Strided { first, stride_bytes }, count: rows.len(), columns: head.columns() }
     }
 
-    /// Rows that follow others: those that the sequence has next, or else in memory. They may be outside of the tensor: good
-    /// for prefetching and nothing else.
-    fn following(head: Head<'_>, rows: &Range<usize>, following: Range<usize>) -> Self {
-        let these = Self::strided(head, rows);
-        let Strided { first, stride_bytes } = these.addresses;
-        let first = if head.is_paged() && !following.is_empty() {
-            head.row(following.start).as_ptr()
-        } else {
-            first.wrapping_add(rows.len().wrapping_mul(stride_bytes))
-        };
-        Self { addresses: Strided { first, stride_bytes }, ..these }
+    /// As many rows that follow these: those that the sequence has next, or else in memory. They may be outside of the
+    /// tensor: good for prefetching and nothing else.
+    fn following(self, head: Head<'_>, rows: &Range<usize>) -> Self {
+        let Strided { first, stride_bytes } = self.addresses;
+        let next = head.following(rows, 1).filter(|next| !next.is_empty());
+        let first = next.map_or_else(
+            || first.wrapping_add(self.count.wrapping_mul(stride_bytes)),
+            |next| head.row(next.start).as_ptr(),
+        );
+        Self { addresses: Strided { first, stride_bytes }, ..self }
     }
 }
 
 impl<'a> Rows<Listed<'a>> {
-    /// Rows of several pages.
-    fn listed(head: Head<'_>, rows: Range<usize>, list: &'a mut [*const u8; KV_TILE]) -> Self {
-        let (count, stride_bytes) = (rows.len(), head.row_bytes());
-        let mut row = rows.start;
-        while row < rows.end {
-            let end = rows.end.min(row.saturating_add(head.strided_rows(row)));
-            // For its bounds check: no row of the page lies past it.
-            let _ = head.row(end - 1);
-            let first = head.row(row).as_ptr();
-            for (index, place) in list[row - rows.start..end - rows.start].iter_mut().enumerate() {
+    /// Rows of several pages, of each of which the first and the last are prefetched: pages are anywhere in memory, and so that
+    /// their addresses are translated side by side, before any of them is waited for.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn listed<V: Vector>(head: Head<'_>, rows: Range<usize>, list: &'a mut [*const u8; KV_TILE]) -> Self {
+        let stride_bytes = head.row_bytes();
+        let mut count = 0;
+        for (bytes, rows) in head.runs(rows) {
+            let first = bytes.as_ptr();
+            // SAFETY: the caller vouches for the instructions.
+            unsafe {
+                V::prefetch(first);
+                V::prefetch(first.wrapping_add(bytes.len() - 1));
+            }
+            for (index, place) in list[count..count + rows].iter_mut().enumerate() {
                 *place = first.wrapping_add(index * stride_bytes);
             }
-            row = end;
+            count += rows;
         }
         Self { addresses: Listed(&list[..count]), count, columns: head.columns() }
     }

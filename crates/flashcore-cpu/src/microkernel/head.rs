@@ -26,7 +26,13 @@ pub(crate) struct Head<'a> {
 /// Pages of a sequence in a KV cache.
 #[derive(Clone, Copy)]
 struct Pages<'a> {
-    sequence: Sequence<'a>,
+    /// The page table of the sequence, whose entries are pages as far as there are rows.
+    table: &'a [i32],
+    page_size: usize,
+    /// Rows in the pages before the first of the sequence.
+    first: usize,
+    /// Rows of the sequence.
+    rows: usize,
     /// Elements from a page to the next.
     stride: usize,
 }
@@ -50,14 +56,13 @@ impl<'a> Head<'a> {
         tensor: TensorView<'a>,
         (shape, strides): (Shape, Strides),
         sequence: &Sequence<'a>,
-        is_paged: bool,
         head: usize,
     ) -> Self {
-        if is_paged {
-            let pages = Pages { sequence: *sequence, stride: strides.batch };
-            return Self { pages: Some(pages), ..Self::new(tensor, (shape, strides), (0, 0), head) };
-        }
-        Self::new(tensor, (shape, strides), sequence.key_row(0), head)
+        let Some((table, page_size, first)) = sequence.pages() else {
+            return Self::new(tensor, (shape, strides), sequence.key_row(0), head);
+        };
+        let pages = Pages { table, page_size, first, rows: sequence.key_length, stride: strides.batch };
+        Self { pages: Some(pages), ..Self::new(tensor, (shape, strides), (0, 0), head) }
     }
 
     /// Rows of one head that follow one another from a batch and row on.
@@ -86,11 +91,16 @@ impl<'a> Head<'a> {
         self.columns
     }
 
+    /// Elements before a row of a page, by its index in the page table.
+    fn row_of_page(self, pages: Pages<'_>, index: usize, row: usize) -> usize {
+        self.start + pages.table[index] as usize * pages.stride + row * self.row_stride
+    }
+
     /// Elements before a row.
     fn offset(self, row: usize) -> usize {
         if let Some(pages) = self.pages {
-            let (page, row) = pages.sequence.key_row(row);
-            return self.start + page * pages.stride + row * self.row_stride;
+            let row = pages.first + row;
+            return self.row_of_page(pages, row / pages.page_size, row % pages.page_size);
         }
         if self.heads == 1 {
             self.start + row * self.row_stride
@@ -106,26 +116,39 @@ impl<'a> Head<'a> {
         &self.tensor.data[start..start + self.columns * size]
     }
 
-    /// Number of rows of a single head from `row` on that are [equally far apart](Self::row_bytes): to the end of the page,
-    /// or of the sequence.
-    pub(crate) fn strided_rows(self, row: usize) -> usize {
-        self.pages.map_or(usize::MAX, |pages| pages.sequence.contiguous_keys(row))
+    /// True if rows of a single head are [equally far apart](Self::row_bytes), as within one page.
+    pub(crate) fn are_strided(self, rows: &Range<usize>) -> bool {
+        self.pages.is_none_or(|pages| (pages.first + rows.start) % pages.page_size + rows.len() <= pages.page_size)
     }
 
-    /// True if rows lie in pages.
-    pub(crate) fn is_paged(self) -> bool {
-        self.pages.is_some()
+    /// The first `count` rows that follow `rows` in the sequence; fewer where it ends. `None` where it is not in pages.
+    pub(crate) fn following(self, rows: &Range<usize>, count: usize) -> Option<Range<usize>> {
+        self.pages.map(|pages| rows.end..pages.rows.min(rows.end + count))
     }
 
-    /// Rows from `row` on that the sequence has, `count` at most. All of them where it is not in pages: they may be outside of
-    /// it then.
-    pub(crate) fn rows_from(self, row: usize, count: usize) -> Range<usize> {
-        row..self.pages.map_or(row + count, |pages| pages.sequence.key_length.min(row + count))
+    /// Runs of rows that are in one page each: the first row as bytes, and the number of rows. None where the sequence is not in
+    /// pages.
+    pub(crate) fn runs(self, rows: Range<usize>) -> impl Iterator<Item = (&'a [u8], usize)> {
+        let pages = self.pages;
+        let size = self.tensor.dtype.size_bytes();
+        let (mut index, mut row) = pages.map_or((0, 0), |pages| {
+            let first = pages.first + rows.start;
+            (first / pages.page_size, first % pages.page_size)
+        });
+        let mut left = rows.len();
+        std::iter::from_fn(move || {
+            let pages = pages.filter(|_| left > 0)?;
+            let count = left.min(pages.page_size - row);
+            let start = self.row_of_page(pages, index, row) * size;
+            let end = start + ((count - 1) * self.row_stride + self.columns) * size;
+            (index, row, left) = (index + 1, 0, left - count);
+            Some((&self.tensor.data[start..end], count))
+        })
     }
 
     /// True if rows of a single head follow one another without a gap.
     fn are_contiguous(self, rows: &Range<usize>) -> bool {
-        self.row_stride == self.columns && self.heads == 1 && rows.len() <= self.strided_rows(rows.start)
+        self.row_stride == self.columns && self.heads == 1 && self.are_strided(rows)
     }
 
     /// Elements from one row to the next, if that is always the same.
