@@ -32,6 +32,9 @@ pub struct Specialization {
     pub vec_bytes: u32,
     /// True if keys and values lie in pages of a power of two of rows.
     pub pow2_pages: bool,
+    /// Rows of a page that one TMA copy moves: a power of two that divides pages and KV blocks; 0 without pages, and in
+    /// kernels that have no TMA.
+    pub page_box: u32,
 }
 
 impl Specialization {
@@ -50,6 +53,7 @@ impl Specialization {
             nonpositive_scale: false,
             vec_bytes: MAX_VEC_BYTES,
             pow2_pages: false,
+            page_box: 0,
         }
     }
 
@@ -71,6 +75,7 @@ impl Specialization {
             nonpositive_scale: problem.scale <= 0.0,
             vec_bytes: vec_bytes(problem),
             pow2_pages: problem.paged.is_some_and(|paged| paged.page_size.is_power_of_two()),
+            page_box: 0,
         }
     }
 
@@ -89,6 +94,7 @@ impl Specialization {
             nonpositive_scale,
             vec_bytes: _,
             pow2_pages,
+            page_box: _,
         } = self;
         let features = [
             (left, "left"),
@@ -153,6 +159,12 @@ impl Specialization {
         self.has(Operand::CuSeqlensK) || self.has(Operand::SequsedK) || self.has(Operand::LeftpadK)
     }
 
+    /// True if rows or keys of a sequence are not simply those of its batch, or are fewer for a reason other than
+    /// `seqused_k`.
+    pub fn is_ragged(self) -> bool {
+        self.operands.iter().any(is_ragged)
+    }
+
     /// True if scores are more than products times a positive number.
     pub fn has_terms(self) -> bool {
         self.has_more_than_expressions() || self.score_mod.is_some() && !self.only_adds()
@@ -177,6 +189,19 @@ impl Specialization {
     pub const HEAD_DIMS: [u32; 6] = [32, 64, 96, 128, 192, 256];
     /// The element types that every kernel has.
     pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
+}
+
+/// True for an operand that says where the rows or keys of a sequence lie.
+pub(crate) const fn is_ragged(operand: Operand) -> bool {
+    matches!(
+        operand,
+        Operand::CuSeqlensQ
+            | Operand::CuSeqlensK
+            | Operand::SequsedQ
+            | Operand::LeftpadK
+            | Operand::KvBatchIdx
+            | Operand::PageTable
+    )
 }
 
 /// Bytes of the widest access.

@@ -3,13 +3,12 @@
 use flashcore_ir::{Swizzle, TensorElement, TensorMap};
 use flashcore_problem::{DType, Operand, Problem, Shape, Strides};
 
-use crate::config::HopperConfig;
+use crate::config::{Config, HopperConfig};
 use crate::primitives::{MMA_M, SwizzledTile};
-use crate::specialization::Specialization;
 
 /// The tensor maps of the Hopper kernel, in the order of its parameters. Their addresses come with each launch.
 pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Iterator<Item = (Operand, TensorMap)> {
-    let specialization = Specialization::of(problem);
+    let specialization = Config::Hopper(config).specialization(problem);
     let strides = problem.strides();
     let [query, key, value] = config.tiles(specialization);
     let map = |operand: Operand, strides, shape: Shape, tile| {
@@ -17,15 +16,21 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
         let (operand, rows) = if shape.rows == 0 { (Operand::Query, 1) } else { (operand, shape.rows) };
         (operand, tensor_map(problem.dtype, strides, Shape { rows, ..shape }, tile))
     };
-    // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros.
-    let keys = problem.attended_range(problem.key_length).end;
+    // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros. Those of sequences lie anywhere.
+    let keys =
+        if problem.is_ragged() { problem.key_shape().rows } else { problem.attended_range(problem.key_length).end };
+    // Of a paged cache, batches are pages, and a block is copied by boxes that lie in one.
+    let boxed = |tile: SwizzledTile| match problem.paged {
+        Some(_) => SwizzledTile { rows: specialization.page_box, ..tile },
+        None => tile,
+    };
     // A warp stores its own rows.
     let stored = SwizzledTile { rows: MMA_M, ..value };
     let output = map(Operand::Output, strides.output, problem.output_shape(), stored);
     let copied = [
         map(Operand::Query, strides.query, problem.query_shape(), query),
-        map(Operand::Key, strides.key, Shape { rows: keys, ..problem.key_shape() }, key),
-        map(Operand::Value, strides.value, Shape { rows: keys, ..problem.value_shape() }, value),
+        map(Operand::Key, strides.key, Shape { rows: keys, ..problem.key_shape() }, boxed(key)),
+        map(Operand::Value, strides.value, Shape { rows: keys, ..problem.value_shape() }, boxed(value)),
     ];
     copied.into_iter().chain(config.tma_store(specialization).then_some(output))
 }

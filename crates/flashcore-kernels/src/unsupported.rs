@@ -2,17 +2,19 @@
 
 use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_problem::{DType, Operand, OperandSet, Problem, ProblemError};
+use flashcore_problem::{DType, OperandSet, PagedKv, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
-use crate::specialization::{MAX_VEC_BYTES, Specialization};
+use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
 
 /// The most CTAs in the second and third dimension of a grid.
 const MOST_GRID_ROWS: usize = 65_535;
 /// The most CTAs in the first dimension of a grid, and the most tiles that CTAs take in turn.
 const MOST_TILES: usize = i32::MAX as usize;
+/// Rows that pages are a multiple of, for TMA: the fewest of a KV block.
+const PAGE_MULTIPLE: usize = 16;
 /// The longest sequence: sums of positions, keys and windows then stay within 32 bits.
 pub(crate) const LONGEST: usize = 1 << 29;
 
@@ -78,6 +80,10 @@ pub enum Reason {
     Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the {kernel} kernel has no {feature}: take an ampere config")]
     Sequences { kernel: &'static str, feature: &'static str },
+    #[error("page_size is {page_size}; the hopper kernel takes multiples of {PAGE_MULTIPLE}: take an ampere config")]
+    PageSize { page_size: usize },
+    #[error("leftpad_k and page_table are both given, which the hopper kernel does not take: take an ampere config")]
+    PaddedPages,
     #[error("mask_mod and {feature} are both given, which no GPU kernel has: take the CPU, a mask, or a score_mod")]
     MaskOfSequences { feature: &'static str },
     #[error("the kernel breaks a rule: {0}")]
@@ -106,25 +112,19 @@ pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
 fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
     let feature = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand))?;
     match config {
-        Config::Scalar(_) | Config::Ampere(_) if problem.mask_mod.is_none() => None,
-        Config::Scalar(_) | Config::Ampere(_) => Some(Reason::MaskOfSequences { feature: feature.name() }),
-        Config::Hopper(_) | Config::Ladder(_) => {
-            Some(Reason::Sequences { kernel: config.family(), feature: feature.name() })
-        }
+        Config::Ladder(_) => Some(Reason::Sequences { kernel: config.family(), feature: feature.name() }),
+        _ if problem.mask_mod.is_some() => Some(Reason::MaskOfSequences { feature: feature.name() }),
+        Config::Hopper(_) => problem.paged.and_then(|paged| paged_tma_reason(problem, paged)),
+        Config::Scalar(_) | Config::Ampere(_) => None,
     }
 }
 
-/// True for an operand that says where the rows or keys of a sequence lie.
-const fn is_ragged(operand: Operand) -> bool {
-    matches!(
-        operand,
-        Operand::CuSeqlensQ
-            | Operand::CuSeqlensK
-            | Operand::SequsedQ
-            | Operand::LeftpadK
-            | Operand::KvBatchIdx
-            | Operand::PageTable
-    )
+/// The reason why TMA cannot copy the pages of a cache: a box lies in one page, at a multiple of its rows.
+fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Option<Reason> {
+    if !page_size.is_multiple_of(PAGE_MULTIPLE) {
+        return Some(Reason::PageSize { page_size });
+    }
+    problem.leftpad_k.then_some(Reason::PaddedPages)
 }
 
 /// Every reason against a config for a problem that can be told without generating the kernel.

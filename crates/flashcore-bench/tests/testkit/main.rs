@@ -5,6 +5,7 @@ mod conformance;
 mod expressions;
 mod features;
 mod guard_pages;
+mod hopper_sequences;
 mod kernels;
 mod sequences;
 mod support;

@@ -57,10 +57,21 @@ fn chunks_of_sequences() {
     for (index, problem) in problems(DType::F16, 3).iter().enumerate() {
         check("ampere-16x64-2stage-swizzled-4kvwarps-packgqa-pdl-7persistent-64chunk", problem, index as u64);
         check("ampere-16x64-3stage-swizzled-4kvwarps-packgqa-3persistent-128chunk", problem, index as u64);
+        check(
+            "ampere-16x64-4stage-swizzled-4kvwarps-1producer-packgqa-pdl-3persistent-128chunk",
+            problem,
+            index as u64,
+        );
+        check(
+            "ampere-16x64-3stage-swizzled-4kvwarps-2producers-packgqa-pdl-90persistent-64chunk",
+            problem,
+            index as u64,
+        );
     }
     for (index, problem) in problems(DType::Bf16, 70).iter().enumerate() {
         check("ampere-64x64-2stage-swizzled-packgqa-pdl-9persistent-128chunk", problem, index as u64);
         check("ampere-64x64-2stage-swizzled-5persistent-192chunk", problem, index as u64);
+        check("ampere-64x64-5stage-swizzled-1producer-packgqa-pdl-4persistent-192chunk", problem, index as u64);
     }
 }
 

@@ -4,12 +4,12 @@
 //! whatever strides rows, heads and batches have; of a paged cache, in the page that the page table names. Kernels with `cp.async` or plain loads take addresses from [`KvSource`], kernels with TMA take
 //! coordinates from [`TmaKvSource`].
 
-use flashcore_ir::types::{S32, U64};
-use flashcore_ir::{Builder, Reg};
+use flashcore_ir::types::{S32, U32, U64};
+use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
 
 use super::TileContext;
 use crate::parameters::Parameters;
-use crate::primitives::{GlobalRows, PagedRows, TensorRows};
+use crate::primitives::{GlobalRows, LANES, PagedRows, TensorRows};
 use crate::specialization::Specialization;
 use flashcore_problem::Operand;
 
@@ -96,13 +96,104 @@ impl PagedRows {
 pub(crate) struct TmaKvSource {
     pub(crate) head: Reg<S32>,
     pub(crate) batch: Reg<S32>,
+    /// The row of key 0, unless it is row 0 of the batch.
+    pub(crate) first_key: Option<Reg<S32>>,
+    /// The pages of the sequence, where it has some.
+    pages: Option<TmaPages>,
     /// The L2 policy: every tile of query rows of a head reads its keys and values again.
     pub(crate) policy: Reg<U64>,
 }
 
+/// Pages of a sequence, of which a KV block has one or more boxes of [`Specialization::page_box`] rows.
+#[derive(Debug, Clone, Copy)]
+struct TmaPages {
+    rows: PagedRows,
+    /// The first row of the lane's box in a KV block.
+    lane_row: Reg<S32>,
+    key_length: Reg<S32>,
+}
+
+/// TMA coordinates of the boxes of a KV block: lane `l` has the page of box `l` and the row in it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageBoxes {
+    page: Reg<U32>,
+    row: Reg<U32>,
+}
+
+impl TmaPages {
+    fn new(k: &mut Builder, context: &TileContext) -> Self {
+        let thread = k.special(SpecialRegister::ThreadX);
+        let lane_row = k.eval(((thread & (LANES - 1)) * context.specialization.page_box).signed());
+        let rows = PagedRows::load(k, context, context.parameters.key_batch_stride);
+        Self { rows, lane_row, key_length: context.key_length }
+    }
+
+    /// Looks up the boxes of the block from a key on. Boxes past the last key are out of bounds, which TMA fills with zeros.
+    fn boxes(&self, k: &mut Builder, first_key: Reg<S32>) -> PageBoxes {
+        k.section("page table", |k| {
+            let key = k.add(first_key, self.lane_row);
+            let exists = k.compare(Compare::Lt, key, self.key_length);
+            // Only pages that the sequence has are in the table.
+            let existing = k.eval(key.min(self.key_length - 1).max(0).unsigned());
+            let (page, row) = self.rows.place(k, existing);
+            let no_page = k.add(self.rows.last_page, 1u32);
+            PageBoxes { page: k.select(exists, page, no_page), row }
+        })
+    }
+}
+
+impl PageBoxes {
+    /// Replaces these boxes by those of another block.
+    pub(crate) fn set(self, k: &mut Builder, other: Self) {
+        k.set(self.page, other.page);
+        k.set(self.row, other.row);
+    }
+
+    /// A copy in registers of its own.
+    pub(crate) fn copied(self, k: &mut Builder) -> Self {
+        Self { page: k.copy(self.page), row: k.copy(self.row) }
+    }
+
+    /// The coordinates of a box, given those of the KV head. All lanes of the warp take part.
+    pub(crate) fn rows(self, k: &mut Builder, number: u32, head: TensorRows) -> TensorRows {
+        let [row, batch] = [self.row, self.page].map(|index| {
+            let index = k.shuffle(ShuffleMode::Index, index, number);
+            k.reinterpret::<U32, S32>(index)
+        });
+        TensorRows { row, batch, ..head }
+    }
+}
+
 impl TmaKvSource {
+    /// The source of a tile, given its KV head and batch.
+    pub(crate) fn new(k: &mut Builder, context: &TileContext, [head, batch]: [Reg<S32>; 2], policy: Reg<U64>) -> Self {
+        let sequence = &context.sequence;
+        let batch = match sequence.cache_batch {
+            Some(cache_batch) if context.specialization.has(Operand::KvBatchIdx) => {
+                let cache_batch = k.truncate(cache_batch);
+                k.reinterpret::<U32, S32>(cache_batch)
+            }
+            Some(_) => batch,
+            None => k.copy(0i32),
+        };
+        let first_key = sequence.first_key.map(|first| k.reinterpret::<U32, S32>(first));
+        let pages = context.specialization.has(Operand::PageTable).then(|| TmaPages::new(k, context));
+        Self { head, batch, first_key, pages, policy }
+    }
+
+    /// True if keys and values lie in pages.
+    pub(crate) const fn is_paged(&self) -> bool {
+        self.pages.is_some()
+    }
+
+    /// The boxes of the block from a key on, where keys lie in pages.
+    pub(crate) fn boxes(&self, k: &mut Builder, first_key: Reg<S32>) -> Option<PageBoxes> {
+        self.pages.map(|pages| pages.boxes(k, first_key))
+    }
+
     /// The rows of the tensor of `map` from a key on.
-    pub(crate) const fn rows(self, map: Reg<U64>, first_key: Reg<S32>) -> TensorRows {
-        TensorRows { map, row: first_key, head: self.head, batch: self.batch, policy: Some(self.policy) }
+    pub(crate) fn rows(self, k: &mut Builder, map: Reg<U64>, key: Reg<S32>) -> TensorRows {
+        let row = self.first_key.map_or(key, |first| k.add(first, key));
+        TensorRows { map, row, head: self.head, batch: self.batch, policy: Some(self.policy) }
     }
 }

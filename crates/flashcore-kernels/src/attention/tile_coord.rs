@@ -9,7 +9,7 @@ use flashcore_problem::{DType, Operand};
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::{
     AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionTables, GlobalRows, KeyMask, LaneScores,
-    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms,
+    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms, TensorRows,
 };
 use crate::specialization::Specialization;
 
@@ -77,52 +77,94 @@ pub(crate) struct SequencePlace {
 }
 
 impl SequencePlace {
-    fn load(k: &mut Builder, parameters: &Parameters, specialization: Specialization, batch: Reg<U64>) -> Self {
-        let entry = |k: &mut Builder, operand: Operand, array: Reg<U64>| {
-            specialization.has(operand).then(|| {
-                let address = k.mad(batch, 4u64, array);
-                k.load_one::<U32>(address)
-            })
-        };
-        let offsets = |k: &mut Builder, operand: Operand, array: Reg<U64>, total: Reg<U32>| {
-            specialization.has(operand).then(|| {
-                let address = k.mad(batch, 4u64, array);
-                let begin = k.load_one::<U32>(address);
-                let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
-                let begin = k.min(begin, total);
-                // Where offsets fall, the difference wraps to a large number, which the bounds cut.
-                let length = k.eval((end - begin).min(total - begin));
-                (begin, length)
-            })
-        };
-        let queries = offsets(k, Operand::CuSeqlensQ, parameters.cu_seqlens_q, parameters.query_rows);
-        let used = entry(k, Operand::SequsedQ, parameters.seqused_q);
+    /// The first query row of a sequence, where rows are packed, and their number.
+    pub(crate) fn query_rows(
+        k: &mut Builder,
+        parameters: &Parameters,
+        specialization: Specialization,
+        batch: Reg<U64>,
+    ) -> (Option<Reg<U32>>, Reg<U32>) {
+        let entries = SequenceEntries { specialization, batch };
+        let queries = entries.offsets(k, Operand::CuSeqlensQ, parameters.cu_seqlens_q, parameters.query_rows);
+        let used = entries.entry(k, Operand::SequsedQ, parameters.seqused_q);
         let mut query_length = parameters.query_length;
         for length in queries.map(|(_, length)| length).into_iter().chain(used) {
             query_length = k.min(query_length, length);
         }
-        let keys = offsets(k, Operand::CuSeqlensK, parameters.cu_seqlens_k, parameters.total_k);
-        let used = entry(k, Operand::SequsedK, parameters.seqused_k);
+        (queries.map(|(begin, _)| begin), query_length)
+    }
+
+    fn load(k: &mut Builder, parameters: &Parameters, specialization: Specialization, batch: Reg<U64>) -> Self {
+        let entries = SequenceEntries { specialization, batch };
+        let (first_row, query_length) = Self::query_rows(k, parameters, specialization, batch);
+        let keys = entries.offsets(k, Operand::CuSeqlensK, parameters.cu_seqlens_k, parameters.total_k);
+        let used = entries.entry(k, Operand::SequsedK, parameters.seqused_k);
         let mut key_length = parameters.key_length;
         for length in keys.map(|(_, length)| length).into_iter().chain(used) {
             key_length = k.min(length, key_length);
         }
         let mut first_key = keys.map(|(begin, _)| begin);
-        if let Some(padding) = entry(k, Operand::LeftpadK, parameters.leftpad_k) {
+        if let Some(padding) = entries.entry(k, Operand::LeftpadK, parameters.leftpad_k) {
             let padding = k.min(padding, key_length);
             key_length = k.sub(key_length, padding);
             first_key = Some(first_key.map_or(padding, |first| k.add(first, padding)));
         }
-        let cache_batch = entry(k, Operand::KvBatchIdx, parameters.kv_batch_idx).map(|index| {
+        let cache_batch = entries.entry(k, Operand::KvBatchIdx, parameters.kv_batch_idx).map(|index| {
             let index = k.min(index, parameters.last_cache_batch);
             k.widen(index)
         });
         Self {
             query_length,
-            first_row: queries.map(|(begin, _)| begin),
+            first_row,
             key_length: k.reinterpret(key_length),
             first_key,
             cache_batch: if keys.is_some() { None } else { Some(cache_batch.unwrap_or(batch)) },
+        }
+    }
+}
+
+/// Entries of one sequence in the device arrays of a launch.
+#[derive(Clone, Copy)]
+struct SequenceEntries {
+    specialization: Specialization,
+    batch: Reg<U64>,
+}
+
+impl SequenceEntries {
+    /// The entry in an array of one per sequence, where there is that array.
+    fn entry(self, k: &mut Builder, operand: Operand, array: Reg<U64>) -> Option<Reg<U32>> {
+        self.specialization.has(operand).then(|| {
+            let address = k.mad(self.batch, 4u64, array);
+            k.load_one::<U32>(address)
+        })
+    }
+
+    /// Offset and length in an array of offsets, where there is that array; both within `total` rows.
+    fn offsets(
+        self,
+        k: &mut Builder,
+        operand: Operand,
+        array: Reg<U64>,
+        total: Reg<U32>,
+    ) -> Option<(Reg<U32>, Reg<U32>)> {
+        self.specialization.has(operand).then(|| {
+            let address = k.mad(self.batch, 4u64, array);
+            let begin = k.load_one::<U32>(address);
+            let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
+            let begin = k.min(begin, total);
+            // Where offsets fall, the difference wraps to a large number, which the bounds cut.
+            let length = k.eval((end - begin).min(total - begin));
+            (begin, length)
+        })
+    }
+}
+
+impl SequencePlace {
+    /// TMA coordinates of rows of query or output, given those of the same rows of a sequence that is a batch.
+    pub(crate) fn place_rows(&self, k: &mut Builder, rows: TensorRows) -> TensorRows {
+        match self.first_row {
+            Some(first) => TensorRows { row: k.eval(rows.row + first.signed()), batch: k.copy(0i32), ..rows },
+            None => rows,
         }
     }
 }

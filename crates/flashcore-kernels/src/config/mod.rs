@@ -155,7 +155,11 @@ impl Config {
             // Element by element, whatever their alignment, and scaled before anything else.
             Self::Scalar(_) => Specialization { vec_bytes: MAX_VEC_BYTES, nonpositive_scale: false, ..specialization },
             Self::Ladder(_) => Specialization { nonpositive_scale: false, ..specialization },
-            Self::Ampere(_) | Self::Hopper(_) => specialization,
+            Self::Hopper(config) => {
+                let page_box = problem.paged.map_or(0, |paged| config.page_box(paged.page_size));
+                Specialization { page_box, ..specialization }
+            }
+            Self::Ampere(_) => specialization,
         }
     }
 
@@ -271,11 +275,12 @@ impl Config {
     }
 
     fn kernel_name(self, specialization: Specialization) -> String {
-        let Specialization { dtype, head_dim, value_dim, vec_bytes, .. } = specialization;
+        let Specialization { dtype, head_dim, value_dim, vec_bytes, page_box, .. } = specialization;
         let config = self.compiled().to_string().replace('-', "_");
         let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
         let alignment = if vec_bytes == MAX_VEC_BYTES { String::new() } else { format!("_w{vec_bytes}") };
-        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{alignment}", suffix(specialization))
+        let page_box = if page_box == 0 { String::new() } else { format!("_p{page_box}") };
+        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{alignment}{page_box}", suffix(specialization))
     }
 }
 

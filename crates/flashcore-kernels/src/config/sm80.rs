@@ -239,11 +239,12 @@ impl AmpereConfig {
                 tile_n == 0 || chunk_keys.is_multiple_of(tile_n),
             ),
             flaw("chunk_keys", chunk_keys, "0 unless CTAs are persistent", chunk_keys == 0 || persistent > 0),
+            flaw("chunk_keys", chunk_keys, "0 with splits", chunk_keys == 0 || num_splits == 1),
             flaw(
-                "chunk_keys",
-                chunk_keys,
-                "0 with splits or producers",
-                chunk_keys == 0 || (num_splits == 1 && producers == 0),
+                "stages",
+                stages,
+                "at least 3 with chunks and producers",
+                chunk_keys == 0 || producers == 0 || stages >= 3,
             ),
             flaw("pdl", u32::from(pdl), "0 without chunks", !pdl || chunk_keys > 0),
         ];
@@ -258,7 +259,7 @@ impl AmpereConfig {
 
     /// Configs that no problem gets by default, and that gates, snapshots and tests go through all the same: between them
     /// they have every value of every choice.
-    pub(crate) const LISTED: [Self; 10] = [
+    pub(crate) const LISTED: [Self; 11] = [
         Self { stages: 1, ..Self::BASE },
         Self { load_bytes: 4, layout: SharedLayout::Padded, ..Self::BASE },
         Self { load_bytes: 8, query: QueryPlace::Shared, ..Self::BASE },
@@ -266,6 +267,7 @@ impl AmpereConfig {
         Self { producers: 1, ..Self::BASE },
         Self { producers: 2, stages: 3, tile_n: 32, ..Self::BASE },
         Self { persistent: 5, ..Self::BASE },
+        Self { persistent: 7, chunk_keys: 128, producers: 1, stages: 4, tile_n: 32, ..Self::BASE },
         Self { persistent: 7, chunk_keys: 128, pack_gqa: true, kv_split_warps: 4, stages: 3, pdl: true, ..Self::BASE },
         Self { l2: L2Window::Key, warps: 8, ..Self::BASE },
         Self { num_splits: 3, pack_gqa: true, warps: 2, ..Self::BASE },

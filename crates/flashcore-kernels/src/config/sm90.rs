@@ -99,6 +99,12 @@ impl HopperConfig {
         self.kv_split_warpgroups.saturating_mul(self.cluster)
     }
 
+    /// Rows of a page that one TMA copy moves: the largest power of two that divides pages and KV blocks.
+    pub(crate) const fn page_box(self, page_size: usize) -> u32 {
+        let bits = (page_size as u32 | self.tile_n).trailing_zeros();
+        if bits < u32::BITS { 1 << bits } else { 0 }
+    }
+
     /// Threads of a CTA.
     pub const fn threads(self) -> u32 {
         self.warpgroups.saturating_add(1).saturating_mul(WARPGROUP)

@@ -51,6 +51,8 @@ pub(crate) const ALL: [HopperConfig; 13] =
 
 /// Fewer query rows than this are for kernels with smaller tiles.
 const LEAST_ROWS: usize = 17;
+/// The same for sequences of any length, most of which may be shorter than the longest.
+const LEAST_ROWS_OF_SEQUENCES: usize = 65;
 /// Keys up to which one warpgroup is as fast as two that share them.
 const FEW: usize = 128;
 /// Keys from which on CTAs share them, if there are as many as that takes. With 256, sending costs more than it saves.
@@ -64,7 +66,8 @@ const MANY_CAUSAL: usize = 8192;
 /// The best config for a problem on a GPU, if the kernel takes it.
 pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
     let num_sms = num_sms as usize;
-    if arch != Arch::Sm90a || problem.query_length < LEAST_ROWS {
+    let least_rows = if problem.is_ragged() { LEAST_ROWS_OF_SEQUENCES } else { LEAST_ROWS };
+    if arch != Arch::Sm90a || problem.query_length < least_rows {
         return None;
     }
     let rows = problem.query_length;
@@ -85,7 +88,8 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
         ..=64 if is_short => SHORT,
         65..=128 if is_short => SHORT_WIDE,
         ..=64 if fills_three => NARROW,
-        65..=128 if keys >= many => LONG,
+        // Long tiles would copy pages 16 rows at a time.
+        65..=128 if keys >= many && problem.paged.is_none() => LONG,
         ..=128 if problem.mask_mod.is_some() => MASKED,
         ..=128 => BASE,
         129..=192 => WIDE,

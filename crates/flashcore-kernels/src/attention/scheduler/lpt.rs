@@ -88,14 +88,14 @@ impl LptOrder {
             return Self { section: 1 << (most / 2).max(1).ilog2(), run_bits: RUN_BITS[0], ..self };
         }
         let lengths: Vec<_> = (0..self.tiles_per_head).map(|tile| length(problem, config, tile)).collect();
-        self.most_even(lengths, ctas, most)
+        self.most_even(lengths, ctas, most, Specialization::of(problem).has_query_lengths())
     }
 
     /// The most even order of sections of up to `most` heads, searched for once in a while: an engine plans the same tiles
     /// for many lengths.
-    fn most_even(self, lengths: Vec<u32>, ctas: u32, most: u32) -> Self {
+    fn most_even(self, lengths: Vec<u32>, ctas: u32, most: u32, ragged: bool) -> Self {
         static SEARCHED: Mutex<VecDeque<(Tiles, LptOrder)>> = Mutex::new(VecDeque::new());
-        let tiles = Tiles { order: self, lengths, ctas, most };
+        let tiles = Tiles { order: self, lengths, ctas, most, ragged };
         let searched = || SEARCHED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = searched().iter().find(|(known, _)| *known == tiles) {
             return *order;
@@ -134,16 +134,20 @@ struct Tiles {
     ctas: u32,
     /// The most heads of a section.
     most: u32,
+    /// True if sequences may have fewer tiles than the longest. The existing ones then go to all CTAs only if sections have
+    /// few divisors in common with the number of CTAs: powers of two, of which GPUs with this kernel have 2 or 4.
+    ragged: bool,
 }
 
 impl Tiles {
     fn search(&self) -> LptOrder {
-        let Self { order: planned, lengths, ctas, most } = self;
+        let Self { order: planned, lengths, ctas, most, ragged } = self;
         let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
         let even = (all * u64::from(planned.matrices)).div_ceil(u64::from(*ctas));
         let candidates = (MAX_PLANNED / planned.tiles).max(MIN_CANDIDATES).min(*most);
         let orders = (1..=candidates)
-            .chain((*most > candidates).then_some(*most))
+            .chain((*most > candidates).then_some(if *ragged { 1 << most.ilog2() } else { *most }))
+            .filter(|section| !ragged || section.is_power_of_two())
             .flat_map(|section| RUN_BITS.map(|run_bits| LptOrder { section, run_bits, ..*planned }));
         // Of orders within a hundredth of each other, the first for which the kernel need not divide.
         let mut loads = Loads::new(*ctas);
@@ -368,7 +372,7 @@ mod tests {
                 (load * 100 / even.max(1), order.section_bits() == NO_POWER)
             };
             let expected = orders.min_by_key(imbalance).unwrap();
-            assert_eq!(Tiles { order, lengths, ctas, most }.search(), expected, "{problem}");
+            assert_eq!(Tiles { order, lengths, ctas, most, ragged: false }.search(), expected, "{problem}");
         }
     }
 

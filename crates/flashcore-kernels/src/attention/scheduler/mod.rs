@@ -10,8 +10,8 @@ mod persistent;
 mod single_tile;
 pub(crate) mod sorted;
 
-use flashcore_ir::types::{S32, U32, U64};
-use flashcore_ir::{Builder, Reg, SpecialRegister};
+use flashcore_ir::types::{Pred, S32, U32, U64};
+use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use crate::attention::block_mask::mode::{BlockMaskMode, RangePer};
 use crate::attention::block_mask::{self, KvBlocks, TileExtent};
@@ -89,17 +89,27 @@ impl TileScheduler {
                 self.info(k, tile, row_group)
             });
             let tile = self.work_tile(k, info);
-            return body(k, &tile);
+            return match tile.exists(k) {
+                None => body(k, &tile),
+                Some(exists) => k.if_uniform(exists, |k| body(k, &tile)),
+            };
         }
-        persistent::each_index(k, self, cta, |k, index| {
+        persistent::each_index(k, self, cta, |k, place| {
             let info = read(k).unwrap_or_else(|| {
                 k.section("scheduler", |k| {
-                    let tile = self.tile_at(k, index);
+                    let tile = self.tile_at(k, place.index);
                     self.info(k, tile, row_group)
                 })
             });
             let tile = self.work_tile(k, info);
-            body(k, &tile);
+            let work = |k: &mut Builder| {
+                body(k, &tile);
+                place.advance(k);
+            };
+            match tile.exists(k) {
+                None => work(k),
+                Some(exists) => k.if_else_uniform(exists, work, |k| place.skip(k, self)),
+            }
         });
     }
 
@@ -123,6 +133,10 @@ impl TileScheduler {
     /// The work-tile info of a tile, and of a row group of it.
     fn info(&self, k: &mut Builder, [tile, head, batch]: [Reg<U32>; 3], row_group: Option<Reg<U32>>) -> WorkTileInfo {
         let first_row = k.mul(tile, self.config.tile_m());
+        if self.specialization.is_ragged() {
+            // Sequences have no block mask.
+            return WorkTileInfo { first_row, head, batch, record: None, extent: None, blocks: None };
+        }
         let coord = TileCoord { first_row, head, kv_head: head, batch };
         let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
         let tiles = self.config.block_mask_tiles(self.specialization);
@@ -177,6 +191,12 @@ pub(crate) struct WorkTile {
 }
 
 impl WorkTile {
+    /// True if its sequence has the tile; `None` where all have.
+    fn exists(&self, k: &mut Builder) -> Option<Reg<Pred>> {
+        let has_lengths = self.context.specialization.has_query_lengths();
+        has_lengths.then(|| k.compare(Compare::Lt, self.context.first_row, self.context.end_row))
+    }
+
     /// The KV blocks that the CTA goes through. Where each warpgroup has a range of its own, all between the first and the
     /// last block that any of them attends.
     pub(crate) fn kv_blocks(&self, k: &mut Builder, config: HopperConfig) -> KvBlockRange {

@@ -1,17 +1,31 @@
 //! Persistent scheduler: each CTA loops over tiles, a whole grid of CTAs apart.
+//!
+//! Grids are made for the longest sequence, so most tiles of a ragged batch may not exist. Where the next one does not, a
+//! warp looks at the 32 after it, one a lane, and goes on with the first that does.
 
-use flashcore_ir::types::U32;
-use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
+use flashcore_ir::types::{U32, U64};
+use flashcore_ir::{Builder, Compare, ReduceOp, Reg, ShuffleMode, SpecialRegister};
 
 use super::TileScheduler;
+use crate::attention::tile_coord::SequencePlace;
+use crate::primitives::LANES;
 
-/// Writes `body` for each linear index of this CTA. Where tiles differ in length the order is serpentine: every other round
-/// goes back over the CTAs.
+/// The linear index that a CTA is at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LinearIndex {
+    pub(super) index: Reg<U32>,
+    ctas: Reg<U32>,
+    /// Where tiles differ in length the order is serpentine, every other round goes back over the CTAs: the length of two
+    /// rounds, and the distance to the next index.
+    serpentine: Option<(Reg<U32>, Reg<U32>)>,
+}
+
+/// Writes `body`, which advances, for each linear index of this CTA.
 pub(super) fn each_index(
     k: &mut Builder,
     scheduler: &TileScheduler,
     cta: Reg<U32>,
-    body: impl FnOnce(&mut Builder, Reg<U32>),
+    body: impl FnOnce(&mut Builder, LinearIndex),
 ) {
     let ctas = k.special(SpecialRegister::GridX);
     let index = k.copy(cta);
@@ -22,19 +36,62 @@ pub(super) fn each_index(
     });
     k.while_uniform(
         |k| k.compare(Compare::Lt, index, scheduler.tiles),
-        |k| {
-            body(k, index);
-            if let Some((both, step)) = serpentine {
-                k.section("serpentine", |k| {
-                    k.add_to(index, step);
-                    let back = k.sub(both, step);
-                    k.set(step, back);
-                });
-            } else {
-                k.add_to(index, ctas);
-            }
-        },
+        |k| body(k, LinearIndex { index, ctas, serpentine }),
     );
+}
+
+impl LinearIndex {
+    /// Goes on to the next index.
+    pub(super) fn advance(self, k: &mut Builder) {
+        if let Some((both, step)) = self.serpentine {
+            k.section("serpentine", |k| {
+                k.add_to(self.index, step);
+                let back = k.sub(both, step);
+                k.set(step, back);
+            });
+        } else {
+            k.add_to(self.index, self.ctas);
+        }
+    }
+
+    /// Goes on to the next index whose tile exists, 32 at most.
+    pub(super) fn skip(self, k: &mut Builder, scheduler: &TileScheduler) {
+        k.section("skip", |k| {
+            let lane = k.lane();
+            let steps = k.add(lane, 1u32);
+            let candidate = self.after(k, steps);
+            // Past the end there is nothing to skip.
+            let end = k.widen(scheduler.tiles);
+            let candidate = k.min(candidate, end);
+            let candidate = k.truncate(candidate);
+            let last = k.eval(candidate.min(scheduler.tiles - 1));
+            let [tile, _, batch] = scheduler.tile_at(k, last);
+            let batch = k.widen(batch);
+            let (_, length) = SequencePlace::query_rows(k, &scheduler.parameters, scheduler.specialization, batch);
+            let first_row = tile * scheduler.config.tile_m();
+            let stops = k.eval(first_row.lt(length) | candidate.eq(scheduler.tiles));
+            let number = k.select(stops, steps, LANES);
+            let number = k.reduce_warp(ReduceOp::Min, number);
+            let found = k.sub(number, 1u32);
+            let index = k.shuffle(ShuffleMode::Index, candidate, found);
+            k.set(self.index, index);
+            if let Some((both, step)) = self.serpentine {
+                let is_odd = k.eval((number & 1).ne(0));
+                let back = k.sub(both, step);
+                k.set_where(step, is_odd, back);
+            }
+        });
+    }
+
+    /// The index so many steps on, which may be past any number of tiles.
+    fn after(self, k: &mut Builder, steps: Reg<U32>) -> Reg<U64> {
+        let Some((both, step)) = self.serpentine else {
+            return k.eval(steps.widen().mul_add(self.ctas.widen(), self.index.widen()));
+        };
+        let is_odd = k.eval((steps & 1).ne(0));
+        let step = k.select(is_odd, step, 0u32);
+        k.eval((steps >> 1).widen().mul_add(both.widen(), self.index.widen() + step.widen()))
+    }
 }
 
 /// The head of all batches, and the tile in it, of a linear index: head by head.

@@ -30,11 +30,11 @@ pub(crate) struct KvPipelineConfig {
 }
 
 impl KvPipelineConfig {
-    const fn all_threads(self) -> u32 {
+    pub(super) const fn all_threads(self) -> u32 {
         (self.warps + self.producers) * LANES
     }
 
-    const fn copying_threads(self) -> u32 {
+    pub(super) const fn copying_threads(self) -> u32 {
         match self.producers {
             0 => self.warps * LANES,
             producers => producers * LANES,

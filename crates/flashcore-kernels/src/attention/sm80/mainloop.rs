@@ -1,8 +1,9 @@
 //! Mainloop of the Ampere kernel: the KV blocks of a tile, by the warps that multiply.
 
-use flashcore_ir::types::S32;
+use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
+use super::chunk_pipeline::ChunkPipeline;
 use super::kv_pipeline::{KvPipeline, KvTiles};
 use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
@@ -46,17 +47,12 @@ pub(super) fn run<T: Element>(
     let query = k.section("query fragments", |k| {
         k.copy_async_wait(pipeline.prefetched_groups());
         warp.sync_consumers(k);
-        let m_tiles = tiles.query_of_warp(k, warp);
-        let columns = T::LAYOUT.padded_columns(context.specialization.head_dim);
-        match config.query {
-            QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &m_tiles, columns)),
-            QueryPlace::Shared => LeftOperand::Shared(m_tiles, columns),
-        }
+        load_query::<T>(k, config, context, warp, tiles)
     });
     let mainloop = Mainloop::new(k, config, context, warp, operands);
     k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
         pipeline.consumer_wait(k, range);
-        mainloop.block(k, &query, &pipeline, range, block_key);
+        mainloop.block(k, &query, pipeline.read_stage(), range, block_key);
         pipeline.consumer_release(k, range, block_key);
     });
 
@@ -65,12 +61,81 @@ pub(super) fn run<T: Element>(
         k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, splits, softmax, output));
     };
     if config.kv_split_warps > 1 {
-        k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, softmax, output));
+        k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, None, softmax, output));
         // The warps of the first split have the sums of all keys.
         let has_all = k.compare(Compare::Eq, warp.split, 0u32);
         k.if_uniform(has_all, store);
     } else {
         store(k);
+    }
+}
+
+/// Computes a chunk of the keys of a tile, whose blocks producers bring, and stores it.
+pub(super) fn run_chunk<T: Element>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+    (range, split): (&KvRange, Split),
+    pipeline: &ChunkPipeline,
+) {
+    let query = k.section("load query", |k| {
+        let query = context.query(k);
+        let query = GlobalRows { vec_bytes: query.vec_bytes.min(config.load_bytes), ..query };
+        let copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES);
+        let rows_left = k.sub(context.end_row, context.first_row);
+        copy.start(k, None, rows_left);
+        k.copy_async_commit();
+        k.copy_async_wait(0);
+        warp.sync_consumers(k);
+        let query = load_query::<T>(k, config, context, warp, tiles);
+        // The output of a chunk without keys takes the place of the query at once.
+        warp.sync_consumers(k);
+        query
+    });
+    let operands = k.section("copies", |k| Operands::new(k, config, &tiles.kv, warp));
+    let mainloop = Mainloop::new(k, config, context, warp, operands);
+    let Mainloop { softmax, output, .. } = &mainloop;
+    k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
+        pipeline.consumer_wait(k);
+        mainloop.block(k, &query, pipeline.read_stage(), range, block_key);
+        let is_last = k.eval((block_key + config.tile_n as i32).ge(range.end));
+        // The splits of the warps are reduced through the stage of the last block.
+        k.if_uniform(is_last, |k| {
+            if config.kv_split_warps > 1 {
+                let stage = Some(pipeline.read_stage());
+                k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, stage, softmax, output));
+            }
+        });
+        pipeline.consumer_release(k);
+    });
+    let store = |k: &mut Builder| {
+        k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, Some(split), softmax, output));
+    };
+    if config.kv_split_warps > 1 {
+        let has_all = k.compare(Compare::Eq, warp.split, 0u32);
+        k.if_uniform(has_all, store);
+    } else {
+        store(k);
+    }
+    // The query of the next chunk takes the place of this one's.
+    warp.sync_consumers(k);
+}
+
+/// The warp's fragments of the query, or where they are in shared memory.
+fn load_query<'a, T: Element>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+) -> LeftOperand<'a, T> {
+    let m_tiles = tiles.query_of_warp(k, warp);
+    let columns = T::LAYOUT.padded_columns(context.specialization.head_dim);
+    match config.query {
+        QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &m_tiles, columns)),
+        QueryPlace::Shared => LeftOperand::Shared(m_tiles, columns),
     }
 }
 
@@ -113,7 +178,7 @@ impl<'a> Mainloop<'a> {
         &self,
         k: &mut Builder,
         query: &LeftOperand<'_, T>,
-        pipeline: &KvPipeline,
+        read_stage: Reg<U32>,
         range: &KvRange,
         block_key: Reg<S32>,
     ) {
@@ -122,7 +187,7 @@ impl<'a> Mainloop<'a> {
         let first_key = self.warp.first_key(k, *config, block_key);
         k.section("scores", |k| {
             scores.clear(k);
-            let keys = RightFragments::Transposed(self.operands.keys.in_stage(k, pipeline.read_stage()));
+            let keys = RightFragments::Transposed(self.operands.keys.in_stage(k, read_stage));
             scores.multiply_add(k, query, keys, config.accumulation);
         });
         scoring.apply_terms(k, self.context, scores, first_key, (config.tile_m(), keys_per_warp));
@@ -139,7 +204,7 @@ impl<'a> Mainloop<'a> {
         k.section("softmax", |k| self.softmax.update(k, scores, output));
         k.section("output", |k| {
             let weights = LeftOperand::<T>::Accumulator(scores);
-            let values = RightFragments::Straight(self.operands.values.in_stage(k, pipeline.read_stage()));
+            let values = RightFragments::Straight(self.operands.values.in_stage(k, read_stage));
             output.multiply_add(k, &weights, values, config.accumulation);
         });
     }
@@ -162,17 +227,20 @@ impl Operands {
     }
 }
 
-/// Reduces the splits of the warps that have the same rows, through the memory of keys and values.
+/// Reduces the splits of the warps that have the same rows, through the memory of keys and values: of one stage, or of the
+/// first on.
 fn reduce_splits(
     k: &mut Builder,
     config: AmpereConfig,
     tiles: &Tiles,
     warp: &Warp,
+    stage: Option<Reg<U32>>,
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
     let (row_warps, bytes) = (config.row_warps(), softmax.partial_bytes(output));
     let lane = k.eval(warp.lane.mul_add(4, warp.shared_base + tiles.kv.key.offset));
+    let lane = stage.map_or(lane, |stage| k.add(lane, stage));
     let address = k.eval((warp.first_row / config.rows_per_warp).mul_add(bytes, lane));
     let exchange = SplitExchange { address, stride: row_warps * bytes };
     // Nobody reads keys and values any more.

@@ -11,6 +11,7 @@
 //! The choices of its [`AmpereConfig`] change who copies (`kv_pipeline`), which rows a tile has (`tile_coord`), how many
 //! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
 
+mod chunk_pipeline;
 mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
@@ -29,6 +30,7 @@ use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::OnlineSoftmax;
 use crate::primitives::{FragmentPosition, LANES, LaneRows, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
+use chunk_pipeline::{ChunkPipeline, ChunkProducer};
 use kv_pipeline::{KvPipeline, KvTiles};
 
 /// Writes the kernel.
@@ -82,19 +84,57 @@ fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parame
         k.section("launch dependents", Builder::launch_dependents);
     }
     let tile_shape = (config.tile_m(), config.pack_gqa);
-    each_unit(k, parameters, chunks, specialization, tile_shape, |k, unit| {
-        let group = parameters.heads_per_key_head;
-        let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
-        let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));
-        let packed = config.pack_gqa.then_some(group);
-        let end_row = packed.map_or(context.end_row, |group| k.mul(context.end_row, group));
-        let context = TileContext { end_row, packed, ..context };
-        let ChunkUnit { index, first_key, count, .. } = unit;
-        let split = Split::Chunk { splits: chunks.splits, index, count, first_key, chunk_keys: chunks.chunk_keys };
-        tile::<T>(k, config, &context, &warp, &tiles, Some(split));
-        // The next unit takes the shared memory of this one.
-        k.cta_sync();
-    });
+    let each_unit = |k: &mut Builder, visit: &dyn Fn(&mut Builder, &TileContext, Split)| {
+        each_unit(k, parameters, chunks, specialization, tile_shape, |k, unit| {
+            let group = parameters.heads_per_key_head;
+            let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
+            let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));
+            let packed = config.pack_gqa.then_some(group);
+            let end_row = packed.map_or(context.end_row, |group| k.mul(context.end_row, group));
+            let context = TileContext { end_row, packed, ..context };
+            let ChunkUnit { index, first_key, count, .. } = unit;
+            let split = Split::Chunk { splits: chunks.splits, index, count, first_key, chunk_keys: chunks.chunk_keys };
+            visit(k, &context, split);
+        });
+    };
+    if config.producers == 0 {
+        return each_unit(k, &|k, context, split| {
+            tile::<T>(k, config, context, &warp, &tiles, Some(split));
+            // The next unit takes the shared memory of this one.
+            k.cta_sync();
+        });
+    }
+    let is_producer = k.compare(Compare::Ge, warp.thread, config.warps * LANES);
+    k.if_else_uniform(
+        is_producer,
+        |k| {
+            let thread = k.sub(warp.thread, config.warps * LANES);
+            let producer = ChunkProducer::new(k, config.kv_pipeline(), &tiles.kv);
+            each_unit(k, &|k, context, split| {
+                let range = kv_range(k, config, context, Some(split));
+                let source = KvSource::new(k, context);
+                producer.produce(k, &range, source, warp.shared_base, thread);
+            });
+            producer.finish(k);
+        },
+        |k| {
+            let pipeline = ChunkPipeline::new(k, config.kv_pipeline(), &tiles.kv);
+            each_unit(k, &|k, context, split| {
+                let range = kv_range(k, config, context, Some(split));
+                mainloop::run_chunk::<T>(k, config, context, &warp, &tiles, (&range, split), &pipeline);
+            });
+        },
+    );
+}
+
+/// The keys of a tile, or of its split.
+fn kv_range(k: &mut Builder, config: AmpereConfig, context: &TileContext, splits: Option<Split>) -> KvRange {
+    let range = KvRange::new(k, context, config.tile_m(), config.tile_n);
+    match splits {
+        Some(Split::Cta(splits)) => range.split(k, splits),
+        Some(Split::Chunk { first_key, chunk_keys, .. }) => range.chunk(k, first_key, chunk_keys),
+        None => range,
+    }
 }
 
 /// Computes a tile unless its sequence ends before it: grids are made for the longest.
@@ -115,12 +155,7 @@ fn tile<T: Element>(
     tiles: &Tiles,
     splits: Option<Split>,
 ) {
-    let range = KvRange::new(k, context, config.tile_m(), config.tile_n);
-    let range = match splits {
-        Some(Split::Cta(splits)) => range.split(k, splits),
-        Some(Split::Chunk { first_key, chunk_keys, .. }) => range.chunk(k, first_key, chunk_keys),
-        None => range,
-    };
+    let range = kv_range(k, config, context, splits);
     if config.producers == 0 {
         mainloop::run::<T>(k, config, context, warp, tiles, &range, splits);
         return;

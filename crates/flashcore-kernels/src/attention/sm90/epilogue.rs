@@ -72,9 +72,11 @@ pub(super) fn tma_store<T: Element>(
             k.warp_sync();
             let [row, head, batch] =
                 [first_row, tile.coord.head, tile.coord.batch].map(|index| k.reinterpret::<U32, S32>(index));
-            output.tma_store(k, TensorRows { map, row, head, batch, policy: None }, source, consumer.leader);
+            let rows = TensorRows { map, row, head, batch, policy: None };
+            let rows = tile.context.sequence.place_rows(k, rows);
+            output.tma_store(k, rows, source, consumer.leader);
         };
-        if cta.block_mask.is_some_and(|mode| mode.sorted) {
+        if cta.block_mask.is_some_and(|mode| mode.sorted) || cta.specialization.has_query_lengths() {
             let is_short = is_short(k, &tile.context, first_row);
             k.if_else_uniform(is_short, |k| store_rows(k, consumer, &tile.context, exists), store);
         } else {
@@ -85,9 +87,13 @@ pub(super) fn tma_store<T: Element>(
     guard.hold(k, stage);
 }
 
-/// True if the rows of a warp, from its first on, are followed by those of another tile, which TMA would overwrite.
+/// True if the rows of a warp, from its first on, are followed by those of another tile or sequence, which TMA would
+/// overwrite.
 fn is_short(k: &mut Builder, context: &TileContext, first_row: Reg<U32>) -> Reg<Pred> {
     let has_fewer = (first_row + MMA_M).gt(context.end_row);
+    if context.sequence.first_row.is_some() {
+        return k.eval(has_fewer);
+    }
     k.eval(has_fewer & context.end_row.lt(context.parameters.query_length))
 }
 

@@ -138,7 +138,7 @@ impl<T: Element> Consumer<T> {
         });
         k.section("first values", |k| {
             self.values.consumer_wait(k);
-            if cta.specialization.has(Operand::SequsedK) {
+            if cta.specialization.has(Operand::SequsedK) || cta.specialization.is_ragged() {
                 self.zero_values_past_end(k, mainloop, first_key);
             }
         });

@@ -134,9 +134,9 @@ pub(crate) struct Cta {
 }
 
 impl Cta {
-    /// True if the KV range of a tile is read from device memory.
-    const fn loads_kv_range(&self) -> bool {
-        self.specialization.has(Operand::SequsedK) || self.block_mask.is_some()
+    /// True if the place of a tile's sequence or its KV range is read from device memory.
+    fn loads_kv_range(&self) -> bool {
+        self.specialization.has(Operand::SequsedK) || self.specialization.is_ragged() || self.block_mask.is_some()
     }
 
     /// The row group whose KV blocks a warp goes through: that of its warpgroup, or the one of the CTA.

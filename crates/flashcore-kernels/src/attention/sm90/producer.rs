@@ -6,7 +6,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 
 use super::Cta;
 use crate::attention::kv_range::KvBlockRange;
-use crate::attention::kv_source::TmaKvSource;
+use crate::attention::kv_source::{PageBoxes, TmaKvSource};
 use crate::attention::scheduler::WorkTile;
 use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
 
@@ -78,8 +78,9 @@ impl Producer {
         // Every tile of query rows of a head reads its keys and values again; nobody reads its Q again.
         let (evict_last, evict_first) =
             (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
-        let source = TmaKvSource { head: kv_head, batch, policy: evict_last };
+        let source = TmaKvSource::new(k, &tile.context, [kv_head, batch], evict_last);
         let query = TensorRows { map: maps.query, row, head, batch, policy: Some(evict_first) };
+        let query = tile.context.sequence.place_rows(k, query);
         k.section("query", |k| match query_stage {
             Some([target, barrier]) => {
                 k.section("copy", |k| cta.shared.query.tma_load(k, query, target, barrier, self.leader));
@@ -87,19 +88,32 @@ impl Producer {
             None => self.load_stage(k, &self.query, cta.shared.query, query),
         });
         let block = k.copy(last);
-        let load_keys = |k: &mut Builder, block| {
+        let page_box = cta.specialization.page_box;
+        let load_keys = |k: &mut Builder, block, boxes: Option<PageBoxes>| {
             k.section("keys", |k| {
                 let first_key = range.first_key(k, block);
-                self.load_stage(k, &self.keys, cta.shared.key, source.rows(maps.key, first_key));
+                let rows = source.rows(k, maps.key, first_key);
+                self.load_block(k, &self.keys, cta.shared.key, rows, boxes.map(|boxes| (boxes, page_box)));
             });
         };
-        let load_values = |k: &mut Builder, block| {
+        let load_values = |k: &mut Builder, block, boxes: Option<PageBoxes>| {
             k.section("values", |k| {
                 let first_key = range.first_key(k, block);
-                self.load_stage(k, &self.values, cta.shared.value, source.rows(maps.value, first_key));
+                let rows = source.rows(k, maps.value, first_key);
+                self.load_block(k, &self.values, cta.shared.value, rows, boxes.map(|boxes| (boxes, page_box)));
             });
         };
-        load_keys(k, block);
+        // The page table is read a block ahead of the keys.
+        let boxes_before = |k: &mut Builder, block: Reg<S32>| {
+            source.is_paged().then(|| k.sub(block, step)).and_then(|block| {
+                let first_key = range.first_key(k, block);
+                source.boxes(k, first_key)
+            })
+        };
+        let boxes = source.is_paged().then(|| range.first_key(k, block)).and_then(|key| source.boxes(k, key));
+        let boxes = boxes.map(|boxes| boxes.copied(k));
+        let next_boxes = boxes_before(k, block).map(|boxes| boxes.copied(k));
+        load_keys(k, block, boxes);
         k.while_uniform(
             |k| {
                 let next = if step == 1 { block } else { k.sub(block, step - 1) };
@@ -107,12 +121,41 @@ impl Producer {
             },
             |k| {
                 let next = k.sub(block, step);
-                load_keys(k, next);
-                load_values(k, block);
+                let boxes_after_next = boxes_before(k, next);
+                load_keys(k, next, next_boxes);
+                load_values(k, block, boxes);
                 k.set(block, next);
+                if let (Some(boxes), Some(next), Some(after_next)) = (boxes, next_boxes, boxes_after_next) {
+                    boxes.set(k, next);
+                    next.set(k, after_next);
+                }
             },
         );
-        load_values(k, block);
+        load_values(k, block, boxes);
+    }
+
+    /// Fills the next stage of a pipeline with a KV block: by boxes of so many rows, where it lies in pages.
+    fn load_block(
+        &self,
+        k: &mut Builder,
+        state: &PipelineState,
+        tile: SwizzledTile,
+        rows: TensorRows,
+        pages: Option<(PageBoxes, u32)>,
+    ) {
+        let Some((boxes, box_rows)) = pages else {
+            return self.load_stage(k, state, tile, rows);
+        };
+        state.producer_acquire(k);
+        state.expect_tx(k, self.leader, tile.bytes());
+        let (target, barrier) = (state.stage_address(k), state.full_barrier(k));
+        k.section("copy", |k| {
+            for (number, first) in (0..tile.rows).step_by(box_rows as usize).enumerate() {
+                let rows = boxes.rows(k, number as u32, rows);
+                tile.tma_load_rows(k, first, rows, target, barrier, self.leader);
+            }
+        });
+        state.advance(k);
     }
 
     /// Fills the next stage of a pipeline.

@@ -10,9 +10,16 @@ use crate::element::Element;
 use crate::primitives::{CHUNK_BYTES, CHUNKS_PER_ROW, NamedBarrier};
 
 impl<T: Element> Consumer<T> {
-    /// Zeroes the V rows of a block past the last key of the batch.
+    /// Zeroes the V rows of a block past the last key that any row of the sequence attends.
     pub(super) fn zero_values_past_end(&self, k: &mut Builder, mainloop: &Mainloop<'_>, first_key: Reg<S32>) {
-        let left = k.sub(mainloop.mask.key_length, first_key);
+        let context = mainloop.context;
+        let end = if context.specialization.is_ragged() && context.specialization.right {
+            let last_row = k.sub(context.end_row, 1u32);
+            context.end_key(k, last_row)
+        } else {
+            mainloop.mask.key_length
+        };
+        let left = k.sub(end, first_key);
         let any = k.compare(Compare::Lt, left, mainloop.cta.config.tile_n as i32);
         self.zero_values(k, mainloop.cta, any, Compare::Ge, left);
     }

@@ -17,7 +17,9 @@ use crate::specialization::Specialization;
 use flashcore_problem::Operand;
 
 /// Splits whose outputs are in flight at a time.
-const SPLITS_AT_ONCE: u32 = 8;
+const SPLITS_AT_ONCE: u32 = 16;
+/// Columns that a lane has beside each other, and loads at a time.
+const COLUMNS: u32 = 4;
 
 /// Rows, and so warps, of a CTA.
 pub(crate) const ROWS: u32 = 4;
@@ -141,12 +143,13 @@ fn combine<T: MemoryElement>(
     let none = k.compare(Compare::Eq, row_max, f32::NEG_INFINITY);
     let shift = k.select(none, 0.0f32, row_max);
     let row_sum = k.copy(0.0f32);
-    // Lanes have columns that are as far apart as there are lanes; those past the last read it, and store nothing.
-    let columns: Vec<_> = (0..partials.value_dim.div_ceil(LANES))
+    // Lanes past the last column read the last ones, and store nothing. Head dimensions are multiples of 8.
+    let columns: Vec<_> = (0..partials.value_dim.div_ceil(LANES * COLUMNS))
         .map(|step| {
-            let column = k.add(target.lane, step * LANES);
+            let column = k.eval(target.lane * COLUMNS + step * LANES * COLUMNS);
             let exists = k.compare(Compare::Lt, column, partials.value_dim);
-            (k.min(column, partials.value_dim - 1), exists, k.copy(0.0f32))
+            let results = [(); COLUMNS as usize].map(|()| k.copy(0.0f32));
+            (k.min(column, partials.value_dim - COLUMNS), exists, results)
         })
         .collect();
     k.section("splits", |k| {
@@ -164,9 +167,10 @@ fn combine<T: MemoryElement>(
                     let factor = k.shuffle(ShuffleMode::Index, factor, lane);
                     let split = k.eval((first + lane).min(last));
                     let partial = partials.split(k, split);
-                    for (column, _, result) in &columns {
+                    for (column, _, results) in &columns {
                         let from = k.mad_wide(*column, 4u32, partial.output);
-                        loaded.push((*result, factor, k.load_one::<F32>(GlobalAddress::from(from))));
+                        let elements = k.load::<F32>(GlobalAddress::from(from), COLUMNS);
+                        loaded.extend(results.iter().zip(elements).map(|(result, element)| (*result, factor, element)));
                     }
                 }
                 for (result, factor, element) in loaded {
@@ -179,11 +183,14 @@ fn combine<T: MemoryElement>(
     k.section("epilogue", |k| {
         let sink = context.sink(k);
         let (row_max, inverse) = normalize_row(k, row_max, row_sum, sink);
-        for (column, exists, result) in &columns {
-            let scaled = k.mul(*result, inverse);
-            let rounded = T::round(k, scaled);
-            let to = k.mad_wide(*column, T::TYPE.bytes(), target.output);
-            k.when(*exists, |k| k.store_one(to, rounded));
+        for (column, exists, results) in &columns {
+            let to = GlobalAddress::from(k.mad_wide(*column, T::TYPE.bytes(), target.output));
+            for (index, result) in results.iter().enumerate() {
+                let scaled = k.mul(*result, inverse);
+                let rounded = T::round(k, scaled);
+                let to = to.plus((index as u32 * T::TYPE.bytes()) as i32);
+                k.when(*exists, |k| k.store_one(to, rounded));
+            }
         }
         if context.specialization.has(Operand::Lse) {
             let lse = lse_log2(k, row_max, row_sum);

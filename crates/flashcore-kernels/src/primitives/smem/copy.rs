@@ -70,8 +70,17 @@ impl GlobalRows {
 impl GlobalRows {
     /// The address of a row in its page. The table is read: the row must be one that the sequence has.
     fn paged_row(&self, k: &mut Builder, paged: PagedRows, row: Reg<U32>) -> Reg<U64> {
-        let PagedRows { table, page_stride, page_size, is_log2, last_page, first_row } = paged;
-        let index = k.add(first_row, row);
+        let index = k.add(paged.first_row, row);
+        let (page, row) = paged.place(k, index);
+        let page = k.widen(page);
+        k.eval(row.widen().mul_add(self.stride, page.mul_add(paged.page_stride, self.first)))
+    }
+}
+
+impl PagedRows {
+    /// The page and the row in it of a row that the sequence has. The table is read.
+    pub(crate) fn place(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let Self { table, page_size, is_log2, last_page, .. } = *self;
         let (entry, row) = if is_log2 {
             let entry = k.shr(index, page_size);
             let first = k.shl(entry, page_size);
@@ -82,8 +91,7 @@ impl GlobalRows {
         };
         let address = k.mad_wide(entry, 4u32, table);
         let page = k.load_one::<U32>(address);
-        let page = k.eval(page.min(last_page).widen());
-        k.eval(row.widen().mul_add(self.stride, page.mul_add(page_stride, self.first)))
+        (k.min(page, last_page), row)
     }
 }
 

@@ -46,10 +46,24 @@ impl SwizzledTile {
 
     /// Starts the TMA loads of the tile, which complete `barrier`. Only the lane in which `leader` holds does it.
     pub fn tma_load(self, k: &mut Builder, source: TensorRows, target: Reg<U32>, barrier: Reg<U32>, leader: Reg<Pred>) {
+        self.tma_load_rows(k, 0, source, target, barrier, leader);
+    }
+
+    /// Starts the TMA loads of the rows of the tile from `first` on, as many as a box of the tensor map has.
+    pub fn tma_load_rows(
+        self,
+        k: &mut Builder,
+        first: u32,
+        source: TensorRows,
+        target: Reg<U32>,
+        barrier: Reg<U32>,
+        leader: Reg<Pred>,
+    ) {
         let TensorRows { map, row, head, batch, policy } = source;
         for panel in 0..self.panels() {
             let column = k.copy((panel * self.element.panel_columns()) as i32);
-            let target = SharedAddress::from(target).plus((panel * self.panel_bytes()) as i32);
+            let offset = panel * self.panel_bytes() + first * PANEL_ROW_BYTES;
+            let target = SharedAddress::from(target).plus(offset as i32);
             let options = TensorCopyOptions { policy, ..TensorCopyOptions::default() };
             k.when(leader, |k| k.tensor_load(target, map, &[column, row, head, batch], barrier, options));
         }
@@ -89,7 +103,7 @@ impl SwizzledTile {
     }
 }
 
-/// TMA coordinates: the rows of one head of one batch from `row` on.
+/// TMA coordinates: the rows of one head of one batch, or of one page, from `row` on.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorRows {
     /// The tensor map.
@@ -98,7 +112,7 @@ pub struct TensorRows {
     pub row: Reg<S32>,
     /// The head.
     pub head: Reg<S32>,
-    /// The batch.
+    /// The batch, or the page.
     pub batch: Reg<S32>,
     /// The L2 cache policy.
     pub policy: Option<Reg<U64>>,

@@ -1,0 +1,174 @@
+"""The C library of flashcore for serving: varlen, paged KV caches and lengths on the device, on PyTorch's CUDA tensors.
+
+The structs are read from flashcore.h itself, so that a field or an operand that the header gains needs no change here: a
+plan sets the fields by their names, and one that the header does not have is a refusal with the name in it.
+"""
+
+import ctypes
+import math
+import re
+from ctypes import POINTER, byref, c_char_p, c_int32, c_uint64, c_void_p
+from pathlib import Path
+
+HEADER = Path(__file__).resolve().parents[2] / "crates/flashcore-c/include/flashcore.h"
+SCALARS = {
+    "uint64_t": ctypes.c_uint64,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "int32_t": ctypes.c_int32,
+    "double": ctypes.c_double,
+    "float": ctypes.c_float,
+}
+# Operands by their names in flashcore_device_tensors_t; all of them 32-bit integers on the device.
+OPERANDS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "page_table", "kv_batch_idx")
+
+
+class Refused(Exception):
+    """A problem that flashcore does not take, with its reason."""
+
+
+def parse_header(text):
+    """The structs of a header as ctypes classes by name, and its integer constants by name."""
+    constants = {name: int(value) for name, value in re.findall(r"^#define (\w+) (-?\d+)$", text, re.MULTILINE)}
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    structs = {}
+    for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\} \w+;", text, re.DOTALL):
+        fields = []
+        for declaration in filter(None, (" ".join(line.split()) for line in body.split(";"))):
+            match = re.fullmatch(r"(?:const )?(?:struct )?(\w+) (\**)(?:const )?(\w+)(?:\[(\d+)\])?", declaration)
+            if not match:
+                raise ValueError(f"flashcore.h: cannot read the field {declaration!r} of {name}")
+            kind, pointer, field, count = match.groups()
+            kind = c_void_p if pointer else SCALARS.get(kind) or structs[kind]
+            fields.append((field, kind * int(count) if count else kind))
+        structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return structs, constants
+
+
+class Plan:
+    """A planned problem, and the workspace of its launches: these must follow each other on one stream or graph."""
+
+    def __init__(self, flashcore, handle, key):
+        self.flashcore, self.handle, self.key = flashcore, handle, key
+        self.workspace = None
+
+    def describe(self):
+        return self.flashcore.library.flashcore_plan_describe(self.handle).decode()
+
+    def __del__(self):
+        self.flashcore.library.flashcore_plan_destroy(self.handle)
+
+
+class Flashcore:
+    """The loaded library."""
+
+    def __init__(self, path, header=HEADER):
+        self.structs, self.constants = parse_header(Path(header).read_text(encoding="utf-8"))
+        self.problem, self.tensors = self.structs["flashcore_problem_t"], self.structs["flashcore_device_tensors_t"]
+        self.library = ctypes.CDLL(path) if path else None
+        self.plans = {}
+        for name, result, arguments in (
+            ("version", c_char_p, []),
+            ("last_error", c_char_p, []),
+            ("problem_init", c_int32, [POINTER(self.problem)] + [c_uint64] * 4 + [c_int32]),
+            ("plan_create_with_config", c_int32, [POINTER(self.problem), c_int32, c_int32, c_char_p, POINTER(c_void_p)]),
+            ("plan_launch_tensors", c_int32, [c_void_p, c_void_p, POINTER(self.tensors)]),
+            ("plan_workspace_bytes", c_uint64, [c_void_p]),
+            ("plan_describe", c_char_p, [c_void_p]),
+            ("plan_destroy", c_int32, [c_void_p]),
+        ):
+            if self.library:
+                function = getattr(self.library, f"flashcore_{name}")
+                function.restype, function.argtypes = result, arguments
+
+    def check(self, status):
+        if status != self.constants["FLASHCORE_OK"]:
+            message = self.library.flashcore_last_error().decode()
+            refusals = [self.constants[f"FLASHCORE_{name}"] for name in ("INVALID_ARGUMENT", "UNSUPPORTED")]
+            raise Refused(message) if status in refusals else RuntimeError(message)
+
+    def version(self):
+        return self.library.flashcore_version().decode()
+
+    def fill(self, problem, fields):
+        """Sets fields by name; those of an operand or a size that the header does not have are refused."""
+        present = {name: kind for name, kind in self.problem._fields_}
+        operands = {name for name, _ in self.tensors._fields_}
+        for name, value in fields.items():
+            if name in present and value is not None:
+                setattr(problem, name, value)
+            elif value is not None and not (name in OPERANDS and name in operands):
+                raise Refused(f"flashcore.h of this build has no {name}")
+
+    def plan(
+        self,
+        batch,
+        heads,
+        kv_heads,
+        max_q,
+        max_k,
+        dim,
+        causal=False,
+        dtype="bf16",
+        operands=(),
+        total_q=None,
+        total_k=None,
+        page_size=None,
+        num_pages=None,
+        table_width=None,
+        table_stride=None,
+        lse=False,
+        config=None,
+    ):
+        """A plan on GPU 0 for [batch, row, head, column] tensors, [total, head, column] ones, or pages, by upper bounds.
+
+        `operands` names what a launch brings, out of `OPERANDS`. Equal arguments give the same plan. Causal masks are
+        bottom-right.
+        """
+        sizes = {
+            "total_q": total_q,
+            "total_k": total_k,
+            "page_size": page_size,
+            "num_pages": num_pages,
+            "table_width": table_width,
+            "table_stride": table_stride,
+        }
+        key = (batch, heads, kv_heads, max_q, max_k, dim, causal, dtype, tuple(operands), *sizes.values(), lse, config)
+        if key in self.plans:
+            return self.plans[key]
+        constant, problem = self.constants, self.problem()
+        number = constant[f"FLASHCORE_DTYPE_{dtype.upper()}"]
+        self.check(self.library.flashcore_problem_init(byref(problem), batch, heads, max_q, dim, number))
+        problem.struct_size = ctypes.sizeof(problem)
+        problem.key_heads, problem.key_length, problem.lse = kv_heads, max_k, int(lse)
+        problem.layout = constant["FLASHCORE_LAYOUT_BSHD"]
+        problem.alignment = constant["FLASHCORE_ALIGNMENT_BOTTOM_RIGHT"]
+        problem.mask = constant["FLASHCORE_MASK_CAUSAL" if causal else "FLASHCORE_MASK_NONE"]
+        self.fill(problem, {**sizes, **{name: 1 for name in operands}})
+        handle = c_void_p()
+        name = config.encode() if config else None
+        device = constant["FLASHCORE_DEVICE_CUDA"]
+        self.check(self.library.flashcore_plan_create_with_config(byref(problem), device, 0, name, byref(handle)))
+        self.plans[key] = Plan(self, handle, key)
+        return self.plans[key]
+
+    def launch(self, plan, q, k, v, out, lse=None, stream=None, **operands):
+        """Puts the kernels on a stream, the current one by default. The tensors must outlive the launch or its graph."""
+        import torch
+
+        tensors = self.tensors(struct_size=ctypes.sizeof(self.tensors))
+        pointers = {"query": q, "key": k, "value": v, "output": out, "lse": lse, **operands}
+        known = {name for name, _ in self.tensors._fields_}
+        for name, tensor in pointers.items():
+            if tensor is None:
+                continue
+            if name not in known:
+                raise Refused(f"flashcore.h of this build has no operand {name}")
+            setattr(tensors, name, tensor.data_ptr())
+        if plan.workspace is None:
+            words = math.ceil(self.library.flashcore_plan_workspace_bytes(plan.handle) / 4)
+            plan.workspace = torch.zeros(words, dtype=torch.int32, device="cuda")
+        if plan.workspace.numel():
+            tensors.workspace = plan.workspace.data_ptr()
+        stream = torch.cuda.current_stream().cuda_stream if stream is None else stream
+        self.check(self.library.flashcore_plan_launch_tensors(plan.handle, stream, byref(tensors)))
