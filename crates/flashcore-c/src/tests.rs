@@ -298,7 +298,7 @@ fn random_sequences(random: &mut SplitMix64, problem: &mut Problem) {
         0 => [1 << 32, u64::MAX / 2, u64::MAX][random.below(3)],
         _ => [0, 1, 2, 3, 4, 8, 16][random.below(7)],
     };
-    let mut on = |random: &mut SplitMix64, one_in: usize| match random.below(80) {
+    let on = |random: &mut SplitMix64, one_in: usize| match random.below(80) {
         0 => [-1, 2, i32::MAX][random.below(3)],
         _ => i32::from(random.below(one_in) == 0),
     };
@@ -340,7 +340,7 @@ fn random_arguments_are_answered() {
     // Ones in every type are small numbers, and 1 as `seqused_k`.
     let memory: Vec<Vec<u64>> = (0..7).map(|_| vec![0x0000_0001_0000_0001; MEMORY]).collect();
     // Numbers of 32 bits: 0, 1, 2 and so on as offsets, zeros as indices, and any bits.
-    let counted: Vec<u64> = (0..MEMORY as u64).map(|index| (2 * index + 1) << 32 | 2 * index).collect();
+    let counted: Vec<u64> = (0..MEMORY as u64).map(|index| ((2 * index + 1) << 32) | (2 * index)).collect();
     let zeros = vec![0_u64; MEMORY];
     let mut any = SplitMix64::new(1);
     let garbage: Vec<u64> = (0..MEMORY).map(|_| any.next_u64()).collect();

@@ -113,7 +113,7 @@ fn check_refused(problem: fn(&mut Problem), change: &dyn Fn(&mut Inputs), words:
 #[test]
 fn offsets_that_are_none() {
     let check = |offsets: &[u32], words: &str| {
-        check_refused(packed_queries, &|inputs| inputs.cu_seqlens_q = bytes(offsets), words)
+        check_refused(packed_queries, &|inputs| inputs.cu_seqlens_q = bytes(offsets), words);
     };
     check(&[], "cu_seqlens_q has 0 entries; the problem needs 4");
     check(&[0, 4, 8], "cu_seqlens_q has 3 entries; the problem needs 4");
