@@ -11,7 +11,7 @@ use crate::attention::scheduler::chunks::most_units;
 use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
-use crate::config::{AmpereConfig, Config, L2Window};
+use crate::config::{AmpereConfig, Config, HopperConfig, L2Window};
 use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, arguments, expression_constants};
 use crate::spec::{KernelSpec, Stage};
 use crate::tensor_maps::tensor_maps;
@@ -238,6 +238,13 @@ impl GridShape {
             return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
         let Config::Ampere(AmpereConfig { persistent, num_splits, chunk_keys, pack_gqa, .. }) = config else {
+            if let Config::Hopper(HopperConfig { chunk_keys: chunk_keys @ 1.., .. }) = config {
+                let shape = problem.output_shape();
+                let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
+                let max_chunks = problem.key_length.div_ceil(chunk_keys as usize).max(1) as u32;
+                let extra = Extra::Chunks { max_chunks, rows, chunk_keys, sequences: batch, heads };
+                return Self { grid: [one_head.saturating_mul(max_chunks), heads, batch], extra };
+            }
             let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
             return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
         };

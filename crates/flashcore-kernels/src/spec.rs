@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
 
-use crate::config::{AmpereConfig, Config};
+use crate::config::{AmpereConfig, Config, HopperConfig};
 use crate::specialization::Specialization;
 
 /// Everything that the text of a kernel depends on.
@@ -53,6 +53,15 @@ impl KernelSpec {
         let (config, specialization) = match stage {
             Stage::Combine => match config {
                 Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. }) => {
+                    let config = AmpereConfig {
+                        persistent: 1,
+                        chunk_keys: AmpereConfig::BASE.tile_n,
+                        pdl,
+                        ..AmpereConfig::BASE
+                    };
+                    (Config::Ampere(config), specialization.for_chunk_combine())
+                }
+                Config::Hopper(HopperConfig { chunk_keys: 1.., pdl, .. }) => {
                     let config = AmpereConfig {
                         persistent: 1,
                         chunk_keys: AmpereConfig::BASE.tile_n,

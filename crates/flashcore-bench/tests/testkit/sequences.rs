@@ -76,6 +76,17 @@ fn chunks_of_sequences() {
 }
 
 #[test]
+fn chunks_of_the_hopper_kernel() {
+    let mut plain = Problem::new(2, 4, 70, 64, DType::Bf16).with_lse(true);
+    (plain.key_heads, plain.key_length, plain.mask) = (2, 520, CAUSAL);
+    let sequences = problems(DType::Bf16, 70).into_iter().filter(|problem| problem.paged.is_none());
+    for (index, problem) in sequences.chain([plain]).enumerate() {
+        check("hopper-64x64-4stage-2kvgroups-pdl-128chunk", &problem, index as u64);
+        check("hopper-128x128-2stage-pdl-128chunk", &problem, index as u64);
+    }
+}
+
+#[test]
 fn sequences_of_the_naive_kernel() {
     for (index, problem) in problems(DType::F32, 9).iter().enumerate() {
         check("scalar", problem, index as u64);

@@ -169,6 +169,18 @@ impl KvBlockRange {
         Self { nonempty, first, last, full_begin, full_end, full_by_mask_mod: None, origin, tile_n }
     }
 
+    /// The blocks of a chunk of the keys, which begins and ends where blocks do.
+    pub(crate) fn chunk(self, k: &mut Builder, [begin, end]: [Reg<S32>; 2]) -> Self {
+        let tile_n = self.tile_n;
+        let first = k.eval((begin.unsigned() / tile_n).signed().max(self.first));
+        let last = k.eval(((end.unsigned() / tile_n).signed() - 1).min(self.last));
+        let some = k.eval(last.ge(first));
+        let nonempty = k.and(self.nonempty, some);
+        let full_end = k.eval(self.full_end.min(last + 1).max(first));
+        let full_begin = k.max(self.full_begin, first);
+        Self { nonempty, first, last, full_begin, full_end, ..self }
+    }
+
     /// The intersection with the nonempty blocks of a block mask.
     pub(crate) fn intersect(self, k: &mut Builder, blocks: KvBlocks) -> Self {
         let first = k.max(self.first, blocks.first);

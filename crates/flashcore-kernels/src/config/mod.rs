@@ -213,6 +213,10 @@ impl Config {
     pub(crate) const fn compiled(self) -> Self {
         match self {
             Self::Ampere(config) => Self::Ampere(config.compiled()),
+            Self::Hopper(HopperConfig { chunk_keys: 1.., tile_n, .. }) => {
+                let Self::Hopper(config) = self else { return self };
+                Self::Hopper(HopperConfig { chunk_keys: tile_n, ..config })
+            }
             Self::Scalar(_) | Self::Ladder(_) | Self::Hopper(_) => self,
         }
     }

@@ -44,6 +44,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     warp_scheduler: WarpScheduler::Free,
     pdl: false,
     persistent: false,
+    chunk_keys: 0,
 };
 
 /// The choices of the ladder's kernel, in the order of names.
@@ -120,6 +121,10 @@ impl FromStr for Config {
                     ..PLAIN_HOPPER
                 };
                 for choice in choices {
+                    if let Some(keys) = choice.strip_suffix(CHUNK) {
+                        config.chunk_keys = keys.parse().ok()?;
+                        continue;
+                    }
                     let (_, _, choose) = HOPPER_CHOICES.iter().find(|(name, _, _)| name == choice)?;
                     choose(&mut config);
                 }
@@ -239,9 +244,14 @@ impl fmt::Display for Config {
                     warp_scheduler: _,
                     pdl: _,
                     persistent: _,
+                    chunk_keys,
                 } = config;
                 write!(formatter, "hopper-{}x{tile_n}-{stages}stage", config.tile_m())?;
-                write_choices(formatter, config, &HOPPER_CHOICES)
+                write_choices(formatter, config, &HOPPER_CHOICES)?;
+                if *chunk_keys > 0 {
+                    write!(formatter, "-{chunk_keys}{CHUNK}")?;
+                }
+                Ok(())
             }
         }
     }

@@ -39,6 +39,8 @@ pub struct HopperConfig {
     pub pdl: bool,
     /// True with persistent CTAs: each loops over tiles of query rows, as long as there are any.
     pub persistent: bool,
+    /// Split-KV by CTA: keys of a chunk, each with a CTA of its own, which the combine kernel merges; 0 is all keys.
+    pub chunk_keys: u32,
 }
 
 /// The warp-scheduler barrier: the phase that consumer warpgroups go through one at a time.
@@ -79,6 +81,7 @@ impl HopperConfig {
         warp_scheduler: WarpScheduler::Free,
         pdl: false,
         persistent: true,
+        chunk_keys: 0,
     };
 
     /// Query rows of a CTA.
@@ -255,6 +258,13 @@ impl HopperConfig {
                 self.tile_n.is_multiple_of(16) && (16..=256).contains(&self.tile_n),
             ),
             flaw("stages", self.stages, "2 to 8", (2..=8).contains(&self.stages)),
+            flaw(
+                "chunk_keys",
+                self.chunk_keys,
+                "0; or a multiple of tile_n, without clusters and persistent CTAs",
+                self.chunk_keys == 0
+                    || self.chunk_keys.is_multiple_of(self.tile_n.max(1)) && !self.persistent && self.cluster == 1,
+            ),
         ]
     }
 }

@@ -47,6 +47,8 @@ const WIDE_SMALL: AmpereConfig =
 
 /// Few rows over many keys: four warps share the keys of one tile of 16 rows.
 const DECODE: AmpereConfig = AmpereConfig { kv_split_warps: 4, ..BASE };
+/// The same for up to 64 rows, packed.
+const DECODE_ROWS: AmpereConfig = AmpereConfig { stages: 3, ..BASE };
 /// The same for wide heads, whose query leaves no room in the registers.
 const DECODE_WIDE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..DECODE };
 /// The same where shared memory is small.
@@ -73,12 +75,17 @@ pub(crate) const ALL: [AmpereConfig; 15] = [
 
 /// More query rows than this are no longer few.
 const MOST_FEW_ROWS: usize = 16;
-/// Keys of a part, at least: fewer are not worth a second kernel.
-const MIN_KEYS_PER_SPLIT: usize = 256;
+/// Keys from which on they are divided: fewer are not worth a second kernel.
+const MIN_KEYS: usize = 512;
+/// Keys of a chunk, at most, where sequences have lengths that only the device knows: one that is much longer than the
+/// others is then spread over all SMs.
+const MAX_CHUNK: usize = 1024;
 /// CTAs that a SM is given where keys are divided: enough to keep its memory busy.
 const CTAS_PER_SM: usize = 2;
 /// The most KV splits: what the second kernel adds up must stay little.
 const MAX_SPLITS: usize = 64;
+/// The most SMs of a GPU.
+const MOST_SMS: usize = 160;
 
 /// Shared memory of a CTA from which on the larger tiles fit twice.
 const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
@@ -127,14 +134,9 @@ const fn has_room(arch: Arch) -> bool {
 /// The config for decode: few rows over many keys, where the GPU would otherwise have little to do or read keys more often
 /// than it must.
 pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target) -> Option<AmpereConfig> {
-    if problem.query_length > MOST_FEW_ROWS || problem.key_length < 2 * MIN_KEYS_PER_SPLIT {
+    if problem.query_length > MOST_FEW_ROWS || problem.key_length < MIN_KEYS || problem.mask_mod.is_some() {
         return None;
     }
-    let config = match (problem.head_dim.max(problem.value_dim), has_room(arch)) {
-        (..=128, _) => DECODE,
-        (_, true) => DECODE_WIDE,
-        (_, false) => DECODE_WIDE_SMALL,
-    };
     let group = problem.query_heads / problem.key_heads.max(1);
     let can_pack = group > 1 && can_pack_gqa(Specialization::of(problem));
     let (pack_gqa, rows, heads) = if can_pack {
@@ -142,8 +144,19 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     } else {
         (false, problem.query_length, problem.query_heads)
     };
-    let ctas = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
-    let wanted = (CTAS_PER_SM * num_sms as usize).div_ceil(ctas.max(1));
-    let num_splits = wanted.min(problem.key_length / MIN_KEYS_PER_SPLIT).clamp(1, MAX_SPLITS) as u32;
-    Some(AmpereConfig { num_splits, pack_gqa, ..config })
+    let config = match (problem.head_dim.max(problem.value_dim), has_room(arch)) {
+        (..=128, true) if rows > DECODE.tile_m() as usize => DECODE_ROWS,
+        (..=128, true) => AmpereConfig { stages: 3, ..DECODE },
+        (..=128, false) => DECODE,
+        (_, true) => DECODE_WIDE,
+        (_, false) => DECODE_WIDE_SMALL,
+    };
+    let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
+    // A plan for any number of SMs is for those of the largest.
+    let slots = CTAS_PER_SM * (num_sms as usize).min(MOST_SMS);
+    let splits = (slots / tiles.max(1)).clamp(1, MAX_SPLITS);
+    let longest = if problem.has_device_lengths() { MAX_CHUNK } else { usize::MAX };
+    let chunk_keys = problem.key_length.div_ceil(splits).min(longest).next_multiple_of(config.tile_n as usize) as u32;
+    let pdl = matches!(arch, Arch::Sm90 | Arch::Sm90a);
+    Some(AmpereConfig { chunk_keys, persistent: slots as u32, pack_gqa, pdl, ..config })
 }

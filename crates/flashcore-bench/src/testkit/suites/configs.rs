@@ -108,6 +108,8 @@ fn hopper() -> Vec<Config> {
     };
     let config = |row: Vec<usize>| {
         let at = |choice: Choice| row[choice as usize];
+        let tile_n = HOPPER_KEYS[at(Choice::TileN)];
+        let can_chunk = SHARES[at(Choice::Cluster)] == 1 && at(Choice::Persistent) == 0;
         Config::Hopper(HopperConfig {
             warpgroups: WARPGROUPS[at(Choice::Warpgroups)],
             kv_split_warpgroups: SHARES[at(Choice::KvSplitWarpgroups)],
@@ -120,6 +122,7 @@ fn hopper() -> Vec<Config> {
             warp_scheduler: WARP_SCHEDULERS[at(Choice::WarpScheduler)],
             pdl: at(Choice::Pdl) == 1,
             persistent: at(Choice::Persistent) == 1,
+            chunk_keys: if can_chunk && at(Choice::Pdl) == 1 { 2 * tile_n } else { 0 },
         })
     };
     covering_rows(&sizes, excludes, 0, SEED).into_iter().map(config).collect()

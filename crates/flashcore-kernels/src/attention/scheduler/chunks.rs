@@ -38,7 +38,7 @@ impl ChunkParameters {
             splits: SplitParameters::load(k, parameters),
             chunk_keys: k.parameter("chunk_keys"),
             sequences: k.parameter("sequences"),
-            heads: k.parameter("heads"),
+            heads: k.parameter("chunk_heads"),
         }
     }
 }

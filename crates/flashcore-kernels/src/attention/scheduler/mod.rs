@@ -18,8 +18,9 @@ use crate::attention::block_mask::{self, KvBlocks, TileExtent};
 use crate::attention::kv_range::KvBlockRange;
 use crate::attention::{TileContext, TileCoord};
 use crate::config::HopperConfig;
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, SplitParameters};
 use crate::specialization::Specialization;
+use chunks::ChunkParameters;
 use lpt::LptSections;
 use sorted::SortedTiles;
 
@@ -35,6 +36,8 @@ pub(crate) struct TileScheduler {
     pub(crate) tiles: Reg<U32>,
     sections: LptSections,
     policy: Policy,
+    /// Set where each chunk of the keys of a tile has a CTA of its own.
+    pub(crate) chunks: Option<ChunkParameters>,
     pub(crate) config: HopperConfig,
     parameters: Parameters,
     specialization: Specialization,
@@ -60,17 +63,19 @@ impl TileScheduler {
         config: HopperConfig,
         parameters: &Parameters,
         specialization: Specialization,
+        chunks: Option<ChunkParameters>,
     ) -> Self {
         let [tiles_per_head, heads, matrices, tiles] =
             ["query_tiles", "heads", "matrices", "tiles"].map(|name| k.parameter::<U32>(name));
         let sections = LptSections::load(k);
+        let chunks = chunks.filter(|_| config.chunk_keys > 0);
         let policy = match (config.persistent, specialization.right) {
             (false, _) => Policy::SingleTile,
             (true, false) => Policy::Persistent,
             (true, true) => Policy::Lpt,
         };
         let parameters = *parameters;
-        Self { tiles_per_head, heads, matrices, tiles, sections, policy, config, parameters, specialization }
+        Self { tiles_per_head, heads, matrices, tiles, sections, policy, chunks, config, parameters, specialization }
     }
 
     /// Writes `body` for each tile of this CTA. `read` returns the work-tile info that a producer has broadcast; where it
@@ -88,7 +93,8 @@ impl TileScheduler {
                 let tile = single_tile::tile(k, self, cta);
                 self.info(k, tile, row_group)
             });
-            let tile = self.work_tile(k, info);
+            let mut tile = self.work_tile(k, info);
+            tile.chunk = self.chunks.map(|chunks| single_tile::chunk(k, &tile.context, chunks, cta));
             return match tile.exists(k) {
                 None => body(k, &tile),
                 Some(exists) => k.if_uniform(exists, |k| body(k, &tile)),
@@ -157,9 +163,10 @@ impl TileScheduler {
             Some(TileExtent { first_row, end_row, origin, end_key }) => {
                 let key_length = k.min(context.key_length, end_key);
                 let context = TileContext { first_row, end_row, key_length, ..context };
-                WorkTile { coord: TileCoord { first_row, ..coord }, context, record, blocks, origin: Some(origin) }
+                let coord = TileCoord { first_row, ..coord };
+                WorkTile { coord, context, record, blocks, origin: Some(origin), chunk: None }
             }
-            None => WorkTile { coord, context, record, blocks: None, origin: None },
+            None => WorkTile { coord, context, record, blocks: None, origin: None, chunk: None },
         }
     }
 }
@@ -188,13 +195,30 @@ pub(crate) struct WorkTile {
     blocks: Option<KvBlocks>,
     /// The first key of block 0, where it is not key 0.
     origin: Option<Reg<S32>>,
+    /// The chunk of its keys, where it has only that.
+    pub(crate) chunk: Option<TileChunk>,
+}
+
+/// A chunk of the keys of a tile.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileChunk {
+    pub(crate) splits: SplitParameters,
+    /// The chunk among those of the sequence.
+    pub(crate) index: Reg<U32>,
+    /// The chunks of the sequence.
+    pub(crate) count: Reg<U32>,
+    /// The first key of the chunk, and one past its last.
+    pub(crate) keys: [Reg<S32>; 2],
 }
 
 impl WorkTile {
     /// True if its sequence has the tile; `None` where all have.
     fn exists(&self, k: &mut Builder) -> Option<Reg<Pred>> {
         let has_lengths = self.context.specialization.has_query_lengths();
-        has_lengths.then(|| k.compare(Compare::Lt, self.context.first_row, self.context.end_row))
+        let has_tile = has_lengths.then(|| k.compare(Compare::Lt, self.context.first_row, self.context.end_row));
+        let Some(chunk) = self.chunk else { return has_tile };
+        let has_chunk = k.compare(Compare::Lt, chunk.index, chunk.count);
+        Some(has_tile.map_or(has_chunk, |has_tile| k.and(has_tile, has_chunk)))
     }
 
     /// The KV blocks that the CTA goes through. Where each warpgroup has a range of its own, all between the first and the
@@ -202,6 +226,7 @@ impl WorkTile {
     pub(crate) fn kv_blocks(&self, k: &mut Builder, config: HopperConfig) -> KvBlockRange {
         k.section("kv range", |k| {
             let range = KvBlockRange::new(k, &self.context, (config.tile_m(), config.tile_n), self.origin);
+            let range = self.chunk.map_or(range, |chunk| range.chunk(k, chunk.keys));
             let mode = BlockMaskMode::of(config, self.context.specialization);
             match (self.blocks, mode.map(|mode| mode.range)) {
                 (Some(blocks), Some(RangePer::Cta)) => range.intersect(k, blocks),

@@ -25,18 +25,27 @@ pub(super) fn store<T: Element>(
         Some(Split::Cta(splits)) => {
             let cta = k.special(SpecialRegister::CtaX);
             let split = k.rem(cta, splits.num_splits);
-            store_partials(k, context, warp, (splits, split), softmax, output);
+            let rows = rows(k, context, warp);
+            store_partials(k, context, (&rows, warp.position.member), (splits, split), softmax, output);
         }
         Some(Split::Chunk { splits, index, count, .. }) => {
             let is_partial = k.compare(Compare::Gt, count, 1u32);
             k.if_else_uniform(
                 is_partial,
-                |k| store_partials(k, context, warp, (splits, index), softmax, output),
+                |k| {
+                    let rows = rows(k, context, warp);
+                    store_partials(k, context, (&rows, warp.position.member), (splits, index), softmax, output);
+                },
                 |k| store_rows::<T>(k, context, warp, tiles, softmax, output),
             );
         }
         None => store_rows::<T>(k, context, warp, tiles, softmax, output),
     }
+}
+
+/// The rows of a lane.
+fn rows(k: &mut Builder, context: &TileContext, warp: &Warp) -> Vec<Reg<U32>> {
+    (0..2 * warp.m_tiles).map(|index| warp.row(k, context, index)).collect()
 }
 
 /// Stores output and LSE of rows that have all their keys.

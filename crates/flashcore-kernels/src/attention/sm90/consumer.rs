@@ -116,7 +116,7 @@ impl<T: Element> Consumer<T> {
         let softmax = &mainloop.softmax;
         let attend = |k: &mut Builder| block_mask::consumer::attend(k, self, &mainloop, &range);
         let skip = |k: &mut Builder| block_mask::consumer::skip_tile(k, self, cta);
-        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, &tile.context, softmax));
+        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, tile, softmax));
         match &self.epilogue {
             Epilogue::ReduceSplits(split) => {
                 let is_nonempty = split.is_nonempty(k, &range);

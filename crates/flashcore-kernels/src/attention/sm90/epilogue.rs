@@ -14,6 +14,7 @@ use super::{Cta, WARPGROUP};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::scheduler::WorkTile;
+use crate::attention::split_kv::partial::store_partials;
 use crate::element::Element;
 use crate::primitives::{
     CHUNK_BYTES, LANES, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile, TensorRows,
@@ -97,15 +98,25 @@ fn is_short(k: &mut Builder, context: &TileContext, first_row: Reg<U32>) -> Reg<
     k.eval(has_fewer & context.end_row.lt(context.parameters.query_length))
 }
 
-/// Ends the softmax of a warpgroup's rows and stores them.
-pub(super) fn store<T: Element>(
-    k: &mut Builder,
-    consumer: &Consumer<T>,
-    context: &TileContext,
-    softmax: &OnlineSoftmax,
-) {
-    let exists = finish(k, consumer, context, softmax);
-    store_rows(k, consumer, context, exists);
+/// Ends the softmax of a warpgroup's rows and stores them; of a chunk that is not all keys, stores a partial result.
+pub(super) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, tile: &WorkTile, softmax: &OnlineSoftmax) {
+    let context = &tile.context;
+    let store_all = |k: &mut Builder| {
+        let exists = finish(k, consumer, context, softmax);
+        store_rows(k, consumer, context, exists);
+    };
+    let Some(chunk) = tile.chunk else { return store_all(k) };
+    let is_partial = k.compare(Compare::Gt, chunk.count, 1u32);
+    k.if_else_uniform(
+        is_partial,
+        |k| {
+            let first_row = k.add(context.first_row, consumer.row);
+            let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
+            let lane = (&rows[..], consumer.position.member);
+            store_partials(k, context, lane, (chunk.splits, chunk.index), softmax, &consumer.output);
+        },
+        store_all,
+    );
 }
 
 /// Stores those of the lanes' rows that exist.

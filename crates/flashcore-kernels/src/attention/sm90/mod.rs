@@ -41,6 +41,7 @@ use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
 use crate::attention::block_mask::mode::{BlockMaskMode, RangePer};
 use crate::attention::block_mask::work_info::WorkInfoSlots;
 use crate::attention::scheduler::TileScheduler;
+use crate::attention::scheduler::chunks::ChunkParameters;
 use crate::config::HopperConfig;
 use crate::element::Element;
 use crate::parameters::Parameters;
@@ -89,8 +90,9 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specializat
 /// Loads the parameters and initializes the pipelines; returns what the warps of the CTA share, and the thread.
 fn prologue(k: &mut Builder, config: HopperConfig, specialization: Specialization) -> (Cta, Reg<U32>) {
     let parameters = Parameters::load(k, specialization);
+    let chunks = (config.chunk_keys > 0).then(|| ChunkParameters::load(k, &parameters));
     let maps = TensorMaps::declare(k, config, specialization);
-    let mut scheduler = TileScheduler::load(k, config, &parameters, specialization);
+    let mut scheduler = TileScheduler::load(k, config, &parameters, specialization, chunks);
     let block_mask = BlockMaskMode::of(config, specialization);
     let shared = Shared::reserve(k, config, specialization, block_mask);
     let thread = k.special(SpecialRegister::ThreadX);

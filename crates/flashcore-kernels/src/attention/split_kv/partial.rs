@@ -7,7 +7,6 @@ use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use crate::attention::TileContext;
-use crate::attention::sm80::Warp;
 use crate::parameters::SplitParameters;
 use crate::primitives::{Accumulator, OnlineSoftmax};
 
@@ -48,25 +47,26 @@ impl PartialRow {
     }
 }
 
-/// Stores the partial result of the rows of a warp.
+/// Stores the partial result of the rows of a warp. `rows` are those of the lane, which is the `member`-th of the four that
+/// have them.
 pub(crate) fn store_partials(
     k: &mut Builder,
     context: &TileContext,
-    warp: &Warp,
+    (rows, member): (&[Reg<U32>], Reg<U32>),
     (splits, split): (SplitParameters, Reg<U32>),
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
     let stats = softmax.row_stats(k);
     let value_dim = context.specialization.value_dim;
-    let column = k.mul(warp.position.member, 2u32);
+    let column = k.mul(member, 2u32);
     for (index, (row_max, row_sum)) in stats.row_max.iter().zip(&stats.row_sum).enumerate() {
-        let row = warp.row(k, context, index as u32);
+        let row = rows[index];
         let exists = k.compare(Compare::Lt, row, context.end_row);
         let row = context.global_row(k, row);
         let partial = PartialRow::new(k, splits, split, row, value_dim);
         // The four lanes of a row have the same statistics; one stores them.
-        let stores = k.eval(exists & warp.position.member.eq(0));
+        let stores = k.eval(exists & member.eq(0));
         k.when(stores, |k| k.store::<F32>(partial.stats, &[*row_max, *row_sum]));
         let lane_columns = k.mad_wide(column, WORD_BYTES, partial.output);
         let mut pair = Vec::new();
