@@ -2,7 +2,9 @@
 
 use core::fmt;
 
-use flashcore_problem::{Mask, Problem, Shape};
+use std::collections::HashSet;
+
+use flashcore_problem::{Inputs, Mask, Problem, Shape};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The work of a problem that no implementation can avoid.
@@ -38,6 +40,33 @@ impl Work {
             flops: 2.0 * exponentials * (problem.head_dim as f64 + problem.value_dim as f64),
             bytes: elements * problem.dtype.size_bytes() as f64 + lse,
             exponentials,
+        }
+    }
+}
+
+impl Work {
+    /// Work of a problem on its inputs: of the rows and keys that its sequences have. Keys that several sequences share are
+    /// read once.
+    pub fn of_inputs(problem: &Problem, inputs: &Inputs) -> Self {
+        if !problem.is_ragged() && !problem.seqused_k || problem.mask_mod.is_some() {
+            return Self::of(problem);
+        }
+        let (mut rows, mut attended) = (0.0, 0.0);
+        let mut keys = HashSet::new();
+        for sequence in inputs.views().sequences(problem) {
+            let lengths = (0..sequence.query_length).map(|row| sequence.attended_keys(problem, row).len() as f64);
+            attended += lengths.sum::<f64>();
+            rows += sequence.query_length as f64;
+            keys.extend(sequence.attended_range(problem).map(|key| sequence.key_row(key)));
+        }
+        let (query_heads, key_heads) = (problem.query_heads as f64, problem.key_heads as f64);
+        let columns = problem.head_dim as f64 + problem.value_dim as f64;
+        let elements = columns * (query_heads * rows + key_heads * keys.len() as f64);
+        let lse = if problem.lse { 4.0 * query_heads * rows } else { 0.0 };
+        Self {
+            flops: 2.0 * query_heads * attended * columns,
+            bytes: elements * problem.dtype.size_bytes() as f64 + lse,
+            exponentials: query_heads * attended,
         }
     }
 }
@@ -99,7 +128,7 @@ impl Ceilings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{Alignment, DType};
+    use flashcore_problem::{Alignment, DType, PagedKv};
 
     #[test]
     fn masked_keys_are_no_work() {
@@ -108,6 +137,27 @@ mod tests {
         assert_eq!(Work::of(&problem), expected);
         problem.mask = Mask::Causal(Alignment::BottomRight);
         assert_eq!(Work::of(&problem), Work { flops: 4.0 * 2.0 * 10.0 * 8.0, exponentials: 20.0, ..expected });
+    }
+
+    /// Two sequences of 2 rows that share one of the pages of 4 keys: 6 and 3 keys, of which 7 rows are read.
+    #[test]
+    fn sequences_are_counted_by_their_lengths() {
+        let mut problem = Problem::new(2, 4, 3, 8, DType::F16);
+        (problem.key_heads, problem.key_length, problem.lse) = (2, 8, true);
+        (problem.seqused_q, problem.seqused_k) = (true, true);
+        problem.paged = Some(PagedKv::new(4, 3, 2));
+        let mut inputs = Inputs::random(&problem, 0);
+        (inputs.seqused_q, inputs.seqused_k) = (Some(vec![2, 2]), Some(vec![6, 3]));
+        inputs.page_table = Some(vec![2, 0, 0, -1]);
+        let expected = Work {
+            flops: 4.0 * 4.0 * (2.0 * 6.0 + 2.0 * 3.0) * 8.0,
+            // Two rows of the page that is the second of one sequence are the first of the other.
+            bytes: 2.0 * 16.0 * (4.0 * 4.0 + 2.0 * 7.0) + 4.0 * 4.0 * 4.0,
+            exponentials: 4.0 * (2.0 * 6.0 + 2.0 * 3.0),
+        };
+        assert_eq!(Work::of_inputs(&problem, &inputs), expected);
+        let plain = Problem::new(2, 4, 3, 8, DType::F16);
+        assert_eq!(Work::of_inputs(&plain, &Inputs::random(&plain, 0)), Work::of(&plain));
     }
 
     #[test]

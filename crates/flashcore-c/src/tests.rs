@@ -284,10 +284,41 @@ fn random_problem(random: &mut SplitMix64) -> Problem {
         *strides = Strides { batch: size(random), head: size(random), row: size(random) };
     }
     problem.output_strides = Strides { batch: 64, head: 8, row: [8, 16, 0, u64::MAX][random.below(4)] };
+    if random.below(3) == 0 {
+        random_sequences(random, &mut problem);
+    }
     if random.below(100) == 0 {
         problem.struct_size = size(random);
     }
     problem
+}
+
+/// Packed and paged sequences, with sizes that fit their switches, or do not.
+fn random_sequences(random: &mut SplitMix64, problem: &mut Problem) {
+    let size = |random: &mut SplitMix64| match random.below(40) {
+        0 => [1 << 32, u64::MAX / 2, u64::MAX][random.below(3)],
+        _ => [0, 1, 2, 3, 4, 8, 16][random.below(7)],
+    };
+    let on = |random: &mut SplitMix64, one_in: usize| match random.below(80) {
+        0 => [-1, 2, i32::MAX][random.below(3)],
+        _ => i32::from(random.below(one_in) == 0),
+    };
+    problem.cu_seqlens_q = on(random, 3);
+    problem.cu_seqlens_k = on(random, 4);
+    problem.seqused_q = on(random, 4);
+    problem.leftpad_k = on(random, 4);
+    problem.kv_batch_idx = on(random, 4);
+    problem.page_table = on(random, 3);
+    let sized = |random: &mut SplitMix64, switch: i32| {
+        if switch == 1 || random.below(30) == 0 { size(random) } else { 0 }
+    };
+    problem.total_q = sized(random, problem.cu_seqlens_q);
+    problem.total_k = sized(random, problem.cu_seqlens_k);
+    problem.kv_batch = sized(random, problem.kv_batch_idx);
+    problem.page_size = sized(random, problem.page_table);
+    problem.num_pages = sized(random, problem.page_table);
+    problem.table_width = sized(random, problem.page_table);
+    problem.table_stride = sized(random, problem.page_table);
 }
 
 /// Memory that a struct points into: enough of it for every small problem, or a wrong piece.
@@ -309,6 +340,12 @@ fn random_bytes(random: &mut SplitMix64, memory: *const u64, wanted: bool) -> By
 fn random_arguments_are_answered() {
     // Ones in every type are small numbers, and 1 as `seqused_k`.
     let memory: Vec<Vec<u64>> = (0..7).map(|_| vec![0x0000_0001_0000_0001; MEMORY]).collect();
+    // Numbers of 32 bits: 0, 1, 2 and so on as offsets, zeros as indices, and any bits.
+    let counted: Vec<u64> = (0..MEMORY as u64).map(|index| ((2 * index + 1) << 32) | (2 * index)).collect();
+    let zeros = vec![0_u64; MEMORY];
+    let mut any = SplitMix64::new(1);
+    let garbage: Vec<u64> = (0..MEMORY).map(|_| any.next_u64()).collect();
+    let mut of_sequences = 0;
     let (mut output_memory, mut rows_memory) = (vec![0_u64; MEMORY], vec![0_u64; MEMORY]);
     let (mut computed, mut refused) = (0, 0);
     for seed in 0..CALLS {
@@ -325,18 +362,28 @@ fn random_arguments_are_answered() {
         assert!((FLASHCORE_OK..FLASHCORE_INTERNAL).contains(&status), "{seed}: {}", text(flashcore_last_error()));
         assert_eq!(status == FLASHCORE_OK, !plan.is_null(), "{seed}");
         let sizes = [problem.batch, problem.query_heads, problem.query_length, problem.key_length];
-        let is_small = sizes.iter().all(|&size| size <= 8);
+        let pages = [problem.page_size, problem.num_pages, problem.table_width, problem.table_stride];
+        let rows = [problem.total_q, problem.total_k, problem.kv_batch];
+        let is_small = sizes.iter().all(|&size| size <= 8) && pages.iter().chain(&rows).all(|&size| size <= 16);
         if status != FLASHCORE_OK || !is_small {
             refused += 1;
             assert_eq!(text(flashcore_last_error()).is_empty(), status == FLASHCORE_OK, "{seed}");
             flashcore_plan_destroy(plan);
             continue;
         }
-        let rows = problem.batch * problem.query_heads * problem.query_length;
+        let rows = match problem.cu_seqlens_q {
+            1 => problem.query_heads * problem.total_q,
+            _ => problem.batch * problem.query_heads * problem.query_length,
+        };
         let exact = |count: u64, wanted: i32, data: *const u64| match wanted {
             0 => NO_BYTES,
             _ => Bytes { data: data.cast(), bytes: 4 * count },
         };
+        let stride = if problem.table_stride == 0 { problem.table_width } else { problem.table_stride };
+        let cache_batches = if problem.kv_batch_idx == 1 { problem.kv_batch } else { problem.batch };
+        let entries = cache_batches.saturating_sub(1) * stride + problem.table_width;
+        let offsets = [counted.as_ptr(), garbage.as_ptr(), memory[6].as_ptr()][[0, 0, 0, 1, 2][random.below(5)]];
+        let small = [zeros.as_ptr(), zeros.as_ptr(), memory[6].as_ptr(), garbage.as_ptr()][random.below(4)];
         let mut piece = |index: usize| random_bytes(&mut random, memory[index].as_ptr(), true);
         let inputs = Inputs {
             query: piece(0),
@@ -347,6 +394,12 @@ fn random_arguments_are_answered() {
             bias: random_bytes(&mut random, memory[5].as_ptr(), problem.bias == 1),
             bias_strides: BiasStrides { batch: 64, head: 0, row: [0, 8, u64::MAX][random.below(3)], key: 1 },
             seqused_k: exact(problem.batch, problem.seqused_k, memory[6].as_ptr()),
+            cu_seqlens_q: exact(problem.batch + 1, problem.cu_seqlens_q, offsets),
+            cu_seqlens_k: exact(problem.batch + 1, problem.cu_seqlens_k, offsets),
+            seqused_q: exact(problem.batch, problem.seqused_q, memory[6].as_ptr()),
+            leftpad_k: exact(problem.batch, problem.leftpad_k, small),
+            kv_batch_idx: exact(problem.batch, problem.kv_batch_idx, small),
+            page_table: exact(entries, problem.page_table, small),
             ..zeroed()
         };
         let lse = exact(rows, problem.lse, rows_memory.as_mut_ptr());
@@ -361,10 +414,11 @@ fn random_arguments_are_answered() {
         assert_eq!(status == FLASHCORE_OK, said.is_empty(), "{seed}");
         if status == FLASHCORE_OK {
             computed += 1;
+            of_sequences += usize::from(problem.cu_seqlens_q + problem.page_table + problem.cu_seqlens_k > 0);
         } else {
             refused += 1;
         }
         assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK, "{seed}");
     }
-    assert!(computed > 5_000 && refused > 10_000, "{computed} {refused}");
+    assert!(computed > 5_000 && refused > 10_000 && of_sequences > 300, "{computed} {refused} {of_sequences}");
 }

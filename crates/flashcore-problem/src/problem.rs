@@ -321,6 +321,10 @@ impl Problem {
                 errors.push(ProblemError::TableOverlaps { table_stride, table_width });
             }
         }
+        // Every sequence names one of them.
+        if self.kv_batch == Some(0) && self.batch > 0 {
+            errors.push(ProblemError::Zero { argument: "kv_batch" });
+        }
         if self.total_k.is_some() {
             let others = [("paged", self.paged.is_some()), ("kv_batch", self.kv_batch.is_some())];
             for (other, _) in others.into_iter().filter(|&(_, present)| present) {
@@ -445,6 +449,13 @@ mod tests {
         check(|problem| problem.key_heads = 2, &[]);
         check(|problem| problem.layout = Layout::PackedQkv, &[]);
         check(|problem| problem.scale = -1.0, &[]);
+    }
+
+    #[test]
+    fn sequences_need_a_batch_of_the_cache() {
+        check(|problem| problem.kv_batch = Some(1), &[]);
+        check(|problem| (problem.kv_batch, problem.batch) = (Some(0), 0), &[]);
+        check(|problem| problem.kv_batch = Some(0), &[ProblemError::Zero { argument: "kv_batch" }]);
     }
 
     #[test]

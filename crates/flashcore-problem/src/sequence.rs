@@ -1,6 +1,6 @@
 //! Sequences: the rows and keys of each entry of a batch, rectangular, packed (varlen) or paged.
 //!
-//! A batch has `batch` sequences. Where a sequence begins and how long it is follows the precedence of FlashAttention:
+//! A batch has `batch` sequences. Where a sequence begins and how long it is follows the precedence of `FlashAttention`:
 //!
 //! | | offset | length |
 //! |---|---|---|

@@ -4,7 +4,7 @@ use core::fmt;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::Config;
-use flashcore_problem::{Inputs, Layout, Mask, Operand, PagedKv, Problem, SequenceLengths, Stress};
+use flashcore_problem::{Inputs, Layout, Mask, Operand, Problem, SequenceLengths, Stress};
 
 use crate::testkit::{BiasForm, Numbers, shape_text};
 
@@ -126,38 +126,19 @@ impl fmt::Display for Case {
             (problem.alibi, "alibi"),
             (problem.sinks, "sinks"),
             (problem.bias, self.bias.name()),
-            (problem.seqused_k, "seqused-k"),
             (matches!(problem.layout, Layout::Strided(_)), "strided"),
         ];
         let optional = optional.into_iter().filter(|(present, _)| *present).map(|(_, name)| name);
         let others = other_operands().filter(|operand| operand.is_present(problem)).map(Operand::feature);
         optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))?;
-        formatter.write_str(&sequences_text(problem))?;
+        if problem.is_ragged() && problem.layout == Layout::Bshd {
+            formatter.write_str(" bshd")?;
+        }
         match self.lengths {
             SequenceLengths::Ragged => Ok(()),
             lengths => write!(formatter, " {}", lengths.name()),
         }
     }
-}
-
-/// The packed and paged operands of a problem with their sizes, each after a space.
-fn sequences_text(problem: &Problem) -> String {
-    let sized = |name: &str, size: Option<usize>| size.map(|size| format!(" {name} {size}"));
-    let flag = |name: &str, is_on: bool| is_on.then(|| format!(" {name}"));
-    let paged = problem.paged.map(|PagedKv { page_size, num_pages, table_width, table_stride }| {
-        format!(" pages {num_pages}x{page_size} table {table_width}/{table_stride}")
-    });
-    let layout = flag("bshd", problem.is_ragged() && problem.layout == Layout::Bshd);
-    let parts = [
-        sized("total-q", problem.total_q),
-        sized("total-k", problem.total_k),
-        flag("seqused-q", problem.seqused_q),
-        flag("leftpad-k", problem.leftpad_k),
-        sized("kv-batch", problem.kv_batch),
-        paged,
-        layout,
-    ];
-    parts.into_iter().flatten().collect()
 }
 
 /// The optional operands that suites have no special numbers for: all that are not listed. Those of packed and paged
@@ -167,12 +148,11 @@ pub(crate) fn other_operands() -> impl Iterator<Item = Operand> {
         AlibiSlopes, AuxF32, AuxI32, Bias, CuSeqlensK, CuSeqlensQ, KvBatchIdx, LeftpadK, Lse, PageTable, SequsedK,
         SequsedQ, Sinks,
     };
-    let is_listed = |operand: &Operand| match operand {
-        Lse | SequsedK | AlibiSlopes | Sinks | AuxF32 | AuxI32 | Bias => true,
-        CuSeqlensQ | CuSeqlensK | SequsedQ | LeftpadK | KvBatchIdx | PageTable => true,
-        _ => false,
-    };
-    Operand::optional().filter(move |operand| !is_listed(operand))
+    let has_numbers =
+        |operand: &Operand| matches!(operand, Lse | SequsedK | AlibiSlopes | Sinks | AuxF32 | AuxI32 | Bias);
+    let is_of_sequences =
+        |operand: &Operand| matches!(operand, CuSeqlensQ | CuSeqlensK | SequsedQ | LeftpadK | KvBatchIdx | PageTable);
+    Operand::optional().filter(move |operand| !has_numbers(operand) && !is_of_sequences(operand))
 }
 
 /// The name of a kind of inputs on the command line.

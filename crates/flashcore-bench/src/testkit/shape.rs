@@ -1,6 +1,6 @@
-//! Parser of shapes and masks: `1x8x512x64`, `1x8/2x97,203x64`.
+//! Parser of shapes and masks: `1x8x512x64`, `1x8/2x97,203x64`, `4x8/2x1,300x64+seqused_k+pages=80x16`.
 
-use flashcore_problem::{Alignment, DType, Mask, Problem, ProblemError};
+use flashcore_problem::{Alignment, DType, Mask, PagedKv, Problem, ProblemError};
 
 use crate::testkit::expressions;
 
@@ -29,7 +29,7 @@ pub enum ShapeError {
     },
     /// Not an expression, or the second of its kind.
     #[error(
-        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks",
+        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks, and for sequences total_q=N, total_k=N, seqused_q, seqused_k, leftpad_k, kv_batch=N and pages=NUMBERxROWS[/WIDTH[/STRIDE]]",
         expressions::SCORE_MODS.join(", "),
         expressions::MASK_MODS.join(", ")
     )]
@@ -57,7 +57,9 @@ pub enum ShapeError {
     },
 }
 
-/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+expression]...`.
+/// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+feature]...`. A feature is the name of an
+/// expression, or one of packed and paged sequences: `total_q=N`, `total_k=N`, `seqused_q`, `seqused_k`, `leftpad_k`,
+/// `kv_batch=N`, `pages=NUMBERxROWS[/WIDTH[/STRIDE]]` with width and stride of the page table.
 pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     let (sizes, names) = text.split_once('+').unwrap_or((text, ""));
     let parts: Vec<&str> = sizes.split(['x', '×']).map(str::trim).collect();
@@ -82,6 +84,14 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     problem.value_dim = value_dim;
     let (mut score, mut mask) = (None, None);
     for name in names.split('+').filter(|name| !name.is_empty()) {
+        let is_of_sequences = set_sequences(&mut problem, name).map_err(|meaning| ShapeError::Number {
+            text: text.to_owned(),
+            part: name.to_owned(),
+            meaning,
+        })?;
+        if is_of_sequences {
+            continue;
+        }
         match (expressions::score_mod(name), expressions::mask_mod(name)) {
             (Some(score_mod), _) if score.is_none() => score = Some(score_mod),
             (None, Some(mask_mod)) if mask.is_none() => mask = Some(mask_mod),
@@ -92,6 +102,58 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     Ok(problem)
 }
 
+/// Sets a feature of packed and paged sequences; false if it is none, and its meaning if its numbers are none.
+fn set_sequences(problem: &mut Problem, feature: &str) -> Result<bool, &'static str> {
+    let (name, value) = feature.split_once('=').map_or((feature, None), |(name, value)| (name, Some(value)));
+    let rows = |value: &str, meaning: &'static str| value.parse::<usize>().map(Some).map_err(|_| meaning);
+    match (name, value) {
+        ("seqused_q", None) => problem.seqused_q = true,
+        ("seqused_k", None) => problem.seqused_k = true,
+        ("leftpad_k", None) => problem.leftpad_k = true,
+        ("total_q", Some(value)) => problem.total_q = rows(value, "number of rows")?,
+        ("total_k", Some(value)) => problem.total_k = rows(value, "number of keys")?,
+        ("kv_batch", Some(value)) => problem.kv_batch = rows(value, "number of batches")?,
+        ("pages", Some(value)) => problem.paged = Some(pages(value, problem.key_length).ok_or("paged cache")?),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Reads `NUMBERxROWS[/WIDTH[/STRIDE]]`. By default the page table is as wide as the keys need.
+fn pages(text: &str, key_length: usize) -> Option<PagedKv> {
+    let mut parts = text.split('/');
+    let (num_pages, page_size) = parts.next()?.split_once('x')?;
+    let (num_pages, page_size): (usize, usize) = (num_pages.parse().ok()?, page_size.parse().ok()?);
+    let mut next = |otherwise: usize| parts.next().map_or(Some(otherwise), |part| part.parse().ok());
+    let table_width = next(key_length.div_ceil(page_size.max(1)))?;
+    let table_stride = next(table_width)?;
+    parts.next().is_none().then_some(PagedKv { page_size, num_pages, table_width, table_stride })
+}
+
+/// The features of packed and paged sequences, as [`parse_shape`] reads them.
+fn sequences_text(problem: &Problem) -> String {
+    let sized = |name: &str, size: Option<usize>| size.map(|size| format!("+{name}={size}"));
+    let flag = |name: &str, is_on: bool| is_on.then(|| format!("+{name}"));
+    let paged = problem.paged.map(|PagedKv { page_size, num_pages, table_width, table_stride }| {
+        let needed = problem.key_length.div_ceil(page_size.max(1));
+        match (table_width == needed, table_stride == table_width) {
+            (true, true) => format!("+pages={num_pages}x{page_size}"),
+            (false, true) => format!("+pages={num_pages}x{page_size}/{table_width}"),
+            (_, false) => format!("+pages={num_pages}x{page_size}/{table_width}/{table_stride}"),
+        }
+    });
+    let parts = [
+        sized("total_q", problem.total_q),
+        sized("total_k", problem.total_k),
+        flag("seqused_q", problem.seqused_q),
+        flag("seqused_k", problem.seqused_k),
+        flag("leftpad_k", problem.leftpad_k),
+        sized("kv_batch", problem.kv_batch),
+        paged,
+    ];
+    parts.into_iter().flatten().collect()
+}
+
 /// The shape of a problem, as [`parse_shape`] reads it.
 pub fn shape_text(problem: &Problem) -> String {
     let pair = |first: usize, separator: char, second: usize| {
@@ -99,11 +161,12 @@ pub fn shape_text(problem: &Problem) -> String {
     };
     let expressions: String = problem.expressions().flat_map(|(_, expression)| ["+", expression.name()]).collect();
     format!(
-        "{}x{}x{}x{}{expressions}",
+        "{}x{}x{}x{}{expressions}{}",
         problem.batch,
         pair(problem.query_heads, '/', problem.key_heads),
         pair(problem.query_length, ',', problem.key_length),
-        pair(problem.head_dim, ',', problem.value_dim)
+        pair(problem.head_dim, ',', problem.value_dim),
+        sequences_text(problem)
     )
 }
 
@@ -146,6 +209,10 @@ mod tests {
             "0x4x0,7x128",
             "1x2x99x64+relative+documents",
             "1x2x99x64+blocks",
+            "3x4/2x9,50x64+relative+total_q=20+total_k=77+seqused_q+seqused_k+leftpad_k",
+            "3x4/2x1,50x64+seqused_k+kv_batch=5+pages=33x16",
+            "3x4/2x1,50x64+pages=33x16/9",
+            "3x4/2x1,50x64+pages=33x1/50/64",
         ] {
             let problem = parse_shape(text, DType::F16).expect("a shape");
             assert_eq!(shape_text(&problem), text);
@@ -167,6 +234,12 @@ mod tests {
         check("1x8x5x64+nothing", expression("1x8x5x64+nothing", "nothing"));
         check("1x8x5x64+blocks+prefix", expression("1x8x5x64+blocks+prefix", "prefix"));
         check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));
+        check("1x8x5x64+total_q=", number("1x8x5x64+total_q=", "total_q=", "number of rows"));
+        for pages in ["pages=4", "pages=4x", "pages=4x2/", "pages=4x2/3/4/5"] {
+            let text = format!("1x8x5x64+{pages}");
+            check(&text, number(&text, pages, "paged cache"));
+        }
+        check("1x8x5x64+seqused_k=1", expression("1x8x5x64+seqused_k=1", "seqused_k=1"));
     }
 
     #[test]

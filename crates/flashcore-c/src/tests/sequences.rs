@@ -113,7 +113,7 @@ fn check_refused(problem: fn(&mut Problem), change: &dyn Fn(&mut Inputs), words:
 #[test]
 fn offsets_that_are_none() {
     let check = |offsets: &[u32], words: &str| {
-        check_refused(packed_queries, &|inputs| inputs.cu_seqlens_q = bytes(offsets), words)
+        check_refused(packed_queries, &|inputs| inputs.cu_seqlens_q = bytes(offsets), words);
     };
     check(&[], "cu_seqlens_q has 0 entries; the problem needs 4");
     check(&[0, 4, 8], "cu_seqlens_q has 3 entries; the problem needs 4");
@@ -180,4 +180,62 @@ fn pages_that_the_cache_does_not_have() {
         &[0, 1, 6, any, 5, -1, any, low, -1, -1, any, low],
         "entry 1 of the page table of sequence 1 is -1; the cache has 7 pages",
     );
+}
+
+/// Runs a problem on the CPU on random inputs, with poison in rows, pages and entries that no sequence uses, and judges it.
+fn check_right(change: fn(&mut Problem)) {
+    let problem = sequences(|problem| {
+        problem.query_heads = 4;
+        problem.lse = 1;
+        (problem.mask, problem.query_length, problem.key_length) = (FLASHCORE_MASK_CAUSAL, 40, 150);
+        change(problem);
+    });
+    let plan = create(&problem).unwrap();
+    let shape = problem.to_api().unwrap();
+    for seed in 0..3 {
+        let random = api::verify::Inputs::random(&shape, seed);
+        let views = random.views();
+        let of = |values: Option<&[u32]>| values.map_or(NO_BYTES, bytes);
+        let inputs = Inputs {
+            seqused_k: of(views.seqused_k),
+            cu_seqlens_q: of(views.cu_seqlens_q),
+            cu_seqlens_k: of(views.cu_seqlens_k),
+            seqused_q: of(views.seqused_q),
+            leftpad_k: of(views.leftpad_k),
+            kv_batch_idx: of(views.kv_batch_idx),
+            page_table: views.page_table.map_or(NO_BYTES, bytes),
+            ..inputs(views.query.data, views.key.data, views.value.data)
+        };
+        let mut results = api::verify::Outputs::poisoned(&shape);
+        let lse = results.lse.as_mut().map_or(NO_MUT_BYTES, |lse| mut_bytes(lse));
+        let outputs = outputs(mut_bytes(&mut results.output.data), lse);
+        assert_eq!(run(plan, &inputs, &outputs), (FLASHCORE_OK, String::new()), "{shape}");
+        let expected = api::verify::oracle(&shape, &random).unwrap();
+        let yardstick = api::verify::ReferenceError::measure(&shape, &random, &expected).unwrap();
+        let evidence = api::verify::Evidence::new(&random, &results);
+        let verdict = api::verify::judge(&shape, &expected, &yardstick, &evidence);
+        assert!(verdict.passed(), "{shape}: {:?}", verdict.failures);
+    }
+    assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
+}
+
+#[test]
+fn sequences_are_computed() {
+    check_right(|problem| {
+        (problem.cu_seqlens_q, problem.total_q, problem.cu_seqlens_k, problem.total_k) = (1, 100, 1, 300);
+        problem.layout = FLASHCORE_LAYOUT_BSHD;
+    });
+    check_right(|problem| {
+        (problem.seqused_q, problem.seqused_k, problem.leftpad_k) = (1, 1, 1);
+        (problem.kv_batch_idx, problem.kv_batch) = (1, 5);
+    });
+    check_right(|problem| {
+        (problem.cu_seqlens_q, problem.total_q, problem.seqused_k, problem.page_table) = (1, 90, 1, 1);
+        (problem.page_size, problem.num_pages, problem.table_width, problem.table_stride) = (16, 33, 10, 13);
+    });
+    check_right(|problem| {
+        (problem.query_length, problem.seqused_k, problem.page_table) = (1, 1, 1);
+        (problem.page_size, problem.num_pages, problem.table_width) = (1, 450, 150);
+        (problem.kv_batch_idx, problem.kv_batch) = (1, 4);
+    });
 }

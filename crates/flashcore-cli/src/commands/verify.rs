@@ -65,7 +65,7 @@ pub(crate) struct Verify {
     /// [default: the fastest]
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
-    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+expression], such as 1x8x512x64 or 1x2x300x64+documents
+    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 1x8x512x64, 1x2x300x64+documents or 4x8/2x1,300x64+seqused_k+pages=80x16
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type of the case

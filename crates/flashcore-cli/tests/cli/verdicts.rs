@@ -81,9 +81,29 @@ fn nothing_run_is_nothing_passed() {
         "--part 3/4: there are 3 cases, so this part has none and nothing was verified",
     );
     check(&["--suite", "seeds", "--only", "84"], "--only 84: the suite has cases 0 to 83");
+    check(
+        &["--suite", "edge", "--fuzz", "3"],
+        "--fuzz takes the place of a suite; only --suite serving has random cases of its own",
+    );
     // The last seed there is, and the one after it.
     assert_eq!(
         scratch.run(&["verify", "--backend", "cpu", "--fuzz", "2", "--seed", "18446744073709551615"]).status.code(),
         Some(0)
     );
+}
+
+/// A case of the suite and a random one by the commands that failures print.
+#[test]
+fn sequences_are_repeated_by_number() {
+    let scratch = Scratch::new("serving");
+    let verify = ["verify", "--backend", "cpu", "--cpu-level", "portable", "--suite", "serving"];
+    let said = |arguments: &[&str]| {
+        let output = scratch.run(&[&verify, arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let case = said(&["--only", "30"]);
+    assert!(case.contains(" pages ") && case.contains("1 passed, 0 failed"), "{case}");
+    let random = said(&["--fuzz", "1", "--seed", "7"]);
+    assert!(random.contains(" seed 7 ") && random.contains("1 passed, 0 failed"), "{random}");
 }

@@ -69,23 +69,23 @@ impl SequenceLengths {
         let Some(lengths) = (0..problem.batch).map(|index| bounded(index, random)).collect::<Option<Vec<_>>>() else {
             return;
         };
-        let lengths_of = |side: fn(&(usize, usize)) -> usize| lengths.iter().map(side).map(|length| length as u32);
-        let offsets = |side: fn(&(usize, usize)) -> usize, total: Option<usize>| {
-            let mut end = 0;
-            let total = total.unwrap_or(0) as u32;
-            let ends = lengths_of(side).map(move |length| {
-                end = total.min(end + length);
-                end
-            });
-            std::iter::once(0).chain(ends).collect()
-        };
-        let (queries, keys): (fn(&(usize, usize)) -> usize, fn(&(usize, usize)) -> usize) =
-            (|pair| pair.0, |pair| pair.1);
-        inputs.cu_seqlens_q = inputs.cu_seqlens_q.is_some().then(|| offsets(queries, problem.total_q));
-        inputs.cu_seqlens_k = inputs.cu_seqlens_k.is_some().then(|| offsets(keys, problem.total_k));
-        inputs.seqused_q = inputs.seqused_q.is_some().then(|| lengths_of(queries).collect());
-        inputs.seqused_k = inputs.seqused_k.is_some().then(|| lengths_of(keys).collect());
+        let queries: Vec<u32> = lengths.iter().map(|&(queries, _)| queries as u32).collect();
+        let keys: Vec<u32> = lengths.iter().map(|&(_, keys)| keys as u32).collect();
+        inputs.cu_seqlens_q = inputs.cu_seqlens_q.is_some().then(|| offsets(&queries, problem.total_q));
+        inputs.cu_seqlens_k = inputs.cu_seqlens_k.is_some().then(|| offsets(&keys, problem.total_k));
+        inputs.seqused_q = inputs.seqused_q.is_some().then_some(queries);
+        inputs.seqused_k = inputs.seqused_k.is_some().then_some(keys);
     }
+}
+
+/// Where sequences of these lengths begin, and where the last ends: at `total` at most.
+fn offsets(lengths: &[u32], total: Option<usize>) -> Vec<u32> {
+    let total = total.unwrap_or(0) as u32;
+    let ends = lengths.iter().scan(0, |end, length| {
+        *end = total.min(*end + length);
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
 }
 
 #[cfg(test)]

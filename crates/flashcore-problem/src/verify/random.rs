@@ -192,6 +192,7 @@ impl Inputs {
     /// Makes lengths, offsets and tables agree, and poisons what no sequence uses: rows of query, key and value, and
     /// entries of the page table.
     fn reconcile_sequences(&mut self, problem: &Problem) {
+        const GARBAGE: [i32; 4] = [i32::MAX, -1, i32::MIN, 2_147_480_000];
         let difference = |offsets: &Option<Vec<u32>>, index: usize, otherwise: usize| match offsets {
             Some(offsets) => offsets[index + 1] - offsets[index],
             None => otherwise as u32,
@@ -232,7 +233,6 @@ impl Inputs {
             let entries = (pad + sequence.key_length).div_ceil(paged.page_size);
             used_entries[row * paged.table_stride..][..entries].fill(true);
         }
-        const GARBAGE: [i32; 4] = [i32::MAX, -1, i32::MIN, 2_147_480_000];
         for (index, entry) in
             self.page_table.iter_mut().flatten().enumerate().filter(|&(index, _)| !used_entries[index])
         {

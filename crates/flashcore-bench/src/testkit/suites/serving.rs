@@ -38,7 +38,7 @@ impl Sequences {
     /// The case of a backend.
     pub(super) fn case(self, seed: u64, backend: Backend) -> Case {
         let Self { problem, lengths, numbers, bias } = self;
-        Case { lengths, numbers, bias, ..Case::new(problem, seed, backend) }
+        Case { numbers, bias, lengths, ..Case::new(problem, seed, backend) }
     }
 }
 
@@ -271,9 +271,10 @@ fn chunked() -> Vec<Sequences> {
         for mask in [CAUSAL, WINDOW] {
             let number = all.len();
             let mut problem = base(number, 5, (48, 260)).with_mask(mask).with_total_q(Some(130));
-            match page_size {
-                Some(page_size) => Table::ALL[number].give(&mut problem, page_size),
-                None => (problem.total_k, problem.seqused_k) = (Some(900), true),
+            if let Some(page_size) = page_size {
+                Table::ALL[number].give(&mut problem, page_size);
+            } else {
+                (problem.total_k, problem.seqused_k) = (Some(900), true);
             }
             all.push(Sequences::new(laid_out(number, problem), SequenceLengths::Chunked));
         }
@@ -283,7 +284,9 @@ fn chunked() -> Vec<Sequences> {
 
 /// Everything that changes scores, and numbers that must leave no trace, with packed and with paged sequences.
 fn features() -> Vec<Sequences> {
-    let changes: [(fn(&mut Problem), Numbers, BiasForm); 10] = [
+    /// What is switched on, the numbers that find it wrong, and where the bias lies.
+    type Change = (fn(&mut Problem), Numbers, BiasForm);
+    let changes: [Change; 10] = [
         (|problem| problem.softcap = Some(5.0), Numbers::Normal, BiasForm::PerHead),
         (|problem| problem.alibi = true, Numbers::Normal, BiasForm::PerHead),
         (|problem| problem.sinks = true, Numbers::Planted(Planted::ExtremeSinks), BiasForm::PerHead),

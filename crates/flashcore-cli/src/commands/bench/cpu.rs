@@ -24,7 +24,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let has_bf16 = problems.iter().any(|problem| problem.dtype == DType::Bf16);
     let mut bf16_peak = has_bf16.then(|| Peak::of_cpu(level, DType::Bf16));
     let mut pass = measure_each(output, problems, |_, problem| {
-        let case = Case::new(problem.clone(), 0, Backend::Cpu(level));
+        let case = Case { lengths: bench.lengths(), ..Case::new(problem.clone(), 0, Backend::Cpu(level)) };
         let yardstick = Yardstick::of(&case).map_err(|error| match error {
             NoVerdict::Impossible(error) => super::super::impossible(error),
             error => Failure::Usage(error.to_string()),
@@ -36,7 +36,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         };
         let (times, outputs) = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(bench.seconds))
             .map_err(|error| Failure::Usage(error.to_string()))?;
-        let work = Work::of(problem);
+        let work = Work::of_inputs(problem, yardstick.inputs());
         let peak = bf16_peak.as_mut().filter(|_| problem.dtype == DType::Bf16).unwrap_or(&mut peak);
         // Between two problems the machine may be quieter than before the first.
         peak.look();

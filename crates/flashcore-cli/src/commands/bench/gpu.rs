@@ -39,7 +39,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         column("efficiency %", "efficiency_percent"),
     ];
     let pass = measure_each(output, problems, |index, problem| {
-        let inputs = Inputs::random(problem, index as u64);
+        let inputs = Inputs::random_sequences(problem, bench.lengths(), index as u64);
         let times = match gpu.time(problem, config, &inputs) {
             Ok(Ok(times)) => times,
             Ok(Err(verdict)) => return Ok(Err(format!("{}: {verdict}", shape_text(problem)))),
@@ -47,7 +47,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         };
         let GpuTimes { hot, cold, kernel, verdict, output_sha256 } = &times;
         let median = hot.quantile(0.5);
-        let work = Work::of(problem);
+        let work = Work::of_inputs(problem, &inputs);
         let (floor, bound) = gpu.hot_floor(&ceilings, work);
         let mut cells = problem_cells(problem);
         cells.extend([

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use flashcore_bench::lab::problems::BenchSuite;
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::shape_text;
-use flashcore_problem::{Alignment, DType, Mask, Problem};
+use flashcore_problem::{Alignment, DType, Mask, Problem, SequenceLengths};
 
 use super::threads::Threads;
 use crate::output::{Format, Output, Table};
@@ -35,7 +35,7 @@ pub(crate) struct Bench {
     /// The problems to measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
-    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+expression]
+    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 8x32/8x1,2048x128+seqused_k+pages=1024x16
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type [default: f32 on the CPU, f16 elsewhere]
@@ -82,6 +82,26 @@ enum SuiteName {
     Prefill,
     /// One query row over a long key cache
     Decode,
+    /// One query row over a paged KV cache, its pages in random order
+    Paged,
+    /// Prompts of random lengths, packed (varlen)
+    Varlen,
+    /// Chunks of prompts among rows that decode, over a paged KV cache
+    Chunked,
+}
+
+impl From<SuiteName> for BenchSuite {
+    fn from(name: SuiteName) -> Self {
+        match name {
+            SuiteName::Quick => Self::Quick,
+            SuiteName::Seeds => Self::Seeds,
+            SuiteName::Prefill => Self::Prefill,
+            SuiteName::Decode => Self::Decode,
+            SuiteName::Paged => Self::Paged,
+            SuiteName::Varlen => Self::Varlen,
+            SuiteName::Chunked => Self::Chunked,
+        }
+    }
 }
 
 impl Bench {
@@ -128,15 +148,15 @@ impl Bench {
         Ok(())
     }
 
+    /// Lengths of the sequences of every problem.
+    fn lengths(&self) -> SequenceLengths {
+        if self.shape.is_some() { SequenceLengths::Ragged } else { BenchSuite::from(self.suite).lengths() }
+    }
+
     fn problems(&self, default_dtype: DType) -> Result<Vec<Problem>, Failure> {
         let dtype = self.dtype.unwrap_or(default_dtype);
         let Some(shape) = &self.shape else {
-            let suite = match self.suite {
-                SuiteName::Quick => BenchSuite::Quick,
-                SuiteName::Seeds => BenchSuite::Seeds,
-                SuiteName::Prefill => BenchSuite::Prefill,
-                SuiteName::Decode => BenchSuite::Decode,
-            };
+            let suite = BenchSuite::from(self.suite);
             return Ok(suite.problems(dtype));
         };
         let problem = super::computable_problem(shape, dtype, "full")?;
