@@ -6,6 +6,7 @@
 //!   the wider the heads, the fewer keys a tile has.
 //! * Narrow heads leave room for a third warpgroup, whose exponentials fill what the tensor cores leave.
 //! * Long tiles of keys are read from shared memory less often, but what a tile has too many costs all the same.
+//! * Sequences of any length get what the longest gets, except where the mean tells more.
 //! * Where there are fewer tiles of 64 rows than SMs, a CTA has but those, and two warpgroups share the keys;
 //!   with half as many tiles, two CTAs do, and with fewer still, four.
 
@@ -74,6 +75,8 @@ const LEAST_ROWS_OF_SEQUENCES: usize = 65;
 const LEAST_KEYS_OF_CHUNKS: usize = 2048;
 /// The most chunks of a sequence: what the combine kernel adds up must stay little.
 const MAX_SPLITS: usize = 64;
+/// Rows of a sequence of any length, on average, from which on few are without work in the last tile of three warpgroups.
+const MANY_ROWS: usize = 1536;
 /// Keys up to which one warpgroup is as fast as two that share them.
 const FEW: usize = 128;
 /// Keys from which on CTAs share them, if there are as many as that takes. With 256, sending costs more than it saves.
@@ -95,11 +98,14 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
     let rows = problem.query_length;
     let short_tiles = rows.div_ceil(64).saturating_mul(problem.query_heads).saturating_mul(problem.batch);
     let is_short = short_tiles <= num_sms;
-    let keys = problem.key_length;
+    // Of packed sequences, the mean.
+    let mean = |total: Option<usize>, longest: usize| total.map_or(longest, |total| total / problem.batch.max(1));
+    let (mean_rows, keys) = (mean(problem.total_q, rows), mean(problem.total_k, problem.key_length));
     let (_, right) = problem.mask.limits();
     let many = if right.is_some() { MANY_CAUSAL } else { MANY };
     // Of three warpgroups, not many rows may be without work in the last tile.
-    let fills_three = rows.next_multiple_of(192) * 15 <= rows * 16;
+    let fills_three =
+        if mean_rows == rows { rows.next_multiple_of(192) * 15 <= rows * 16 } else { mean_rows >= MANY_ROWS };
     // Clusters of four leave some SMs of each group of them empty.
     let can_share = |ctas: usize, most: usize| keys >= SHARED && short_tiles.saturating_mul(ctas) <= most;
     let choice = match problem.head_dim.max(problem.value_dim) {
