@@ -106,6 +106,12 @@
 //! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `expressions` shows attention
 //! of one's own.
 //!
+//! # Beside attention
+//!
+//! An [`AppendPlan`] writes new keys and values into a paged KV cache by `slot_mapping`, with optional rotary embedding
+//! (`RoPE`) and QK-norm of keys and query, in one launch. A [`MergePlan`] merges partial results of attention over disjoint
+//! keys by their log-sum-exp. Both run on host tensors and, on a GPU, on addresses and the caller's stream.
+//!
 //! # The definition
 //!
 //! A [`Problem`] is everything about attention but the numbers in its tensors. Every field is public; what is switched
@@ -158,7 +164,7 @@
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no packed sequences of different lengths
 //! (varlen, `cu_seqlens`; a batch can have [lengths](Problem::seqused_k) of its own, and a [`MaskMod`] can keep documents
-//! apart), no paged KV cache, no appending to a cache, no rotary embedding, no FP8, no kernels for what `sm_100` has, and
+//! apart), no attention over a paged KV cache, no FP8, no kernels for what `sm_100` has, and
 //! no other vendor's GPUs.
 //!
 //! # Trust
