@@ -130,13 +130,12 @@ impl TileCopy {
         let row = k.shr(thread, chunks.ilog2());
         let chunk = k.and(thread, chunks - 1);
         let target = tile.chunk_address(k, base, row, chunk);
-        let source = match rows.paged {
-            // The table is read when it is known which rows exist.
-            Some(_) => k.copy(rows.first),
-            None => {
-                let row_start = rows.row(k, row);
-                k.mad_wide(chunk, CHUNK_BYTES, row_start)
-            }
+        // The table of pages is read when it is known which rows exist.
+        let source = if rows.paged.is_some() {
+            k.copy(rows.first)
+        } else {
+            let row_start = rows.row(k, row);
+            k.mad_wide(chunk, CHUNK_BYTES, row_start)
         };
         let mut rows = rows;
         if let Some(paged) = &mut rows.paged {
