@@ -103,7 +103,7 @@ fn sequences_are_repeated_by_number() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let case = said(&["--only", "30"]);
-    assert!(case.contains(" pages ") && case.contains("1 passed, 0 failed"), "{case}");
+    assert!(case.contains("+pages=") && case.contains("1 passed, 0 failed"), "{case}");
     let random = said(&["--fuzz", "1", "--seed", "7"]);
     assert!(random.contains(" seed 7 ") && random.contains("1 passed, 0 failed"), "{random}");
 }
