@@ -111,3 +111,10 @@ fn many_sequences_with_features() {
         check("ampere", &problem, seed);
     }
 }
+
+#[test]
+fn trial_of_packed_sequences() {
+    let mut problem = Problem::new(2, 2, 203, 128, DType::Bf16).with_total_q(Some(1024)).with_total_k(Some(1024));
+    (problem.key_heads, problem.query_length) = (1, 117);
+    check("hopper-128x128-2stage-overlap-persistent", &problem, 0x5EED);
+}

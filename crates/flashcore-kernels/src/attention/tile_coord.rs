@@ -235,7 +235,7 @@ impl TileContext {
             let fewer = k.eval(query_length.signed() * parameters.position_per_key);
             causal_offset = k.sub(causal_offset, fewer);
         }
-        Self {
+        let context = Self {
             parameters: *parameters,
             specialization,
             first_row,
@@ -248,7 +248,14 @@ impl TileContext {
             packed: None,
             key_length,
             causal_offset,
+        };
+        if !(specialization.right && specialization.is_ragged()) {
+            return context;
         }
+        // Keys that no row of the sequence attends may hold anything: under a top-left mask there may be some at the end.
+        let last_row = k.eval(query_length.max(1) - 1);
+        let key_length = context.end_key(k, last_row);
+        Self { key_length, ..context }
     }
 
     /// The query rows of the tile.

@@ -107,9 +107,12 @@ pub(crate) fn each_unit(
 ) {
     let thread = k.special(SpecialRegister::ThreadX);
     let lane = k.and(thread, LANES - 1);
-    let unit = k.special(SpecialRegister::CtaX);
-    let unit = k.copy(unit);
+    let cta = k.special(SpecialRegister::CtaX);
+    let unit = k.copy(cta);
     let ctas = k.special(SpecialRegister::GridX);
+    // Serpentine: a CTA that was first in a round is last in the next, which evens out tiles of different length.
+    let both = k.mul(ctas, 2u32);
+    let step = k.eval(both - 1 - cta * 2);
     let group = parameters.heads_per_key_head;
 
     // The sequences of this warp's lanes: from `first_sequence` on, with `before` units in those before them.
@@ -165,7 +168,9 @@ pub(crate) fn each_unit(
                     let first_row = k.mul(tile, tile_m);
                     let coord = TileCoord { first_row, head, kv_head, batch };
                     visit(k, ChunkUnit { coord, index, first_key, count: found.chunks.count });
-                    k.add_to(unit, ctas);
+                    k.add_to(unit, step);
+                    let back = k.sub(both, step);
+                    k.set(step, back);
                 },
                 |k| {
                     k.set(before, end);
