@@ -66,7 +66,7 @@ fn main() -> Result<(), Error> {
         let output = attention.run(&step, &qkv)?;
 
         for (row, &(index, position)) in step.rows.iter().enumerate() {
-            let attended = qkv_row(&output, row, QUERY_WIDTH);
+            let attended = token_row(&output, row, QUERY_WIDTH);
             let sequence = &mut sequences[index];
             let expected = sequence.attend_without_cache(&qkv, row, position);
             let differences =
@@ -105,7 +105,7 @@ struct Sequence {
     /// Tokens whose keys and values are in the cache.
     cached: usize,
     page_table: [i32; PAGES_PER_SEQUENCE],
-    /// Keys with RoPE, contiguous `[token, head, column]`.
+    /// Keys after the rotary embedding, contiguous `[token, head, column]`.
     keys: Vec<f16>,
     values: Vec<f16>,
 }
@@ -125,10 +125,10 @@ impl Sequence {
 
     /// Attention of one row over a contiguous tensor of all keys up to its own, by plain loops.
     fn attend_without_cache(&mut self, qkv: &Qkv, row: usize, position: usize) -> Vec<f64> {
-        let key = rotated(qkv_row(&qkv.key, row, KEY_WIDTH), position);
+        let key = rotated(token_row(&qkv.key, row, KEY_WIDTH), position);
         self.keys.extend(key);
-        self.values.extend_from_slice(qkv_row(&qkv.value, row, KEY_WIDTH));
-        let query = rotated(qkv_row(&qkv.query, row, QUERY_WIDTH), position);
+        self.values.extend_from_slice(token_row(&qkv.value, row, KEY_WIDTH));
+        let query = rotated(token_row(&qkv.query, row, QUERY_WIDTH), position);
         let mut output = Vec::with_capacity(QUERY_WIDTH);
         for (head, query) in query.chunks_exact(HEAD_DIM).enumerate() {
             let first = head / (QUERY_HEADS / KEY_HEADS) * HEAD_DIM;
@@ -210,7 +210,7 @@ impl Qkv {
     }
 }
 
-fn qkv_row(tensor: &[f16], row: usize, width: usize) -> &[f16] {
+fn token_row(tensor: &[f16], row: usize, width: usize) -> &[f16] {
     &tensor[row * width..][..width]
 }
 
@@ -251,13 +251,12 @@ impl PagedAttention {
             (0..MOST_KEYS).flat_map(|row| (0..HEAD_DIM / 2).map(move |pair| angle(row, pair))).collect();
         let cos: Vec<f32> = angles.iter().map(|angle| angle.cos() as f32).collect();
         let sin: Vec<f32> = angles.iter().map(|angle| angle.sin() as f32).collect();
-        let memory = match device.context() {
-            Some(context) => Memory::Gpu(Box::new(Captured::new(context, &append, &plan, &cos, &sin)?)),
-            None => {
-                // NaN where nobody has written yet: it reaches no output.
-                let cache = || vec![f16::NAN; NUM_PAGES * PAGE_SIZE * KEY_WIDTH];
-                Memory::Host { keys: cache(), values: cache() }
-            }
+        let memory = if let Some(context) = device.context() {
+            Memory::Gpu(Box::new(Captured::new(context, &append, &plan, &cos, &sin)?))
+        } else {
+            // NaN where nobody has written yet: it reaches no output.
+            let cache = || vec![f16::NAN; NUM_PAGES * PAGE_SIZE * KEY_WIDTH];
+            Memory::Host { keys: cache(), values: cache() }
         };
         Ok(Self { append, plan, cos, sin, memory })
     }
@@ -347,7 +346,6 @@ impl Captured {
             // SAFETY: as above; the stream orders the two.
             unsafe { plan.launch(stream, attended) }
         })?;
-        let _resident = [key_cache, value_cache, cos, sin];
         Ok(Self {
             stream,
             graph,
@@ -360,7 +358,7 @@ impl Captured {
             seqused_k,
             page_table,
             output,
-            _resident,
+            _resident: [key_cache, value_cache, cos, sin],
         })
     }
 
@@ -444,7 +442,7 @@ fn angle(position: usize, pair: usize) -> f64 {
     position as f64 * 10_000_f64.powf(-2.0 * pair as f64 / HEAD_DIM as f64)
 }
 
-/// RoPE of all heads of one token, columns `i` and `i + HEAD_DIM / 2` a pair.
+/// Rotary embedding of all heads of one token, columns `i` and `i + HEAD_DIM / 2` a pair.
 fn rotated(heads: &[f16], position: usize) -> Vec<f16> {
     let mut rotated = heads.to_vec();
     for head in rotated.chunks_exact_mut(HEAD_DIM) {
