@@ -475,8 +475,8 @@ typedef struct flashcore_append_outputs_t {
 typedef struct flashcore_merge_problem_t {
   // sizeof(flashcore_merge_problem_t) of the caller.
   uint64_t struct_size;
-  // Parts, from 2 to 256.
-  uint64_t parts;
+  // Number of partial results, from 2 to 256.
+  uint64_t num_parts;
   // Tokens; a launch may have fewer.
   uint64_t tokens;
   // Heads.
@@ -757,7 +757,7 @@ flashcore_status_t flashcore_append_destroy(struct flashcore_append_t *plan);
 //
 // `problem` must be null, which is an error, or point to a flashcore_merge_problem_t that can be written.
 flashcore_status_t flashcore_merge_problem_init(struct flashcore_merge_problem_t *problem,
-                                                uint64_t parts,
+                                                uint64_t num_parts,
                                                 uint64_t tokens,
                                                 uint64_t heads,
                                                 uint64_t value_dim,

@@ -35,8 +35,8 @@ pub struct MergeHandle {
 pub struct MergeProblem {
     /// sizeof(flashcore_merge_problem_t) of the caller.
     pub struct_size: u64,
-    /// Parts, from 2 to 256.
-    pub parts: u64,
+    /// Number of partial results, from 2 to 256.
+    pub num_parts: u64,
     /// Tokens; a launch may have fewer.
     pub tokens: u64,
     /// Heads.
@@ -137,7 +137,7 @@ unsafe impl SizedStruct for MergeOutputs {
 
 impl MergeProblem {
     fn to_api(self) -> Result<ApiProblem, Failure> {
-        let (parts, tokens) = (size("parts", self.parts)?, size("tokens", self.tokens)?);
+        let (num_parts, tokens) = (size("num_parts", self.num_parts)?, size("tokens", self.tokens)?);
         let (heads, value_dim) = (size("heads", self.heads)?, size("value_dim", self.value_dim)?);
         let base = match self.lse_base {
             FLASHCORE_LSE_NATURAL => LseBase::Natural,
@@ -150,7 +150,7 @@ impl MergeProblem {
             output: strides("output_strides", self.output_strides)?,
             lse: strides("lse_strides", self.lse_strides)?,
         };
-        Ok(ApiProblem::new(parts, tokens, heads, value_dim, dtype(self.dtype)?)
+        Ok(ApiProblem::new(num_parts, tokens, heads, value_dim, dtype(self.dtype)?)
             .with_part_dtype(dtype(self.part_dtype)?)
             .with_base(base)
             .with_lse(switch("lse", self.lse)?)
@@ -167,7 +167,7 @@ impl MergeProblem {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_merge_problem_init(
     problem: *mut MergeProblem,
-    parts: u64,
+    num_parts: u64,
     tokens: u64,
     heads: u64,
     value_dim: u64,
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn flashcore_merge_problem_init(
         let output = Strides { batch: row.saturating_mul(tokens), head: value_dim, row };
         let lse = Strides { batch: heads.saturating_mul(tokens), head: tokens, row: 1 };
         let initial = MergeProblem {
-            parts,
+            num_parts,
             tokens,
             heads,
             value_dim,
@@ -288,12 +288,12 @@ pub unsafe extern "C" fn flashcore_merge_run_host(
         // SAFETY: not null and aligned, and the caller promises an entry for each part.
         let (part_outputs, part_lses) = unsafe {
             (
-                slice::from_raw_parts(inputs.part_outputs, problem.parts),
-                slice::from_raw_parts(inputs.part_lses, problem.parts),
+                slice::from_raw_parts(inputs.part_outputs, problem.num_parts),
+                slice::from_raw_parts(inputs.part_lses, problem.num_parts),
             )
         };
         let (float, part_element) = (size_of::<f32>(), problem.part_dtype.size_bytes());
-        let mut read = Vec::with_capacity(2 * problem.parts);
+        let mut read = Vec::with_capacity(2 * problem.num_parts);
         for &output in part_outputs {
             read.push(Range::read("an entry of inputs.part_outputs", output, part_element)?);
         }
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn flashcore_merge_run_host(
         let output = Range::written("outputs.output", outputs.output, problem.dtype.size_bytes())?;
         let lse = Range::written("outputs.lse", outputs.lse, float)?;
         check_apart(&read, &[output, lse])?;
-        let (part_outputs, part_lses) = read.split_at(problem.parts);
+        let (part_outputs, part_lses) = read.split_at(problem.num_parts);
         // SAFETY: the caller promises that the memory can be used as the structs say during this call; what is written is
         // apart from everything else.
         let (parts, outputs) = unsafe {

@@ -28,7 +28,7 @@ pub(crate) fn round(dtype: DType, values: &[f32], bytes: &mut [u8]) {
             .zip(values)
             .for_each(|(half, &value)| half.copy_from_slice(&bf16::from_f32(value).to_le_bytes())),
         DType::F32 | DType::F64 => {
-            bytes.chunks_exact_mut(4).zip(values).for_each(|(word, &value)| word.copy_from_slice(&value.to_le_bytes()))
+            bytes.chunks_exact_mut(4).zip(values).for_each(|(word, &value)| word.copy_from_slice(&value.to_le_bytes()));
         }
     }
 }

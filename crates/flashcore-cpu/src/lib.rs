@@ -73,8 +73,8 @@ pub enum CpuError {
 /// Every problem that validates is computed, and two runs give the same bits on any number of threads. Another level
 /// gives other bits, equally right. On an error the outputs are as they were.
 ///
-/// Keys and values that are past the key length of their batch, or outside of the mask for all rows, are not read: they
-/// change neither a bit nor the time. Keys that a mask expression takes out are read, and take no part.
+/// Keys and values that are past the key length of their sequence, or outside of the mask for all rows, are not read: they
+/// change neither a bit nor the time. Rows of the output that belong to no sequence are not written. Keys that a mask expression takes out are read, and take no part.
 pub fn attend<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,

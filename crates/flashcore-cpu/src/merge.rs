@@ -27,7 +27,7 @@ pub fn merge(problem: &MergeProblem, inputs: &MergeInputs<'_>, outputs: MergeOut
             }
         }
     };
-    let multiply_adds = problem.parts.saturating_mul(problem.heads).saturating_mul(problem.value_dim);
+    let multiply_adds = problem.num_parts.saturating_mul(problem.heads).saturating_mul(problem.value_dim);
     for_each(problem.tokens, multiply_adds, LoopSchedule::Guided, work);
     Ok(())
 }

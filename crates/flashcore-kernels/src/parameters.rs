@@ -356,9 +356,8 @@ pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -
         query_rows: problem.query_shape().rows as u32,
         total_k: problem.total_k.unwrap_or(0) as u32,
         last_cache_batch: problem.cache_batches().saturating_sub(1) as u32,
-        page_size: problem.paged.map_or(0, |paged| match paged.page_size.is_power_of_two() {
-            true => paged.page_size.ilog2(),
-            false => paged.page_size as u32,
+        page_size: problem.paged.map_or(0, |paged| {
+            if paged.page_size.is_power_of_two() { paged.page_size.ilog2() } else { paged.page_size as u32 }
         }),
         last_page: problem.paged.map_or(0, |paged| paged.num_pages.saturating_sub(1)) as u32,
         table_stride: problem.paged.map_or(0, |paged| paged.table_stride) as u32,
@@ -369,10 +368,9 @@ pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -
 /// The offset from a query row to its position among no keys; where query lengths are only known to a launch, less
 /// the query length.
 fn follows_nothing(problem: &Problem, follows: bool) -> i32 {
-    match follows && (problem.total_q.is_some() || problem.seqused_q) {
-        true => problem.position_offset(0) as i32 + problem.query_length as i32,
-        false => problem.position_offset(0) as i32,
-    }
+    let offset = problem.position_offset(0) as i32;
+    let is_dynamic = follows && (problem.total_q.is_some() || problem.seqused_q);
+    if is_dynamic { offset + problem.query_length as i32 } else { offset }
 }
 
 /// The constants of `score_mod` and `mask_mod`, which follow in kernels that compute scores.

@@ -71,16 +71,8 @@ impl KernelSpec {
     pub fn new(stage: Stage, config: Config, specialization: Specialization, arch: Arch) -> Self {
         let (config, specialization) = match stage {
             Stage::Combine => match config {
-                Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. }) => {
-                    let config = AmpereConfig {
-                        persistent: 1,
-                        chunk_keys: AmpereConfig::BASE.tile_n,
-                        pdl,
-                        ..AmpereConfig::BASE
-                    };
-                    (Config::Ampere(config), specialization.for_chunk_combine())
-                }
-                Config::Hopper(HopperConfig { chunk_keys: 1.., pdl, .. }) => {
+                Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. })
+                | Config::Hopper(HopperConfig { chunk_keys: 1.., pdl, .. }) => {
                     let config = AmpereConfig {
                         persistent: 1,
                         chunk_keys: AmpereConfig::BASE.tile_n,

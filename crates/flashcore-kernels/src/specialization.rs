@@ -140,10 +140,17 @@ impl Specialization {
 
     /// The specialization of the combine kernel of chunks, which follow from lengths and limits.
     pub(crate) fn for_chunk_combine(self) -> Self {
-        let combined = |operand: &Operand| match operand {
-            Operand::Sinks | Operand::Lse | Operand::CuSeqlensQ | Operand::SequsedQ => true,
-            Operand::CuSeqlensK | Operand::SequsedK | Operand::LeftpadK => true,
-            _ => false,
+        let combined = |operand: &Operand| {
+            matches!(
+                operand,
+                Operand::Sinks
+                    | Operand::Lse
+                    | Operand::CuSeqlensQ
+                    | Operand::SequsedQ
+                    | Operand::CuSeqlensK
+                    | Operand::SequsedK
+                    | Operand::LeftpadK
+            )
         };
         let operands = self.operands.iter().filter(combined).collect();
         Self { operands, left: self.left, right: self.right, ..Self::new(self.dtype, self.value_dim) }

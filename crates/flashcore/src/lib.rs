@@ -106,6 +106,12 @@
 //! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `expressions` shows attention
 //! of one's own, and `decode` generation over a paged KV cache.
 //!
+//! # Beside attention
+//!
+//! An [`AppendPlan`] writes new keys and values into a paged KV cache by `slot_mapping`, with optional rotary embedding
+//! (`RoPE`) and QK-norm of keys and query, in one launch. A [`MergePlan`] merges partial results of attention over disjoint
+//! keys by their log-sum-exp. Both run on host tensors and, on a GPU, on addresses and the caller's stream.
+//!
 //! # The definition
 //!
 //! A [`Problem`] is everything about attention but the numbers in its tensors. Every field is public; what is switched

@@ -74,7 +74,7 @@ macro_rules! operation_plan {
                 #[cfg(feature = "cuda")]
                 if let Some(gpu) = &self.gpu {
                     CUDA.check()?;
-                    return Ok(gpu.run(&self.problem, inputs, outputs)?);
+                    return gpu.run(&self.problem, inputs, outputs);
                 }
                 #[cfg(feature = "cpu")]
                 return Ok(flashcore_cpu::$cpu(&self.problem, inputs, outputs)?);
@@ -165,7 +165,7 @@ operation_plan! {
     /// use flashcore::{DType, Device, MergeInputs, MergeOutputs, MergePart, MergePlan, MergeProblem};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// // One token with one head of two columns; both parts weigh the same.
+    /// // One token with one head of two columns; both parts have the same LSE.
     /// let plan = MergePlan::new(&MergeProblem::new(2, 1, 1, 2, DType::F32), &Device::cpu())?;
     /// let (first, second) = ([1.0_f32, 2.0], [3.0_f32, 6.0]);
     /// let parts = [MergePart::new(&first, &[0.0]), MergePart::new(&second, &[0.0])];

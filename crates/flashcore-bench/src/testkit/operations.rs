@@ -121,8 +121,8 @@ pub fn check_merge_of(plan: &MergePlan, problem: &MergeProblem, data: &MergeData
     let values = MergeValues {
         part: place(&mut memory, "parts", &stacked),
         part_lse: place(&mut memory, "part_lse", &stacked_lse),
-        part_stride: (stacked.len() / problem.parts) as u64,
-        part_lse_stride: (stacked_lse.len() / problem.parts) as u64,
+        part_stride: (stacked.len() / problem.num_parts) as u64,
+        part_lse_stride: (stacked_lse.len() / problem.num_parts) as u64,
         output: place(&mut memory, "output", &output.data),
         lse: place(&mut memory, "lse", &bytes(&lse)),
         tokens: problem.tokens as u64,

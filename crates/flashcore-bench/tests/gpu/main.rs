@@ -7,6 +7,7 @@
 
 mod api;
 mod kernels;
+mod operations;
 #[path = "../testkit/support.rs"]
 mod support;
 
@@ -28,7 +29,7 @@ use tests;
 
 fn main() -> ExitCode {
     let filters = filters(std::env::args().skip(1));
-    let all = [("api", api::TESTS), ("kernels", kernels::TESTS)];
+    let all = [("api", api::TESTS), ("kernels", kernels::TESTS), ("operations", operations::TESTS)];
     let named = all
         .into_iter()
         .flat_map(|(module, tests)| tests.iter().map(move |(name, test)| (format!("{module}::{name}"), *test)));

@@ -47,7 +47,7 @@ fn poison(tensor: &mut Tensor, shape: Shape, strides: Strides, is_poison: impl F
     }
 }
 
-/// A batch of packed sequences of these query and key lengths, with NaN in the rows before, after and between that belong
+/// A batch of packed sequences of these numbers of rows and keys, with NaN in the rows before, after and between that belong
 /// to none, and in keys that no row attends.
 fn packed(base: &Problem, lengths: &[(usize, usize)], seed: u64) -> (Problem, Inputs) {
     let offsets = |lengths: Vec<usize>| {

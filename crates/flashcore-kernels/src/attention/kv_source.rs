@@ -5,11 +5,11 @@
 //! coordinates from [`TmaKvSource`].
 
 use flashcore_ir::types::{S32, U32, U64};
-use flashcore_ir::{Builder, Compare, Reg, ShuffleMode, SpecialRegister};
+use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
 
 use super::TileContext;
 use crate::parameters::Parameters;
-use crate::primitives::{GlobalRows, LANES, PagedRows, TensorRows};
+use crate::primitives::{GlobalRows, PagedRows, TensorRows};
 use crate::specialization::Specialization;
 use flashcore_problem::Operand;
 
@@ -99,68 +99,68 @@ pub(crate) struct TmaKvSource {
     /// The row of key 0, unless it is row 0 of the batch.
     pub(crate) first_key: Option<Reg<S32>>,
     /// The pages of the sequence, where it has some.
-    pages: Option<TmaPages>,
+    pub(crate) pages: Option<TmaPages>,
     /// The L2 policy: every tile of query rows of a head reads its keys and values again.
     pub(crate) policy: Reg<U64>,
 }
 
-/// Pages of a sequence, of which a KV block has one or more boxes of [`Specialization::page_box`] rows.
+/// Pages of a sequence. A KV block is copied in boxes of [`Specialization::page_box`] rows, each within a page; lane `l` of
+/// the producer looks up the page of box `l`.
 #[derive(Debug, Clone, Copy)]
-struct TmaPages {
+pub(crate) struct TmaPages {
     rows: PagedRows,
-    /// The first row of the lane's box in a KV block.
-    lane_row: Reg<S32>,
+    box_rows: u32,
     key_length: Reg<S32>,
-}
-
-/// TMA coordinates of the boxes of a KV block: lane `l` has the page of box `l` and the row in it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PageBoxes {
-    page: Reg<U32>,
-    row: Reg<U32>,
 }
 
 impl TmaPages {
     fn new(k: &mut Builder, context: &TileContext) -> Self {
-        let thread = k.special(SpecialRegister::ThreadX);
-        let lane_row = k.eval(((thread & (LANES - 1)) * context.specialization.page_box).signed());
+        let box_rows = context.specialization.page_box;
         let rows = PagedRows::load(k, context, context.parameters.key_batch_stride);
-        Self { rows, lane_row, key_length: context.key_length }
+        Self { rows, box_rows, key_length: context.key_length }
     }
 
-    /// Looks up the boxes of the block from a key on. Boxes past the last key are out of bounds, which TMA fills with zeros.
-    fn boxes(&self, k: &mut Builder, first_key: Reg<S32>) -> PageBoxes {
+    /// The first key of the lane's box of the block from a key on.
+    fn lane_key(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<S32> {
+        let lane = k.lane();
+        k.eval(lane.signed().mul_add(self.box_rows as i32, first_key))
+    }
+
+    /// Looks up the page of the lane's box of the block from a key on. Past the last key it is out of bounds, and TMA fills
+    /// the box with zeros.
+    pub(crate) fn look_up(&self, k: &mut Builder, first_key: Reg<S32>) -> Reg<U32> {
         k.section("page table", |k| {
-            let key = k.add(first_key, self.lane_row);
+            let key = self.lane_key(k, first_key);
             let exists = k.compare(Compare::Lt, key, self.key_length);
             // Only pages that the sequence has are in the table.
             let existing = k.eval(key.min(self.key_length - 1).max(0).unsigned());
-            let (page, row) = self.rows.place(k, existing);
+            let (entry, _) = self.rows.entry(k, existing);
+            let page = self.rows.page(k, entry);
             let no_page = k.add(self.rows.last_page, 1u32);
-            PageBoxes { page: k.select(exists, page, no_page), row }
+            k.select(exists, page, no_page)
         })
     }
-}
 
-impl PageBoxes {
-    /// Replaces these boxes by those of another block.
-    pub(crate) fn set(self, k: &mut Builder, other: Self) {
-        k.set(self.page, other.page);
-        k.set(self.row, other.row);
-    }
-
-    /// A copy in registers of its own.
-    pub(crate) fn copied(self, k: &mut Builder) -> Self {
-        Self { page: k.copy(self.page), row: k.copy(self.row) }
-    }
-
-    /// The coordinates of a box, given those of the KV head. All lanes of the warp take part.
-    pub(crate) fn rows(self, k: &mut Builder, number: u32, head: TensorRows) -> TensorRows {
-        let [row, batch] = [self.row, self.page].map(|index| {
-            let index = k.shuffle(ShuffleMode::Index, index, number);
-            k.reinterpret::<U32, S32>(index)
-        });
-        TensorRows { row, batch, ..head }
+    /// Writes `load` for each box of a block of `tile_n` keys: its first row in the block, and its TMA coordinates. `block`
+    /// has the first key for a row, and `page` the page of the lane's box. All lanes of the warp take part.
+    pub(crate) fn each_box(
+        &self,
+        k: &mut Builder,
+        block: TensorRows,
+        page: Reg<U32>,
+        tile_n: u32,
+        mut load: impl FnMut(&mut Builder, u32, TensorRows),
+    ) {
+        let key = self.lane_key(k, block.row);
+        let key = k.reinterpret::<S32, U32>(key);
+        let (_, row) = self.rows.entry(k, key);
+        for (number, first) in (0..).zip((0..tile_n).step_by(self.box_rows as usize)) {
+            let [row, batch] = [row, page].map(|index| {
+                let index = k.shuffle(ShuffleMode::Index, index, number);
+                k.reinterpret::<U32, S32>(index)
+            });
+            load(k, first, TensorRows { row, batch, ..block });
+        }
     }
 }
 
@@ -179,16 +179,6 @@ impl TmaKvSource {
         let first_key = sequence.first_key.map(|first| k.reinterpret::<U32, S32>(first));
         let pages = context.specialization.has(Operand::PageTable).then(|| TmaPages::new(k, context));
         Self { head, batch, first_key, pages, policy }
-    }
-
-    /// True if keys and values lie in pages.
-    pub(crate) const fn is_paged(&self) -> bool {
-        self.pages.is_some()
-    }
-
-    /// The boxes of the block from a key on, where keys lie in pages.
-    pub(crate) fn boxes(&self, k: &mut Builder, first_key: Reg<S32>) -> Option<PageBoxes> {
-        self.pages.map(|pages| pages.boxes(k, first_key))
     }
 
     /// The rows of the tensor of `map` from a key on.

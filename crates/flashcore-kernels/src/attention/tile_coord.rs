@@ -325,12 +325,11 @@ impl TileContext {
             }
         };
         let heads = k.widen(heads);
-        let (length, matrix) = match self.sequence.first_row {
-            Some(_) => (k.widen(self.parameters.query_rows), self.head),
-            None => {
-                let length = k.widen(self.parameters.query_length);
-                (length, k.mad(self.batch, heads, self.head))
-            }
+        let (length, matrix) = if self.sequence.first_row.is_some() {
+            (k.widen(self.parameters.query_rows), self.head)
+        } else {
+            let length = k.widen(self.parameters.query_length);
+            (length, k.mad(self.batch, heads, self.head))
         };
         let (matrix, row) = match self.packed {
             None => (matrix, row),

@@ -1,4 +1,4 @@
-//! KV-cache kernels: append of new keys and values by slot, with QK-norm and rotary embedding (RoPE).
+//! KV-cache kernels: append of new keys and values by slot, with QK-norm and rotary embedding (`RoPE`).
 
 mod append;
 mod rotary_rows;

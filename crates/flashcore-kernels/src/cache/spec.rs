@@ -1,5 +1,7 @@
 //! Specialization of the append kernel.
 
+use core::fmt::Write;
+
 use flashcore_problem::{AppendProblem, DType, PositionType, RotaryStyle};
 
 use crate::primitives::{LANES, VectorType, used_strides, vector_elements};
@@ -102,7 +104,7 @@ impl AppendSpec {
                 PositionType::I32 => "i32",
                 PositionType::I64 => "i64",
             };
-            name.push_str(&format!("_{style}{dim}_{table_dtype}v{table_vec}_{positions}"));
+            let _ = write!(name, "_{style}{dim}_{table_dtype}v{table_vec}_{positions}");
         }
         name
     }

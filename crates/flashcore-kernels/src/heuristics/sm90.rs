@@ -6,6 +6,7 @@
 //!   the wider the heads, the fewer keys a tile has.
 //! * Narrow heads leave room for a third warpgroup, whose exponentials fill what the tensor cores leave.
 //! * Long tiles of keys are read from shared memory less often, but what a tile has too many costs all the same.
+//! * Sequences of any length get what the longest gets, except where the mean tells more.
 //! * Where there are fewer tiles of 64 rows than SMs, a CTA has but those, and two warpgroups share the keys;
 //!   with half as many tiles, two CTAs do, and with fewer still, four.
 
@@ -45,14 +46,37 @@ const SPLIT_LONG: HopperConfig = HopperConfig { cluster: 2, ..SHORT };
 /// So few that four can.
 const SPLIT_IN_FOUR: HopperConfig = HopperConfig { cluster: 4, ..SHORT_WIDE };
 
-/// Every config that some problem gets.
-pub(crate) const ALL: [HopperConfig; 13] =
-    [BASE, MASKED, NARROW, LONG, WIDE, WIDEST, FEW_KEYS, SHORT, SHORT_WIDE, TINY, SPLIT, SPLIT_LONG, SPLIT_IN_FOUR];
+/// Few rows over many keys: CTAs have a chunk of the keys each.
+const CHUNKED: HopperConfig = HopperConfig { chunk_keys: SHORT_WIDE.tile_n, ..SHORT_WIDE };
+
+/// Every config that some problem gets; with chunks of any length.
+pub(crate) const ALL: [HopperConfig; 14] = [
+    CHUNKED,
+    BASE,
+    MASKED,
+    NARROW,
+    LONG,
+    WIDE,
+    WIDEST,
+    FEW_KEYS,
+    SHORT,
+    SHORT_WIDE,
+    TINY,
+    SPLIT,
+    SPLIT_LONG,
+    SPLIT_IN_FOUR,
+];
 
 /// Fewer query rows than this are for kernels with smaller tiles.
 const LEAST_ROWS: usize = 17;
 /// The same for sequences of any length, most of which may be shorter than the longest.
 const LEAST_ROWS_OF_SEQUENCES: usize = 65;
+/// Keys from which on few rows are divided into chunks of keys.
+const LEAST_KEYS_OF_CHUNKS: usize = 2048;
+/// The most chunks of a sequence: what the combine kernel adds up must stay little.
+const MAX_SPLITS: usize = 64;
+/// Rows of a sequence of any length, on average, from which on few are without work in the last tile of three warpgroups.
+const MANY_ROWS: usize = 1536;
 /// Keys up to which one warpgroup is as fast as two that share them.
 const FEW: usize = 128;
 /// Keys from which on CTAs share them, if there are as many as that takes. With 256, sending costs more than it saves.
@@ -66,18 +90,22 @@ const MANY_CAUSAL: usize = 8192;
 /// The best config for a problem on a GPU, if the kernel takes it.
 pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
     let num_sms = num_sms as usize;
-    let least_rows = if problem.is_ragged() { LEAST_ROWS_OF_SEQUENCES } else { LEAST_ROWS };
+    let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS;
+    let least_rows = if problem.is_ragged() && !is_long { LEAST_ROWS_OF_SEQUENCES } else { LEAST_ROWS };
     if arch != Arch::Sm90a || problem.query_length < least_rows {
         return None;
     }
     let rows = problem.query_length;
     let short_tiles = rows.div_ceil(64).saturating_mul(problem.query_heads).saturating_mul(problem.batch);
     let is_short = short_tiles <= num_sms;
-    let keys = problem.key_length;
+    // Of packed sequences, the mean.
+    let mean = |total: Option<usize>, longest: usize| total.map_or(longest, |total| total / problem.batch.max(1));
+    let (mean_rows, keys) = (mean(problem.total_q, rows), mean(problem.total_k, problem.key_length));
     let (_, right) = problem.mask.limits();
     let many = if right.is_some() { MANY_CAUSAL } else { MANY };
     // Of three warpgroups, not many rows may be without work in the last tile.
-    let fills_three = rows.next_multiple_of(192) * 15 <= rows * 16;
+    let fills_three =
+        if mean_rows == rows { rows.next_multiple_of(192) * 15 <= rows * 16 } else { mean_rows >= MANY_ROWS };
     // Clusters of four leave some SMs of each group of them empty.
     let can_share = |ctas: usize, most: usize| keys >= SHARED && short_tiles.saturating_mul(ctas) <= most;
     let choice = match problem.head_dim.max(problem.value_dim) {
@@ -95,6 +123,15 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
         129..=192 => WIDE,
         _ if keys < SEVERAL => FEW_KEYS,
         _ => WIDEST,
+    };
+    let splits = num_sms / short_tiles.max(1);
+    let can_chunk =
+        is_long && splits > 1 && problem.head_dim.max(problem.value_dim) <= 128 && problem.mask_mod.is_none();
+    let choice = if can_chunk {
+        let chunk_keys = keys.div_ceil(splits.min(MAX_SPLITS)).next_multiple_of(CHUNKED.tile_n as usize);
+        HopperConfig { chunk_keys: chunk_keys as u32, ..CHUNKED }
+    } else {
+        choice
     };
     let alone = HopperConfig { cluster: 1, ..choice };
     let base = if problem.mask_mod.is_some() { MASKED } else { BASE };

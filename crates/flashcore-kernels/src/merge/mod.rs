@@ -30,8 +30,8 @@ pub struct MergeSpec {
     pub value_dim: u32,
     /// Elements of a vector.
     pub vec: u32,
-    /// The number of parts where they are loaded all at once; else it is a parameter.
-    pub parts: Option<u32>,
+    /// The number of partial results where they are loaded all at once; else it is a parameter.
+    pub unrolled: Option<u32>,
     /// True if the merged LSE is written.
     pub lse: bool,
 }
@@ -46,16 +46,16 @@ impl MergeSpec {
             dtype: problem.dtype,
             value_dim: problem.value_dim as u32,
             vec: vector_elements(problem.part_dtype, strides.chain([problem.value_dim])),
-            parts: (problem.parts <= MOST_UNROLLED).then_some(problem.parts as u32),
+            unrolled: (problem.num_parts <= MOST_UNROLLED).then_some(problem.num_parts as u32),
             lse: problem.lse,
         }
     }
 
     fn name(self) -> String {
-        let Self { part_dtype, dtype, value_dim, vec, parts, lse } = self;
-        let parts = parts.map_or_else(|| "many".to_owned(), |parts| parts.to_string());
+        let Self { part_dtype, dtype, value_dim, vec, unrolled, lse } = self;
+        let unrolled = unrolled.map_or_else(|| "many".to_owned(), |count| count.to_string());
         let lse = if lse { "_lse" } else { "" };
-        format!("flashcore_merge_{part_dtype}_{dtype}_d{value_dim}_v{vec}_{parts}parts{lse}")
+        format!("flashcore_merge_{part_dtype}_{dtype}_d{value_dim}_v{vec}_{unrolled}parts{lse}")
     }
 
     const fn lanes(self) -> u32 {
@@ -134,7 +134,7 @@ parameters! {
         lse_head_stride: U64,
         lse_token_stride: U64,
         heads: U32,
-        parts: U32,
+        num_parts: U32,
         to_log2: F32,
         from_log2: F32,
     }
@@ -191,7 +191,7 @@ fn arguments(problem: &MergeProblem) -> Vec<Argument> {
     arguments.extend(strides(problem.strides.part_lse, lse));
     arguments.extend(strides(problem.strides.output, problem.dtype.size_bytes()));
     arguments.extend(strides(problem.strides.lse, lse));
-    arguments.extend([problem.heads, problem.parts].map(|size| Argument::U32(size as u32)));
+    arguments.extend([problem.heads, problem.num_parts].map(|size| Argument::U32(size as u32)));
     arguments.extend([to_log2, from_log2].map(Argument::F32));
     arguments
 }
@@ -292,15 +292,15 @@ fn kernel(spec: MergeSpec) -> Kernel {
             let address = k.mad(token, token_stride, base);
             k.mad(head, head_stride, address)
         };
-        let parts = RowParts {
+        let row_parts = RowParts {
             p: &p,
             part: address(k, p.part, p.part_token_stride, p.part_head_stride),
             lse: address(k, p.part_lse, p.part_lse_token_stride, p.part_lse_head_stride),
         };
         let columns = LaneColumns::new(k, spec, lane_in_row);
-        let (shift, sum) = match spec.parts {
-            Some(count) => merge_few(k, &parts, &columns, count),
-            None => merge_many(k, &parts, &columns),
+        let (shift, sum) = match spec.unrolled {
+            Some(count) => merge_few(k, &row_parts, &columns, count),
+            None => merge_many(k, &row_parts, &columns),
         };
         k.section("epilogue", |k| {
             let output = address(k, p.output, p.output_token_stride, p.output_head_stride);
@@ -332,12 +332,12 @@ fn shift_of(k: &mut Builder, largest: Reg<F32>) -> Reg<F32> {
 }
 
 /// Adds up parts that are all in registers. Returns the largest LSE and the sum of the weights.
-fn merge_few(k: &mut Builder, parts: &RowParts<'_>, columns: &LaneColumns, count: u32) -> (Reg<F32>, Reg<F32>) {
+fn merge_few(k: &mut Builder, row: &RowParts<'_>, columns: &LaneColumns, count: u32) -> (Reg<F32>, Reg<F32>) {
     let loaded: Vec<_> = (0..count)
         .map(|index| {
             let index = k.copy(index);
             let index = k.widen(index);
-            parts.load(k, columns, index)
+            row.load(k, columns, index)
         })
         .collect();
     let largest = k.copy(f32::NEG_INFINITY);
@@ -347,30 +347,30 @@ fn merge_few(k: &mut Builder, parts: &RowParts<'_>, columns: &LaneColumns, count
     let shift = shift_of(k, largest);
     let sum = k.copy(0.0f32);
     for part in &loaded {
-        let weight = weight(k, parts.p, part.lse, shift);
+        let weight = weight(k, row.p, part.lse, shift);
         k.add_to(sum, weight);
         columns.add(k, part, weight);
     }
     (shift, sum)
 }
 
-/// Adds up any number of parts, some at a time. Returns the largest LSE and the sum of the weights.
-fn merge_many(k: &mut Builder, parts: &RowParts<'_>, columns: &LaneColumns) -> (Reg<F32>, Reg<F32>) {
-    let p = parts.p;
-    let last = k.sub(p.parts, 1u32);
+/// Adds up many parts, some at a time. Returns the largest LSE and the sum of the weights.
+fn merge_many(k: &mut Builder, row: &RowParts<'_>, columns: &LaneColumns) -> (Reg<F32>, Reg<F32>) {
+    let p = row.p;
+    let last = k.sub(p.num_parts, 1u32);
     let index_of = |k: &mut Builder, first: Reg<U32>, next: u32| {
         let index = k.add(first, next);
-        let exists = k.compare(Compare::Lt, index, p.parts);
+        let exists = k.compare(Compare::Lt, index, p.num_parts);
         let index = k.min(index, last);
         (k.widen(index), exists)
     };
     let largest = k.copy(f32::NEG_INFINITY);
     k.section("largest", |k| {
-        k.for_uniform(0u32, p.parts, PARTS_AT_ONCE, |k, first| {
+        k.for_uniform(0u32, p.num_parts, PARTS_AT_ONCE, |k, first| {
             for next in 0..PARTS_AT_ONCE {
                 // The last once more changes no maximum.
                 let (index, _) = index_of(k, first, next);
-                let (lse, _) = parts.lse(k, index);
+                let (lse, _) = row.lse(k, index);
                 k.max_to(largest, lse);
             }
         });
@@ -378,11 +378,11 @@ fn merge_many(k: &mut Builder, parts: &RowParts<'_>, columns: &LaneColumns) -> (
     let shift = shift_of(k, largest);
     let sum = k.copy(0.0f32);
     k.section("parts", |k| {
-        k.for_uniform(0u32, p.parts, PARTS_AT_ONCE, |k, first| {
+        k.for_uniform(0u32, p.num_parts, PARTS_AT_ONCE, |k, first| {
             let mut loaded = Vec::new();
             for next in 0..PARTS_AT_ONCE {
                 let (index, exists) = index_of(k, first, next);
-                let part = parts.load(k, columns, index);
+                let part = row.load(k, columns, index);
                 let lse = k.select(exists, part.lse, f32::NEG_INFINITY);
                 let absent = k.not(exists);
                 let empty = k.or(part.empty, absent);

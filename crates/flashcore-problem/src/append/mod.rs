@@ -1,5 +1,5 @@
 //! Appending to a KV cache: new keys and values are written into a (paged) cache by slot, with optional QK-norm and
-//! rotary embedding (RoPE) of the keys, and of the query rows of the same tokens.
+//! rotary embedding (`RoPE`) of the keys, and of the query rows of the same tokens.
 //!
 //! For each token `t` and head `h`:
 //!

@@ -38,8 +38,8 @@ pub enum LseBase {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MergeProblem {
-    /// Parts, from 2 to 256.
-    pub parts: usize,
+    /// Number of partial results, from 2 to 256.
+    pub num_parts: usize,
     /// Tokens: query rows. A launch may have fewer.
     pub tokens: usize,
     /// Query heads.
@@ -74,11 +74,11 @@ pub struct MergeStrides {
 
 impl MergeProblem {
     /// Contiguous outputs `[token, head, column]`, LSE `[head, token]` in base e, the merged LSE included.
-    pub fn new(parts: usize, tokens: usize, heads: usize, value_dim: usize, dtype: DType) -> Self {
+    pub fn new(num_parts: usize, tokens: usize, heads: usize, value_dim: usize, dtype: DType) -> Self {
         let none = Strides { batch: 0, head: 0, row: 0 };
         let strides = MergeStrides { part: none, part_lse: none, output: none, lse: none };
         let problem = Self {
-            parts,
+            num_parts,
             tokens,
             heads,
             value_dim,
@@ -158,7 +158,7 @@ impl MergeProblem {
             errors.push(ProblemError::OutOfRange { argument, value: value.to_string(), allowed });
         };
         for (argument, value, least, most) in [
-            ("parts", self.parts, 2, MOST_PARTS),
+            ("num_parts", self.num_parts, 2, MOST_PARTS),
             ("heads", self.heads, 1, i32::MAX as usize),
             ("value_dim", self.value_dim, 1, MOST_MERGE_COLUMNS),
         ] {
@@ -202,8 +202,12 @@ impl MergeProblem {
     pub fn validate_views(&self, inputs: &MergeInputs<'_>, outputs: &MergeOutputs<'_>) -> Result<(), Invalid> {
         self.validate()?;
         let mut errors = Vec::new();
-        if inputs.parts.len() != self.parts {
-            errors.push(TensorError::WrongCount { tensor: "parts", actual: inputs.parts.len(), needed: self.parts });
+        if inputs.parts.len() != self.num_parts {
+            errors.push(TensorError::WrongCount {
+                tensor: "parts",
+                actual: inputs.parts.len(),
+                needed: self.num_parts,
+            });
         }
         let mut check = |tensor, actual: usize, needed: Option<usize>| {
             let needed = needed.unwrap_or(usize::MAX);

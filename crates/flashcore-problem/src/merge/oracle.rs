@@ -59,7 +59,7 @@ fn merge_row(problem: &MergeProblem, parts: &[MergePart<'_>], token: usize, head
             let term = base.powf(lse - largest) / sum * element;
             value += term;
             let exponent = (largest - lse) * base.log2();
-            error += term.abs() * (ROUNDINGS + problem.parts as f64 + ROUNDINGS_PER_EXPONENT * exponent);
+            error += term.abs() * (ROUNDINGS + problem.num_parts as f64 + ROUNDINGS_PER_EXPONENT * exponent);
         }
         expected.output.push(if is_nan { (f64::NAN, 0.0) } else { (value, error) });
     }
@@ -72,9 +72,9 @@ impl MergeExpected {
         let mut next = self.output.iter();
         for (token, head) in rows(problem) {
             let start = problem.strides.output.row_start(0, head, token);
+            written[start..][..problem.value_dim].fill(true);
             for index in start..start + problem.value_dim {
                 let &(value, roundings) = next.next().ok_or("the outputs are those of another problem")?;
-                written[index] = true;
                 let found = output.get(index);
                 let error = roundings * DType::F32.unit_roundoff() + f64::from(f32::MIN_POSITIVE);
                 let round = |value| problem.dtype.round(value);
@@ -100,7 +100,7 @@ impl MergeExpected {
             let index = problem.strides.lse.row_start(0, head, token);
             written[index] = true;
             let value = f64::from(found[index]);
-            let error = DType::F32.unit_roundoff() * (4.0 * right.abs() + 16.0 + problem.parts as f64);
+            let error = DType::F32.unit_roundoff() * (4.0 * right.abs() + 16.0 + problem.num_parts as f64);
             let is_right =
                 if right.is_nan() { value.is_nan() } else { value == right || (value - right).abs() <= error };
             if !is_right || is_poison(found[index]) {
@@ -136,7 +136,7 @@ impl MergeData {
         let mut random = SplitMix64::new(seed);
         let poison =
             |shape: Shape, strides: Strides, dtype| Tensor::poisoned(dtype, strides.extent(shape).unwrap_or(0));
-        let mut parts: Vec<(Tensor, Vec<f32>)> = (0..problem.parts)
+        let mut parts: Vec<(Tensor, Vec<f32>)> = (0..problem.num_parts)
             .map(|_| {
                 let lse = problem.strides.part_lse.extent(problem.lse_shape()).unwrap_or(0);
                 let unread = f32::from_bits(DType::F32.poison() as u32);

@@ -188,11 +188,13 @@ impl Inputs {
     }
 }
 
+/// Entries of a page table that no sequence may look at.
+const GARBAGE: [i32; 4] = [i32::MAX, -1, i32::MIN, 2_147_480_000];
+
 impl Inputs {
     /// Makes lengths, offsets and tables agree, and poisons what no sequence uses: rows of query, key and value, and
     /// entries of the page table.
     fn reconcile_sequences(&mut self, problem: &Problem) {
-        const GARBAGE: [i32; 4] = [i32::MAX, -1, i32::MIN, 2_147_480_000];
         let difference = |offsets: &Option<Vec<u32>>, index: usize, otherwise: usize| match offsets {
             Some(offsets) => offsets[index + 1] - offsets[index],
             None => otherwise as u32,

@@ -129,7 +129,7 @@ impl AppendTensors {
         let query = bytes(problem.query_shape(), strides.query);
         let query_output = bytes(problem.query_shape(), strides.query_output);
         let position = problem.rotary.map_or(0, |rotary| rotary.positions.size_bytes() as u64);
-        let table = problem.rotary.and_then(|rotary| rotary.table_extent()).unwrap_or(0) as u64;
+        let table = problem.rotary.and_then(Rotary::table_extent).unwrap_or(0) as u64;
         let table = table * problem.table_dtype().size_bytes() as u64;
         let norm = if problem.qk_norm.is_some() { columns } else { 0 };
         let query_norm = if problem.query_heads > 0 { norm } else { 0 };

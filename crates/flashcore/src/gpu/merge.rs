@@ -95,7 +95,7 @@ impl MergeTensors {
         match self.parts {
             PartAddresses::Stacked { output, output_stride, lse, lse_stride } => {
                 let element = problem.part_dtype.size_bytes() as u64;
-                let last = problem.parts as u64 - 1;
+                let last = problem.num_parts as u64 - 1;
                 let reach = |stride: u64, element: u64, bytes: u64| {
                     stride.saturating_mul(element).saturating_mul(last).saturating_add(bytes)
                 };
@@ -110,10 +110,10 @@ impl MergeTensors {
                 check_address("the lse of the parts", lse, bytes, 4)?;
             }
             PartAddresses::Two { outputs, lses } => {
-                if problem.parts != 2 {
+                if problem.num_parts != 2 {
                     return Err(Error::Invalid(Invalid::from(vec![ProblemError::OutOfRange {
-                        argument: "parts",
-                        value: problem.parts.to_string(),
+                        argument: "num_parts",
+                        value: problem.num_parts.to_string(),
                         allowed: "2 for addresses of two parts; more parts are stacked".to_owned(),
                     }])));
                 }
@@ -176,8 +176,8 @@ impl GpuMerge {
         problem: &MergeProblem,
         inputs: &MergeInputs<'_>,
         outputs: MergeOutputs<'_>,
-    ) -> Result<(), CudaError> {
-        run(&self.operation, &self.plan, problem, inputs, outputs)
+    ) -> Result<(), Error> {
+        Ok(run(&self.operation, &self.plan, problem, inputs, outputs)?)
     }
 }
 
@@ -197,7 +197,7 @@ fn run(
     // Each part begins where the widest access may.
     let part_stride = part.next_multiple_of(16);
     let part_lse = problem.strides.part_lse.extent(problem.lse_shape()).unwrap_or(0);
-    let (mut stacked, mut stacked_lse) = (vec![0; part_stride * problem.parts], Vec::new());
+    let (mut stacked, mut stacked_lse) = (vec![0; part_stride * problem.num_parts], Vec::new());
     for (target, source) in stacked.chunks_exact_mut(part_stride).zip(inputs.parts) {
         target[..part].copy_from_slice(&source.output.data[..part]);
         stacked_lse.extend_from_slice(source.lse[..part_lse].as_bytes());
@@ -256,7 +256,7 @@ const SEED: u64 = 0x5EED;
 /// The trial of the kernel of a problem: all that is compiled in is the same.
 fn trial(problem: &MergeProblem) -> MergeProblem {
     let wanted = MergeSpec::of(problem);
-    let parts = if wanted.parts.is_some() { problem.parts } else { 11 };
+    let parts = if wanted.unrolled.is_some() { problem.num_parts } else { 11 };
     let mut small = MergeProblem::new(parts, 37, 3, problem.value_dim, problem.dtype)
         .with_part_dtype(problem.part_dtype)
         .with_lse(problem.lse)
@@ -308,7 +308,7 @@ mod tests {
         let plan = KernelPlan::new(&problem, Arch::Sm80).unwrap();
         assert_eq!(
             refused.check(&problem, &plan).unwrap_err().to_string(),
-            "parts is 3; it must be 2 for addresses of two parts; more parts are stacked"
+            "num_parts is 3; it must be 2 for addresses of two parts; more parts are stacked"
         );
         let odd = PartAddresses::Stacked { output: 0x1000, output_stride: 641, lse: 0x2000, lse_stride: 10 };
         let argument = "the stride in bytes between the outputs of parts";

@@ -76,6 +76,7 @@ impl Header {
                     let words: Vec<&str> = words.iter().copied().filter(|word| *word != "const").collect();
                     match words.as_slice() {
                         ["struct", inner] if !name.starts_with('*') => layout.append(name, &header.layouts[*inner]),
+                        ["struct", inner] => layout.append(name.trim_start_matches('*'), &scalar(inner, true)),
                         [kind] => layout.append(name.trim_start_matches('*'), &scalar(kind, name.starts_with('*'))),
                         other => panic!("the header has a field of a kind that this test does not know: {other:?}"),
                     }

@@ -77,11 +77,30 @@ pub(crate) struct ChunkUnit {
     pub(crate) count: Reg<U32>,
 }
 
+/// The units of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Units {
+    /// Keys of a chunk; `None` where a unit has all keys of its tile.
+    pub(crate) chunk_keys: Option<Reg<U32>>,
+    /// Sequences of the batch.
+    pub(crate) sequences: Reg<U32>,
+    /// Query heads, or KV heads where their rows are packed.
+    pub(crate) heads: Reg<U32>,
+    /// True for LPT order: of a sequence, the last tiles of all heads first, which attend most keys.
+    pub(crate) last_tiles_first: bool,
+}
+
+impl From<ChunkParameters> for Units {
+    fn from(ChunkParameters { chunk_keys, sequences, heads, .. }: ChunkParameters) -> Self {
+        Self { chunk_keys: Some(chunk_keys), sequences, heads, last_tiles_first: false }
+    }
+}
+
 /// Visits the units of this CTA.
 pub(crate) fn each_unit(
     k: &mut Builder,
     parameters: &Parameters,
-    chunks: ChunkParameters,
+    chunks: Units,
     specialization: Specialization,
     (tile_m, pack_gqa): (u32, bool),
     visit: impl FnOnce(&mut Builder, ChunkUnit),
@@ -106,14 +125,17 @@ pub(crate) fn each_unit(
         let zero = k.copy(0u32);
         let coord = TileCoord { first_row: zero, head: zero, kv_head: zero, batch };
         let context = TileContext::at(k, parameters, specialization, coord, Some(chunks.heads));
-        let of_sequence = SequenceChunks::of(k, &context, chunks.chunk_keys);
+        let of_sequence = match chunks.chunk_keys {
+            Some(chunk_keys) => SequenceChunks::of(k, &context, chunk_keys),
+            None => SequenceChunks { first: zero, count: k.copy(1u32) },
+        };
         let rows = rows_per_head(k, context.end_row);
         let tiles = k.eval((rows + (tile_m - 1)) / tile_m);
         let units = k.eval(of_sequence.count * tiles * chunks.heads);
         let units = k.select(exists, units, 0u32);
         scan.set(k, lane, of_sequence, tiles, units);
     };
-    k.section("scan", &scan_sequences);
+    k.section("scan", scan_sequences);
     k.while_uniform(
         |k| k.eval(first_sequence.lt(chunks.sequences)),
         |k| {
@@ -123,16 +145,24 @@ pub(crate) fn each_unit(
                 is_here,
                 |k| {
                     let found = k.section("find", |k| scan.find(k, lane, unit, before));
-                    let tile_and_chunk = found.unit;
-                    let index = k.rem(tile_and_chunk, found.chunks.count);
-                    let tile_and_head = k.div(tile_and_chunk, found.chunks.count);
-                    let tile = k.rem(tile_and_head, found.tiles);
-                    let head = k.div(tile_and_head, found.tiles);
+                    let (index, tile_and_head, first_key) = match chunks.chunk_keys {
+                        Some(chunk_keys) => {
+                            let index = k.rem(found.unit, found.chunks.count);
+                            let first_key = k.eval(((found.chunks.first + index) * chunk_keys).signed());
+                            (index, k.div(found.unit, found.chunks.count), first_key)
+                        }
+                        None => (k.copy(0u32), found.unit, k.copy(0i32)),
+                    };
+                    let (tile, head) = if chunks.last_tiles_first {
+                        let tile = k.eval(found.tiles - 1 - tile_and_head / chunks.heads);
+                        (tile, k.rem(tile_and_head, chunks.heads))
+                    } else {
+                        (k.rem(tile_and_head, found.tiles), k.div(tile_and_head, found.tiles))
+                    };
                     let batch = k.add(first_sequence, found.lane);
                     let (head, kv_head) =
                         if pack_gqa { (k.mul(head, group), head) } else { (head, k.div(head, group)) };
                     let first_row = k.mul(tile, tile_m);
-                    let first_key = k.eval(((found.chunks.first + index) * chunks.chunk_keys).signed());
                     let coord = TileCoord { first_row, head, kv_head, batch };
                     visit(k, ChunkUnit { coord, index, first_key, count: found.chunks.count });
                     k.add_to(unit, ctas);
@@ -140,7 +170,7 @@ pub(crate) fn each_unit(
                 |k| {
                     k.set(before, end);
                     k.add_to(first_sequence, LANES);
-                    k.section("scan", &scan_sequences);
+                    k.section("scan", scan_sequences);
                 },
             );
         },

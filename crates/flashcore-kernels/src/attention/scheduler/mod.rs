@@ -20,7 +20,7 @@ use crate::attention::{TileContext, TileCoord};
 use crate::config::HopperConfig;
 use crate::parameters::{Parameters, SplitParameters};
 use crate::specialization::Specialization;
-use chunks::ChunkParameters;
+use chunks::{ChunkParameters, Units, each_unit};
 use lpt::LptSections;
 use sorted::SortedTiles;
 
@@ -100,6 +100,19 @@ impl TileScheduler {
                 Some(exists) => k.if_uniform(exists, |k| body(k, &tile)),
             };
         }
+        if self.specialization.has_query_lengths() {
+            // Tiles that exist, and no others: only the device knows how many a sequence has.
+            let sequences = k.div(self.matrices, self.heads);
+            let last_tiles_first = self.specialization.right;
+            let units = Units { chunk_keys: None, sequences, heads: self.heads, last_tiles_first };
+            let shape = (self.config.tile_m(), false);
+            return each_unit(k, &self.parameters, units, self.specialization, shape, |k, unit| {
+                let TileCoord { first_row, head, batch, .. } = unit.coord;
+                let info = WorkTileInfo { first_row, head, batch, record: None, extent: None, blocks: None };
+                let tile = self.work_tile(k, info);
+                body(k, &tile);
+            });
+        }
         persistent::each_index(k, self, cta, |k, place| {
             let info = read(k).unwrap_or_else(|| {
                 k.section("scheduler", |k| {
@@ -108,14 +121,8 @@ impl TileScheduler {
                 })
             });
             let tile = self.work_tile(k, info);
-            let work = |k: &mut Builder| {
-                body(k, &tile);
-                place.advance(k);
-            };
-            match tile.exists(k) {
-                None => work(k),
-                Some(exists) => k.if_else_uniform(exists, work, |k| place.skip(k, self)),
-            }
+            body(k, &tile);
+            place.advance(k);
         });
     }
 

@@ -3,12 +3,10 @@
 //! Grids are made for the longest sequence, so most tiles of a ragged batch may not exist. Where the next one does not, a
 //! warp looks at the 32 after it, one a lane, and goes on with the first that does.
 
-use flashcore_ir::types::{U32, U64};
-use flashcore_ir::{Builder, Compare, ReduceOp, Reg, ShuffleMode, SpecialRegister};
+use flashcore_ir::types::U32;
+use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::TileScheduler;
-use crate::attention::tile_coord::SequencePlace;
-use crate::primitives::LANES;
 
 /// The linear index that a CTA is at.
 #[derive(Debug, Clone, Copy)]
@@ -52,45 +50,6 @@ impl LinearIndex {
         } else {
             k.add_to(self.index, self.ctas);
         }
-    }
-
-    /// Goes on to the next index whose tile exists, 32 at most.
-    pub(super) fn skip(self, k: &mut Builder, scheduler: &TileScheduler) {
-        k.section("skip", |k| {
-            let lane = k.lane();
-            let steps = k.add(lane, 1u32);
-            let candidate = self.after(k, steps);
-            // Past the end there is nothing to skip.
-            let end = k.widen(scheduler.tiles);
-            let candidate = k.min(candidate, end);
-            let candidate = k.truncate(candidate);
-            let last = k.eval(candidate.min(scheduler.tiles - 1));
-            let [tile, _, batch] = scheduler.tile_at(k, last);
-            let batch = k.widen(batch);
-            let (_, length) = SequencePlace::query_rows(k, &scheduler.parameters, scheduler.specialization, batch);
-            let first_row = tile * scheduler.config.tile_m();
-            let stops = k.eval(first_row.lt(length) | candidate.eq(scheduler.tiles));
-            let number = k.select(stops, steps, LANES);
-            let number = k.reduce_warp(ReduceOp::Min, number);
-            let found = k.sub(number, 1u32);
-            let index = k.shuffle(ShuffleMode::Index, candidate, found);
-            k.set(self.index, index);
-            if let Some((both, step)) = self.serpentine {
-                let is_odd = k.eval((number & 1).ne(0));
-                let back = k.sub(both, step);
-                k.set_where(step, is_odd, back);
-            }
-        });
-    }
-
-    /// The index so many steps on, which may be past any number of tiles.
-    fn after(self, k: &mut Builder, steps: Reg<U32>) -> Reg<U64> {
-        let Some((both, step)) = self.serpentine else {
-            return k.eval(steps.widen().mul_add(self.ctas.widen(), self.index.widen()));
-        };
-        let is_odd = k.eval((steps & 1).ne(0));
-        let step = k.select(is_odd, step, 0u32);
-        k.eval((steps >> 1).widen().mul_add(both.widen(), self.index.widen() + step.widen()))
     }
 }
 

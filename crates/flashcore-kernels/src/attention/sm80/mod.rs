@@ -85,7 +85,7 @@ fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parame
     }
     let tile_shape = (config.tile_m(), config.pack_gqa);
     let each_unit = |k: &mut Builder, visit: &dyn Fn(&mut Builder, &TileContext, Split)| {
-        each_unit(k, parameters, chunks, specialization, tile_shape, |k, unit| {
+        each_unit(k, parameters, chunks.into(), specialization, tile_shape, |k, unit| {
             let group = parameters.heads_per_key_head;
             let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
             let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));

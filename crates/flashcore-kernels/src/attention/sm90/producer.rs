@@ -6,7 +6,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 
 use super::Cta;
 use crate::attention::kv_range::KvBlockRange;
-use crate::attention::kv_source::{PageBoxes, TmaKvSource};
+use crate::attention::kv_source::{TmaKvSource, TmaPages};
 use crate::attention::scheduler::WorkTile;
 use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
 
@@ -88,32 +88,31 @@ impl Producer {
             None => self.load_stage(k, &self.query, cta.shared.query, query),
         });
         let block = k.copy(last);
-        let page_box = cta.specialization.page_box;
-        let load_keys = |k: &mut Builder, block, boxes: Option<PageBoxes>| {
+        let load_keys = |k: &mut Builder, block, page| {
             k.section("keys", |k| {
                 let first_key = range.first_key(k, block);
                 let rows = source.rows(k, maps.key, first_key);
-                self.load_block(k, &self.keys, cta.shared.key, rows, boxes.map(|boxes| (boxes, page_box)));
+                self.load_block(k, &self.keys, cta.shared.key, rows, source.pages.zip(page));
             });
         };
-        let load_values = |k: &mut Builder, block, boxes: Option<PageBoxes>| {
+        let load_values = |k: &mut Builder, block, page| {
             k.section("values", |k| {
                 let first_key = range.first_key(k, block);
                 let rows = source.rows(k, maps.value, first_key);
-                self.load_block(k, &self.values, cta.shared.value, rows, boxes.map(|boxes| (boxes, page_box)));
+                self.load_block(k, &self.values, cta.shared.value, rows, source.pages.zip(page));
             });
         };
-        // The page table is read a block ahead of the keys.
-        let boxes_before = |k: &mut Builder, block: Reg<S32>| {
-            source.is_paged().then(|| k.sub(block, step)).and_then(|block| {
+        let look_up = |k: &mut Builder, block| {
+            source.pages.map(|pages| {
                 let first_key = range.first_key(k, block);
-                source.boxes(k, first_key)
+                pages.look_up(k, first_key)
             })
         };
-        let boxes = source.is_paged().then(|| range.first_key(k, block)).and_then(|key| source.boxes(k, key));
-        let boxes = boxes.map(|boxes| boxes.copied(k));
-        let next_boxes = boxes_before(k, block).map(|boxes| boxes.copied(k));
-        load_keys(k, block, boxes);
+        // The page table is read a block ahead of the keys.
+        let page = look_up(k, block).map(|page| k.copy(page));
+        let next_page = source.pages.map(|_| k.sub(block, step)).and_then(|next| look_up(k, next));
+        let next_page = next_page.map(|page| k.copy(page));
+        load_keys(k, block, page);
         k.while_uniform(
             |k| {
                 let next = if step == 1 { block } else { k.sub(block, step - 1) };
@@ -121,39 +120,38 @@ impl Producer {
             },
             |k| {
                 let next = k.sub(block, step);
-                let boxes_after_next = boxes_before(k, next);
-                load_keys(k, next, next_boxes);
-                load_values(k, block, boxes);
+                let after_next = source.pages.map(|_| k.sub(next, step)).and_then(|block| look_up(k, block));
+                load_keys(k, next, next_page);
+                load_values(k, block, page);
                 k.set(block, next);
-                if let (Some(boxes), Some(next), Some(after_next)) = (boxes, next_boxes, boxes_after_next) {
-                    boxes.set(k, next);
-                    next.set(k, after_next);
+                if let (Some(page), Some(next_page), Some(after_next)) = (page, next_page, after_next) {
+                    k.set(page, next_page);
+                    k.set(next_page, after_next);
                 }
             },
         );
-        load_values(k, block, boxes);
+        load_values(k, block, page);
     }
 
-    /// Fills the next stage of a pipeline with a KV block: by boxes of so many rows, where it lies in pages.
+    /// Fills the next stage of a pipeline with a KV block: box by box where it lies in pages, given that of the lane.
     fn load_block(
         &self,
         k: &mut Builder,
         state: &PipelineState,
         tile: SwizzledTile,
         rows: TensorRows,
-        pages: Option<(PageBoxes, u32)>,
+        pages: Option<(TmaPages, Reg<U32>)>,
     ) {
-        let Some((boxes, box_rows)) = pages else {
+        let Some((pages, page)) = pages else {
             return self.load_stage(k, state, tile, rows);
         };
         state.producer_acquire(k);
         state.expect_tx(k, self.leader, tile.bytes());
         let (target, barrier) = (state.stage_address(k), state.full_barrier(k));
         k.section("copy", |k| {
-            for (number, first) in (0..tile.rows).step_by(box_rows as usize).enumerate() {
-                let rows = boxes.rows(k, number as u32, rows);
+            pages.each_box(k, rows, page, tile.rows, |k, first, rows| {
                 tile.tma_load_rows(k, first, rows, target, barrier, self.leader);
-            }
+            });
         });
         state.advance(k);
     }

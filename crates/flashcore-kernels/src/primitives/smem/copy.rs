@@ -71,27 +71,32 @@ impl GlobalRows {
     /// The address of a row in its page. The table is read: the row must be one that the sequence has.
     fn paged_row(&self, k: &mut Builder, paged: PagedRows, row: Reg<U32>) -> Reg<U64> {
         let index = k.add(paged.first_row, row);
-        let (page, row) = paged.place(k, index);
+        let (entry, row) = paged.entry(k, index);
+        let page = paged.page(k, entry);
         let page = k.widen(page);
         k.eval(row.widen().mul_add(self.stride, page.mul_add(paged.page_stride, self.first)))
     }
 }
 
 impl PagedRows {
-    /// The page and the row in it of a row that the sequence has. The table is read.
-    pub(crate) fn place(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let Self { table, page_size, is_log2, last_page, .. } = *self;
-        let (entry, row) = if is_log2 {
+    /// The entry of the table that has the page of a row, and the row in that page.
+    pub(crate) fn entry(&self, k: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let Self { page_size, is_log2, .. } = *self;
+        if is_log2 {
             let entry = k.shr(index, page_size);
             let first = k.shl(entry, page_size);
             (entry, k.sub(index, first))
         } else {
             let entry = k.div(index, page_size);
-            (entry, k.rem(index, page_size))
-        };
-        let address = k.mad_wide(entry, 4u32, table);
+            (entry, k.eval(index - entry * page_size))
+        }
+    }
+
+    /// The page of an entry of the table, which must be one that the sequence has.
+    pub(crate) fn page(&self, k: &mut Builder, entry: Reg<U32>) -> Reg<U32> {
+        let address = k.mad_wide(entry, 4u32, self.table);
         let page = k.load_one::<U32>(address);
-        (k.min(page, last_page), row)
+        k.min(page, self.last_page)
     }
 }
 
@@ -125,13 +130,12 @@ impl TileCopy {
         let row = k.shr(thread, chunks.ilog2());
         let chunk = k.and(thread, chunks - 1);
         let target = tile.chunk_address(k, base, row, chunk);
-        let source = match rows.paged {
-            // The table is read when it is known which rows exist.
-            Some(_) => k.copy(rows.first),
-            None => {
-                let row_start = rows.row(k, row);
-                k.mad_wide(chunk, CHUNK_BYTES, row_start)
-            }
+        // The table of pages is read when it is known which rows exist.
+        let source = if rows.paged.is_some() {
+            k.copy(rows.first)
+        } else {
+            let row_start = rows.row(k, row);
+            k.mad_wide(chunk, CHUNK_BYTES, row_start)
         };
         let mut rows = rows;
         if let Some(paged) = &mut rows.paged {

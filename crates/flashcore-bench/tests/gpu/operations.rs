@@ -1,0 +1,140 @@
+//! Append and merge on a GPU: host tensors, and a captured launch whose slots change between replays.
+
+#![expect(unsafe_code, reason = "a launch takes addresses")]
+
+use flashcore::cuda::{DeviceBuffer, Graph, Stream};
+use flashcore::verify::{AppendData, CacheMemory, MergeData, append_oracle, merge_oracle};
+use flashcore::{
+    AppendPlan, AppendProblem, AppendTensors, DType, Error, MergeInputs, MergeOutputs, MergePlan, MergeProblem,
+    MergeTensors, PartAddresses, Rotary, RotaryStyle,
+};
+use flashcore_bench::testkit::gpu::Gpu;
+
+use crate::{Test, tests};
+
+/// Every test of this file.
+pub(crate) const TESTS: &[Test] =
+    tests![appends_are_right, merges_are_right, a_captured_append_takes_new_slots, two_parts_lie_anywhere];
+
+const DTYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+fn appends_are_right(gpu: &Gpu) {
+    for dtype in DTYPES {
+        for (head_dim, page_size) in [(128, 16), (72, 1), (33, 7), (256, 64)] {
+            let plain = AppendProblem::new(500, 8, head_dim, dtype, 1024 / page_size, page_size).with_query(32);
+            let rotary = |style| Rotary::new(style, head_dim / 4 * 2, 300);
+            for problem in [
+                plain,
+                plain.with_qk_norm(1e-6),
+                plain.with_rotary(rotary(RotaryStyle::Neox)).with_qk_norm(1e-6),
+                plain.with_rotary(rotary(RotaryStyle::GptJ)),
+            ] {
+                let plan = AppendPlan::new(&problem, gpu.device()).unwrap();
+                let data = AppendData::random(&problem, 11);
+                let before = CacheMemory::poisoned(&problem);
+                let mut after = before.clone();
+                plan.run(&data.inputs(), after.outputs(&problem)).unwrap();
+                check_append(&problem, &data, &before, &after);
+            }
+        }
+    }
+}
+
+fn check_append(problem: &AppendProblem, data: &AppendData, before: &CacheMemory, after: &CacheMemory) {
+    let expected = append_oracle(problem, &data.inputs()).unwrap();
+    expected.check_key_cache(&before.key_cache.data, &after.key_cache.data).unwrap();
+    expected.check_value_cache(&before.value_cache.data, &after.value_cache.data).unwrap();
+    expected.check_query(&before.query.data, &after.query.data).unwrap();
+}
+
+fn merges_are_right(gpu: &Gpu) {
+    for dtype in DTYPES {
+        for (num_parts, value_dim) in [(2, 128), (4, 64), (9, 512), (256, 128), (3, 33)] {
+            let problem = MergeProblem::new(num_parts, 77, 8, value_dim, dtype);
+            for problem in [problem, problem.with_part_dtype(DType::F32).with_token_major_lse()] {
+                let plan = MergePlan::new(&problem, gpu.device()).unwrap();
+                let data = MergeData::random(&problem, 12);
+                let parts = data.views();
+                let inputs = MergeInputs { parts: &parts };
+                let (mut output, mut lse) = (MergeData::poisoned_output(&problem), MergeData::poisoned_lse(&problem));
+                let outputs = MergeOutputs { output: (&mut output).into(), lse: Some(&mut lse) };
+                plan.run(&inputs, outputs).unwrap();
+                merge_oracle(&problem, &inputs).unwrap().check(&problem, &output, Some(&lse)).unwrap();
+            }
+        }
+    }
+}
+
+fn bytes(values: &[i64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// One captured launch, with other slots and positions in the same memory each time.
+fn a_captured_append_takes_new_slots(gpu: &Gpu) {
+    let problem = AppendProblem::new(64, 8, 128, DType::Bf16, 40, 16).with_query(32).with_rotary(Rotary::new(
+        RotaryStyle::Neox,
+        128,
+        500,
+    ));
+    let plan = AppendPlan::new(&problem, gpu.device()).unwrap();
+    let stream = Stream::new(gpu.device().context().unwrap()).unwrap();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
+    let first = AppendData::random(&problem, 0);
+    let mut before = CacheMemory::poisoned(&problem);
+    let mut inputs =
+        [&first.key, &first.value, &first.query, &first.cos, &first.sin].map(|tensor| upload(&tensor.data));
+    let (mut slots, mut positions) = (upload(&bytes(&first.slot_mapping)), upload(&bytes(&first.positions)));
+    let outputs = [&before.key_cache, &before.value_cache, &before.query].map(|tensor| upload(&tensor.data));
+    let [key, value, query, cos, sin] = inputs.each_ref().map(DeviceBuffer::address);
+    let [key_cache, value_cache, query_output] = outputs.each_ref().map(DeviceBuffer::address);
+    let tensors = AppendTensors::new(key, value, key_cache, value_cache, slots.address())
+        .with_query(query, query_output)
+        .with_rotary(positions.address(), cos, sin);
+    // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
+    let graph = Graph::capture::<Error>(&stream, |stream| unsafe { plan.launch(stream, tensors) }).unwrap();
+    for seed in 0..5 {
+        let data = AppendData::random(&problem, seed);
+        for (buffer, tensor) in inputs.iter_mut().zip([&data.key, &data.value, &data.query, &data.cos, &data.sin]) {
+            buffer.copy_from_host(&stream, &tensor.data).unwrap();
+        }
+        slots.copy_from_host(&stream, &bytes(&data.slot_mapping)).unwrap();
+        positions.copy_from_host(&stream, &bytes(&data.positions)).unwrap();
+        // SAFETY: as above.
+        unsafe { graph.launch(&stream) }.unwrap();
+        let mut after = before.clone();
+        let tensors = [&mut after.key_cache, &mut after.value_cache, &mut after.query];
+        for (tensor, buffer) in tensors.into_iter().zip(&outputs) {
+            tensor.data = buffer.to_host(&stream).unwrap();
+        }
+        check_append(&problem, &data, &before, &after);
+        before = after;
+    }
+}
+
+/// The second part before the first in memory, and fewer tokens than the plan has.
+fn two_parts_lie_anywhere(gpu: &Gpu) {
+    let problem = MergeProblem::new(2, 100, 32, 128, DType::F16).with_token_major_lse();
+    let plan = MergePlan::new(&problem, gpu.device()).unwrap();
+    let stream = Stream::new(gpu.device().context().unwrap()).unwrap();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
+    let fewer = problem.with_tokens(61);
+    let data = MergeData::random(&fewer, 13);
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let [second, first] = [1, 0].map(|part: usize| upload(&data.parts[part].0.data));
+    let lses = [0, 1].map(|part: usize| upload(&floats(&data.parts[part].1)));
+    let (mut output, poison) = (MergeData::poisoned_output(&fewer), MergeData::poisoned_lse(&fewer));
+    let (output_buffer, lse_buffer) = (upload(&output.data), upload(&floats(&poison)));
+    let parts = PartAddresses::Two {
+        outputs: [first.address(), second.address()],
+        lses: lses.each_ref().map(DeviceBuffer::address),
+    };
+    let tensors = MergeTensors::new(parts, output_buffer.address()).with_lse(lse_buffer.address()).with_tokens(61);
+    // SAFETY: the tensors are whole for so many tokens, and nobody else's.
+    unsafe { plan.launch(&stream, tensors) }.unwrap();
+    output.data = output_buffer.to_host(&stream).unwrap();
+    let lse_bytes = lse_buffer.to_host(&stream).unwrap();
+    let words = lse_bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+    let lse: Vec<f32> = words.collect();
+    let views = data.views();
+    merge_oracle(&fewer, &MergeInputs { parts: &views }).unwrap().check(&fewer, &output, Some(&lse)).unwrap();
+}
