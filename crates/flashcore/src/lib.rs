@@ -104,7 +104,7 @@
 //! `unsafe`. Make plans before a capture begins: compiling and checking a kernel allocates memory.
 //!
 //! The examples `host_tensors`, `custom_strides`, `cudarc_buffers` and `cuda_graph` show each; `expressions` shows attention
-//! of one's own.
+//! of one's own, and `decode` generation over a paged KV cache.
 //!
 //! # Beside attention
 //!
@@ -143,6 +143,11 @@
 //! | `softcap=0.0` of `FlashAttention`, `1.0` of candle | [`Problem::softcap`] of `None` |
 //! | `softmax_lse`, `return_lse` | [`Problem::lse`] and [`OutputViews::with_lse`]; natural logarithm, `[batch, head, row]` |
 //! | `seqused_k`, `cache_seqlens` | [`Problem::seqused_k`] and [`InputViews::with_seqused_k`] |
+//! | `cu_seqlens_q`, `cu_seqlens_k` (varlen) | [`Problem::total_q`], [`Problem::total_k`] and [`InputViews::with_cu_seqlens_q`] |
+//! | `page_table`, `block_table` | [`Problem::paged`] and [`InputViews::with_page_table`] |
+//! | `cache_batch_idx`, `leftpad_k` | [`Problem::kv_batch`], [`Problem::leftpad_k`] |
+//! | `reshape_and_cache`, `slot_mapping`, `rotary_cos` | [`AppendPlan`] |
+//! | `merge_attn_states`, `flash_attn_combine` | [`MergePlan`] |
 //! | `alibi_slopes` | [`Problem::alibi`] and [`InputViews::with_alibi_slopes`]; positive slopes lower scores |
 //! | `sinks`, `learnable_sink`, `s_aux` | [`Problem::sinks`] and [`InputViews::with_sinks`] |
 //! | `attn_mask`, `attn_bias` of floats | [`Problem::bias`] and [`InputViews::with_bias`], in `f32` |
@@ -162,10 +167,9 @@
 //!
 //! # What is not here
 //!
-//! Attention forward, for inference: there is no backward pass and no dropout, no packed sequences of different lengths
-//! (varlen, `cu_seqlens`; a batch can have [lengths](Problem::seqused_k) of its own, and a [`MaskMod`] can keep documents
-//! apart), no attention over a paged KV cache, no FP8, no kernels for what `sm_100` has, and
-//! no other vendor's GPUs.
+//! Attention forward, for inference: there is no backward pass and no dropout, no [`MaskMod`] with packed or paged
+//! sequences on GPUs, no append inside of the attention kernel (an [`AppendPlan`] is a launch of its own), no FP8, no MLA,
+//! no kernels for what `sm_100` has, and no other vendor's GPUs.
 //!
 //! # Trust
 //!

@@ -54,3 +54,8 @@ fn cuda_graph() {
 fn expressions() {
     check("expressions");
 }
+
+#[test]
+fn decode() {
+    check("decode");
+}
