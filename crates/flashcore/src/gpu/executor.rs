@@ -1,6 +1,7 @@
 //! The kernels of a plan with all their arguments but those that change from launch to launch.
 
 use std::sync::{Arc, Mutex};
+use zerocopy::IntoBytes;
 
 use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspaces};
 use flashcore_ir::{Argument, TensorMap};
@@ -155,8 +156,9 @@ impl Executor {
         let _inputs = upload_inputs(stream, problem, inputs, &mut tensors)?;
         let (shape, strides) = (problem.output_shape(), problem.strides().output);
         let output_bytes = strides.extent(shape).unwrap_or(0) * Operand::Output.element_bytes(problem);
-        // The gaps between the rows of the output come back as they were.
-        let has_gaps = strides.extent(shape) != shape.elements();
+        // The gaps between the rows of the output, and rows of no sequence, come back as they were.
+        let has_untouched_rows = problem.total_q.is_some() || problem.seqused_q;
+        let has_gaps = strides.extent(shape) != shape.elements() || has_untouched_rows;
         let TensorView { data, .. } = outputs.output.as_view();
         let output = if has_gaps {
             DeviceBuffer::from_host(stream, &data[..output_bytes])?
@@ -164,7 +166,10 @@ impl Executor {
             DeviceBuffer::uninitialised(stream.context(), output_bytes)?
         };
         let rows = outputs.lse.as_ref().map_or(0, |rows| rows.len());
-        let lse = DeviceBuffer::uninitialised(stream.context(), rows * size_of::<f32>())?;
+        let lse = match &outputs.lse {
+            Some(rows) if has_untouched_rows => DeviceBuffer::from_host(stream, rows.as_bytes())?,
+            _ => DeviceBuffer::uninitialised(stream.context(), rows * size_of::<f32>())?,
+        };
         (tensors.output, tensors.lse) = (output.address(), lse.address());
         // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing them
         // waits for the kernel. The stream was made in the context of the kernel.

@@ -7,8 +7,8 @@
 
 use flashcore_kernels::Specialization;
 use flashcore_problem::{
-    Alignment, Evidence, Expected, Inputs, Invalid, Layout, Mask, Outputs, Problem, ReferenceError, Shape, Strides,
-    TensorStrides, judge, oracle,
+    Alignment, Evidence, Expected, Inputs, Invalid, Layout, Mask, Outputs, PagedKv, Problem, ReferenceError, Shape,
+    Strides, TensorStrides, judge, oracle,
 };
 
 /// Policy of the self-check: kernels that are new to a driver are run once before they are trusted, or not.
@@ -89,6 +89,14 @@ impl Trial {
         small.mask_mod = problem.mask_mod.map(|mask| mask.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
         small.aux_f32 = problem.aux_f32.min(MOST_ENTRIES);
         small.aux_i32 = problem.aux_i32.min(MOST_ENTRIES);
+        // Sizes of packed and paged tensors are not compiled in, but for the rows of a page.
+        small.total_q = problem.total_q.map(|_| 2 * QUERY_LENGTH - 3);
+        small.total_k = problem.total_k.map(|_| 2 * KEY_LENGTH - 5);
+        small.kv_batch = problem.kv_batch.map(|_| 3);
+        small.paged = problem.paged.map(|paged| {
+            let width = KEY_LENGTH.div_ceil(paged.page_size) + 1;
+            PagedKv::new(paged.page_size, 3 * width, width)
+        });
         small.layout = layout_of_width(&small, Specialization::of(problem).vec_bytes);
         small.mask = match problem.mask {
             Mask::None => Mask::None,

@@ -64,7 +64,7 @@ fn config(kernels: Kernels, turn: u64, problem: &Problem) -> Config {
     order.into_iter().find(|config| takes(Backend::Sim(*config), problem)).unwrap_or(default)
 }
 
-/// Place of the keys.
+/// Storage of the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cache {
     /// A batch for each sequence, or for each that they choose.
@@ -76,7 +76,7 @@ enum Cache {
     },
 }
 
-/// What a kernel is compiled for.
+/// Parameters that a kernel is compiled for.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
 struct Kind {

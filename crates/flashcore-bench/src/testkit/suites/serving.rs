@@ -14,7 +14,7 @@ use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 const CAUSAL: Mask = Mask::Causal(Alignment::BottomRight);
 const WINDOW: Mask = Mask::Window { left: Some(40), right: Some(0), alignment: Alignment::BottomRight };
 const BOTH_SIDES: Mask = Mask::Window { left: Some(70), right: Some(9), alignment: Alignment::BottomRight };
-/// What decoding takes: rows of a group of heads in one tile, warps and CTAs that share the keys.
+/// A decode config: rows of a group of heads in one tile, warps and CTAs that share the keys.
 const SPLIT: &str = "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3splits";
 /// An H200.
 const H200: Target = Target { arch: SIMULATED_ARCH, num_sms: 132 };
@@ -284,7 +284,7 @@ fn chunked() -> Vec<Sequences> {
 
 /// Everything that changes scores, and numbers that must leave no trace, with packed and with paged sequences.
 fn features() -> Vec<Sequences> {
-    /// What is switched on, the numbers that find it wrong, and where the bias lies.
+    /// Switched-on operands, the numbers that find it wrong, and where the bias lies.
     type Change = (fn(&mut Problem), Numbers, BiasForm);
     let changes: [Change; 10] = [
         (|problem| problem.softcap = Some(5.0), Numbers::Normal, BiasForm::PerHead),

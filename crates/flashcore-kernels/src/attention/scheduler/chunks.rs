@@ -196,7 +196,7 @@ struct Scan {
 }
 
 /// The sequence of a unit.
-struct Found {
+struct UnitSequence {
     lane: Reg<U32>,
     chunks: SequenceChunks,
     tiles: Reg<U32>,
@@ -227,7 +227,7 @@ impl Scan {
     }
 
     /// The sequence of a unit that one of the lanes has.
-    fn find(&self, k: &mut Builder, lane: Reg<U32>, unit: Reg<U32>, before: Reg<U32>) -> Found {
+    fn find(&self, k: &mut Builder, lane: Reg<U32>, unit: Reg<U32>, before: Reg<U32>) -> UnitSequence {
         let unit = k.sub(unit, before);
         let is_past = k.eval(self.inclusive.gt(unit));
         let candidate = k.select(is_past, lane, LANES - 1);
@@ -235,7 +235,7 @@ impl Scan {
         let exclusive = k.sub(self.inclusive, self.units);
         let [first, count, tiles, exclusive] = [self.first, self.count, self.tiles, exclusive]
             .map(|register| k.shuffle(ShuffleMode::Index, register, lane));
-        Found { lane, chunks: SequenceChunks { first, count }, tiles, unit: k.sub(unit, exclusive) }
+        UnitSequence { lane, chunks: SequenceChunks { first, count }, tiles, unit: k.sub(unit, exclusive) }
     }
 }
 

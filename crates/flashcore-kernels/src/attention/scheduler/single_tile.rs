@@ -7,7 +7,7 @@ use super::chunks::{ChunkParameters, SequenceChunks};
 use super::{TileChunk, TileScheduler};
 use crate::attention::TileContext;
 
-/// The chunk of a CTA: those of a tile are neighbours.
+/// The chunk of a CTA: those of a tile are adjacent.
 pub(super) fn chunk(k: &mut Builder, context: &TileContext, chunks: ChunkParameters, cta: Reg<U32>) -> TileChunk {
     let index = k.rem(cta, chunks.splits.num_splits);
     let SequenceChunks { first, count } = SequenceChunks::of(k, context, chunks.chunk_keys);

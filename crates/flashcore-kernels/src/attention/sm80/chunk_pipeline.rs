@@ -62,7 +62,7 @@ impl ChunkPipeline {
 pub(super) struct ChunkProducer {
     pipeline: ChunkPipeline,
     tiles: KvTiles,
-    /// The stage of the block whose arrival is announced next.
+    /// The stage of the block that arrives next.
     arriving: StageIndex,
     /// Blocks so far.
     blocks: Reg<U32>,
@@ -118,25 +118,25 @@ impl ChunkProducer {
             self.pipeline.stage.advance(k);
             k.copy_async_wait(self.ahead());
             let arrives = k.compare(Compare::Ge, self.blocks, self.ahead());
-            k.if_uniform(arrives, |k| self.announce(k));
+            k.if_uniform(arrives, |k| self.arrive(k));
             k.add_to(self.blocks, 1u32);
         });
     }
 
-    /// Announces the arrival of the oldest block.
-    fn announce(&self, k: &mut Builder) {
+    /// Arrives at the barrier of the oldest block.
+    fn arrive(&self, k: &mut Builder) {
         let full = NamedBarrier::Sm80Stages.indexed(k, self.arriving.index());
         k.barrier_arrive(full, self.pipeline.config.all_threads());
         self.arriving.advance(k);
     }
 
-    /// Announces the last blocks, and waits until the consumers have released all of them: no barrier is left half full.
+    /// Arrives for the last blocks, and waits until the consumers have released all of them: no barrier is left half full.
     pub(super) fn finish(&self, k: &mut Builder) {
         let stages = self.pipeline.config.stages;
         k.copy_async_wait(0);
-        for announced in 0..self.ahead() {
-            let is_left = k.compare(Compare::Gt, self.blocks, announced);
-            k.if_uniform(is_left, |k| self.announce(k));
+        for arrived in 0..self.ahead() {
+            let is_left = k.compare(Compare::Gt, self.blocks, arrived);
+            k.if_uniform(is_left, |k| self.arrive(k));
         }
         let has_wrapped = k.compare(Compare::Ge, self.blocks, stages);
         let first = k.select(has_wrapped, self.pipeline.stage.index(), 0u32);

@@ -90,7 +90,7 @@ pub(super) fn run_chunk<T: Element>(
         k.copy_async_wait(0);
         warp.sync_consumers(k);
         let query = load_query::<T>(k, config, context, warp, tiles);
-        // The output of a chunk without keys takes the place of the query at once.
+        // The output of a chunk without keys overwrites the query at once.
         warp.sync_consumers(k);
         query
     });
@@ -119,7 +119,7 @@ pub(super) fn run_chunk<T: Element>(
     } else {
         store(k);
     }
-    // The query of the next chunk takes the place of this one's.
+    // The query of the next chunk overwrites this one's.
     warp.sync_consumers(k);
 }
 
