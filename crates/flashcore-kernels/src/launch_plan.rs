@@ -137,7 +137,12 @@ impl LaunchPlan {
             }
             let mut order = LptOrder::of(problem, hopper);
             if hopper.persistent {
-                let ctas = grid[0].min(num_sms.max(1));
+                let mut ctas = grid[0].min(num_sms.max(1));
+                let heads = problem.query_heads as u32;
+                if specialization.has_query_lengths() && specialization.right && heads <= ctas {
+                    // Sequences of equal length: long and short tiles alternate for each CTA.
+                    ctas -= ctas % heads;
+                }
                 order = order.for_ctas(problem, hopper, ctas);
                 attention.grid = [ctas, 1, 1];
             }

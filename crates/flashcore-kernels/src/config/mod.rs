@@ -213,11 +213,22 @@ impl Config {
     pub(crate) const fn compiled(self) -> Self {
         match self {
             Self::Ampere(config) => Self::Ampere(config.compiled()),
-            Self::Hopper(HopperConfig { chunk_keys: 1.., tile_n, .. }) => {
-                let Self::Hopper(config) = self else { return self };
-                Self::Hopper(HopperConfig { chunk_keys: tile_n, ..config })
+            Self::Hopper(_) => self.with_chunk_keys(1),
+            Self::Scalar(_) | Self::Ladder(_) => self,
+        }
+    }
+
+    /// The config with chunks of at least so many keys, where it has chunks: their length is not compiled in.
+    #[must_use]
+    pub const fn with_chunk_keys(self, keys: u32) -> Self {
+        match self {
+            Self::Ampere(config @ AmpereConfig { chunk_keys: 1.., tile_n, .. }) => {
+                Self::Ampere(AmpereConfig { chunk_keys: keys.next_multiple_of(tile_n), ..config })
             }
-            Self::Scalar(_) | Self::Ladder(_) | Self::Hopper(_) => self,
+            Self::Hopper(config @ HopperConfig { chunk_keys: 1.., tile_n, .. }) => {
+                Self::Hopper(HopperConfig { chunk_keys: keys.next_multiple_of(tile_n), ..config })
+            }
+            _ => self,
         }
     }
 

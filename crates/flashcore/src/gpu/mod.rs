@@ -31,7 +31,7 @@ pub use stream::StreamRef;
 
 use crate::report::{KernelReport, SelfCheckReport};
 use crate::{PlanOptions, Reason};
-use self_check::Trial;
+use self_check::{KEY_LENGTH, Trial};
 use tuning::Measured;
 
 /// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
@@ -172,6 +172,8 @@ impl Gpu {
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
         let target = Target { num_sms: TRIAL_CTAS, ..self.target };
+        // Several chunks of keys where there is a kernel that combines them, else one.
+        let config = config.with_chunk_keys(if kernels.len() > 1 { 1 } else { KEY_LENGTH as u32 });
         let plan = LaunchPlan::new(&trial.problem, config, target)
             .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
         let mut outputs = Outputs::poisoned(&trial.problem);

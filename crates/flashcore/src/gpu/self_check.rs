@@ -37,7 +37,7 @@ impl SelfCheckPolicy {
 
 /// Query rows and keys: beyond two query tiles of 64 and three key tiles of 64, with a rest of each.
 const QUERY_LENGTH: usize = 97;
-const KEY_LENGTH: usize = 203;
+pub(super) const KEY_LENGTH: usize = 203;
 const SEED: u64 = 0x5EED;
 
 const SOFTCAP: f32 = 2.0;

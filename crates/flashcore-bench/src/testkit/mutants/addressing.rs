@@ -225,7 +225,7 @@ fn with_factor(kernel: &mut Kernel, stride: &str, other: impl Fn(RegisterId, Ope
 }
 
 /// The index into an array of 4-byte elements becomes at most `most`.
-fn capped_index(kernel: &mut Kernel, array: &str, most: u64) -> usize {
+pub(super) fn capped_index(kernel: &mut Kernel, array: &str, most: u64) -> usize {
     let Some(array) = parameter(kernel, array).map(Operand::Register) else { return 0 };
     let indexes = |op: &Op| matches!(op, Op::Mad { ty: Type::U64, c, .. } if *c == array);
     rewrite_if(kernel, indexes, |kernel, mut instruction| {

@@ -10,6 +10,7 @@ mod catalogue;
 mod edit;
 mod hopper;
 mod numeric;
+mod sequences;
 mod trials;
 
 use core::fmt;
@@ -25,6 +26,7 @@ pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use hopper::HOPPER;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
+pub use sequences::SEQUENCES;
 pub use trials::Group;
 
 use crate::testkit::simulate::FarApart;
@@ -34,7 +36,7 @@ use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS];
+    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES];
     lists.into_iter().flatten()
 }
 

@@ -1,7 +1,7 @@
 //! The problems that mutants are tried on, with kernels that pass them.
 
 use flashcore_kernels::{Config, HopperConfig, WarpScheduler};
-use flashcore_problem::{Alignment, DType, Mask, MaskMod, Problem};
+use flashcore_problem::{Alignment, DType, Mask, MaskMod, PagedKv, Problem};
 
 use crate::testkit::simulate::FarApart;
 use crate::testkit::suites::far_trials;
@@ -24,6 +24,8 @@ pub enum Group {
     Late,
     /// Clusters of CTAs that share keys, with one warpgroup in each.
     Clusters,
+    /// Packed and paged sequences.
+    Sequences,
 }
 
 /// A trial before it is prepared.
@@ -70,6 +72,32 @@ pub(super) fn all() -> Vec<Start> {
     let mut shared = Problem::new(1, 2, 97, 64, DType::F16);
     (shared.key_length, shared.lse) = (203, true);
     all.push(start(Group::Clusters)((shared, named("hopper-64x64-4stage-2cluster"))));
+    all.extend(sequences().into_iter().map(start(Group::Sequences)));
+    all
+}
+
+/// Packed and paged sequences, some of them empty, with lengths and padding of their own.
+fn sequences() -> Vec<(Problem, Config)> {
+    let chunks = named("ampere-16x32-2stage-swizzled-packgqa-3persistent-64chunk");
+    let mut base = Problem::new(5, 2, 9, 32, DType::F16).with_lse(true);
+    (base.key_heads, base.key_length) = (1, 150);
+    base.mask = Mask::Causal(Alignment::BottomRight);
+    let mut packed = base.clone().with_total_q(Some(40)).with_total_k(Some(500));
+    (packed.seqused_q, packed.leftpad_k) = (true, true);
+    let mut paged = base.clone().with_kv_batch(Some(4)).with_total_q(Some(40));
+    (paged.paged, paged.seqused_k, paged.leftpad_k) = (Some(PagedKv::new(16, 40, 10)), true, true);
+    let wide = |problem: &Problem| {
+        let mut problem = problem.clone();
+        (problem.head_dim, problem.value_dim, problem.query_length, problem.leftpad_k) = (64, 64, 70, false);
+        problem.total_q = problem.total_q.map(|_| 200);
+        problem
+    };
+    let rows = base.with_seqused_q(true).with_seqused_k(true);
+    let mut all = Vec::new();
+    for problem in [&packed, &paged, &rows] {
+        all.extend([Config::scalar(), chunks].map(|config| (problem.clone(), config)));
+    }
+    all.extend([&packed, &paged, &rows].map(|problem| (wide(problem), small_hopper())));
     all
 }
 
