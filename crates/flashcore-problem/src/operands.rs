@@ -33,18 +33,18 @@ macro_rules! operands {
                 /// `cu_seqlens_q`, `[query head, row of all sequences]`.
                 lse: Lse, f32, |problem| {
                         let Shape { batch, heads, rows, .. } = problem.output_shape();
-                        batch * heads * rows
+                        batch.saturating_mul(heads).saturating_mul(rows)
                     }, with_lse,
                     /// True to have the log-sum-exp (LSE) of each row.
                     lse: bool, with_lse;
             }
             inputs {
                 /// Where the query rows of each sequence begin among those of all, and where the last ends (varlen).
-                cu_seqlens_q: CuSeqlensQ, u32, |problem| problem.batch + 1, with_cu_seqlens_q, 9, cu_seqlens_q,
+                cu_seqlens_q: CuSeqlensQ, u32, |problem| problem.batch.saturating_add(1), with_cu_seqlens_q, 9, cu_seqlens_q,
                     /// Rows of query and output where those of all sequences are packed into one batch (varlen).
                     total_q: TotalRows, with_total_q;
                 /// Where the keys of each sequence begin among those of all, and where the last ends (varlen).
-                cu_seqlens_k: CuSeqlensK, u32, |problem| problem.batch + 1, with_cu_seqlens_k, 10, cu_seqlens_k,
+                cu_seqlens_k: CuSeqlensK, u32, |problem| problem.batch.saturating_add(1), with_cu_seqlens_k, 10, cu_seqlens_k,
                     /// Rows of key and value where those of all sequences are packed into one batch (varlen).
                     total_k: TotalRows, with_total_k;
                 /// Query rows of each sequence; the rows after them are neither read nor written.
