@@ -78,7 +78,7 @@ pub(super) fn all() -> Vec<Start> {
 
 /// Packed and paged sequences, some of them empty, with lengths and padding of their own.
 fn sequences() -> Vec<(Problem, Config)> {
-    let chunks = named("ampere-16x32-2stage-swizzled-packgqa-3persistent-64chunk");
+    let chunks = named("ampere-32x32-2stage-swizzled-packgqa-3persistent-64chunk");
     let mut base = Problem::new(5, 2, 9, 32, DType::F16).with_lse(true);
     (base.key_heads, base.key_length) = (1, 150);
     base.mask = Mask::Causal(Alignment::BottomRight);

@@ -11,7 +11,7 @@ use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
-const COVERING_CASES: usize = 480;
+const COVERING_CASES: usize = 560;
 /// Every so many of them there is another with plain scores.
 const PLAIN_STEP: usize = 16;
 /// Seed of the design.
