@@ -198,7 +198,11 @@ fn decode_splits_the_keys() {
         (problem.key_heads, problem.key_length) = (8, 8192);
         change(&mut problem);
         let config = select(&problem, Target { arch, num_sms: 132 });
-        let Config::Ampere(AmpereConfig { num_splits, .. }) = config else { panic!("{config}") };
+        let Config::Ampere(AmpereConfig { chunk_keys, .. }) = config else { panic!("{config}") };
+        let num_splits = match chunk_keys as usize {
+            0 => 1,
+            keys => problem.key_length.div_ceil(keys) as u32,
+        };
         let plan = LaunchPlan::new(&problem, config, arch).expect("a plan");
         assert_eq!(plan.launch(Stage::Combine).is_some(), num_splits > 1, "{problem}");
         let rows = (problem.batch * problem.query_heads * problem.query_length) as u64;

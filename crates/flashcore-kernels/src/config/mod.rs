@@ -218,9 +218,19 @@ impl Config {
         }
     }
 
+    /// Keys of a chunk, where the config has chunks.
+    pub const fn chunk_keys(self) -> Option<u32> {
+        match self {
+            Self::Ampere(AmpereConfig { chunk_keys: keys @ 1.., .. })
+            | Self::Hopper(HopperConfig { chunk_keys: keys @ 1.., .. }) => Some(keys),
+            _ => None,
+        }
+    }
+
     /// The config with chunks of at least so many keys, where it has chunks: their length is not compiled in.
     #[must_use]
     pub const fn with_chunk_keys(self, keys: u32) -> Self {
+        let keys = if keys == 0 { 1 } else { keys };
         match self {
             Self::Ampere(config @ AmpereConfig { chunk_keys: 1.., tile_n, .. }) => {
                 Self::Ampere(AmpereConfig { chunk_keys: keys.next_multiple_of(tile_n), ..config })

@@ -33,6 +33,13 @@ pub fn search_space(config: Config, problem: &Problem, arch: Arch) -> Vec<Config
         Config::Ampere(config) => config.near().into_iter().map(Config::Ampere).collect(),
         Config::Hopper(config) => config.near().into_iter().map(Config::Hopper).collect(),
     };
+    if let Some(keys) = config.chunk_keys() {
+        // Chunks stay as long as they are, in whole blocks.
+        let shorter = config.with_chunk_keys(keys / 2);
+        configs = configs.into_iter().map(|config| config.with_chunk_keys(keys)).collect();
+        configs.extend([shorter, config.with_chunk_keys(keys.saturating_mul(2))]);
+        configs.retain(|near| *near != config);
+    }
     configs.retain(|config| LaunchPlan::new(problem, *config, arch).is_ok());
     configs
 }
