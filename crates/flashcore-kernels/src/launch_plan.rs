@@ -116,12 +116,12 @@ impl LaunchPlan {
         let GridShape { grid, extra } = GridShape::new(problem, config);
         let block_mask = BlockMaskShape::of(problem, config);
         let block_mask_offset = match extra {
-            Extra::Chunks { max_chunks: 1, .. } => 0,
             Extra::Splits { num_splits, rows } | Extra::Chunks { max_chunks: num_splits, rows, .. } => {
                 workspace_bytes(num_splits.into(), rows, problem.value_dim as u64).next_multiple_of(16)
             }
             Extra::Nothing | Extra::Tiles { .. } => 0,
         };
+        let block_mask_offset = if matches!(extra, Extra::Chunks { max_chunks: 1, .. }) { 0 } else { block_mask_offset };
         let plain = arguments(problem, block_mask);
         let common: Vec<_> = plain.iter().copied().chain(expression_constants(problem)).collect();
         let spec = |stage| KernelSpec::new(stage, config, specialization, arch);
