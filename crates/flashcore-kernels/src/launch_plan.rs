@@ -121,7 +121,8 @@ impl LaunchPlan {
             }
             Extra::Nothing | Extra::Tiles { .. } => 0,
         };
-        let block_mask_offset = if matches!(extra, Extra::Chunks { max_chunks: 1, .. }) { 0 } else { block_mask_offset };
+        let block_mask_offset =
+            if matches!(extra, Extra::Chunks { max_chunks: 1, .. }) { 0 } else { block_mask_offset };
         let plain = arguments(problem, block_mask);
         let common: Vec<_> = plain.iter().copied().chain(expression_constants(problem)).collect();
         let spec = |stage| KernelSpec::new(stage, config, specialization, arch);

@@ -105,6 +105,11 @@ impl Kind {
                 softcap: true,
                 operands: Operand::optional()
                     .filter(|operand| !matches!(operand, Operand::AuxF32 | Operand::AuxI32))
+                    // A problem has some of those of sequences at most.
+                    .filter(|operand| {
+                        use Operand::{CuSeqlensK, CuSeqlensQ, KvBatchIdx, LeftpadK, PageTable, SequsedQ};
+                        !matches!(operand, CuSeqlensQ | CuSeqlensK | SequsedQ | LeftpadK | KvBatchIdx | PageTable)
+                    })
                     .collect(),
                 nonpositive_scale: true,
                 ..f16
