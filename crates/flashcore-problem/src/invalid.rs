@@ -265,7 +265,7 @@ pub enum TensorError {
     FirstOffset {
         /// The tensor.
         tensor: &'static str,
-        /// Its first entry.
+        /// First entry of the tensor.
         first: u32,
     },
     /// The offsets of packed sequences fall.
