@@ -257,8 +257,8 @@ pub fn launch<T: DeviceElement>(
     //   were checked above, and the fields of `Input` and `Output` are of types whose lengths are `cudarc`'s word.
     // * Outputs are borrowed exclusively, so they lie apart from all else, and nobody uses them before this call returns.
     //   Afterwards `cudarc` makes whoever uses or frees a buffer wait for the events that the guards record.
-    // * Nothing that kernels read from the device leads past a tensor: lengths of batches and indices of tables are
-    //   clamped in the kernel.
+    // * Nothing that kernels read from the device leads past a tensor: lengths, offsets of sequences, page numbers and
+    //   indices of tables are clamped in the kernel.
     // * The stream is one of the plan's context, and records no graph.
     // * A plan that is dropped frees its workspace and unloads its kernels, for which the driver waits for the launch.
     unsafe { plan.launch(stream.cu_stream(), addresses) }
@@ -309,9 +309,10 @@ fn failure(error: DriverError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_problem::PagedKv;
 
     /// Elements of the operands of the problem in `checked`, in the order of the table.
-    const ELEMENTS: [usize; Operand::COUNT] = [960, 480, 480, 960, 60, 2, 6, 6, 7, 9, 150];
+    const ELEMENTS: [usize; Operand::COUNT] = [960, 480, 480, 960, 60, 3, 3, 2, 2, 2, 2, 12, 6, 6, 7, 9, 150];
     const STRIDES: BiasStrides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };
 
     /// A problem with every operand, and the bytes of each.
@@ -320,6 +321,9 @@ mod tests {
         problem.key_heads = 3;
         (problem.lse, problem.seqused_k, problem.alibi, problem.sinks, problem.bias) = (true, true, true, true, true);
         (problem.aux_f32, problem.aux_i32) = (7, 9);
+        (problem.total_q, problem.total_k, problem.kv_batch) = (Some(10), Some(10), Some(4));
+        (problem.seqused_q, problem.leftpad_k) = (true, true);
+        problem.paged = Some(PagedKv::new(5, 2, 3));
         let mut index = 0;
         let mut bytes = ELEMENTS.map(|elements| {
             index += 1;
@@ -363,7 +367,8 @@ mod tests {
 
     #[test]
     fn operands_are_there_if_the_problem_has_them() {
-        let missing = checked(None, |_, bytes| (bytes[4], bytes[10]) = (None, None));
+        let missing =
+            checked(None, |_, bytes| (bytes[Operand::Lse as usize], bytes[Operand::Bias as usize]) = (None, None));
         assert_eq!(missing, [TensorError::Missing { tensor: "lse" }, TensorError::Missing { tensor: "bias" }]);
         let unexpected = checked(None, |problem, _| problem.sinks = false);
         assert_eq!(unexpected, [TensorError::Unexpected { tensor: "sinks" }]);
