@@ -238,13 +238,15 @@ impl GridShape {
     pub(crate) fn new(problem: &Problem, config: Config) -> Self {
         let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
         let tiles = |rows: usize| rows.div_ceil(config.tile_m() as usize) as u32;
-        let one_head = tiles(problem.query_length);
+        let is_packed = config.pack_gqa();
+        let (one_head, heads) =
+            if is_packed { (tiles(packed_rows(problem)), key_heads) } else { (tiles(problem.query_length), heads) };
         if let Config::Hopper(hopper) = config
             && hopper.persistent
         {
             return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
-        let Config::Ampere(AmpereConfig { persistent, num_splits, chunk_keys, pack_gqa, .. }) = config else {
+        let Config::Ampere(AmpereConfig { persistent, num_splits, chunk_keys, .. }) = config else {
             if let Config::Hopper(HopperConfig { chunk_keys: chunk_keys @ 1.., .. }) = config {
                 let shape = problem.output_shape();
                 let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
@@ -258,8 +260,7 @@ impl GridShape {
         let shape = problem.output_shape();
         let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
         if chunk_keys > 0 {
-            let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
-            let bounds = [batch, heads, tiles, problem.key_length as u32, chunk_keys].map(u64::from);
+            let bounds = [batch, heads, one_head, problem.key_length as u32, chunk_keys].map(u64::from);
             let (units, max_chunks) = most_units(bounds);
             let ctas = units.min(persistent.into()) as u32;
             let max_chunks = max_chunks as u32;
@@ -272,9 +273,8 @@ impl GridShape {
             let all = one_head.saturating_mul(heads).saturating_mul(batch);
             return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
         }
-        let (tiles, heads) = if pack_gqa { (tiles(packed_rows(problem)), key_heads) } else { (one_head, heads) };
         let extra = if num_splits > 1 { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
-        Self { grid: [tiles.saturating_mul(num_splits), heads, batch], extra }
+        Self { grid: [one_head.saturating_mul(num_splits), heads, batch], extra }
     }
 }
 

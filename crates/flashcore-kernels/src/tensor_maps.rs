@@ -28,7 +28,11 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
     let stored = SwizzledTile { rows: MMA_M, ..value };
     let output = map(Operand::Output, strides.output, problem.output_shape(), stored);
     let copied = [
-        map(Operand::Query, strides.query, problem.query_shape(), query),
+        if config.pack_gqa {
+            (Operand::Query, packed_query_map(problem, query))
+        } else {
+            map(Operand::Query, strides.query, problem.query_shape(), query)
+        },
         map(Operand::Key, strides.key, Shape { rows: keys, ..problem.key_shape() }, boxed(key)),
         map(Operand::Value, strides.value, Shape { rows: keys, ..problem.value_shape() }, boxed(value)),
     ];
@@ -48,4 +52,16 @@ fn tensor_map(dtype: DType, strides: Strides, shape: Shape, tile: SwizzledTile) 
     let strides = sizes.map(|(stride, size)| if size > 1 { bytes(stride) } else { UNUSED });
     let panel = [tile.element.panel_columns(), tile.rows, 1, 1];
     TensorMap::new(0, element, &dimensions, &strides, &panel).with_swizzle(Swizzle::Bytes128)
+}
+
+/// Columns, heads, rows and batches of a query whose heads share tiles (`pack_gqa`): a panel has the rows of one group.
+fn packed_query_map(problem: &Problem, tile: SwizzledTile) -> TensorMap {
+    let Shape { batch, heads, rows, columns } = problem.query_shape();
+    let Strides { batch: batch_stride, head, row } = problem.strides().query;
+    let swapped = Strides { batch: batch_stride, head: row, row: head };
+    let map = tensor_map(problem.dtype, swapped, Shape { batch, heads: rows, rows: heads, columns }, tile);
+    let group = (heads / problem.key_heads.max(1)).max(1) as u32;
+    let mut box_dimensions = map.box_dimensions;
+    (box_dimensions[1], box_dimensions[2]) = (group, tile.rows / group);
+    TensorMap { box_dimensions, ..map }
 }

@@ -4,7 +4,7 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_problem::{DType, OperandSet, PagedKv, Problem, ProblemError};
 
-use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
+use crate::config::{Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
@@ -70,6 +70,10 @@ pub enum Reason {
         "the rows of several heads in one tile (pack_gqa) share what is added to their scores, so {feature} cannot be there: leave -packgqa out"
     )]
     Packed { feature: &'static str },
+    #[error(
+        "{group} query heads share a key head, which do not divide the {tile_m} rows of a tile: leave -packgqa out"
+    )]
+    Group { group: usize, tile_m: usize },
     #[error(
         "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MAX_VEC_BYTES}: pad the strides, or take an ampere config"
     )]
@@ -171,7 +175,7 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
             reasons.extend(hopper_reasons(problem, config, hopper));
         }
     }
-    let is_packed = matches!(config, Config::Ampere(AmpereConfig { pack_gqa: true, .. }));
+    let is_packed = config.pack_gqa();
     if is_packed {
         let features = unpackable(config.specialization(problem));
         reasons.extend(features.map(|feature| Reason::Packed { feature }));
@@ -203,6 +207,10 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
     let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers());
     if registers > limit {
         reasons.push(Reason::Registers { config, registers, limit });
+    }
+    let (group, tile_m) = (problem.query_heads / problem.key_heads.max(1), hopper.tile_m() as usize);
+    if hopper.pack_gqa && !tile_m.is_multiple_of(group) {
+        reasons.push(Reason::Group { group, tile_m });
     }
     if specialization.vec_bytes < MAX_VEC_BYTES {
         reasons.push(Reason::Width { kernel, width: specialization.vec_bytes });

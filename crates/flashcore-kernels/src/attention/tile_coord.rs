@@ -211,8 +211,13 @@ impl TileContext {
         let batch = persistent.map_or_else(|| k.special(SpecialRegister::CtaZ), |(_, batch, _)| batch);
         let heads = persistent.map(|(_, _, heads)| heads);
         let context = Self::at(k, parameters, specialization, TileCoord { first_row, head, kv_head, batch }, heads);
-        let end_row = packed.map_or(context.end_row, |group| k.mul(context.end_row, group));
-        Self { end_row, packed, ..context }
+        context.with_packed_heads(k, packed)
+    }
+
+    /// The context of a tile of the rows of all query heads of a key head (`pack_gqa`), of which the context has the first.
+    pub(crate) fn with_packed_heads(self, k: &mut Builder, group: Option<Reg<U32>>) -> Self {
+        let end_row = group.map_or(self.end_row, |group| k.mul(self.end_row, group));
+        Self { end_row, packed: group, ..self }
     }
 
     /// The context of the tile of one head at `coord`. `heads` is the number of query heads, unless the grid has it.

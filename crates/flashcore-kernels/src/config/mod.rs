@@ -218,6 +218,14 @@ impl Config {
         }
     }
 
+    /// True if the query heads of a key head share tiles.
+    pub(crate) const fn pack_gqa(self) -> bool {
+        matches!(
+            self,
+            Self::Ampere(AmpereConfig { pack_gqa: true, .. }) | Self::Hopper(HopperConfig { pack_gqa: true, .. })
+        )
+    }
+
     /// Keys of a chunk, where the config has chunks.
     pub const fn chunk_keys(self) -> Option<u32> {
         match self {

@@ -45,6 +45,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     pdl: false,
     persistent: false,
     chunk_keys: 0,
+    pack_gqa: false,
 };
 
 /// The choices of the ladder's kernel, in the order of names.
@@ -56,7 +57,7 @@ const LADDER_CHOICES: [Choice<LadderConfig>; 4] = [
 ];
 
 /// The choices of the Hopper kernel, in the order of names.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 12] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 13] = [
     ("2kvgroups", |config| config.kv_split_warpgroups == 2, |config| config.kv_split_warpgroups = 2),
     ("4kvgroups", |config| config.kv_split_warpgroups == 4, |config| config.kv_split_warpgroups = 4),
     ("2cluster", |config| config.cluster == 2, |config| config.cluster = 2),
@@ -75,6 +76,7 @@ const HOPPER_CHOICES: [Choice<HopperConfig>; 12] = [
         |config| config.warp_scheduler == WarpScheduler::ExclusiveExp,
         |config| config.warp_scheduler = WarpScheduler::ExclusiveExp,
     ),
+    ("packgqa", |config| config.pack_gqa, |config| config.pack_gqa = true),
     ("pdl", |config| config.pdl, |config| config.pdl = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
 ];
@@ -245,6 +247,7 @@ impl fmt::Display for Config {
                     pdl: _,
                     persistent: _,
                     chunk_keys,
+                    pack_gqa: _,
                 } = config;
                 write!(formatter, "hopper-{}x{tile_n}-{stages}stage", config.tile_m())?;
                 write_choices(formatter, config, &HOPPER_CHOICES)?;

@@ -14,6 +14,7 @@ use flashcore_problem::Operand;
 
 /// The choices of the Hopper kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct HopperConfig {
     /// Consumer warpgroups, each with 64 query rows; one more is the producer.
     pub warpgroups: u32,
@@ -41,6 +42,8 @@ pub struct HopperConfig {
     pub persistent: bool,
     /// Split-KV by CTA: keys of a chunk, each with a CTA of its own, which the combine kernel merges; 0 is all keys.
     pub chunk_keys: u32,
+    /// True if the query heads of a key head share tiles: their rows alternate.
+    pub pack_gqa: bool,
 }
 
 /// The warp-scheduler barrier: the phase that consumer warpgroups go through one at a time.
@@ -82,6 +85,7 @@ impl HopperConfig {
         pdl: false,
         persistent: true,
         chunk_keys: 0,
+        pack_gqa: false,
     };
 
     /// Query rows of a CTA.
@@ -264,6 +268,12 @@ impl HopperConfig {
                 "0; or a multiple of tile_n, without clusters and persistent CTAs",
                 self.chunk_keys == 0
                     || self.chunk_keys.is_multiple_of(self.tile_n.max(1)) && !self.persistent && self.cluster == 1,
+            ),
+            flaw(
+                "persistent",
+                self.persistent.into(),
+                "0 with pack_gqa, where the query heads of a key head share tiles",
+                !self.persistent || !self.pack_gqa,
             ),
         ]
     }

@@ -16,7 +16,8 @@ use flashcore_problem::Problem;
 use crate::config::{Config, HopperConfig, WarpScheduler};
 use crate::launch_plan::Target;
 use crate::primitives::Rescale;
-use crate::unsupported::takes;
+use crate::specialization::Specialization;
+use crate::unsupported::{can_pack_gqa, packed_rows, takes};
 
 const BASE: HopperConfig = HopperConfig::BASE;
 /// Problems with a `mask_mod`, whose block mask the preceding kernel computes.
@@ -48,10 +49,18 @@ const SPLIT_IN_FOUR: HopperConfig = HopperConfig { cluster: 4, ..SHORT_WIDE };
 
 /// Few rows over many keys: CTAs have a chunk of the keys each.
 const CHUNKED: HopperConfig = HopperConfig { chunk_keys: SHORT_WIDE.tile_n, ..SHORT_WIDE };
+/// The same where the rows of a key head fill tiles of 128.
+const CHUNKED_ROWS: HopperConfig = HopperConfig { chunk_keys: BASE.tile_n, pdl: true, persistent: false, ..BASE };
+/// The same where query heads share tiles.
+const CHUNKED_GQA: HopperConfig = HopperConfig { pack_gqa: true, ..CHUNKED };
+const CHUNKED_GQA_ROWS: HopperConfig = HopperConfig { pack_gqa: true, ..CHUNKED_ROWS };
 
 /// Every config that some problem gets; with chunks of any length.
-pub(crate) const ALL: [HopperConfig; 14] = [
+pub(crate) const ALL: [HopperConfig; 17] = [
     CHUNKED,
+    CHUNKED_ROWS,
+    CHUNKED_GQA,
+    CHUNKED_GQA_ROWS,
     BASE,
     MASKED,
     NARROW,
@@ -124,16 +133,37 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
         _ if keys < SEVERAL => FEW_KEYS,
         _ => WIDEST,
     };
-    let splits = num_sms / short_tiles.max(1);
-    let can_chunk =
-        is_long && splits > 1 && problem.head_dim.max(problem.value_dim) <= 128 && problem.mask_mod.is_none();
-    let choice = if can_chunk {
-        let chunk_keys = keys.div_ceil(splits.min(MAX_SPLITS)).next_multiple_of(CHUNKED.tile_n as usize);
-        HopperConfig { chunk_keys: chunk_keys as u32, ..CHUNKED }
-    } else {
-        choice
-    };
+    let choice = if is_long { chunked(problem, keys, num_sms).unwrap_or(choice) } else { choice };
     let alone = HopperConfig { cluster: 1, ..choice };
     let base = if problem.mask_mod.is_some() { MASKED } else { BASE };
     [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+}
+
+/// The config for few rows over many keys: as many chunks of keys as give every SM one, if that is more than one chunk.
+fn chunked(problem: &Problem, keys: usize, num_sms: usize) -> Option<HopperConfig> {
+    if problem.head_dim.max(problem.value_dim) > 128 || problem.mask_mod.is_some() {
+        return None;
+    }
+    let group = problem.query_heads / problem.key_heads.max(1);
+    let can_pack = group > 1 && can_pack_gqa(Specialization::of(problem));
+    let packed = |config: HopperConfig| can_pack && (config.tile_m() as usize).is_multiple_of(group);
+    let rows_of = |config| {
+        if packed(config) {
+            (packed_rows(problem), problem.key_heads)
+        } else {
+            (problem.query_length, problem.query_heads)
+        }
+    };
+    let fills = rows_of(CHUNKED_ROWS).0 > CHUNKED.tile_m() as usize;
+    let config = match (fills, packed(if fills { CHUNKED_ROWS } else { CHUNKED })) {
+        (false, false) => CHUNKED,
+        (false, true) => CHUNKED_GQA,
+        (true, false) => CHUNKED_ROWS,
+        (true, true) => CHUNKED_GQA_ROWS,
+    };
+    let (rows, heads) = rows_of(config);
+    let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
+    let splits = (num_sms / tiles.max(1)).min(MAX_SPLITS);
+    let chunk_keys = keys.div_ceil(splits.max(1)).next_multiple_of(config.tile_n as usize);
+    (splits > 1).then_some(HopperConfig { chunk_keys: chunk_keys as u32, ..config })
 }

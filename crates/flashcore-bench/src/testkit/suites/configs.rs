@@ -123,6 +123,7 @@ fn hopper() -> Vec<Config> {
             pdl: at(Choice::Pdl) == 1,
             persistent: at(Choice::Persistent) == 1,
             chunk_keys: if can_chunk && at(Choice::Pdl) == 1 { 2 * tile_n } else { 0 },
+            pack_gqa: at(Choice::Persistent) == 0 && at(Choice::OverlapRescale) == 1,
         })
     };
     covering_rows(&sizes, excludes, 0, SEED).into_iter().map(config).collect()

@@ -18,6 +18,7 @@ use super::TileScheduler;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::config::HopperConfig;
 use crate::specialization::Specialization;
+use crate::unsupported::packed_rows;
 use flashcore_ir::Argument;
 
 /// The planned order of the tiles of a problem.
@@ -55,7 +56,7 @@ const PROLOGUE_AND_EPILOGUE: u32 = 2;
 impl LptOrder {
     /// The tiles of a problem, where every tile may have a CTA of its own.
     pub(crate) fn of(problem: &Problem, config: HopperConfig) -> Self {
-        let length = problem.query_length as u32;
+        let length = if config.pack_gqa { packed_rows(problem) } else { problem.query_length } as u32;
         let masked = config.block_mask_tiles(Specialization::of(problem));
         let tiles_per_head = masked.map_or_else(|| length.div_ceil(config.tile_m()), |tiles| tiles.max_tiles(length));
         let heads = problem.query_heads as u32;

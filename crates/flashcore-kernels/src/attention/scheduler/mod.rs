@@ -162,9 +162,12 @@ impl TileScheduler {
     /// The work tile of its info.
     fn work_tile(&self, k: &mut Builder, info: WorkTileInfo) -> WorkTile {
         let WorkTileInfo { first_row, head, batch, record, extent, blocks } = info;
-        let kv_head = k.div(head, self.parameters.heads_per_key_head);
+        let group = self.parameters.heads_per_key_head;
+        let (head, kv_head) =
+            if self.config.pack_gqa { (k.mul(head, group), head) } else { (head, k.div(head, group)) };
         let coord = TileCoord { first_row, head, kv_head, batch };
         let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
+        let context = context.with_packed_heads(k, self.config.pack_gqa.then_some(group));
         match extent {
             // As if there were no other rows, and no keys past the last that any of these attends.
             Some(TileExtent { first_row, end_row, origin, end_key }) => {

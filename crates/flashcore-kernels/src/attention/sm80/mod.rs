@@ -89,9 +89,7 @@ fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parame
             let group = parameters.heads_per_key_head;
             let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
             let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));
-            let packed = config.pack_gqa.then_some(group);
-            let end_row = packed.map_or(context.end_row, |group| k.mul(context.end_row, group));
-            let context = TileContext { end_row, packed, ..context };
+            let context = context.with_packed_heads(k, config.pack_gqa.then_some(group));
             let ChunkUnit { index, first_key, count, .. } = unit;
             let split = Split::Chunk { splits: chunks.splits, index, count, first_key, chunk_keys: chunks.chunk_keys };
             visit(k, &context, split);

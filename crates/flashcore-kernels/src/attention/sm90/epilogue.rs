@@ -125,8 +125,8 @@ fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, context: &Til
         let bits = [1u32, 2].map(|bit| k.eval((consumer.position.member & bit).ne(0)));
         let target = context.output(k);
         for half in 0..2 {
-            let within = consumer.row + half as u32 * ROW_STEP;
-            let row = k.eval(within.widen().mul_add(target.stride, target.first));
+            let within = k.eval(consumer.row + half as u32 * ROW_STEP);
+            let row = target.row(k, within);
             let lane = k.mad_wide(consumer.position.member, CHUNK_BYTES, row);
             for (group, fragments) in consumer.output.m_tiles[0].chunks(MEMBERS).enumerate() {
                 let words: Vec<_> = fragments

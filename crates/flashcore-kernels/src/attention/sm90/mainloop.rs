@@ -46,7 +46,13 @@ impl<'a> Mainloop<'a> {
         let positions = k.section("rows", |k| score_positions(k, consumer, context));
         let scoring = Scoring::new(k, context, positions);
         let scale = scoring.softmax_scale(context);
-        let mask = context.key_mask(&scoring.positions, Vec::new());
+        let has_window = context.specialization.left || context.specialization.right;
+        // Packed rows of several heads are not as far apart as they are in the tile.
+        let others = (context.packed.is_some() && has_window).then(|| {
+            let row = k.eval(context.first_row + consumer.row + ROW_STEP);
+            context.position(k, row)
+        });
+        let mask = context.key_mask(&scoring.positions, Vec::from_iter(others));
         let softmax = k.section("softmax", |k| {
             OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, cta.config.exponential)
         });

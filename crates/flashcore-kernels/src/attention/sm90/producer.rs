@@ -73,14 +73,20 @@ impl Producer {
         query_stage: Option<[Reg<U32>; 2]>,
     ) {
         let (step, maps, coord) = (cta.config.cluster as i32, cta.maps, tile.coord);
+        let row = match tile.context.packed {
+            Some(group) => k.div(coord.first_row, group),
+            None => coord.first_row,
+        };
         let [head, kv_head, batch, row] =
-            [coord.head, coord.kv_head, coord.batch, coord.first_row].map(|index| k.reinterpret::<U32, S32>(index));
+            [coord.head, coord.kv_head, coord.batch, row].map(|index| k.reinterpret::<U32, S32>(index));
         // Every tile of query rows of a head reads its keys and values again; nobody reads its Q again.
         let (evict_last, evict_first) =
             (k.cache_policy(CachePolicy::EvictLast), k.cache_policy(CachePolicy::EvictFirst));
         let source = TmaKvSource::new(k, &tile.context, [kv_head, batch], evict_last);
         let query = TensorRows { map: maps.query, row, head, batch, policy: Some(evict_first) };
         let query = tile.context.sequence.place_rows(k, query);
+        // The heads of a group come before its rows in the tensor map.
+        let query = if cta.config.pack_gqa { TensorRows { row: query.head, head: query.row, ..query } } else { query };
         k.section("query", |k| match query_stage {
             Some([target, barrier]) => {
                 k.section("copy", |k| cta.shared.query.tma_load(k, query, target, barrier, self.leader));
