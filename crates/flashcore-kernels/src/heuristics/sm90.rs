@@ -49,18 +49,12 @@ const SPLIT_IN_FOUR: HopperConfig = HopperConfig { cluster: 4, ..SHORT_WIDE };
 
 /// Few rows over many keys: CTAs have a chunk of the keys each.
 const CHUNKED: HopperConfig = HopperConfig { chunk_keys: SHORT_WIDE.tile_n, ..SHORT_WIDE };
-/// The same where the rows of a key head fill tiles of 128.
-const CHUNKED_ROWS: HopperConfig = HopperConfig { chunk_keys: BASE.tile_n, pdl: true, persistent: false, ..BASE };
 /// The same where query heads share tiles.
 const CHUNKED_GQA: HopperConfig = HopperConfig { pack_gqa: true, ..CHUNKED };
-const CHUNKED_GQA_ROWS: HopperConfig = HopperConfig { pack_gqa: true, ..CHUNKED_ROWS };
 
 /// Every config that some problem gets; with chunks of any length.
-pub(crate) const ALL: [HopperConfig; 17] = [
+pub(crate) const ALL: [HopperConfig; 15] = [
     CHUNKED,
-    CHUNKED_ROWS,
-    CHUNKED_GQA,
-    CHUNKED_GQA_ROWS,
     BASE,
     MASKED,
     NARROW,
@@ -74,6 +68,7 @@ pub(crate) const ALL: [HopperConfig; 17] = [
     SPLIT,
     SPLIT_LONG,
     SPLIT_IN_FOUR,
+    CHUNKED_GQA,
 ];
 
 /// Fewer query rows than this are for kernels with smaller tiles.
@@ -140,30 +135,20 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
 }
 
 /// The config for few rows over many keys: as many chunks of keys as give every SM one, if that is more than one chunk.
+/// Query heads share tiles where that makes fewer of them.
 fn chunked(problem: &Problem, keys: usize, num_sms: usize) -> Option<HopperConfig> {
     if problem.head_dim.max(problem.value_dim) > 128 || problem.mask_mod.is_some() {
         return None;
     }
+    let tile_m = CHUNKED.tile_m() as usize;
+    let tiles =
+        |rows: usize, heads: usize| rows.div_ceil(tile_m).saturating_mul(heads).saturating_mul(problem.batch).max(1);
     let group = problem.query_heads / problem.key_heads.max(1);
-    let can_pack = group > 1 && can_pack_gqa(Specialization::of(problem));
-    let packed = |config: HopperConfig| can_pack && (config.tile_m() as usize).is_multiple_of(group);
-    let rows_of = |config| {
-        if packed(config) {
-            (packed_rows(problem), problem.key_heads)
-        } else {
-            (problem.query_length, problem.query_heads)
-        }
-    };
-    let fills = rows_of(CHUNKED_ROWS).0 > CHUNKED.tile_m() as usize;
-    let config = match (fills, packed(if fills { CHUNKED_ROWS } else { CHUNKED })) {
-        (false, false) => CHUNKED,
-        (false, true) => CHUNKED_GQA,
-        (true, false) => CHUNKED_ROWS,
-        (true, true) => CHUNKED_GQA_ROWS,
-    };
-    let (rows, heads) = rows_of(config);
-    let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
-    let splits = (num_sms / tiles.max(1)).min(MAX_SPLITS);
+    let packed = tiles(packed_rows(problem), problem.key_heads);
+    let unpacked = tiles(problem.query_length, problem.query_heads);
+    let can_pack = tile_m.is_multiple_of(group.max(1)) && can_pack_gqa(Specialization::of(problem));
+    let (config, tiles) = if can_pack && packed < unpacked { (CHUNKED_GQA, packed) } else { (CHUNKED, unpacked) };
+    let splits = (num_sms / tiles).min(MAX_SPLITS);
     let chunk_keys = keys.div_ceil(splits.max(1)).next_multiple_of(config.tile_n as usize);
     (splits > 1).then_some(HopperConfig { chunk_keys: chunk_keys as u32, ..config })
 }
