@@ -134,12 +134,12 @@ fn check_random(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn random_sequences() {
-    check_random(0..60);
+    check_random(0..16);
 }
 
 #[test]
 fn more_random_sequences() {
-    check_random(60..120);
+    check_random(16..32);
 }
 
 /// Pages of every size, a few rows and many, with and without padding and sharing.
