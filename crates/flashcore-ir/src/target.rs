@@ -140,6 +140,11 @@ impl Arch {
         }
     }
 
+    /// True if it has clusters of CTAs.
+    pub const fn has_clusters(self) -> bool {
+        self.has(HOPPER)
+    }
+
     /// True if the architecture has everything that `since` requires.
     pub const fn has(self, since: Since) -> bool {
         if since.specific {

@@ -246,7 +246,7 @@ impl GridShape {
         {
             return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
         }
-        let Config::Ampere(AmpereConfig { persistent, num_splits, chunk_keys, .. }) = config else {
+        let Config::Ampere(AmpereConfig { persistent, num_splits, cluster, chunk_keys, .. }) = config else {
             if let Config::Hopper(HopperConfig { chunk_keys: chunk_keys @ 1.., .. }) = config {
                 let shape = problem.output_shape();
                 let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
@@ -273,7 +273,7 @@ impl GridShape {
             let all = one_head.saturating_mul(heads).saturating_mul(batch);
             return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
         }
-        let extra = if num_splits > 1 { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
+        let extra = if num_splits > 1 && !cluster { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
         Self { grid: [one_head.saturating_mul(num_splits), heads, batch], extra }
     }
 }

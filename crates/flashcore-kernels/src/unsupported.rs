@@ -4,7 +4,7 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_problem::{DType, OperandSet, PagedKv, Problem, ProblemError};
 
-use crate::config::{Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
+use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
@@ -80,6 +80,8 @@ pub enum Reason {
     Width { kernel: &'static str, width: u32 },
     #[error("the {kernel} kernel is for {needs}, and this is {arch}: take an ampere config, or name that architecture")]
     Arch { kernel: &'static str, needs: Arch, arch: Arch },
+    #[error("{config} needs clusters of CTAs, which {arch} does not have: leave -cluster out")]
+    Clusters { config: Config, arch: Arch },
     #[error("the {kernel} kernel cannot copy {tensor}: {error}; take an ampere config")]
     Tensor { kernel: &'static str, tensor: &'static str, error: InvalidTensorMap },
     #[error("the {kernel} kernel has no {feature}: take an ampere config")]
@@ -157,6 +159,9 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
         }
+    }
+    if matches!(config, Config::Ampere(AmpereConfig { cluster: true, .. })) && !arch.has_clusters() {
+        reasons.push(Reason::Clusters { config, arch });
     }
     if let Config::Ampere(ampere) = config
         && reasons.is_empty()

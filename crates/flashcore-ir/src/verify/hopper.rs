@@ -2,7 +2,7 @@
 
 use super::Rule;
 use crate::operand::{FenceScope, Operand};
-use crate::target::{Arch, HOPPER};
+use crate::target::Arch;
 use crate::types::Type;
 
 /// The most arrivals, and the most bytes in flight, that an `mbarrier` counts.
@@ -39,7 +39,7 @@ pub(super) fn cluster(cluster: [u32; 3], arch: Arch) -> Option<Rule> {
     let ctas = cluster.iter().try_fold(1u32, |product, &size| product.checked_mul(size));
     match ctas {
         Some(1) => None,
-        Some(2..=MOST_CTAS) if arch.has(HOPPER) => None,
+        Some(2..=MOST_CTAS) if arch.has_clusters() => None,
         Some(2..=MOST_CTAS) => Some(Rule::NoClusters { arch, cluster }),
         Some(_) | None => Some(Rule::ClusterSize { cluster }),
     }

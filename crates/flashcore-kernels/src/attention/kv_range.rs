@@ -9,7 +9,6 @@ use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
 use super::TileContext;
 use super::block_mask::{self, BlockMaskTiles, KvBlocks};
-use crate::parameters::SplitParameters;
 
 /// The last row of a tile of `tile_m` rows that exists.
 fn last_row(k: &mut Builder, context: &TileContext, tile_m: u32) -> Reg<U32> {
@@ -86,9 +85,8 @@ impl KvRange {
     }
 
     /// This CTA's split of the range: whole blocks, as many as the other splits have or fewer.
-    pub(crate) fn split(self, k: &mut Builder, splits: SplitParameters) -> Self {
+    pub(crate) fn split(self, k: &mut Builder, num_splits: Reg<U32>) -> Self {
         k.section("kv range", |k| {
-            let num_splits = splits.num_splits;
             let cta = k.special(SpecialRegister::CtaX);
             let split = k.rem(cta, num_splits);
             let keys = (self.end - self.begin).max(0).unsigned();

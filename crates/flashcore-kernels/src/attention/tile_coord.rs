@@ -6,7 +6,7 @@ use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Builder, GlobalAddress, Reg, SpecialRegister};
 use flashcore_problem::{DType, Operand};
 
-use crate::parameters::{Parameters, SplitParameters, TileParameters};
+use crate::parameters::{Parameters, TileParameters};
 use crate::primitives::{
     AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionTables, GlobalRows, KeyMask, LaneScores,
     PackedHeads, ScoreBlock, ScorePositions, ScoreTerms, TensorRows,
@@ -29,7 +29,7 @@ pub(crate) enum TileSource {
     /// The grid: one tile for each CTA.
     Grid,
     /// The grid, which has a CTA for each tile and each split of its keys.
-    SplitGrid(SplitParameters),
+    SplitGrid { num_splits: Reg<U32> },
     /// A linear index, of a persistent CTA that loops over tiles.
     Persistent { index: Reg<U32>, parameters: TileParameters },
 }
@@ -187,10 +187,10 @@ impl TileContext {
     ) -> Self {
         let (mut tile, tiles, persistent) = match source {
             TileSource::Grid => (k.special(SpecialRegister::CtaX), None, None),
-            TileSource::SplitGrid(splits) => {
+            TileSource::SplitGrid { num_splits } => {
                 let cta = k.special(SpecialRegister::CtaX);
                 let ctas = k.special(SpecialRegister::GridX);
-                (k.div(cta, splits.num_splits), Some(k.div(ctas, splits.num_splits)), None)
+                (k.div(cta, num_splits), Some(k.div(ctas, num_splits)), None)
             }
             TileSource::Persistent { index, parameters: TileParameters { tiles, heads, .. } } => {
                 let matrix = k.div(index, tiles);

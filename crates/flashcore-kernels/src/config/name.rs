@@ -13,7 +13,7 @@ use crate::primitives::{Accumulation, Exponential, Rescale, SharedLayout};
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));
 
 /// The choices of the Ampere kernel, in the order of names.
-const AMPERE_CHOICES: [Choice<AmpereConfig>; 15] = [
+const AMPERE_CHOICES: [Choice<AmpereConfig>; 16] = [
     ("32rows", |config| config.rows_per_warp == 32, |config| config.rows_per_warp = 32),
     ("2kvwarps", |config| config.kv_split_warps == 2, |config| config.kv_split_warps = 2),
     ("4kvwarps", |config| config.kv_split_warps == 4, |config| config.kv_split_warps = 4),
@@ -27,6 +27,7 @@ const AMPERE_CHOICES: [Choice<AmpereConfig>; 15] = [
     ("1producer", |config| config.producers == 1, |config| config.producers = 1),
     ("2producers", |config| config.producers == 2, |config| config.producers = 2),
     ("packgqa", |config| config.pack_gqa, |config| config.pack_gqa = true),
+    ("cluster", |config| config.cluster, |config| config.cluster = true),
     ("pdl", |config| config.pdl, |config| config.pdl = true),
     ("l2keep", |config| config.l2 == L2Window::Key, |config| config.l2 = L2Window::Key),
 ];
@@ -214,6 +215,7 @@ impl fmt::Display for Config {
                     producers: _,
                     persistent,
                     num_splits,
+                    cluster: _,
                     chunk_keys,
                     pdl: _,
                     pack_gqa: _,

@@ -41,6 +41,9 @@ pub struct AmpereConfig {
     pub persistent: u32,
     /// Split-KV: splits of the keys, each with CTAs of its own, which the combine kernel merges; 1 is all keys.
     pub num_splits: u32,
+    /// True if the splits of a tile are the CTAs of a cluster, which merge their results in shared memory (DSMEM), and no
+    /// combine kernel follows; that takes `sm_90`.
+    pub cluster: bool,
     /// Balanced split-KV: keys of a chunk. Persistent CTAs take the chunks of all sequences in turn, and the combine kernel
     /// merges them; 0 is no chunks.
     pub chunk_keys: u32,
@@ -93,17 +96,18 @@ impl AmpereConfig {
         producers: 0,
         persistent: 0,
         num_splits: 1,
+        cluster: false,
         chunk_keys: 0,
         pdl: false,
         pack_gqa: false,
         l2: L2Window::Default,
     };
 
-    /// The config with the same code: the number of persistent CTAs, the number of splits and the L2 window are not
-    /// compiled in.
+    /// The config with the same code: the number of persistent CTAs, the number of splits outside of clusters and the L2
+    /// window are not compiled in.
     pub(crate) const fn compiled(self) -> Self {
         let persistent = if self.persistent > 0 { 1 } else { 0 };
-        let num_splits = if self.num_splits > 1 { 2 } else { 1 };
+        let num_splits = if self.num_splits > 1 && !self.cluster { 2 } else { self.num_splits };
         let chunk_keys = if self.chunk_keys > 0 { self.tile_n } else { 0 };
         Self { persistent, num_splits, chunk_keys, l2: L2Window::Default, ..self }
     }
@@ -204,6 +208,7 @@ impl AmpereConfig {
             num_splits,
             chunk_keys,
             pdl,
+            cluster,
             ..
         } = self;
         let flaw =
@@ -226,6 +231,12 @@ impl AmpereConfig {
             flaw("producers", producers, "0, 1 or 2", producers <= 2),
             flaw("num_splits", num_splits, "1 to 256", (1..=MAX_SPLITS).contains(&num_splits)),
             flaw("num_splits", num_splits, "1 with persistent CTAs", num_splits == 1 || persistent == 0),
+            flaw(
+                "num_splits",
+                num_splits,
+                "2, 4 or 8 in a cluster, without producers",
+                !cluster || matches!(num_splits, 2 | 4 | 8) && producers == 0,
+            ),
             flaw(
                 "persistent",
                 persistent,
@@ -259,7 +270,7 @@ impl AmpereConfig {
 
     /// Configs that no problem gets by default, and that gates, snapshots and tests go through all the same: between them
     /// they have every value of every choice.
-    pub(crate) const LISTED: [Self; 11] = [
+    pub(crate) const LISTED: [Self; 12] = [
         Self { stages: 1, ..Self::BASE },
         Self { load_bytes: 4, layout: SharedLayout::Padded, ..Self::BASE },
         Self { load_bytes: 8, query: QueryPlace::Shared, ..Self::BASE },
@@ -271,5 +282,6 @@ impl AmpereConfig {
         Self { persistent: 7, chunk_keys: 128, pack_gqa: true, kv_split_warps: 4, stages: 3, pdl: true, ..Self::BASE },
         Self { l2: L2Window::Key, warps: 8, ..Self::BASE },
         Self { num_splits: 3, pack_gqa: true, warps: 2, ..Self::BASE },
+        Self { num_splits: 4, cluster: true, pack_gqa: true, kv_split_warps: 4, ..Self::BASE },
     ];
 }

@@ -179,6 +179,7 @@ fn ampere() -> Vec<Config> {
             rescale: RESCALES[at(Choice::Rescale)],
             exponential: EXPONENTIALS[at(Choice::Exponential)],
             num_splits: NUM_SPLITS[at(Choice::NumSplits)],
+            cluster: NUM_SPLITS[at(Choice::NumSplits)] == 4,
             pack_gqa: PACK_GQA[at(Choice::PackGqa)],
             ..AmpereConfig::default()
         })

@@ -28,6 +28,10 @@ pub(super) fn store<T: Element>(
             let rows = rows(k, context, warp);
             store_partials(k, context, (&rows, warp.position.member), (splits, split), softmax, output);
         }
+        Some(Split::Cluster { merge, .. }) => {
+            let rows: Vec<_> = (0..2 * warp.m_tiles).map(|index| warp.tile_row(k, index)).collect();
+            merge.store_partials(k, (&rows, warp.position.member), softmax, output);
+        }
         Some(Split::Chunk { splits, index, count, .. }) => {
             let is_partial = k.compare(Compare::Gt, count, 1u32);
             k.if_else_uniform(
@@ -135,8 +139,8 @@ fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tile
     }
 }
 
-/// Stores 16 bytes, `vec_bytes` at a time, where they exist.
-fn store_chunk(k: &mut Builder, to: GlobalAddress, words: &[Reg<U32>], vec_bytes: u32, exists: Reg<Pred>) {
+/// Stores words beside each other, `vec_bytes` at a time, where they exist.
+pub(crate) fn store_chunk(k: &mut Builder, to: GlobalAddress, words: &[Reg<U32>], vec_bytes: u32, exists: Reg<Pred>) {
     if vec_bytes == HALF_BYTES {
         for (index, word) in words.iter().enumerate() {
             let pair = k.reinterpret::<U32, F16x2>(*word);

@@ -60,6 +60,10 @@ pub(super) fn run<T: Element>(
     let store = |k: &mut Builder| {
         k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, splits, softmax, output));
     };
+    let merge = match splits {
+        Some(Split::Cluster { merge, .. }) => Some(merge),
+        _ => None,
+    };
     if config.kv_split_warps > 1 {
         k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, None, softmax, output));
         // The warps of the first split have the sums of all keys.
@@ -67,6 +71,9 @@ pub(super) fn run<T: Element>(
         k.if_uniform(has_all, store);
     } else {
         store(k);
+    }
+    if let Some(merge) = merge {
+        k.section("merge in cluster", |k| merge.merge::<T>(k, context, (warp.thread, config.warps * LANES)));
     }
 }
 

@@ -12,7 +12,7 @@
 //! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
 
 mod chunk_pipeline;
-mod epilogue;
+pub(crate) mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
 
@@ -22,6 +22,7 @@ use flashcore_ir::{Builder, Compare, Kernel, Reg, SpecialRegister};
 use super::kv_range::KvRange;
 use super::kv_source::KvSource;
 use super::scheduler::chunks::{ChunkParameters, ChunkUnit, each_unit};
+use super::split_kv::cluster::ClusterMerge;
 use super::{TileContext, TileSource};
 use crate::config::AmpereConfig;
 use crate::element::{Element, ElementLayout};
@@ -38,6 +39,9 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.register_budget(specialization));
+    if config.cluster {
+        k.set_cluster([config.num_splits, 1, 1]);
+    }
     let parameters = Parameters::load(k, specialization);
     let context = |k: &mut Builder, source| {
         TileContext::new(k, &parameters, specialization, config.tile_m(), source, config.pack_gqa)
@@ -57,11 +61,23 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
             k.cta_sync();
         });
     } else {
-        let splits = (config.num_splits > 1).then(|| SplitParameters::load(k, &parameters));
-        let context = context(k, splits.map_or(TileSource::Grid, TileSource::SplitGrid));
+        let split = (config.num_splits > 1).then(|| {
+            if !config.cluster {
+                return Split::Cta(SplitParameters::load(k, &parameters));
+            }
+            let merge = ClusterMerge::reserve(k, config.num_splits, config.tile_m(), specialization.value_dim);
+            Split::Cluster { num_splits: k.copy(config.num_splits), merge }
+        });
+        let source = match split {
+            Some(Split::Cta(SplitParameters { num_splits, .. }) | Split::Cluster { num_splits, .. }) => {
+                TileSource::SplitGrid { num_splits }
+            }
+            Some(Split::Chunk { .. }) | None => TileSource::Grid,
+        };
+        let context = context(k, source);
         let warp = Warp::new(k, config);
         let tiles = Tiles::reserve(k, config, specialization);
-        existing_tile(k, &context, |k| tile::<T>(k, config, &context, &warp, &tiles, splits.map(Split::Cta)));
+        existing_tile(k, &context, |k| tile::<T>(k, config, &context, &warp, &tiles, split));
     }
     builder.finish()
 }
@@ -71,6 +87,8 @@ pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specializat
 enum Split {
     /// One of as many as the grid has for each tile.
     Cta(SplitParameters),
+    /// One of as many as the cluster has CTAs.
+    Cluster { num_splits: Reg<U32>, merge: ClusterMerge },
     /// A chunk, one of `count` of its sequence.
     Chunk { splits: SplitParameters, index: Reg<U32>, count: Reg<U32>, first_key: Reg<S32>, chunk_keys: Reg<U32> },
 }
@@ -129,7 +147,9 @@ fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parame
 fn kv_range(k: &mut Builder, config: AmpereConfig, context: &TileContext, splits: Option<Split>) -> KvRange {
     let range = KvRange::new(k, context, config.tile_m(), config.tile_n);
     match splits {
-        Some(Split::Cta(splits)) => range.split(k, splits),
+        Some(Split::Cta(SplitParameters { num_splits, .. }) | Split::Cluster { num_splits, .. }) => {
+            range.split(k, num_splits)
+        }
         Some(Split::Chunk { first_key, chunk_keys, .. }) => range.chunk(k, first_key, chunk_keys),
         None => range,
     }
@@ -233,6 +253,11 @@ impl Warp {
     /// The query row of one of the lane's rows, of which it has two in each 16.
     pub(super) fn row(&self, k: &mut Builder, context: &TileContext, index: u32) -> Reg<U32> {
         k.eval(context.first_row + (self.first_row + self.position.group) + index * ROW_STEP)
+    }
+
+    /// The row in the tile of one of the lane's rows.
+    fn tile_row(&self, k: &mut Builder, index: u32) -> Reg<U32> {
+        k.eval(self.first_row + self.position.group + index * ROW_STEP)
     }
 }
 

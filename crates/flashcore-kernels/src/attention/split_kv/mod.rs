@@ -3,6 +3,7 @@
 //! Splits of different CTAs store `partial` results in a workspace, which the `combine` kernel reduces; splits within a
 //! CTA `merge` theirs through shared memory.
 
+pub(crate) mod cluster;
 pub(crate) mod combine;
 pub(crate) mod merge;
 pub(crate) mod partial;
