@@ -57,21 +57,22 @@ fn chunks_of_sequences() {
     for (index, problem) in problems(DType::F16, 3).iter().enumerate() {
         check("ampere-16x64-2stage-swizzled-4kvwarps-packgqa-pdl-7persistent-64chunk", problem, index as u64);
         check("ampere-16x64-3stage-swizzled-4kvwarps-packgqa-3persistent-128chunk", problem, index as u64);
-        check(
-            "ampere-16x64-4stage-swizzled-4kvwarps-1producer-packgqa-pdl-3persistent-128chunk",
-            problem,
-            index as u64,
-        );
-        check(
-            "ampere-16x64-3stage-swizzled-4kvwarps-2producers-packgqa-pdl-90persistent-64chunk",
-            problem,
-            index as u64,
-        );
     }
     for (index, problem) in problems(DType::Bf16, 70).iter().enumerate() {
         check("ampere-64x64-2stage-swizzled-packgqa-pdl-9persistent-128chunk", problem, index as u64);
         check("ampere-64x64-2stage-swizzled-5persistent-192chunk", problem, index as u64);
-        check("ampere-64x64-5stage-swizzled-1producer-packgqa-pdl-4persistent-192chunk", problem, index as u64);
+    }
+}
+
+/// Splits that the CTAs of a cluster merge.
+#[test]
+fn clusters_of_splits_of_sequences() {
+    for (index, problem) in problems(DType::F16, 3).iter().enumerate() {
+        check("ampere-16x64-2stage-swizzled-4kvwarps-packgqa-cluster-8splits", problem, index as u64);
+        check("ampere-16x64-2stage-swizzled-4kvwarps-cluster-2splits", problem, index as u64);
+    }
+    for (index, problem) in problems(DType::Bf16, 70).iter().enumerate() {
+        check("ampere-64x64-2stage-swizzled-packgqa-cluster-4splits", problem, index as u64);
     }
 }
 
@@ -82,6 +83,8 @@ fn chunks_of_the_hopper_kernel() {
     let sequences = problems(DType::Bf16, 70).into_iter().filter(|problem| problem.paged.is_none());
     for (index, problem) in sequences.chain([plain]).enumerate() {
         check("hopper-64x64-4stage-2kvgroups-pdl-128chunk", &problem, index as u64);
+        check("hopper-64x64-4stage-2kvgroups-packgqa-pdl-128chunk", &problem, index as u64);
+        check("hopper-128x64-2stage-overlap-packgqa-pdl-192chunk", &problem, index as u64);
         check("hopper-128x128-2stage-pdl-128chunk", &problem, index as u64);
     }
 }

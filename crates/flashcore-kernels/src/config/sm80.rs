@@ -251,12 +251,7 @@ impl AmpereConfig {
             ),
             flaw("chunk_keys", chunk_keys, "0 unless CTAs are persistent", chunk_keys == 0 || persistent > 0),
             flaw("chunk_keys", chunk_keys, "0 with splits", chunk_keys == 0 || num_splits == 1),
-            flaw(
-                "stages",
-                stages,
-                "at least 3 with chunks and producers",
-                chunk_keys == 0 || producers == 0 || stages >= 3,
-            ),
+            flaw("producers", producers, "0 with chunks", chunk_keys == 0 || producers == 0),
             flaw("pdl", u32::from(pdl), "0 without chunks", !pdl || chunk_keys > 0),
         ];
         flaws.into_iter().flatten().collect()
@@ -278,7 +273,7 @@ impl AmpereConfig {
         Self { producers: 1, ..Self::BASE },
         Self { producers: 2, stages: 3, tile_n: 32, ..Self::BASE },
         Self { persistent: 5, ..Self::BASE },
-        Self { persistent: 7, chunk_keys: 128, producers: 1, stages: 4, tile_n: 32, ..Self::BASE },
+        Self { persistent: 7, chunk_keys: 128, stages: 4, tile_n: 32, ..Self::BASE },
         Self { persistent: 7, chunk_keys: 128, pack_gqa: true, kv_split_warps: 4, stages: 3, pdl: true, ..Self::BASE },
         Self { l2: L2Window::Key, warps: 8, ..Self::BASE },
         Self { num_splits: 3, pack_gqa: true, warps: 2, ..Self::BASE },

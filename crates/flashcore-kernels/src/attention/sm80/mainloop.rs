@@ -3,7 +3,6 @@
 use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
-use super::chunk_pipeline::ChunkPipeline;
 use super::kv_pipeline::{KvPipeline, KvTiles};
 use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
@@ -65,7 +64,7 @@ pub(super) fn run<T: Element>(
         _ => None,
     };
     if config.kv_split_warps > 1 {
-        k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, None, softmax, output));
+        k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, softmax, output));
         // The warps of the first split have the sums of all keys.
         let has_all = k.compare(Compare::Eq, warp.split, 0u32);
         k.if_uniform(has_all, store);
@@ -75,59 +74,6 @@ pub(super) fn run<T: Element>(
     if let Some(merge) = merge {
         k.section("merge in cluster", |k| merge.merge::<T>(k, context, (warp.thread, config.warps * LANES)));
     }
-}
-
-/// Computes a chunk of the keys of a tile, whose blocks producers bring, and stores it.
-pub(super) fn run_chunk<T: Element>(
-    k: &mut Builder,
-    config: AmpereConfig,
-    context: &TileContext,
-    warp: &Warp,
-    tiles: &Tiles,
-    (range, split): (&KvRange, Split),
-    pipeline: &ChunkPipeline,
-) {
-    let query = k.section("load query", |k| {
-        let query = context.query(k);
-        let query = GlobalRows { vec_bytes: query.vec_bytes.min(config.load_bytes), ..query };
-        let copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES);
-        let rows_left = k.sub(context.end_row, context.first_row);
-        copy.start(k, None, rows_left);
-        k.copy_async_commit();
-        k.copy_async_wait(0);
-        warp.sync_consumers(k);
-        let query = load_query::<T>(k, config, context, warp, tiles);
-        // The output of a chunk without keys overwrites the query at once.
-        warp.sync_consumers(k);
-        query
-    });
-    let operands = k.section("copies", |k| Operands::new(k, config, &tiles.kv, warp));
-    let mainloop = Mainloop::new(k, config, context, warp, operands);
-    let Mainloop { softmax, output, .. } = &mainloop;
-    k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
-        pipeline.consumer_wait(k);
-        mainloop.block(k, &query, pipeline.read_stage(), range, block_key);
-        let is_last = k.eval((block_key + config.tile_n as i32).ge(range.end));
-        // The splits of the warps are reduced through the stage of the last block.
-        k.if_uniform(is_last, |k| {
-            if config.kv_split_warps > 1 {
-                let stage = Some(pipeline.read_stage());
-                k.section("reduce splits", |k| reduce_splits(k, config, tiles, warp, stage, softmax, output));
-            }
-        });
-        pipeline.consumer_release(k);
-    });
-    let store = |k: &mut Builder| {
-        k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, Some(split), softmax, output));
-    };
-    if config.kv_split_warps > 1 {
-        let has_all = k.compare(Compare::Eq, warp.split, 0u32);
-        k.if_uniform(has_all, store);
-    } else {
-        store(k);
-    }
-    // The query of the next chunk overwrites this one's.
-    warp.sync_consumers(k);
 }
 
 /// The warp's fragments of the query, or where they are in shared memory.
@@ -241,13 +187,11 @@ fn reduce_splits(
     config: AmpereConfig,
     tiles: &Tiles,
     warp: &Warp,
-    stage: Option<Reg<U32>>,
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
     let (row_warps, bytes) = (config.row_warps(), softmax.partial_bytes(output));
     let lane = k.eval(warp.lane.mul_add(4, warp.shared_base + tiles.kv.key.offset));
-    let lane = stage.map_or(lane, |stage| k.add(lane, stage));
     let address = k.eval((warp.first_row / config.rows_per_warp).mul_add(bytes, lane));
     let exchange = SplitExchange { address, stride: row_warps * bytes };
     // Nobody reads keys and values any more.

@@ -11,7 +11,6 @@
 //! The choices of its [`AmpereConfig`] change who copies (`kv_pipeline`), which rows a tile has (`tile_coord`), how many
 //! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
 
-mod chunk_pipeline;
 pub(crate) mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
@@ -31,7 +30,6 @@ use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::OnlineSoftmax;
 use crate::primitives::{FragmentPosition, LANES, LaneRows, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
-use chunk_pipeline::{ChunkPipeline, ChunkProducer};
 use kv_pipeline::{KvPipeline, KvTiles};
 
 /// Writes the kernel.
@@ -102,45 +100,17 @@ fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parame
         k.section("launch dependents", Builder::launch_dependents);
     }
     let tile_shape = (config.tile_m(), config.pack_gqa);
-    let each_unit = |k: &mut Builder, visit: &dyn Fn(&mut Builder, &TileContext, Split)| {
-        each_unit(k, parameters, chunks.into(), specialization, tile_shape, |k, unit| {
-            let group = parameters.heads_per_key_head;
-            let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
-            let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));
-            let context = context.with_packed_heads(k, config.pack_gqa.then_some(group));
-            let ChunkUnit { index, first_key, count, .. } = unit;
-            let split = Split::Chunk { splits: chunks.splits, index, count, first_key, chunk_keys: chunks.chunk_keys };
-            visit(k, &context, split);
-        });
-    };
-    if config.producers == 0 {
-        return each_unit(k, &|k, context, split| {
-            tile::<T>(k, config, context, &warp, &tiles, Some(split));
-            // The next unit takes the shared memory of this one.
-            k.cta_sync();
-        });
-    }
-    let is_producer = k.compare(Compare::Ge, warp.thread, config.warps * LANES);
-    k.if_else_uniform(
-        is_producer,
-        |k| {
-            let thread = k.sub(warp.thread, config.warps * LANES);
-            let producer = ChunkProducer::new(k, config.kv_pipeline(), &tiles.kv);
-            each_unit(k, &|k, context, split| {
-                let range = kv_range(k, config, context, Some(split));
-                let source = KvSource::new(k, context);
-                producer.produce(k, &range, source, warp.shared_base, thread);
-            });
-            producer.finish(k);
-        },
-        |k| {
-            let pipeline = ChunkPipeline::new(k, config.kv_pipeline(), &tiles.kv);
-            each_unit(k, &|k, context, split| {
-                let range = kv_range(k, config, context, Some(split));
-                mainloop::run_chunk::<T>(k, config, context, &warp, &tiles, (&range, split), &pipeline);
-            });
-        },
-    );
+    each_unit(k, parameters, chunks.into(), specialization, tile_shape, |k, unit| {
+        let group = parameters.heads_per_key_head;
+        let heads = if config.pack_gqa { k.mul(chunks.heads, group) } else { chunks.heads };
+        let context = TileContext::at(k, parameters, specialization, unit.coord, Some(heads));
+        let context = context.with_packed_heads(k, config.pack_gqa.then_some(group));
+        let ChunkUnit { index, first_key, count, .. } = unit;
+        let split = Split::Chunk { splits: chunks.splits, index, count, first_key, chunk_keys: chunks.chunk_keys };
+        tile::<T>(k, config, &context, &warp, &tiles, Some(split));
+        // The next unit takes the shared memory of this one.
+        k.cta_sync();
+    });
 }
 
 /// The keys of a tile, or of its split.
