@@ -22,16 +22,15 @@ import threading
 import time
 from pathlib import Path
 
+import serving_append
 import torch
 from flashcore_serving import HEADER, Flashcore, Refused
 from gpu import replay, state
-from serving_cases import COLD_BYTES, HOT_BYTES, TIMED, Reference, arrange, offsets
+from serving_cases import COLD_BYTES, HOT_BYTES, LARGEST_ERROR, RMS_ERROR, TIMED, Reference, arrange, offsets
 from serving_checks import CHECKS
 from serving_peers import Fa3, peer_calls
 
-PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen"]
-# Errors allowed to anyone: root mean square and largest element, over those of the expected output.
-RMS_ERROR, LARGEST_ERROR = 0.006, 2.0**-6
+PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen", "torch-compiled"]
 GRAPH_MICROSECONDS = 400
 
 
@@ -154,15 +153,17 @@ class Bench:
                 errors["flashcore against " + peer] = (difference / outputs[peer].abs().max()).item()
         return good, errors, left_out
 
-    def timed(self, case, builders, kvs, copies):
-        """Medians and samples of microseconds per call; the calls rotate over copies of K and V."""
-        sets = {kind: [kvs[kind], *(kvs[kind].clone() for _ in range(copies - 1))] for kind, _ in builders.values()}
-        count = min(50, max(3, math.ceil(GRAPH_MICROSECONDS / max(case.floor(), 4))))
+    def timed(self, calls, floor, copies):
+        """Medians and samples of microseconds per call, and why others have none.
+
+        `calls` has functions by name that give the calls of one implementation on each of the copies of its tensors.
+        """
+        count = min(50, max(3, math.ceil(GRAPH_MICROSECONDS / max(floor, 4))))
         count = math.ceil(count / copies) * copies
         graphs, times, failed = {}, {}, {}
-        for name, (kind, build) in builders.items():
+        for name, build in calls.items():
             try:
-                graphs[name] = capture([build(kv) for kv in sets[kind]], count)
+                graphs[name] = capture(build(), count)
                 times[name] = []
             except (RuntimeError, Refused) as error:
                 if is_fatal(error):
@@ -198,7 +199,12 @@ class Bench:
             # Bound by products: the same tensors in every call, larger than L2 or in part of it.
             states["cold" if case.kv_bytes() >= COLD_BYTES else "warm"] = 1
         for state, copies in states.items():
-            medians, samples, failed = self.timed(case, builders, kvs, copies)
+            sets = {kind: [kvs[kind], *(kvs[kind].clone() for _ in range(copies - 1))] for kind, _ in builders.values()}
+            calls = {
+                name: lambda kind=kind, build=build: [build(kv) for kv in sets[kind]]
+                for name, (kind, build) in builders.items()
+            }
+            medians, samples, failed = self.timed(calls, case.floor(), copies)
             row = {**one, "l2": state, "microseconds": medians, "samples": samples, "left_out": {**left_out, **failed}}
             left_out = {name: reason for name, reason in left_out.items() if name == "flashcore"}
             ours = medians.get("flashcore")
@@ -222,6 +228,10 @@ def line(row):
     text += f"  ratio {row['ratio']:.3f}" if "ratio" in row else ""
     if "flashcore" in row["microseconds"]:
         text += f", {row['microseconds']['flashcore'] / row['floor']:.2f} x floor"
+    if "terabytes_per_second" in row:
+        text += f", {row['terabytes_per_second']:.2f} TB/s"
+    if "added_microseconds" in row:
+        text += f", append adds {row['added_microseconds']:.2f}"
     for key, value in row.items():
         if key.startswith("over_"):
             text += f", {value:.3f} of {key[5:]}"
@@ -297,12 +307,23 @@ def work(bench, arguments):
         if suite in CHECKS:
             yield suite, lambda suite=suite: CHECKS[suite](bench.flashcore, arguments.quick)
             continue
+        if suite == "append":
+            yield from append_work(bench, arguments)
+            continue
         for case in TIMED[suite](arguments.quick):
             yield f"{suite}: {case.name} {'causal' if case.causal else 'full'}", lambda case=case: bench.measure(case)
 
 
+def append_work(bench, arguments):
+    """Cases of the suite `append` by key."""
+    for case in serving_append.cases(arguments.quick):
+        yield f"append: {case.name}", lambda case=case: serving_append.measure(bench, case, arguments.peers)
+    for case in serving_append.step_cases(arguments.quick):
+        yield f"append: {case.name}", lambda case=case: serving_append.measure_step(bench, case, flashcore_call)
+
+
 def parse(arguments=None):
-    suites = [*TIMED, *CHECKS]
+    suites = [*TIMED, "append", *CHECKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
     parser.add_argument("--header", default=str(HEADER), help="flashcore.h of that library")
