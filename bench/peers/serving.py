@@ -28,7 +28,7 @@ from flashcore_serving import HEADER, Flashcore, Refused
 from gpu import replay, state
 from serving_cases import COLD_BYTES, HOT_BYTES, LARGEST_ERROR, RMS_ERROR, TIMED, Reference, arrange, offsets
 from serving_checks import CHECKS
-from serving_peers import Fa3, peer_calls
+from serving_peers import Fa3, absent_fa3, peer_calls
 
 PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen", "torch-compiled"]
 GRAPH_MICROSECONDS = 400
@@ -101,7 +101,8 @@ class Bench:
     def __init__(self, arguments):
         self.arguments = arguments
         self.flashcore = Flashcore(arguments.library, arguments.header)
-        self.fa3 = Fa3(arguments.fa3) if arguments.fa3 else None
+        self.absent = absent_fa3(arguments.fa3) if "fa3" in arguments.peers else None
+        self.fa3 = Fa3(arguments.fa3) if "fa3" in arguments.peers and not self.absent else None
         self.rounds = 7 if arguments.quick else arguments.rounds
 
     def builders(self, case, kvs, q):
@@ -348,6 +349,9 @@ def main():
     bench = Bench(arguments)
     versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, flashcore {bench.flashcore.version()}"
     record.data["machine"] = {"device": torch.cuda.get_device_name(), "software": versions, "state_before": state()}
+    if bench.absent:
+        record.data["machine"]["absent"] = bench.absent
+        print(bench.absent, flush=True)
     wrong = False
     with torch.inference_mode():
         for key, step in work(bench, arguments):
