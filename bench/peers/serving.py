@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import serving_append
+import serving_splits
 import torch
 from flashcore_serving import HEADER, Flashcore, Refused
 from gpu import replay, state
@@ -34,8 +35,8 @@ PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen", "torch-compiled"]
 GRAPH_MICROSECONDS = 400
 
 
-def flashcore_call(flashcore, case, q, kv, cu_seqlens_q, out):
-    """A launch of flashcore on one copy of the tensors."""
+def flashcore_call(flashcore, case, q, kv, cu_seqlens_q, out, config=None):
+    """A launch of flashcore on one copy of the tensors; without a config, with its own choice."""
     operands = dict(kv.operands)
     bounds = {}
     if cu_seqlens_q is not None:
@@ -48,7 +49,7 @@ def flashcore_call(flashcore, case, q, kv, cu_seqlens_q, out):
         bounds |= {"page_size": kv.page, "num_pages": kv.k.shape[0]}
         bounds |= {"table_width": table.shape[1], "table_stride": table.stride(0)}
     sizes = case.batch, case.heads, case.kv_heads, max(case.q_lens), kv.max_k, case.dim
-    plan = flashcore.plan(*sizes, causal=case.causal, operands=tuple(operands), **bounds)
+    plan = flashcore.plan(*sizes, causal=case.causal, operands=tuple(operands), config=config, **bounds)
 
     def call():
         flashcore.launch(plan, q, kv.k, kv.v, out, **operands)
@@ -97,6 +98,8 @@ def is_fatal(error):
 
 class Bench:
     """The libraries, and how to time them."""
+
+    refused = Refused
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -222,6 +225,12 @@ class Bench:
             yield row
 
 
+def has_failed(row):
+    """True if something of flashcore, whichever config, was left out for another reason than a refusal."""
+    ours = [why for name, why in row["left_out"].items() if name.startswith(("flashcore", "ampere", "hopper"))]
+    return not all(why.startswith("refused") for why in ours)
+
+
 def line(row):
     """A row for a reader."""
     text = f"{row['suite']:>8} {row['name']:<32} {row['mask']:<6} {row['l2']:<4} floor {row['floor']:8.2f}:"
@@ -231,6 +240,8 @@ def line(row):
         text += f", {row['microseconds']['flashcore'] / row['floor']:.2f} x floor"
     if "terabytes_per_second" in row:
         text += f", {row['terabytes_per_second']:.2f} TB/s"
+    if "cost_percent" in row:
+        text += f", invariance costs {row['cost_percent']:.1f} % over {row['best']}"
     if "added_microseconds" in row:
         text += f", append adds {row['added_microseconds']:.2f}"
     for key, value in row.items():
@@ -262,6 +273,11 @@ def summary(rows):
         floors = [row["microseconds"]["flashcore"] / row["floor"] for row in members if "flashcore" in row["microseconds"]]
         if floors:
             entry["most_over_floor"] = max(floors)
+        costs = [row["cost_percent"] for row in members if "cost_percent" in row]
+        if costs:
+            factors = [math.log(1 + cost / 100) for cost in costs]
+            mean = 100 * (math.exp(sum(factors) / len(factors)) - 1)
+            entry["cost_percent"] = {"mean": mean, "most": max(costs), "count": len(costs)}
         over = [value for row in members for key, value in row.items() if key.startswith("over_")]
         if over:
             entry["most_over_beside"] = max(over)
@@ -308,8 +324,8 @@ def work(bench, arguments):
         if suite in CHECKS:
             yield suite, lambda suite=suite: CHECKS[suite](bench.flashcore, arguments.quick)
             continue
-        if suite == "append":
-            yield from append_work(bench, arguments)
+        if suite in FURTHER:
+            yield from FURTHER[suite](bench, arguments)
             continue
         for case in TIMED[suite](arguments.quick):
             yield f"{suite}: {case.name} {'causal' if case.causal else 'full'}", lambda case=case: bench.measure(case)
@@ -323,8 +339,22 @@ def append_work(bench, arguments):
         yield f"append: {case.name}", lambda case=case: serving_append.measure_step(bench, case, flashcore_call)
 
 
+def splits_work(bench, arguments):
+    """Cases of the suite `splits` by key."""
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    for case in serving_splits.cases(arguments.quick):
+        yield (
+            f"splits: {case.name}",
+            lambda case=case: serving_splits.measure(bench, case, flashcore_call, num_sms),
+        )
+
+
+# Suites that are not attention beside its peers.
+FURTHER = {"append": append_work, "splits": splits_work}
+
+
 def parse(arguments=None):
-    suites = [*TIMED, "append", *CHECKS]
+    suites = [*TIMED, *FURTHER, *CHECKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
     parser.add_argument("--header", default=str(HEADER), help="flashcore.h of that library")
@@ -370,8 +400,7 @@ def main():
                     is_check = "microseconds" not in row
                     record.data["checks" if is_check else "rows"].append(row)
                     print(row["text"] if is_check else line(row), flush=True)
-                    ours = row.get("left_out", {}).get("flashcore", "refused")
-                    wrong |= not row["passed"] if is_check else not ours.startswith("refused")
+                    wrong |= not row["passed"] if is_check else has_failed(row)
             except Refused as refusal:
                 print(f"{key}: flashcore refused: {refusal}", flush=True)
             except torch.OutOfMemoryError as error:
@@ -393,6 +422,9 @@ def main():
             if ratio in entry:
                 text = "{} / ours mean {mean:.3f}, lowest {lowest:.3f} ({of}), of {count}"
                 parts.append(text.format(name, **entry[ratio]))
+        if "cost_percent" in entry:
+            text = "invariance costs {mean:.1f} % on average, at most {most:.1f} %, of {count}"
+            parts.append(text.format(**entry["cost_percent"]))
         for key in ("most_over_floor", "most_over_beside"):
             if key in entry:
                 parts.append(f"{key.replace('_', ' ')} {entry[key]:.3f}")
