@@ -9,12 +9,15 @@ program after the case that caused it.
 
     python3 bench/peers/serving.py --library libflashcore.so --fa3 FOLDER_OF_C_SO --out serving.json
     python3 bench/peers/serving.py --library libflashcore.so --suite decode paged --quick --budget 120 --out serving.json
+    python3 bench/peers/serving_table.py serving.json
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
+import platform
 import random
 import statistics
 import sys
@@ -78,6 +81,11 @@ def capture(calls, count):
             for index in range(count):
                 calls[index % len(calls)]()
     return graph
+
+
+def run_lengths(lens):
+    """Lengths as [length, how many of it in a row]."""
+    return [[length, len(list(group))] for length, group in itertools.groupby(lens)]
 
 
 def brief(error):
@@ -190,6 +198,10 @@ class Bench:
         one = {
             "suite": case.suite,
             "name": case.name,
+            "kind": case.kind,
+            "page": case.page,
+            "q_lens": run_lengths(case.q_lens),
+            "k_lens": run_lengths(case.k_lens),
             "mask": "causal" if case.causal else "full",
             "heads": f"{case.heads}/{case.kv_heads} x {case.dim}",
             "floor": case.floor(),
@@ -285,6 +297,16 @@ def summary(rows):
     return found
 
 
+def machine(flashcore):
+    """The GPU, its driver and its state, and the versions of all software."""
+    before = state()
+    cudnn = torch.backends.cudnn.version()
+    versions = {"flashcore": flashcore.version(), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn}
+    versions["python"] = platform.python_version()
+    found = {"device": torch.cuda.get_device_name(), "driver": (before.split(", ") + ["unknown"] * 2)[1]}
+    return {**found, "versions": versions, "state_before": before}
+
+
 class Record:
     """The JSON file, written after every case, so that a run that ends early leaves what it has."""
 
@@ -363,6 +385,7 @@ def parse(arguments=None):
     parser.add_argument("--peers", nargs="+", default=PEERS[:3], choices=PEERS)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seed", type=int, default=0, help="of the tensors and of the order of the rounds")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further case begins")
     parser.add_argument("--case-seconds", type=float, default=90, help="seconds after which a case counts as hanging")
     parser.add_argument("--resume", action="store_true", help="go on with the record of --out")
@@ -373,12 +396,12 @@ def parse(arguments=None):
 def main():
     arguments = parse()
     begun = float(os.environ.setdefault("SERVING_BEGUN", str(time.time())))
-    torch.manual_seed(0)
-    random.seed(0)
+    torch.manual_seed(arguments.seed)
+    random.seed(arguments.seed)
     record = Record(arguments.out, arguments.resume)
     bench = Bench(arguments)
-    versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, flashcore {bench.flashcore.version()}"
-    record.data["machine"] = {"device": torch.cuda.get_device_name(), "software": versions, "state_before": state()}
+    record.data["machine"] = machine(bench.flashcore)
+    record.data |= {"seed": arguments.seed, "rounds": bench.rounds, "quick": arguments.quick, "peers": arguments.peers}
     if bench.absent:
         record.data["machine"]["absent"] = bench.absent
         print(bench.absent, flush=True)

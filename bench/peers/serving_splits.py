@@ -106,6 +106,7 @@ def measure(bench, case, flashcore_call, num_sms):
     medians, _, failed = bench.timed(calls, attention.floor(), count)
     row = {"suite": case.suite, "name": case.name, "mask": "full", "l2": state, "floor": attention.floor()}
     row |= {"heads": f"{attention.heads}/{attention.kv_heads} x {attention.dim}", "plan": description}
+    row |= {"kind": "paged", "page": PAGE, "k_lens": [[keys, case.keys.count(keys)] for keys in dict.fromkeys(case.keys)]}
     row |= {"configs": medians, "microseconds": {}, "left_out": {**left_out, **failed}}
     if "flashcore" in medians:
         # The least of many times is less than its config's: the two are timed once more, by themselves.
