@@ -7,8 +7,10 @@
 mod addressing;
 mod block_mask;
 mod catalogue;
+mod chunks;
 mod edit;
 mod hopper;
+mod merge;
 mod numeric;
 mod sequences;
 mod trials;
@@ -24,7 +26,9 @@ use flashcore_sim::{Counters, SimError};
 pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
+pub use chunks::CHUNKS;
 pub use hopper::HOPPER;
+pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use sequences::SEQUENCES;
 pub use trials::Group;
@@ -32,11 +36,13 @@ pub use trials::Group;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
 use crate::testkit::{Numbers, shape_text};
+use merge::MergeTrial;
 use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES];
+    let lists =
+        [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, CHUNKS, MERGE];
     lists.into_iter().flatten()
 }
 
@@ -120,10 +126,10 @@ pub enum MutantsError {
     #[error("a kernel does not take a trial: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Reason>),
     /// The kernel as it is does not pass.
-    #[error("the unchanged {config} kernel fails on {problem}: {complaint}")]
+    #[error("the unchanged {kernel} kernel fails on {problem}: {complaint}")]
     Baseline {
-        /// The kernel.
-        config: Config,
+        /// The kernel: its config, or the operation.
+        kernel: String,
         /// The problem.
         problem: String,
         /// The complaint.
@@ -146,6 +152,7 @@ pub enum MutantsError {
 #[derive(Debug)]
 pub struct Trials {
     trials: Vec<Trial>,
+    merges: Vec<MergeTrial>,
 }
 
 #[derive(Debug)]
@@ -169,29 +176,48 @@ impl Trials {
     ) -> Result<Option<Self>, MutantsError> {
         let mut starts = trials::all();
         starts.retain(|start| mutations.iter().any(|mutation| mutation.group == start.group));
-        let (count, mut trials) = (starts.len(), Vec::new());
+        let has_merges = mutations.iter().any(|mutation| mutation.group == Group::Merge);
+        let merges = if has_merges { MergeTrial::all()? } else { Vec::new() };
+        let (count, mut trials) = (starts.len() + merges.len(), Vec::new());
         for start in starts {
             if !go_on(trials.len(), count, &format!("{} {}", start.config, shape_text(&start.problem))) {
                 return Ok(None);
             }
             trials.push(Trial::prepare(start)?);
         }
-        Ok(Some(Self { trials }))
+        for (index, merge) in merges.iter().enumerate() {
+            if !go_on(trials.len() + index, count, &merge.name()) {
+                return Ok(None);
+            }
+            merge.pass()?;
+        }
+        Ok(Some(Self { trials, merges }))
     }
 
     /// Number of mutants.
     pub const fn count(&self) -> usize {
-        self.trials.len()
+        self.trials.len() + self.merges.len()
     }
 
     /// Number of problems, kernels and orders of warps that the unchanged kernels have passed.
     pub fn passed(&self) -> u64 {
-        self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum()
+        let attention: u64 = self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum();
+        attention + self.merges.len() as u64 * baseline_seeds(Group::Merge)
     }
 
     /// Plants one bug and finds what kills it.
     pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
         let mut planted = false;
+        for merge in self.merges.iter().filter(|_| mutation.group == Group::Merge) {
+            let mut kernel = merge.kernel()?.into_kernel();
+            if (mutation.plant)(&mut kernel) == 0 {
+                continue;
+            }
+            planted = true;
+            if let Some(kill) = merge.try_to_kill(kernel) {
+                return Ok(Fate { mutation, killed: Some(kill) });
+            }
+        }
         for trial in self.trials.iter().filter(|trial| trial.group == mutation.group) {
             let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
             let mut kernel = VerifiedKernel::clone(&kernel).into_kernel();
@@ -222,7 +248,11 @@ impl Trial {
         };
         let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
         let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };
-        let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(&trial.problem), complaint };
+        let baseline = |complaint| MutantsError::Baseline {
+            kernel: config.to_string(),
+            problem: shape_text(&trial.problem),
+            complaint,
+        };
         let mut counters = None;
         let verdict = trial
             .verify(&trial.plan, baseline_seeds(group) - 1, &mut counters)
@@ -332,6 +362,14 @@ mod tests {
                 let kernel = kernel_of(plan, mutation.family);
                 kernel.is_some_and(|kernel| (mutation.plant)(&mut VerifiedKernel::clone(&kernel).into_kernel()) > 0)
             })
+        };
+        let merges = MergeTrial::all().expect("merges");
+        let finds = |mutation: &&Mutation| {
+            let finds_in_merge = |merge: &MergeTrial| {
+                let kernel = merge.kernel().expect("a kernel");
+                (mutation.plant)(&mut kernel.into_kernel()) > 0
+            };
+            if mutation.group == Group::Merge { merges.iter().any(finds_in_merge) } else { finds(mutation) }
         };
         let idle: Vec<_> = all().filter(|mutation| !finds(mutation)).map(|m| (m.family, m.name)).collect();
         assert_eq!(idle, []);

@@ -26,6 +26,8 @@ pub enum Group {
     Clusters,
     /// Packed and paged sequences.
     Sequences,
+    /// Merges of partial results, which have trials of their own.
+    Merge,
 }
 
 /// A trial before it is prepared.
