@@ -8,7 +8,7 @@ use super::addressing::capped;
 use super::catalogue::{Mutation, is_compare, is_select, mutations, take_second};
 use super::chunks::one_fewer;
 use super::edit::{Find, change, drop, parameter, rewrite_if};
-use super::{Group, Kill, Killer, MutantsError};
+use super::{Group, Kill, Killer, MutantsError, OtherTrial};
 use crate::testkit::operations::{OperationError, check_merge_with};
 
 /// The architecture that they are verified for.
@@ -78,29 +78,8 @@ impl MergeTrial {
         Ok(Self { problem, plan, data })
     }
 
-    /// The text that reports name it by.
-    pub(super) fn name(&self) -> String {
-        let MergeProblem { num_parts, tokens, heads, value_dim, .. } = self.problem;
-        format!("merge {num_parts} parts {tokens}x{heads}x{value_dim}")
-    }
-
-    /// The kernel as it is.
-    pub(super) fn kernel(&self) -> Result<VerifiedKernel, MutantsError> {
-        let kernel = self.plan.key.kernel();
-        kernel.map_err(|errors| self.baseline(format!("{errors:?}"))).map(|kernel| VerifiedKernel::clone(&kernel))
-    }
-
     fn baseline(&self, complaint: String) -> MutantsError {
         MutantsError::Baseline { kernel: "merge".to_owned(), problem: self.name(), complaint }
-    }
-
-    /// An error unless the kernel as it is passes.
-    pub(super) fn pass(&self) -> Result<(), MutantsError> {
-        let kernel = self.kernel()?;
-        match self.killer(&kernel) {
-            None => Ok(()),
-            Some((_, complaint)) => Err(self.baseline(complaint)),
-        }
     }
 
     /// The check that a kernel does not pass, and its complaint.
@@ -111,9 +90,32 @@ impl MergeTrial {
             Err(OperationError::Wrong(report)) => Some((Killer::Gate, report)),
         })
     }
+}
 
-    /// The death of a mutant, unless it survives.
-    pub(super) fn try_to_kill(&self, kernel: Kernel) -> Option<Kill> {
+impl OtherTrial for MergeTrial {
+    fn group(&self) -> Group {
+        Group::Merge
+    }
+
+    fn name(&self) -> String {
+        let MergeProblem { num_parts, tokens, heads, value_dim, .. } = self.problem;
+        format!("merge {num_parts} parts {tokens}x{heads}x{value_dim}")
+    }
+
+    fn kernel(&self) -> Result<VerifiedKernel, MutantsError> {
+        let kernel = self.plan.key.kernel();
+        kernel.map_err(|errors| self.baseline(format!("{errors:?}"))).map(|kernel| VerifiedKernel::clone(&kernel))
+    }
+
+    fn pass(&self) -> Result<(), MutantsError> {
+        let kernel = self.kernel()?;
+        match self.killer(&kernel) {
+            None => Ok(()),
+            Some((_, complaint)) => Err(self.baseline(complaint)),
+        }
+    }
+
+    fn try_to_kill(&self, kernel: Kernel) -> Option<Kill> {
         let (by, report) = match kernel.verify(ARCH) {
             Err(errors) => (Killer::Verifier, errors[0].to_string()),
             Ok(kernel) => self.killer(&kernel)?,

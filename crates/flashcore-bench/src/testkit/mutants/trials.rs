@@ -26,7 +26,9 @@ pub enum Group {
     Clusters,
     /// Packed and paged sequences.
     Sequences,
-    /// Merges of partial results, which have trials of their own.
+    /// One sequence twice in a batch.
+    Invariance,
+    /// Merges of partial results.
     Merge,
 }
 
