@@ -1,10 +1,12 @@
-"""Times flashcore next to the attention of PyTorch (FlashAttention-2, cuDNN, memory-efficient) on one GPU.
+"""Times flashcore next to the attention of PyTorch (FlashAttention-2, cuDNN, memory-efficient) and FlashAttention-3.
 
 One process, one run: for each problem every implementation is captured into a CUDA graph of several calls on the same
 tensors (hot L2), the graphs are replayed in turn, in another order each round, and the median over the rounds counts.
-Before that every output is compared with attention in f64. A backend that PyTorch refuses for a problem is left out.
+Before that every output is compared with attention in f64. A backend that refuses a problem is left out, and so is
+FlashAttention-3 without a folder that has it. It gets copies of the tensors in its own layout, [batch, row, head, column].
 
     python3 bench/peers/gpu.py --library target/release/libflashcore.so --suite seeds prefill --out record.json
+    python3 bench/peers/gpu.py --library libflashcore.so --fa3 FOLDER_OF_C_SO --suite prefill --dtype bf16 --out record.json
     flashcore bench --peers-record record.json
 """
 
@@ -19,6 +21,7 @@ import time
 import torch
 import torch.nn.functional as functional
 from flashcore_ctypes import Flashcore
+from serving_peers import absent_fa3, load_fa3
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PEERS = {
@@ -26,6 +29,7 @@ PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+FA3 = "fa3"
 TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 # The largest error allowed to any implementation, over that of the same attention in PyTorch's plain 16-bit operations.
 ERROR_FACTOR = 2.0
@@ -165,11 +169,23 @@ def measure(flashcore, shape, dtype, causal, arguments):
 
         calls_by_name[name] = call
 
+    def fa3(forward):
+        own = [tensor.transpose(1, 2).contiguous() for tensor in (query, key, value)]
+
+        def call():
+            # One split is what its heuristics choose for all of these problems, and needs no kernels for splits.
+            outputs[FA3] = forward(*own, is_causal=causal, num_splits=1)[0].transpose(1, 2)
+
+        calls_by_name[FA3] = call
+
     ours("flashcore", config_of(arguments.config, shape))
     if arguments.scalar and length <= 512:
         ours("flashcore-scalar", "scalar")
     for name in arguments.peers:
-        peer(name, PEERS[name])
+        if name in PEERS:
+            peer(name, PEERS[name])
+    if arguments.forward_fa3:
+        fa3(arguments.forward_fa3)
 
     graphs, errors = {}, {}
     for name, call in list(calls_by_name.items()):
@@ -242,7 +258,8 @@ def main():
     parser.add_argument("--library", required=True, help="libflashcore.so")
     parser.add_argument("--suite", nargs="+", default=["seeds"], choices=["seeds", "prefill", "wide", "long"])
     parser.add_argument("--dtype", nargs="+", default=["f16"], choices=list(TORCH_DTYPES))
-    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--peers", nargs="+", default=[*PEERS, FA3], choices=[*PEERS, FA3])
+    parser.add_argument("--fa3", help="the folder with FlashAttention-3's _C.so")
     parser.add_argument(
         "--config",
         nargs="+",
@@ -258,12 +275,18 @@ def main():
     torch.manual_seed(0)
     random.seed(0)
     flashcore = Flashcore(arguments.library)
+    absent = absent_fa3(arguments.fa3) if FA3 in arguments.peers else None
+    arguments.forward_fa3 = load_fa3(arguments.fa3)[0] if FA3 in arguments.peers and not absent else None
+    if absent:
+        print(absent, flush=True)
+        arguments.peers = [name for name in arguments.peers if name != FA3]
     before = state()
     rows = []
     for suite, shape, dtype, causal in problems(arguments.suite, arguments.dtype):
         row = measure(flashcore, shape, dtype, causal, arguments)
         rows.append({"suite": suite, **row})
         times = " ".join(f"{name} {median:.2f}" for name, median in row["microseconds"].items())
+        times += "".join(f" {name} {error}" for name, error in row["max_error"].items() if isinstance(error, str))
         rate = ""
         for kind in ("", "steady_"):
             if product := row.get(f"{kind}matmul_8192_tflops"):
@@ -279,6 +302,7 @@ def main():
             "state_before": before,
             "state_after": state(),
             "matmul_8192_tflops": matmul_tflops(),
+            **({"absent": absent} if absent else {}),
         },
         "peers": arguments.peers,
         "configs": arguments.config,

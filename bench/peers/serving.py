@@ -9,12 +9,15 @@ program after the case that caused it.
 
     python3 bench/peers/serving.py --library libflashcore.so --fa3 FOLDER_OF_C_SO --out serving.json
     python3 bench/peers/serving.py --library libflashcore.so --suite decode paged --quick --budget 120 --out serving.json
+    python3 bench/peers/serving_table.py serving.json
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
+import platform
 import random
 import statistics
 import sys
@@ -22,21 +25,21 @@ import threading
 import time
 from pathlib import Path
 
+import serving_append
+import serving_splits
 import torch
 from flashcore_serving import HEADER, Flashcore, Refused
 from gpu import replay, state
-from serving_cases import COLD_BYTES, HOT_BYTES, TIMED, Reference, arrange, offsets
+from serving_cases import COLD_BYTES, HOT_BYTES, LARGEST_ERROR, RMS_ERROR, TIMED, Reference, arrange, offsets
 from serving_checks import CHECKS
-from serving_peers import Fa3, peer_calls
+from serving_peers import Fa3, absent_fa3, peer_calls
 
-PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen"]
-# Errors allowed to anyone: root mean square and largest element, over those of the expected output.
-RMS_ERROR, LARGEST_ERROR = 0.006, 2.0**-6
+PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen", "torch-compiled"]
 GRAPH_MICROSECONDS = 400
 
 
-def flashcore_call(flashcore, case, q, kv, cu_seqlens_q, out):
-    """A launch of flashcore on one copy of the tensors."""
+def flashcore_call(flashcore, case, q, kv, cu_seqlens_q, out, config=None):
+    """A launch of flashcore on one copy of the tensors; without a config, with its own choice."""
     operands = dict(kv.operands)
     bounds = {}
     if cu_seqlens_q is not None:
@@ -49,7 +52,7 @@ def flashcore_call(flashcore, case, q, kv, cu_seqlens_q, out):
         bounds |= {"page_size": kv.page, "num_pages": kv.k.shape[0]}
         bounds |= {"table_width": table.shape[1], "table_stride": table.stride(0)}
     sizes = case.batch, case.heads, case.kv_heads, max(case.q_lens), kv.max_k, case.dim
-    plan = flashcore.plan(*sizes, causal=case.causal, operands=tuple(operands), **bounds)
+    plan = flashcore.plan(*sizes, causal=case.causal, operands=tuple(operands), config=config, **bounds)
 
     def call():
         flashcore.launch(plan, q, kv.k, kv.v, out, **operands)
@@ -80,6 +83,11 @@ def capture(calls, count):
     return graph
 
 
+def run_lengths(lens):
+    """Lengths as [length, how many of it in a row]."""
+    return [[length, len(list(group))] for length, group in itertools.groupby(lens)]
+
+
 def brief(error):
     return (str(error).splitlines() or [repr(error)])[0][:200]
 
@@ -99,10 +107,13 @@ def is_fatal(error):
 class Bench:
     """The libraries, and how to time them."""
 
+    refused = Refused
+
     def __init__(self, arguments):
         self.arguments = arguments
         self.flashcore = Flashcore(arguments.library, arguments.header)
-        self.fa3 = Fa3(arguments.fa3) if arguments.fa3 else None
+        self.absent = absent_fa3(arguments.fa3) if "fa3" in arguments.peers else None
+        self.fa3 = Fa3(arguments.fa3) if "fa3" in arguments.peers and not self.absent else None
         self.rounds = 7 if arguments.quick else arguments.rounds
 
     def builders(self, case, kvs, q):
@@ -154,15 +165,17 @@ class Bench:
                 errors["flashcore against " + peer] = (difference / outputs[peer].abs().max()).item()
         return good, errors, left_out
 
-    def timed(self, case, builders, kvs, copies):
-        """Medians and samples of microseconds per call; the calls rotate over copies of K and V."""
-        sets = {kind: [kvs[kind], *(kvs[kind].clone() for _ in range(copies - 1))] for kind, _ in builders.values()}
-        count = min(50, max(3, math.ceil(GRAPH_MICROSECONDS / max(case.floor(), 4))))
+    def timed(self, calls, floor, copies):
+        """Medians and samples of microseconds per call, and why others have none.
+
+        `calls` has functions by name that give the calls of one implementation on each of the copies of its tensors.
+        """
+        count = min(50, max(3, math.ceil(GRAPH_MICROSECONDS / max(floor, 4))))
         count = math.ceil(count / copies) * copies
         graphs, times, failed = {}, {}, {}
-        for name, (kind, build) in builders.items():
+        for name, build in calls.items():
             try:
-                graphs[name] = capture([build(kv) for kv in sets[kind]], count)
+                graphs[name] = capture(build(), count)
                 times[name] = []
             except (RuntimeError, Refused) as error:
                 if is_fatal(error):
@@ -185,6 +198,10 @@ class Bench:
         one = {
             "suite": case.suite,
             "name": case.name,
+            "kind": case.kind,
+            "page": case.page,
+            "q_lens": run_lengths(case.q_lens),
+            "k_lens": run_lengths(case.k_lens),
             "mask": "causal" if case.causal else "full",
             "heads": f"{case.heads}/{case.kv_heads} x {case.dim}",
             "floor": case.floor(),
@@ -198,7 +215,12 @@ class Bench:
             # Bound by products: the same tensors in every call, larger than L2 or in part of it.
             states["cold" if case.kv_bytes() >= COLD_BYTES else "warm"] = 1
         for state, copies in states.items():
-            medians, samples, failed = self.timed(case, builders, kvs, copies)
+            sets = {kind: [kvs[kind], *(kvs[kind].clone() for _ in range(copies - 1))] for kind, _ in builders.values()}
+            calls = {
+                name: lambda kind=kind, build=build: [build(kv) for kv in sets[kind]]
+                for name, (kind, build) in builders.items()
+            }
+            medians, samples, failed = self.timed(calls, case.floor(), copies)
             row = {**one, "l2": state, "microseconds": medians, "samples": samples, "left_out": {**left_out, **failed}}
             left_out = {name: reason for name, reason in left_out.items() if name == "flashcore"}
             ours = medians.get("flashcore")
@@ -215,6 +237,12 @@ class Bench:
             yield row
 
 
+def has_failed(row):
+    """True if something of flashcore, whichever config, was left out for another reason than a refusal."""
+    ours = [why for name, why in row["left_out"].items() if name.startswith(("flashcore", "ampere", "hopper"))]
+    return not all(why.startswith("refused") for why in ours)
+
+
 def line(row):
     """A row for a reader."""
     text = f"{row['suite']:>8} {row['name']:<32} {row['mask']:<6} {row['l2']:<4} floor {row['floor']:8.2f}:"
@@ -222,6 +250,12 @@ def line(row):
     text += f"  ratio {row['ratio']:.3f}" if "ratio" in row else ""
     if "flashcore" in row["microseconds"]:
         text += f", {row['microseconds']['flashcore'] / row['floor']:.2f} x floor"
+    if "terabytes_per_second" in row:
+        text += f", {row['terabytes_per_second']:.2f} TB/s"
+    if "cost_percent" in row:
+        text += f", invariance costs {row['cost_percent']:.1f} % over {row['best']}"
+    if "added_microseconds" in row:
+        text += f", append adds {row['added_microseconds']:.2f}"
     for key, value in row.items():
         if key.startswith("over_"):
             text += f", {value:.3f} of {key[5:]}"
@@ -251,11 +285,26 @@ def summary(rows):
         floors = [row["microseconds"]["flashcore"] / row["floor"] for row in members if "flashcore" in row["microseconds"]]
         if floors:
             entry["most_over_floor"] = max(floors)
+        costs = [row["cost_percent"] for row in members if "cost_percent" in row]
+        if costs:
+            factors = [math.log(1 + cost / 100) for cost in costs]
+            mean = 100 * (math.exp(sum(factors) / len(factors)) - 1)
+            entry["cost_percent"] = {"mean": mean, "most": max(costs), "count": len(costs)}
         over = [value for row in members for key, value in row.items() if key.startswith("over_")]
         if over:
             entry["most_over_beside"] = max(over)
         found.append(entry)
     return found
+
+
+def machine(flashcore):
+    """The GPU, its driver and its state, and the versions of all software."""
+    before = state()
+    cudnn = torch.backends.cudnn.version()
+    versions = {"flashcore": flashcore.version(), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn}
+    versions["python"] = platform.python_version()
+    found = {"device": torch.cuda.get_device_name(), "driver": (before.split(", ") + ["unknown"] * 2)[1]}
+    return {**found, "versions": versions, "state_before": before}
 
 
 class Record:
@@ -297,12 +346,37 @@ def work(bench, arguments):
         if suite in CHECKS:
             yield suite, lambda suite=suite: CHECKS[suite](bench.flashcore, arguments.quick)
             continue
+        if suite in FURTHER:
+            yield from FURTHER[suite](bench, arguments)
+            continue
         for case in TIMED[suite](arguments.quick):
             yield f"{suite}: {case.name} {'causal' if case.causal else 'full'}", lambda case=case: bench.measure(case)
 
 
+def append_work(bench, arguments):
+    """Cases of the suite `append` by key."""
+    for case in serving_append.cases(arguments.quick):
+        yield f"append: {case.name}", lambda case=case: serving_append.measure(bench, case, arguments.peers)
+    for case in serving_append.step_cases(arguments.quick):
+        yield f"append: {case.name}", lambda case=case: serving_append.measure_step(bench, case, flashcore_call)
+
+
+def splits_work(bench, arguments):
+    """Cases of the suite `splits` by key."""
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    for case in serving_splits.cases(arguments.quick):
+        yield (
+            f"splits: {case.name}",
+            lambda case=case: serving_splits.measure(bench, case, flashcore_call, num_sms),
+        )
+
+
+# Suites that are not attention beside its peers.
+FURTHER = {"append": append_work, "splits": splits_work}
+
+
 def parse(arguments=None):
-    suites = [*TIMED, *CHECKS]
+    suites = [*TIMED, *FURTHER, *CHECKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libflashcore.so")
     parser.add_argument("--header", default=str(HEADER), help="flashcore.h of that library")
@@ -311,6 +385,7 @@ def parse(arguments=None):
     parser.add_argument("--peers", nargs="+", default=PEERS[:3], choices=PEERS)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seed", type=int, default=0, help="of the tensors and of the order of the rounds")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further case begins")
     parser.add_argument("--case-seconds", type=float, default=90, help="seconds after which a case counts as hanging")
     parser.add_argument("--resume", action="store_true", help="go on with the record of --out")
@@ -321,12 +396,15 @@ def parse(arguments=None):
 def main():
     arguments = parse()
     begun = float(os.environ.setdefault("SERVING_BEGUN", str(time.time())))
-    torch.manual_seed(0)
-    random.seed(0)
+    torch.manual_seed(arguments.seed)
+    random.seed(arguments.seed)
     record = Record(arguments.out, arguments.resume)
     bench = Bench(arguments)
-    versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, flashcore {bench.flashcore.version()}"
-    record.data["machine"] = {"device": torch.cuda.get_device_name(), "software": versions, "state_before": state()}
+    record.data["machine"] = machine(bench.flashcore)
+    record.data |= {"seed": arguments.seed, "rounds": bench.rounds, "quick": arguments.quick, "peers": arguments.peers}
+    if bench.absent:
+        record.data["machine"]["absent"] = bench.absent
+        print(bench.absent, flush=True)
     wrong = False
     with torch.inference_mode():
         for key, step in work(bench, arguments):
@@ -345,8 +423,7 @@ def main():
                     is_check = "microseconds" not in row
                     record.data["checks" if is_check else "rows"].append(row)
                     print(row["text"] if is_check else line(row), flush=True)
-                    ours = row.get("left_out", {}).get("flashcore", "refused")
-                    wrong |= not row["passed"] if is_check else not ours.startswith("refused")
+                    wrong |= not row["passed"] if is_check else has_failed(row)
             except Refused as refusal:
                 print(f"{key}: flashcore refused: {refusal}", flush=True)
             except torch.OutOfMemoryError as error:
@@ -368,6 +445,9 @@ def main():
             if ratio in entry:
                 text = "{} / ours mean {mean:.3f}, lowest {lowest:.3f} ({of}), of {count}"
                 parts.append(text.format(name, **entry[ratio]))
+        if "cost_percent" in entry:
+            text = "invariance costs {mean:.1f} % on average, at most {most:.1f} %, of {count}"
+            parts.append(text.format(**entry["cost_percent"]))
         for key in ("most_over_floor", "most_over_beside"):
             if key in entry:
                 parts.append(f"{key.replace('_', ' ')} {entry[key]:.3f}")

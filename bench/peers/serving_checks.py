@@ -4,10 +4,9 @@ import math
 import random
 
 import torch
-from serving_cases import arrange, attention, page_table, relative_errors
+from serving_cases import LARGEST_ERROR, RMS_ERROR, arrange, attention, page_table, relative_errors
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
-RMS_ERROR, LARGEST_ERROR = 0.006, 2.0**-6
 BATCH, MOST_KEYS, PAGE = 32, 4096, 16
 # A page id in entries of the table that no length reaches, far outside the cache.
 POISON = 2**30

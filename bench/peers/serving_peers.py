@@ -18,10 +18,23 @@ def load_fa3(folder):
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)
     sys.path.insert(0, folder)
-    importlib.import_module("_C")
-    sys.path.remove(folder)
-    sys.setdlopenflags(flags)
+    try:
+        importlib.import_module("_C")
+    finally:
+        sys.path.remove(folder)
+        sys.setdlopenflags(flags)
     return torch.ops.flash_attn_3.fwd.default, torch.ops.flash_attn_3.get_scheduler_metadata.default
+
+
+def absent_fa3(folder):
+    """Why FlashAttention-3 cannot be loaded; none if it can."""
+    if not folder:
+        return "FlashAttention-3 is not measured: --fa3 names no folder with its _C.so"
+    try:
+        load_fa3(folder)
+    except (ImportError, OSError, AttributeError) as error:
+        return f"FlashAttention-3 is not measured: {folder} has no _C.so that loads: {error}"
+    return None
 
 
 class Fa3:

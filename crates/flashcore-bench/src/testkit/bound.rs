@@ -1,6 +1,7 @@
 //! A plan bound to guarded tensors of its own on the GPU: launches without `unsafe`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use flashcore::{Device, DeviceTensors, Error, Plan};
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
@@ -8,6 +9,8 @@ use flashcore_cuda::{DeviceBuffer, Graph, JitOptions, Kernel, Kernels, Launch, S
 use flashcore_ir::Builder;
 use flashcore_problem::{Access, GuardError, Guarded, Inputs, Operand, Outputs, Tensor};
 use zerocopy::IntoBytes as _;
+
+use crate::timing::Times;
 
 /// A plan with tensors of its own on the GPU, each between guard bands, and the stream it is launched on.
 ///
@@ -147,6 +150,24 @@ impl BoundGraph<'_> {
 
 fn floats_of(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
+}
+
+/// Launches on the stream before the host waits: a full queue would be timed instead of the call.
+const QUEUED: usize = 50;
+
+/// Times on the host of so many calls that put launches on a stream.
+pub fn host_times(stream: &Stream, launches: usize, launch: impl Fn() -> Result<(), Error>) -> Result<Times, Error> {
+    let mut seconds = Vec::with_capacity(launches);
+    for index in 0..launches {
+        if index % QUEUED == 0 {
+            stream.synchronize()?;
+        }
+        let start = Instant::now();
+        launch()?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    stream.synchronize()?;
+    Ok(Times { seconds })
 }
 
 /// A kernel that does nothing, without parameters: its launch is the floor of every other.

@@ -7,7 +7,7 @@ use flashcore_kernels::Config;
 use flashcore_problem::{Evidence, Inputs, Outputs, Problem, Verdict};
 
 use crate::floor::{Ceilings, Work};
-use crate::testkit::bound::{Bound, BoundGraph, Contents};
+use crate::testkit::bound::{Bound, BoundGraph, Contents, EmptyKernel, host_times};
 use crate::testkit::sample::judge_worst;
 use crate::testkit::verify::{NoVerdict, Yardstick};
 use crate::timing::Times;
@@ -113,6 +113,12 @@ impl Gpu {
         Ok(Run::new(&plan, &inputs)?.time_hot()?.quantile(0.5))
     }
 
+    /// Seconds of the host that launch a kernel which does nothing: the driver's share of every launch.
+    pub fn empty_launch(&self) -> Result<f64, flashcore::Error> {
+        let empty = EmptyKernel::new(&self.device)?;
+        Ok(host_times(empty.stream(), HOST_LAUNCHES, || empty.launch())?.quantile(0.5))
+    }
+
     /// The floor of times with warm caches: what fits into the L2 cache need not come from memory.
     pub fn hot_floor(&self, ceilings: &Ceilings, work: Work) -> (f64, crate::floor::Bound) {
         let l2 = self.device.context().map_or(0, |context| context.device().attributes.l2_bytes);
@@ -178,6 +184,8 @@ pub struct GpuTimes {
     pub hot: Times,
     /// Each after a flush of the L2 cache, between two events.
     pub cold: Times,
+    /// Calls of the host that launch it, one or two kernels each.
+    pub launch: Times,
     /// The config that was taken.
     pub kernel: String,
     /// Verdict of the gates on the output, before anything was timed.
@@ -192,6 +200,10 @@ const LAUNCHES_PER_GRAPH: usize = 20;
 const REPLAYS: usize = 30;
 /// Cold launches that are timed.
 const COLD_LAUNCHES: usize = 30;
+/// Launches whose time on the host counts.
+const HOST_LAUNCHES: usize = 200;
+/// The same, of long ones.
+const FEW_HOST_LAUNCHES: usize = 7;
 /// A graph longer than this is not repeated more than the results need.
 const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
 
@@ -219,7 +231,15 @@ impl Run {
     }
 
     fn time(&self, kernel: String, verdict: Verdict, output_sha256: String) -> Result<GpuTimes, NoVerdict> {
-        Ok(GpuTimes { hot: self.time_hot()?, cold: self.time_cold()?, kernel, verdict, output_sha256 })
+        let (hot, cold, launch) = (self.time_hot()?, self.time_cold()?, self.time_launch()?);
+        Ok(GpuTimes { hot, cold, launch, kernel, verdict, output_sha256 })
+    }
+
+    /// Times of calls on the host.
+    fn time_launch(&self) -> Result<Times, NoVerdict> {
+        let is_long = self.milliseconds()? > LONG_LAUNCH_MILLISECONDS;
+        let launches = if is_long { FEW_HOST_LAUNCHES } else { HOST_LAUNCHES };
+        Ok(host_times(self.0.stream(), launches, || self.0.launch())?)
     }
 
     /// Milliseconds of one launch, by two events.

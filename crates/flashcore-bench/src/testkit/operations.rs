@@ -1,5 +1,8 @@
 //! Append and merge in the simulator, on tensors of their own with unmapped memory around each.
 
+use std::sync::Arc;
+
+use flashcore_ir::VerifiedKernel;
 use flashcore_kernels::cache::{AppendPlan, AppendValues};
 use flashcore_kernels::merge::{MergePlan, MergeValues};
 use flashcore_kernels::{Argument, KernelKey};
@@ -8,22 +11,36 @@ use flashcore_problem::{
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 
+/// Reason why the kernel of an operation is not right.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// The simulator stopped it.
+    #[error("{0}")]
+    Simulator(String),
+    /// The oracle gives other numbers.
+    #[error("{0}")]
+    Wrong(String),
+}
+
 /// Runs a kernel whose first arguments are words.
 fn run(
-    key: KernelKey,
+    kernel: &VerifiedKernel,
     grid: [u32; 3],
     template: &[Argument],
     words: &[u64],
     memory: &GlobalMemory,
     seed: u64,
 ) -> Result<(), String> {
-    let kernel = key.kernel().map_err(|errors| format!("{errors:?}"))?;
     let mut arguments = template.to_vec();
     for (argument, &word) in arguments.iter_mut().zip(words) {
         *argument = Argument::U64(word);
     }
     let options = Options { seed, ..Options::default() };
-    launch(&kernel, &Launch { grid, arguments }, memory, &options).map(|_| ()).map_err(|error| error.to_string())
+    launch(kernel, &Launch { grid, arguments }, memory, &options).map(|_| ()).map_err(|error| error.to_string())
+}
+
+fn kernel_of(key: KernelKey) -> Result<Arc<VerifiedKernel>, String> {
+    key.kernel().map_err(|errors| format!("{errors:?}"))
 }
 
 fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
@@ -88,7 +105,8 @@ pub fn check_append(plan: &AppendPlan, problem: &AppendProblem, placement: Place
             values.query = values.query_output;
         }
     }
-    run(plan.key, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)?;
+    let kernel = kernel_of(plan.key)?;
+    run(&kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)?;
     let read = |address: u64| if address == 0 { Vec::new() } else { memory.read(address) };
     let key_cache = read(values.key_cache);
     match placement {
@@ -110,9 +128,20 @@ pub fn check_merge(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Resul
 
 /// [`check_merge`] of given parts.
 pub fn check_merge_of(plan: &MergePlan, problem: &MergeProblem, data: &MergeData, seed: u64) -> Result<(), String> {
+    check_merge_with(&*kernel_of(plan.key)?, plan, problem, data, seed).map_err(|error| error.to_string())
+}
+
+/// [`check_merge_of`] with a kernel in the place of the plan's.
+pub fn check_merge_with(
+    kernel: &VerifiedKernel,
+    plan: &MergePlan,
+    problem: &MergeProblem,
+    data: &MergeData,
+    seed: u64,
+) -> Result<(), OperationError> {
     let parts = data.views();
     let inputs = flashcore_problem::MergeInputs { parts: &parts };
-    let expected = merge_oracle(problem, &inputs).map_err(|invalid| invalid.to_string())?;
+    let expected = merge_oracle(problem, &inputs).map_err(|invalid| OperationError::Simulator(invalid.to_string()))?;
     let mut memory = GlobalMemory::new();
     let stacked: Vec<u8> = data.parts.iter().flat_map(|(output, _)| output.data.iter().copied()).collect();
     let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
@@ -127,11 +156,12 @@ pub fn check_merge_of(plan: &MergePlan, problem: &MergeProblem, data: &MergeData
         lse: place(&mut memory, "lse", &bytes(&lse)),
         tokens: problem.tokens as u64,
     };
-    run(plan.key, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)?;
+    run(kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)
+        .map_err(OperationError::Simulator)?;
     let found = Tensor { dtype: problem.dtype, data: memory.read(values.output) };
     let found_lse: Option<Vec<f32>> = problem.lse.then(|| {
         let bytes = memory.read(values.lse);
         bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
     });
-    expected.check(problem, &found, found_lse.as_deref())
+    expected.check(problem, &found, found_lse.as_deref()).map_err(OperationError::Wrong)
 }

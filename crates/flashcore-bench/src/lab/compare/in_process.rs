@@ -61,6 +61,7 @@ fn measurement(problem: &Problem, kernel: String, seed: u64, verified: Verified,
         bound,
         hot_seconds: Vec::new(),
         cold_seconds: Vec::new(),
+        launch_seconds: None,
         samples_sha256: String::new(),
     }
 }

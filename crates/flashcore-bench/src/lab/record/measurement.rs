@@ -102,6 +102,9 @@ pub struct Measurement {
     pub hot_seconds: Vec<f64>,
     /// Seconds of each run after a flush of the cache; none where that was not measured.
     pub cold_seconds: Vec<f64>,
+    /// Median seconds of the host for one launch; nothing where that was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch_seconds: Option<f64>,
     /// The SHA-256 of the warm samples.
     pub samples_sha256: String,
 }
@@ -178,6 +181,7 @@ impl Measurement {
             samples_sha256: sha256_of_numbers(&hot_seconds),
             hot_seconds,
             cold_seconds: Vec::new(),
+            launch_seconds: None,
         }
     }
 }

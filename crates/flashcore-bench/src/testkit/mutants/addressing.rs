@@ -203,7 +203,7 @@ pub const PARTS: &[Mutation] = mutations! { Group::Parts;
 };
 
 /// Clamps an index that is multiplied by a stride to `most`.
-fn capped(kernel: &mut Kernel, stride: &str, most: u64) -> usize {
+pub(super) fn capped(kernel: &mut Kernel, stride: &str, most: u64) -> usize {
     with_factor(kernel, stride, |d, a| Op::Min { ty: Type::U64, d, a, b: Operand::Constant(most) })
 }
 

@@ -279,7 +279,7 @@ fn set_distance(op: &mut Op, distance: u64) {
     }
 }
 
-fn take_second(op: &mut Op) {
+pub(super) fn take_second(op: &mut Op) {
     if let Op::Select { a, b, .. } = op {
         *a = *b;
     }

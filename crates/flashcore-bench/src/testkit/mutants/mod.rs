@@ -7,8 +7,11 @@
 mod addressing;
 mod block_mask;
 mod catalogue;
+mod chunks;
 mod edit;
 mod hopper;
+mod invariance;
+mod merge;
 mod numeric;
 mod sequences;
 mod trials;
@@ -24,7 +27,10 @@ use flashcore_sim::{Counters, SimError};
 pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
+pub use chunks::CHUNKS;
 pub use hopper::HOPPER;
+pub use invariance::INVARIANCE;
+pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use sequences::SEQUENCES;
 pub use trials::Group;
@@ -32,11 +38,16 @@ pub use trials::Group;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
 use crate::testkit::{Numbers, shape_text};
+use invariance::InvarianceTrial;
+use merge::MergeTrial;
 use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES];
+    let lists = [
+        CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, CHUNKS, INVARIANCE,
+        MERGE,
+    ];
     lists.into_iter().flatten()
 }
 
@@ -120,10 +131,10 @@ pub enum MutantsError {
     #[error("a kernel does not take a trial: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Reason>),
     /// The kernel as it is does not pass.
-    #[error("the unchanged {config} kernel fails on {problem}: {complaint}")]
+    #[error("the unchanged {kernel} kernel fails on {problem}: {complaint}")]
     Baseline {
-        /// The kernel.
-        config: Config,
+        /// The kernel: its config, or the operation.
+        kernel: String,
         /// The problem.
         problem: String,
         /// The complaint.
@@ -146,6 +157,30 @@ pub enum MutantsError {
 #[derive(Debug)]
 pub struct Trials {
     trials: Vec<Trial>,
+    others: Vec<Box<dyn OtherTrial>>,
+}
+
+/// A trial that is no problem of attention held against the oracle.
+trait OtherTrial: fmt::Debug {
+    /// Its group.
+    fn group(&self) -> Group;
+    /// The text that reports name it by.
+    fn name(&self) -> String;
+    /// The kernel that bugs are planted in, as it is.
+    fn kernel(&self) -> Result<VerifiedKernel, MutantsError>;
+    /// An error unless the kernel as it is passes.
+    fn pass(&self) -> Result<(), MutantsError>;
+    /// The death of a mutant, unless it survives.
+    fn try_to_kill(&self, kernel: Kernel) -> Option<Kill>;
+}
+
+/// All of them.
+fn other_trials() -> Result<Vec<Box<dyn OtherTrial>>, MutantsError> {
+    let mut all: Vec<Box<dyn OtherTrial>> = vec![Box::new(InvarianceTrial::new()?)];
+    for merge in MergeTrial::all()? {
+        all.push(Box::new(merge));
+    }
+    Ok(all)
 }
 
 #[derive(Debug)]
@@ -169,29 +204,48 @@ impl Trials {
     ) -> Result<Option<Self>, MutantsError> {
         let mut starts = trials::all();
         starts.retain(|start| mutations.iter().any(|mutation| mutation.group == start.group));
-        let (count, mut trials) = (starts.len(), Vec::new());
+        let mut others = other_trials()?;
+        others.retain(|trial| mutations.iter().any(|mutation| mutation.group == trial.group()));
+        let (count, mut trials) = (starts.len() + others.len(), Vec::new());
         for start in starts {
             if !go_on(trials.len(), count, &format!("{} {}", start.config, shape_text(&start.problem))) {
                 return Ok(None);
             }
             trials.push(Trial::prepare(start)?);
         }
-        Ok(Some(Self { trials }))
+        for (index, trial) in others.iter().enumerate() {
+            if !go_on(trials.len() + index, count, &trial.name()) {
+                return Ok(None);
+            }
+            trial.pass()?;
+        }
+        Ok(Some(Self { trials, others }))
     }
 
     /// Number of mutants.
     pub const fn count(&self) -> usize {
-        self.trials.len()
+        self.trials.len() + self.others.len()
     }
 
     /// Number of problems, kernels and orders of warps that the unchanged kernels have passed.
     pub fn passed(&self) -> u64 {
-        self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum()
+        let attention: u64 = self.trials.iter().map(|trial| baseline_seeds(trial.group)).sum();
+        attention + self.others.iter().map(|trial| baseline_seeds(trial.group())).sum::<u64>()
     }
 
     /// Plants one bug and finds what kills it.
     pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
         let mut planted = false;
+        for trial in self.others.iter().filter(|trial| mutation.group == trial.group()) {
+            let mut kernel = trial.kernel()?.into_kernel();
+            if (mutation.plant)(&mut kernel) == 0 {
+                continue;
+            }
+            planted = true;
+            if let Some(kill) = trial.try_to_kill(kernel) {
+                return Ok(Fate { mutation, killed: Some(kill) });
+            }
+        }
         for trial in self.trials.iter().filter(|trial| trial.group == mutation.group) {
             let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
             let mut kernel = VerifiedKernel::clone(&kernel).into_kernel();
@@ -222,7 +276,11 @@ impl Trial {
         };
         let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
         let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };
-        let baseline = |complaint| MutantsError::Baseline { config, problem: shape_text(&trial.problem), complaint };
+        let baseline = |complaint| MutantsError::Baseline {
+            kernel: config.to_string(),
+            problem: shape_text(&trial.problem),
+            complaint,
+        };
         let mut counters = None;
         let verdict = trial
             .verify(&trial.plan, baseline_seeds(group) - 1, &mut counters)
@@ -333,6 +391,14 @@ mod tests {
                 kernel.is_some_and(|kernel| (mutation.plant)(&mut VerifiedKernel::clone(&kernel).into_kernel()) > 0)
             })
         };
+        let others = other_trials().expect("trials");
+        let finds_in_others = |mutation: &&Mutation| {
+            others.iter().filter(|trial| trial.group() == mutation.group).any(|trial| {
+                let kernel = trial.kernel().expect("a kernel");
+                (mutation.plant)(&mut kernel.into_kernel()) > 0
+            })
+        };
+        let finds = |mutation: &&Mutation| finds(mutation) || finds_in_others(mutation);
         let idle: Vec<_> = all().filter(|mutation| !finds(mutation)).map(|m| (m.family, m.name)).collect();
         assert_eq!(idle, []);
         let mut names: Vec<_> =

@@ -26,6 +26,10 @@ pub enum Group {
     Clusters,
     /// Packed and paged sequences.
     Sequences,
+    /// One sequence twice in a batch.
+    Invariance,
+    /// Merges of partial results.
+    Merge,
 }
 
 /// A trial before it is prepared.

@@ -53,6 +53,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             samples_sha256: sha256_of_numbers(&times.seconds),
             hot_seconds: times.seconds,
             cold_seconds: Vec::new(),
+            launch_seconds: None,
         }))
     })?;
     // All floors come from the highest peak, which may have been seen last.

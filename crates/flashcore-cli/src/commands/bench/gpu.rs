@@ -4,6 +4,7 @@ use flashcore_bench::floor::Work;
 use flashcore_bench::lab::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
 use flashcore_bench::testkit::gpu::{Gpu, GpuTimes};
 use flashcore_bench::testkit::shape_text;
+use flashcore_bench::timing::Times;
 use flashcore_bench::util::digest::sha256_of_numbers;
 use flashcore_problem::{Inputs, Problem};
 
@@ -32,6 +33,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         column("mean us", "mean_us").minor(),
         column("std us", "std_us").minor(),
         column("cold us", "cold_us"),
+        column("launch us", "launch_us"),
         column("TFLOP/s", "tflops_per_s"),
         column("GB/s", "gbytes_per_s").minor(),
         column("floor us", "floor_us"),
@@ -45,8 +47,8 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             Ok(Err(verdict)) => return Ok(Err(format!("{}: {verdict}", shape_text(problem)))),
             Err(error) => return Ok(Err(format!("{}: {error}", shape_text(problem)))),
         };
-        let GpuTimes { hot, cold, kernel, verdict, output_sha256 } = &times;
-        let median = hot.quantile(0.5);
+        let GpuTimes { hot, cold, launch, kernel, verdict, output_sha256 } = &times;
+        let (median, launch) = (hot.quantile(0.5), launch.quantile(0.5));
         let work = Work::of_inputs(problem, &inputs);
         let (floor, bound) = gpu.hot_floor(&ceilings, work);
         let mut cells = problem_cells(problem);
@@ -59,6 +61,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             Cell::number(hot.mean() * 1e6, 2),
             Cell::number(hot.deviation() * 1e6, 2),
             Cell::number(cold.quantile(0.5) * 1e6, 2),
+            Cell::number(launch * 1e6, 2),
             Cell::number(work.flops / median / 1e12, 1),
             Cell::number(work.bytes / median / 1e9, 0),
             Cell::precise(floor * 1e6, 2),
@@ -77,12 +80,23 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
             samples_sha256: sha256_of_numbers(&hot.seconds),
             hot_seconds: hot.seconds.clone(),
             cold_seconds: cold.seconds.clone(),
+            launch_seconds: Some(launch),
         };
         Ok(Ok((cells, measurement)))
     })?;
     let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
     pass.rows.iter().for_each(|(cells, _)| table.push(cells.clone()));
     bench.show(output, &table, &pass, "measured")?;
+    if bench.is_for_people() && !pass.rows.is_empty() {
+        let launches = Times { seconds: pass.rows.iter().filter_map(|(_, row)| row.launch_seconds).collect() };
+        let empty = gpu.empty_launch().map_err(|error| Failure::Environment(error.to_string()))?;
+        output.sentence(format!(
+            "launch on the host: median {:.2} us, most {:.2} us; a kernel that does nothing takes {:.2} us",
+            launches.quantile(0.5) * 1e6,
+            launches.quantile(1.0) * 1e6,
+            empty * 1e6
+        ))?;
+    }
     let ending = pass.ending;
     if let Some(file) = &bench.record {
         let rows = pass.rows.into_iter().map(|(_, measurement)| measurement).collect();

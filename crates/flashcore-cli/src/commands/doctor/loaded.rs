@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use flashcore::{Device, Error, Plan};
-use flashcore_bench::testkit::bound::{Bound, EmptyKernel};
-use flashcore_cuda::Stream;
+use flashcore_bench::testkit::bound::{Bound, EmptyKernel, host_times};
 use flashcore_kernels::{LaunchPlan, heuristics};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Problem};
 use serde_json::{Value, json};
@@ -16,8 +15,6 @@ const PLAN_LIMIT: Duration = Duration::from_micros(30);
 const LAUNCH_LIMIT: Duration = Duration::from_micros(3);
 /// Plans and launches of which the median counts.
 const RUNS: usize = 200;
-/// Launches on the stream before the host waits: a full queue would be timed instead of the call.
-const QUEUED: usize = 50;
 
 /// The problem of a run.
 type OfRun = fn(usize) -> Problem;
@@ -77,29 +74,14 @@ pub(super) fn host_findings() -> (Value, Vec<Finding>) {
 /// Plans and launches on the GPU, with the kernels loaded, beside the launch of a kernel that does nothing.
 pub(super) fn probe(device: &Device) -> Result<Value, String> {
     let empty = EmptyKernel::new(device).map_err(|error| error.to_string())?;
-    let floor = times(empty.stream(), || empty.launch()).map_err(|error| error.to_string())?;
-    let floor = microseconds(median(floor));
+    let floor = host_times(empty.stream(), RUNS, || empty.launch()).map_err(|error| error.to_string())?;
+    let floor = floor.quantile(0.5) * 1e6;
     let measured = |(name, problem): (&str, OfRun)| {
         let mut case = measure(name, problem, device)?;
         case["empty_kernel_us"] = json!(floor);
         Ok(case)
     };
     problems().into_iter().map(measured).collect()
-}
-
-/// Times of [`RUNS`] launches.
-fn times(stream: &Stream, launch: impl Fn() -> Result<(), Error>) -> Result<Vec<Duration>, Error> {
-    let mut times = Vec::with_capacity(RUNS);
-    for run in 0..RUNS {
-        if run % QUEUED == 0 {
-            stream.synchronize()?;
-        }
-        let start = Instant::now();
-        launch()?;
-        times.push(start.elapsed());
-    }
-    stream.synchronize()?;
-    Ok(times)
 }
 
 fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String> {
@@ -115,7 +97,7 @@ fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String>
     }
     let error = |error: Error| error.to_string();
     let bound = Bound::new(&first, &Inputs::random(first.problem(), 0)).map_err(error)?;
-    let launch_times = times(bound.stream(), || bound.launch()).map_err(error)?;
+    let launch_times = host_times(bound.stream(), RUNS, || bound.launch()).map_err(error)?;
     // Split-KV launches a second kernel, which costs what a launch costs.
     let kernels = if first.workspace_bytes() > 0 { 2 } else { 1 };
     Ok(json!({
@@ -123,7 +105,7 @@ fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String>
         "kernels": first.report().kernel.as_ref().map(|kernel| kernel.config.to_string()),
         "plan_us": microseconds(median(plan_times)),
         "launched_kernels": kernels,
-        "launch_us": microseconds(median(launch_times)) / f64::from(kernels),
+        "launch_us": launch_times.quantile(0.5) * 1e6 / f64::from(kernels),
     }))
 }
 
