@@ -673,6 +673,20 @@ flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *
                                                  void *stream,
                                                  const struct flashcore_device_tensors_t *tensors);
 
+// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: a launch
+// clamps them, and flashcore_plan_run_host() checks them. FLASHCORE_INVALID_ARGUMENT if anything is wrong, which
+// flashcore_last_error() explains.
+//
+// They are read in the order of the stream, and this waits for them: a debug aid. It is refused while the stream captures a
+// graph. With FLASHCORE_CHECK_LENGTHS=1 in the environment every launch does it first.
+//
+// # Safety
+//
+// As for flashcore_plan_launch_tensors().
+flashcore_status_t flashcore_plan_check_lengths(const struct flashcore_plan_t *plan,
+                                                void *stream,
+                                                const struct flashcore_device_tensors_t *tensors);
+
 // Bytes of device memory that the kernels of a launch use among themselves, for split-KV; 0 without it, on the CPU, and if
 // it is no plan, which flashcore_last_error() then says.
 uint64_t flashcore_plan_workspace_bytes(const struct flashcore_plan_t *plan);

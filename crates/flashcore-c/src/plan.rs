@@ -131,6 +131,32 @@ pub unsafe extern "C" fn flashcore_plan_launch_tensors(
     })
 }
 
+/// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: a launch
+/// clamps them, and flashcore_plan_run_host() checks them. FLASHCORE_INVALID_ARGUMENT if anything is wrong, which
+/// flashcore_last_error() explains.
+///
+/// They are read in the order of the stream, and this waits for them: a debug aid. It is refused while the stream captures a
+/// graph. With FLASHCORE_CHECK_LENGTHS=1 in the environment every launch does it first.
+///
+/// # Safety
+///
+/// As for flashcore_plan_launch_tensors().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_plan_check_lengths(
+    plan: *const PlanHandle,
+    stream: *mut c_void,
+    tensors: *const DeviceTensors,
+) -> Status {
+    guarded(|| {
+        let entry = registry::find(plan)?;
+        // SAFETY: the caller promises that it is null or tensors of their size.
+        let tensors = unsafe { sized::read("tensors", tensors) }?.to_api()?;
+        check_on_cuda(&entry.plan, "flashcore_plan_check_lengths")?;
+        // SAFETY: what the caller promises of stream and memory is what the check asks for.
+        unsafe { entry.plan.check_lengths(stream, tensors) }.map_err(Failure::from)
+    })
+}
+
 /// Bytes of device memory that the kernels of a launch use among themselves, for split-KV; 0 without it, on the CPU, and if
 /// it is no plan, which flashcore_last_error() then says.
 #[unsafe(no_mangle)]

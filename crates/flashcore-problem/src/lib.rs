@@ -87,6 +87,7 @@ mod mask;
 mod merge;
 mod problem;
 mod sequence;
+mod sequence_check;
 mod tensors;
 mod verify;
 mod views;
@@ -108,6 +109,7 @@ pub use merge::{
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
+pub use sequence_check::check_sequence_operands;
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
 pub use verify::{
     Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SequenceLengths, SplitMix64,

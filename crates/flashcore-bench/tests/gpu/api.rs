@@ -6,8 +6,8 @@ use flashcore::cuda::cache::Source;
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
-    Alignment, Config, DType, Device, DeviceTensors, Error, KernelReason, Layout, Mask, Plan, PlanOptions, Problem,
-    Reason, SelfCheckPolicy, SelfCheckReport, supports,
+    Alignment, Config, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, PagedKv, Plan,
+    PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, TensorError, supports,
 };
 use flashcore_bench::testkit::gpu::Gpu;
 
@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = tests![
     one_plan_on_several_streams_and_threads,
     a_split_plan_is_captured_beside_launches,
     wrong_addresses_launch_nothing,
+    lengths_on_the_device_are_explained,
     every_reason_at_once,
 ];
 
@@ -102,6 +103,42 @@ fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
         let bits = |outputs: &Outputs| -> Vec<u32> { outputs.lse.iter().flatten().map(|row| row.to_bits()).collect() };
         assert_eq!(bits(&launched), bits(&outputs), "{config} {problem}");
     }
+}
+
+/// Lengths and pages that are wrong on the GPU are errors of the check, which sees what the stream has written before; it is
+/// refused in a capture.
+fn lengths_on_the_device_are_explained(gpu: &Gpu) {
+    let device = gpu.device();
+    let mut problem = Problem::new(3, 4, 1, 64, DType::F16).with_seqused_k(true);
+    (problem.key_length, problem.paged) = (100, Some(PagedKv::new(16, 30, 7)));
+    let plan = Plan::new(&problem, device).unwrap();
+    let inputs = Inputs::random(&problem, 3);
+    let on_device = OnDevice::new(device, &problem, &inputs);
+    let stream = &on_device.stream;
+    let upload = |bytes: Vec<u8>| DeviceBuffer::from_host(stream, &bytes).unwrap();
+    let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    // Entries past the last key are poison.
+    let mut table = [u32::MAX; 21];
+    for (sequence, length) in [(0, 100_usize), (1, 33)] {
+        (0..length.div_ceil(16)).for_each(|page| table[sequence * 7 + page] = (sequence * 7 + page) as u32);
+    }
+    let mut lengths = upload(numbers(&[100, 33, 0]));
+    let mut pages = upload(numbers(&table));
+    let tensors = on_device.tensors().with_lse(0).with_seqused_k(lengths.address()).with_page_table(pages.address());
+    // SAFETY: the operands are whole, and nobody else's.
+    let check = || unsafe { plan.check_lengths(stream, tensors) };
+    assert_eq!(check(), Ok(()));
+    lengths.copy_from_host(stream, &numbers(&[100, 133, 0])).unwrap();
+    let error = TensorError::KeyLength { batch: 1, length: 133, key_length: 100 };
+    assert_eq!(check(), Err(Error::Invalid(Invalid::Tensors(vec![error]))));
+    lengths.copy_from_host(stream, &numbers(&[100, 33, 1])).unwrap();
+    let error = TensorError::Page { sequence: 2, entry: 0, page: -1, num_pages: 30 };
+    assert_eq!(check(), Err(Error::Invalid(Invalid::Tensors(vec![error]))));
+    table[14] = 29;
+    pages.copy_from_host(stream, &numbers(&table)).unwrap();
+    assert_eq!(check(), Ok(()));
+    let captured = Graph::capture::<Error>(stream, |_| check());
+    assert_eq!(captured.err(), Some(Error::CheckWhileCapturing));
 }
 
 fn every_config(gpu: &Gpu) {

@@ -1,6 +1,7 @@
 //! Plans on a GPU: from a problem to kernels that are loaded, trusted and ready to be launched.
 
 mod append;
+pub(crate) mod check_lengths;
 mod device_tensors;
 mod executor;
 mod merge;
