@@ -210,6 +210,10 @@ typedef struct flashcore_problem_t {
   uint64_t table_width;
   // Entries from one row of the page table to the next, for page_table; 0 for table_width.
   uint64_t table_stride;
+  // FLASHCORE_LSE_*: the base of the log-sum-exp.
+  int32_t lse_base;
+  // 1 if the log-sum-exp leaves the sink out: that of the keys alone; else 0.
+  int32_t lse_without_sink;
 } flashcore_problem_t;
 
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.

@@ -38,9 +38,10 @@
 //! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
 //!    [below](#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 8. `lse[i]` is the natural logarithm of that denominator.
+//! 8. `lse[i]` is the logarithm of that denominator, natural or in base 2, or of `sum(exp(score))` alone: see [`LseForm`].
 //!
-//! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
+//! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one and the
+//! form includes it.
 //!
 //! # NaN in keys that take no part
 //!
@@ -83,6 +84,7 @@ mod dtype;
 pub mod expression;
 mod invalid;
 mod layout;
+mod lse_form;
 mod mask;
 mod merge;
 mod problem;
@@ -101,10 +103,11 @@ pub use dtype::{DType, ParseDTypeError};
 pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
+pub use lse_form::{LseBase, LseForm};
 pub use mask::{Alignment, Mask};
 pub use merge::{
-    LseBase, MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart,
-    MergeProblem, MergeStrides, merge_oracle,
+    MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart, MergeProblem,
+    MergeStrides, merge_oracle,
 };
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;

@@ -9,6 +9,7 @@ mod block_mask;
 mod catalogue;
 mod edit;
 mod hopper;
+mod lse_forms;
 mod numeric;
 mod sequences;
 mod trials;
@@ -25,6 +26,7 @@ pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use hopper::HOPPER;
+pub use lse_forms::LSE_FORMS;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use sequences::SEQUENCES;
 pub use trials::Group;
@@ -36,7 +38,7 @@ use trials::Start;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES];
+    let lists = [CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, LSE_FORMS];
     lists.into_iter().flatten()
 }
 
