@@ -28,7 +28,7 @@ impl LseBase {
 /// # use flashcore_problem as flashcore;
 /// use flashcore::{DType, LseBase, LseForm, Problem};
 ///
-/// // What a cascade merges: the sink is added once, by whoever merges.
+/// // The LSE of the keys alone. The output has the sink in its denominator all the same, so the two are no part to merge.
 /// let form = LseForm::default().with_base(LseBase::Two).without_sink();
 /// let problem = Problem::new(1, 8, 512, 64, DType::Bf16).with_sinks(true).with_lse(true).with_lse_form(form);
 /// assert_eq!(problem.validate(), Ok(()));
