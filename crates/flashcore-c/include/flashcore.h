@@ -107,6 +107,10 @@
 // An append to a KV cache, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_append_t flashcore_append_t;
 
+// Attention over more keys that continues from an output and an LSE, ready to be run any number of times, by any number of
+// threads at once.
+typedef struct flashcore_continue_t flashcore_continue_t;
+
 // A merge of partial results, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_merge_t flashcore_merge_t;
 
@@ -821,6 +825,46 @@ flashcore_status_t flashcore_merge_run_host(const struct flashcore_merge_t *plan
 
 // Destroys the plan of a merge. Null is nothing to destroy and fine; one that was destroyed before is an error.
 flashcore_status_t flashcore_merge_destroy(struct flashcore_merge_t *plan);
+
+// Makes a plan for attention over more keys, merged into an output and an LSE that are given: those of attention over other
+// keys, or the start, an output of 0 and an LSE of minus infinity. The problem is that of the new keys; its lse must be 1,
+// and its lse_without_sink 0 with sinks. A sink counts each time, so it belongs to one of the plans.
+//
+// # Safety
+//
+// As for flashcore_plan_create().
+flashcore_status_t flashcore_continue_create(const struct flashcore_problem_t *problem,
+                                             int32_t device_kind,
+                                             int32_t ordinal,
+                                             struct flashcore_continue_t **plan);
+
+// Launches attention and the merge on a CUDA stream and returns before they have finished. tensors.output and tensors.lse
+// are read and replaced; rows that no sequence has stay as they are. Otherwise like flashcore_plan_launch_tensors(), with
+// the workspace of flashcore_continue_workspace_bytes().
+//
+// # Safety
+//
+// As for flashcore_plan_launch_tensors().
+flashcore_status_t flashcore_continue_launch(const struct flashcore_continue_t *plan,
+                                             void *stream,
+                                             const struct flashcore_device_tensors_t *tensors);
+
+// Bytes of device memory that a launch uses: for the output and LSE of the new keys, and for what attention needs; 0 on the
+// CPU, and if it is no plan, which flashcore_last_error() then says.
+uint64_t flashcore_continue_workspace_bytes(const struct flashcore_continue_t *plan);
+
+// Attends tensors in the host's memory and merges the result into outputs, which are read and replaced. On a GPU this copies
+// everything there and back: convenient, not fast.
+//
+// # Safety
+//
+// As for flashcore_plan_run_host(); the outputs are read too.
+flashcore_status_t flashcore_continue_run_host(const struct flashcore_continue_t *plan,
+                                               const struct flashcore_inputs_t *inputs,
+                                               const struct flashcore_outputs_t *outputs);
+
+// Destroys a plan that continues. Null is nothing to destroy and fine; one that was destroyed before is an error.
+flashcore_status_t flashcore_continue_destroy(struct flashcore_continue_t *plan);
 
 // The version of the library, like "0.1.0". Never null, valid forever.
 const char *flashcore_version(void);

@@ -171,6 +171,22 @@ pub unsafe fn read_device(stream: &Stream, address: u64, to: &mut [u8]) -> Resul
     stream.synchronize()
 }
 
+/// Enqueues a fill of device memory at an address with one byte.
+///
+/// # Safety
+///
+/// Device memory of the stream's context has so many bytes at the address, and nobody else uses them until the fill has
+/// finished on the stream.
+pub unsafe fn fill_device(stream: &Stream, address: u64, bytes: usize, byte: u8) -> Result<(), CudaError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let context = stream.context();
+    let _current = context.enter()?;
+    // SAFETY: the contract of this function.
+    unsafe { cuda!(context, cuMemsetD8Async(address, byte, bytes, stream.handle())) }
+}
+
 fn out_of_memory(context: &Context, bytes: usize) -> CudaError {
     let (free, total) = context.memory().unwrap_or((0, context.device().memory_bytes));
     CudaError::OutOfMemory { bytes, free, total }

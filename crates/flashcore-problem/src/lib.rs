@@ -107,7 +107,7 @@ pub use lse_form::{LseBase, LseForm};
 pub use mask::{Alignment, Mask};
 pub use merge::{
     MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart, MergeProblem,
-    MergeStrides, merge_oracle,
+    MergeStrides, StateMerge, merge_oracle,
 };
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;

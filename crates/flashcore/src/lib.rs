@@ -207,6 +207,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;
+#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
+mod continuation;
 #[cfg(feature = "cudarc")]
 #[expect(unsafe_code, reason = "a launch takes addresses")]
 pub mod cudarc;
@@ -225,6 +227,7 @@ mod reason;
 mod report;
 
 pub use attention::{AttentionOptions, ShapedTensor, attention};
+pub use continuation::ContinuePlan;
 pub use device::{Best, Device, DeviceInfo, Devices};
 pub use error::Error;
 #[cfg(feature = "cpu")]

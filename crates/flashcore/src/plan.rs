@@ -3,7 +3,7 @@
 use std::fmt;
 
 #[cfg(feature = "cuda")]
-use flashcore_cuda::Stream;
+use flashcore_cuda::{CudaError, Stream};
 #[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
 use flashcore_problem::{InputViews, OutputViews, Problem};
@@ -221,7 +221,22 @@ impl Plan {
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.
     #[cfg(feature = "cuda")]
     pub unsafe fn launch<'a>(&self, stream: impl Into<StreamRef<'a>>, tensors: DeviceTensors) -> Result<(), Error> {
-        let stream = stream.into();
+        // SAFETY: the caller promises what the kernels need of addresses and stream.
+        unsafe { self.launch_with(stream.into(), &tensors, |executor, stream| executor.launch(stream, &tensors)) }
+    }
+
+    /// Checks what a launch checks, and calls `launch` with the kernels and the stream, if there is anything to launch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn launch_with(
+        &self,
+        stream: StreamRef<'_>,
+        tensors: &DeviceTensors,
+        launch: impl FnOnce(&Executor, &Stream) -> Result<(), CudaError>,
+    ) -> Result<(), Error> {
         let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
             return Err(Error::NotOnCuda { call: "launch", device: self.device.to_string() });
         };
@@ -230,11 +245,10 @@ impl Plan {
         CUDA.check()?;
         let launch = |stream: &Stream| {
             if check_lengths::is_on() {
-                // SAFETY: the caller promises what the kernel needs of addresses and stream.
-                unsafe { check_lengths::check_lengths(&self.problem, stream, &tensors) }?;
+                // SAFETY: the contract of this function.
+                unsafe { check_lengths::check_lengths(&self.problem, stream, tensors) }?;
             }
-            // SAFETY: as above.
-            Ok(unsafe { executor.launch(stream, &tensors) }?)
+            Ok(launch(executor, stream)?)
         };
         match stream {
             StreamRef::Owned(stream) => launch(stream),

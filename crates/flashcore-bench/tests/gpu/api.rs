@@ -6,8 +6,8 @@ use flashcore::cuda::cache::Source;
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
-    Alignment, Config, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, PagedKv, Plan,
-    PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, TensorError, supports,
+    Alignment, Config, ContinuePlan, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, PagedKv,
+    Plan, PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, TensorError, supports,
 };
 use flashcore_bench::testkit::gpu::Gpu;
 
@@ -24,6 +24,7 @@ pub(crate) const TESTS: &[Test] = tests![
     a_split_plan_is_captured_beside_launches,
     wrong_addresses_launch_nothing,
     lengths_on_the_device_are_explained,
+    continuing_is_attention_over_all_keys,
     every_reason_at_once,
 ];
 
@@ -139,6 +140,42 @@ fn lengths_on_the_device_are_explained(gpu: &Gpu) {
     assert_eq!(check(), Ok(()));
     let captured = Graph::capture::<Error>(stream, |_| check());
     assert_eq!(captured.err(), Some(Error::CheckWhileCapturing));
+}
+
+/// The first keys, then the rest merged into their output and LSE, launched and replayed from a graph.
+fn continuing_is_attention_over_all_keys(gpu: &Gpu) {
+    let device = gpu.device();
+    for (layout, total_q) in [(Layout::Bhsd, None), (Layout::Bshd, None), (Layout::Bshd, Some(70))] {
+        let mut problem = Problem::new(3, 4, 21, 64, DType::Bf16).with_layout(layout).with_lse(true);
+        (problem.key_heads, problem.key_length, problem.total_q) = (2, 300, total_q);
+        let inputs = Inputs::random(&problem, 6);
+        let on_device = OnDevice::new(device, &problem, &inputs);
+        let stream = &on_device.stream;
+        let offsets: Vec<u8> = inputs.cu_seqlens_q.iter().flatten().flat_map(|offset| offset.to_le_bytes()).collect();
+        let offsets = DeviceBuffer::from_host(stream, &offsets).unwrap();
+        let part = |keys: usize| problem.clone().with_key_length(keys).with_layout(Layout::Strided(problem.strides()));
+        let first = Plan::new(&part(100), device).unwrap();
+        let rest = ContinuePlan::new(&part(200), device).unwrap();
+        let tensors = on_device.tensors().with_cu_seqlens_q(offsets.address());
+        let mut later = tensors;
+        later.key += 100 * (problem.strides().key.row * 2) as u64;
+        later.value += 100 * (problem.strides().value.row * 2) as u64;
+        let graph = Graph::capture::<Error>(stream, |stream| {
+            // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
+            unsafe { first.launch(stream, tensors) }?;
+            // SAFETY: as above.
+            unsafe { rest.launch(stream, later) }
+        })
+        .unwrap();
+        // SAFETY: as above.
+        unsafe { graph.launch(stream) }.unwrap();
+        check_outputs(&problem, &inputs, &on_device.outputs(&problem), "a graph that continues");
+        // SAFETY: as above.
+        unsafe { first.launch(stream, tensors) }.unwrap();
+        // SAFETY: as above.
+        unsafe { rest.launch(stream, later) }.unwrap();
+        check_outputs(&problem, &inputs, &on_device.outputs(&problem), "continue");
+    }
 }
 
 fn every_config(gpu: &Gpu) {

@@ -6,8 +6,10 @@
 //! output 0 and an LSE of minus infinity. An LSE that is NaN makes output and LSE of its row NaN.
 
 mod oracle;
+mod state;
 
 pub use oracle::{MergeData, MergeExpected, merge_oracle};
+pub use state::StateMerge;
 
 use crate::{DType, Invalid, LseBase, ProblemError, Shape, Strides, TensorError, TensorView, TensorViewMut};
 

@@ -2,6 +2,7 @@
 
 mod append;
 pub(crate) mod check_lengths;
+mod continuation;
 mod device_tensors;
 mod executor;
 mod merge;
@@ -23,6 +24,7 @@ use flashcore_problem::{Outputs, Problem};
 
 pub use append::AppendTensors;
 pub(crate) use append::GpuAppend;
+pub(crate) use continuation::GpuContinue;
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
 pub(crate) use merge::GpuMerge;
