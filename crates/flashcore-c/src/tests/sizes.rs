@@ -79,7 +79,7 @@ fn a_problem_is_filled_as_far_as_the_caller_has_room() {
     for bytes in [0, 128, 140, 4104, u64::MAX] {
         let (status, end, _) = sized(bytes);
         assert_eq!((status, end), (FLASHCORE_INVALID_ARGUMENT, Some(0)));
-        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 312");
+        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 320");
         assert_eq!(text(flashcore_last_error()), said);
     }
 }
