@@ -107,6 +107,10 @@
 // An append to a KV cache, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_append_t flashcore_append_t;
 
+// Attention over more keys that continues from an output and an LSE, ready to be run any number of times, by any number of
+// threads at once.
+typedef struct flashcore_continue_t flashcore_continue_t;
+
 // A merge of partial results, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_merge_t flashcore_merge_t;
 
@@ -210,6 +214,10 @@ typedef struct flashcore_problem_t {
   uint64_t table_width;
   // Entries from one row of the page table to the next, for page_table; 0 for table_width.
   uint64_t table_stride;
+  // FLASHCORE_LSE_*: the base of the log-sum-exp.
+  int32_t lse_base;
+  // 1 if the log-sum-exp leaves the sink out: that of the keys alone; else 0.
+  int32_t lse_without_sink;
 } flashcore_problem_t;
 
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
@@ -673,6 +681,20 @@ flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *
                                                  void *stream,
                                                  const struct flashcore_device_tensors_t *tensors);
 
+// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: a launch
+// clamps them, and flashcore_plan_run_host() checks them. FLASHCORE_INVALID_ARGUMENT if anything is wrong, which
+// flashcore_last_error() explains.
+//
+// They are read in the order of the stream, and this waits for them: a debug aid. It is refused while the stream captures a
+// graph. With FLASHCORE_CHECK_LENGTHS=1 in the environment every launch does it first.
+//
+// # Safety
+//
+// As for flashcore_plan_launch_tensors().
+flashcore_status_t flashcore_plan_check_lengths(const struct flashcore_plan_t *plan,
+                                                void *stream,
+                                                const struct flashcore_device_tensors_t *tensors);
+
 // Bytes of device memory that the kernels of a launch use among themselves, for split-KV; 0 without it, on the CPU, and if
 // it is no plan, which flashcore_last_error() then says.
 uint64_t flashcore_plan_workspace_bytes(const struct flashcore_plan_t *plan);
@@ -803,6 +825,46 @@ flashcore_status_t flashcore_merge_run_host(const struct flashcore_merge_t *plan
 
 // Destroys the plan of a merge. Null is nothing to destroy and fine; one that was destroyed before is an error.
 flashcore_status_t flashcore_merge_destroy(struct flashcore_merge_t *plan);
+
+// Makes a plan for attention over more keys, merged into an output and an LSE that are given: those of attention over other
+// keys, or the start, an output of 0 and an LSE of minus infinity. The problem is that of the new keys; its lse must be 1,
+// and its lse_without_sink 0 with sinks. A sink counts each time, so it belongs to one of the plans.
+//
+// # Safety
+//
+// As for flashcore_plan_create().
+flashcore_status_t flashcore_continue_create(const struct flashcore_problem_t *problem,
+                                             int32_t device_kind,
+                                             int32_t ordinal,
+                                             struct flashcore_continue_t **plan);
+
+// Launches attention and the merge on a CUDA stream and returns before they have finished. tensors.output and tensors.lse
+// are read and replaced; rows that no sequence has stay as they are. Otherwise like flashcore_plan_launch_tensors(), with
+// the workspace of flashcore_continue_workspace_bytes().
+//
+// # Safety
+//
+// As for flashcore_plan_launch_tensors().
+flashcore_status_t flashcore_continue_launch(const struct flashcore_continue_t *plan,
+                                             void *stream,
+                                             const struct flashcore_device_tensors_t *tensors);
+
+// Bytes of device memory that a launch uses: for the output and LSE of the new keys, and for what attention needs; 0 on the
+// CPU, and if it is no plan, which flashcore_last_error() then says.
+uint64_t flashcore_continue_workspace_bytes(const struct flashcore_continue_t *plan);
+
+// Attends tensors in the host's memory and merges the result into outputs, which are read and replaced. On a GPU this copies
+// everything there and back: convenient, not fast.
+//
+// # Safety
+//
+// As for flashcore_plan_run_host(); the outputs are read too.
+flashcore_status_t flashcore_continue_run_host(const struct flashcore_continue_t *plan,
+                                               const struct flashcore_inputs_t *inputs,
+                                               const struct flashcore_outputs_t *outputs);
+
+// Destroys a plan that continues. Null is nothing to destroy and fine; one that was destroyed before is an error.
+flashcore_status_t flashcore_continue_destroy(struct flashcore_continue_t *plan);
 
 // The version of the library, like "0.1.0". Never null, valid forever.
 const char *flashcore_version(void);

@@ -13,6 +13,7 @@
 #![expect(clippy::doc_markdown, reason = "what is public here is documented for C, in the header")]
 
 mod append;
+mod continuation;
 mod device;
 mod merge;
 mod operands;
@@ -24,6 +25,7 @@ mod status;
 mod text;
 
 pub use append::*;
+pub use continuation::*;
 pub use device::*;
 pub use merge::*;
 pub use operands::*;

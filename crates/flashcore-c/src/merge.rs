@@ -5,12 +5,12 @@ use std::mem::{offset_of, size_of};
 use std::{ptr, slice};
 
 use api::{
-    LseBase, MergeInputs as ApiInputs, MergeOutputs as ApiOutputs, MergePart, MergePlan, MergeProblem as ApiProblem,
+    MergeInputs as ApiInputs, MergeOutputs as ApiOutputs, MergePart, MergePlan, MergeProblem as ApiProblem,
     MergeStrides as ApiStrides, MergeTensors as ApiTensors, PartAddresses, TensorView, TensorViewMut,
 };
 
 use crate::operands::{Bytes, BytesMut, Range, check_apart, slice_of, slice_of_mut};
-use crate::problem::{Strides, dtype, size, strides, switch, unknown};
+use crate::problem::{Strides, dtype, lse_base, size, strides, switch};
 use crate::registry;
 use crate::sized::{self, SizedStruct, check_pointer};
 use crate::status::{Failure, Status, guarded};
@@ -139,11 +139,6 @@ impl MergeProblem {
     fn to_api(self) -> Result<ApiProblem, Failure> {
         let (num_parts, tokens) = (size("num_parts", self.num_parts)?, size("tokens", self.tokens)?);
         let (heads, value_dim) = (size("heads", self.heads)?, size("value_dim", self.value_dim)?);
-        let base = match self.lse_base {
-            FLASHCORE_LSE_NATURAL => LseBase::Natural,
-            FLASHCORE_LSE_BASE_2 => LseBase::Two,
-            other => return Err(unknown("lse_base", other, "FLASHCORE_LSE_*")),
-        };
         let strides = ApiStrides {
             part: strides("part_strides", self.part_strides)?,
             part_lse: strides("part_lse_strides", self.part_lse_strides)?,
@@ -152,7 +147,7 @@ impl MergeProblem {
         };
         Ok(ApiProblem::new(num_parts, tokens, heads, value_dim, dtype(self.dtype)?)
             .with_part_dtype(dtype(self.part_dtype)?)
-            .with_base(base)
+            .with_base(lse_base("lse_base", self.lse_base)?)
             .with_lse(switch("lse", self.lse)?)
             .with_strides(strides))
     }

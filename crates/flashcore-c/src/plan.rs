@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-use api::{Config, Error, Operand, Plan, PlanOptions, Problem as ApiProblem};
+use api::{Config, Device, Error, Operand, Plan, PlanOptions, Problem as ApiProblem};
 
 use crate::operands::{self, DeviceTensors, Inputs, Outputs};
 use crate::problem::Problem;
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn flashcore_plan_launch(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        check_on_cuda(&entry.plan, "flashcore_plan_launch")?;
+        check_on_cuda(entry.plan.device(), "flashcore_plan_launch", "flashcore_plan_run_host")?;
         check_simple(entry.plan.problem())?;
         let tensors = DeviceTensors { query, key, value, output, lse, ..sized::zeroed() };
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
@@ -125,9 +125,35 @@ pub unsafe extern "C" fn flashcore_plan_launch_tensors(
         let entry = registry::find(plan)?;
         // SAFETY: the caller promises that it is null or tensors of their size.
         let tensors = unsafe { sized::read("tensors", tensors) }?.to_api()?;
-        check_on_cuda(&entry.plan, "flashcore_plan_launch_tensors")?;
+        check_on_cuda(entry.plan.device(), "flashcore_plan_launch_tensors", "flashcore_plan_run_host")?;
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
         unsafe { entry.plan.launch(stream, tensors) }.map_err(Failure::from)
+    })
+}
+
+/// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: a launch
+/// clamps them, and flashcore_plan_run_host() checks them. FLASHCORE_INVALID_ARGUMENT if anything is wrong, which
+/// flashcore_last_error() explains.
+///
+/// They are read in the order of the stream, and this waits for them: a debug aid. It is refused while the stream captures a
+/// graph. With FLASHCORE_CHECK_LENGTHS=1 in the environment every launch does it first.
+///
+/// # Safety
+///
+/// As for flashcore_plan_launch_tensors().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_plan_check_lengths(
+    plan: *const PlanHandle,
+    stream: *mut c_void,
+    tensors: *const DeviceTensors,
+) -> Status {
+    guarded(|| {
+        let entry = registry::find(plan)?;
+        // SAFETY: the caller promises that it is null or tensors of their size.
+        let tensors = unsafe { sized::read("tensors", tensors) }?.to_api()?;
+        check_on_cuda(entry.plan.device(), "flashcore_plan_check_lengths", "flashcore_plan_run_host")?;
+        // SAFETY: what the caller promises of stream and memory is what the check asks for.
+        unsafe { entry.plan.check_lengths(stream, tensors) }.map_err(Failure::from)
     })
 }
 
@@ -143,14 +169,12 @@ pub extern "C" fn flashcore_plan_workspace_bytes(plan: *const PlanHandle) -> u64
     bytes
 }
 
-fn check_on_cuda(plan: &Plan, call: &str) -> Result<(), Failure> {
-    if plan.device().is_cuda() {
+pub(crate) fn check_on_cuda(device: &Device, call: &str, on_host: &str) -> Result<(), Failure> {
+    if device.is_cuda() {
         return Ok(());
     }
-    let device = plan.device();
     let message = format!(
-        "{call} is for tensors on a GPU, and this plan is on {device}; use flashcore_plan_run_host, or plan for \
-         FLASHCORE_DEVICE_CUDA"
+        "{call} is for tensors on a GPU, and this plan is on {device}; use {on_host}, or plan for FLASHCORE_DEVICE_CUDA"
     );
     Err(Failure { status: FLASHCORE_UNSUPPORTED, message })
 }

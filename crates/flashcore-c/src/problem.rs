@@ -2,8 +2,11 @@
 
 use std::mem::{offset_of, size_of};
 
-use api::{Alignment, DType, Layout, Mask, PagedKv, Problem as ApiProblem, Strides as ApiStrides, TensorStrides};
+use api::{
+    Alignment, DType, Layout, LseBase, Mask, PagedKv, Problem as ApiProblem, Strides as ApiStrides, TensorStrides,
+};
 
+use crate::merge::{FLASHCORE_LSE_BASE_2, FLASHCORE_LSE_NATURAL};
 use crate::sized::{self, SizedStruct, check_pointer};
 use crate::status::{Failure, Status, guarded};
 
@@ -135,6 +138,10 @@ pub struct Problem {
     pub table_width: u64,
     /// Entries from one row of the page table to the next, for page_table; 0 for table_width.
     pub table_stride: u64,
+    /// FLASHCORE_LSE_*: the base of the log-sum-exp.
+    pub lse_base: i32,
+    /// 1 if the log-sum-exp leaves the sink out: that of the keys alone; else 0.
+    pub lse_without_sink: i32,
 }
 
 // SAFETY: `repr(C)` of integers and floats, the first of them the size.
@@ -189,6 +196,8 @@ impl Problem {
         problem.mask = mask;
         problem.softcap = (self.softcap != 0.0).then_some(self.softcap);
         self.set_switches(&mut problem)?;
+        problem.lse_form.base = lse_base("lse_base", self.lse_base)?;
+        problem.lse_form.includes_sink = !switch("lse_without_sink", self.lse_without_sink)?;
         problem.layout = layout;
         Ok(problem)
     }
@@ -285,6 +294,14 @@ pub(crate) fn dtype(value: i32) -> Result<DType, Failure> {
         FLASHCORE_DTYPE_F32 => Ok(DType::F32),
         FLASHCORE_DTYPE_F64 => Ok(DType::F64),
         other => Err(unknown("dtype", other, "FLASHCORE_DTYPE_*")),
+    }
+}
+
+pub(crate) fn lse_base(field: &str, value: i32) -> Result<LseBase, Failure> {
+    match value {
+        FLASHCORE_LSE_NATURAL => Ok(LseBase::Natural),
+        FLASHCORE_LSE_BASE_2 => Ok(LseBase::Two),
+        other => Err(unknown(field, other, "FLASHCORE_LSE_*")),
     }
 }
 

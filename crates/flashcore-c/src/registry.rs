@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::append::AppendHandle;
+use crate::continuation::ContinueHandle;
 use crate::merge::MergeHandle;
 use crate::plan::PlanHandle;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure};
@@ -23,6 +24,7 @@ pub(crate) struct Registry {
     plans: Table<Entry>,
     appends: Table<api::AppendPlan>,
     merges: Table<api::MergePlan>,
+    continuations: Table<api::ContinuePlan>,
 }
 
 type Table<T> = BTreeMap<usize, Arc<T>>;
@@ -58,10 +60,16 @@ handles! {
     PlanHandle: Entry, plans, "flashcore_plan_create";
     AppendHandle: api::AppendPlan, appends, "flashcore_append_create";
     MergeHandle: api::MergePlan, merges, "flashcore_merge_create";
+    ContinueHandle: api::ContinuePlan, continuations, "flashcore_continue_create";
 }
 
-static REGISTRY: RwLock<Registry> =
-    RwLock::new(Registry { last: 0, plans: BTreeMap::new(), appends: BTreeMap::new(), merges: BTreeMap::new() });
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
+    last: 0,
+    plans: BTreeMap::new(),
+    appends: BTreeMap::new(),
+    merges: BTreeMap::new(),
+    continuations: BTreeMap::new(),
+});
 
 pub(crate) fn insert<H: Handle>(entry: H::Entry) -> *mut H {
     #[cfg(unix)]

@@ -157,6 +157,12 @@ fn bytes_go_to_the_device_and_back() {
     let mut part = [0; 3];
     buffer.copy_to_host(&stream, 97, &mut part).unwrap();
     assert_eq!(part, [97, 98, 99]);
+    // SAFETY: the buffer has these bytes.
+    unsafe { read_device(&stream, buffer.address() + 50, &mut part) }.unwrap();
+    assert_eq!(part, [50, 51, 52]);
+    // SAFETY: as above.
+    unsafe { fill_device(&stream, buffer.address() + 97, 2, 7) }.unwrap();
+    assert_eq!(buffer.to_host(&stream).unwrap()[96..], [96, 7, 7, 99]);
     for (offset, length) in [(98, 3), (usize::MAX, 3), (101, 0)] {
         let error = CudaError::OutOfBounds { offset, length, bytes: 100 };
         assert_eq!(buffer.copy_to_host(&stream, offset, &mut vec![0; length]), Err(error));

@@ -107,7 +107,7 @@ pub use kernel::{Kernel, Launch, Timings};
 pub use kernels::Kernels;
 pub use l2::L2Flush;
 pub use launch::{L2Range, LaunchShape};
-pub use memory::DeviceBuffer;
+pub use memory::{DeviceBuffer, fill_device, read_device};
 pub use module::{Function, Module, Usage};
 pub use run_owned::run_owned;
 pub use stream::Stream;

@@ -152,6 +152,41 @@ impl Drop for DeviceBuffer {
     }
 }
 
+/// Copies device memory at an address to the host, in stream order, and waits for the copy. Refused while the stream
+/// captures a graph.
+///
+/// # Safety
+///
+/// Device memory of the stream's context has as many bytes at the address as `to`, and nobody writes them meanwhile.
+pub unsafe fn read_device(stream: &Stream, address: u64, to: &mut [u8]) -> Result<(), CudaError> {
+    stream.not_capturing("a copy to the host")?;
+    if to.is_empty() {
+        return Ok(());
+    }
+    let context = stream.context();
+    let _current = context.enter()?;
+    let destination = to.as_mut_ptr().cast::<c_void>();
+    // SAFETY: the caller promises the source; the destination has as many bytes, and the wait below ends before its borrow.
+    unsafe { cuda!(context, cuMemcpyDtoHAsync_v2(destination, address, to.len(), stream.handle())) }?;
+    stream.synchronize()
+}
+
+/// Enqueues a fill of device memory at an address with one byte.
+///
+/// # Safety
+///
+/// Device memory of the stream's context has so many bytes at the address, and nobody else uses them until the fill has
+/// finished on the stream.
+pub unsafe fn fill_device(stream: &Stream, address: u64, bytes: usize, byte: u8) -> Result<(), CudaError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let context = stream.context();
+    let _current = context.enter()?;
+    // SAFETY: the contract of this function.
+    unsafe { cuda!(context, cuMemsetD8Async(address, byte, bytes, stream.handle())) }
+}
+
 fn out_of_memory(context: &Context, bytes: usize) -> CudaError {
     let (free, total) = context.memory().unwrap_or((0, context.device().memory_bytes));
     CudaError::OutOfMemory { bytes, free, total }

@@ -1,7 +1,7 @@
 //! Kernel specialization: what of a problem is compiled into its kernels.
 
 use flashcore_problem::expression::Expression;
-use flashcore_problem::{DType, MaskMod, Operand, OperandSet, Problem, ScoreMod};
+use flashcore_problem::{DType, LseForm, MaskMod, Operand, OperandSet, Problem, ScoreMod};
 
 /// The part of a problem that is compiled into its kernels; everything else is a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,6 +21,8 @@ pub struct Specialization {
     pub softcap: bool,
     /// The optional operands of the problem, without the tables that expressions read.
     pub operands: OperandSet,
+    /// The form of the LSE; the default without one.
+    pub lse_form: LseForm,
     /// The `score_mod` expression: the structure alone, constants are arguments.
     pub score_mod: Option<&'static Expression>,
     /// The `mask_mod` expression, for keys that the mask lets a row attend.
@@ -48,6 +50,7 @@ impl Specialization {
             right: false,
             softcap: false,
             operands: OperandSet::NONE,
+            lse_form: LseForm::DEFAULT,
             score_mod: None,
             mask_mod: None,
             nonpositive_scale: false,
@@ -70,6 +73,7 @@ impl Specialization {
             right: right.is_some(),
             softcap: problem.softcap.is_some(),
             operands: operands.collect(),
+            lse_form: LseForm::of(problem),
             score_mod: problem.score_mod.map(ScoreMod::expression),
             mask_mod: problem.mask_mod.map(MaskMod::expression),
             nonpositive_scale: problem.scale <= 0.0,
@@ -89,6 +93,7 @@ impl Specialization {
             right,
             softcap,
             operands,
+            lse_form,
             score_mod,
             mask_mod,
             nonpositive_scale,
@@ -106,7 +111,7 @@ impl Specialization {
             (pow2_pages, "pow2_pages"),
         ];
         let features = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature);
-        features.chain(operands.iter().map(Operand::feature))
+        features.chain(operands.iter().map(Operand::feature)).chain(lse_form.features())
     }
 
     /// True if the problem has an optional operand.
@@ -135,7 +140,7 @@ impl Specialization {
                 matches!(operand, Operand::Sinks | Operand::Lse | Operand::CuSeqlensQ | Operand::SequsedQ)
             })
             .collect();
-        Self { operands, ..Self::new(self.dtype, self.value_dim) }
+        Self { operands, lse_form: self.lse_form, ..Self::new(self.dtype, self.value_dim) }
     }
 
     /// The specialization of the combine kernel of chunks, which follow from lengths and limits.
@@ -153,7 +158,8 @@ impl Specialization {
             )
         };
         let operands = self.operands.iter().filter(combined).collect();
-        Self { operands, left: self.left, right: self.right, ..Self::new(self.dtype, self.value_dim) }
+        let (left, right, lse_form) = (self.left, self.right, self.lse_form);
+        Self { left, right, operands, lse_form, ..Self::new(self.dtype, self.value_dim) }
     }
 
     /// True if a sequence may have fewer query rows than the problem.

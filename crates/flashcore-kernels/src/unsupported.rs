@@ -19,7 +19,7 @@ const PAGE_MULTIPLE: usize = 16;
 pub(crate) const LONGEST: usize = 1 << 29;
 
 /// The features that rows of several heads in one tile (`pack_gqa`) may have: they do not depend on the head.
-const PACKABLE: [&str; 13] = [
+const PACKABLE: [&str; 14] = [
     "left",
     "right",
     "total_q",
@@ -33,6 +33,7 @@ const PACKABLE: [&str; 13] = [
     "softcap",
     "nonpositive_scale",
     "lse",
+    "lse_base2",
 ];
 
 /// The features of a problem that rows of several heads in one tile cannot have.

@@ -1,6 +1,6 @@
 //! Problem builder: sizes by name, and setters for everything else.
 
-use crate::{DType, Invalid, Layout, Mask, MaskMod, Problem, ProblemError, ScoreMod};
+use crate::{DType, Invalid, Layout, LseForm, Mask, MaskMod, Problem, ProblemError, ScoreMod};
 
 /// The sizes of a [`Problem`], each by its name. Made by [`Problem::builder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,6 +168,8 @@ setters! {
     with_mask_mod(mask_mod: Option<MaskMod>);
     /// Sets [`layout`](Self::layout).
     with_layout(layout: Layout);
+    /// Sets [`lse_form`](Self::lse_form).
+    with_lse_form(lse_form: LseForm);
 }
 
 #[cfg(test)]

@@ -308,6 +308,24 @@ pub enum TensorError {
         /// Pages of the cache.
         num_pages: usize,
     },
+    /// A slot of an append that is neither in the cache nor -1.
+    #[error("the slot of token {token} is {slot}; the cache has {slots} slots, and -1 skips a token")]
+    Slot {
+        /// The token.
+        token: usize,
+        /// Its slot.
+        slot: i64,
+        /// Slots of the cache.
+        slots: usize,
+    },
+    /// Two tokens of an append have one slot.
+    #[error("tokens {} and {} both have slot {slot}; each must have its own, or -1", tokens.0, tokens.1)]
+    SlotTwice {
+        /// The slot.
+        slot: i64,
+        /// The tokens.
+        tokens: (usize, usize),
+    },
 }
 
 /// The reason why a problem cannot be computed: all mistakes in it, or in its tensors.

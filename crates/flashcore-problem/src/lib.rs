@@ -38,9 +38,10 @@
 //! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
 //!    [below](#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 8. `lse[i]` is the natural logarithm of that denominator.
+//! 8. `lse[i]` is the logarithm of that denominator, natural or in base 2, or of `sum(exp(score))` alone: see [`LseForm`].
 //!
-//! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
+//! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one and the
+//! form includes it.
 //!
 //! # NaN in keys that take no part
 //!
@@ -83,10 +84,12 @@ mod dtype;
 pub mod expression;
 mod invalid;
 mod layout;
+mod lse_form;
 mod mask;
 mod merge;
 mod problem;
 mod sequence;
+mod sequence_check;
 mod tensors;
 mod verify;
 mod views;
@@ -100,14 +103,16 @@ pub use dtype::{DType, ParseDTypeError};
 pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
+pub use lse_form::{LseBase, LseForm};
 pub use mask::{Alignment, Mask};
 pub use merge::{
-    LseBase, MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart,
-    MergeProblem, MergeStrides, merge_oracle,
+    MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart, MergeProblem,
+    MergeStrides, StateMerge, merge_oracle,
 };
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
+pub use sequence_check::check_sequence_operands;
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
 pub use verify::{
     Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SequenceLengths, SplitMix64,

@@ -314,6 +314,20 @@ impl Operand {
         )
     }
 
+    /// True if it says where the rows of sequences lie: offsets, lengths, cache batches and the page table.
+    pub const fn is_of_sequences(self) -> bool {
+        matches!(
+            self,
+            Self::CuSeqlensQ
+                | Self::CuSeqlensK
+                | Self::SequsedQ
+                | Self::SequsedK
+                | Self::LeftpadK
+                | Self::KvBatchIdx
+                | Self::PageTable
+        )
+    }
+
     /// Operands that kernels read.
     pub fn inputs() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|operand| operand.access() == Access::Read)

@@ -2,7 +2,7 @@
 
 use crate::expression::{Expression, MOST_STEPS};
 use crate::{
-    DType, Invalid, Layout, Mask, MaskMod, Operand, PagedKv, Paging, ProblemError, ScoreMod, Shape, Strides,
+    DType, Invalid, Layout, LseForm, Mask, MaskMod, Operand, PagedKv, Paging, ProblemError, ScoreMod, Shape, Strides,
     TensorStrides, TotalRows,
 };
 use std::fmt;
@@ -67,6 +67,8 @@ macro_rules! define_problem {
             pub mask_mod: Option<MaskMod>,
             /// Place of the elements of query, key, value and output in memory.
             pub layout: Layout,
+            /// Base of the log-sum-exp, and the sink in it or not; without `lse` it means nothing.
+            pub lse_form: LseForm,
             $($(#[$output_switch_doc])* pub $output_switch: $output_switch_type,)*
             $($(#[$input_switch_doc])* pub $input_switch: $input_switch_type,)*
             $($(#[$strided_switch_doc])* pub $strided_switch: $strided_switch_type,)*
@@ -94,15 +96,18 @@ macro_rules! define_problem {
                     score_mod: None,
                     mask_mod: None,
                     layout: Layout::Bhsd,
+                    lse_form: LseForm::DEFAULT,
                     $($output_switch: Default::default(),)*
                     $($input_switch: Default::default(),)*
                     $($strided_switch: Default::default(),)*
                 }
             }
 
-            /// The problem with the optional operands of another switched on, vectors in the sizes of the other.
+            /// The problem with the optional operands of another switched on, vectors in the sizes of the other, the
+            /// log-sum-exp in its form.
             #[must_use]
             pub const fn with_operands_of(mut self, other: &Self) -> Self {
+                self.lse_form = other.lse_form;
                 $(self.$output_switch = other.$output_switch;)*
                 $(self.$input_switch = other.$input_switch;)*
                 $(self.$strided_switch = other.$strided_switch;)*
@@ -414,6 +419,7 @@ impl fmt::Display for Problem {
             write!(formatter, " {}", operand.name())?;
             self.write_sizes(operand, formatter)?;
         }
+        LseForm::of(self).features().try_for_each(|feature| write!(formatter, " {feature}"))?;
         if let Some(score_mod) = self.score_mod {
             write!(formatter, " score-mod {}", score_mod.expression().name())?;
         }

@@ -142,6 +142,13 @@ macro_rules! define_input_views {
                 }
             }
 
+            /// The vectors of numbers as `bytes` gives them, without tensors and bias.
+            pub(crate) fn vectors(bytes: impl Fn(Operand) -> Option<&'a [u8]>) -> Self {
+                let none = TensorView { dtype: DType::F32, data: &[] };
+                let vectors = Self::new(none, none, none);
+                Self { $($input: bytes(Operand::$Input).map(vector),)* ..vectors }
+            }
+
             fn check_vectors(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
                 $(check_count(Operand::$Input, problem, self.$input.map(<[$type]>::len), errors);)*
             }
@@ -226,69 +233,6 @@ impl<'a> InputViews<'a> {
         }
     }
 
-    /// Offsets, lengths and pages of all sequences, once every vector has its size.
-    fn check_sequences(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
-        // A batch may be any number where nothing has an entry for each sequence.
-        if !problem.has_device_lengths() && problem.kv_batch.is_none() && problem.paged.is_none() {
-            return;
-        }
-        let before = errors.len();
-        check_offsets(
-            "cu_seqlens_q",
-            self.cu_seqlens_q,
-            (problem.query_length, "query_length"),
-            problem.total_q,
-            errors,
-        );
-        check_offsets("cu_seqlens_k", self.cu_seqlens_k, (problem.key_length, "key_length"), problem.total_k, errors);
-        if errors.len() > before {
-            return;
-        }
-        let capacity = |offsets: Option<&[u32]>, sequence: usize, otherwise: usize| match offsets {
-            Some(offsets) => ((offsets[sequence + 1] - offsets[sequence]) as usize, "its rows in cu_seqlens"),
-            None => (otherwise, "the bound of the problem"),
-        };
-        for sequence in 0..problem.batch {
-            let mut check = |tensor, values: Option<&[u32]>, (most, bound): (usize, &'static str)| {
-                let value = values.map(|values| values[sequence]);
-                if let Some(value) = value.filter(|&value| value as usize > most) {
-                    errors.push(TensorError::BeyondBound { tensor, sequence, value, most, bound });
-                }
-                value.map_or(most, |value| (value as usize).min(most))
-            };
-            check("seqused_q", self.seqused_q, capacity(self.cu_seqlens_q, sequence, problem.query_length));
-            let keys = capacity(self.cu_seqlens_k, sequence, problem.key_length);
-            let keys =
-                if self.cu_seqlens_k.is_none() && self.seqused_k.is_some_and(|used| used[sequence] as usize > keys.0) {
-                    let (length, key_length) = (self.seqused_k.unwrap_or_default()[sequence], problem.key_length);
-                    errors.push(TensorError::KeyLength { batch: sequence, length, key_length });
-                    continue;
-                } else {
-                    check("seqused_k", self.seqused_k, keys)
-                };
-            check("leftpad_k", self.leftpad_k, (keys, "the keys of the sequence"));
-            let batches = problem.cache_batches().saturating_sub(1);
-            check("kv_batch_idx", self.kv_batch_idx, (batches, "the last batch of the cache"));
-        }
-        if errors.len() > before {
-            return;
-        }
-        let Some((paged, table)) = problem.paged.zip(self.page_table) else { return };
-        for sequence in 0..problem.batch {
-            let row = self.kv_batch_idx.map_or(sequence, |batches| batches[sequence] as usize);
-            let keys =
-                self.sequence(problem, sequence).key_length + self.leftpad_k.map_or(0, |pad| pad[sequence] as usize);
-            let pages = table[row * paged.table_stride..].iter().take(keys.div_ceil(paged.page_size)).enumerate();
-            let wrong = pages.filter(|&(_, &page)| usize::try_from(page).map_or(true, |page| page >= paged.num_pages));
-            errors.extend(wrong.take(1).map(|(entry, &page)| TensorError::Page {
-                sequence,
-                entry,
-                page,
-                num_pages: paged.num_pages,
-            }));
-        }
-    }
-
     /// The tables that expressions read; empty where there is none.
     pub fn tables(&self) -> Tables<'a> {
         Tables { numbers: self.aux_f32.unwrap_or_default(), integers: self.aux_i32.unwrap_or_default() }
@@ -336,30 +280,6 @@ fn check_tensor(operand: Operand, problem: &Problem, view: TensorView<'_>, error
     }
 }
 
-fn check_offsets(
-    tensor: &'static str,
-    offsets: Option<&[u32]>,
-    (most, bound): (usize, &'static str),
-    total: Option<usize>,
-    errors: &mut Vec<TensorError>,
-) {
-    let (Some(offsets), Some(total)) = (offsets, total) else { return };
-    if let Some(&first) = offsets.first().filter(|&&first| first != 0) {
-        errors.push(TensorError::FirstOffset { tensor, first });
-    }
-    for (sequence, pair) in offsets.windows(2).enumerate() {
-        let (begin, end) = (pair[0], pair[1]);
-        if end < begin {
-            errors.push(TensorError::OffsetsFall { tensor, sequence, begin, end });
-        } else if (end - begin) as usize > most {
-            errors.push(TensorError::BeyondBound { tensor, sequence, value: end - begin, most, bound });
-        } else if end as usize > total {
-            let bound = "the rows of all sequences";
-            errors.push(TensorError::BeyondBound { tensor, sequence, value: end, most: total, bound });
-        }
-    }
-}
-
 fn check_presence(operand: Operand, problem: &Problem, given: bool, errors: &mut Vec<TensorError>) {
     let tensor = operand.name();
     match (operand.is_present(problem), given) {
@@ -369,7 +289,7 @@ fn check_presence(operand: Operand, problem: &Problem, given: bool, errors: &mut
     }
 }
 
-fn check_count(operand: Operand, problem: &Problem, actual: Option<usize>, errors: &mut Vec<TensorError>) {
+pub(crate) fn check_count(operand: Operand, problem: &Problem, actual: Option<usize>, errors: &mut Vec<TensorError>) {
     check_presence(operand, problem, actual.is_some(), errors);
     let (tensor, needed) = (operand.name(), operand.elements(problem).unwrap_or(0));
     if let Some(actual) = actual.filter(|&actual| operand.is_present(problem) && actual != needed) {

@@ -1,7 +1,8 @@
 //! The oracle against values worked out by hand. Each of these is a convention that some library has the other way.
 
 use flashcore_problem::{
-    Alignment, Bias, BiasStrides, DType, Inputs, Layout, Mask, MaskMod, Problem, ScoreMod, Tensor, oracle, reference,
+    Alignment, Bias, BiasStrides, DType, Inputs, Layout, LseBase, LseForm, Mask, MaskMod, Problem, ScoreMod, Tensor,
+    oracle, reference,
 };
 use std::f32::consts::{E, LN_2};
 
@@ -285,4 +286,33 @@ fn empty_problems_have_empty_answers() {
         let expected = oracle(&problem, &Inputs::random(&problem, 1)).unwrap();
         assert_eq!((expected.output.len(), expected.lse.len()), (0, 0));
     }
+}
+
+/// Weights 1, 4 and 8 of the keys and 2^6 of the sink: 13 without it, 77 with it.
+#[test]
+fn the_lse_has_a_base_and_may_leave_the_sink_out() {
+    for (form, expected) in [
+        (LseForm::default(), 77.0_f64.ln()),
+        (LseForm::default().with_base(LseBase::Two), 77.0_f64.log2()),
+        (LseForm::default().without_sink(), 13.0_f64.ln()),
+        (LseForm::default().with_base(LseBase::Two).without_sink(), 13.0_f64.log2()),
+    ] {
+        let mut case = Case::new(1, 1, &[0.0, 2.0, 3.0], &[77.0, 0.0, 154.0]);
+        case.sink = Some(6.0 * LN_2);
+        case.problem.lse_form = form;
+        // The output has the sink in its denominator whatever the form.
+        case.check_logarithms(&[1.0 + 16.0], &[expected]);
+    }
+}
+
+/// A sink so large that all weights of keys vanish beside it leaves their LSE as it is; without keys it is minus infinity.
+#[test]
+fn a_huge_sink_does_not_swallow_the_lse_of_the_keys() {
+    let form = LseForm::default().without_sink();
+    let mut case = Case::new(1, 1, &[0.0, 2.0, 3.0], &[1.0, 1.0, 1.0]);
+    (case.sink, case.problem.lse_form) = (Some(2000.0), form);
+    case.check_logarithms(&[0.0], &[13.0_f64.ln()]);
+    let mut case = Case::new(1, 1, &[], &[]);
+    (case.sink, case.problem.lse_form) = (Some(1.0), form);
+    case.check_logarithms(&[0.0], &[f64::NEG_INFINITY]);
 }

@@ -76,6 +76,13 @@ pub enum Error {
         /// The device of the plan.
         device: String,
     },
+    /// Lengths are read back, and the stream captures a graph, which executes nothing.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "lengths on the device cannot be checked while the stream captures a graph; call check_lengths before the capture \
+         or before a replay, and leave FLASHCORE_CHECK_LENGTHS unset"
+    )]
+    CheckWhileCapturing,
     /// A call that this plan's device does not have.
     #[error("{call} is for device tensors, and this plan is on {device}; use run, or plan for Device::cuda")]
     NotOnCuda {

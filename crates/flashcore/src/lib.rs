@@ -124,7 +124,7 @@
 //! 5. with a [`ScoreMod`], `score` becomes what its closure says;
 //! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part;
 //! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
-//! 8. `lse[i]` is the natural logarithm of that denominator.
+//! 8. `lse[i]` is the logarithm of that denominator, natural unless [`Problem::lse_form`] says otherwise.
 //!
 //! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one.
 //!
@@ -141,7 +141,7 @@
 //! | `window_size=(l, r)` of `FlashAttention` | [`Mask::Window`] with the same numbers, -1 becomes `None` |
 //! | `sliding_window=w` of Hugging Face | [`Mask::Window`] with `left: Some(w - 1), right: Some(0)` |
 //! | `softcap=0.0` of `FlashAttention`, `1.0` of candle | [`Problem::softcap`] of `None` |
-//! | `softmax_lse`, `return_lse` | [`Problem::lse`] and [`OutputViews::with_lse`]; natural logarithm, `[batch, head, row]` |
+//! | `softmax_lse`, `return_lse` | [`Problem::lse`] and [`OutputViews::with_lse`], `[batch, head, row]`; [`LseForm`]: natural or base 2, with or without the sink |
 //! | `seqused_k`, `cache_seqlens` | [`Problem::seqused_k`] and [`InputViews::with_seqused_k`] |
 //! | `cu_seqlens_q`, `cu_seqlens_k` (varlen) | [`Problem::total_q`], [`Problem::total_k`] and [`InputViews::with_cu_seqlens_q`] |
 //! | `page_table`, `block_table` | [`Problem::paged`] and [`InputViews::with_page_table`] |
@@ -207,6 +207,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;
+#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
+mod continuation;
 #[cfg(feature = "cudarc")]
 #[expect(unsafe_code, reason = "a launch takes addresses")]
 pub mod cudarc;
@@ -225,6 +227,7 @@ mod reason;
 mod report;
 
 pub use attention::{AttentionOptions, ShapedTensor, attention};
+pub use continuation::ContinuePlan;
 pub use device::{Best, Device, DeviceInfo, Devices};
 pub use error::Error;
 #[cfg(feature = "cpu")]
@@ -245,7 +248,7 @@ pub use flashcore_problem::{
     Strides, Tensor, TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
-    AppendInputs, AppendOutputs, AppendProblem, AppendStrides, LseBase, MergeInputs, MergeOutputs, MergePart,
+    AppendInputs, AppendOutputs, AppendProblem, AppendStrides, LseBase, LseForm, MergeInputs, MergeOutputs, MergePart,
     MergeProblem, MergeStrides, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ValueCache,
 };
 #[cfg(feature = "cuda")]

@@ -8,7 +8,7 @@ use flashcore_problem::{AppendInputs, AppendOutputs, AppendProblem, MergeInputs,
 
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
-use crate::gpu::{GpuAppend, GpuMerge};
+use crate::gpu::{GpuAppend, GpuMerge, check_lengths::check_slots};
 #[cfg(feature = "cuda")]
 use crate::process::CUDA;
 #[cfg(feature = "cuda")]
@@ -192,4 +192,38 @@ operation_plan! {
     /// * no element of output or log-sum-exp lies where another tensor has one;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     launch
+}
+
+#[cfg(feature = "cuda")]
+impl AppendPlan {
+    /// Reads the slots of a launch back from the GPU and checks them, to explain wrong results: a slot that the cache does
+    /// not have, unless it is -1, and a slot of two tokens are errors. A launch skips the former.
+    ///
+    /// They are read in stream order, and this waits for them: a debug aid. It is refused while the stream captures a
+    /// graph. With `FLASHCORE_CHECK_LENGTHS=1` in the environment every launch does it first.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch), of which nothing but the slots is read.
+    pub unsafe fn check_slots<'a>(
+        &self,
+        stream: impl Into<StreamRef<'a>>,
+        tensors: AppendTensors,
+    ) -> Result<(), Error> {
+        let (Some(_), Kind::Cuda(device)) = (&self.gpu, &self.device.0) else {
+            return Err(Error::NotOnCuda { call: "check_slots", device: self.device.to_string() });
+        };
+        CUDA.check()?;
+        let slots = (tensors.slot_mapping, tensors.tokens.unwrap_or(self.problem.tokens));
+        match stream.into() {
+            // SAFETY: the caller promises what a launch needs of addresses and stream.
+            StreamRef::Owned(stream) => unsafe { check_slots(&self.problem, stream, slots) },
+            StreamRef::Raw(raw) => {
+                // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
+                let stream = unsafe { Stream::from_raw(device.context(), raw.cast()) };
+                // SAFETY: as above.
+                unsafe { check_slots(&self.problem, &stream, slots) }
+            }
+        }
+    }
 }

@@ -3,14 +3,14 @@
 use std::fmt;
 
 #[cfg(feature = "cuda")]
-use flashcore_cuda::Stream;
+use flashcore_cuda::{CudaError, Stream};
 #[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
 use flashcore_problem::{InputViews, OutputViews, Problem};
 
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
-use crate::gpu::{Executor, Prepared, SelfCheckPolicy};
+use crate::gpu::{Executor, Prepared, SelfCheckPolicy, check_lengths};
 #[cfg(feature = "cuda")]
 use crate::process::CUDA;
 #[cfg(feature = "cuda")]
@@ -221,24 +221,73 @@ impl Plan {
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.
     #[cfg(feature = "cuda")]
     pub unsafe fn launch<'a>(&self, stream: impl Into<StreamRef<'a>>, tensors: DeviceTensors) -> Result<(), Error> {
-        let stream = stream.into();
+        // SAFETY: the caller promises what the kernels need of addresses and stream.
+        unsafe { self.launch_with(stream.into(), &tensors, |executor, stream| executor.launch(stream, &tensors)) }
+    }
+
+    /// Checks what a launch checks, and calls `launch` with the kernels and the stream, if there is anything to launch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn launch_with(
+        &self,
+        stream: StreamRef<'_>,
+        tensors: &DeviceTensors,
+        launch: impl FnOnce(&Executor, &Stream) -> Result<(), CudaError>,
+    ) -> Result<(), Error> {
         let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
             return Err(Error::NotOnCuda { call: "launch", device: self.device.to_string() });
         };
         tensors.check(&self.problem)?;
         let Backend::Cuda(executor) = &self.backend else { return Ok(()) };
         CUDA.check()?;
+        let launch = |stream: &Stream| {
+            if check_lengths::is_on() {
+                // SAFETY: the contract of this function.
+                unsafe { check_lengths::check_lengths(&self.problem, stream, tensors) }?;
+            }
+            Ok(launch(executor, stream)?)
+        };
         match stream {
-            // SAFETY: the caller promises what the kernel needs of addresses and stream.
-            StreamRef::Owned(stream) => unsafe { executor.launch(stream, &tensors) }?,
+            StreamRef::Owned(stream) => launch(stream),
+            // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
+            StreamRef::Raw(raw) => launch(&unsafe { Stream::from_raw(gpu.context(), raw.cast()) }),
+        }
+    }
+
+    /// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: the
+    /// errors are those that [`run`](Self::run) has for tensors of the host. A launch clamps instead.
+    ///
+    /// They are read in stream order, and this waits for them: a debug aid. It is refused while the stream captures a graph;
+    /// call it before the capture, and before a replay. With `FLASHCORE_CHECK_LENGTHS=1` in the environment every launch
+    /// does it first, and is not put on the stream if anything is wrong.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch), of which nothing but the operands that say where sequences lie is read.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn check_lengths<'a>(
+        &self,
+        stream: impl Into<StreamRef<'a>>,
+        tensors: DeviceTensors,
+    ) -> Result<(), Error> {
+        let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
+            return Err(Error::NotOnCuda { call: "check_lengths", device: self.device.to_string() });
+        };
+        tensors.check(&self.problem)?;
+        CUDA.check()?;
+        match stream.into() {
+            // SAFETY: the caller promises what a launch needs of addresses and stream.
+            StreamRef::Owned(stream) => unsafe { check_lengths::check_lengths(&self.problem, stream, &tensors) },
             StreamRef::Raw(raw) => {
                 // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
                 let stream = unsafe { Stream::from_raw(gpu.context(), raw.cast()) };
-                // SAFETY: the caller promises what the kernel needs of addresses and stream.
-                unsafe { executor.launch(&stream, &tensors) }?;
+                // SAFETY: as above.
+                unsafe { check_lengths::check_lengths(&self.problem, &stream, &tensors) }
             }
         }
-        Ok(())
     }
 }
 

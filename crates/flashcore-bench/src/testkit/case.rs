@@ -4,7 +4,7 @@ use core::fmt;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::Config;
-use flashcore_problem::{Inputs, Layout, Mask, Operand, Problem, SequenceLengths, Stress};
+use flashcore_problem::{Inputs, Layout, LseBase, LseForm, Mask, Operand, Problem, SequenceLengths, Stress};
 
 use crate::testkit::{BiasForm, Numbers, shape_text};
 
@@ -88,7 +88,11 @@ impl Case {
             Backend::Cuda(config) => format!("cuda --kernel {config}"),
         };
         let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
-        let lse = if problem.lse { " --lse" } else { "" };
+        let lse = match (problem.lse, problem.lse_form.base) {
+            (false, _) => "",
+            (true, LseBase::Natural) => " --lse",
+            (true, LseBase::Two) => " --lse --lse-base2",
+        };
         let stress = match self.numbers {
             Numbers::Stress(stress) => format!(" --stress {}", stress_name(stress)),
             Numbers::Normal | Numbers::Planted(_) => String::new(),
@@ -131,6 +135,7 @@ impl fmt::Display for Case {
         let optional = optional.into_iter().filter(|(present, _)| *present).map(|(_, name)| name);
         let others = other_operands().filter(|operand| operand.is_present(problem)).map(Operand::feature);
         optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))?;
+        LseForm::of(problem).features().try_for_each(|name| write!(formatter, " {name}"))?;
         if problem.is_ragged() && problem.layout == Layout::Bshd {
             formatter.write_str(" bshd")?;
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flashcore_ir::VerifiedKernel;
 use flashcore_kernels::cache::{AppendPlan, AppendValues};
-use flashcore_kernels::merge::{MergePlan, MergeValues};
+use flashcore_kernels::merge::{MergePlan, MergeValues, UNWRITTEN};
 use flashcore_kernels::{Argument, KernelKey};
 use flashcore_problem::{
     AppendData, AppendProblem, CacheMemory, MergeData, MergeProblem, Tensor, append_oracle, merge_oracle,
@@ -119,6 +119,58 @@ pub fn check_append(plan: &AppendPlan, problem: &AppendProblem, placement: Place
         }
     }
     expected.check_query(&before.query.data, &read(values.query_output))
+}
+
+/// Merges the second of two random parts into the first in the simulator, with some rows of the second unwritten, and
+/// judges output and LSE against the oracle: nothing, or what is wrong. Unwritten rows of both parts hold poison, and those
+/// of the first must keep it.
+pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Result<(), String> {
+    let mut data = MergeData::random(problem, seed);
+    let (strides, bytes) = (problem.strides, problem.value_dim * problem.dtype.size_bytes());
+    let rows = (0..problem.tokens).flat_map(|token| (0..problem.heads).map(move |head| (token, head)));
+    let unwritten: Vec<_> = rows.filter(|(token, head)| (token * problem.heads + head) % 5 == 2).collect();
+    for &(token, head) in &unwritten {
+        let start = strides.part.row_start(0, head, token) * problem.dtype.size_bytes();
+        for (output, lse) in &mut data.parts {
+            output.data[start..start + bytes].fill(0xFF);
+            lse[strides.part_lse.row_start(0, head, token)] = f32::from_bits(UNWRITTEN);
+        }
+    }
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let mut memory = GlobalMemory::new();
+    let [output, part] = [0, 1].map(|part| place(&mut memory, "output", &data.parts[part].0.data));
+    let [lse, part_lse] = [0, 1].map(|part| place(&mut memory, "lse", &floats(&data.parts[part].1)));
+    let values = MergeValues {
+        part: output,
+        part_lse: lse,
+        part_stride: part.wrapping_sub(output),
+        part_lse_stride: part_lse.wrapping_sub(lse),
+        output,
+        lse,
+        tokens: problem.tokens as u64,
+    };
+    let kernel = kernel_of(plan.key)?;
+    run(&kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)?;
+    let mut found = Tensor { dtype: problem.dtype, data: memory.read(output) };
+    let words = memory.read(lse);
+    let mut found_lse: Vec<f32> =
+        words.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+    // Rows that must be as they were are taken out of the comparison: both parts are empty there for the oracle.
+    for &(token, head) in &unwritten {
+        let start = strides.part.row_start(0, head, token) * problem.dtype.size_bytes();
+        let index = strides.part_lse.row_start(0, head, token);
+        if found.data[start..start + bytes].iter().any(|&byte| byte != 0xFF) || found_lse[index].to_bits() != UNWRITTEN
+        {
+            return Err(format!("head {head} of token {token} was written, and the second part has no such row"));
+        }
+        found.data[start..start + bytes].fill(0);
+        found_lse[index] = f32::NEG_INFINITY;
+        data.parts.iter_mut().for_each(|(_, lse)| lse[index] = f32::NEG_INFINITY);
+    }
+    let parts = data.views();
+    let inputs = flashcore_problem::MergeInputs { parts: &parts };
+    let expected = merge_oracle(problem, &inputs).map_err(|invalid| invalid.to_string())?;
+    expected.check(problem, &found, Some(&found_lse))
 }
 
 /// Merges random parts in the simulator and judges the result against the oracle: nothing, or what is wrong.

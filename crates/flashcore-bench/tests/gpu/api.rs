@@ -6,8 +6,8 @@ use flashcore::cuda::cache::Source;
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
-    Alignment, Config, DType, Device, DeviceTensors, Error, KernelReason, Layout, Mask, Plan, PlanOptions, Problem,
-    Reason, SelfCheckPolicy, SelfCheckReport, supports,
+    Alignment, Config, ContinuePlan, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, PagedKv,
+    Plan, PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, TensorError, supports,
 };
 use flashcore_bench::testkit::gpu::Gpu;
 
@@ -23,6 +23,8 @@ pub(crate) const TESTS: &[Test] = tests![
     one_plan_on_several_streams_and_threads,
     a_split_plan_is_captured_beside_launches,
     wrong_addresses_launch_nothing,
+    lengths_on_the_device_are_explained,
+    continuing_is_attention_over_all_keys,
     every_reason_at_once,
 ];
 
@@ -101,6 +103,78 @@ fn check(device: &Device, config: Config, change: impl FnOnce(&mut Problem)) {
         assert_eq!(launched.output, outputs.output, "{config} {problem}");
         let bits = |outputs: &Outputs| -> Vec<u32> { outputs.lse.iter().flatten().map(|row| row.to_bits()).collect() };
         assert_eq!(bits(&launched), bits(&outputs), "{config} {problem}");
+    }
+}
+
+/// Lengths and pages that are wrong on the GPU are errors of the check, which sees what the stream has written before; it is
+/// refused in a capture.
+fn lengths_on_the_device_are_explained(gpu: &Gpu) {
+    let device = gpu.device();
+    let mut problem = Problem::new(3, 4, 1, 64, DType::F16).with_seqused_k(true);
+    (problem.key_length, problem.paged) = (100, Some(PagedKv::new(16, 30, 7)));
+    let plan = Plan::new(&problem, device).unwrap();
+    let inputs = Inputs::random(&problem, 3);
+    let on_device = OnDevice::new(device, &problem, &inputs);
+    let stream = &on_device.stream;
+    let upload = |bytes: Vec<u8>| DeviceBuffer::from_host(stream, &bytes).unwrap();
+    let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    // Entries past the last key are poison.
+    let mut table = [u32::MAX; 21];
+    for (sequence, length) in [(0, 100_usize), (1, 33)] {
+        (0..length.div_ceil(16)).for_each(|page| table[sequence * 7 + page] = (sequence * 7 + page) as u32);
+    }
+    let mut lengths = upload(numbers(&[100, 33, 0]));
+    let mut pages = upload(numbers(&table));
+    let tensors = on_device.tensors().with_lse(0).with_seqused_k(lengths.address()).with_page_table(pages.address());
+    // SAFETY: the operands are whole, and nobody else's.
+    let check = || unsafe { plan.check_lengths(stream, tensors) };
+    assert_eq!(check(), Ok(()));
+    lengths.copy_from_host(stream, &numbers(&[100, 133, 0])).unwrap();
+    let error = TensorError::KeyLength { batch: 1, length: 133, key_length: 100 };
+    assert_eq!(check(), Err(Error::Invalid(Invalid::Tensors(vec![error]))));
+    lengths.copy_from_host(stream, &numbers(&[100, 33, 1])).unwrap();
+    let error = TensorError::Page { sequence: 2, entry: 0, page: -1, num_pages: 30 };
+    assert_eq!(check(), Err(Error::Invalid(Invalid::Tensors(vec![error]))));
+    table[14] = 29;
+    pages.copy_from_host(stream, &numbers(&table)).unwrap();
+    assert_eq!(check(), Ok(()));
+    let captured = Graph::capture::<Error>(stream, |_| check());
+    assert_eq!(captured.err(), Some(Error::CheckWhileCapturing));
+}
+
+/// The first keys, then the rest merged into their output and LSE, launched and replayed from a graph.
+fn continuing_is_attention_over_all_keys(gpu: &Gpu) {
+    let device = gpu.device();
+    for (layout, total_q) in [(Layout::Bhsd, None), (Layout::Bshd, None), (Layout::Bshd, Some(70))] {
+        let mut problem = Problem::new(3, 4, 21, 64, DType::Bf16).with_layout(layout).with_lse(true);
+        (problem.key_heads, problem.key_length, problem.total_q) = (2, 300, total_q);
+        let inputs = Inputs::random(&problem, 6);
+        let on_device = OnDevice::new(device, &problem, &inputs);
+        let stream = &on_device.stream;
+        let offsets: Vec<u8> = inputs.cu_seqlens_q.iter().flatten().flat_map(|offset| offset.to_le_bytes()).collect();
+        let offsets = DeviceBuffer::from_host(stream, &offsets).unwrap();
+        let part = |keys: usize| problem.clone().with_key_length(keys).with_layout(Layout::Strided(problem.strides()));
+        let first = Plan::new(&part(100), device).unwrap();
+        let rest = ContinuePlan::new(&part(200), device).unwrap();
+        let tensors = on_device.tensors().with_cu_seqlens_q(offsets.address());
+        let mut later = tensors;
+        later.key += 100 * (problem.strides().key.row * 2) as u64;
+        later.value += 100 * (problem.strides().value.row * 2) as u64;
+        let graph = Graph::capture::<Error>(stream, |stream| {
+            // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
+            unsafe { first.launch(stream, tensors) }?;
+            // SAFETY: as above.
+            unsafe { rest.launch(stream, later) }
+        })
+        .unwrap();
+        // SAFETY: as above.
+        unsafe { graph.launch(stream) }.unwrap();
+        check_outputs(&problem, &inputs, &on_device.outputs(&problem), "a graph that continues");
+        // SAFETY: as above.
+        unsafe { first.launch(stream, tensors) }.unwrap();
+        // SAFETY: as above.
+        unsafe { rest.launch(stream, later) }.unwrap();
+        check_outputs(&problem, &inputs, &on_device.outputs(&problem), "continue");
     }
 }
 

@@ -5,7 +5,7 @@ use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, Numbers, Planted};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, LaunchPlan, Reason};
-use flashcore_problem::{Alignment, DType, Layout, Mask, Problem};
+use flashcore_problem::{Alignment, DType, Layout, LseForm, Mask, Problem};
 
 fn problem(dtype: DType, [queries, keys, head_dim, value_dim]: [usize; 4]) -> Problem {
     let mut problem = Problem::new(2, 4, queries, head_dim, dtype);
@@ -147,6 +147,35 @@ fn what_lies_behind_the_keys_of_a_batch_leaves_no_trace() {
             let case = Case { numbers, ..Case::new(problem.clone(), seed, Backend::Sim(config)) };
             let outcome = verify(&case, None);
             assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+        }
+    }
+}
+
+/// Every form of the LSE on every kind of kernel that writes one, with sinks so large that they swallow all keys, and so
+/// small that they count for nothing; partial results of splits and chunks stay in their own form.
+#[test]
+fn forms_of_the_lse() {
+    let kernels = [
+        ("scalar", DType::F32),
+        ("ladder-64x64-1stage-padded-load4-tensorqk", DType::F16),
+        ("ampere-32x64-2stage-swizzled-2kvwarps", DType::F16),
+        ("ampere-32x32-2stage-swizzled-3splits", DType::Bf16),
+        ("ampere-32x32-2stage-swizzled-3persistent-64chunk", DType::F16),
+        ("hopper-64x64-3stage-threshold", DType::Bf16),
+        ("hopper-128x48-2stage-overlap-pingpong-persistent", DType::F16),
+        ("hopper-64x64-4stage-2cluster", DType::F16),
+    ];
+    for (name, dtype) in kernels {
+        let config: Config = name.parse().expect("a config");
+        for form in LseForm::ALL {
+            for (sinks, numbers) in [(false, Numbers::Normal), (true, Numbers::Planted(Planted::ExtremeSinks))] {
+                let mut problem = problem(dtype, [35, 203, 64, 64]).with_sinks(sinks).with_lse_form(form);
+                problem.mask = Mask::Causal(Alignment::BottomRight);
+                problem.seqused_k = name.contains("chunk");
+                let case = Case { numbers, ..Case::new(problem, 3, Backend::Sim(config)) };
+                let outcome = verify(&case, None);
+                assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The merge kernel in the simulator.
 
-use flashcore_bench::testkit::operations::{check_merge, check_merge_of};
+use flashcore_bench::testkit::operations::{check_merge, check_merge_in_place, check_merge_of};
 use flashcore_ir::Arch;
 use flashcore_kernels::merge::MergePlan;
 use flashcore_problem::{DType, LseBase, MergeData, MergeProblem, Strides};
@@ -74,5 +74,21 @@ fn a_nan_is_not_hidden() {
         data.parts[1].1[0] = f32::NAN;
         data.parts.iter_mut().for_each(|(_, lse)| lse[3] = f32::NAN);
         check_merge_of(&plan(&problem), &problem, &data, 3).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
+
+/// Into the first part, in which rows that the second has not written stay as they are.
+#[test]
+fn a_part_is_merged_into_another() {
+    for dtype in DTYPES {
+        for (heads, value_dim) in [(3, 128), (2, 33), (5, 72), (1, 512), (4, 64)] {
+            for base in [LseBase::Natural, LseBase::Two] {
+                let problem = MergeProblem::new(2, 23, heads, value_dim, dtype).with_base(base);
+                let plan = MergePlan::in_place(&problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"));
+                for seed in 0..2 {
+                    check_merge_in_place(&plan, &problem, seed).unwrap_or_else(|wrong| panic!("{problem:?}: {wrong}"));
+                }
+            }
+        }
     }
 }

@@ -87,6 +87,10 @@ fn launches_on_the_cpu_name_what_to_use() {
     let status = unsafe { flashcore_plan_launch_tensors(plan, null, &raw const none) };
     assert_eq!(status, FLASHCORE_UNSUPPORTED);
     assert_eq!(text(flashcore_last_error()), format!("flashcore_plan_launch_tensors {rest}"));
+    // SAFETY: a plan on the CPU reads nothing.
+    let status = unsafe { flashcore_plan_check_lengths(plan, null, &raw const none) };
+    assert_eq!(status, FLASHCORE_UNSUPPORTED);
+    assert_eq!(text(flashcore_last_error()), format!("flashcore_plan_check_lengths {rest}"));
     // SAFETY: null is looked at.
     let status = unsafe { flashcore_plan_launch_tensors(plan, null, ptr::null()) };
     assert_eq!(

@@ -129,3 +129,36 @@ fn a_merge_from_beginning_to_end() {
     // SAFETY: a plan that is gone is an error.
     assert_eq!(unsafe { flashcore_merge_launch(plan, ptr::null_mut(), ptr::null()) }, FLASHCORE_INVALID_PLAN);
 }
+
+/// One key at a time, of equal scores: the output is the mean of the values so far.
+#[test]
+fn attention_continues_from_beginning_to_end() {
+    let mut problem = problem(1, 1, 1, 2, FLASHCORE_DTYPE_F32);
+    let create = |problem: &Problem| {
+        let mut plan = ptr::null_mut();
+        // SAFETY: the problem is one, and the plan can be written.
+        let status = unsafe { flashcore_continue_create(problem, FLASHCORE_DEVICE_CPU, 0, &raw mut plan) };
+        (status, plan, text(flashcore_last_error()))
+    };
+    let (status, plan, said) = create(&problem);
+    let words = "lse is false; it must be true to continue from an LSE";
+    assert_eq!((status, plan.is_null(), said.as_str()), (FLASHCORE_INVALID_ARGUMENT, true, words));
+    problem.lse = 1;
+    let (status, plan, said) = create(&problem);
+    assert_eq!((status, said.as_str()), (FLASHCORE_OK, ""));
+    let (mut output, mut lse) = ([0.0_f32; 2], [f32::NEG_INFINITY]);
+    for value in [[1.0_f32, 2.0], [3.0, 6.0]] {
+        let inputs = inputs(&[0.0_f32; 2], &[0.0; 2], &value);
+        let outputs = outputs(mut_bytes(&mut output), mut_bytes(&mut lse));
+        // SAFETY: the structs are what they say, and what they point to is valid.
+        assert_eq!(unsafe { flashcore_continue_run_host(plan, &raw const inputs, &raw const outputs) }, FLASHCORE_OK);
+    }
+    assert_eq!((output, lse), ([2.0, 4.0], [std::f32::consts::LN_2]));
+    assert_eq!(flashcore_continue_workspace_bytes(plan), 0);
+    let none = DeviceTensors { struct_size: size_of::<DeviceTensors>() as u64, ..zeroed() };
+    // SAFETY: a plan on the CPU launches nothing.
+    let status = unsafe { flashcore_continue_launch(plan, ptr::null_mut(), &raw const none) };
+    assert_eq!(status, FLASHCORE_UNSUPPORTED);
+    assert_eq!(flashcore_continue_destroy(plan), FLASHCORE_OK);
+    assert_eq!(flashcore_continue_destroy(plan), FLASHCORE_INVALID_PLAN);
+}

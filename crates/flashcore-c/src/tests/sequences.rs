@@ -68,6 +68,8 @@ fn sizes_and_switches_belong_together() {
         |problem| problem.table_stride = 7,
         "problem.table_stride is 7 and problem.page_table is 0; set page_table to 1, or table_stride to 0",
     );
+    check(|problem| problem.lse_base = 2, "problem.lse_base is 2; it must be one of FLASHCORE_LSE_*");
+    check(|problem| problem.lse_without_sink = 7, "problem.lse_without_sink is 7; it must be 0 or 1");
     check(|problem| problem.cu_seqlens_q = 2, "problem.cu_seqlens_q is 2; it must be 0 or 1");
     check(|problem| problem.page_table = -1, "problem.page_table is -1; it must be 0 or 1");
     check(
@@ -238,4 +240,31 @@ fn sequences_are_computed() {
         (problem.page_size, problem.num_pages, problem.table_width) = (1, 450, 150);
         (problem.kv_batch_idx, problem.kv_batch) = (1, 4);
     });
+}
+
+/// Weights 1 and 1 of the keys and 2 of the sink, in base 2 and without the sink.
+#[test]
+fn the_lse_has_the_form_of_the_problem() {
+    let sinks = [std::f32::consts::LN_2];
+    for (base, without_sink, expected) in [
+        (FLASHCORE_LSE_NATURAL, 0, 4.0_f32.ln()),
+        (FLASHCORE_LSE_BASE_2, 0, 2.0),
+        (FLASHCORE_LSE_NATURAL, 1, std::f32::consts::LN_2),
+        (FLASHCORE_LSE_BASE_2, 1, 1.0),
+    ] {
+        let problem = sequences(|problem| {
+            (problem.batch, problem.query_heads, problem.key_heads) = (1, 1, 1);
+            (problem.query_length, problem.key_length, problem.head_dim, problem.value_dim) = (1, 2, 1, 1);
+            (problem.sinks, problem.lse) = (1, 1);
+        });
+        let problem = Problem { lse_base: base, lse_without_sink: without_sink, ..problem };
+        let plan = create(&problem).unwrap();
+        let (mut output, mut lse) = ([0.0_f32], [0.0_f32]);
+        let inputs = Inputs { sinks: bytes(&sinks), ..inputs(&[0.0_f32], &[0.0, 0.0], &[1.0, 2.0]) };
+        let outputs = outputs(mut_bytes(&mut output), mut_bytes(&mut lse));
+        assert_eq!(run(plan, &inputs, &outputs), (FLASHCORE_OK, String::new()));
+        assert_eq!(output, [0.75]);
+        assert!((lse[0] - expected).abs() < 1e-6, "{lse:?}, and {expected} was expected");
+        assert_eq!(flashcore_plan_destroy(plan), FLASHCORE_OK);
+    }
 }

@@ -12,7 +12,7 @@ use flashcore_bench::testkit::memory::{output_bytes, read_file, require};
 use flashcore_bench::testkit::parse_mask;
 use flashcore_bench::testkit::verify::{NoVerdict, Yardstick, attend_in_simulator};
 use flashcore_bench::util::whole_file::is_standard_output;
-use flashcore_problem::{Evidence, Layout, Outputs, Problem};
+use flashcore_problem::{Evidence, Layout, LseBase, Outputs, Problem};
 use safetensors::SafeTensors;
 
 use self::tensors::{Contents, Names};
@@ -33,6 +33,7 @@ use crate::{Ending, Failure};
 #[command(
     after_help = "Examples:\n  flashcore attend in.safetensors out.safetensors --mask causal --lse\n  flashcore attend in.safetensors out.safetensors --layout bshd --device cuda --kernel ampere\n  flashcore attend in.safetensors out.safetensors --query-name q --key-name k --value-name v --ignore mask\n  flashcore attend in.safetensors out.safetensors --device sim --kernel hopper --verify"
 )]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct Attend {
     /// The file to read
     #[arg(value_name = "IN")]
@@ -70,6 +71,12 @@ pub(crate) struct Attend {
     /// Write the log-sum-exp as well
     #[arg(long)]
     lse: bool,
+    /// The log-sum-exp in base 2
+    #[arg(long, requires = "lse")]
+    lse_base2: bool,
+    /// The log-sum-exp of the keys alone, without the sink
+    #[arg(long, requires = "lse")]
+    lse_without_sink: bool,
     /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config; needs a GPU or --device sim
     #[arg(long)]
     kernel: Option<String>,
@@ -249,6 +256,8 @@ impl Attend {
         }
         problem.softcap = self.softcap;
         problem.lse = self.lse;
+        problem.lse_form.base = if self.lse_base2 { LseBase::Two } else { LseBase::Natural };
+        problem.lse_form.includes_sink = !self.lse_without_sink;
         let errors = problem.errors();
         if errors.is_empty() { Ok(()) } else { Err(Failure::Usage(joined(&errors))) }
     }

@@ -16,7 +16,7 @@ use flashcore_bench::testkit::verify::NoVerdict;
 use flashcore_bench::testkit::{Backend, Case};
 use flashcore_cpu::{Level, LevelError};
 use flashcore_kernels::Config;
-use flashcore_problem::{DType, Layout, Stress};
+use flashcore_problem::{DType, Layout, LseBase, Stress};
 use rayon::prelude::*;
 
 use super::origin::write_record;
@@ -83,6 +83,9 @@ pub(crate) struct Verify {
     /// Compute the log-sum-exp as well
     #[arg(long, requires = "shape")]
     lse: bool,
+    /// The log-sum-exp in base 2
+    #[arg(long, requires = "lse")]
+    lse_base2: bool,
     /// The memory layout of the tensors
     #[arg(long, value_enum, default_value_t = LayoutName::Bhsd, requires = "shape")]
     layout: LayoutName,
@@ -443,6 +446,7 @@ impl Verify {
         };
         let mut problem = super::problem(shape, self.dtype, &self.mask)?;
         problem.lse = self.lse;
+        problem.lse_form.base = if self.lse_base2 { LseBase::Two } else { LseBase::Natural };
         problem.layout = match self.layout {
             LayoutName::Bhsd => Layout::Bhsd,
             LayoutName::Bshd => Layout::Bshd,

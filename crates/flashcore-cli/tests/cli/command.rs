@@ -16,6 +16,7 @@ fn check(arguments: &[&str], code: i32, standard_error: &str) {
 #[test]
 fn a_case_that_passes_exits_with_0() {
     check(&["verify", "--shape", "1x1x20,70x32", "--kernel", "ampere", "--mask", "causal", "--lse"], 0, "");
+    check(&["verify", "--shape", "1x1x20,70x32", "--kernel", "ampere", "--lse", "--lse-base2"], 0, "");
     check(&["verify", "--backend", "cpu", "--shape", "1x2/1x5,9x24", "--mask", "window:3,0"], 0, "");
 }
 

@@ -2,6 +2,7 @@
 //! that is done once per score is [`Microkernel::online_softmax`](crate::microkernel::Microkernel::online_softmax).
 
 use crate::simd::real::Real;
+use flashcore_problem::LseBase;
 use std::f64::consts::LN_2;
 
 /// Normalization of a row whose scores have all been seen.
@@ -13,9 +14,13 @@ pub(crate) struct Finished<R> {
 }
 
 impl<R: Real> Finished<R> {
-    /// Log-sum-exp in base e.
-    pub(crate) fn lse(&self) -> R {
-        (self.shift + self.row_sum.log2()) * R::from_f64(LN_2)
+    /// Log-sum-exp.
+    pub(crate) fn lse(&self, base: LseBase) -> R {
+        let log2 = self.shift + self.row_sum.log2();
+        match base {
+            LseBase::Natural => log2 * R::from_f64(LN_2),
+            LseBase::Two => log2,
+        }
     }
 }
 

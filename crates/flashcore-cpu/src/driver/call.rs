@@ -13,7 +13,7 @@ use crate::attend::{blocked, decode};
 use crate::microkernel::Microkernel;
 use crate::microkernel::prefetch::CacheLines;
 use crate::simd::real::Real;
-use flashcore_problem::{InputViews, OutputViews, Problem};
+use flashcore_problem::{InputViews, LseForm, OutputViews, Problem};
 use std::ops::Range;
 use zerocopy::FromBytes;
 
@@ -136,7 +136,7 @@ impl<K: Microkernel> Call<'_, K> {
         for (lane, (&row_max, &row_sum)) in panel.row_max.iter().zip(panel.row_sum).enumerate() {
             let finished = finish(row_max, row_sum, sink);
             if let Some(places) = &mut lse {
-                places[lane] = lse_of(finished.as_ref());
+                places[lane] = self.lse(finished.as_ref(), row_max, row_sum);
             }
             attend_nothing[lane] = finished.is_none();
             factors[lane] = finished.map_or(K::Real::ZERO, |finished| finished.factor);
@@ -195,12 +195,16 @@ impl<K: Microkernel> Call<'_, K> {
             bytes.fill(0);
         }
         if let Some(place) = lse {
-            *place = lse_of(finished.as_ref());
+            *place = self.lse(finished.as_ref(), row_max, row_sum);
         }
     }
-}
 
-/// Log-sum-exp that is written for a row; minus infinity if nothing was attended.
-fn lse_of<R: Real>(finished: Option<&Finished<R>>) -> f32 {
-    finished.map_or(f32::NEG_INFINITY, |finished| finished.lse().to_f64() as f32)
+    /// Log-sum-exp that is written for a finished row, in the form that the problem wants; minus infinity if nothing was
+    /// attended.
+    fn lse(&self, finished: Option<&Finished<K::Real>>, row_max: K::Real, row_sum: K::Real) -> f32 {
+        let LseForm { base, includes_sink, .. } = self.problem.lse_form;
+        let of_keys = if includes_sink { None } else { finish(row_max, row_sum, None) };
+        let finished = if includes_sink { finished } else { of_keys.as_ref() };
+        finished.map_or(f32::NEG_INFINITY, |finished| finished.lse(base).to_f64() as f32)
+    }
 }

@@ -202,6 +202,8 @@ impl ThreadRow {
         }
         k.section("epilogue", |k| {
             let sink = context.sink(k);
+            let form = context.specialization.lse_form;
+            let lse_of_keys = (!form.includes_sink && first == 0).then(|| lse_exact(k, row_max, row_sum, form.base));
             let (row_max, inverse) = normalize_row(k, row_max, row_sum, sink);
             for (column, result) in (first..).zip(&result) {
                 let scaled = k.mul(*result, inverse);
@@ -209,7 +211,7 @@ impl ThreadRow {
                 k.store_one(element_address::<T>(self.output, column), rounded);
             }
             if context.specialization.has(Operand::Lse) && first == 0 {
-                let lse = lse_exact(k, row_max, row_sum);
+                let lse = lse_of_keys.unwrap_or_else(|| lse_exact(k, row_max, row_sum, form.base));
                 let address = context.lse_address(k, self.row);
                 k.store_one(address, lse);
             }

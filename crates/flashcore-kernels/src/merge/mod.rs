@@ -4,6 +4,10 @@
 //! of a row computes the weights for itself, so that nothing crosses lanes. Few parts are all loaded at once; of many, the
 //! first loop finds the largest LSE and the second adds up.
 
+mod in_place;
+
+pub use in_place::UNWRITTEN;
+
 use flashcore_ir::types::{F32, Pred, U32, U64};
 use flashcore_ir::{Arch, Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
@@ -34,6 +38,8 @@ pub struct MergeSpec {
     pub unrolled: Option<u32>,
     /// True if the merged LSE is written.
     pub lse: bool,
+    /// True if the second of two parts is merged into the first.
+    pub in_place: bool,
 }
 
 impl MergeSpec {
@@ -48,14 +54,16 @@ impl MergeSpec {
             vec: vector_elements(problem.part_dtype, strides.chain([problem.value_dim])),
             unrolled: (problem.num_parts <= MOST_UNROLLED).then_some(problem.num_parts as u32),
             lse: problem.lse,
+            in_place: false,
         }
     }
 
     fn name(self) -> String {
-        let Self { part_dtype, dtype, value_dim, vec, unrolled, lse } = self;
+        let Self { part_dtype, dtype, value_dim, vec, unrolled, lse, in_place } = self;
         let unrolled = unrolled.map_or_else(|| "many".to_owned(), |count| count.to_string());
         let lse = if lse { "_lse" } else { "" };
-        format!("flashcore_merge_{part_dtype}_{dtype}_d{value_dim}_v{vec}_{unrolled}parts{lse}")
+        let in_place = if in_place { "_in_place" } else { "" };
+        format!("flashcore_merge_{part_dtype}_{dtype}_d{value_dim}_v{vec}_{unrolled}parts{lse}{in_place}")
     }
 
     const fn lanes(self) -> u32 {
@@ -69,7 +77,7 @@ impl MergeSpec {
 
     /// Writes the kernel.
     pub(crate) fn generate(self) -> Kernel {
-        kernel(self)
+        if self.in_place { in_place::kernel(self) } else { kernel(self) }
     }
 }
 
@@ -154,11 +162,21 @@ pub struct MergePlan {
 impl MergePlan {
     /// The plan for a problem, or every reason against it.
     pub fn new(problem: &MergeProblem, arch: Arch) -> Result<Self, Vec<Reason>> {
+        Self::planned(problem, false, arch)
+    }
+
+    /// The plan for a merge of the second of two parts into the first, which have the type and the strides of the output: the
+    /// first part of a launch is its output and LSE too. Rows whose second LSE is [`UNWRITTEN`] are left alone.
+    pub fn in_place(problem: &MergeProblem, arch: Arch) -> Result<Self, Vec<Reason>> {
+        Self::planned(problem, true, arch)
+    }
+
+    fn planned(problem: &MergeProblem, in_place: bool, arch: Arch) -> Result<Self, Vec<Reason>> {
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
-        let spec = MergeSpec::of(problem);
+        let spec = MergeSpec { in_place, ..MergeSpec::of(problem) };
         let key = KernelKey::Merge(spec, arch);
         key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
         Ok(Self { key, template: arguments(problem), spec, heads: problem.heads as u32 })

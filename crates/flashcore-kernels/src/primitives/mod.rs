@@ -31,7 +31,7 @@ pub use smem::{
     GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedTile, SwizzledTile, TensorRows,
     TileAddresses, TileCopy,
 };
-pub use softmax::{Exponential, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
+pub use softmax::{Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
 pub(crate) use softmax::{lse_exact, lse_log2, normalize_row};
 pub(crate) use vector::{VectorBits, VectorType, used_strides, vector_elements};
 

@@ -6,25 +6,17 @@
 //! output 0 and an LSE of minus infinity. An LSE that is NaN makes output and LSE of its row NaN.
 
 mod oracle;
+mod state;
 
 pub use oracle::{MergeData, MergeExpected, merge_oracle};
+pub use state::StateMerge;
 
-use crate::{DType, Invalid, ProblemError, Shape, Strides, TensorError, TensorView, TensorViewMut};
+use crate::{DType, Invalid, LseBase, ProblemError, Shape, Strides, TensorError, TensorView, TensorViewMut};
 
 /// The most parts.
 pub const MOST_PARTS: usize = 256;
 /// The most columns of a head.
 pub const MOST_MERGE_COLUMNS: usize = 512;
-
-/// Base of the logarithm of an LSE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum LseBase {
-    /// Base e: `FlashAttention`, cuDNN, `PyTorch`, and this crate.
-    #[default]
-    Natural,
-    /// Base 2: `FlashInfer`.
-    Two,
-}
 
 /// Everything about a merge but the numbers in its tensors.
 ///

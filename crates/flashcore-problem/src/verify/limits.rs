@@ -56,8 +56,9 @@ pub struct Limits {
     /// quarters of a roundoff.
     pub relative_l2: f64,
     /// Bound on the absolute error of each log-sum-exp: twice the reference's, plus 2^-16 in 16-bit types, and for
-    /// large scores the error of rounding them to `f32`. Merging the splits of a split-KV run scales them by the
-    /// exponentials of these numbers: 2^-16 is then 1/32 of a roundoff of `f16`.
+    /// large scores the error of rounding them to `f32`; in base 2 the same error in its unit, 1.44 times the number.
+    /// Merging the splits of a split-KV run scales them by the exponentials of these numbers: 2^-16 is then 1/32 of a
+    /// roundoff of `f16`.
     pub lse: f64,
     /// Bound on the magnitude of the [relative bias](crate::Verdict::relative_bias): twice that of rounding to nearest
     /// on the same inputs, plus an eighth of a roundoff; no limit where nothing is rounded to 16 bits.
@@ -84,8 +85,9 @@ impl Limits {
             max_error: 2.0 * reference.max_error + ((2.0 + sum_noise) * roundoff + score_noise) * largest_output,
             relative_l2: 2.0 * reference.relative_l2 + (0.75 + sum_noise) * roundoff + score_noise,
             lse: 2.0 * reference.lse
-                + if is_narrow { LSE_FLOOR } else { (8.0 + sum_noise) * lse_roundoff }
-                + 4.0 * lse_roundoff * expected.largest_score,
+                + problem.lse_form.base.per_natural()
+                    * (if is_narrow { LSE_FLOOR } else { (8.0 + sum_noise) * lse_roundoff }
+                        + 4.0 * lse_roundoff * expected.largest_score),
             relative_bias: if is_narrow {
                 2.0 * reference.relative_bias + BIAS_FLOOR * roundoff + score_noise
             } else {

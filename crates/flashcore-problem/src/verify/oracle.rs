@@ -144,9 +144,9 @@ impl<'a> Operands<'a> {
         }
         let sink = self.inputs.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
 
-        // `f64::max` ignores a NaN; the sum below does not.
-        let maximum = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-        let shift = if maximum == f64::NEG_INFINITY { 0.0 } else { maximum };
+        let shift = finite_maximum(scores.iter().copied().chain(sink));
+        // Beside a large sink the weights of all keys may vanish, so an LSE without it has a shift of its own.
+        let lse_of_keys = (!problem.lse_form.includes_sink).then(|| lse::<S>(&scores));
         let mut sum = S::default();
         sum.add(sink.map_or(0.0, |sink| (sink - shift).exp()));
         let mut sums = vec![S::default(); value_dim];
@@ -165,8 +165,25 @@ impl<'a> Operands<'a> {
             return RowAnswer { output: vec![0.0; value_dim], lse: f64::NEG_INFINITY, largest_score };
         }
         let output = sums.into_iter().map(|total| total.value() / sum).collect();
-        RowAnswer { output, lse: shift + sum.ln(), largest_score }
+        let lse = lse_of_keys.unwrap_or(shift + sum.ln()) * problem.lse_form.base.per_natural();
+        RowAnswer { output, lse, largest_score }
     }
+}
+
+/// The log-sum-exp of scores in base e.
+fn lse<S: Sum>(scores: &[f64]) -> f64 {
+    let shift = finite_maximum(scores.iter().copied());
+    let mut sum = S::default();
+    for score in scores {
+        sum.add((score - shift).exp());
+    }
+    shift + sum.value().ln()
+}
+
+/// The largest score, or 0 where there is none but minus infinity. `f64::max` ignores a NaN; sums of exponentials do not.
+fn finite_maximum(scores: impl Iterator<Item = f64>) -> f64 {
+    let maximum = scores.fold(f64::NEG_INFINITY, f64::max);
+    if maximum == f64::NEG_INFINITY { 0.0 } else { maximum }
 }
 
 /// A sum of many terms.

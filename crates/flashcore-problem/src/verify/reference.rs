@@ -129,6 +129,14 @@ macro_rules! real {
 real!(f32);
 real!(f64);
 
+/// The log-sum-exp of scores in base e.
+fn lse<R: Real>(scores: &[R]) -> R {
+    let (zero, nothing) = (R::from_f64(0.0), R::from_f64(f64::NEG_INFINITY));
+    let maximum = scores.iter().fold(nothing, |left, &right| if right > left { right } else { left });
+    let shift = if maximum > nothing { maximum } else { zero };
+    shift + scores.iter().fold(zero, |sum, &score| sum + (score - shift).exp()).ln()
+}
+
 /// The outputs, and, if expected values are given, the leaning of rounded weights to one side.
 fn attend<R: Real>(problem: &Problem, inputs: &Inputs, expected: Option<&Expected>) -> (Outputs, Leaning) {
     let strides = problem.strides();
@@ -226,7 +234,8 @@ impl<R: Real> Operands<'_, R> {
                 *element = *element + weight * value;
             }
         }
-        RowAnswer { output, lse: shift + sum.ln(), leaning }
+        let lse = if problem.lse_form.includes_sink { shift + sum.ln() } else { lse(&scores) };
+        RowAnswer { output, lse: lse * R::from_f64(problem.lse_form.base.per_natural()), leaning }
     }
 
     /// The index of a key of a sequence among the rows of key and value.

@@ -208,6 +208,10 @@ impl GpuAppend {
         if tokens == 0 {
             return Ok(());
         }
+        if super::check_lengths::is_on() {
+            // SAFETY: the contract of this function.
+            unsafe { super::check_lengths::check_slots(problem, stream, (tensors.slot_mapping, tokens)) }?;
+        }
         // SAFETY: the contract of this function.
         unsafe { self.operation.launch(stream, self.plan.grid(tokens), &tensors.values(tokens).words()) }?;
         Ok(())

@@ -251,10 +251,10 @@ impl Gpu {
     }
 }
 
-const SEED: u64 = 0x5EED;
+pub(super) const SEED: u64 = 0x5EED;
 
 /// The trial of the kernel of a problem: all that is compiled in is the same.
-fn trial(problem: &MergeProblem) -> MergeProblem {
+pub(super) fn trial(problem: &MergeProblem) -> MergeProblem {
     let wanted = MergeSpec::of(problem);
     let parts = if wanted.unrolled.is_some() { problem.num_parts } else { 11 };
     let mut small = MergeProblem::new(parts, 37, 3, problem.value_dim, problem.dtype)

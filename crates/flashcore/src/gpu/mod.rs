@@ -1,6 +1,8 @@
 //! Plans on a GPU: from a problem to kernels that are loaded, trusted and ready to be launched.
 
 mod append;
+pub(crate) mod check_lengths;
+mod continuation;
 mod device_tensors;
 mod executor;
 mod merge;
@@ -22,6 +24,7 @@ use flashcore_problem::{Outputs, Problem};
 
 pub use append::AppendTensors;
 pub(crate) use append::GpuAppend;
+pub(crate) use continuation::GpuContinue;
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
 pub(crate) use merge::GpuMerge;

@@ -6,7 +6,8 @@
 use std::f32::consts::LN_2;
 
 use flashcore::{
-    Alignment, BiasStrides, BiasView, DType, Device, InputViews, Layout, Mask, OutputViews, Plan, Problem, supports,
+    Alignment, BiasStrides, BiasView, DType, Device, InputViews, Layout, LseForm, Mask, OutputViews, Plan, Problem,
+    supports,
 };
 
 /// One head with one column of `queries` rows and `keys` keys.
@@ -176,4 +177,15 @@ fn sinks_are_in_the_denominator_only() {
     let (output, lse) = attend(&problem, &[0.0], |inputs| inputs.sinks = Some(&[LN_2]));
     assert!((output[0] - 3.0 / 4.0).abs() < 1e-6, "{output:?}");
     assert!((f64::from(lse[0]) - 4.0_f64.ln()).abs() < 1e-6, "{lse:?}");
+}
+
+/// Weights 1 and 1 of the keys, 2 of the sink: 2 without it, 4 with it, in either base.
+#[test]
+fn the_lse_has_the_form_of_the_problem() {
+    for (form, expected) in LseForm::ALL.into_iter().zip([4.0_f64.ln(), 2.0, 2.0_f64.ln(), 1.0]) {
+        let problem = problem(1, 2).with_sinks(true).with_lse_form(form);
+        let (output, lse) = attend(&problem, &[0.0], |inputs| inputs.sinks = Some(&[LN_2]));
+        assert!((output[0] - 3.0 / 4.0).abs() < 1e-6, "{form:?} {output:?}");
+        assert!((f64::from(lse[0]) - expected).abs() < 1e-6, "{form:?} {lse:?}");
+    }
 }

@@ -8,6 +8,7 @@ mod backends;
 #[cfg(feature = "cuda")]
 mod configs;
 #[cfg(feature = "cpu")]
+mod continuation;
 mod conventions;
 #[cfg(all(feature = "cpu", feature = "cuda"))]
 mod errors;

@@ -11,6 +11,7 @@ mod chunks;
 mod edit;
 mod hopper;
 mod invariance;
+mod lse_forms;
 mod merge;
 mod numeric;
 mod sequences;
@@ -30,6 +31,7 @@ pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
+pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use sequences::SEQUENCES;
@@ -46,7 +48,7 @@ use trials::Start;
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
     let lists = [
         CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, CHUNKS, INVARIANCE,
-        MERGE,
+        MERGE, LSE_FORMS,
     ];
     lists.into_iter().flatten()
 }

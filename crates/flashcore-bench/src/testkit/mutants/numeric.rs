@@ -34,6 +34,8 @@ pub const NUMERIC: &[Mutation] = mutations! { Group::Numeric;
         |kernel| shifted_lse(kernel, 3e-5);
     "ampere": "log-sum-exp-scaled", "the log-sum-exp is too large by 1 in 50,000" =>
         |kernel| scaled_lse(kernel);
+    "ampere": "lse-in-base-2", "the LSE is in base 2 where the natural one is wanted" => |kernel| base2_lse(kernel);
+    "hopper": "lse-in-base-2", "the LSE is in base 2 where the natural one is wanted" => |kernel| base2_lse(kernel);
     "hopper": "last-key-of-64n-plus-1", "the last key is left out where there are 64 n + 1" =>
         |kernel| last_key_dropped(kernel);
     "hopper": "log-sum-exp-off-by-3e-5", "the log-sum-exp is 3e-5 too large" =>
@@ -148,6 +150,15 @@ fn shifted_lse(kernel: &mut Kernel, by: f32) -> usize {
         let Op::Mul { ty, d, .. } = instruction.op else { return vec![instruction] };
         let shift = Op::Add { ty, d, a: Operand::Register(d), b: Operand::Constant(u64::from(by.to_bits())) };
         vec![instruction.clone(), Instruction { op: shift, ..instruction }]
+    })
+}
+
+fn base2_lse(kernel: &mut Kernel) -> usize {
+    rewrite_if(kernel, is_natural, |_, mut instruction| {
+        if let Op::Mul { ty, d, a, .. } = instruction.op {
+            instruction.op = Op::Mov { ty, d, a };
+        }
+        vec![instruction]
     })
 }
 

@@ -1,7 +1,7 @@
 //! The problems that mutants are tried on, with kernels that pass them.
 
 use flashcore_kernels::{Config, HopperConfig, WarpScheduler};
-use flashcore_problem::{Alignment, DType, Mask, MaskMod, PagedKv, Problem};
+use flashcore_problem::{Alignment, DType, LseBase, LseForm, Mask, MaskMod, PagedKv, Problem};
 
 use crate::testkit::simulate::FarApart;
 use crate::testkit::suites::far_trials;
@@ -30,6 +30,8 @@ pub enum Group {
     Invariance,
     /// Merges of partial results.
     Merge,
+    /// An LSE in base 2 and without the sink.
+    LseForms,
 }
 
 /// A trial before it is prepared.
@@ -77,6 +79,12 @@ pub(super) fn all() -> Vec<Start> {
     (shared.key_length, shared.lse) = (203, true);
     all.push(start(Group::Clusters)((shared, named("hopper-64x64-4stage-2cluster"))));
     all.extend(sequences().into_iter().map(start(Group::Sequences)));
+    let mut of_keys = Problem::new(1, 4, 97, 64, DType::F16).with_sinks(true).with_lse(true);
+    (of_keys.key_heads, of_keys.key_length) = (2, 203);
+    of_keys.lse_form = LseForm::default().with_base(LseBase::Two).without_sink();
+    for config in [Config::ampere(), small_hopper(), named("ampere-32x32-2stage-swizzled-3splits")] {
+        all.push(start(Group::LseForms)((of_keys.clone(), config)));
+    }
     all
 }
 

@@ -4,7 +4,9 @@ use flashcore_cpu::Level;
 use flashcore_problem::{Alignment, DType, Mask, OperandSet, SplitMix64, Stress};
 
 use super::design::{Design, Row};
-use super::features::{EXPRESSIONS, Features, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits};
+use super::features::{
+    EXPRESSIONS, Features, LSE_FORMS, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
+};
 use crate::testkit::case::other_operands;
 use crate::testkit::{BiasForm, Case, Numbers, Planted};
 
@@ -110,7 +112,7 @@ pub(super) fn random_features(random: &mut SplitMix64) -> Features {
         sinks,
         bias,
         seqused_k: one_in(random, 3),
-        lse: random.below(2) == 0,
+        lse: LSE_FORMS[random.below(LSE_FORMS.len())],
         others: OperandSet::NONE,
         layout,
         numbers: if suits(numbers, bias, alibi, sinks) { numbers } else { Numbers::Normal },

@@ -3,7 +3,7 @@
 use flashcore_problem::DType;
 
 use super::covering::{Setting, covering_rows};
-use super::features::{EXPRESSIONS, Features, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, others_of, suits};
+use super::features::{EXPRESSIONS, Features, LSE_FORMS, LayoutForm, MASKS, SCALE_FACTORS, SOFTCAPS, others_of, suits};
 use crate::testkit::case::other_operands;
 use crate::testkit::{BiasForm, Numbers};
 
@@ -72,7 +72,8 @@ impl Design {
             Feature::ScaleFactor => SCALE_FACTORS.len(),
             Feature::Mask => MASKS.len(),
             Feature::Softcap => SOFTCAPS.len(),
-            Feature::Alibi | Feature::Sinks | Feature::SequsedK | Feature::Lse => 2,
+            Feature::Alibi | Feature::Sinks | Feature::SequsedK => 2,
+            Feature::Lse => LSE_FORMS.len(),
             Feature::Bias => self.biases.len(),
             Feature::Layout => LayoutForm::ALL.len(),
             Feature::Numbers => self.numbers.len(),
@@ -114,7 +115,7 @@ impl Design {
             sinks: at(Feature::Sinks) == 1,
             bias: self.biases[at(Feature::Bias)],
             seqused_k: at(Feature::SequsedK) == 1,
-            lse: at(Feature::Lse) == 1,
+            lse: LSE_FORMS[at(Feature::Lse)],
             others: others_of(row),
             layout: LayoutForm::ALL[at(Feature::Layout)],
             numbers: self.numbers[at(Feature::Numbers)],

@@ -1,14 +1,15 @@
 //! One value of every feature of a problem, and the case they make together.
 
 use flashcore_cpu::Level;
-use flashcore_problem::{Alignment, DType, Layout, Mask, OperandSet, Problem, Shape, Stress, Strides, TensorStrides};
+use flashcore_problem::{
+    Alignment, DType, Layout, LseForm, Mask, OperandSet, Problem, Shape, Stress, Strides, TensorStrides,
+};
 
 use crate::testkit::case::other_operands;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 /// One value of every feature.
 #[derive(Debug, Clone, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "each says whether one independent optional tensor takes part")]
 pub(super) struct Features {
     pub(super) batch: usize,
     /// Of the query, and of key and value.
@@ -26,7 +27,8 @@ pub(super) struct Features {
     pub(super) sinks: bool,
     pub(super) bias: Option<BiasForm>,
     pub(super) seqused_k: bool,
-    pub(super) lse: bool,
+    /// The form of the LSE, where there is one.
+    pub(super) lse: Option<LseForm>,
     /// Of the [`other_operands`].
     pub(super) others: OperandSet,
     pub(super) layout: LayoutForm,
@@ -153,6 +155,12 @@ pub(super) fn every_numbers() -> Vec<Numbers> {
     ordinary.into_iter().chain(stresses).chain(Planted::ALL.map(Numbers::Planted)).collect()
 }
 
+/// No LSE in a third, the default form in a third, and the others.
+pub(super) const LSE_FORMS: [Option<LseForm>; 9] = {
+    let [default, base2, of_keys, base2_of_keys] = LseForm::ALL;
+    [None, None, None, Some(default), Some(default), Some(default), Some(base2), Some(of_keys), Some(base2_of_keys)]
+};
+
 /// No bias as often as one.
 pub(super) fn every_bias() -> Vec<Option<BiasForm>> {
     [None; 8].into_iter().chain(BiasForm::ALL.map(Some)).collect()
@@ -184,7 +192,8 @@ impl Features {
         problem.scale *= f64::from(self.scale_factor);
         (problem.mask, problem.softcap, problem.alibi, problem.sinks) =
             (self.mask, self.softcap, self.alibi, self.sinks);
-        (problem.bias, problem.seqused_k, problem.lse) = (self.bias.is_some(), self.seqused_k, self.lse);
+        (problem.bias, problem.seqused_k, problem.lse) = (self.bias.is_some(), self.seqused_k, self.lse.is_some());
+        problem.lse_form = self.lse.unwrap_or_default();
         self.others.iter().for_each(|operand| operand.switch_on(&mut problem));
         problem.layout = self.layout.of(&problem);
         let (score, mask) = self.expressions;

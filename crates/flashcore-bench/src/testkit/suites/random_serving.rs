@@ -1,10 +1,12 @@
 //! Random packed and paged sequences, from 1 to 2,048 of them.
 
 use flashcore_kernels::Config;
-use flashcore_problem::{Alignment, DType, Layout, Mask, PagedKv, Problem, SequenceLengths, SplitMix64, Stress};
+use flashcore_problem::{
+    Alignment, DType, Layout, LseForm, Mask, PagedKv, Problem, SequenceLengths, SplitMix64, Stress,
+};
 
 use super::cpu_features::{random_dim, random_mask};
-use super::features::{EXPRESSIONS, LayoutForm, SOFTCAPS};
+use super::features::{EXPRESSIONS, LSE_FORMS, LayoutForm, SOFTCAPS};
 use super::gpu_features::{self, named};
 use super::serving::{Sequences, interleaved, work};
 use super::{Kernels, Runner, kernel_option, takes};
@@ -95,7 +97,7 @@ struct Kind {
     alibi: bool,
     sinks: bool,
     bias: Option<BiasForm>,
-    lse: bool,
+    lse: Option<LseForm>,
 }
 
 impl Kind {
@@ -128,7 +130,7 @@ impl Kind {
             alibi: one_in(random, 5),
             sinks: one_in(random, 5),
             bias: one_in(random, 6).then(|| BiasForm::ALL[random.below(BiasForm::ALL.len())]),
-            lse: one_in(random, 2),
+            lse: LSE_FORMS[random.below(LSE_FORMS.len())],
         }
     }
 
@@ -156,7 +158,8 @@ impl Kind {
         let (queries, keys) = random_lengths(random, batch > MANY);
         let mut problem = Problem::new(batch, heads, queries, self.dims.0, self.dtype);
         (problem.key_heads, problem.key_length, problem.value_dim) = (key_heads, keys, self.dims.1);
-        (problem.mask, problem.softcap, problem.lse) = (self.mask, self.softcap, self.lse);
+        (problem.mask, problem.softcap, problem.lse) = (self.mask, self.softcap, self.lse.is_some());
+        problem.lse_form = self.lse.unwrap_or_default();
         (problem.alibi, problem.sinks) = (self.alibi, self.sinks);
         shrink(&mut problem, most_work);
         (problem.seqused_q, problem.seqused_k, problem.leftpad_k) = (self.seqused_q, self.seqused_k, self.leftpad_k);

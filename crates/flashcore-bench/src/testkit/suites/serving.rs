@@ -3,7 +3,9 @@
 //! Small enough for the simulator: three tiles of keys and a tail, a few heads.
 
 use flashcore_kernels::{Config, Target, heuristics};
-use flashcore_problem::{Alignment, DType, Layout, Mask, PagedKv, Problem, SequenceLengths, Strides, TensorStrides};
+use flashcore_problem::{
+    Alignment, DType, Layout, LseBase, Mask, PagedKv, Problem, SequenceLengths, Strides, TensorStrides,
+};
 
 use super::features::LayoutForm;
 use super::gpu_features::named;
@@ -286,7 +288,7 @@ fn chunked() -> Vec<Sequences> {
 fn features() -> Vec<Sequences> {
     /// Switched-on operands, the numbers that find it wrong, and where the bias lies.
     type Change = (fn(&mut Problem), Numbers, BiasForm);
-    let changes: [Change; 10] = [
+    let changes: [Change; 12] = [
         (|problem| problem.softcap = Some(5.0), Numbers::Normal, BiasForm::PerHead),
         (|problem| problem.alibi = true, Numbers::Normal, BiasForm::PerHead),
         (|problem| problem.sinks = true, Numbers::Planted(Planted::ExtremeSinks), BiasForm::PerHead),
@@ -308,6 +310,12 @@ fn features() -> Vec<Sequences> {
             |problem| (problem.alibi, problem.sinks, problem.bias, problem.softcap) = (true, true, true, Some(50.0)),
             Numbers::Normal,
             BiasForm::KeyMajor,
+        ),
+        (|problem| problem.lse_form.base = LseBase::Two, Numbers::Normal, BiasForm::PerHead),
+        (
+            |problem| (problem.sinks, problem.lse_form.includes_sink) = (true, false),
+            Numbers::Planted(Planted::ExtremeSinks),
+            BiasForm::PerHead,
         ),
     ];
     let mut all = Vec::new();

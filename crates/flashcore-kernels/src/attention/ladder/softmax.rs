@@ -156,10 +156,12 @@ impl SharedSoftmax {
         let other = k.shuffle(ShuffleMode::Butterfly, self.row_sum, 1u32);
         k.add_to(self.row_sum, other);
         let sink = context.sink(k);
+        let form = context.specialization.lse_form;
+        let lse_of_keys = (!form.includes_sink).then(|| lse_log2(k, self.row_max, self.row_sum, form.base));
         let (row_max, inverse) = normalize_row(k, self.row_max, self.row_sum, sink);
         self.set_factor(k, tiles, warp, inverse);
         if context.specialization.has(Operand::Lse) {
-            let lse = lse_log2(k, row_max, self.row_sum);
+            let lse = lse_of_keys.unwrap_or_else(|| lse_log2(k, row_max, self.row_sum, form.base));
             let exists = k.compare(Compare::Lt, self.query_row, context.end_row);
             store_lse(k, context, (self.query_row, exists), self.member, lse);
         }

@@ -62,7 +62,7 @@ fn store_rows<T: Element>(
     output: &Accumulator,
 ) {
     let sink = context.sink(k);
-    let stats = softmax.finish(k, output, sink);
+    let stats = softmax.finish(k, output, sink, context.specialization.lse_form);
     if context.specialization.has(Operand::Lse) {
         for (index, value) in (0..).zip(stats.lse(k)) {
             let row = warp.row(k, context, index);

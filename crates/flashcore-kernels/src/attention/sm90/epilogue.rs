@@ -33,7 +33,7 @@ fn finish<T: Element>(
     softmax: &OnlineSoftmax,
 ) -> [Reg<Pred>; 2] {
     let sink = context.sink(k);
-    let stats = softmax.finish(k, &consumer.output, sink);
+    let stats = softmax.finish(k, &consumer.output, sink, context.specialization.lse_form);
     let first_row = k.add(context.first_row, consumer.row);
     let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
     let exists = rows.map(|row| k.compare(Compare::Lt, row, context.end_row));

@@ -101,6 +101,8 @@ impl ClusterMerge {
             k.if_then(exists, |k| {
                 let (row_max, row_sum, columns) = self.merge_columns(k, row, part);
                 let sink = context.sink(k);
+                let form = context.specialization.lse_form;
+                let lse_of_keys = (!form.includes_sink).then(|| lse_log2(k, row_max, row_sum, form.base));
                 let (row_max, inverse) = normalize_row(k, row_max, row_sum, sink);
                 let scaled = columns.map(|column| k.mul(column, inverse));
                 let words = [0, 2].map(|first| {
@@ -111,7 +113,7 @@ impl ClusterMerge {
                 let to = k.mad_wide(part, COLUMNS * T::LAYOUT.bytes, to);
                 store_chunk(k, to.into(), &words, target.vec_bytes.min(COLUMNS * T::LAYOUT.bytes), exists);
                 if context.specialization.has(Operand::Lse) {
-                    let lse = lse_log2(k, row_max, row_sum);
+                    let lse = lse_of_keys.unwrap_or_else(|| lse_log2(k, row_max, row_sum, form.base));
                     store_lse(k, context, (query_row, exists), part, lse);
                 }
             });

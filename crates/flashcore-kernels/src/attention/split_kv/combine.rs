@@ -182,6 +182,8 @@ fn combine<T: MemoryElement>(
     });
     k.section("epilogue", |k| {
         let sink = context.sink(k);
+        let form = context.specialization.lse_form;
+        let lse_of_keys = (!form.includes_sink).then(|| lse_log2(k, row_max, row_sum, form.base));
         let (row_max, inverse) = normalize_row(k, row_max, row_sum, sink);
         for (column, exists, results) in &columns {
             let to = GlobalAddress::from(k.mad_wide(*column, T::TYPE.bytes(), target.output));
@@ -193,7 +195,7 @@ fn combine<T: MemoryElement>(
             }
         }
         if context.specialization.has(Operand::Lse) {
-            let lse = lse_log2(k, row_max, row_sum);
+            let lse = lse_of_keys.unwrap_or_else(|| lse_log2(k, row_max, row_sum, form.base));
             let address = context.lse_address(k, target.row);
             let first = k.compare(Compare::Eq, target.lane, 0u32);
             k.when(first, |k| k.store_one(address, lse));

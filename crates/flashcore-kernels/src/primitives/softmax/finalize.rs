@@ -2,6 +2,7 @@
 
 use flashcore_ir::types::F32;
 use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_problem::{LseBase, LseForm};
 
 use super::lse::lse_log2;
 use super::online::{OnlineSoftmax, reduce_row};
@@ -16,8 +17,25 @@ pub struct RowStats {
 
 impl RowStats {
     /// The log-sum-exp of each row; minus infinity for an empty one.
+    pub fn lse(&self, k: &mut Builder, base: LseBase) -> Vec<Reg<F32>> {
+        self.row_max.iter().zip(&self.row_sum).map(|(row_max, row_sum)| lse_log2(k, *row_max, *row_sum, base)).collect()
+    }
+}
+
+/// Rows whose output is divided by their sums.
+#[derive(Debug, Clone)]
+pub struct FinishedRows {
+    /// With the sink.
+    stats: RowStats,
+    /// The log-sum-exp without the sink, where that is wanted: afterwards the sums include it.
+    lse_of_keys: Option<Vec<Reg<F32>>>,
+    base: LseBase,
+}
+
+impl FinishedRows {
+    /// The log-sum-exp of each row in the form that is wanted; minus infinity for an empty one.
     pub fn lse(&self, k: &mut Builder) -> Vec<Reg<F32>> {
-        self.row_max.iter().zip(&self.row_sum).map(|(row_max, row_sum)| lse_log2(k, *row_max, *row_sum)).collect()
+        self.lse_of_keys.clone().unwrap_or_else(|| self.stats.lse(k, self.base))
     }
 }
 
@@ -32,8 +50,10 @@ impl OnlineSoftmax {
     }
 
     /// Divides `output` by the row sums. A sink, in base 2, is one more score that has no value.
-    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>) -> RowStats {
-        let RowStats { row_max, .. } = self.row_stats(k);
+    pub fn finish(&self, k: &mut Builder, output: &Accumulator, sink: Option<Reg<F32>>, form: LseForm) -> FinishedRows {
+        let stats = self.row_stats(k);
+        let lse_of_keys = (!form.includes_sink).then(|| stats.lse(k, form.base));
+        let RowStats { row_max, .. } = stats;
         let (row_max, factors) = match sink {
             None => (row_max, None),
             Some(sink) => {
@@ -46,7 +66,7 @@ impl OnlineSoftmax {
         let inverse: Vec<_> =
             rows.map(|(row, sum)| inverse_row_sum(k, *sum, factors.as_ref().map(|factors| factors[row]))).collect();
         output.scale_rows(k, &inverse);
-        RowStats { row_max, row_sum: self.row_sum.clone() }
+        FinishedRows { stats: RowStats { row_max, row_sum: self.row_sum.clone() }, lse_of_keys, base: form.base }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Log-sum-exp (LSE): by the logarithm instruction, or to the last bits of an `f32`.
 
-use core::f32::consts::LN_2;
+use core::f32::consts::{LN_2, LOG2_E};
 
 use flashcore_ir::types::{F32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_problem::LseBase;
 
 /// The rounding error of the natural logarithm of 2 in `f32`.
 const LN_2_REST: f32 = (core::f64::consts::LN_2 - LN_2 as f64) as f32;
@@ -14,19 +15,26 @@ const MANTISSA_BITS: u32 = 23;
 const SERIES: [f32; 4] = [2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0];
 
 /// The log-sum-exp of a row from its row max, in base 2, and its row sum, by the approximate logarithm.
-pub(crate) fn lse_log2(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>) -> Reg<F32> {
+pub(crate) fn lse_log2(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>, base: LseBase) -> Reg<F32> {
     // In an empty row both terms are minus infinity, and so is their sum.
     let logarithm = k.log2(row_sum);
-    k.eval((row_max + logarithm) * LN_2)
+    match base {
+        LseBase::Natural => k.eval((row_max + logarithm) * LN_2),
+        LseBase::Two => k.add(row_max, logarithm),
+    }
 }
 
 /// The log-sum-exp of a row from its row max, in base 2, and its row sum, for results with all bits of an `f32`.
 ///
 /// The instruction for logarithms is off by `2^-22` of its result, and adding a row max of 40 in base 2 rounds by twice
 /// that: together more than `f32` can bear. Here only the last addition rounds by as much as a bit of the result.
-pub(crate) fn lse_exact(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>) -> Reg<F32> {
+pub(crate) fn lse_exact(k: &mut Builder, row_max: Reg<F32>, row_sum: Reg<F32>, base: LseBase) -> Reg<F32> {
     k.section("logarithm", |k| {
         let logarithm = natural_logarithm(k, row_sum);
+        if base == LseBase::Two {
+            // The row max of an empty row is minus infinity.
+            return k.fma(logarithm, LOG2_E, row_max);
+        }
         // An empty row has no row max, and a sum of zero.
         let empty = k.compare(Compare::Eq, row_sum, 0.0f32);
         let rest = k.mul(row_max, LN_2_REST);

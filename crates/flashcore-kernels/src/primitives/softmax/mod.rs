@@ -8,6 +8,6 @@ mod online;
 
 pub use exp2::Exponential;
 pub(crate) use finalize::normalize_row;
-pub use finalize::{RowStats, add_sink};
+pub use finalize::{FinishedRows, RowStats, add_sink};
 pub(crate) use lse::{lse_exact, lse_log2};
 pub use online::{OnlineSoftmax, Rescale, RowScale};

@@ -1,0 +1,225 @@
+//! Read-back of lengths and page tables: a debug aid that copies them to the host and explains what is wrong with them.
+//!
+//! Kernels clamp offsets, lengths, pages and slots that lie on the device, so that wrong ones give wrong numbers and nothing
+//! else. Here they are checked as those of host tensors are, with the same errors.
+
+use std::collections::HashMap;
+use std::env;
+use std::sync::OnceLock;
+
+use flashcore_cuda::{CudaError, Stream, read_device};
+use flashcore_problem::{AppendProblem, Invalid, Operand, Problem, TensorError, check_sequence_operands};
+use zerocopy::IntoBytes;
+
+use super::DeviceTensors;
+use super::device_tensors::check_address;
+use crate::Error;
+
+/// The environment variable that makes every launch check its lengths first.
+const VARIABLE: &str = "FLASHCORE_CHECK_LENGTHS";
+
+/// True if every launch checks its lengths first. The environment is read once.
+pub(crate) fn is_on() -> bool {
+    static IS_ON: OnceLock<bool> = OnceLock::new();
+    *IS_ON.get_or_init(|| means_on(env::var(VARIABLE).ok().as_deref()))
+}
+
+fn means_on(value: Option<&str>) -> bool {
+    value.is_some_and(|value| !matches!(value, "" | "0" | "off"))
+}
+
+/// Checks the lengths and tables that a launch would read now, in stream order, and waits for the copies.
+///
+/// # Safety
+///
+/// As for a launch of the problem on this stream, for the operands that say where sequences lie.
+pub(crate) unsafe fn check_lengths(problem: &Problem, stream: &Stream, tensors: &DeviceTensors) -> Result<(), Error> {
+    refuse_capture(stream)?;
+    // SAFETY: the contract of this function.
+    check_copied(problem, tensors, |address, to| unsafe { read_device(stream, address, to) })
+}
+
+/// Checks the slots that an append of so many tokens would read now, in stream order, and waits for the copy.
+///
+/// # Safety
+///
+/// As for a launch of the append on this stream, for the slots.
+pub(crate) unsafe fn check_slots(
+    problem: &AppendProblem,
+    stream: &Stream,
+    (address, tokens): (u64, usize),
+) -> Result<(), Error> {
+    refuse_capture(stream)?;
+    check_address("slot_mapping", address, (tokens * size_of::<i64>()) as u64, 8)?;
+    let mut slots = vec![0_i64; tokens];
+    // SAFETY: the contract of this function.
+    unsafe { read_device(stream, address, slots.as_mut_bytes()) }?;
+    judge_slots(&slots, problem.slots()).map_err(Error::from)
+}
+
+fn refuse_capture(stream: &Stream) -> Result<(), Error> {
+    if stream.is_capturing()? { Err(Error::CheckWhileCapturing) } else { Ok(()) }
+}
+
+/// Checks operands that `copy` brings to the host.
+fn check_copied(
+    problem: &Problem,
+    tensors: &DeviceTensors,
+    mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
+) -> Result<(), Error> {
+    let mut copied: [Option<Vec<u32>>; Operand::COUNT] = std::array::from_fn(|_| None);
+    for (&operand, copied) in Operand::ALL.iter().zip(&mut copied) {
+        if operand.is_of_sequences() && operand.is_present(problem) {
+            let mut numbers = vec![0_u32; operand.elements(problem).unwrap_or(0)];
+            copy(tensors.address(operand), numbers.as_mut_bytes())?;
+            *copied = Some(numbers);
+        }
+    }
+    let bytes = |operand: Operand| copied[operand as usize].as_deref().map(IntoBytes::as_bytes);
+    check_sequence_operands(problem, bytes).map_err(Error::from)
+}
+
+/// Everything that is wrong with slots, of which there are `slots` in the cache: -1 skips a token, and no two tokens may have
+/// one slot.
+fn judge_slots(slot_mapping: &[i64], slots: usize) -> Result<(), Invalid> {
+    let mut errors = Vec::new();
+    let mut taken = HashMap::new();
+    for (token, &slot) in slot_mapping.iter().enumerate().filter(|&(_, &slot)| slot != -1) {
+        if usize::try_from(slot).map_or(true, |slot| slot >= slots) {
+            errors.push(TensorError::Slot { token, slot, slots });
+        } else if let Some(first) = taken.insert(slot, token) {
+            errors.push(TensorError::SlotTwice { slot, tokens: (first, token) });
+        }
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::{DType, PagedKv};
+
+    /// Two packed queries of up to 3 rows, 5 in all, over up to 10 keys in pages of 4; a cache of three rows of the table.
+    fn problem() -> Problem {
+        let mut problem = Problem::new(2, 2, 3, 8, DType::F16)
+            .with_total_q(Some(5))
+            .with_seqused_k(true)
+            .with_leftpad_k(true)
+            .with_kv_batch(Some(3))
+            .with_paged(Some(PagedKv { page_size: 4, num_pages: 6, table_width: 3, table_stride: 4 }));
+        problem.key_length = 10;
+        problem
+    }
+
+    /// Device memory: vectors by address. What the sequences do not use is poison.
+    struct Memory {
+        cu_seqlens_q: [u32; 3],
+        seqused_k: [u32; 2],
+        leftpad_k: [u32; 2],
+        kv_batch_idx: [u32; 2],
+        page_table: [i32; 11],
+    }
+
+    const GOOD: Memory = Memory {
+        cu_seqlens_q: [0, 2, 5],
+        seqused_k: [9, 4],
+        leftpad_k: [1, 4],
+        kv_batch_idx: [2, 0],
+        page_table: [5, i32::MIN, i32::MAX, 77, -1, -1, -1, -1, 3, 0, 3],
+    };
+
+    fn check(change: impl FnOnce(&mut Memory), expected: &[TensorError]) {
+        let mut memory = GOOD;
+        change(&mut memory);
+        let tensors = DeviceTensors::new(16, 32, 48, 64)
+            .with_cu_seqlens_q(1)
+            .with_seqused_k(2)
+            .with_leftpad_k(3)
+            .with_kv_batch_idx(4)
+            .with_page_table(5);
+        let mut read = Vec::new();
+        let found = check_copied(&problem(), &tensors, |address, to| {
+            let from = match address {
+                1 => memory.cu_seqlens_q.as_bytes(),
+                2 => memory.seqused_k.as_bytes(),
+                3 => memory.leftpad_k.as_bytes(),
+                4 => memory.kv_batch_idx.as_bytes(),
+                _ => memory.page_table.as_bytes(),
+            };
+            read.push(address);
+            to.copy_from_slice(from);
+            Ok(())
+        });
+        assert_eq!(read, [1, 2, 3, 4, 5], "nothing but the operands of sequences is read");
+        let errors = match found {
+            Ok(()) => Vec::new(),
+            Err(Error::Invalid(Invalid::Tensors(errors))) => errors,
+            Err(other) => panic!("{other}"),
+        };
+        assert_eq!(errors, expected);
+    }
+
+    #[test]
+    fn operands_on_the_device_are_judged_like_those_of_the_host() {
+        let (bound, rows) = ("the keys of the sequence", "the rows of all sequences");
+        check(|_| {}, &[]);
+        check(|memory| memory.cu_seqlens_q[0] = 1, &[TensorError::FirstOffset { tensor: "cu_seqlens_q", first: 1 }]);
+        check(
+            |memory| memory.cu_seqlens_q[2] = 1,
+            &[TensorError::OffsetsFall { tensor: "cu_seqlens_q", sequence: 1, begin: 2, end: 1 }],
+        );
+        check(
+            |memory| memory.cu_seqlens_q = [0, 3, 6],
+            &[TensorError::BeyondBound { tensor: "cu_seqlens_q", sequence: 1, value: 6, most: 5, bound: rows }],
+        );
+        check(
+            |memory| memory.seqused_k[1] = u32::MAX,
+            &[TensorError::KeyLength { batch: 1, length: u32::MAX, key_length: 10 }],
+        );
+        check(
+            |memory| memory.leftpad_k[1] = 5,
+            &[TensorError::BeyondBound { tensor: "leftpad_k", sequence: 1, value: 5, most: 4, bound }],
+        );
+        let bound = "the last batch of the cache";
+        check(
+            |memory| memory.kv_batch_idx[0] = 3,
+            &[TensorError::BeyondBound { tensor: "kv_batch_idx", sequence: 0, value: 3, most: 2, bound }],
+        );
+        check(
+            |memory| memory.page_table[10] = 6,
+            &[TensorError::Page { sequence: 0, entry: 2, page: 6, num_pages: 6 }],
+        );
+        check(
+            |memory| memory.page_table[0] = -1,
+            &[TensorError::Page { sequence: 1, entry: 0, page: -1, num_pages: 6 }],
+        );
+    }
+
+    #[test]
+    fn failed_copies_are_errors() {
+        let capturing = CudaError::Capturing { call: "a copy to the host" };
+        let tensors = DeviceTensors::new(16, 32, 48, 64);
+        let found = check_copied(&problem(), &tensors, |_, _| Err(capturing.clone()));
+        assert_eq!(found, Err(Error::Cuda(capturing)));
+    }
+
+    #[test]
+    fn slots_are_judged() {
+        assert_eq!(judge_slots(&[3, -1, 0, -1, 7], 8), Ok(()));
+        let expected = vec![
+            TensorError::Slot { token: 0, slot: 8, slots: 8 },
+            TensorError::Slot { token: 1, slot: -2, slots: 8 },
+            TensorError::SlotTwice { slot: 5, tokens: (2, 4) },
+        ];
+        assert_eq!(judge_slots(&[8, -2, 5, -1, 5], 8), Err(expected.into()));
+    }
+
+    #[test]
+    fn the_switch_is_off_unless_set() {
+        for (value, is_on) in
+            [(None, false), (Some("0"), false), (Some("off"), false), (Some(""), false), (Some("1"), true)]
+        {
+            assert_eq!(means_on(value), is_on, "{value:?}");
+        }
+    }
+}
