@@ -82,6 +82,7 @@ mod builder;
 mod dtype;
 pub mod expression;
 mod invalid;
+mod kv_cache;
 mod layout;
 mod mask;
 mod merge;
@@ -99,6 +100,9 @@ pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
+pub use kv_cache::{
+    KvCacheData, KvCacheExpected, KvCacheInputs, KvCacheOutputs, KvCacheProblem, RowMove, kv_cache_oracle,
+};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use mask::{Alignment, Mask};
 pub use merge::{

@@ -336,7 +336,7 @@ fn check_tensor(operand: Operand, problem: &Problem, view: TensorView<'_>, error
     }
 }
 
-fn check_offsets(
+pub(crate) fn check_offsets(
     tensor: &'static str,
     offsets: Option<&[u32]>,
     (most, bound): (usize, &'static str),
