@@ -26,7 +26,7 @@ fn run(
     launch(&kernel, &Launch { grid, arguments }, memory, &options).map(|_| ()).map_err(|error| error.to_string())
 }
 
-fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
+pub(super) fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
     if bytes.is_empty() { 0 } else { memory.allocate(name, bytes) }
 }
 

@@ -145,6 +145,20 @@ pub enum ValueCache<'a> {
     },
 }
 
+impl ValueCache<'_> {
+    /// The value cache, to be read; empty where it begins past the end of the key cache.
+    pub fn view<'a>(&'a self, key_cache: &'a TensorViewMut<'_>) -> TensorView<'a> {
+        match self {
+            Self::Separate(cache) => cache.as_view(),
+            Self::InKeyCache { offset } => {
+                let memory = key_cache.as_view();
+                let start = offset.saturating_mul(memory.dtype.size_bytes()).min(memory.data.len());
+                TensorView { data: &memory.data[start..], ..memory }
+            }
+        }
+    }
+}
+
 /// Everything that an append writes.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -23,7 +23,7 @@ pub use oracle::{KvCacheExpected, kv_cache_oracle};
 pub use random::KvCacheData;
 pub use views::{KvCacheInputs, KvCacheOutputs, RowMove};
 
-use core::fmt;
+use core::fmt::{self, Write};
 
 use crate::problem::stride_errors;
 use crate::{
@@ -214,9 +214,14 @@ impl KvCacheProblem {
                 refuse(argument, &rows, &format!("at most {MOST_ROWS}"));
             }
         }
-        if self.new_length == 0 || self.total_new == Some(0) {
-            let argument = if self.new_length == 0 { "new_length" } else { "total_new" };
-            errors.push(ProblemError::Zero { argument });
+        for (argument, value) in [
+            ("new_length", Some(self.new_length)),
+            ("total_new", self.total_new),
+            ("key_length", Some(self.attention.key_length)),
+        ] {
+            if value == Some(0) {
+                errors.push(ProblemError::Zero { argument });
+            }
         }
         let dtype = self.attention.dtype;
         stride_errors("new_key", self.new_key_shape(), self.new_key, dtype, &mut errors);
@@ -225,31 +230,35 @@ impl KvCacheProblem {
     }
 }
 
-impl fmt::Display for KvCacheProblem {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} new {}", self.attention, self.new_length)?;
+impl KvCacheProblem {
+    /// The append in words, without the attention after it.
+    pub fn append_text(&self) -> String {
+        let mut text = format!("new {}", self.new_length);
         if let Some(total) = self.total_new {
-            write!(formatter, " cu_seqlens_k_new of {total}")?;
+            let _ = write!(text, " cu_seqlens_k_new of {total}");
         }
         if let Some(Rotary { style, dim, max_position, .. }) = self.rotary {
             let style = match style {
                 RotaryStyle::Neox => "neox",
                 RotaryStyle::GptJ => "gpt-j",
             };
-            write!(formatter, " rotary {style} {dim} of {max_position}")?;
+            let _ = write!(text, " rotary {style} {dim} of {max_position}");
         }
-        if self.rotary_seqlens {
-            formatter.write_str(" rotary_seqlens")?;
+        let contiguous = (Strides::bshd(self.new_key_shape()), Strides::bshd(self.new_value_shape()));
+        for (name, is_on) in [
+            (" rotary_seqlens", self.rotary_seqlens),
+            (" qk-norm", self.qk_norm.is_some()),
+            (" strided-new", (self.new_key, self.new_value) != contiguous),
+        ] {
+            text.push_str(if is_on { name } else { "" });
         }
-        if self.qk_norm.is_some() {
-            formatter.write_str(" qk-norm")?;
-        }
-        if (self.new_key, self.new_value)
-            != (Strides::bshd(self.new_key_shape()), Strides::bshd(self.new_value_shape()))
-        {
-            formatter.write_str(" strided-new")?;
-        }
-        Ok(())
+        text
+    }
+}
+
+impl fmt::Display for KvCacheProblem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}", self.attention, self.append_text())
     }
 }
 

@@ -45,7 +45,8 @@ pub fn kv_cache_oracle(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>) -> 
             let start = strides.query.row_start(from.0, head, from.1);
             let row = transformed(&tables, position, (attention.query, start), shape.columns, inputs.query_norm);
             let start = to_strides.row_start(to.0, head, to.1);
-            row.into_iter().enumerate().for_each(|(column, (value, _))| query.set(start + column, value));
+            row.iter().enumerate().for_each(|(column, &(value, _))| query.set(start + column, value));
+            expected.add_query(start, row);
         }
     }
     Ok(KvCacheExpected { append: expected, query, lengths: problem.lengths_after(inputs) })

@@ -124,15 +124,7 @@ impl<'a> KvCacheOutputs<'a> {
 
     /// The caches, to be read.
     pub fn caches(&self) -> (TensorView<'_>, TensorView<'_>) {
-        let key = self.key_cache.as_view();
-        let value = match &self.value_cache {
-            ValueCache::Separate(cache) => cache.as_view(),
-            ValueCache::InKeyCache { offset } => {
-                let start = offset.saturating_mul(key.dtype.size_bytes()).min(key.data.len());
-                TensorView { data: &key.data[start..], ..key }
-            }
-        };
-        (key, value)
+        (self.key_cache.as_view(), self.value_cache.view(&self.key_cache))
     }
 }
 

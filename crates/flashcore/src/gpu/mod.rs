@@ -3,6 +3,8 @@
 mod append;
 mod device_tensors;
 mod executor;
+mod kv_cache;
+mod kv_cache_trial;
 mod merge;
 mod operation;
 mod self_check;
@@ -24,6 +26,8 @@ pub use append::AppendTensors;
 pub(crate) use append::GpuAppend;
 pub use device_tensors::{DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
+pub(crate) use kv_cache::GpuKvCache;
+pub use kv_cache::KvCacheTensors;
 pub(crate) use merge::GpuMerge;
 pub use merge::{MergeTensors, PartAddresses};
 pub use self_check::SelfCheckPolicy;
