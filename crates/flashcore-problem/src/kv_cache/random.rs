@@ -1,5 +1,7 @@
 //! Random numbers of attention with a growing KV cache: independent tensors, poison wherever nothing may be read.
 
+use std::collections::HashSet;
+
 use super::{KvCacheInputs, KvCacheProblem, RowMove};
 use crate::append::tables;
 use crate::verify::random::{fill, page_table};
@@ -112,9 +114,10 @@ impl KvCacheData {
                 poison(cache, strides, shape, page, row);
             }
         }
+        let used: HashSet<_> = moves.iter().map(|moved| moved.from).collect();
         let shape = problem.new_key_shape();
         for (batch, row) in (0..shape.batch).flat_map(|batch| (0..shape.rows).map(move |row| (batch, row))) {
-            if moves.iter().all(|moved| moved.from != (batch, row)) {
+            if !used.contains(&(batch, row)) {
                 poison(&mut self.attention.key, problem.new_key, shape, batch, row);
                 poison(&mut self.attention.value, problem.new_value, problem.new_value_shape(), batch, row);
             }
