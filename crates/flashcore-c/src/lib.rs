@@ -14,6 +14,7 @@
 
 mod append;
 mod device;
+mod kvcache;
 mod merge;
 mod operands;
 mod plan;
@@ -25,6 +26,7 @@ mod text;
 
 pub use append::*;
 pub use device::*;
+pub use kvcache::*;
 pub use merge::*;
 pub use operands::*;
 pub use plan::*;

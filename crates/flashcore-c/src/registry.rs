@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::append::AppendHandle;
+use crate::kvcache::KvCacheHandle;
 use crate::merge::MergeHandle;
 use crate::plan::PlanHandle;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure};
@@ -22,6 +23,7 @@ pub(crate) struct Registry {
     last: usize,
     plans: Table<Entry>,
     appends: Table<api::AppendPlan>,
+    kv_caches: Table<api::KvCachePlan>,
     merges: Table<api::MergePlan>,
 }
 
@@ -57,11 +59,17 @@ macro_rules! handles {
 handles! {
     PlanHandle: Entry, plans, "flashcore_plan_create";
     AppendHandle: api::AppendPlan, appends, "flashcore_append_create";
+    KvCacheHandle: api::KvCachePlan, kv_caches, "flashcore_kvcache_create";
     MergeHandle: api::MergePlan, merges, "flashcore_merge_create";
 }
 
-static REGISTRY: RwLock<Registry> =
-    RwLock::new(Registry { last: 0, plans: BTreeMap::new(), appends: BTreeMap::new(), merges: BTreeMap::new() });
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
+    last: 0,
+    plans: BTreeMap::new(),
+    appends: BTreeMap::new(),
+    kv_caches: BTreeMap::new(),
+    merges: BTreeMap::new(),
+});
 
 pub(crate) fn insert<H: Handle>(entry: H::Entry) -> *mut H {
     #[cfg(unix)]

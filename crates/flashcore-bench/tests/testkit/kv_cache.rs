@@ -1,1 +1,0 @@
-//! Attention with a growing KV cache in the simulator, with lengths and tables that are wrong.
