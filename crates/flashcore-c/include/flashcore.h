@@ -111,6 +111,9 @@ typedef struct flashcore_append_t flashcore_append_t;
 // threads at once.
 typedef struct flashcore_continue_t flashcore_continue_t;
 
+// Attention with a growing KV cache, ready to be run any number of times, by any number of threads at once.
+typedef struct flashcore_kvcache_t flashcore_kvcache_t;
+
 // A merge of partial results, ready to be run any number of times, by any number of threads at once.
 typedef struct flashcore_merge_t flashcore_merge_t;
 
@@ -475,6 +478,99 @@ typedef struct flashcore_append_outputs_t {
   struct flashcore_mut_bytes_t query;
 } flashcore_append_outputs_t;
 
+// The append before attention with a KV cache that grows (flash_attn_with_kvcache): everything about it except the numbers
+// in its tensors. Begin with flashcore_kvcache_problem_init() and change fields.
+//
+// New key i of sequence b goes to row cache_seqlens[b] + i of the sequence, and is rotated by that position, or by
+// rotary_seqlens[b] + i; query row i is rotated by the same position with a causal mask or a window, else by that of row 0.
+// The query then attends cache_seqlens[b] keys and the new ones, less leftpad_k[b]. Two sequences may share pages of keys
+// that they have; rows that are appended must belong to one.
+typedef struct flashcore_kvcache_problem_t {
+  // sizeof(flashcore_kvcache_problem_t) of the caller.
+  uint64_t struct_size;
+  // New keys of each sequence; with total_new, the most that a sequence may have.
+  uint64_t new_length;
+  // Rows of the new keys of all sequences where they are packed into one batch (cu_seqlens_k_new); else 0.
+  uint64_t total_new;
+  // FLASHCORE_ROTARY_*: the rotary embedding of query and new keys.
+  int32_t rotary;
+  // 1 if each sequence says where its positions start; 0 for cache_seqlens.
+  int32_t rotary_seqlens;
+  // Columns that are rotated: even, at most head_dim.
+  uint64_t rotary_dim;
+  // Rows of the tables of cosines and sines; positions outside are clamped.
+  uint64_t max_position;
+  // Elements from one row of a table to the next; at least rotary_dim / 2.
+  uint64_t table_stride;
+  // FLASHCORE_DTYPE_*: the elements of the tables, those of the tensors or float.
+  int32_t table_dtype;
+  // 1 if query and new keys are normalized (RMS norm over head_dim) before the rotary embedding; else 0.
+  int32_t qk_norm;
+  // Added to the mean square.
+  float norm_eps;
+  // Must be 0.
+  int32_t reserved;
+  // Strides of the new keys.
+  struct flashcore_strides_t new_key_strides;
+  // Strides of the new values.
+  struct flashcore_strides_t new_value_strides;
+} flashcore_kvcache_problem_t;
+
+// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_device_tensors_t. Set all of it
+// to zero first; what the problem does not have stays null.
+typedef struct flashcore_kvcache_tensors_t {
+  // sizeof(flashcore_kvcache_tensors_t) of the caller.
+  uint64_t struct_size;
+  // New keys.
+  const void *new_key;
+  // New values.
+  const void *new_value;
+  // Where the new keys of each sequence begin among all total_new, and where the last ends: batch + 1 uint32_t.
+  const uint32_t *cu_seqlens_k_new;
+  // Position of the first new key and query row of each sequence.
+  const uint32_t *rotary_seqlens;
+  // Cosines, [max_position, rotary_dim / 2].
+  const void *cos;
+  // Sines, [max_position, rotary_dim / 2].
+  const void *sin;
+  // Weights of the norm of the query: head_dim elements.
+  const void *query_norm;
+  // Weights of the norm of the key: head_dim elements.
+  const void *key_norm;
+} flashcore_kvcache_tensors_t;
+
+// Tensors that attention with a growing KV cache reads beside a flashcore_inputs_t, in the host's memory. What the
+// problem does
+// not have stays null.
+typedef struct flashcore_kvcache_inputs_t {
+  // sizeof(flashcore_kvcache_inputs_t) of the caller.
+  uint64_t struct_size;
+  // Where the new keys of each sequence begin among all total_new, and where the last ends: batch + 1 uint32_t.
+  struct flashcore_bytes_t cu_seqlens_k_new;
+  // Position of the first new key and query row of each sequence: uint32_t.
+  struct flashcore_bytes_t rotary_seqlens;
+  // Cosines.
+  struct flashcore_bytes_t cos;
+  // Sines.
+  struct flashcore_bytes_t sin;
+  // Weights of the norm of the query.
+  struct flashcore_bytes_t query_norm;
+  // Weights of the norm of the key.
+  struct flashcore_bytes_t key_norm;
+} flashcore_kvcache_inputs_t;
+
+// The caches, which are read and written, in the host's memory. None of it may overlap anything else.
+typedef struct flashcore_kvcaches_t {
+  // sizeof(flashcore_kvcaches_t) of the caller.
+  uint64_t struct_size;
+  // The key cache.
+  struct flashcore_mut_bytes_t key_cache;
+  // The value cache; null if it lies in the memory of the key cache.
+  struct flashcore_mut_bytes_t value_cache;
+  // Elements from the first of the key cache to the first of the value cache, where that is null.
+  uint64_t value_offset;
+} flashcore_kvcaches_t;
+
 // A merge of partial results of attention over disjoint keys: everything about it except the numbers in its tensors.
 // Begin with flashcore_merge_problem_init() and change fields.
 //
@@ -771,6 +867,72 @@ flashcore_status_t flashcore_append_run_host(const struct flashcore_append_t *pl
 
 // Destroys the plan of an append. Null is nothing to destroy and fine; one that was destroyed before is an error.
 flashcore_status_t flashcore_append_destroy(struct flashcore_append_t *plan);
+
+// Fills the append before attention: new_length keys for each sequence of the attention, new keys and values contiguous
+// [batch, row, head, column], without rotary embedding and norm.
+//
+// # Safety
+//
+// `attention` must be null, which is an error, or point to a flashcore_problem_t. `problem` must be null, which is an
+// error, or point to a flashcore_kvcache_problem_t that can be written.
+flashcore_status_t flashcore_kvcache_problem_init(struct flashcore_kvcache_problem_t *problem,
+                                                  const struct flashcore_problem_t *attention,
+                                                  uint64_t new_length);
+
+// Makes a plan for attention with a growing KV cache on a device. Key and value of the attention are the caches, and its
+// seqused_k must be 1. On a GPU this compiles the kernels, or finds them in the cache.
+//
+// # Safety
+//
+// `attention` and `problem` must be null, which is an error, or point to their structs. `plan` must be null, which is an
+// error, or point to a pointer that can be written: it becomes the plan, or null if there is none.
+flashcore_status_t flashcore_kvcache_create(const struct flashcore_problem_t *attention,
+                                            const struct flashcore_kvcache_problem_t *problem,
+                                            int32_t device_kind,
+                                            int32_t ordinal,
+                                            struct flashcore_kvcache_t **plan);
+
+// Launches append and attention on a CUDA stream and returns before they have finished. Key and value of `attention` are
+// the caches, its seqused_k are the rows that each sequence uses before the append (cache_seqlens), and its workspace, if
+// any, has flashcore_kvcache_workspace_bytes(). Nothing is waited for; a launch can be captured into a CUDA graph, and
+// workspaces are as for flashcore_plan_launch_tensors().
+//
+// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
+//
+// # Safety
+//
+// `attention` and `tensors` must be null, which is an error, or point to their structs. Until the launch has finished, and
+// whenever a graph with it is executed, the memory that they name must hold the whole tensors, as far as the problem's
+// strides reach, nobody may write the inputs, and nobody may use the outputs, the rows of the caches that are written, or
+// a workspace that the launch brings. The plan must not be destroyed before the stream has finished, or before a graph with
+// the launch is.
+flashcore_status_t flashcore_kvcache_launch(const struct flashcore_kvcache_t *plan,
+                                            void *stream,
+                                            const struct flashcore_device_tensors_t *attention,
+                                            const struct flashcore_kvcache_tensors_t *tensors);
+
+// Bytes of device memory that the kernels of a launch use among themselves; 0 on the CPU, and if it is no plan, which
+// flashcore_last_error() then says.
+uint64_t flashcore_kvcache_workspace_bytes(const struct flashcore_kvcache_t *plan);
+
+// Appends and attends tensors in the host's memory, and returns when caches and outputs are written. Key and value of
+// `attention` are the new ones, and its seqused_k are the rows that each sequence uses before the append (cache_seqlens).
+// Everything is checked first: a sequence without room for its new keys is an error, and nothing is written. On a GPU this
+// copies everything there and back: convenient, not fast.
+//
+// # Safety
+//
+// The pointers must be null, which is an error, or point to their structs; what those point to must be readable, and
+// writable where it is a cache or an output, for as many bytes as they say.
+flashcore_status_t flashcore_kvcache_run_host(const struct flashcore_kvcache_t *plan,
+                                              const struct flashcore_inputs_t *attention,
+                                              const struct flashcore_kvcache_inputs_t *inputs,
+                                              const struct flashcore_kvcaches_t *caches,
+                                              const struct flashcore_outputs_t *outputs);
+
+// Destroys a plan of attention with a growing KV cache. Null is nothing to destroy and fine; one that was destroyed before
+// is an error.
+flashcore_status_t flashcore_kvcache_destroy(struct flashcore_kvcache_t *plan);
 
 // Fills the problem of a merge: contiguous outputs [token, head, column] of one element type, natural log-sum-exp
 // [head, token], the merged one included.

@@ -194,29 +194,14 @@ impl AppendProblem {
         problem.query_heads = size("query_heads", self.query_heads)?;
         problem.value_dim = size("value_dim", self.value_dim)?;
         problem.qk_norm = switch("qk_norm", self.qk_norm)?.then_some(QkNorm { eps: self.norm_eps });
-        let style = match self.rotary {
-            FLASHCORE_ROTARY_NONE => None,
-            FLASHCORE_ROTARY_NEOX => Some(RotaryStyle::Neox),
-            FLASHCORE_ROTARY_GPTJ => Some(RotaryStyle::GptJ),
-            other => return Err(unknown("rotary", other, "FLASHCORE_ROTARY_*")),
+        let positions = match self.position_bits {
+            32 => PositionType::I32,
+            64 => PositionType::I64,
+            _ if self.rotary == FLASHCORE_ROTARY_NONE => PositionType::I64,
+            other => return Err(Failure::argument(format!("problem.position_bits is {other}; it must be 32 or 64"))),
         };
-        if let Some(style) = style {
-            let positions = match self.position_bits {
-                32 => PositionType::I32,
-                64 => PositionType::I64,
-                other => {
-                    return Err(Failure::argument(format!("problem.position_bits is {other}; it must be 32 or 64")));
-                }
-            };
-            problem.rotary = Some(Rotary {
-                style,
-                dim: size("rotary_dim", self.rotary_dim)?,
-                max_position: size("max_position", self.max_position)?,
-                table_stride: size("table_stride", self.table_stride)?,
-                table_dtype: Some(dtype(self.table_dtype)?),
-                positions,
-            });
-        }
+        let table = [self.rotary_dim, self.max_position, self.table_stride];
+        problem.rotary = rotary(self.rotary, table, self.table_dtype, positions)?;
         problem.strides = ApiStrides {
             query: strides("query_strides", self.query_strides)?,
             query_output: strides("query_output_strides", self.query_output_strides)?,
@@ -227,6 +212,29 @@ impl AppendProblem {
         };
         Ok(problem)
     }
+}
+
+/// A rotary embedding: style, then dim, rows and stride of its tables.
+pub(crate) fn rotary(
+    style: i32,
+    [dim, max_position, table_stride]: [u64; 3],
+    table_dtype: i32,
+    positions: PositionType,
+) -> Result<Option<Rotary>, Failure> {
+    let style = match style {
+        FLASHCORE_ROTARY_NONE => return Ok(None),
+        FLASHCORE_ROTARY_NEOX => RotaryStyle::Neox,
+        FLASHCORE_ROTARY_GPTJ => RotaryStyle::GptJ,
+        other => return Err(unknown("rotary", other, "FLASHCORE_ROTARY_*")),
+    };
+    Ok(Some(Rotary {
+        style,
+        dim: size("rotary_dim", dim)?,
+        max_position: size("max_position", max_position)?,
+        table_stride: size("table_stride", table_stride)?,
+        table_dtype: Some(dtype(table_dtype)?),
+        positions,
+    }))
 }
 
 /// Fills the problem of an append: contiguous [token, head, column] and [page, row, head, column], values as wide as keys,

@@ -15,6 +15,7 @@
 mod append;
 mod continuation;
 mod device;
+mod kvcache;
 mod merge;
 mod operands;
 mod plan;
@@ -27,6 +28,7 @@ mod text;
 pub use append::*;
 pub use continuation::*;
 pub use device::*;
+pub use kvcache::*;
 pub use merge::*;
 pub use operands::*;
 pub use plan::*;

@@ -199,6 +199,25 @@ macro_rules! define_conversions {
             }
         }
 
+        /// The memory of a run: what is read, and what is written.
+        pub(crate) fn ranges(inputs: &Inputs, outputs: &Outputs, dtype: DType) -> Result<[Vec<Option<Range>>; 2], Failure> {
+            let size = dtype.size_bytes();
+            let read = vec![
+                Range::read("inputs.query", inputs.query, size)?,
+                Range::read("inputs.key", inputs.key, size)?,
+                Range::read("inputs.value", inputs.value, size)?,
+                Range::read("inputs.bias", inputs.bias, size_of::<f32>())?,
+                $(Range::read(concat!("inputs.", stringify!($input)), inputs.$input, size_of::<$input_type>())?,)*
+            ];
+            let written = vec![
+                Range::written("outputs.output", outputs.output, size)?,
+                $(Range::written(
+                    concat!("outputs.", stringify!($output)), outputs.$output, size_of::<$output_type>()
+                )?,)*
+            ];
+            Ok([read, written])
+        }
+
         /// The views of a run.
         ///
         /// # Safety

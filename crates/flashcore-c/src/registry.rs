@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::append::AppendHandle;
 use crate::continuation::ContinueHandle;
+use crate::kvcache::KvCacheHandle;
 use crate::merge::MergeHandle;
 use crate::plan::PlanHandle;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure};
@@ -23,6 +24,7 @@ pub(crate) struct Registry {
     last: usize,
     plans: Table<Entry>,
     appends: Table<api::AppendPlan>,
+    kv_caches: Table<api::KvCachePlan>,
     merges: Table<api::MergePlan>,
     continuations: Table<api::ContinuePlan>,
 }
@@ -59,6 +61,7 @@ macro_rules! handles {
 handles! {
     PlanHandle: Entry, plans, "flashcore_plan_create";
     AppendHandle: api::AppendPlan, appends, "flashcore_append_create";
+    KvCacheHandle: api::KvCachePlan, kv_caches, "flashcore_kvcache_create";
     MergeHandle: api::MergePlan, merges, "flashcore_merge_create";
     ContinueHandle: api::ContinuePlan, continuations, "flashcore_continue_create";
 }
@@ -67,6 +70,7 @@ static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
     last: 0,
     plans: BTreeMap::new(),
     appends: BTreeMap::new(),
+    kv_caches: BTreeMap::new(),
     merges: BTreeMap::new(),
     continuations: BTreeMap::new(),
 });

@@ -10,6 +10,7 @@ use crate::sized::zeroed;
 use crate::status::guarded;
 use crate::*;
 
+mod kvcache;
 mod launches;
 mod operations;
 mod sequences;

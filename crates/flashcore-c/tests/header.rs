@@ -10,7 +10,8 @@ fn the_header_is_that_of_the_source() {
     let mut config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
     config.after_includes = Some(version_macros());
     // File by file, so that no cargo is asked about the workspace.
-    let sources = ["status", "problem", "operands", "device", "plan", "append", "merge", "continuation", "text"];
+    let sources =
+        ["status", "problem", "operands", "device", "plan", "append", "kvcache", "merge", "continuation", "text"];
     let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
         builder.with_src(folder.join(format!("src/{name}.rs")))
     });

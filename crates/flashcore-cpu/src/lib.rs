@@ -24,7 +24,7 @@
 //! | `attend` | one work item: row panels over KV tiles, or decoding; GQA groups, scores, `score_mod` |
 //! | `microkernel` | the inner loops of a level: QK and PV products, online softmax, packing, prefetch |
 //! | `simd` | vectors of each instruction set, the mathematics on them, and the [`Level`] to use |
-//! | `append`, `merge` | operations beside attention: append to a KV cache, merge of partial results |
+//! | `append`, `kv_cache`, `merge` | operations beside attention: append to a KV cache, with attention after it, merge of partial results |
 //! | `bf16` | the levels whose products are `bf16`: AVX-512 BF16 and AMX |
 //!
 //! Sums, scores and weights are `f32`, or `f64` for `f64`; nothing is rounded to 16 bits but the output, and at the bf16
@@ -38,12 +38,17 @@ mod attend;
 mod bf16;
 mod driver;
 mod elements;
+#[expect(unsafe_code, reason = "threads write disjoint rows of one cache")]
+mod kv_cache;
 #[expect(unsafe_code, reason = "threads write disjoint rows of one output")]
 mod merge;
 mod microkernel;
+#[expect(unsafe_code, reason = "threads write disjoint rows of one tensor")]
+mod rows;
 mod simd;
 
 pub use append::append;
+pub use kv_cache::{kv_cache, kv_cache_with};
 pub use merge::merge;
 pub use simd::level::{Level, LevelError};
 pub use simd::peak::{measured_peak, measured_peak_of};

@@ -21,6 +21,9 @@
 //! Hopper; `split_kv::combine`, which reduces the splits of the others; `block_mask`, which precomputes the blocks that a
 //! `mask_mod` leaves.
 
+#[macro_use]
+mod operation_parameters;
+
 pub mod attention;
 pub mod cache;
 pub mod config;

@@ -260,6 +260,36 @@ pub enum TensorError {
         /// Rows of key and value.
         key_length: usize,
     },
+    /// A sequence has no room for its new keys.
+    #[error(
+        "sequence {sequence} uses {length} rows of the cache and gets {new} more; key_length is {key_length}: plan for \
+         longer sequences, or append less"
+    )]
+    CacheFull {
+        /// The sequence.
+        sequence: usize,
+        /// Rows that it uses before the append.
+        length: usize,
+        /// New keys.
+        new: usize,
+        /// Rows that a sequence may use.
+        key_length: usize,
+    },
+    /// Two new keys go to one row of the cache.
+    #[error(
+        "sequences {other} and {sequence} both append to row {row} of page (or batch) {page}; rows that are appended must \
+         belong to one sequence"
+    )]
+    SameRow {
+        /// The sequence.
+        sequence: usize,
+        /// The other sequence.
+        other: usize,
+        /// The page, or the batch of the cache.
+        page: usize,
+        /// The row in it.
+        row: usize,
+    },
     /// The offsets of packed sequences do not begin with 0.
     #[error("{tensor} begins with {first}; it must begin with 0")]
     FirstOffset {

@@ -83,6 +83,7 @@ mod builder;
 mod dtype;
 pub mod expression;
 mod invalid;
+mod kv_cache;
 mod layout;
 mod lse_form;
 mod mask;
@@ -102,6 +103,9 @@ pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
+pub use kv_cache::{
+    KvCacheData, KvCacheExpected, KvCacheInputs, KvCacheOutputs, KvCacheProblem, RowMove, kv_cache_oracle,
+};
 pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use lse_form::{LseBase, LseForm};
 pub use mask::{Alignment, Mask};

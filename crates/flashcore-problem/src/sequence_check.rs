@@ -104,7 +104,7 @@ impl InputViews<'_> {
     }
 }
 
-fn check_offsets(
+pub(crate) fn check_offsets(
     tensor: &'static str,
     offsets: Option<&[u32]>,
     (most, bound): (usize, &'static str),

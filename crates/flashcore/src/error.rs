@@ -114,3 +114,13 @@ pub enum Error {
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
+
+#[cfg(feature = "cpu")]
+impl From<flashcore_cpu::CpuError> for Error {
+    fn from(error: flashcore_cpu::CpuError) -> Self {
+        match error {
+            flashcore_cpu::CpuError::Invalid(invalid) => Self::Invalid(invalid),
+            flashcore_cpu::CpuError::Level(level) => Self::CpuLevel(level),
+        }
+    }
+}

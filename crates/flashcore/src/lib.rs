@@ -110,7 +110,8 @@
 //!
 //! An [`AppendPlan`] writes new keys and values into a paged KV cache by `slot_mapping`, with optional rotary embedding
 //! (`RoPE`) and QK-norm of keys and query, in one launch. A [`MergePlan`] merges partial results of attention over disjoint
-//! keys by their log-sum-exp. Both run on host tensors and, on a GPU, on addresses and the caller's stream.
+//! keys by their log-sum-exp. A [`KvCachePlan`] appends to the cache of each sequence and attends it
+//! (`flash_attn_with_kvcache`), with one call for both launches. All run on host tensors and, on a GPU, on addresses and the caller's stream.
 //!
 //! # The definition
 //!
@@ -146,6 +147,7 @@
 //! | `cu_seqlens_q`, `cu_seqlens_k` (varlen) | [`Problem::total_q`], [`Problem::total_k`] and [`InputViews::with_cu_seqlens_q`] |
 //! | `page_table`, `block_table` | [`Problem::paged`] and [`InputViews::with_page_table`] |
 //! | `cache_batch_idx`, `leftpad_k` | [`Problem::kv_batch`], [`Problem::leftpad_k`] |
+//! | `flash_attn_with_kvcache` with new keys, `cu_seqlens_k_new` | [`KvCachePlan`] |
 //! | `reshape_and_cache`, `slot_mapping`, `rotary_cos` | [`AppendPlan`] |
 //! | `merge_attn_states`, `flash_attn_combine` | [`MergePlan`] |
 //! | `alibi_slopes` | [`Problem::alibi`] and [`InputViews::with_alibi_slopes`]; positive slopes lower scores |
@@ -168,8 +170,7 @@
 //! # What is not here
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no [`MaskMod`] with packed or paged
-//! sequences on GPUs, no append inside of the attention kernel (an [`AppendPlan`] is a launch of its own), no FP8, no MLA,
-//! no kernels for what `sm_100` has, and no other vendor's GPUs.
+//! sequences on GPUs, no append inside of the attention kernel (a [`KvCachePlan`] launches two), no FP8, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
 //!
 //! # Trust
 //!
@@ -218,6 +219,8 @@ mod error;
 #[expect(unsafe_code, reason = "kernels are launched on addresses")]
 mod gpu;
 #[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
+mod kv_cache;
+#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod operations;
 #[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
@@ -248,14 +251,17 @@ pub use flashcore_problem::{
     Strides, Tensor, TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
-    AppendInputs, AppendOutputs, AppendProblem, AppendStrides, LseBase, LseForm, MergeInputs, MergeOutputs, MergePart,
-    MergeProblem, MergeStrides, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ValueCache,
+    AppendInputs, AppendOutputs, AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase,
+    LseForm, MergeInputs, MergeOutputs, MergePart, MergeProblem, MergeStrides, PositionType, Positions, QkNorm, Rotary,
+    RotaryStyle, ValueCache,
 };
 #[cfg(feature = "cuda")]
 pub use gpu::{
-    AppendTensors, DeviceTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning,
+    AppendTensors, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef,
+    TENSOR_ALIGNMENT, tuning,
 };
 pub use half;
+pub use kv_cache::KvCachePlan;
 pub use operations::{AppendPlan, MergePlan};
 pub use plan::{Plan, PlanOptions, supports};
 #[cfg(feature = "cuda")]
@@ -288,7 +294,8 @@ pub use report::{KernelReport, SelfCheckReport};
 /// ```
 pub mod verify {
     pub use flashcore_problem::{
-        AppendData, AppendExpected, CacheMemory, MergeData, MergeExpected, append_oracle, merge_oracle,
+        AppendData, AppendExpected, CacheMemory, KvCacheData, KvCacheExpected, MergeData, MergeExpected,
+        SequenceLengths, append_oracle, kv_cache_oracle, merge_oracle,
     };
     pub use flashcore_problem::{
         Element, Evidence, Expected, Failure, GuardError, Guarded, Inputs, Limits, Outputs, ReferenceError, SplitMix64,

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-#[cfg(feature = "cuda")]
-use flashcore_cuda::Stream;
 use flashcore_problem::{AppendInputs, AppendOutputs, AppendProblem, MergeInputs, MergeOutputs, MergeProblem};
 
 use crate::device::{Device, Kind};
@@ -93,17 +91,8 @@ macro_rules! operation_plan {
                     return Err(Error::NotOnCuda { call: "launch", device: self.device.to_string() });
                 };
                 CUDA.check()?;
-                match stream.into() {
-                    // SAFETY: the caller promises what the kernel needs of addresses and stream.
-                    StreamRef::Owned(stream) => unsafe { gpu.launch(&self.problem, stream, &tensors) },
-                    StreamRef::Raw(raw) => {
-                        // SAFETY: the caller promises that it is a stream of this context; it is used during this call
-                        // only.
-                        let stream = unsafe { Stream::from_raw(device.context(), raw.cast()) };
-                        // SAFETY: the caller promises what the kernel needs of addresses and stream.
-                        unsafe { gpu.launch(&self.problem, &stream, &tensors) }
-                    }
-                }
+                // SAFETY: the caller promises what the kernel needs of addresses and stream.
+                unsafe { stream.into().with(device.context(), |stream| gpu.launch(&self.problem, stream, &tensors)) }
             }
         }
 
@@ -215,15 +204,7 @@ impl AppendPlan {
         };
         CUDA.check()?;
         let slots = (tensors.slot_mapping, tensors.tokens.unwrap_or(self.problem.tokens));
-        match stream.into() {
-            // SAFETY: the caller promises what a launch needs of addresses and stream.
-            StreamRef::Owned(stream) => unsafe { check_slots(&self.problem, stream, slots) },
-            StreamRef::Raw(raw) => {
-                // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
-                let stream = unsafe { Stream::from_raw(device.context(), raw.cast()) };
-                // SAFETY: as above.
-                unsafe { check_slots(&self.problem, &stream, slots) }
-            }
-        }
+        // SAFETY: the caller promises what a launch needs of addresses and stream.
+        unsafe { stream.into().with(device.context(), |stream| check_slots(&self.problem, stream, slots)) }
     }
 }

@@ -162,11 +162,17 @@ impl Plan {
     /// and block masks. The plan has a workspace for each stream that launches it; [`DeviceTensors`] can bring another.
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
+        self.executor().map_or(0, Executor::workspace_bytes)
+    }
+
+    /// The kernels on a GPU; `None` on the CPU, and where there is nothing to launch.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn executor(&self) -> Option<&Executor> {
         match &self.backend {
-            Backend::Cuda(executor) => executor.workspace_bytes(),
+            Backend::Cuda(executor) => Some(executor),
             #[cfg(feature = "cpu")]
-            Backend::Cpu => 0,
-            Backend::Nothing => 0,
+            Backend::Cpu => None,
+            Backend::Nothing => None,
         }
     }
 
@@ -184,10 +190,7 @@ impl Plan {
         outputs.validate(&self.problem)?;
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu => flashcore_cpu::attend(&self.problem, inputs, outputs).map_err(|error| match error {
-                flashcore_cpu::CpuError::Invalid(invalid) => Error::Invalid(invalid),
-                flashcore_cpu::CpuError::Level(level) => Error::CpuLevel(level),
-            }),
+            Backend::Cpu => flashcore_cpu::attend(&self.problem, inputs, outputs).map_err(Error::from),
             #[cfg(feature = "cuda")]
             Backend::Cuda(executor) => {
                 CUDA.check()?;
@@ -250,11 +253,8 @@ impl Plan {
             }
             Ok(launch(executor, stream)?)
         };
-        match stream {
-            StreamRef::Owned(stream) => launch(stream),
-            // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
-            StreamRef::Raw(raw) => launch(&unsafe { Stream::from_raw(gpu.context(), raw.cast()) }),
-        }
+        // SAFETY: the caller promises what the kernel needs of addresses and stream.
+        unsafe { stream.with(gpu.context(), launch) }
     }
 
     /// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: the
@@ -278,15 +278,9 @@ impl Plan {
         };
         tensors.check(&self.problem)?;
         CUDA.check()?;
-        match stream.into() {
-            // SAFETY: the caller promises what a launch needs of addresses and stream.
-            StreamRef::Owned(stream) => unsafe { check_lengths::check_lengths(&self.problem, stream, &tensors) },
-            StreamRef::Raw(raw) => {
-                // SAFETY: the caller promises that it is a stream of this context; it is used during this call only.
-                let stream = unsafe { Stream::from_raw(gpu.context(), raw.cast()) };
-                // SAFETY: as above.
-                unsafe { check_lengths::check_lengths(&self.problem, &stream, &tensors) }
-            }
+        // SAFETY: the caller promises what a launch needs of addresses and stream.
+        unsafe {
+            stream.into().with(gpu.context(), |stream| check_lengths::check_lengths(&self.problem, stream, &tensors))
         }
     }
 }

@@ -4,7 +4,9 @@ use core::fmt;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::Config;
-use flashcore_problem::{Inputs, Layout, LseBase, LseForm, Mask, Operand, Problem, SequenceLengths, Stress};
+use flashcore_problem::{
+    Inputs, KvCacheProblem, Layout, LseBase, LseForm, Mask, Operand, Problem, SequenceLengths, Stress,
+};
 
 use crate::testkit::{BiasForm, Numbers, shape_text};
 
@@ -52,6 +54,8 @@ pub struct Case {
     pub bias: BiasForm,
     /// Lengths of the sequences, of normal numbers.
     pub lengths: SequenceLengths,
+    /// The append before attention, where the KV cache grows; its attention is the problem.
+    pub kv_cache: Option<Box<KvCacheProblem>>,
     /// The backend.
     pub backend: Backend,
     /// Runs after the first, which must give the same bits; in the simulator under other orders of warps.
@@ -64,7 +68,13 @@ impl Case {
     /// Independent normal inputs.
     pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
         let (numbers, bias, lengths) = (Numbers::Normal, BiasForm::PerHead, SequenceLengths::Ragged);
-        Self { problem, seed, numbers, bias, lengths, backend, repeats: 1, command: None }
+        Self { problem, seed, numbers, bias, lengths, kv_cache: None, backend, repeats: 1, command: None }
+    }
+
+    /// Attention after an append to the cache of each sequence.
+    pub fn with_kv_cache(problem: KvCacheProblem, seed: u64, backend: Backend) -> Self {
+        let attention = problem.attention.clone();
+        Self { kv_cache: Some(Box::new(problem)), ..Self::new(attention, seed, backend) }
     }
 
     /// Inputs of the case.
@@ -138,6 +148,9 @@ impl fmt::Display for Case {
         LseForm::of(problem).features().try_for_each(|name| write!(formatter, " {name}"))?;
         if problem.is_ragged() && problem.layout == Layout::Bshd {
             formatter.write_str(" bshd")?;
+        }
+        if let Some(kv_cache) = &self.kv_cache {
+            write!(formatter, " {}", kv_cache.append_text())?;
         }
         match self.lengths {
             SequenceLengths::Ragged => Ok(()),

@@ -7,6 +7,7 @@ pub mod expressions;
 pub mod gpu;
 pub mod guard_pages;
 pub mod jobs;
+pub mod kv_cache;
 pub mod memory;
 pub mod mutants;
 mod numbers;

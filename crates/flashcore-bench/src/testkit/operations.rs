@@ -43,7 +43,7 @@ fn kernel_of(key: KernelKey) -> Result<Arc<VerifiedKernel>, String> {
     key.kernel().map_err(|errors| format!("{errors:?}"))
 }
 
-fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
+pub(super) fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
     if bytes.is_empty() { 0 } else { memory.allocate(name, bytes) }
 }
 

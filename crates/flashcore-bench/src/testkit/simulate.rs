@@ -39,14 +39,7 @@ pub fn simulate(plan: &LaunchPlan, problem: &Problem, inputs: &Inputs, seed: u64
     values.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
     let counters = launch_all(plan, &values, &memory, seed)?;
 
-    copy_written(&memory, values.address(Operand::Output), &mut outputs.output.data);
-    if let Some(rows) = &mut outputs.lse {
-        let mut bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
-        copy_written(&memory, values.address(Operand::Lse), &mut bytes);
-        for (value, bytes) in rows.iter_mut().zip(bytes.chunks_exact(4)) {
-            *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        }
-    }
+    copy_outputs(&memory, &values, &mut outputs);
     let after: Vec<_> = Operand::ALL.iter().map(|&operand| memory_of(&memory, &values, inputs, operand)).collect();
     let inputs_after = inputs.views().in_other_memory(|operand| &after[operand as usize]).to_owned_inputs();
     Ok(Simulation { outputs, inputs_after, counters, workspace: memory.read(values.workspace) })
@@ -163,7 +156,8 @@ impl Rows {
     }
 }
 
-fn launch_all(
+/// Runs the kernels of a plan, one after the other.
+pub(super) fn launch_all(
     plan: &LaunchPlan,
     values: &LaunchValues,
     memory: &GlobalMemory,
@@ -194,6 +188,18 @@ fn allocate_inputs(memory: &mut GlobalMemory, inputs: &Inputs) -> LaunchValues {
 /// The bytes of an input after the launch; nothing for one that is not there.
 fn memory_of(memory: &GlobalMemory, values: &LaunchValues, inputs: &Inputs, operand: Operand) -> Vec<u8> {
     inputs.views().bytes(operand).map_or_else(Vec::new, |_| memory.read(values.address(operand)))
+}
+
+/// Copies what was written of the outputs.
+pub(super) fn copy_outputs(memory: &GlobalMemory, values: &LaunchValues, outputs: &mut Outputs) {
+    copy_written(memory, values.address(Operand::Output), &mut outputs.output.data);
+    if let Some(rows) = &mut outputs.lse {
+        let mut bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+        copy_written(memory, values.address(Operand::Lse), &mut bytes);
+        for (value, bytes) in rows.iter_mut().zip(bytes.chunks_exact(4)) {
+            *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+    }
 }
 
 fn copy_written(memory: &GlobalMemory, address: u64, target: &mut [u8]) {

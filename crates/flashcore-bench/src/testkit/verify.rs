@@ -16,6 +16,7 @@ use flashcore_sim::{Counters, SimError};
 
 use crate::testkit::gpu::Gpu;
 use crate::testkit::guard_pages::{Edge, GuardedInputs, GuardedOutputs};
+use crate::testkit::kv_cache::KvCacheTrial;
 use crate::testkit::memory::{Impossible, require_judging};
 use crate::testkit::simulate::{FarApart, Simulation, simulate, simulate_far};
 use crate::testkit::suites::huge;
@@ -25,7 +26,7 @@ use crate::testkit::{Backend, Case};
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
 /// Persistent CTAs: few, so that each takes several tiles.
 pub(crate) const SIMULATED_CTAS: u32 = 3;
-const SIMULATED: Target = Target { arch: SIMULATED_ARCH, num_sms: SIMULATED_CTAS };
+pub(crate) const SIMULATED: Target = Target { arch: SIMULATED_ARCH, num_sms: SIMULATED_CTAS };
 
 /// Result of a case.
 #[derive(Debug)]
@@ -77,6 +78,9 @@ pub enum NoVerdict {
     /// The CPU backend refused.
     #[error("{0}")]
     Cpu(#[from] flashcore_cpu::CpuError),
+    /// The append to a KV cache, before attention, is wrong.
+    #[error("{0}")]
+    Append(String),
     /// The CPU backend panicked.
     #[error("the backend panicked: {0}")]
     Panicked(String),
@@ -125,6 +129,10 @@ impl Yardstick {
 /// Runs and judges one case; `gpu` is needed for those of the GPU.
 pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
     let start = Instant::now();
+    if let Some(problem) = &case.kv_cache {
+        let verdict = KvCacheTrial::new(case, problem).and_then(|trial| trial.verify(case, gpu));
+        return Outcome { verdict, counters: None, duration: start.elapsed() };
+    }
     if let (Backend::Sim(config), Some(far)) = (case.backend, huge::far_apart(case)) {
         let near = case.problem.clone().with_layout(Layout::Bhsd);
         let mut counters = None;
@@ -140,6 +148,9 @@ pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
 /// Runs and judges one case of the CPU at every one of `levels`, with one yardstick for all.
 pub fn verify_at_levels(case: &Case, levels: &[Level]) -> Vec<(Case, Outcome)> {
     let cases = levels.iter().map(|&level| Case { backend: Backend::Cpu(level), ..case.clone() });
+    if case.kv_cache.is_some() {
+        return cases.map(|case| (case.clone(), verify(&case, None))).collect();
+    }
     match Yardstick::of(case) {
         Ok(yardstick) => cases.map(|case| (case.clone(), verify_with(&case, &yardstick, None))).collect(),
         Err(_) => cases.map(|case| (case.clone(), verify(&case, None))).collect(),

@@ -6,49 +6,17 @@
 
 use flashcore_ir::types::{F32, Pred, S32, S64, U32, U64};
 use flashcore_ir::{Arch, Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
-use flashcore_problem::{AppendProblem, Strides};
+use flashcore_problem::{AppendProblem, PositionType, Strides};
 
-use super::rotary_rows::{Item, Norm, TableRow, Tables, normalize};
-use super::spec::{AppendSpec, RowShape, THREADS};
+use super::rotary_rows::{Norm, Tables};
+use super::rows::{LaneRow, Pass, Placement, cache_address, ctas, page_and_row};
+use super::spec::{AppendSpec, RotarySpec, THREADS};
 use crate::spec::KernelKey;
 use crate::unsupported::Reason;
 
-/// Declares the parameters once: registers of the kernel, words of a launch, arguments of a plan.
-macro_rules! parameters {
-    (launch { $($(#[$doc:meta])* $launch:ident,)* } plan { $($plan:ident: $ty:ident,)* }) => {
-        struct Parameters {
-            $($launch: Reg<U64>,)*
-            $($plan: Reg<$ty>,)*
-        }
-
-        impl Parameters {
-            fn load(k: &mut Builder) -> Self {
-                Self {
-                    $($launch: k.parameter::<U64>(stringify!($launch)),)*
-                    $($plan: k.parameter::<$ty>(stringify!($plan)),)*
-                }
-            }
-        }
-
-        /// Addresses and sizes of one launch of an append; 0 for what the problem does not have.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct AppendValues {
-            $($(#[$doc])* pub $launch: u64,)*
-        }
-
-        /// Number of words of a launch.
-        pub const APPEND_WORDS: usize = [$(stringify!($launch)),*].len();
-
-        impl AppendValues {
-            /// The first arguments of the kernel.
-            pub const fn words(&self) -> [u64; APPEND_WORDS] {
-                [$(self.$launch),*]
-            }
-        }
-    };
-}
-
-parameters! {
+operation_parameters! {
+    /// Addresses and sizes of one launch of an append; 0 for what the problem does not have.
+    AppendValues, APPEND_WORDS;
     launch {
         /// The new keys.
         key,
@@ -143,10 +111,7 @@ impl AppendPlan {
     /// Bytes of which the addresses of query, query output, key, key cache and norm weights must be multiples, those of
     /// value and value cache, and those of the tables.
     pub fn alignments(&self) -> [u64; 3] {
-        let AppendSpec { dtype, key_vec, value_vec, rotary, .. } = self.spec;
-        let element = dtype.size_bytes() as u64;
-        let table = rotary.map_or(1, |rotary| u64::from(rotary.table_vec) * rotary.table_dtype.size_bytes() as u64);
-        [u64::from(key_vec) * element, u64::from(value_vec) * element, table]
+        self.spec.alignments()
     }
 }
 
@@ -170,29 +135,6 @@ fn arguments(problem: &AppendProblem) -> Vec<Argument> {
     arguments
 }
 
-/// Rows of one tensor: where they come from, and what is done to them.
-struct Pass {
-    shape: RowShape,
-    first_cta: Reg<U32>,
-    heads: Reg<U32>,
-    rows: Reg<U32>,
-    source: Reg<U64>,
-    source_strides: [Reg<U64>; 2],
-    /// A row that nobody writes, which lanes without a vector of their own load in place of one that its owner may store
-    /// at the same time: the source may be the target.
-    unwritten: Option<Reg<U64>>,
-    transforms: bool,
-    norm: Option<Norm>,
-}
-
-/// The row of a lane.
-struct LaneRow {
-    exists: Reg<Pred>,
-    token: Reg<U32>,
-    head: Reg<U64>,
-    lane_in_row: Reg<U32>,
-}
-
 /// Writes the kernel.
 pub(super) fn kernel(spec: AppendSpec) -> Kernel {
     let mut builder = Builder::new(spec.name(), THREADS);
@@ -202,6 +144,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
     let cta = k.special(SpecialRegister::CtaX);
     let (key_rows, value_rows) = (spec.key_rows(), spec.value_rows());
     let keys = k.mul(tokens, p.key_heads);
+    let tables = Tables { cos: p.cos, sin: p.sin, stride: p.table_stride };
     let first_key_cta = if spec.query {
         let queries = k.mul(tokens, p.query_heads);
         let first_key_cta = ctas(k, key_rows, queries);
@@ -210,22 +153,15 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
         k.if_uniform(is_query, |k| {
             k.section("query", |k| {
                 let norm = spec.qk_norm.then_some(Norm { weights: p.query_norm, eps: p.eps });
-                let pass = Pass {
-                    shape: key_rows,
-                    first_cta,
-                    heads: p.query_heads,
-                    rows: queries,
-                    source: p.query,
-                    source_strides: [p.query_token_stride, p.query_head_stride],
-                    unwritten: Some(p.key),
-                    transforms: spec.transforms(),
-                    norm,
+                let (heads, transforms) = (p.query_heads, spec.transforms());
+                let (rows, unwritten) = (queries, Some(p.key));
+                let pass = Pass { shape: key_rows, first_cta, heads, rows, unwritten, transforms, norm, tables };
+                let target = Target::Tokens {
+                    address: p.query_output,
+                    strides: [p.query_output_token_stride, p.query_output_head_stride],
                 };
-                pass.write(k, &p, cta, |k, row| {
-                    let token = k.widen(row.token);
-                    let address = k.mad(token, p.query_output_token_stride, p.query_output);
-                    (k.mad(row.head, p.query_output_head_stride, address), row.exists)
-                });
+                let source = (p.query, [p.query_token_stride, p.query_head_stride]);
+                pass.write(k, cta, &Tokens { p: &p, rotary: spec.rotary, source, target });
             });
         });
         first_key_cta
@@ -237,50 +173,102 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
     let from_key = k.compare(Compare::Ge, cta, first_key_cta);
     let before_value = k.compare(Compare::Lt, cta, first_value_cta);
     let is_key = k.and(from_key, before_value);
+    let pass = |shape, first_cta, transforms, norm| Pass {
+        shape,
+        first_cta,
+        heads: p.key_heads,
+        rows: keys,
+        unwritten: None,
+        transforms,
+        norm,
+        tables,
+    };
     k.if_uniform(is_key, |k| {
         k.section("key", |k| {
             let norm = spec.qk_norm.then_some(Norm { weights: p.key_norm, eps: p.eps });
-            let pass = Pass {
-                shape: key_rows,
-                first_cta: first_key_cta,
-                heads: p.key_heads,
-                rows: keys,
-                source: p.key,
-                source_strides: [p.key_token_stride, p.key_head_stride],
-                unwritten: None,
-                transforms: spec.transforms(),
-                norm,
-            };
             let strides = [p.key_cache_page_stride, p.key_cache_row_stride, p.key_cache_head_stride];
-            pass.write(k, &p, cta, |k, row| slot_address(k, &p, row, p.key_cache, strides));
+            let target = Target::Slots { cache: p.key_cache, strides };
+            let source = (p.key, [p.key_token_stride, p.key_head_stride]);
+            let rows = Tokens { p: &p, rotary: spec.rotary, source, target };
+            pass(key_rows, first_key_cta, spec.transforms(), norm).write(k, cta, &rows);
         });
     });
     let is_value = k.compare(Compare::Ge, cta, first_value_cta);
     k.if_uniform(is_value, |k| {
         k.section("value", |k| {
-            let pass = Pass {
-                shape: value_rows,
-                first_cta: first_value_cta,
-                heads: p.key_heads,
-                rows: keys,
-                source: p.value,
-                source_strides: [p.value_token_stride, p.value_head_stride],
-                unwritten: None,
-                transforms: false,
-                norm: None,
-            };
             let strides = [p.value_cache_page_stride, p.value_cache_row_stride, p.value_cache_head_stride];
-            pass.write(k, &p, cta, |k, row| slot_address(k, &p, row, p.value_cache, strides));
+            let target = Target::Slots { cache: p.value_cache, strides };
+            let source = (p.value, [p.value_token_stride, p.value_head_stride]);
+            let rows = Tokens { p: &p, rotary: None, source, target };
+            pass(value_rows, first_value_cta, false, None).write(k, cta, &rows);
         });
     });
     builder.finish()
 }
 
-/// CTAs for so many rows.
-fn ctas(k: &mut Builder, shape: RowShape, rows: Reg<U32>) -> Reg<U32> {
-    let per_cta = shape.rows_per_cta();
-    let last = k.add(rows, per_cta - 1);
-    k.shr(last, per_cta.ilog2())
+/// Place that rows of tokens go to.
+enum Target {
+    /// Rows of the same tokens, by token and head strides.
+    Tokens { address: Reg<U64>, strides: [Reg<U64>; 2] },
+    /// Slots of a cache, by page, row and head strides.
+    Slots { cache: Reg<U64>, strides: [Reg<U64>; 3] },
+}
+
+/// Rows of tokens in a row.
+struct Tokens<'a> {
+    p: &'a Parameters,
+    rotary: Option<RotarySpec>,
+    /// Address of the first token, and token and head strides.
+    source: (Reg<U64>, [Reg<U64>; 2]),
+    target: Target,
+}
+
+impl Placement for Tokens<'_> {
+    type Place = ();
+
+    fn find(&self, _: &mut Builder, _: &LaneRow) {}
+
+    fn source(&self, k: &mut Builder, row: &LaneRow, (): &()) -> Reg<U64> {
+        let (address, [token_stride, head_stride]) = self.source;
+        let token = k.widen(row.row);
+        let source = k.mad(token, token_stride, address);
+        k.mad(row.head, head_stride, source)
+    }
+
+    fn target(&self, k: &mut Builder, row: &LaneRow, (): &()) -> (Reg<U64>, Reg<Pred>) {
+        match self.target {
+            Target::Tokens { address, strides: [token_stride, head_stride] } => {
+                let token = k.widen(row.row);
+                let address = k.mad(token, token_stride, address);
+                (k.mad(row.head, head_stride, address), row.exists)
+            }
+            Target::Slots { cache, strides } => slot_address(k, self.p, row, cache, strides),
+        }
+    }
+
+    fn position(&self, k: &mut Builder, row: &LaneRow, (): &()) -> Reg<S32> {
+        let p = self.p;
+        match self.rotary.map(|rotary| rotary.positions) {
+            None | Some(PositionType::I32) => {
+                let address = k.mad_wide(row.row, 4u32, p.positions);
+                let position = k.load_one::<S32>(address);
+                let position = k.max(position, 0i32);
+                k.min(position, p.last_position)
+            }
+            Some(PositionType::I64) => {
+                let address = k.mad_wide(row.row, 8u32, p.positions);
+                let position = k.load_one::<S64>(address);
+                let zero = k.copy(0i32);
+                let zero = k.widen_signed(zero);
+                let position = k.max(position, zero);
+                let last = k.widen_signed(p.last_position);
+                let position = k.min(position, last);
+                let position = k.reinterpret::<S64, U64>(position);
+                let position = k.truncate(position);
+                k.reinterpret(position)
+            }
+        }
+    }
 }
 
 /// The address of the row of a cache that a token's slot names, and if the slot is one of the cache: a slot that is
@@ -290,9 +278,9 @@ fn slot_address(
     p: &Parameters,
     row: &LaneRow,
     cache: Reg<U64>,
-    [page_stride, row_stride, head_stride]: [Reg<U64>; 3],
+    strides: [Reg<U64>; 3],
 ) -> (Reg<U64>, Reg<Pred>) {
-    let address = k.mad_wide(row.token, 8u32, p.slot_mapping);
+    let address = k.mad_wide(row.row, 8u32, p.slot_mapping);
     let slot = k.load_one::<S64>(address);
     // As an unsigned number, a negative slot is past every cache.
     let slot = k.reinterpret::<S64, U64>(slot);
@@ -300,98 +288,6 @@ fn slot_address(
     let is_slot = k.compare(Compare::Lt, slot, slots);
     let slot = k.truncate(slot);
     let slot = k.select(is_slot, slot, 0u32);
-    let page = k.div(slot, p.page_size);
-    let first = k.mul(page, p.page_size);
-    let row_in_page = k.sub(slot, first);
-    let (page, row_in_page) = (k.widen(page), k.widen(row_in_page));
-    let address = k.mad(page, page_stride, cache);
-    let address = k.mad(row_in_page, row_stride, address);
-    let address = k.mad(row.head, head_stride, address);
-    (address, k.and(row.exists, is_slot))
-}
-
-impl Pass {
-    /// The row of this lane; one past the last is the last again, which is not stored.
-    fn row(&self, k: &mut Builder, cta: Reg<U32>) -> LaneRow {
-        let thread = k.special(SpecialRegister::ThreadX);
-        let lane_in_row = k.and(thread, self.shape.lanes - 1);
-        let row_in_cta = k.shr(thread, self.shape.lanes.ilog2());
-        let cta = k.sub(cta, self.first_cta);
-        let row = k.mad(cta, self.shape.rows_per_cta(), row_in_cta);
-        let exists = k.compare(Compare::Lt, row, self.rows);
-        let last = k.sub(self.rows, 1u32);
-        let row = k.min(row, last);
-        let token = k.div(row, self.heads);
-        let first = k.mul(token, self.heads);
-        let head = k.sub(row, first);
-        LaneRow { exists, token, head: k.widen(head), lane_in_row }
-    }
-
-    /// Loads, transforms and stores the rows of a CTA.
-    fn write(
-        &self,
-        k: &mut Builder,
-        p: &Parameters,
-        cta: Reg<U32>,
-        target: impl FnOnce(&mut Builder, &LaneRow) -> (Reg<U64>, Reg<Pred>),
-    ) {
-        let Self { shape, .. } = *self;
-        let vector = shape.vector;
-        let element = vector.dtype.size_bytes() as u32;
-        let row = self.row(k, cta);
-        let [token_stride, head_stride] = self.source_strides;
-        let token = k.widen(row.token);
-        let source = k.mad(token, token_stride, self.source);
-        let source = k.mad(row.head, head_stride, source);
-        let steps = shape.items.div_ceil(shape.lanes);
-        let items: Vec<_> = (0..steps).map(|step| Item::new(k, shape, row.lane_in_row, step)).collect();
-        // All loads of the row before anything waits for one of them.
-        let mut bits: Vec<_> = items
-            .iter()
-            .map(|item| {
-                [0, 1].map(|side| {
-                    let source = self.unwritten.map_or(source, |unwritten| {
-                        let exists = item.exists[side].map_or(row.exists, |exists| k.and(row.exists, exists));
-                        k.select(exists, source, unwritten)
-                    });
-                    let address = k.mad_wide(item.columns[side], element, source);
-                    vector.load(k, address)
-                })
-            })
-            .collect();
-        let (target, is_stored) = target(k, &row);
-        if self.transforms {
-            let mut values: Vec<_> =
-                bits.iter().map(|[first, second]| [vector.widen(k, first), vector.widen(k, second)]).collect();
-            let tables = shape.rotary.map(|rotary| {
-                let tables = Tables {
-                    positions: p.positions,
-                    cos: p.cos,
-                    sin: p.sin,
-                    stride: p.table_stride,
-                    last_position: p.last_position,
-                };
-                (rotary.style, TableRow::new(k, shape, rotary, tables, row.token))
-            });
-            if let Some(norm) = &self.norm {
-                normalize(k, shape, norm, &items, &mut values);
-            }
-            if let Some((style, tables)) = tables {
-                for (item, values) in items.iter().zip(&mut values) {
-                    tables.rotate(k, style, item, values);
-                }
-            }
-            bits = values.iter().map(|[first, second]| [vector.round(k, first), vector.round(k, second)]).collect();
-        }
-        for (item, vectors) in items.iter().zip(&bits) {
-            for ((column, exists), bits) in item.columns.into_iter().zip(item.exists).zip(vectors) {
-                let is_stored = match exists {
-                    Some(exists) => k.and(is_stored, exists),
-                    None => is_stored,
-                };
-                let address = k.mad_wide(column, element, target);
-                k.when(is_stored, |k| vector.store(k, address, bits));
-            }
-        }
-    }
+    let (page, row_in_page) = page_and_row(k, slot, p.page_size);
+    (cache_address(k, cache, strides, [page, row_in_page], row.head), k.and(row.exists, is_slot))
 }

@@ -1,8 +1,8 @@
 //! QK-norm and rotary embedding of a row that some lanes of a warp hold.
 
-use flashcore_ir::types::{F32, Pred, S32, S64, U32, U64};
+use flashcore_ir::types::{F32, Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
-use flashcore_problem::{PositionType, RotaryStyle};
+use flashcore_problem::RotaryStyle;
 
 use super::spec::{RotarySpec, RowShape};
 use crate::primitives::VectorType;
@@ -129,37 +129,21 @@ pub(super) struct TableRow {
 /// Parameters of the tables.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tables {
-    pub(super) positions: Reg<U64>,
     pub(super) cos: Reg<U64>,
     pub(super) sin: Reg<U64>,
     /// Bytes from one row to the next.
     pub(super) stride: Reg<U64>,
-    pub(super) last_position: Reg<S32>,
 }
 
 impl TableRow {
-    /// The rows for the position of a token, clamped into the tables.
-    pub(super) fn new(k: &mut Builder, shape: RowShape, rotary: RotarySpec, tables: Tables, token: Reg<U32>) -> Self {
-        let position = match rotary.positions {
-            PositionType::I32 => {
-                let address = k.mad_wide(token, 4u32, tables.positions);
-                let position = k.load_one::<S32>(address);
-                let position = k.max(position, 0i32);
-                k.min(position, tables.last_position)
-            }
-            PositionType::I64 => {
-                let address = k.mad_wide(token, 8u32, tables.positions);
-                let position = k.load_one::<S64>(address);
-                let zero = k.copy(0i32);
-                let zero = k.widen_signed(zero);
-                let position = k.max(position, zero);
-                let last = k.widen_signed(tables.last_position);
-                let position = k.min(position, last);
-                let position = k.reinterpret::<S64, U64>(position);
-                let position = k.truncate(position);
-                k.reinterpret(position)
-            }
-        };
+    /// The rows for a position that is in the tables.
+    pub(super) fn new(
+        k: &mut Builder,
+        shape: RowShape,
+        rotary: RotarySpec,
+        tables: Tables,
+        position: Reg<S32>,
+    ) -> Self {
         let position = k.reinterpret::<S32, U32>(position);
         let position = k.widen(position);
         let [cos, sin] = [tables.cos, tables.sin].map(|table| k.mad(position, tables.stride, table));

@@ -2,7 +2,7 @@
 
 use core::fmt::Write;
 
-use flashcore_problem::{AppendProblem, DType, PositionType, RotaryStyle};
+use flashcore_problem::{AppendProblem, DType, KvCacheProblem, PositionType, RotaryStyle};
 
 use crate::primitives::{LANES, VectorType, used_strides, vector_elements};
 
@@ -28,6 +28,26 @@ pub struct AppendSpec {
     pub key_vec: u32,
     /// Elements of a vector of value.
     pub value_vec: u32,
+    /// Rows go to places by sequence; `None` by slot.
+    pub sequences: Option<SequenceSpec>,
+}
+
+/// Everything of an append by sequence that is compiled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a kind of operand of its own")]
+pub struct SequenceSpec {
+    /// True if query rows are packed (`cu_seqlens_q`).
+    pub packed_query: bool,
+    /// True if new keys are packed (`cu_seqlens_k_new`).
+    pub packed_new: bool,
+    /// True if sequences choose their batch of the cache (`kv_batch_idx`).
+    pub kv_batch: bool,
+    /// True if the cache has pages.
+    pub paged: bool,
+    /// True if positions start where `rotary_seqlens` says.
+    pub rotary_seqlens: bool,
+    /// True if query rows have consecutive positions.
+    pub consecutive: bool,
 }
 
 /// Everything of a rotary embedding that is compiled in.
@@ -55,12 +75,48 @@ impl AppendSpec {
         let queries = used_strides(problem.query_shape(), strides.query)
             .chain(used_strides(problem.query_shape(), strides.query_output))
             .filter(|_| query);
-        // Both halves of a pair of vectors lie within the rotated columns.
-        let rotated = problem.rotary.map(|rotary| rotary.dim / 2);
-        let key_vec = vector_elements(problem.dtype, keys.chain(queries).chain([problem.head_dim]).chain(rotated));
         let values = used_strides(problem.value_shape(), strides.value)
             .chain(used_strides(problem.value_cache_shape(), strides.value_cache));
-        let value_vec = vector_elements(problem.dtype, values.chain([problem.value_dim]));
+        Self::new(problem, query, keys.chain(queries), values)
+    }
+
+    /// The specialization for the append of a valid problem with a growing cache.
+    pub fn of_sequences(problem: &KvCacheProblem) -> Self {
+        let (attention, strides) = (&problem.attention, problem.attention.strides());
+        let query = problem.transforms();
+        let keys = used_strides(problem.new_key_shape(), problem.new_key)
+            .chain(used_strides(attention.key_shape(), strides.key));
+        let queries = used_strides(attention.query_shape(), strides.query)
+            .chain(used_strides(attention.query_shape(), problem.attended().strides().query))
+            .filter(|_| query);
+        let values = used_strides(problem.new_value_shape(), problem.new_value)
+            .chain(used_strides(attention.value_shape(), strides.value));
+        let sequences = SequenceSpec {
+            packed_query: query && attention.total_q.is_some(),
+            packed_new: problem.total_new.is_some(),
+            kv_batch: attention.kv_batch.is_some(),
+            paged: attention.paged.is_some(),
+            rotary_seqlens: problem.rotary_seqlens,
+            consecutive: problem.rotary.is_some() && problem.has_consecutive_positions(),
+        };
+        let mut spec = Self::new(&problem.append(0), query, keys.chain(queries), values);
+        spec.sequences = Some(sequences);
+        // Positions follow from lengths.
+        spec.rotary = spec.rotary.map(|rotary| RotarySpec { positions: PositionType::I32, ..rotary });
+        spec
+    }
+
+    /// The specialization for tensors with these strides of query and key, and of value.
+    fn new(
+        problem: &AppendProblem,
+        query: bool,
+        key_strides: impl Iterator<Item = usize>,
+        value_strides: impl Iterator<Item = usize>,
+    ) -> Self {
+        // Both halves of a pair of vectors lie within the rotated columns.
+        let rotated = problem.rotary.map(|rotary| rotary.dim / 2);
+        let key_vec = vector_elements(problem.dtype, key_strides.chain([problem.head_dim]).chain(rotated));
+        let value_vec = vector_elements(problem.dtype, value_strides.chain([problem.value_dim]));
         let table_dtype = problem.table_dtype();
         Self {
             dtype: problem.dtype,
@@ -77,17 +133,30 @@ impl AppendSpec {
             }),
             key_vec,
             value_vec,
+            sequences: None,
         }
+    }
+
+    /// Bytes of which the addresses of query, query output, key, key cache and norm weights must be multiples, those of
+    /// value and value cache, and those of the tables.
+    pub(super) fn alignments(self) -> [u64; 3] {
+        let Self { dtype, key_vec, value_vec, rotary, .. } = self;
+        let element = dtype.size_bytes() as u64;
+        let table = rotary.map_or(1, |rotary| u64::from(rotary.table_vec) * rotary.table_dtype.size_bytes() as u64);
+        [u64::from(key_vec) * element, u64::from(value_vec) * element, table]
     }
 
     /// Writes the kernel.
     pub(crate) fn generate(self) -> flashcore_ir::Kernel {
-        super::append::kernel(self)
+        match self.sequences {
+            None => super::append::kernel(self),
+            Some(sequences) => super::sequences::kernel(self, sequences),
+        }
     }
 
     /// The name of the kernel.
     pub(super) fn name(self) -> String {
-        let Self { dtype, head_dim, value_dim, query, qk_norm, rotary, key_vec, value_vec } = self;
+        let Self { dtype, head_dim, value_dim, query, qk_norm, rotary, key_vec, value_vec, sequences } = self;
         let mut name = format!("flashcore_append_kv_{dtype}_d{head_dim}x{value_dim}_v{key_vec}x{value_vec}");
         if query {
             name.push_str("_query");
@@ -105,6 +174,20 @@ impl AppendSpec {
                 PositionType::I64 => "i64",
             };
             let _ = write!(name, "_{style}{dim}_{table_dtype}v{table_vec}_{positions}");
+        }
+        if let Some(sequences) = sequences {
+            let SequenceSpec { packed_query, packed_new, kv_batch, paged, rotary_seqlens, consecutive } = sequences;
+            name.push_str("_sequences");
+            for (switch, is_on) in [
+                ("_packedq", packed_query),
+                ("_packednew", packed_new),
+                ("_kvbatch", kv_batch),
+                ("_paged", paged),
+                ("_starts", rotary_seqlens),
+                ("_consecutive", consecutive),
+            ] {
+                name.push_str(if is_on { switch } else { "" });
+            }
         }
         name
     }

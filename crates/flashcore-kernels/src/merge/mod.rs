@@ -81,41 +81,9 @@ impl MergeSpec {
     }
 }
 
-macro_rules! parameters {
-    (launch { $($(#[$doc:meta])* $launch:ident,)* } plan { $($plan:ident: $ty:ident,)* }) => {
-        struct Parameters {
-            $($launch: Reg<U64>,)*
-            $($plan: Reg<$ty>,)*
-        }
-
-        impl Parameters {
-            fn load(k: &mut Builder) -> Self {
-                Self {
-                    $($launch: k.parameter::<U64>(stringify!($launch)),)*
-                    $($plan: k.parameter::<$ty>(stringify!($plan)),)*
-                }
-            }
-        }
-
-        /// Addresses and sizes of one launch of a merge.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct MergeValues {
-            $($(#[$doc])* pub $launch: u64,)*
-        }
-
-        /// Number of words of a launch.
-        pub const MERGE_WORDS: usize = [$(stringify!($launch)),*].len();
-
-        impl MergeValues {
-            /// The first arguments of the kernel.
-            pub const fn words(&self) -> [u64; MERGE_WORDS] {
-                [$(self.$launch),*]
-            }
-        }
-    };
-}
-
-parameters! {
+operation_parameters! {
+    /// Addresses and sizes of one launch of a merge.
+    MergeValues, MERGE_WORDS;
     launch {
         /// Output of the first part.
         part,

@@ -19,7 +19,10 @@ mod random;
 mod views;
 
 pub use oracle::{AppendExpected, append_oracle};
+pub(crate) use oracle::{RotaryTables, copied, transformed};
+pub(crate) use random::tables;
 pub use random::{AppendData, CacheMemory};
+pub(crate) use views::Errors;
 pub use views::{AppendInputs, AppendOutputs, Positions, ValueCache};
 
 use crate::{DType, Invalid, ProblemError, Shape, Strides};

@@ -1,6 +1,6 @@
 //! Oracle of an append: every element that is written, in `f64`, and everything else as it was.
 
-use super::{AppendInputs, AppendProblem, RotaryStyle};
+use super::{AppendInputs, AppendProblem, QkNorm, Rotary, RotaryStyle};
 use crate::{DType, Invalid, Shape, Strides, Tensor, TensorView};
 
 /// Rounding errors of `f32` that a backend may make in one element, in units of its [magnitude](Element::magnitude):
@@ -35,35 +35,38 @@ pub struct AppendExpected {
 pub fn append_oracle(problem: &AppendProblem, inputs: &AppendInputs<'_>) -> Result<AppendExpected, Invalid> {
     problem.validate()?;
     let strides = problem.strides;
-    let mut expected =
-        AppendExpected { dtype: problem.dtype, key_cache: Vec::new(), value_cache: Vec::new(), query: Vec::new() };
+    let tables = RotaryTables { rotary: problem.rotary.zip(inputs.cos.zip(inputs.sin)), norm: problem.qk_norm };
+    let mut expected = AppendExpected::new(problem.dtype);
     for token in 0..problem.tokens {
+        let position = inputs.positions.map_or(0, |positions| positions.get(token));
         if let Some(query) = inputs.query {
             for head in 0..problem.query_heads {
-                let row = read(query, strides.query.row_start(0, head, token), problem.head_dim);
-                let row = transform(problem, inputs, token, row, inputs.query_norm);
-                expected.query.extend(placed(strides.query_output.row_start(0, head, token), row));
+                let start = strides.query.row_start(0, head, token);
+                let row = transformed(&tables, position, (query, start), problem.head_dim, inputs.query_norm);
+                expected.add_query(strides.query_output.row_start(0, head, token), row);
             }
         }
         let Some((page, slot_row)) = problem.place(inputs.slot_mapping[token]) else { continue };
         for head in 0..problem.key_heads {
-            let key = read(inputs.key, strides.key.row_start(0, head, token), problem.head_dim);
-            let key = transform(problem, inputs, token, key, inputs.key_norm);
-            expected.key_cache.extend(placed(strides.key_cache.row_start(page, head, slot_row), key));
-            let value = read(inputs.value, strides.value.row_start(0, head, token), problem.value_dim);
-            let value = value.into_iter().map(|value| (value, 0.0)).collect();
-            expected.value_cache.extend(placed(strides.value_cache.row_start(page, head, slot_row), value));
+            let start = strides.key.row_start(0, head, token);
+            let key = transformed(&tables, position, (inputs.key, start), problem.head_dim, inputs.key_norm);
+            expected.add_key(strides.key_cache.row_start(page, head, slot_row), key);
+            let value = copied((inputs.value, strides.value.row_start(0, head, token)), problem.value_dim);
+            expected.add_value(strides.value_cache.row_start(page, head, slot_row), value);
         }
     }
     Ok(expected)
 }
+
+/// Values of a row before they are rounded, each with the magnitude of its terms.
+type Row = Vec<(f64, f64)>;
 
 fn read(view: TensorView<'_>, start: usize, columns: usize) -> Vec<f64> {
     let size = view.dtype.size_bytes();
     (start..start + columns).map(|index| view.dtype.decode(&view.data[index * size..])).collect()
 }
 
-fn placed(start: usize, row: Vec<(f64, f64)>) -> impl Iterator<Item = Element> {
+fn placed(start: usize, row: Row) -> impl Iterator<Item = Element> {
     row.into_iter().enumerate().map(move |(column, (value, magnitude))| Element {
         index: start + column,
         value,
@@ -71,26 +74,37 @@ fn placed(start: usize, row: Vec<(f64, f64)>) -> impl Iterator<Item = Element> {
     })
 }
 
+/// A row as it is.
+pub(crate) fn copied((view, start): (TensorView<'_>, usize), columns: usize) -> Row {
+    read(view, start, columns).into_iter().map(|value| (value, 0.0)).collect()
+}
+
+/// Norm and rotary embedding, with the tables of that one.
+pub(crate) struct RotaryTables<'a> {
+    /// The rotary embedding, cosines and sines.
+    pub(crate) rotary: Option<(Rotary, (TensorView<'a>, TensorView<'a>))>,
+    pub(crate) norm: Option<QkNorm>,
+}
+
 /// Norm and rotary embedding of one row: each value with its magnitude.
-fn transform(
-    problem: &AppendProblem,
-    inputs: &AppendInputs<'_>,
-    token: usize,
-    mut row: Vec<f64>,
+pub(crate) fn transformed(
+    tables: &RotaryTables<'_>,
+    position: i64,
+    (view, start): (TensorView<'_>, usize),
+    columns: usize,
     weights: Option<TensorView<'_>>,
-) -> Vec<(f64, f64)> {
-    if let (Some(norm), Some(weights)) = (problem.qk_norm, weights) {
+) -> Row {
+    let mut row = read(view, start, columns);
+    if let (Some(norm), Some(weights)) = (tables.norm, weights) {
         let weights = read(weights, 0, row.len());
         let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
         let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
         row.iter_mut().zip(weights).for_each(|(x, weight)| *x *= scale * weight);
     }
-    let magnitude = |x: f64| if problem.qk_norm.is_some() { x.abs() } else { 0.0 };
+    let magnitude = |x: f64| if tables.norm.is_some() { x.abs() } else { 0.0 };
     let mut result: Vec<_> = row.iter().map(|&x| (x, magnitude(x))).collect();
-    if let (Some(rotary), Some(positions), Some(cos), Some(sin)) =
-        (problem.rotary, inputs.positions, inputs.cos, inputs.sin)
-    {
-        let start = rotary.clamp(positions.get(token)) * rotary.table_stride;
+    if let Some((rotary, (cos, sin))) = tables.rotary {
+        let start = rotary.clamp(position) * rotary.table_stride;
         let half = rotary.dim / 2;
         let (cos, sin) = (read(cos, start, half), read(sin, start, half));
         for pair in 0..half {
@@ -107,6 +121,26 @@ fn transform(
 }
 
 impl AppendExpected {
+    /// Nothing is written.
+    pub(crate) const fn new(dtype: DType) -> Self {
+        Self { dtype, key_cache: Vec::new(), value_cache: Vec::new(), query: Vec::new() }
+    }
+
+    /// Adds a row of the key cache, which begins at an element.
+    pub(crate) fn add_key(&mut self, start: usize, row: Row) {
+        self.key_cache.extend(placed(start, row));
+    }
+
+    /// Adds a row of the query output, which begins at an element.
+    pub(crate) fn add_query(&mut self, start: usize, row: Row) {
+        self.query.extend(placed(start, row));
+    }
+
+    /// Adds a row of the value cache, which begins at an element.
+    pub(crate) fn add_value(&mut self, start: usize, row: Row) {
+        self.value_cache.extend(placed(start, row));
+    }
+
     /// Nothing, or the first thing that is wrong with the key cache, given the bytes before and after.
     pub fn check_key_cache(&self, before: &[u8], after: &[u8]) -> Result<(), String> {
         self.check("key_cache", &self.key_cache, before, after)
@@ -127,6 +161,17 @@ impl AppendExpected {
     /// Nothing, or the first thing that is wrong with the query output.
     pub fn check_query(&self, before: &[u8], after: &[u8]) -> Result<(), String> {
         self.check("query_output", &self.query, before, after)
+    }
+
+    /// Nothing, or the first thing that is wrong with the rows of the query output that are to be written; the others may
+    /// hold anything.
+    pub fn check_query_rows(&self, after: &[u8]) -> Result<(), String> {
+        let size = self.dtype.size_bytes();
+        let wrong = |element: &&Element| !is_right(self.dtype, element, &after[element.index * size..][..size]);
+        self.query.iter().find(wrong).map_or(Ok(()), |element| {
+            let found = self.dtype.decode(&after[element.index * size..]);
+            Err(format!("element {} of the query is {found}; it must be {}", element.index, element.value))
+        })
     }
 
     fn check(&self, tensor: &str, elements: &[Element], before: &[u8], after: &[u8]) -> Result<(), String> {

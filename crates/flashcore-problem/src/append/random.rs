@@ -121,7 +121,7 @@ impl AppendData {
 }
 
 /// Cosines and sines of random angles, in every row; poison between rows.
-fn tables(problem: &AppendProblem, rotary: Rotary, random: &mut SplitMix64) -> (Tensor, Tensor) {
+pub(crate) fn tables(problem: &AppendProblem, rotary: Rotary, random: &mut SplitMix64) -> (Tensor, Tensor) {
     let elements = rotary.table_extent().unwrap_or(0);
     let table = || Tensor::poisoned(problem.table_dtype(), elements);
     let (mut cos, mut sin) = (table(), table());

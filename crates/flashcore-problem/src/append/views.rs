@@ -145,6 +145,20 @@ pub enum ValueCache<'a> {
     },
 }
 
+impl ValueCache<'_> {
+    /// The value cache, to be read; empty where it begins past the end of the key cache.
+    pub fn view<'a>(&'a self, key_cache: &'a TensorViewMut<'_>) -> TensorView<'a> {
+        match self {
+            Self::Separate(cache) => cache.as_view(),
+            Self::InKeyCache { offset } => {
+                let memory = key_cache.as_view();
+                let start = offset.saturating_mul(memory.dtype.size_bytes()).min(memory.data.len());
+                TensorView { data: &memory.data[start..], ..memory }
+            }
+        }
+    }
+}
+
 /// Everything that an append writes.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -177,10 +191,10 @@ impl<'a> AppendOutputs<'a> {
 }
 
 /// A list of mistakes that grows.
-struct Errors(Vec<TensorError>);
+pub(crate) struct Errors(pub(crate) Vec<TensorError>);
 
 impl Errors {
-    fn tensor(&mut self, tensor: &'static str, view: TensorView<'_>, dtype: DType, needed: Option<usize>) {
+    pub(crate) fn tensor(&mut self, tensor: &'static str, view: TensorView<'_>, dtype: DType, needed: Option<usize>) {
         if view.dtype != dtype {
             self.0.push(TensorError::DType { tensor, actual: view.dtype, expected: dtype });
         }
@@ -190,7 +204,7 @@ impl Errors {
         }
     }
 
-    fn presence(&mut self, tensor: &'static str, needed: bool, given: bool) {
+    pub(crate) fn presence(&mut self, tensor: &'static str, needed: bool, given: bool) {
         match (needed, given) {
             (true, false) => self.0.push(TensorError::Missing { tensor }),
             (false, true) => self.0.push(TensorError::Unexpected { tensor }),
@@ -198,7 +212,7 @@ impl Errors {
         }
     }
 
-    fn count(&mut self, tensor: &'static str, actual: usize, needed: usize) {
+    pub(crate) fn count(&mut self, tensor: &'static str, actual: usize, needed: usize) {
         if actual != needed {
             self.0.push(TensorError::WrongCount { tensor, actual, needed });
         }

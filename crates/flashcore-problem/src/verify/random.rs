@@ -194,7 +194,7 @@ const GARBAGE: [i32; 4] = [i32::MAX, -1, i32::MIN, 2_147_480_000];
 impl Inputs {
     /// Makes lengths, offsets and tables agree, and poisons what no sequence uses: rows of query, key and value, and
     /// entries of the page table.
-    fn reconcile_sequences(&mut self, problem: &Problem) {
+    pub(crate) fn reconcile_sequences(&mut self, problem: &Problem) {
         let difference = |offsets: &Option<Vec<u32>>, index: usize, otherwise: usize| match offsets {
             Some(offsets) => offsets[index + 1] - offsets[index],
             None => otherwise as u32,
@@ -256,7 +256,13 @@ impl Inputs {
     }
 }
 
-fn fill(problem: &Problem, shape: Shape, strides: Strides, value_at: &mut dyn FnMut(usize, usize) -> f64) -> Tensor {
+/// Numbers in every row of a tensor, poison between rows.
+pub(crate) fn fill(
+    problem: &Problem,
+    shape: Shape,
+    strides: Strides,
+    value_at: &mut dyn FnMut(usize, usize) -> f64,
+) -> Tensor {
     let mut tensor = Tensor::poisoned(problem.dtype, strides.extent(shape).unwrap_or(0));
     for (batch, head, row) in shape.each_row() {
         let start = strides.row_start(batch, head, row);

@@ -335,6 +335,16 @@ fn natural_table_vec(problem: &AppendProblem, key_vec: u32) -> u32 {
     key_vec.min(16 / problem.table_dtype().size_bytes() as u32)
 }
 
+/// A rotary embedding with a small table, whose rows are aligned as those of the problem.
+pub(super) fn trial_rotary(rotary: Rotary, problem: &AppendProblem, wanted: &AppendSpec) -> Rotary {
+    let table_vec = wanted.rotary.map_or(1, |rotary| rotary.table_vec);
+    // Rows of tables that begin at multiples of so many elements and of no more, if that is less than an access.
+    let table_stride = (rotary.dim / 2).next_multiple_of(16) + table_vec as usize;
+    let table_stride =
+        if table_vec >= natural_table_vec(problem, wanted.key_vec) { rotary.dim / 2 } else { table_stride };
+    Rotary { max_position: 50, table_stride, ..rotary }
+}
+
 const SEED: u64 = 0x5EED;
 
 /// The trial of the kernel of a problem: all that is compiled in is the same.
@@ -345,14 +355,7 @@ fn trial(problem: &AppendProblem) -> AppendProblem {
         small = small.with_query(6);
     }
     small.qk_norm = problem.qk_norm;
-    small.rotary = problem.rotary.map(|rotary| {
-        let table_vec = wanted.rotary.map_or(1, |rotary| rotary.table_vec);
-        // Rows of tables that begin at multiples of so many elements and of no more, if that is less than an access.
-        let table_stride = (rotary.dim / 2).next_multiple_of(16) + table_vec as usize;
-        let table_stride =
-            if table_vec >= natural_table_vec(problem, wanted.key_vec) { rotary.dim / 2 } else { table_stride };
-        Rotary { max_position: 50, table_stride, ..rotary }
-    });
+    small.rotary = problem.rotary.map(|rotary| trial_rotary(rotary, problem, &wanted));
     let natural = AppendSpec::of(&small);
     if natural.key_vec != wanted.key_vec {
         small.strides.key.row = small.strides.key.row.next_multiple_of(16) + wanted.key_vec as usize;

@@ -152,34 +152,49 @@ impl Executor {
         outputs: OutputViews<'_>,
     ) -> Result<(), CudaError> {
         let stream = &self.stream;
-        let mut tensors = DeviceTensors::new(0, 0, 0, 0);
-        let _inputs = upload_inputs(stream, problem, inputs, &mut tensors)?;
-        let (shape, strides) = (problem.output_shape(), problem.strides().output);
-        let output_bytes = strides.extent(shape).unwrap_or(0) * Operand::Output.element_bytes(problem);
-        // The gaps between the rows of the output, and rows of no sequence, come back as they were.
-        let has_untouched_rows = problem.total_q.is_some() || problem.seqused_q;
-        let has_gaps = strides.extent(shape) != shape.elements() || has_untouched_rows;
-        let TensorView { data, .. } = outputs.output.as_view();
-        let output = if has_gaps {
-            DeviceBuffer::from_host(stream, &data[..output_bytes])?
-        } else {
-            DeviceBuffer::uninitialised(stream.context(), output_bytes)?
-        };
-        let rows = outputs.lse.as_ref().map_or(0, |rows| rows.len());
-        let lse = match &outputs.lse {
-            Some(rows) if has_untouched_rows => DeviceBuffer::from_host(stream, rows.as_bytes())?,
-            _ => DeviceBuffer::uninitialised(stream.context(), rows * size_of::<f32>())?,
-        };
-        (tensors.output, tensors.lse) = (output.address(), lse.address());
-        // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing them
-        // waits for the kernel. The stream was made in the context of the kernel.
-        unsafe { self.launch(stream, &tensors) }?;
-        output.copy_to_host(stream, 0, &mut outputs.output.data[..output_bytes])?;
-        if let Some(rows) = outputs.lse {
-            lse.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
-        }
-        Ok(())
+        with_host_tensors(stream, problem, inputs, outputs, &[], |tensors| {
+            // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing
+            // them waits for the kernel. The stream was made in the context of the kernel.
+            unsafe { self.launch(stream, &tensors) }
+        })
     }
+}
+
+/// Copies tensors of the host that validated to the GPU, calls `launch` with their addresses, and copies the outputs back.
+/// Operands that are `given` lie on the GPU already.
+pub(super) fn with_host_tensors(
+    stream: &Stream,
+    problem: &Problem,
+    inputs: &InputViews<'_>,
+    outputs: OutputViews<'_>,
+    given: &[(Operand, u64)],
+    launch: impl FnOnce(DeviceTensors) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    let mut tensors = DeviceTensors::new(0, 0, 0, 0);
+    let _inputs = upload_inputs(stream, problem, inputs, given, &mut tensors)?;
+    let (shape, strides) = (problem.output_shape(), problem.strides().output);
+    let output_bytes = strides.extent(shape).unwrap_or(0) * Operand::Output.element_bytes(problem);
+    // The gaps between the rows of the output, and rows of no sequence, come back as they were.
+    let has_untouched_rows = problem.total_q.is_some() || problem.seqused_q;
+    let has_gaps = strides.extent(shape) != shape.elements() || has_untouched_rows;
+    let TensorView { data, .. } = outputs.output.as_view();
+    let output = if has_gaps {
+        DeviceBuffer::from_host(stream, &data[..output_bytes])?
+    } else {
+        DeviceBuffer::uninitialised(stream.context(), output_bytes)?
+    };
+    let rows = outputs.lse.as_ref().map_or(0, |rows| rows.len());
+    let lse = match &outputs.lse {
+        Some(rows) if has_untouched_rows => DeviceBuffer::from_host(stream, rows.as_bytes())?,
+        _ => DeviceBuffer::uninitialised(stream.context(), rows * size_of::<f32>())?,
+    };
+    (tensors.output, tensors.lse) = (output.address(), lse.address());
+    launch(tensors)?;
+    output.copy_to_host(stream, 0, &mut outputs.output.data[..output_bytes])?;
+    if let Some(rows) = outputs.lse {
+        lse.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
+    }
+    Ok(())
 }
 
 /// Copies the inputs that the problem has to the GPU, and their addresses to `tensors`.
@@ -187,12 +202,17 @@ fn upload_inputs(
     stream: &Stream,
     problem: &Problem,
     inputs: &InputViews<'_>,
+    given: &[(Operand, u64)],
     tensors: &mut DeviceTensors,
 ) -> Result<Vec<DeviceBuffer>, CudaError> {
     tensors.bias_strides = inputs.bias.map_or(tensors.bias_strides, |bias| bias.strides);
     let strides = tensors.bias_strides;
     let mut buffers = Vec::with_capacity(Operand::COUNT);
     for operand in Operand::inputs().filter(|operand| operand.is_present(problem)) {
+        if let Some(&(_, address)) = given.iter().find(|(known, _)| *known == operand) {
+            tensors.set(operand, address);
+            continue;
+        }
         let bytes = inputs.bytes(operand).unwrap_or_default();
         // A view may be longer than its tensor.
         let used = operand.extent(problem, strides).unwrap_or(0) * operand.element_bytes(problem);

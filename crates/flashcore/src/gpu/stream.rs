@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use flashcore_cuda::Stream;
+use flashcore_cuda::{Context, Stream};
 
 /// A CUDA stream of the caller, on which a launch is put.
 ///
@@ -16,6 +16,24 @@ pub enum StreamRef<'a> {
     Owned(&'a Stream),
     /// A `CUstream` of somebody else.
     Raw(*mut c_void),
+}
+
+impl StreamRef<'_> {
+    /// Calls `launch` with the stream.
+    ///
+    /// # Safety
+    ///
+    /// A raw stream is a stream of `context`, or null for the default stream.
+    pub(crate) unsafe fn with<R>(self, context: &Context, launch: impl FnOnce(&Stream) -> R) -> R {
+        match self {
+            Self::Owned(stream) => launch(stream),
+            Self::Raw(raw) => {
+                // SAFETY: the contract of this function; it is used during this call only.
+                let stream = unsafe { Stream::from_raw(context, raw.cast()) };
+                launch(&stream)
+            }
+        }
+    }
 }
 
 impl<'a> From<&'a Stream> for StreamRef<'a> {

@@ -28,6 +28,7 @@ fn configs_are_written_field_by_field() {
         producers: 0,
         persistent: 0,
         num_splits: 2,
+        cluster: false,
         pack_gqa: false,
         l2: L2Window::Default,
         chunk_keys: 0,
@@ -55,6 +56,7 @@ fn configs_are_written_field_by_field() {
         pdl: false,
         persistent: true,
         chunk_keys: 0,
+        pack_gqa: false,
     };
     check(Config::Hopper(hopper), &Config::Hopper(hopper).to_string());
     let steps = LadderConfig {

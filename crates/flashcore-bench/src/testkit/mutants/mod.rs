@@ -327,6 +327,7 @@ impl Trial {
                 | NoVerdict::Gpu(_)
                 | NoVerdict::Cpu(_)
                 | NoVerdict::Panicked(_)
+                | NoVerdict::Append(_)
                 | NoVerdict::GuardPages(_)),
             ) => {
                 return Ok(kill(Killer::Verifier, other.to_string()));

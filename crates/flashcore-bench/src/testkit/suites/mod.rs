@@ -9,6 +9,7 @@ mod design;
 mod features;
 mod gpu_features;
 pub(crate) mod huge;
+mod kv_cache;
 mod random_serving;
 mod serving;
 

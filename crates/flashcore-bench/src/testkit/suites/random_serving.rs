@@ -8,6 +8,7 @@ use flashcore_problem::{
 use super::cpu_features::{random_dim, random_mask};
 use super::features::{EXPRESSIONS, LSE_FORMS, LayoutForm, SOFTCAPS};
 use super::gpu_features::{self, named};
+use super::kv_cache::random_growing_cache;
 use super::serving::{Sequences, interleaved, work};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
@@ -16,6 +17,8 @@ use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 const STREAM: u64 = 0x5e41;
 /// Keeps the sizes of a problem apart from what its kernel is compiled for.
 const SIZES: u64 = 1 << 32;
+/// Keeps the append before attention apart from attention.
+const GROWING: u64 = 1 << 33;
 /// Cases that follow each other and have one kernel, which a GPU then compiles once.
 const CASES_PER_KERNEL: u64 = 8;
 /// Multiplications of a case at most: of the simulator, and of the CPU.
@@ -40,17 +43,36 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
     let case = match runner {
         Runner::Cpu(level) => {
             let kind = Kind::random(&mut SplitMix64::stream(number, STREAM));
-            kind.sequences(&mut sizes, MOST_WORK.1).case(number, Backend::Cpu(level))
+            let sequences = kind.sequences(&mut sizes, MOST_WORK.1);
+            growing(&sequences, number, number, |_| Backend::Cpu(level))
+                .unwrap_or_else(|| sequences.case(number, Backend::Cpu(level)))
         }
         Runner::Sim(_) | Runner::Cuda(_) => {
             let kind = Kind::random(&mut SplitMix64::stream(kernel, STREAM)).for_gpu(kernel, kernels);
             let sequences = kind.sequences(&mut sizes, MOST_WORK.0);
-            let config = config(kernels, kernel, &sequences.problem);
-            let backend = if matches!(runner, Runner::Cuda(_)) { Backend::Cuda(config) } else { Backend::Sim(config) };
-            sequences.case(number, backend)
+            let backend = |problem: &Problem| {
+                let config = config(kernels, kernel, problem);
+                if matches!(runner, Runner::Cuda(_)) { Backend::Cuda(config) } else { Backend::Sim(config) }
+            };
+            growing(&sequences, kernel, number, backend).unwrap_or_else(|| {
+                let backend = backend(&sequences.problem);
+                sequences.case(number, backend)
+            })
         }
     };
     Case { command: Some(command), ..case }
+}
+
+/// One kernel in four appends new keys to the cache before it attends.
+fn growing(sequences: &Sequences, kernel: u64, number: u64, backend: impl FnOnce(&Problem) -> Backend) -> Option<Case> {
+    let mut kind = SplitMix64::stream(kernel, STREAM ^ GROWING);
+    if kind.below(4) > 0 {
+        return None;
+    }
+    let mut sizes = SplitMix64::stream(number, STREAM ^ GROWING ^ SIZES);
+    let problem = random_growing_cache(sequences.problem.clone(), &mut kind, &mut sizes)?;
+    let backend = backend(&problem.attended());
+    Some(Case { lengths: sequences.lengths, ..Case::with_kv_cache(problem, number, backend) })
 }
 
 /// The config that was asked for or another of its family; else each in turn.

@@ -1,4 +1,4 @@
-//! The suite `serving`: packed (varlen) and paged sequences, decode, few rows over many keys, chunked prefill.
+//! The suite `serving`: packed (varlen) and paged sequences, decode, few rows over many keys, chunked prefill, growing caches.
 //!
 //! Small enough for the simulator: three tiles of keys and a tail, a few heads.
 
@@ -9,12 +9,13 @@ use flashcore_problem::{
 
 use super::features::LayoutForm;
 use super::gpu_features::named;
+use super::kv_cache::{GrowingCache, growing_caches};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::verify::SIMULATED_ARCH;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 
-const CAUSAL: Mask = Mask::Causal(Alignment::BottomRight);
-const WINDOW: Mask = Mask::Window { left: Some(40), right: Some(0), alignment: Alignment::BottomRight };
+pub(super) const CAUSAL: Mask = Mask::Causal(Alignment::BottomRight);
+pub(super) const WINDOW: Mask = Mask::Window { left: Some(40), right: Some(0), alignment: Alignment::BottomRight };
 const BOTH_SIDES: Mask = Mask::Window { left: Some(70), right: Some(9), alignment: Alignment::BottomRight };
 /// A decode config: rows of a group of heads in one tile, warps and CTAs that share the keys.
 const SPLIT: &str = "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3splits";
@@ -51,6 +52,10 @@ pub fn serving(runner: Runner) -> Vec<Case> {
     for (seed, sequences) in groups.into_iter().flatten().enumerate() {
         let backends = backends(runner, &sequences.problem);
         cases.extend(backends.into_iter().map(|backend| sequences.clone().case(seed as u64, backend)));
+    }
+    for (seed, GrowingCache { problem, lengths }) in growing_caches().into_iter().enumerate() {
+        let case = |backend| Case { lengths, ..Case::with_kv_cache(problem.clone(), seed as u64, backend) };
+        cases.extend(backends(runner, &problem.attended()).into_iter().map(case));
     }
     let (backend, kernels) = named(runner);
     let option = kernel_option(kernels);
@@ -100,7 +105,7 @@ pub(super) fn work(problem: &Problem) -> usize {
 }
 
 /// A problem of sequences; types, heads, dims, layouts and LSE take turns by `number`.
-fn base(number: usize, batch: usize, (queries, keys): (usize, usize)) -> Problem {
+pub(super) fn base(number: usize, batch: usize, (queries, keys): (usize, usize)) -> Problem {
     const DTYPES: [DType; 5] = [DType::F16, DType::Bf16, DType::Bf16, DType::F16, DType::F32];
     const HEADS: [(usize, usize); 4] = [(2, 1), (2, 2), (4, 1), (6, 2)];
     const DIMS: [usize; 4] = [64, 32, 128, 96];
@@ -111,7 +116,7 @@ fn base(number: usize, batch: usize, (queries, keys): (usize, usize)) -> Problem
 }
 
 /// Sets the layout by `number`, once the shapes are known.
-fn laid_out(number: usize, mut problem: Problem) -> Problem {
+pub(super) fn laid_out(number: usize, mut problem: Problem) -> Problem {
     problem.layout = match number % 5 {
         0 | 1 => Layout::Bshd,
         2 => Layout::Bhsd,

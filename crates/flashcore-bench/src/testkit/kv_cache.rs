@@ -1,0 +1,252 @@
+//! Attention with a growing KV cache, by every backend: append and attention are judged each on its own.
+
+use flashcore::{KvCachePlan, PlanOptions};
+use flashcore_ir::VerifiedKernel;
+use flashcore_kernels::cache::{SequencePlan, SequenceValues};
+use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues};
+use flashcore_problem::{
+    Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, Tensor,
+    TensorView, Verdict, kv_cache_oracle,
+};
+use flashcore_sim::{GlobalMemory, Launch, Options, launch};
+
+use crate::testkit::gpu::Gpu;
+use crate::testkit::operations::place;
+use crate::testkit::simulate::{copy_outputs, launch_all};
+use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick};
+use crate::testkit::{Backend, Case};
+
+/// The caches: two tensors, or one memory with values so many elements after keys.
+#[derive(Debug, Clone)]
+struct Caches {
+    key: Tensor,
+    value: Option<Tensor>,
+    offset: usize,
+}
+
+impl Caches {
+    /// The caches before the append: K and V of a row side by side in one memory where the strides leave room.
+    fn new(problem: &KvCacheProblem, data: &KvCacheData) -> Self {
+        let (attention, strides) = (&problem.attention, problem.attention.strides());
+        let row = attention.head_dim + attention.value_dim;
+        let is_shared = strides.key == strides.value && strides.key.row.min(strides.key.head) >= row;
+        if !is_shared {
+            return Self { key: data.key_cache.clone(), value: Some(data.value_cache.clone()), offset: 0 };
+        }
+        let (offset, size) = (attention.head_dim, attention.dtype.size_bytes());
+        let elements = data.key_cache.len().max(data.value_cache.len() + offset);
+        let mut memory = Tensor::poisoned(attention.dtype, elements);
+        let sources =
+            [(&data.key_cache, attention.key_shape(), 0), (&data.value_cache, attention.value_shape(), offset)];
+        for (source, shape, offset) in sources {
+            for (batch, head, row) in shape.each_row() {
+                let (start, bytes) = (strides.key.row_start(batch, head, row) * size, shape.columns * size);
+                memory.data[start + offset * size..][..bytes].copy_from_slice(&source.data[start..][..bytes]);
+            }
+        }
+        Self { key: memory, value: None, offset }
+    }
+
+    /// The tensors of key and value.
+    fn views(&self) -> (TensorView<'_>, TensorView<'_>) {
+        let key = TensorView::from(&self.key);
+        let start = self.offset * key.dtype.size_bytes();
+        (key, self.value.as_ref().map_or(TensorView { data: &key.data[start..], ..key }, TensorView::from))
+    }
+
+    fn outputs<'a>(&'a mut self, outputs: &'a mut Outputs) -> KvCacheOutputs<'a> {
+        match &mut self.value {
+            Some(value) => KvCacheOutputs::new(&mut self.key, value, outputs.views_mut()),
+            None => KvCacheOutputs::interleaved(&mut self.key, self.offset, outputs.views_mut()),
+        }
+    }
+}
+
+/// Results of one run.
+struct Run {
+    caches: Caches,
+    outputs: Outputs,
+    /// The query after norm and rotary embedding, and the lengths after the append, where they can be seen.
+    between: Option<(Tensor, Vec<u32>)>,
+}
+
+/// A case of a growing cache: everything that a run is judged by.
+#[derive(Debug)]
+pub struct KvCacheTrial {
+    problem: KvCacheProblem,
+    data: KvCacheData,
+    before: Caches,
+    expected: KvCacheExpected,
+}
+
+impl KvCacheTrial {
+    /// The trial of a case with a growing cache.
+    pub fn new(case: &Case, problem: &KvCacheProblem) -> Result<Self, NoVerdict> {
+        let data = KvCacheData::random(problem, case.lengths, case.seed);
+        let expected = kv_cache_oracle(problem, &data.inputs())?;
+        Ok(Self { before: Caches::new(problem, &data), problem: problem.clone(), data, expected })
+    }
+
+    /// Runs and judges it.
+    pub fn verify(&self, case: &Case, gpu: Option<&Gpu>) -> Result<Verdict, NoVerdict> {
+        let mut runs = Vec::new();
+        for repeat in 0..=case.repeats {
+            runs.push(match case.backend {
+                Backend::Cpu(level) => self.on_host(|data, outputs| {
+                    flashcore_cpu::kv_cache_with(level, &self.problem, &data.inputs(), outputs).map_err(NoVerdict::Cpu)
+                })?,
+                Backend::Sim(config) => self.simulate(config, None, case.seed + repeat as u64)?,
+                Backend::Cuda(config) => {
+                    let options = PlanOptions::default().with_config(config);
+                    let plan = match gpu {
+                        Some(gpu) => KvCachePlan::with_options(&self.problem, gpu.device(), options),
+                        None => KvCachePlan::with_options(&self.problem, Gpu::open(0)?.device(), options),
+                    };
+                    let plan = plan.map_err(NoVerdict::RefusedByGpu)?;
+                    self.on_host(|data, outputs| plan.run(&data.inputs(), outputs).map_err(NoVerdict::Gpu))?
+                }
+            });
+        }
+        self.judge(&runs)
+    }
+
+    /// Runs it in the simulator with another kernel for the append, and judges it.
+    pub fn verify_kernel(&self, config: Config, append: &VerifiedKernel, seed: u64) -> Result<Verdict, NoVerdict> {
+        self.judge(&[self.simulate(config, Some(append), seed)?])
+    }
+
+    fn on_host(
+        &self,
+        run: impl FnOnce(&KvCacheData, KvCacheOutputs<'_>) -> Result<(), NoVerdict>,
+    ) -> Result<Run, NoVerdict> {
+        let (mut caches, mut outputs) = (self.before.clone(), Outputs::poisoned(&self.problem.attention));
+        run(&self.data, caches.outputs(&mut outputs))?;
+        Ok(Run { caches, outputs, between: None })
+    }
+
+    fn simulate(&self, config: Config, append: Option<&VerifiedKernel>, seed: u64) -> Result<Run, NoVerdict> {
+        let (problem, attended) = (&self.problem, self.problem.attended());
+        let plan = SequencePlan::new(problem, SIMULATED.arch).map_err(NoVerdict::Refused)?;
+        let generated = plan.key.kernel().map_err(|errors| NoVerdict::Append(format!("{errors:?}")))?;
+        let mut memory = GlobalMemory::new();
+        let (values, mut operands) = self.allocate(&mut memory, &attended);
+        if plan.grid[0] > 0 {
+            let mut arguments = plan.template.clone();
+            for (argument, word) in arguments.iter_mut().zip(values.words()) {
+                *argument = Argument::U64(word);
+            }
+            let described = Launch { grid: plan.grid, arguments };
+            let options = Options { seed, ..Options::default() };
+            launch(append.unwrap_or(&generated), &described, &memory, &options)?;
+        }
+        let mut outputs = Outputs::poisoned(&problem.attention);
+        if !attended.output_shape().is_empty() {
+            let attention = LaunchPlan::new(&attended, config, SIMULATED).map_err(NoVerdict::Refused)?;
+            operands.workspace = memory.allocate_uninitialised("workspace", attention.workspace_bytes as usize);
+            launch_all(&attention, &operands, &memory, seed)?;
+            copy_outputs(&memory, &operands, &mut outputs);
+        }
+        let mut caches = self.before.clone();
+        caches.key.data = memory.read(values.key_cache);
+        if let Some(value) = &mut caches.value {
+            value.data = memory.read(values.value_cache);
+        }
+        let query =
+            if problem.transforms() { memory.read(values.query_output) } else { self.expected.query.data.clone() };
+        let words = memory.read(values.lengths);
+        let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        let query = Tensor { dtype: attended.dtype, data: query };
+        Ok(Run { caches, outputs, between: Some((query, lengths.collect())) })
+    }
+
+    /// A buffer for each tensor: the words of the append, and the operands of the attention after it.
+    fn allocate(&self, memory: &mut GlobalMemory, attended: &Problem) -> (SequenceValues, LaunchValues) {
+        let (data, views) = (&self.data, self.data.attention.views());
+        let words = |values: Option<&[u32]>| -> Vec<u8> {
+            values.into_iter().flatten().flat_map(|value| value.to_le_bytes()).collect()
+        };
+        let mut operands = LaunchValues::NONE;
+        for operand in Operand::inputs() {
+            if let Some(bytes) = views.bytes(operand)
+                && !matches!(operand, Operand::Key | Operand::Value | Operand::SequsedK)
+            {
+                operands.set(operand, memory.allocate(operand.name(), bytes));
+            }
+        }
+        operands.bias_strides = views.bias.map_or(operands.bias_strides, |bias| bias.strides);
+        let key_cache = memory.allocate("key_cache", &self.before.key.data);
+        let value_cache = match &self.before.value {
+            Some(cache) => memory.allocate("value_cache", &cache.data),
+            None => key_cache + (self.before.offset * attended.dtype.size_bytes()) as u64,
+        };
+        let query = Tensor::poisoned(attended.dtype, self.expected.query.len());
+        let values = SequenceValues {
+            new_key: place(memory, "new_key", views.key.data),
+            new_value: place(memory, "new_value", views.value.data),
+            key_cache,
+            value_cache,
+            query: if self.problem.transforms() { operands.address(Operand::Query) } else { 0 },
+            query_output: if self.problem.transforms() { place(memory, "rotated query", &query.data) } else { 0 },
+            cos: place(memory, "cos", &data.cos.data),
+            sin: place(memory, "sin", &data.sin.data),
+            query_norm: place(memory, "query_norm", &data.query_norm.data),
+            key_norm: place(memory, "key_norm", &data.key_norm.data),
+            cache_seqlens: place(memory, "cache_seqlens", &words(views.seqused_k)),
+            cu_seqlens_q: operands.address(Operand::CuSeqlensQ),
+            cu_seqlens_k_new: place(memory, "cu_seqlens_k_new", &words(data.cu_seqlens_k_new.as_deref())),
+            rotary_seqlens: place(memory, "rotary_seqlens", &words(data.rotary_seqlens.as_deref())),
+            kv_batch_idx: operands.address(Operand::KvBatchIdx),
+            page_table: operands.address(Operand::PageTable),
+            lengths: memory.allocate_uninitialised("lengths", attended.batch * 4),
+        };
+        if self.problem.transforms() {
+            operands.set(Operand::Query, values.query_output);
+        }
+        operands.set(Operand::Key, key_cache);
+        operands.set(Operand::Value, value_cache);
+        operands.set(Operand::SequsedK, values.lengths);
+        let outputs = Outputs::poisoned(attended);
+        operands.set(Operand::Output, memory.allocate_uninitialised("output", outputs.output.data.len()));
+        let rows = outputs.lse.as_ref().map_or(0, Vec::len);
+        operands.set(Operand::Lse, memory.allocate_uninitialised("lse", rows * 4));
+        (values, operands)
+    }
+
+    /// Judges runs on the same inputs: caches, query and lengths after the append, then attention on them.
+    fn judge(&self, runs: &[Run]) -> Result<Verdict, NoVerdict> {
+        let Some((first, repeats)) = runs.split_first() else { return Err(NoVerdict::Append("no run".to_owned())) };
+        for run in runs {
+            self.check_append(run).map_err(NoVerdict::Append)?;
+        }
+        let inputs = self.data.inputs();
+        let (key, value) = first.caches.views();
+        let attended = self.problem.attended();
+        let mut after = self.expected.attention_inputs(&self.problem, &inputs, key, value);
+        if let Some((query, _)) = &first.between {
+            after.query = query.clone();
+        }
+        let yardstick = Yardstick::new(&attended, after)?;
+        let repeats: Vec<_> = repeats.iter().map(|run| run.outputs.clone()).collect();
+        let evidence = Evidence { repeats: &repeats, ..Evidence::new(yardstick.inputs(), &first.outputs) };
+        Ok(yardstick.judge(&attended, &evidence))
+    }
+
+    fn check_append(&self, run: &Run) -> Result<(), String> {
+        let (append, before) = (&self.expected.append, &self.before);
+        match (&before.value, &run.caches.value) {
+            (Some(value), Some(after)) => {
+                append.check_key_cache(&before.key.data, &run.caches.key.data)?;
+                append.check_value_cache(&value.data, &after.data)?;
+            }
+            _ => append.check_interleaved(before.offset, &before.key.data, &run.caches.key.data)?,
+        }
+        let Some((query, lengths)) = &run.between else { return Ok(()) };
+        if lengths != &self.expected.lengths {
+            return Err(format!(
+                "the lengths after the append are {lengths:?}; they must be {:?}",
+                self.expected.lengths
+            ));
+        }
+        append.check_query_rows(&query.data)
+    }
+}

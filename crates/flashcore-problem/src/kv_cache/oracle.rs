@@ -1,0 +1,76 @@
+//! Oracle of attention with a growing KV cache: the append in `f64`, and the inputs of the attention that follows.
+
+use super::{KvCacheInputs, KvCacheProblem, RowMove};
+use crate::append::{AppendExpected, RotaryTables, copied, transformed};
+use crate::{Inputs, Invalid, Shape, Strides, Tensor, TensorView};
+
+/// The right answer to the append, and the query that attends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvCacheExpected {
+    /// Elements of the caches that are written.
+    pub append: AppendExpected,
+    /// The query after norm and rotary embedding, rounded, laid out as [`KvCacheProblem::attended`] says; poison in rows
+    /// of no sequence.
+    pub query: Tensor,
+    /// Rows of the cache that each sequence uses after the append.
+    pub lengths: Vec<u32>,
+}
+
+/// Computes the append of attention with a growing KV cache in `f64`.
+///
+/// # Panics
+///
+/// When the tensors do not belong to the problem; see [`KvCacheProblem::validate_views`].
+pub fn kv_cache_oracle(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>) -> Result<KvCacheExpected, Invalid> {
+    problem.validate()?;
+    let (append, attention) = (problem.append(0), inputs.attention);
+    let tables = RotaryTables { rotary: problem.rotary.zip(inputs.cos.zip(inputs.sin)), norm: problem.qk_norm };
+    let mut expected = AppendExpected::new(problem.attention.dtype);
+    let strides = problem.attention.strides();
+    for RowMove { from, to, position } in problem.key_moves(inputs) {
+        for head in 0..problem.attention.key_heads {
+            let start = problem.new_key.row_start(from.0, head, from.1);
+            let key = transformed(&tables, position, (attention.key, start), append.head_dim, inputs.key_norm);
+            expected.add_key(strides.key.row_start(to.0, head, to.1), key);
+            let start = problem.new_value.row_start(from.0, head, from.1);
+            let value = copied((attention.value, start), append.value_dim);
+            expected.add_value(strides.value.row_start(to.0, head, to.1), value);
+        }
+    }
+    let attended = problem.attended();
+    let (shape, to_strides) = (attended.query_shape(), attended.strides().query);
+    let mut query = Tensor::poisoned(attended.dtype, to_strides.extent(shape).unwrap_or(0));
+    for RowMove { from, to, position } in problem.query_moves(inputs) {
+        for head in 0..shape.heads {
+            let start = strides.query.row_start(from.0, head, from.1);
+            let row = transformed(&tables, position, (attention.query, start), shape.columns, inputs.query_norm);
+            let start = to_strides.row_start(to.0, head, to.1);
+            row.iter().enumerate().for_each(|(column, &(value, _))| query.set(start + column, value));
+            expected.add_query(start, row);
+        }
+    }
+    Ok(KvCacheExpected { append: expected, query, lengths: problem.lengths_after(inputs) })
+}
+
+impl KvCacheExpected {
+    /// The inputs of [`KvCacheProblem::attended`], given the caches after the append.
+    pub fn attention_inputs(
+        &self,
+        problem: &KvCacheProblem,
+        inputs: &KvCacheInputs<'_>,
+        key_cache: TensorView<'_>,
+        value_cache: TensorView<'_>,
+    ) -> Inputs {
+        let cut = |view: TensorView<'_>, shape: Shape, strides: Strides| Tensor {
+            dtype: view.dtype,
+            data: view.data[..strides.extent(shape).unwrap_or(0) * view.dtype.size_bytes()].to_vec(),
+        };
+        let (attended, strides) = (problem.attended(), problem.attention.strides());
+        let mut after = inputs.attention.to_owned_inputs();
+        after.query = self.query.clone();
+        after.key = cut(key_cache, attended.key_shape(), strides.key);
+        after.value = cut(value_cache, attended.value_shape(), strides.value);
+        after.seqused_k = Some(self.lengths.clone());
+        after
+    }
+}

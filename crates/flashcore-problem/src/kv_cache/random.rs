@@ -1,0 +1,201 @@
+//! Random numbers of attention with a growing KV cache: independent tensors, poison wherever nothing may be read.
+
+use std::collections::HashSet;
+
+use super::{KvCacheInputs, KvCacheProblem, RowMove};
+use crate::append::tables;
+use crate::verify::random::{fill, page_table};
+use crate::{Inputs, SequenceLengths, Shape, SplitMix64, Strides, Tensor, TensorView};
+
+/// Owned inputs of attention with a growing KV cache, and the caches before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvCacheData {
+    /// The inputs of attention: key and value are the new ones, `seqused_k` is `cache_seqlens`.
+    pub attention: Inputs,
+    /// The key cache before the append.
+    pub key_cache: Tensor,
+    /// The value cache before the append.
+    pub value_cache: Tensor,
+    /// Offsets of packed new keys.
+    pub cu_seqlens_k_new: Option<Vec<u32>>,
+    /// Positions at which sequences start.
+    pub rotary_seqlens: Option<Vec<u32>>,
+    /// Cosines.
+    pub cos: Tensor,
+    /// Sines.
+    pub sin: Tensor,
+    /// Weights of the norm of the query.
+    pub query_norm: Tensor,
+    /// Weights of the norm of the new keys.
+    pub key_norm: Tensor,
+    has_rotary: bool,
+    has_norm: bool,
+}
+
+/// The stream of everything that attention alone does not have.
+const NEW_STREAM: u64 = 0x4e3;
+
+impl KvCacheData {
+    /// Random inputs whose sequences have lengths after the append by a pattern: rows of the cache that no sequence has
+    /// yet, those of new keys among them, unused pages, rows and table entries are poison. Some sequences share the pages
+    /// of full prefixes.
+    ///
+    /// # Panics
+    ///
+    /// When the problem does not validate, a sequence cannot have as many new keys as it must, or the cache has fewer
+    /// batches or pages than the sequences need.
+    pub fn random(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Self {
+        assert_eq!(problem.validate(), Ok(()), "inputs are made for valid problems");
+        let attention = &problem.attention;
+        let mut random = SplitMix64::stream(seed, NEW_STREAM);
+        let mut inputs = Inputs::random_sequences(attention, lengths, seed);
+        let new = new_lengths(problem, &mut inputs, &mut random);
+        let after = inputs.seqused_k.clone().unwrap_or_default();
+        let before: Vec<u32> = after.iter().zip(&new).map(|(after, new)| after - new).collect();
+        if let Some(batches) = &mut inputs.kv_batch_idx {
+            *batches = distinct(attention.cache_batches(), attention.batch, &mut random);
+        }
+        if inputs.page_table.is_some() {
+            let table = page_table(attention, attention.table_entries(), &mut random);
+            inputs.page_table = Some(table);
+            share_prefixes(problem, &mut inputs, &before);
+        }
+        let strides = attention.strides();
+        let normal = |random: &mut SplitMix64, shape: Shape, strides: Strides| {
+            fill(attention, shape, strides, &mut |_, _| random.normal())
+        };
+        inputs.key = normal(&mut random, attention.key_shape(), strides.key);
+        inputs.value = normal(&mut random, attention.value_shape(), strides.value);
+        inputs.reconcile_sequences(attention);
+        let mut data = Self {
+            key_cache: inputs.key,
+            value_cache: inputs.value,
+            attention: Inputs {
+                key: normal(&mut random, problem.new_key_shape(), problem.new_key),
+                value: normal(&mut random, problem.new_value_shape(), problem.new_value),
+                seqused_k: Some(before),
+                ..inputs
+            },
+            cu_seqlens_k_new: problem.total_new.map(|_| offsets(&new)),
+            rotary_seqlens: None,
+            cos: Tensor::zeros(attention.dtype, 0),
+            sin: Tensor::zeros(attention.dtype, 0),
+            query_norm: Tensor::zeros(attention.dtype, 0),
+            key_norm: Tensor::zeros(attention.dtype, 0),
+            has_rotary: problem.rotary.is_some(),
+            has_norm: problem.qk_norm.is_some(),
+        };
+        if let Some(rotary) = problem.rotary {
+            (data.cos, data.sin) = tables(&problem.append(0), rotary, &mut random);
+            data.rotary_seqlens = problem
+                .rotary_seqlens
+                .then(|| (0..attention.batch).map(|_| random.below(rotary.max_position) as u32).collect());
+        }
+        if problem.qk_norm.is_some() {
+            let mut weights = || {
+                let values: Vec<f64> = (0..attention.head_dim).map(|_| 1.0 + 0.25 * random.normal()).collect();
+                Tensor::from_values(attention.dtype, &values)
+            };
+            (data.query_norm, data.key_norm) = (weights(), weights());
+        }
+        data.poison_new_rows(problem);
+        data
+    }
+
+    /// Poisons the rows of the caches that are to be written, and new rows of no sequence.
+    fn poison_new_rows(&mut self, problem: &KvCacheProblem) {
+        let moves = problem.key_moves(&self.inputs());
+        let strides = problem.attention.strides();
+        for &RowMove { to: (page, row), .. } in &moves {
+            for (cache, strides, shape) in [
+                (&mut self.key_cache, strides.key, problem.attention.key_shape()),
+                (&mut self.value_cache, strides.value, problem.attention.value_shape()),
+            ] {
+                poison(cache, strides, shape, page, row);
+            }
+        }
+        let used: HashSet<_> = moves.iter().map(|moved| moved.from).collect();
+        let shape = problem.new_key_shape();
+        for (batch, row) in (0..shape.batch).flat_map(|batch| (0..shape.rows).map(move |row| (batch, row))) {
+            if !used.contains(&(batch, row)) {
+                poison(&mut self.attention.key, problem.new_key, shape, batch, row);
+                poison(&mut self.attention.value, problem.new_value, problem.new_value_shape(), batch, row);
+            }
+        }
+    }
+
+    /// Views of what the problem has.
+    pub fn inputs(&self) -> KvCacheInputs<'_> {
+        let some = |on: bool, tensor| on.then(|| TensorView::from(tensor));
+        KvCacheInputs {
+            attention: self.attention.views(),
+            cu_seqlens_k_new: self.cu_seqlens_k_new.as_deref(),
+            rotary_seqlens: self.rotary_seqlens.as_deref(),
+            cos: some(self.has_rotary, &self.cos),
+            sin: some(self.has_rotary, &self.sin),
+            query_norm: some(self.has_norm, &self.query_norm),
+            key_norm: some(self.has_norm, &self.key_norm),
+        }
+    }
+}
+
+fn poison(tensor: &mut Tensor, strides: Strides, shape: Shape, batch: usize, row: usize) {
+    for head in 0..shape.heads {
+        let start = strides.row_start(batch, head, row);
+        (start..start + shape.columns).for_each(|index| tensor.set(index, f64::NAN));
+    }
+}
+
+/// New keys of each sequence, some of packed ones without any; lengths after the append and padding are made to fit.
+fn new_lengths(problem: &KvCacheProblem, inputs: &mut Inputs, random: &mut SplitMix64) -> Vec<u32> {
+    let (new_length, mut left) = (problem.new_length as u32, problem.total_new.unwrap_or(0) as u32);
+    let lengths = inputs.seqused_k.as_mut().expect("problems with a cache have lengths");
+    let mut new = Vec::new();
+    for (sequence, length) in lengths.iter_mut().enumerate() {
+        let most = problem.attention.key_length as u32;
+        let count = match problem.total_new {
+            None => new_length,
+            Some(_) if sequence % 5 == 3 => 0,
+            Some(_) => (1 + random.below(problem.new_length) as u32).min(left).min(most),
+        };
+        assert!(count <= most, "a sequence of {most} keys cannot have {count} new ones");
+        left = left.saturating_sub(count);
+        if let Some(padding) = &mut inputs.leftpad_k {
+            padding[sequence] = padding[sequence].min(most - count);
+            *length = (*length).max(padding[sequence] + count);
+        }
+        *length = (*length).max(count);
+        new.push(count);
+    }
+    new
+}
+
+fn offsets(lengths: &[u32]) -> Vec<u32> {
+    let ends = lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// `count` different numbers below `most`, in random order.
+fn distinct(most: usize, count: usize, random: &mut SplitMix64) -> Vec<u32> {
+    assert!(count <= most, "{count} sequences that append need as many batches; the cache has {most}");
+    let mut all: Vec<u32> = (0..most as u32).collect();
+    (0..count).map(|_| all.swap_remove(random.below(all.len()))).collect()
+}
+
+/// Gives every other sequence the pages of the first, as far as both have filled them before the append.
+fn share_prefixes(problem: &KvCacheProblem, inputs: &mut Inputs, before: &[u32]) {
+    let (Some(paged), Some(table)) = (problem.attention.paged, &mut inputs.page_table) else { return };
+    assert!(paged.num_pages >= table.len(), "appended rows need pages of their own");
+    let row_of = |sequence: usize| {
+        inputs.kv_batch_idx.as_ref().map_or(sequence, |batches| batches[sequence] as usize) * paged.table_stride
+    };
+    for sequence in (2..before.len()).step_by(2) {
+        let full = (before[sequence].min(before[0]) as usize / paged.page_size).min(3);
+        for entry in 0..full {
+            table[row_of(sequence) + entry] = table[row_of(0) + entry];
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The numbers of attention with a growing KV cache, borrowed.
+
+use std::collections::HashMap;
+
+use super::KvCacheProblem;
+use crate::append::Errors;
+use crate::sequence_check::check_offsets;
+use crate::{InputViews, Invalid, OutputViews, TensorError, TensorView, TensorViewMut, ValueCache};
+
+/// Everything that attention with a growing KV cache reads, but for the caches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct KvCacheInputs<'a> {
+    /// The inputs of attention, with new keys and values as key and value, and the rows of the cache in use before the
+    /// append (`cache_seqlens`) as `seqused_k`.
+    pub attention: InputViews<'a>,
+    /// First row of the new keys of each sequence among those of all, and where the last ends.
+    pub cu_seqlens_k_new: Option<&'a [u32]>,
+    /// Position of the first new key and query row of each sequence.
+    pub rotary_seqlens: Option<&'a [u32]>,
+    /// Cosines, `[max_position, dim / 2]`.
+    pub cos: Option<TensorView<'a>>,
+    /// Sines, `[max_position, dim / 2]`.
+    pub sin: Option<TensorView<'a>>,
+    /// Weights of the norm of the query, one for each column.
+    pub query_norm: Option<TensorView<'a>>,
+    /// Weights of the norm of the new keys, one for each column.
+    pub key_norm: Option<TensorView<'a>>,
+}
+
+impl<'a> KvCacheInputs<'a> {
+    /// The inputs of attention with new keys and values, and `cache_seqlens` as `seqused_k`; nothing optional.
+    pub const fn new(attention: InputViews<'a>) -> Self {
+        Self {
+            attention,
+            cu_seqlens_k_new: None,
+            rotary_seqlens: None,
+            cos: None,
+            sin: None,
+            query_norm: None,
+            key_norm: None,
+        }
+    }
+
+    /// Adds the offsets of packed new keys.
+    #[must_use]
+    pub const fn with_cu_seqlens_k_new(mut self, offsets: &'a [u32]) -> Self {
+        self.cu_seqlens_k_new = Some(offsets);
+        self
+    }
+
+    /// Adds cosines and sines.
+    #[must_use]
+    pub fn with_rotary(mut self, cos: impl Into<TensorView<'a>>, sin: impl Into<TensorView<'a>>) -> Self {
+        (self.cos, self.sin) = (Some(cos.into()), Some(sin.into()));
+        self
+    }
+
+    /// Adds the positions at which sequences start.
+    #[must_use]
+    pub const fn with_rotary_seqlens(mut self, positions: &'a [u32]) -> Self {
+        self.rotary_seqlens = Some(positions);
+        self
+    }
+
+    /// Adds the weights of the norms of query and new keys.
+    #[must_use]
+    pub fn with_qk_norm(mut self, query: impl Into<TensorView<'a>>, key: impl Into<TensorView<'a>>) -> Self {
+        (self.query_norm, self.key_norm) = (Some(query.into()), Some(key.into()));
+        self
+    }
+
+    /// Rows of the cache that a sequence uses before the append, padding included.
+    fn cache_seqlen(&self, sequence: usize) -> usize {
+        self.attention.seqused_k.map_or(0, |lengths| lengths[sequence] as usize)
+    }
+
+    /// First row of the new keys of a sequence in the batch that holds them, and their number.
+    fn new_rows(&self, problem: &KvCacheProblem, sequence: usize) -> (usize, usize) {
+        match self.cu_seqlens_k_new {
+            Some(offsets) => (offsets[sequence] as usize, (offsets[sequence + 1] - offsets[sequence]) as usize),
+            None => (0, problem.new_length),
+        }
+    }
+
+    /// Position at which a sequence starts.
+    fn start(&self, sequence: usize) -> i64 {
+        self.rotary_seqlens.map_or_else(|| self.cache_seqlen(sequence) as i64, |starts| i64::from(starts[sequence]))
+    }
+}
+
+/// Everything that attention with a growing KV cache writes.
+#[derive(Debug, PartialEq)]
+#[non_exhaustive]
+pub struct KvCacheOutputs<'a> {
+    /// The key cache.
+    pub key_cache: TensorViewMut<'a>,
+    /// The value cache.
+    pub value_cache: ValueCache<'a>,
+    /// Output and log-sum-exp.
+    pub attention: OutputViews<'a>,
+}
+
+impl<'a> KvCacheOutputs<'a> {
+    /// Two caches, and the outputs of attention.
+    pub fn new(
+        key_cache: impl Into<TensorViewMut<'a>>,
+        value_cache: impl Into<TensorViewMut<'a>>,
+        attention: impl Into<OutputViews<'a>>,
+    ) -> Self {
+        let value_cache = ValueCache::Separate(value_cache.into());
+        Self { key_cache: key_cache.into(), value_cache, attention: attention.into() }
+    }
+
+    /// One memory for both caches: values begin `offset` elements past the first key.
+    pub fn interleaved(
+        cache: impl Into<TensorViewMut<'a>>,
+        offset: usize,
+        attention: impl Into<OutputViews<'a>>,
+    ) -> Self {
+        let value_cache = ValueCache::InKeyCache { offset };
+        Self { key_cache: cache.into(), value_cache, attention: attention.into() }
+    }
+
+    /// The caches, to be read.
+    pub fn caches(&self) -> (TensorView<'_>, TensorView<'_>) {
+        (self.key_cache.as_view(), self.value_cache.view(&self.key_cache))
+    }
+}
+
+/// The way of one row of all heads from a tensor of new rows to its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowMove {
+    /// Batch and row it comes from.
+    pub from: (usize, usize),
+    /// Batch (or page) and row it goes to.
+    pub to: (usize, usize),
+    /// Position for the rotary embedding.
+    pub position: i64,
+}
+
+impl KvCacheProblem {
+    /// Nothing, or every mistake in the problem, else in its tensors.
+    pub fn validate_views(&self, inputs: &KvCacheInputs<'_>, outputs: &KvCacheOutputs<'_>) -> Result<(), Invalid> {
+        self.validate()?;
+        let mut errors = Errors(Vec::new());
+        let (dtype, batch) = (self.attention.dtype, self.attention.batch);
+        errors.tensor("new_key", inputs.attention.key, dtype, self.new_key.extent(self.new_key_shape()));
+        errors.tensor("new_value", inputs.attention.value, dtype, self.new_value.extent(self.new_value_shape()));
+        if let ValueCache::InKeyCache { offset } = outputs.value_cache
+            && !self.append(0).is_interleaved_apart(offset)
+        {
+            errors.0.push(TensorError::Overlap { tensor: "value_cache", other: "key_cache", offset });
+        }
+        for (tensor, table) in [("cos", inputs.cos), ("sin", inputs.sin)] {
+            errors.presence(tensor, self.rotary.is_some(), table.is_some());
+            if let (Some(rotary), Some(table)) = (self.rotary, table) {
+                errors.tensor(tensor, table, self.append(0).table_dtype(), rotary.table_extent());
+            }
+        }
+        for (tensor, weights) in [("query_norm", inputs.query_norm), ("key_norm", inputs.key_norm)] {
+            errors.presence(tensor, self.qk_norm.is_some(), weights.is_some());
+            if let (Some(_), Some(weights)) = (self.qk_norm, weights) {
+                errors.tensor(tensor, weights, dtype, Some(self.attention.head_dim));
+            }
+        }
+        for (tensor, values, needed, count) in [
+            ("cache_seqlens", inputs.attention.seqused_k, true, batch),
+            ("rotary_seqlens", inputs.rotary_seqlens, self.rotary_seqlens, batch),
+            ("cu_seqlens_k_new", inputs.cu_seqlens_k_new, self.total_new.is_some(), batch.saturating_add(1)),
+        ] {
+            errors.presence(tensor, needed, values.is_some());
+            if let (true, Some(values)) = (needed, values) {
+                errors.count(tensor, values.len(), count);
+            }
+        }
+        if errors.0.is_empty() {
+            let bound = (self.new_length, "new_length");
+            check_offsets("cu_seqlens_k_new", inputs.cu_seqlens_k_new, bound, self.total_new, &mut errors.0);
+        }
+        if errors.0.is_empty() {
+            self.check_room(inputs, &mut errors.0);
+        }
+        if !errors.0.is_empty() {
+            return Err(errors.0.into());
+        }
+        // Everything else is what attention checks, with the lengths after the append: pages of new keys too.
+        let lengths = self.lengths_after(inputs);
+        let (key_cache, value_cache) = outputs.caches();
+        self.attention_inputs(inputs, key_cache, value_cache, &lengths).validate(&self.attention)?;
+        outputs.attention.validate(&self.attention)?;
+        self.check_rows(inputs, &lengths)
+    }
+
+    /// Room in the cache for the new keys of each sequence, and padding within the keys it has.
+    fn check_room(&self, inputs: &KvCacheInputs<'_>, errors: &mut Vec<TensorError>) {
+        let key_length = self.attention.key_length;
+        for sequence in 0..self.attention.batch {
+            let (length, (_, new)) = (inputs.cache_seqlen(sequence), inputs.new_rows(self, sequence));
+            if length.saturating_add(new) > key_length {
+                errors.push(TensorError::CacheFull { sequence, length, new, key_length });
+            }
+            // A vector of another length is an error of attention.
+            let padding = inputs.attention.leftpad_k.and_then(|padding| padding.get(sequence).copied());
+            if let Some(value) = padding.filter(|&padding| padding as usize > length) {
+                let bound = "its rows before the append";
+                errors.push(TensorError::BeyondBound { tensor: "leftpad_k", sequence, value, most: length, bound });
+            }
+        }
+    }
+
+    /// No two new keys go to one row of the cache.
+    fn check_rows(&self, inputs: &KvCacheInputs<'_>, lengths: &[u32]) -> Result<(), Invalid> {
+        let mut owners = HashMap::new();
+        for sequence in 0..self.attention.batch {
+            for RowMove { to: (page, row), .. } in self.key_moves_of(inputs, lengths, sequence) {
+                if let Some(other) = owners.insert((page, row), sequence) {
+                    return Err(vec![TensorError::SameRow { sequence, other, page, row }].into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of the cache that each sequence uses after the append, from inputs whose vectors have their sizes.
+    pub fn lengths_after(&self, inputs: &KvCacheInputs<'_>) -> Vec<u32> {
+        let after = |sequence| inputs.cache_seqlen(sequence) + inputs.new_rows(self, sequence).1;
+        (0..self.attention.batch).map(|sequence| after(sequence) as u32).collect()
+    }
+
+    /// The inputs of attention after the append, with the query as it is given.
+    pub fn attention_inputs<'a>(
+        &self,
+        inputs: &KvCacheInputs<'a>,
+        key_cache: TensorView<'a>,
+        value_cache: TensorView<'a>,
+        lengths_after: &'a [u32],
+    ) -> InputViews<'a> {
+        let mut attention = inputs.attention;
+        (attention.key, attention.value, attention.seqused_k) = (key_cache, value_cache, Some(lengths_after));
+        attention
+    }
+
+    fn key_moves_of(
+        &self,
+        inputs: &KvCacheInputs<'_>,
+        lengths_after: &[u32],
+        sequence: usize,
+    ) -> impl Iterator<Item = RowMove> {
+        let mut attention = inputs.attention;
+        attention.seqused_k = Some(lengths_after);
+        let place = attention.sequence(&self.attention, sequence);
+        let (first, new) = inputs.new_rows(self, sequence);
+        let batch = if self.total_new.is_some() { 0 } else { sequence };
+        // The new keys are the last ones of the sequence.
+        let (start, before) = (inputs.start(sequence), place.key_length - new);
+        let move_of = |index: usize| RowMove {
+            from: (batch, first + index),
+            to: place.key_row(before + index),
+            position: start + index as i64,
+        };
+        (0..new).map(move_of).collect::<Vec<_>>().into_iter()
+    }
+
+    /// The way of every new key and value to the caches, from inputs that validate.
+    pub fn key_moves(&self, inputs: &KvCacheInputs<'_>) -> Vec<RowMove> {
+        let lengths = self.lengths_after(inputs);
+        (0..self.attention.batch).flat_map(|sequence| self.key_moves_of(inputs, &lengths, sequence)).collect()
+    }
+
+    /// Place and position of every query row that a sequence has, from inputs that validate.
+    pub fn query_moves(&self, inputs: &KvCacheInputs<'_>) -> Vec<RowMove> {
+        let lengths = self.lengths_after(inputs);
+        let mut attention = inputs.attention;
+        attention.seqused_k = Some(&lengths);
+        let consecutive = i64::from(self.has_consecutive_positions());
+        let mut moves = Vec::new();
+        for sequence in attention.sequences(&self.attention) {
+            let start = inputs.start(sequence.index);
+            moves.extend((0..sequence.query_length).map(|row| {
+                let place = sequence.query_row(row);
+                RowMove { from: place, to: place, position: start + consecutive * row as i64 }
+            }));
+        }
+        moves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Alignment, DType, KvCacheData, Mask, Outputs, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths};
+
+    /// Three sequences over pages of 4 rows, at most 3 new keys each, packed; two query rows each.
+    fn problem(mask: Mask) -> KvCacheProblem {
+        let mut attention = Problem::new(3, 1, 2, 2, DType::F32).with_mask(mask).with_leftpad_k(true);
+        (attention.key_length, attention.kv_batch) = (12, Some(4));
+        attention.paged = Some(PagedKv { page_size: 4, num_pages: 20, table_width: 3, table_stride: 4 });
+        KvCacheProblem::new(attention, 3).with_total_new(Some(6))
+    }
+
+    const TABLE: [i32; 15] = [9, 8, 7, -1, 6, 5, 4, -1, 3, 2, 1, -1, 19, 18, 17];
+
+    fn check_error(inputs: &KvCacheInputs<'_>, expected: &str) {
+        let problem = problem(Mask::None);
+        let (mut keys, mut values) = (vec![0.0_f32; 160], vec![0.0_f32; 160]);
+        let mut output = vec![0.0_f32; 12];
+        let outputs = KvCacheOutputs::new(&mut keys, &mut values, OutputViews::new(&mut output));
+        let found = problem.validate_views(inputs, &outputs);
+        assert_eq!(found.err().map_or_else(String::new, |error| error.to_string()), expected);
+    }
+
+    #[test]
+    fn new_keys_follow_the_rows_in_use() {
+        let (query, new) = ([0.0_f32; 12], [0.0_f32; 12]);
+        let attention = InputViews::new(&query, &new, &new)
+            .with_seqused_k(&[3, 8, 9])
+            .with_leftpad_k(&[0, 3, 9])
+            .with_kv_batch_idx(&[2, 0, 3])
+            .with_page_table(&TABLE);
+        let inputs = KvCacheInputs::new(attention).with_cu_seqlens_k_new(&[0, 3, 4, 6]);
+        check_error(&inputs, "");
+        let plain = problem(Mask::None);
+        let moves: Vec<_> =
+            plain.key_moves(&inputs).iter().map(|moved| (moved.from, moved.to, moved.position)).collect();
+        let expected = [
+            ((0, 0), (3, 3), 3),
+            ((0, 1), (2, 0), 4),
+            ((0, 2), (2, 1), 5),
+            ((0, 3), (7, 0), 8),
+            ((0, 4), (17, 1), 9),
+            ((0, 5), (17, 2), 10),
+        ];
+        assert_eq!(moves, expected);
+        assert_eq!(plain.lengths_after(&inputs), [6, 9, 11]);
+        let positions = |problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>| {
+            problem.query_moves(inputs).iter().map(|moved| moved.position).collect::<Vec<_>>()
+        };
+        assert_eq!(positions(&plain, &inputs), [3, 3, 8, 8, 9, 9]);
+        let causal = problem(Mask::Causal(Alignment::BottomRight));
+        assert_eq!(positions(&causal, &inputs), [3, 4, 8, 9, 9, 10]);
+        let given = inputs.with_rotary_seqlens(&[1, 20, 300]);
+        assert_eq!(positions(&causal, &given), [1, 2, 20, 21, 300, 301]);
+    }
+
+    #[test]
+    fn mistakes_are_named_before_anything_is_written() {
+        let (query, new) = ([0.0_f32; 12], [0.0_f32; 12]);
+        let good = InputViews::new(&query, &new, &new)
+            .with_seqused_k(&[3, 8, 9])
+            .with_leftpad_k(&[0, 3, 9])
+            .with_kv_batch_idx(&[2, 0, 3])
+            .with_page_table(&TABLE);
+        let packed = |attention| KvCacheInputs::new(attention).with_cu_seqlens_k_new(&[0, 3, 4, 6]);
+        check_error(
+            &packed(good.with_seqused_k(&[3, 8, 11])),
+            "sequence 2 uses 11 rows of the cache and gets 2 more; key_length is 12: plan for longer sequences, or append \
+             less",
+        );
+        check_error(
+            &packed(good.with_leftpad_k(&[0, 9, 9])),
+            "leftpad_k of sequence 1 is 9; it may be at most 8, its rows before the append",
+        );
+        check_error(
+            &packed(good.with_seqused_k(&[9, 8, 9]).with_kv_batch_idx(&[2, 0, 2])),
+            "sequences 0 and 2 both append to row 1 of page (or batch) 1; rows that are appended must belong to one \
+             sequence",
+        );
+        // The page of a new key, not of those before.
+        let mut table = TABLE;
+        table[9] = 20;
+        check_error(
+            &packed(good.with_page_table(&table)),
+            "entry 1 of the page table of sequence 0 is 20; the cache has 20 pages",
+        );
+        check_error(
+            &KvCacheInputs::new(good).with_cu_seqlens_k_new(&[0, 4, 4, 6]),
+            "cu_seqlens_k_new of sequence 0 is 4; it may be at most 3, new_length",
+        );
+        check_error(&KvCacheInputs::new(good), "cu_seqlens_k_new is missing; the problem has it switched on");
+        check_error(
+            &packed(good).with_rotary_seqlens(&[0; 3]),
+            "rotary_seqlens was given; the problem has it switched off",
+        );
+        check_error(&packed(good.with_seqused_k(&[3, 8])), "cache_seqlens has 2 entries; the problem needs 3");
+    }
+
+    /// Random data is valid, and poison where a new key goes.
+    #[test]
+    fn random_data_is_valid() {
+        let rotary = Rotary::new(RotaryStyle::Neox, 2, 12);
+        for lengths in SequenceLengths::ALL {
+            for seed in 0..20 {
+                let problem = problem(Mask::None).with_rotary(rotary).with_rotary_seqlens(true).with_qk_norm(1e-6);
+                let data = KvCacheData::random(&problem, lengths, seed);
+                let (mut keys, mut values) = (data.key_cache.clone(), data.value_cache.clone());
+                let mut outputs = Outputs::poisoned(&problem.attention);
+                let outputs = KvCacheOutputs::new(&mut keys, &mut values, outputs.views_mut());
+                assert_eq!(problem.validate_views(&data.inputs(), &outputs), Ok(()), "{lengths:?} {seed}");
+                let strides = problem.attention.strides();
+                let moves = problem.key_moves(&data.inputs());
+                assert!(!moves.is_empty());
+                for moved in moves {
+                    assert!(data.key_cache.get(strides.key.row_start(moved.to.0, 0, moved.to.1)).is_nan());
+                    assert!(!data.attention.key.get(problem.new_key.row_start(moved.from.0, 0, moved.from.1)).is_nan());
+                }
+            }
+        }
+    }
+}
