@@ -540,8 +540,7 @@ typedef struct flashcore_kvcache_tensors_t {
 } flashcore_kvcache_tensors_t;
 
 // Tensors that attention with a growing KV cache reads beside a flashcore_inputs_t, in the host's memory. What the
-// problem does
-// not have stays null.
+// problem does not have stays null.
 typedef struct flashcore_kvcache_inputs_t {
   // sizeof(flashcore_kvcache_inputs_t) of the caller.
   uint64_t struct_size;

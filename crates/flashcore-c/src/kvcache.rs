@@ -89,8 +89,7 @@ pub struct KvCacheTensors {
 }
 
 /// Tensors that attention with a growing KV cache reads beside a flashcore_inputs_t, in the host's memory. What the
-/// problem does
-/// not have stays null.
+/// problem does not have stays null.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct KvCacheInputs {
