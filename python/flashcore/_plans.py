@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from ctypes import addressof, byref, c_uint64, c_void_p
+from struct import Struct
 from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple
 
 from . import _library as lib
@@ -25,7 +26,8 @@ class Plan:
 
     __slots__ = (
         "handle", "device", "ordinal", "operands", "workspace_bytes", "is_used", "is_captured", "problem",
-        "_call", "_destroy", "_words", "_template", "_split", "_places", "_free", "_is_host",
+        "_call", "_destroy", "_words", "_template", "_split", "_places", "_free", "_is_host", "_pack",
+        "out_shape",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +53,10 @@ class Plan:
         self.workspace_bytes = workspace_bytes
         self.is_used, self.is_captured = False, False
         self.problem = problem
+        self.out_shape: Any = None
+        # Addresses side by side, as in a launch without further operands, are written by one call.
+        is_dense = self._places == tuple(range(1, len(operands) + 1))
+        self._pack = Struct(f"={len(operands)}Q").pack_into if is_dense else None
         count = sum(sizes)
         self._split = sizes[0]
         template = [0] * count
@@ -76,8 +82,11 @@ class Plan:
             first = addressof(words)
             entry = (words, first, first + 8 * self._split)
         words, first, second = entry
-        for place, address in zip(self._places, addresses):
-            words[place] = address
+        if self._pack is not None:
+            self._pack(words, 8, *addresses)
+        else:
+            for place, address in zip(self._places, addresses):
+                words[place] = address
         if self._is_host:
             status = self._call(self.handle, first, second)
         else:

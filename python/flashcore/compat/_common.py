@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .._errors import InvalidArgument, Unsupported
-from ..torch import forward, kvcache_forward, varlen_forward
+from ..torch import forward, kvcache_forward, output, varlen_forward
 
 Slopes = Optional[torch.Tensor]
 
@@ -61,9 +61,13 @@ def dense(
     window: "Sequence[int]", softcap: float, slopes: Slopes, return_lse: bool,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of `[batch, row, head, column]`."""
-    scale, value_dim = scale_of(q, scale), v.shape[-1]
-    q, k, v = adjacent(q), adjacent(k), adjacent(v)
     left, right = window
+    value_dim = v.shape[-1]
+    if value_dim % 8 or q.shape[-1] % 8 or q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        scale = scale_of(q, scale)
+        q, k, v = adjacent(q), adjacent(k), adjacent(v)
+    if slopes is None and not return_lse:
+        return columns(output(q, k, v, scale, causal, left, right, softcap), value_dim), q
     slopes, is_batched = shared(slopes)
     if is_batched and slopes is not None:
         # The library has one slope for each head: batch after batch.

@@ -17,6 +17,7 @@ import torch
 
 from .._errors import InvalidArgument
 from . import _kvcache, _ops, _serving
+from ._launch import attend_new
 
 __all__ = ["append", "attention", "forward", "kvcache_forward", "merge", "varlen_forward"]
 
@@ -43,6 +44,15 @@ def forward(q: Any, k: Any, v: Any, *args: Any, **options: Any) -> "Tuple[torch.
     if is_plain(q, k, v):
         return _ops.forward(q, k, v, *args, **options)
     return torch.ops.flashcore.forward(q, k, v, *args, **options)
+
+
+def output(
+    q: Any, k: Any, v: Any, scale: "Optional[float]", causal: bool, left: int, right: int, softcap: float
+) -> torch.Tensor:
+    """The output of `forward` alone, without further operands: the shortest way."""
+    if is_plain(q, k, v):
+        return attend_new(q, k, v, scale, causal, left, right, softcap)
+    return torch.ops.flashcore.forward(q, k, v, scale, causal, left, right, softcap)[0]
 
 
 def varlen_forward(q: Any, k: Any, v: Any, *args: Any, **options: Any) -> "Tuple[torch.Tensor, torch.Tensor]":

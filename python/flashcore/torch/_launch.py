@@ -107,6 +107,40 @@ def attend(
     run(plan, addresses, device)
 
 
+def attend_new(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: "Optional[float]",
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+) -> torch.Tensor:
+    """`attend` into a new output, without LSE and operands: the short way of an eager call."""
+    device = q.get_device()
+    key = (
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
+        k.get_device(), v.get_device(), scale, causal, window_left, window_right, softcap,
+    )  # fmt: skip
+    plan = _find(key)
+    if plan is None:
+        is_shaped = q.dim() == 4 and v.dim() == 4
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]) if is_shaped else q.shape)
+        plan = _miss(key, q, k, v, out, None, scale, causal, window_left, window_right, softcap, False, None, None, ())
+        if plan is None:
+            return out
+        plan.out_shape = out.shape
+    else:
+        out = q.new_empty(plan.out_shape)
+    addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
+    if device < 0:
+        plan.run(addresses)
+    else:
+        run(plan, addresses, device)
+    return out
+
+
 def _miss(key, q, k, v, out, lse, scale, causal, left, right, softcap, is_top_left, max_q, max_k, operands):  # type: ignore[no-untyped-def]
     tensors = [describe(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))]
     if out.numel() == 0:

@@ -286,6 +286,7 @@ class _HostMergePlan(Plan):
     def __init__(self, handle: int, names: "list[str]", sizes: "dict[str, int]") -> None:
         split = lib.MERGE_INPUTS[""]
         super().__init__(handle, lib.CPU, 0, MERGE, [], [], (split, lib.MERGE_OUTPUTS[""]))
+        self._pack = None
         self._places = (1, 2, *(split + lib.MERGE_OUTPUTS[name] for name in names))
         template = list(self._template)
         for name in names:
