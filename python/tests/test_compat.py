@@ -15,7 +15,7 @@ from flashcore.compat import flash_attn as fa2  # noqa: E402
 from flashcore.compat import flash_attn_interface as fa3  # noqa: E402
 from flashcore.compat.rotary import apply_rotary_emb  # noqa: E402
 from reference import attend, attend_batch, close  # noqa: E402
-from test_torch import DEVICES, host, ints, keys_of, packed, paged, randn, rotate  # noqa: E402
+from test_torch import DEVICES, host, ints, keys_of, ops, packed, paged, randn, rotate  # noqa: E402
 
 
 @pytest.fixture(params=DEVICES)
@@ -34,6 +34,46 @@ def test_func(device, module, dim):
     close(host(lse), expected_lse, "float16", "lse")
     assert rest == ([None] if module is fa2 else [])
     assert isinstance(module.flash_attn_func(q, k, v), torch.Tensor)
+
+
+def calls(q, k, v, **options):
+    """The eager calls of attention, each of which has a key of its own: by function, by operator."""
+    left, right = options.get("window_size", (-1, -1))
+    others = {name: options[name] for name in ("causal", "softcap") if name in options}
+    scale = options.get("softmax_scale")
+    yield lambda: fa2.flash_attn_func(q, k, v, **options)
+    yield lambda: ops.forward(q, k, v, scale=scale, window_left=left, window_right=right, **others)[0]
+
+
+def test_calls_of_other_strides_and_options_have_other_plans(device):
+    """Calls that differ in one thing, one after another, so that a plan of the one before would be found."""
+    q, k, v = (randn(device, 2, 130, 4, 64) for _ in "qkv")
+    tensors = {"q": q, "k": k, "v": v}
+    variants = [({}, {})]
+    for name, x in tensors.items():
+        wide = torch.full((2, 130, 4, 128), 9.0, dtype=x.dtype, device=device)
+        wide[..., :64] = x
+        variants.append(({name: wide[..., :64]}, {}))
+    variants += [
+        ({}, {"causal": True}), ({}, {"softmax_scale": 0.3}), ({}, {"softcap": 3.0}), ({}, {"window_size": (20, -1)}),
+        ({}, {"window_size": (-1, 20)}), ({}, {"window_size": (20, 20)}), ({}, {}),
+    ]  # fmt: skip
+    for other, options in variants:
+        given = {**tensors, **other}
+        reference = {"causal": options.get("causal", False), "window": options.get("window_size", (-1, -1))}
+        reference.update(scale=options.get("softmax_scale"), softcap=options.get("softcap", 0.0))
+        expected = attend_batch(*(host(x) for x in given.values()), **reference)[0]
+        for call in calls(**given, **options):
+            close(host(call()), expected, "float16")
+    for name in "qkv":
+        for wrong in (torch.float32, torch.bfloat16):
+            for call in calls(**{**tensors, name: tensors[name].to(wrong)}):
+                with pytest.raises(flashcore.InvalidArgument, match="convert one of them"):
+                    call()
+    # The strides of one batch less are the same.
+    for call in calls(q, k, v[:1]):
+        with pytest.raises(flashcore.InvalidArgument, match="v has shape"):
+            call()
 
 
 def test_packed_tensors(device):
