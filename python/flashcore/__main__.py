@@ -1,0 +1,6 @@
+"""`python -m flashcore`: what is there, and why not."""
+
+from ._doctor import doctor
+
+if __name__ == "__main__":
+    doctor()

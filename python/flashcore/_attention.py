@@ -1,0 +1,223 @@
+"""`attention` and `prepare` for arrays of any library."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple, Union
+
+from . import _library as lib
+from . import _arrays as arrays
+from ._errors import InvalidArgument
+from ._plans import CACHE, Plan
+from ._resolve import Options, Tensor, attention_plan
+
+_find = CACHE.find
+
+
+def _order(tensor: Tensor, is_bhsd: bool) -> Tensor:
+    """[batch, row, head, column] of a description in either layout; packed tensors have one layout."""
+    if not is_bhsd or len(tensor.shape) != 4:
+        return tensor
+    (b, h, s, d), (batch, head, row, column) = tensor.shape, tensor.strides
+    return Tensor((b, s, h, d), (batch, row, head, column), tensor.dtype, tensor.device)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bhsd",
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: "Tuple[int, int]" = (-1, -1),
+    alignment: str = "bottom_right",
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    bias: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: "Optional[int]" = None,
+    max_seqlen_k: "Optional[int]" = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    leftpad_k: Any = None,
+    kv_batch_idx: Any = None,
+    page_table: Any = None,
+    out: Any = None,
+    return_lse: bool = False,
+    device: "Optional[str]" = None,
+    stream: int = 0,
+) -> Any:
+    """Computes softmax(scale * q k^T + bias) v.
+
+    Tensors are `[batch, head, row, column]` (`layout="bhsd"`, PyTorch's) or `[batch, row, head, column]`
+    (`layout="bshd"`, FlashAttention's); packed sequences are `[row, head, column]` in both.
+    They are numpy arrays (float16, float32, float64, and bfloat16 of ml_dtypes), torch tensors, or anything with
+    `__dlpack__` or `__cuda_array_interface__`; columns must be adjacent, other strides are free.
+    `k` and `v` may have fewer heads than `q` (GQA).
+
+    causal, window_size: row i attends the keys from `left` before to `right` after its position; -1 is no limit.
+    alignment: "bottom_right" puts the last row at the last key, as FlashAttention does and as decoding needs;
+        "top_left" puts row 0 at key 0, as PyTorch's `is_causal` does.
+    softcap: score = softcap * tanh(score / softcap); 0 for none.
+    alibi_slopes, sinks: float32, one for each query head.
+    bias: float32 `[batch, head, row, key]`, 1 where it is the same; added to the scaled scores.
+    cu_seqlens_*, max_seqlen_*, seqused_*, leftpad_k, kv_batch_idx, page_table: int32 arrays of packed, padded and paged
+        sequences; with `page_table`, `k` and `v` are `[page, row, head, column]` ("bshd") or `[page, head, row, column]`.
+    out: array to write into. GPU arrays other than torch's and CuPy's need it.
+    return_lse: also returns the log-sum-exp, float32 `[batch, head, row]`, or `[head, row]` of packed rows.
+    device: "cuda" computes numpy arrays on the GPU: they are copied there and back.
+    stream: the CUDA stream, an address, for GPU arrays; torch tensors use torch's current stream.
+    """
+    if arrays.is_torch(q):
+        from .torch import attention as torch_attention
+
+        if device is not None or stream:
+            raise InvalidArgument("device and stream are for other arrays; torch tensors have both: leave them out")
+        return torch_attention(
+            q, k, v, layout=layout, scale=scale, causal=causal, window_size=window_size, alignment=alignment,
+            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
+            seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table, out=out,
+            return_lse=return_lse,
+        )  # fmt: skip
+    plan, views, result, lse = _plan(
+        q, k, v, layout, scale, causal, window_size, alignment, softcap,
+        {
+            "alibi_slopes": alibi_slopes, "sinks": sinks, "bias": bias, "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k, "leftpad_k": leftpad_k,
+            "kv_batch_idx": kv_batch_idx, "page_table": page_table,
+        },
+        max_seqlen_q, max_seqlen_k, out, return_lse, device, stream,
+    )  # fmt: skip
+    if plan is not None:
+        plan.run([view.address for view in views], stream)
+    return (result, lse) if return_lse else result
+
+
+def _plan(
+    q: Any, k: Any, v: Any, layout: str, scale: "Optional[float]", causal: bool, window_size: "Tuple[int, int]",
+    alignment: str, softcap: float, given: "Dict[str, Any]", max_q: "Optional[int]", max_k: "Optional[int]", out: Any,
+    return_lse: bool, device: "Optional[str]", stream: int,
+) -> "Tuple[Optional[Plan], list, Any, Any]":  # fmt: skip
+    """The plan of a call, its views in the order of the plan's operands, and its outputs."""
+    if layout not in ("bhsd", "bshd"):
+        raise InvalidArgument(f"layout is {layout!r}; it must be 'bhsd' or 'bshd'")
+    if alignment not in ("bottom_right", "top_left"):
+        raise InvalidArgument(f"alignment is {alignment!r}; it must be 'bottom_right' or 'top_left'")
+    views = [arrays.view("q", q, stream), arrays.view("k", k, stream), arrays.view("v", v, stream)]
+    operands = {name: arrays.view(name, array, stream) for name, array in given.items() if array is not None}
+    query, key, value = (view.tensor for view in views)
+    is_bhsd, is_packed = layout == "bhsd", cu_packed(given)
+    out_shape = (*query.shape[:-1], value.shape[-1]) if query.shape and value.shape else ()
+    result = arrays.empty(q, out_shape, query.dtype, query.device) if out is None else out
+    views.append(arrays.view("out", result, stream))
+    lse = None
+    if return_lse:
+        ordered = _order(query, is_bhsd).shape
+        shape = (ordered[1], ordered[0]) if is_packed else (ordered[0], ordered[2], ordered[1])
+        lse = arrays.empty(q, shape, lib.F32, query.device)
+        views.append(arrays.view("lse", lse, stream))
+    _clear_unwritten(result, lse, given, query)
+    left, right = window_size
+    options = Options(
+        None if scale is None else float(scale), bool(causal), int(left), int(right), float(softcap), return_lse,
+        alignment == "top_left", max_q, max_k, None, arrays.parse_device(device),
+    )  # fmt: skip
+    tensors = tuple(view.tensor for view in views[:4])
+    key_of_call = ("array", is_bhsd, options, tensors, tuple((name, view.tensor) for name, view in operands.items()))
+    if 0 in out_shape:
+        return None, [], result, lse
+    plan = _find(key_of_call)
+    if plan is None:
+        ordered_tensors = [_order(tensor, is_bhsd) for tensor in tensors]
+        descriptions = {name: view.tensor for name, view in operands.items()}
+        plan = CACHE.add(key_of_call, lambda: attention_plan(*ordered_tensors, options, descriptions))
+    views += operands.values()
+    if "workspace" in plan.operands:
+        # The plan keeps a workspace for each stream.
+        views.append(arrays.View(0, query, None))
+    return plan, views, result, lse
+
+
+def cu_packed(given: "Dict[str, Any]") -> bool:
+    """True if query rows are packed."""
+    return given.get("cu_seqlens_q") is not None
+
+
+def _clear_unwritten(result: Any, lse: Any, given: "Dict[str, Any]", query: Tensor) -> None:
+    """Zeros where no sequence has a row: those are not written."""
+    if query.device[0] != lib.CPU or not (given["seqused_q"] is not None or cu_packed(given)):
+        return
+    if arrays.is_numpy(result):
+        result[...] = 0
+    if lse is not None:
+        lse[...] = -float("inf")
+
+
+def prepare(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    dtype: str = "float16",
+    device: "Optional[str]" = None,
+    layout: str = "bhsd",
+    **options: Any,
+) -> str:
+    """Compiles the kernel of a call ahead of it, and says which it is.
+
+    `q`, `k` and `v` are shapes (k as q, v as k if not given) with `dtype` and `device`, or tensors; everything else is as
+    for `attention`, and arrays may be given by their shapes too. Later calls with other sizes and strides use the same
+    kernel as long as types, head dims and features are the same.
+    """
+    k = q if k is None else k
+    v = k if v is None else v
+    place = arrays.parse_device(device) or (lib.CPU, 0)
+    code = arrays.code_of(dtype)
+    if not isinstance(q, (tuple, list)):
+        if arrays.is_torch(q):
+            place = (lib.CUDA, q.device.index) if q.is_cuda else (lib.CPU, 0)
+            code = arrays.code_of(str(q.dtype).replace("torch.", ""))
+            q, k, v = (tuple(tensor.shape) for tensor in (q, k, v))
+        else:
+            views = [arrays.view(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
+            place = arrays.parse_device(device) or views[0].tensor.device
+            code = views[0].tensor.dtype
+            q, k, v = (view.tensor.shape for view in views)
+
+    def describe(shape: Any, element: object) -> Tensor:
+        shape = tuple(int(size) for size in shape)
+        return Tensor(shape, arrays.contiguous_strides(shape), element, place)
+
+    is_bhsd = layout == "bhsd"
+    tensors = [_order(describe(shape, code), is_bhsd) for shape in (q, k, v)]
+    query, value = tensors[0], tensors[2]
+    shape = (*query.shape[:-1], value.shape[-1])
+    tensors.append(Tensor(shape, arrays.contiguous_strides(shape), code, place))
+    operands: "Dict[str, Tensor]" = {}
+    floats = ("alibi_slopes", "sinks", "bias")
+    for name in floats + ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "kv_batch_idx", "page_table"):
+        given = options.pop(name, None)
+        if given is not None:
+            operands[name] = describe(getattr(given, "shape", given), lib.F32 if name in floats else "int32")
+    left, right = options.pop("window_size", (-1, -1))
+    scale: "Union[float, None]" = options.pop("scale", None)
+    chosen = Options(
+        scale=scale,
+        causal=bool(options.pop("causal", False)),
+        window_left=int(left),
+        window_right=int(right),
+        softcap=float(options.pop("softcap", 0.0)),
+        lse=bool(options.pop("return_lse", False)),
+        is_top_left=options.pop("alignment", "bottom_right") == "top_left",
+        max_q=options.pop("max_seqlen_q", None),
+        max_k=options.pop("max_seqlen_k", None),
+        config=options.pop("config", None),
+    )
+    if options:
+        raise TypeError(f"prepare() got an unexpected keyword argument {next(iter(options))!r}")
+    key = ("prepared", chosen, tuple(tensors), tuple(operands.items()))
+    plan = _find(key) or CACHE.add(key, lambda: attention_plan(*tensors, chosen, operands))
+    return plan.describe()

@@ -1,0 +1,295 @@
+"""From descriptions of tensors to a plan of attention: the checks that name an argument, and the problem's fields.
+
+Front ends (numpy, DLPack, torch) describe their tensors in FlashAttention's order, [batch, row, head, column], or
+[row of all sequences, head, column] where sequences are packed. This runs once per problem; calls after it find the plan
+by their key.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import byref, sizeof
+from typing import Dict, NamedTuple, Optional, Tuple
+
+from . import _library as lib
+from ._errors import InvalidArgument, Unsupported
+from ._plans import ATTENTION, Plan, create
+
+
+class Tensor(NamedTuple):
+    """Description of a tensor: everything but its address."""
+
+    shape: "Tuple[int, ...]"
+    strides: "Tuple[int, ...]"  # in elements
+    dtype: object  # one of lib.F16 .. lib.F64 or "int32", "int64"; a text of another type is refused
+    device: "Tuple[int, int]"  # lib.CPU or lib.CUDA, ordinal
+
+
+class Options(NamedTuple):
+    """Everything of a problem that is no tensor."""
+
+    scale: "Optional[float]" = None
+    causal: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    lse: bool = False
+    is_top_left: bool = False
+    max_q: "Optional[int]" = None
+    max_k: "Optional[int]" = None
+    config: "Optional[str]" = None
+    run_on: "Optional[Tuple[int, int]]" = None  # a GPU for tensors in the host's memory: they are copied
+
+
+def device_name(device: "Tuple[int, int]") -> str:
+    """cpu, or cuda:0."""
+    return f"cuda:{device[1]}" if device[0] == lib.CUDA else "cpu"
+
+
+def dtype_name(dtype: object) -> str:
+    """float16, or the text of another type."""
+    return lib.DTYPE_NAMES.get(dtype, str(dtype))  # type: ignore[call-overload]
+
+
+def extent(shape: "Tuple[int, ...]", strides: "Tuple[int, ...]") -> int:
+    """Elements from the first of a tensor to the end of its last."""
+    if 0 in shape:
+        return 0
+    return sum((size - 1) * stride for size, stride in zip(shape, strides)) + 1
+
+
+def _shape_error(name: str, tensor: Tensor, wanted: str) -> InvalidArgument:
+    return InvalidArgument(f"{name} has shape {tuple(tensor.shape)}; it must be {wanted}")
+
+
+def check_tensor(name: str, tensor: Tensor, dtype: int, device: "Tuple[int, int]", of: str = "q") -> None:
+    """Checks element type, device and strides against those of the query."""
+    if tensor.device != device:
+        raise InvalidArgument(
+            f"{name} is on {device_name(tensor.device)} and {of} on {device_name(device)}; move them to one device"
+        )
+    if tensor.dtype != dtype:
+        raise InvalidArgument(
+            f"{name} is {dtype_name(tensor.dtype)} and {of} is {dtype_name(dtype)}; convert one of them"
+        )
+    if tensor.shape[-1] > 1 and tensor.strides[-1] != 1 and 0 not in tensor.shape:
+        raise InvalidArgument(
+            f"the columns of {name} are {tensor.strides[-1]} elements apart; they must be adjacent: make it contiguous"
+        )
+    if any(stride < 0 for stride in tensor.strides):
+        raise InvalidArgument(f"{name} has strides {tuple(tensor.strides)}; they must not be negative: copy it")
+
+
+def row_strides(tensor: Tensor) -> lib.Strides:
+    """Strides of [batch, row, head, column] or [row, head, column]; those of dimensions of size 1 mean nothing."""
+    shape, strides = tensor.shape, list(tensor.strides)
+    for dimension in range(len(shape) - 2, -1, -1):
+        if shape[dimension] == 1:
+            others = [strides[other] * shape[other] for other in range(dimension + 1, len(shape))]
+            strides[dimension] = max(others + [shape[-1]])
+    if len(shape) == 3:
+        return lib.Strides(0, strides[1], strides[0])
+    return lib.Strides(strides[0], strides[2], strides[1])
+
+
+_LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "kv_batch_idx", "page_table"}
+_PER_HEAD = {"alibi_slopes", "sinks"}
+
+
+def check_operand(name: str, tensor: Tensor, shape: "Tuple[int, ...]", device: "Tuple[int, int]") -> None:
+    """Checks an operand beside query, key and value."""
+    allowed = "int32" if name in _LENGTHS else lib.F32
+    if tensor.device != device:
+        raise InvalidArgument(
+            f"{name} is on {device_name(tensor.device)} and q on {device_name(device)}; move them to one device"
+        )
+    if tensor.dtype != allowed:
+        raise InvalidArgument(
+            f"{name} is {dtype_name(tensor.dtype)}; it must be {dtype_name(allowed)}: convert it"
+        )
+    if tuple(tensor.shape) != shape:
+        raise _shape_error(name, tensor, str(shape))
+    if shape and shape[-1] > 1 and tensor.strides[-1] != 1:
+        raise InvalidArgument(
+            f"the entries of {name} are {tensor.strides[-1]} elements apart; they must be adjacent: make it contiguous"
+        )
+
+
+def _mask(problem: lib.Problem, options: Options) -> None:
+    left, right = options.window_left, options.window_right
+    if options.causal:
+        right = 0 if right < 0 else min(right, 0)
+    problem.alignment = lib.TOP_LEFT if options.is_top_left else lib.BOTTOM_RIGHT
+    problem.window_left = problem.window_right = -1
+    if left < 0 and right < 0:
+        problem.mask = lib.MASK_NONE
+    elif left < 0 and right == 0:
+        problem.mask = lib.MASK_CAUSAL
+    else:
+        problem.mask = lib.MASK_WINDOW
+        problem.window_left, problem.window_right = max(left, -1), max(right, -1)
+
+
+def attention_plan(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: Options, operands: "Dict[str, Tensor]"
+) -> Plan:
+    """Checks everything and makes the plan; its operands are query, key, value, output, lse, then `operands` in order."""
+    if q.dtype not in lib.ITEM_BYTES:
+        raise InvalidArgument(
+            f"q is {dtype_name(q.dtype)}; it must be float16, bfloat16, float32 or, on the CPU, float64: convert it"
+        )
+    dtype: int = q.dtype  # type: ignore[assignment]
+    device = q.device
+    is_packed_q, is_packed_k = "cu_seqlens_q" in operands, "cu_seqlens_k" in operands
+    is_paged = "page_table" in operands
+
+    if len(q.shape) != (3 if is_packed_q else 4):
+        wanted = "[total_q, heads, head_dim] with cu_seqlens_q" if is_packed_q else "[batch, rows, heads, head_dim]"
+        raise _shape_error("q", q, wanted)
+    if is_packed_k and is_paged:
+        raise InvalidArgument("cu_seqlens_k and page_table are both given; keys are packed, or they lie in pages")
+    key_shape = (
+        "[num_pages, page_size, heads, head_dim] with page_table" if is_paged
+        else "[total_k, heads, head_dim] with cu_seqlens_k" if is_packed_k
+        else "[batch, rows, heads, head_dim]"
+    )  # fmt: skip
+    for name, tensor in (("k", k), ("v", v)):
+        if len(tensor.shape) != (3 if is_packed_k else 4):
+            raise _shape_error(name, tensor, key_shape)
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        check_tensor(name, tensor, dtype, device)
+    if k.shape[-1] != q.shape[-1]:
+        raise InvalidArgument(f"the head dim of k is {k.shape[-1]} and that of q {q.shape[-1]}; they must be equal")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise _shape_error("v", v, f"{tuple(k.shape[:-1])} and its columns, like k")
+    if tuple(out.shape) != (*q.shape[:-1], v.shape[-1]):
+        raise _shape_error("out", out, str((*q.shape[:-1], v.shape[-1])))
+
+    if is_packed_q:
+        batch = operands["cu_seqlens_q"].shape[0] - 1 if len(operands["cu_seqlens_q"].shape) == 1 else -1
+        if batch < 0:
+            raise _shape_error("cu_seqlens_q", operands["cu_seqlens_q"], "(batch + 1,)")
+    else:
+        batch = q.shape[0]
+    problem = lib.Problem()
+    lib.check(
+        lib.LIBRARY.flashcore_problem_init_sized(
+            byref(problem), sizeof(problem), batch, q.shape[-2], q.shape[-3], q.shape[-1], dtype
+        )
+    )
+    problem.key_heads, problem.value_dim = k.shape[-2], v.shape[-1]
+    if options.scale is not None:
+        problem.scale = options.scale
+    elif q.shape[-1]:
+        problem.scale = 1 / math.sqrt(q.shape[-1])
+    problem.softcap = options.softcap
+    problem.lse = int(options.lse)
+    _mask(problem, options)
+    problem.layout = lib.LAYOUT_STRIDED
+    problem.query_strides, problem.key_strides = row_strides(q), row_strides(k)
+    problem.value_strides, problem.output_strides = row_strides(v), row_strides(out)
+
+    max_q = q.shape[-3] if options.max_q is None else options.max_q
+    if is_packed_q:
+        problem.cu_seqlens_q, problem.total_q = 1, q.shape[0]
+        problem.query_length = max(max_q, 1)
+    if is_packed_k:
+        problem.cu_seqlens_k, problem.total_k = 1, k.shape[0]
+        problem.key_length = max(k.shape[0] if options.max_k is None else options.max_k, 1)
+    elif is_paged:
+        table = operands["page_table"]
+        if len(table.shape) != 2:
+            raise _shape_error("page_table", table, "(batch, pages of the longest sequence)")
+        problem.page_table, problem.num_pages, problem.page_size = 1, k.shape[0], k.shape[1]
+        problem.table_width = table.shape[1]
+        problem.table_stride = table.strides[0] if table.shape[0] > 1 else 0
+        most = table.shape[1] * k.shape[1]
+        problem.key_length = most if options.max_k is None else min(options.max_k, most)
+    else:
+        problem.key_length = k.shape[1] if options.max_k is None else min(options.max_k, k.shape[1])
+    rows = operands["page_table"].shape[0] if is_paged else k.shape[0]
+    if "kv_batch_idx" in operands:
+        problem.kv_batch_idx, problem.kv_batch = 1, rows
+    elif not is_packed_k and rows != batch:
+        name = "page_table" if is_paged else "k"
+        raise InvalidArgument(
+            f"{name} has {rows} batches and q has {batch}; they must be equal, or kv_batch_idx says which belongs to which"
+        )
+
+    shapes: "Dict[str, Tuple[int, ...]]" = {
+        "cu_seqlens_q": (batch + 1,),
+        "cu_seqlens_k": (batch + 1,),
+        "page_table": (rows, operands["page_table"].shape[1]) if is_paged else (),
+        **{name: (batch,) for name in ("seqused_q", "seqused_k", "leftpad_k", "kv_batch_idx")},
+        **{name: (q.shape[-2],) for name in _PER_HEAD},
+    }
+    for name, tensor in operands.items():
+        if name == "bias":
+            _check_bias(tensor, (batch, q.shape[-2], problem.query_length, problem.key_length), device)
+            problem.bias = 1
+            continue
+        if name not in shapes:
+            raise InvalidArgument(f"there is no operand {name}; there are {', '.join(sorted(shapes))} and bias")
+        check_operand(name, tensor, shapes[name], device)
+        setattr(problem, "alibi" if name == "alibi_slopes" else name, 1)
+
+    return plan_of(problem, device, q, k, v, out, options, operands)
+
+
+def _check_bias(bias: Tensor, shape: "Tuple[int, ...]", device: "Tuple[int, int]") -> None:
+    check = InvalidArgument
+    if bias.device != device:
+        raise check(f"bias is on {device_name(bias.device)} and q on {device_name(device)}; move them to one device")
+    if bias.dtype != lib.F32:
+        raise check(f"bias is {dtype_name(bias.dtype)}; it must be float32: convert it")
+    if len(bias.shape) != 4 or any(size not in (1, wanted) for size, wanted in zip(bias.shape, shape)):
+        raise _shape_error("bias", bias, f"{shape}, or 1 where it is the same")
+    if any(stride < 0 for stride in bias.strides):
+        raise check(f"bias has strides {tuple(bias.strides)}; they must not be negative: copy it")
+
+
+def plan_of(
+    problem: lib.Problem,
+    device: "Tuple[int, int]",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    options: Options,
+    operands: "Dict[str, Tensor]",
+) -> Plan:
+    """The plan of a problem whose fields are complete."""
+    kind, ordinal = options.run_on or device
+    is_host = device[0] == lib.CPU
+    places = lib.INPUTS if is_host else lib.DEVICE_TENSORS
+    constants = []
+    if "bias" in operands:
+        bias = operands["bias"]
+        for dimension, size, stride in zip(("batch", "head", "row", "key"), bias.shape, bias.strides):
+            constants.append((places[f"bias_strides.{dimension}"], stride if size > 1 else 0))
+    item = lib.ITEM_BYTES[problem.dtype]
+    lse_rows = problem.total_q * problem.query_heads if problem.cu_seqlens_q else (
+        problem.batch * problem.query_heads * problem.query_length
+    )
+    tensors = [("query", q), ("key", k), ("value", v), ("output", out)]
+    sizes = [(name, item * extent(tensor.shape, tensor.strides)) for name, tensor in tensors]
+    if options.lse:
+        sizes.append(("lse", 4 * lse_rows))
+    sizes += [(name, 4 * extent(tensor.shape, tensor.strides)) for name, tensor in operands.items()]
+    handle = create(problem, kind, ordinal, options.config)
+    workspace = 0
+    if is_host:
+        split, second = lib.INPUTS[""], lib.OUTPUTS[""]
+        words = {**lib.INPUTS, **{name: split + word for name, word in lib.OUTPUTS.items()}}
+    else:
+        split, second, words = len(lib.DEVICE_TENSORS), 0, lib.DEVICE_TENSORS
+        workspace = lib.LIBRARY.flashcore_plan_workspace_bytes(handle)
+        if workspace:
+            sizes.append(("workspace", workspace))
+    entries = [(name, words[name], size) for name, size in sizes]
+    return Plan(handle, kind, ordinal, ATTENTION, entries, constants, (split, second), workspace, problem, is_host)
+
+
+def refuse(what: str, instead: str) -> Unsupported:
+    """The exception for a feature that is not there."""
+    return Unsupported(f"{what}; {instead}")

@@ -1,0 +1,194 @@
+"""What the functions of both versions share: refusals, padding of head dims, slopes of each batch."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from .._errors import InvalidArgument, Unsupported
+from ..torch import forward, kvcache_forward, output, varlen_forward
+
+Slopes = Optional[torch.Tensor]
+
+
+def refuse_dropout(dropout_p: float) -> None:
+    """Refuses dropout."""
+    if dropout_p:
+        raise Unsupported(f"dropout_p is {dropout_p}; flashcore has no dropout: pass 0.0, which is right for inference")
+
+
+def refuse_given(**arguments: Any) -> None:
+    """Refuses arguments for features that are not there."""
+    for name, value in arguments.items():
+        if value is not None and value is not False and (isinstance(value, torch.Tensor) or value != 0):
+            value = "given" if isinstance(value, torch.Tensor) else value
+            raise Unsupported(f"{name} is {value}; flashcore does not have it: leave it out")
+
+
+def adjacent(x: torch.Tensor) -> torch.Tensor:
+    """Columns side by side, as FlashAttention makes them; the head dim a multiple of 8 on GPUs."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    if x.is_cuda and x.shape[-1] % 8:
+        x = torch.nn.functional.pad(x, (0, 8 - x.shape[-1] % 8))
+    return x
+
+
+def columns(out: torch.Tensor, value_dim: int) -> torch.Tensor:
+    """The output without the columns that were added."""
+    return out if out.shape[-1] == value_dim else out[..., :value_dim]
+
+
+def scale_of(q: torch.Tensor, scale: "Optional[float]") -> float:
+    """The scale of the head dim before padding."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
+    """Slopes of one dimension, and whether each batch has its own."""
+    if slopes is None or slopes.dim() == 1:
+        return slopes, False
+    if slopes.dim() != 2:
+        raise InvalidArgument(f"alibi_slopes has shape {tuple(slopes.shape)}; it must be (heads,) or (batch, heads)")
+    if slopes.shape[0] == 1 or slopes.stride(0) == 0:
+        return slopes[0], False
+    return slopes, True
+
+
+def dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: "Optional[float]", causal: bool,
+    window: "Sequence[int]", softcap: float, slopes: Slopes, return_lse: bool,
+) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
+    """Attention of `[batch, row, head, column]`."""
+    left, right = window
+    value_dim = v.shape[-1]
+    if value_dim % 8 or q.shape[-1] % 8 or q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        scale = scale_of(q, scale)
+        q, k, v = adjacent(q), adjacent(k), adjacent(v)
+    if slopes is None and not return_lse:
+        return columns(output(q, k, v, scale, causal, left, right, softcap), value_dim), q
+    slopes, is_batched = shared(slopes)
+    if is_batched and slopes is not None:
+        # The library has one slope for each head: batch after batch.
+        results = [
+            forward(q[b : b + 1], k[b : b + 1], v[b : b + 1], scale, causal, left, right, softcap, False, slopes[b],
+                    return_lse=return_lse)
+            for b in range(q.shape[0])
+        ]  # fmt: skip
+        out, lse = (torch.cat(parts) for parts in zip(*results))
+    else:
+        out, lse = forward(q, k, v, scale, causal, left, right, softcap, False, slopes, return_lse=return_lse)
+    return columns(out, value_dim), lse
+
+
+def packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: "Optional[torch.Tensor]",
+    max_seqlen_q: Any, max_seqlen_k: Any, scale: "Optional[float]", causal: bool, window: "Sequence[int]", softcap: float,
+    slopes: Slopes, return_lse: bool, seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None, page_table: "Optional[torch.Tensor]" = None, sinks: Slopes = None,
+) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
+    """Attention of packed sequences, over packed keys or pages."""
+    scale, value_dim = scale_of(q, scale), v.shape[-1]
+    q, k, v = adjacent(q), adjacent(k), adjacent(v)
+    left, right = window
+    if page_table is not None:
+        if seqused_k is None:
+            if cu_seqlens_k is None:
+                raise InvalidArgument("pages are given without cu_seqlens_k or seqused_k, which have the lengths")
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        cu_seqlens_k = None
+    bounds = [int(bound) if isinstance(bound, torch.Tensor) else bound for bound in (max_seqlen_q, max_seqlen_k)]
+    slopes, is_batched = shared(slopes)
+    if is_batched and slopes is not None:
+        out, lse = _packed_by_sequence(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, scale, causal, left, right, softcap, slopes, return_lse,
+            seqused_q, seqused_k, page_table,
+        )  # fmt: skip
+    else:
+        out, lse = varlen_forward(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, bounds[0], bounds[1], scale, causal, left, right, softcap, False, slopes,
+            sinks, seqused_q, seqused_k, None, None, page_table, return_lse,
+        )  # fmt: skip
+    return columns(out, value_dim), lse
+
+
+def _packed_by_sequence(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: "Optional[torch.Tensor]",
+    bounds: "List[Any]", scale: float, causal: bool, left: int, right: int, softcap: float, slopes: torch.Tensor,
+    return_lse: bool, used_q: "Optional[torch.Tensor]", used_k: "Optional[torch.Tensor]",
+    pages: "Optional[torch.Tensor]",
+) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
+    """One call for each sequence, whose slopes are its own. Lengths stay on the device.
+
+    A call has two sequences: everything before, of which no row is used, and the sequence itself.
+    """
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_full((q.shape[1], q.shape[0]) if return_lse else (0,), -float("inf"), dtype=torch.float32)
+    zero = torch.zeros(1, dtype=torch.int32, device=q.device)
+    rows = cu_q[1:] - cu_q[:-1] if used_q is None else used_q
+    # Everything before may be longer than the longest sequence.
+    bounds = [q.shape[0], bounds[1] if cu_k is None else k.shape[0]]
+    for b in range(cu_q.shape[0] - 1):
+        two_q = torch.cat([zero, cu_q[b : b + 2]])
+        two_k = None if cu_k is None else torch.cat([zero, cu_k[b : b + 2]])
+        two_rows = torch.cat([zero, rows[b : b + 1]])
+        two_keys = None if used_k is None else torch.cat([zero, used_k[b : b + 1]])
+        two_pages = None if pages is None else pages[b : b + 1].expand(2, -1).contiguous()
+        torch.ops.flashcore.varlen_forward_out(
+            q, k, v, two_q, two_k, bounds[0], bounds[1], scale, causal, left, right, softcap, False, slopes[b], None,
+            two_rows, two_keys, None, None, two_pages, out=out, lse=lse if return_lse else None,
+        )  # fmt: skip
+    return out, lse
+
+
+def cached(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: "Optional[torch.Tensor]",
+    v: "Optional[torch.Tensor]", cos: "Optional[torch.Tensor]", sin: "Optional[torch.Tensor]",
+    cache_seqlens: "Union[int, torch.Tensor, None]", cache_batch_idx: "Optional[torch.Tensor]",
+    cache_leftpad: "Optional[torch.Tensor]", page_table: "Optional[torch.Tensor]", scale: "Optional[float]",
+    causal: bool, window: "Sequence[int]", softcap: float, interleaved: bool, slopes: Slopes, return_lse: bool,
+    cu_seqlens_q: "Optional[torch.Tensor]" = None, cu_seqlens_k_new: "Optional[torch.Tensor]" = None,
+    max_seqlen_q: "Optional[int]" = None, rotary_seqlens: "Optional[torch.Tensor]" = None,
+) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
+    """Append to a KV cache and attend it."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.stride(-1) != 1:
+            raise InvalidArgument(f"the columns of {name} are {cache.stride(-1)} elements apart; they must be adjacent")
+    if q.is_cuda and (k_cache.shape[-1] % 8 or v_cache.shape[-1] % 8):
+        raise Unsupported(
+            f"the head dims of the caches are {k_cache.shape[-1]} and {v_cache.shape[-1]}; on GPUs they must be multiples "
+            "of 8: allocate the caches with padded columns"
+        )
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    q = adjacent(q)
+    k, v = (None if x is None else adjacent(x) for x in (k, v))
+    left, right = window
+    slopes, is_batched = shared(slopes)
+
+    def call(q: Any, k: Any, v: Any, lengths: Any, index: Any, leftpad: Any, table: Any, slopes: Any, caches: Any) -> Any:
+        return kvcache_forward(
+            q, *caches, k, v, lengths, cos, sin, interleaved, rotary_seqlens, index, leftpad, table, cu_seqlens_q,
+            cu_seqlens_k_new, max_seqlen_q, scale, causal, left, right, softcap, slopes, None, return_lse,
+        )  # fmt: skip
+
+    caches = (k_cache, v_cache)
+    if not is_batched or slopes is None:
+        return call(q, k, v, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, slopes, caches)
+    if cu_seqlens_q is not None:
+        raise Unsupported("alibi_slopes of each batch with cu_seqlens_q; pass slopes of shape (heads,)")
+    results = []
+    for b in range(batch):
+        one = slice(b, b + 1)
+        rest = [None if x is None else x[one] for x in (q, k, v, cache_seqlens, cache_batch_idx, cache_leftpad)]
+        table = None if page_table is None else page_table if cache_batch_idx is not None else page_table[one]
+        own = caches
+        if page_table is None and cache_batch_idx is None:
+            own = (k_cache[one], v_cache[one])
+        results.append(call(*rest, table, slopes[b], own))
+    out, lse = (torch.cat(parts) for parts in zip(*results))
+    return out, lse
+
+

@@ -1,0 +1,196 @@
+"""The functions of `flash_attn` 2 by their names and signatures, on CPU and CUDA tensors.
+
+    from flashcore.compat.flash_attn import flash_attn_func
+
+Forward only: dropout is refused, and a gradient that is asked for raises `flashcore.NoBackward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+
+from . import bert_padding
+from ._common import cached, dense, packed, refuse_dropout
+
+__version__ = "2.8.4"  # the version whose signatures these are
+USE_TRITON_ROCM = False
+
+__all__ = [
+    "bert_padding",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Window = Tuple[int, int]
+
+
+def _result(out: torch.Tensor, lse: torch.Tensor, is_wanted: bool) -> Any:
+    """The output, or output, LSE and the matrix of dropout, of which there is none."""
+    return (out, lse, None) if is_wanted else out
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of `[batch, row, head, column]`; the mask is bottom-right."""
+    refuse_dropout(dropout_p)
+    out, lse = dense(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
+    return _result(out, lse, return_attn_probs)
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` of kv `[batch, row, 2, head, column]`, without a copy."""
+    return flash_attn_func(
+        q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` of qkv `[batch, row, 3, head, column]`, without a copy."""
+    return flash_attn_func(
+        qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: "Optional[torch.Tensor]" = None,
+) -> Any:
+    """Attention of packed sequences `[row, head, column]`; with block_table, k and v are `[page, row, head, column]`."""
+    refuse_dropout(dropout_p)
+    out, lse = packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
+        alibi_slopes, return_attn_probs, page_table=block_table,
+    )  # fmt: skip
+    return _result(out, lse, return_attn_probs)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` of kv `[row, 2, head, column]`, without a copy."""
+    return flash_attn_varlen_func(
+        q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` of qkv `[row, 3, head, column]`, without a copy."""
+    return flash_attn_varlen_func(
+        qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: "Optional[torch.Tensor]" = None,
+    v: "Optional[torch.Tensor]" = None,
+    rotary_cos: "Optional[torch.Tensor]" = None,
+    rotary_sin: "Optional[torch.Tensor]" = None,
+    cache_seqlens: "Union[int, torch.Tensor, None]" = None,
+    cache_batch_idx: "Optional[torch.Tensor]" = None,
+    cache_leftpad: "Optional[torch.Tensor]" = None,
+    block_table: "Optional[torch.Tensor]" = None,
+    softmax_scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
+    out, lse = cached(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+        softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, return_softmax_lse,
+    )  # fmt: skip
+    return (out, lse) if return_softmax_lse else out
+
+
+def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:
+    """Keys of a tile, for tests of dropout masks; there is no dropout here, so that any number is right."""
+    return 64

@@ -1,0 +1,168 @@
+"""From torch tensors to a launch: the key of the plan, the current stream, the workspace.
+
+A call that finds its plan does nothing but read sizes, strides and addresses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+
+from .. import _library as lib
+from .._errors import InvalidArgument, NoBackward
+from .._plans import CACHE, Plan
+from .._resolve import Options, Tensor, attention_plan
+
+_find = CACHE.find
+
+DTYPES = {
+    torch.float16: lib.F16,
+    torch.bfloat16: lib.BF16,
+    torch.float32: lib.F32,
+    torch.float64: lib.F64,
+    torch.int32: "int32",
+    torch.uint32: "int32",
+    torch.int64: "int64",
+}
+
+try:
+    # The property of a Stream object costs ten times as much.
+    _raw_stream = torch._C._cuda_getCurrentRawStream
+except AttributeError:
+
+    def _raw_stream(index: int) -> int:
+        return torch.cuda.current_stream(index).cuda_stream
+
+
+try:
+    _is_capturing = torch._C._cuda_isCurrentStreamCapturing
+except AttributeError:
+
+    def _is_capturing() -> bool:
+        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def describe(name: str, tensor: torch.Tensor) -> Tensor:
+    """Everything of a tensor but its address."""
+    if tensor.layout is not torch.strided:
+        raise InvalidArgument(f"{name} has layout {tensor.layout}; it must be strided: call .to_dense()")
+    device = tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{name} is on {device}; it must be on the CPU or an NVIDIA GPU: move it")
+    dtype = DTYPES.get(tensor.dtype, str(tensor.dtype).replace("torch.", ""))
+    place = (lib.CUDA, device.index) if device.type == "cuda" else (lib.CPU, 0)
+    return Tensor(tuple(tensor.shape), tuple(tensor.stride()), dtype, place)
+
+
+def run(plan: Plan, addresses: "List[int]", device: int) -> None:
+    """Runs a plan, on the GPU on the current stream of its device."""
+    if device < 0:
+        plan.run(addresses)
+        return
+    if plan.workspace_bytes:
+        # Of torch's allocator, which knows streams and graphs: it may be given away as soon as the launch is enqueued.
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=f"cuda:{device}")
+        addresses.append(workspace.data_ptr())
+    if not plan.is_captured and _is_capturing():
+        plan.is_captured = True
+    plan.run(addresses, _raw_stream(device))
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: "Optional[torch.Tensor]",
+    scale: "Optional[float]",
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    is_top_left: bool = False,
+    max_q: "Optional[int]" = None,
+    max_k: "Optional[int]" = None,
+    operands: "Sequence[Tuple[str, torch.Tensor]]" = (),
+) -> None:
+    """Attention into `out` and `lse`, tensors that match; `operands` are (name, tensor)."""
+    device = q.get_device()
+    key: Any = (
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), out.stride(), q.dtype, k.dtype, v.dtype,
+        device, k.get_device(), v.get_device(), lse is None, scale, causal, window_left, window_right, softcap,
+        is_top_left, max_q, max_k,
+    )  # fmt: skip
+    addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
+    if lse is not None:
+        addresses.append(lse.data_ptr())
+    if operands:
+        for name, tensor in operands:
+            key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
+            addresses.append(tensor.data_ptr())
+    plan = _find(key)
+    if plan is None:
+        plan = _miss(key, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, is_top_left, max_q, max_k, operands)
+        if plan is None:
+            return
+    run(plan, addresses, device)
+
+
+def attend_new(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: "Optional[float]",
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+) -> torch.Tensor:
+    """`attend` into a new output, without LSE and operands: the short way of an eager call."""
+    device = q.get_device()
+    key = (
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
+        k.get_device(), v.get_device(), scale, causal, window_left, window_right, softcap,
+    )  # fmt: skip
+    plan = _find(key)
+    if plan is None:
+        is_shaped = q.dim() == 4 and v.dim() == 4
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]) if is_shaped else q.shape)
+        plan = _miss(key, q, k, v, out, None, scale, causal, window_left, window_right, softcap, False, None, None, ())
+        if plan is None:
+            return out
+        plan.out_shape = out.shape
+    else:
+        out = q.new_empty(plan.out_shape)
+    addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
+    if device < 0:
+        plan.run(addresses)
+    else:
+        run(plan, addresses, device)
+    return out
+
+
+def _miss(key, q, k, v, out, lse, scale, causal, left, right, softcap, is_top_left, max_q, max_k, operands):  # type: ignore[no-untyped-def]
+    tensors = [describe(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))]
+    if out.numel() == 0:
+        return None
+    described = {name: describe(name, tensor) for name, tensor in operands}
+    options = Options(scale, causal, left, right, softcap, lse is not None, is_top_left, max_q, max_k)
+    return CACHE.add(key, lambda: attention_plan(*tensors, options, described))
+
+
+def check_out(name: str, tensor: torch.Tensor, shape: "Tuple[int, ...]", dtype: torch.dtype, device: torch.device) -> None:
+    """Checks a tensor that is written."""
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype or tensor.device != device:
+        raise InvalidArgument(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}; it must be {dtype} of shape "
+            f"{tuple(shape)} on {device}"
+        )
+
+
+def refuse_grad(*tensors: "Optional[torch.Tensor]") -> None:
+    """Refuses tensors that require grad, for operators that write into their arguments."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise NoBackward(
+            "a tensor requires grad, and flashcore computes the forward pass only; call it under torch.no_grad() or "
+            "torch.inference_mode(), or detach() the tensor"
+        )

@@ -1,0 +1,263 @@
+"""Operators `torch.ops.flashcore.*` of attention: forward, varlen_forward, their `_out` forms, and no_backward.
+
+Tensors are in FlashAttention's order: `[batch, row, head, column]`, packed sequences `[row, head, column]`.
+The LSE is `[batch, head, row]`, packed `[head, row]`; without `return_lse` it has no elements.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Optional, Tuple
+
+import torch
+
+from .._errors import NoBackward
+from ._launch import attend, check_out, refuse_grad
+
+LIB = torch.library.Library("flashcore", "DEF")
+
+_OPTIONS = (
+    "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "
+    "bool top_left=False, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, Tensor? seqused_q=None, "
+    "Tensor? seqused_k=None, Tensor? leftpad_k=None"
+)
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def define(name: str, schema: str, implementation: Any, fake: Any) -> None:
+    """Defines an operator with one implementation for the CPU and CUDA, and its fake."""
+    LIB.define(f"{name}{schema}", tags=_TAGS)
+    for key in ("CPU", "CUDA"):
+        LIB.impl(name, implementation, key)
+    torch.library.register_fake(f"flashcore::{name}", fake, lib=LIB)
+
+
+def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.Tensor]]":
+    """The operands that are given."""
+    return [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+
+
+def new_outputs(
+    q: torch.Tensor, value_dim: int, is_packed: bool, return_lse: bool, is_partial: bool
+) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """Output and LSE; where rows may be left unwritten, they are 0 and minus infinity."""
+    shape = (*q.shape[:-1], value_dim)
+    out = q.new_zeros(shape) if is_partial else q.new_empty(shape)
+    if not return_lse:
+        return out, q.new_empty((0,), dtype=torch.float32)
+    lse_shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
+    if is_partial:
+        return out, q.new_full(lse_shape, -float("inf"), dtype=torch.float32)
+    return out, q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    bias: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    return_lse: bool = False,
+) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """Attention of `[batch, row, head, column]`."""
+    if q.dim() == 4 and v.dim() == 4:
+        out, lse = new_outputs(q, v.shape[-1], False, return_lse, seqused_q is not None)
+    else:
+        out, lse = q.new_empty(q.shape), q  # the plan says what is wrong with the shapes
+    operands = operands_of(
+        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
+    )
+    attend(
+        q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
+        operands=operands,
+    )  # fmt: skip
+    return out, lse
+
+
+def fake_of(function: Any, dimensions: "Tuple[int, ...]", value: str = "v") -> Any:
+    """Fake implementation: outputs of the right shapes, from the arguments of `function` by name."""
+    signature = inspect.signature(function)
+
+    def fake(*args: Any, **options: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
+        named = signature.bind(*args, **options).arguments
+        q = named["q"]
+        torch._check(q.dim() in dimensions, lambda: f"q has {q.dim()} dimensions; it must have {dimensions}")
+        return new_outputs(q, named[value].shape[-1], q.dim() == 3, named.get("return_lse", False), False)
+
+    return fake
+
+
+def forward_out(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    bias: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    *,
+    out: torch.Tensor,
+    lse: "Optional[torch.Tensor]" = None,
+) -> None:
+    """Attention into `out`, which may have any strides, and `lse`, which is contiguous."""
+    refuse_grad(q, k, v, out, sinks, bias)
+    check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
+    if lse is not None:
+        check_out("lse", lse, (q.shape[0], q.shape[2], q.shape[1]), torch.float32, q.device)
+        _check_contiguous("lse", lse)
+    operands = operands_of(
+        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
+    )
+    attend(q, k, v, out, lse, scale, causal, window_left, window_right, softcap, top_left, operands=operands)
+
+
+def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        from .._errors import InvalidArgument
+
+        raise InvalidArgument(f"{name} has strides {tuple(tensor.stride())}; it must be contiguous")
+
+
+def varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: "Optional[torch.Tensor]",
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    kv_batch_idx: "Optional[torch.Tensor]" = None,
+    page_table: "Optional[torch.Tensor]" = None,
+    return_lse: bool = False,
+) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """Attention of packed query rows over packed keys, a cache, or pages."""
+    if q.dim() == 3:
+        out, lse = new_outputs(q, v.shape[-1], True, return_lse, seqused_q is not None)
+    else:
+        out, lse = q.new_empty(q.shape), q
+    operands = operands_of(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, sinks=sinks,
+        seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table,
+    )  # fmt: skip
+    attend(
+        q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
+        max_seqlen_q, max_seqlen_k, operands,
+    )  # fmt: skip
+    return out, lse
+
+
+def varlen_forward_out(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: "Optional[torch.Tensor]",
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    kv_batch_idx: "Optional[torch.Tensor]" = None,
+    page_table: "Optional[torch.Tensor]" = None,
+    *,
+    out: torch.Tensor,
+    lse: "Optional[torch.Tensor]" = None,
+) -> None:
+    """`varlen_forward` into `out` and `lse`. Rows that no sequence has are not written."""
+    refuse_grad(q, k, v, out, sinks)
+    check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
+    if lse is not None:
+        check_out("lse", lse, (q.shape[1], q.shape[0]), torch.float32, q.device)
+        _check_contiguous("lse", lse)
+    operands = operands_of(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, sinks=sinks,
+        seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table,
+    )  # fmt: skip
+    attend(
+        q, k, v, out, lse, scale, causal, window_left, window_right, softcap, top_left, max_seqlen_q, max_seqlen_k,
+        operands,
+    )  # fmt: skip
+
+
+_VARLEN = (
+    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+    + _OPTIONS.replace("Tensor? bias=None, ", "")
+    + ", Tensor? kv_batch_idx=None, Tensor? page_table=None"
+)
+_WRITTEN = "*, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
+
+
+def _no_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    raise NoBackward(
+        "flashcore computes the forward pass only, and a gradient was asked of it; call it under torch.no_grad() or "
+        "torch.inference_mode(), or use another attention for training"
+    )
+
+
+def _nothing(*args: Any, **options: Any) -> None:
+    return None
+
+
+define("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", forward, fake_of(forward, (4,)))
+define("forward_out", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, {_WRITTEN}", forward_out, _nothing)
+define("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", varlen_forward, fake_of(varlen_forward, (3,)))
+define("varlen_forward_out", f"{_VARLEN}, {_WRITTEN}", varlen_forward_out, _nothing)
+define(
+    "no_backward",
+    "(Tensor grad, Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor, Tensor)",
+    _no_backward,
+    lambda grad, q, k, v: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)),
+)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.count = len(inputs)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+    # An operator that raises when it runs: compiled graphs contain a backward that is traced and maybe never run.
+    grads = torch.ops.flashcore.no_backward(grad, *ctx.saved_tensors)
+    return (*grads, *[None] * (ctx.count - 3))
+
+
+for _name in ("forward", "varlen_forward"):
+    torch.library.register_autograd(f"flashcore::{_name}", _backward, setup_context=_save, lib=LIB)

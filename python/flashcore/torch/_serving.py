@@ -1,0 +1,316 @@
+"""Operators of a KV cache: append with rotary embedding, merge by LSE."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_void_p
+from typing import Any, Optional, Tuple
+
+import torch
+
+from .. import _library as lib
+from .._errors import InvalidArgument
+from .._plans import APPEND, CACHE, MERGE, Plan
+from .._resolve import Tensor, check_tensor, extent, row_strides
+from ._launch import check_out, describe, refuse_grad, run
+from ._ops import define
+
+_find = CACHE.find
+
+
+def append(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    q: "Optional[torch.Tensor]" = None,
+    positions: "Optional[torch.Tensor]" = None,
+    cos: "Optional[torch.Tensor]" = None,
+    sin: "Optional[torch.Tensor]" = None,
+    interleaved: bool = False,
+    q_norm: "Optional[torch.Tensor]" = None,
+    k_norm: "Optional[torch.Tensor]" = None,
+    norm_eps: float = 1e-6,
+) -> torch.Tensor:
+    """Writes keys and values `[token, head, column]` to slots `page * page_size + row` of the caches.
+
+    Query and key are normalized (q_norm, k_norm) and rotated (positions, cos, sin) first. Returns the query, which has no
+    elements if there is none.
+    """
+    refuse_grad(k, v, k_cache, v_cache, q)
+    result = k.new_empty((0,)) if q is None else q.new_empty(q.shape)
+    named = {
+        "key": k, "value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
+        "query_output": None if q is None else result, "positions": positions, "cos": cos, "sin": sin,
+        "query_norm": q_norm, "key_norm": k_norm,
+    }  # fmt: skip
+    given = [(name, tensor) for name, tensor in named.items() if tensor is not None]
+    device = k.get_device()
+    key: Any = ("append", interleaved, norm_eps)
+    addresses = []
+    for name, tensor in given:
+        key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
+        addresses.append(tensor.data_ptr())
+    # Caches that lie in one memory, K and V side by side, are one range of the host.
+    offset = 0
+    if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4:
+        offset = _value_offset(k_cache, v_cache)
+        key += (offset,)
+    plan = _find(key)
+    if plan is None:
+        described = {name: describe(_NAMES.get(name, name), tensor) for name, tensor in given}
+        if k.shape[0] == 0:
+            return result
+        plan = CACHE.add(key, lambda: _append_plan(described, interleaved, norm_eps, offset))
+    if offset and device < 0:
+        del addresses[3]
+    run(plan, addresses, device)
+    return result
+
+
+_NAMES = {
+    "key": "k", "value": "v", "key_cache": "k_cache", "value_cache": "v_cache", "query": "q", "query_norm": "q_norm",
+    "key_norm": "k_norm",
+}  # fmt: skip
+
+
+def _value_offset(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
+    """Elements from the key cache to the value cache where their ranges overlap; else 0."""
+    distance = v_cache.data_ptr() - k_cache.data_ptr()
+    size = k_cache.element_size()
+    span = extent(tuple(k_cache.shape), tuple(k_cache.stride())) * size
+    if 0 < distance < span:
+        return distance // size
+    return 0
+
+
+def _append_plan(named: "dict[str, Tensor]", interleaved: bool, norm_eps: float, offset: int) -> Plan:
+    k, v, k_cache, v_cache = (named[name] for name in ("key", "value", "key_cache", "value_cache"))
+    q, slots = named.get("query"), named["slot_mapping"]
+    if k.dtype not in lib.ITEM_BYTES:
+        raise InvalidArgument(f"k is {k.dtype}; it must be float16, bfloat16 or float32: convert it")
+    dtype: int = k.dtype  # type: ignore[assignment]
+    for name, tensor in named.items():
+        if name not in ("slot_mapping", "positions", "cos", "sin"):
+            check_tensor(_NAMES.get(name, name), tensor, dtype, k.device, of="k")
+        elif tensor.device != k.device:
+            check_tensor(name, tensor._replace(dtype=dtype), dtype, k.device, of="k")
+    for name, tensor, dimensions in (("k", k, 3), ("v", v, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
+        if len(tensor.shape) != dimensions:
+            wanted = "[token, head, column]" if dimensions == 3 else "[page, row, head, column]"
+            raise InvalidArgument(f"{name} has shape {tensor.shape}; it must be {wanted}")
+    tokens, heads, dim = k.shape
+    if v.shape[:2] != k.shape[:2]:
+        raise InvalidArgument(f"v has shape {v.shape}; it must have the tokens and heads of k, {k.shape[:2]}")
+    expected = (*k_cache.shape[:2], heads)
+    if k_cache.shape[2:] != (heads, dim) or v_cache.shape != (*expected, v.shape[2]):
+        raise InvalidArgument(
+            f"k_cache has shape {k_cache.shape} and v_cache {v_cache.shape}; they must be {(*expected, dim)} and "
+            f"{(*expected, v.shape[2])}"
+        )
+    if slots.dtype != "int64" or slots.shape != (tokens,) or slots.strides != (1,) and tokens > 1:
+        raise InvalidArgument(
+            f"slot_mapping is {slots.dtype} of shape {slots.shape}; it must be int64 of shape {(tokens,)}, contiguous"
+        )
+    if q is not None and (len(q.shape) != 3 or q.shape[0] != tokens or q.shape[2] != dim):
+        raise InvalidArgument(f"q has shape {q.shape}; it must be {(tokens, 'heads', dim)}")
+    problem = lib.AppendProblem()
+    query_heads = 0 if q is None else q.shape[1]
+    lib.check(
+        lib.LIBRARY.flashcore_append_problem_init(
+            byref(problem), tokens, query_heads, heads, dim, k_cache.shape[0], k_cache.shape[1], dtype
+        )
+    )
+    problem.value_dim = v.shape[2]
+    _rotary(problem, named, interleaved, dtype, tokens)
+    norms = [name for name in ("query_norm", "key_norm") if name in named]
+    if norms:
+        if len(norms) == 1 and q is not None:
+            raise InvalidArgument("one of q_norm and k_norm is given; both must be, or none")
+        for name in norms:
+            if named[name].shape != (dim,):
+                raise InvalidArgument(f"{_NAMES[name]} has shape {named[name].shape}; it must be {(dim,)}")
+        problem.qk_norm, problem.norm_eps = 1, norm_eps
+    for name in ("query", "query_output", "key", "value", "key_cache", "value_cache"):
+        if name in named:
+            setattr(problem, f"{name}_strides", row_strides(named[name]))
+    handle = c_void_p()
+    kind, ordinal = k.device
+    lib.check(lib.LIBRARY.flashcore_append_create(byref(problem), kind, ordinal, byref(handle)))
+    items = {"int32": 4, "int64": 8, **lib.ITEM_BYTES}
+    sizes = {name: items[tensor.dtype] * extent(tensor.shape, tensor.strides) for name, tensor in named.items()}  # type: ignore[index]
+    if kind == lib.CUDA:
+        entries = [(name, lib.APPEND_TENSORS[name], sizes[name]) for name in named]
+        return Plan(handle.value or 0, kind, ordinal, APPEND, entries, [], (len(lib.APPEND_TENSORS), 0), is_host=False)
+    split = lib.APPEND_INPUTS[""]
+    words = dict(lib.APPEND_INPUTS)
+    for name, word in (("key_cache", "key_cache"), ("value_cache", "value_cache"), ("query_output", "query")):
+        words[name] = split + lib.APPEND_OUTPUTS[word]
+    constants = []
+    names = list(named)
+    if offset:
+        # One range for both caches: that of the key cache reaches to the end of the value cache.
+        names.remove("value_cache")
+        item = lib.ITEM_BYTES[dtype]
+        sizes["key_cache"] = max(sizes["key_cache"], offset * item + sizes["value_cache"])
+        constants.append((split + lib.APPEND_OUTPUTS["value.offset"], offset))
+    entries = [(name, words[name], sizes[name]) for name in names]
+    return Plan(handle.value or 0, kind, ordinal, APPEND, entries, constants, (split, lib.APPEND_OUTPUTS[""]))
+
+
+def _rotary(problem: lib.AppendProblem, named: "dict[str, Tensor]", interleaved: bool, dtype: int, tokens: int) -> None:
+    given = [name for name in ("positions", "cos", "sin") if name in named]
+    if not given:
+        return
+    if len(given) < 3:
+        raise InvalidArgument(f"of positions, cos and sin there is {', '.join(given)}; all must be given, or none")
+    positions, cos, sin = (named[name] for name in given)
+    if positions.dtype not in ("int32", "int64") or positions.shape != (tokens,):
+        raise InvalidArgument(
+            f"positions is {positions.dtype} of shape {positions.shape}; it must be int32 or int64 of shape {(tokens,)}"
+        )
+    if len(cos.shape) != 2 or cos.shape != sin.shape or cos.strides != sin.strides or cos.dtype != sin.dtype:
+        raise InvalidArgument(
+            f"cos has shape {cos.shape} and sin {sin.shape}; both must be [max_position, rotary_dim / 2], of one type and "
+            "with the same strides"
+        )
+    if cos.dtype not in (dtype, lib.F32):
+        raise InvalidArgument("cos and sin must have the type of k, or float32: convert them")
+    problem.rotary = lib.ROTARY_GPTJ if interleaved else lib.ROTARY_NEOX
+    problem.rotary_dim, problem.max_position = 2 * cos.shape[1], cos.shape[0]
+    problem.table_stride = cos.strides[0] if cos.shape[0] > 1 else cos.shape[1]
+    problem.table_dtype = cos.dtype
+    problem.position_bits = 64 if positions.dtype == "int64" else 32
+
+
+def _append_fake(k, v, k_cache, v_cache, slot_mapping, q=None, *args, **options):  # type: ignore[no-untyped-def]
+    return k.new_empty((0,)) if q is None else q.new_empty(q.shape)
+
+
+def merge(
+    parts: torch.Tensor, lses: torch.Tensor, out_dtype: "Optional[torch.dtype]" = None
+) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """Merges partial results over disjoint keys: parts `[part, token, head, column]`, float32 lses `[part, head, token]`."""
+    out = parts.new_empty(parts.shape[1:], dtype=parts.dtype if out_dtype is None else out_dtype)
+    lse = lses.new_empty(lses.shape[1:])
+    _merge(parts, lses, out, lse)
+    return out, lse
+
+
+def merge_out(parts: torch.Tensor, lses: torch.Tensor, *, out: torch.Tensor, lse: "Optional[torch.Tensor]" = None) -> None:
+    """`merge` into `out` and `lse`."""
+    refuse_grad(parts, lses, out)
+    check_out("out", out, tuple(parts.shape[1:]), out.dtype, parts.device)
+    if lse is not None:
+        check_out("lse", lse, tuple(lses.shape[1:]), torch.float32, parts.device)
+    _merge(parts, lses, out, lse)
+
+
+def _merge(parts: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse: "Optional[torch.Tensor]") -> None:
+    if parts.dim() != 4 or lses.dim() != 3 or lses.shape != (parts.shape[0], parts.shape[2], parts.shape[1]):
+        raise InvalidArgument(
+            f"parts has shape {tuple(parts.shape)} and lses {tuple(lses.shape)}; they must be [part, token, head, column] "
+            "and [part, head, token]"
+        )
+    if lses.dtype != torch.float32:
+        raise InvalidArgument(f"lses is {lses.dtype}; it must be torch.float32")
+    if parts.shape[0] == 1:
+        out.copy_(parts[0].masked_fill(lses[0].t().unsqueeze(-1).isinf(), 0))
+        if lse is not None:
+            lse.copy_(lses[0])
+        return
+    if out.numel() == 0:
+        return
+    device = parts.get_device()
+    key = (
+        "merge", parts.shape, parts.stride(), lses.stride(), out.stride(), None if lse is None else lse.stride(),
+        parts.dtype, out.dtype, device, lses.get_device(),
+    )  # fmt: skip
+    plan = _find(key)
+    if plan is None:
+        plan = CACHE.add(key, lambda: _merge_plan(parts, lses, out, lse))
+    addresses = [out.data_ptr()] if lse is None else [out.data_ptr(), lse.data_ptr()]
+    if device >= 0:
+        run(plan, [parts.data_ptr(), lses.data_ptr(), *addresses], device)
+        return
+    count = parts.shape[0]
+    ranges = []
+    for tensor in (parts, lses):
+        step = tensor.stride(0) * tensor.element_size()
+        size = extent(tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])) * tensor.element_size()
+        words = (ctypes.c_uint64 * (2 * count))()
+        for part in range(count):
+            words[2 * part], words[2 * part + 1] = tensor.data_ptr() + part * step, size
+        ranges.append(words)
+    run(plan, [*(ctypes.addressof(words) for words in ranges), *addresses], device)
+
+
+def _merge_plan(parts: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse: "Optional[torch.Tensor]") -> Plan:
+    part, merged, logs = describe("parts", parts), describe("out", out), describe("lses", lses)
+    for name, tensor in (("parts", part), ("out", merged)):
+        if tensor.dtype not in (lib.F16, lib.BF16, lib.F32):
+            raise InvalidArgument(f"{name} is {tensor.dtype}; it must be float16, bfloat16 or float32: convert it")
+        check_tensor(name, tensor, tensor.dtype, part.device, of="parts")  # type: ignore[arg-type]
+    if logs.device != part.device:
+        raise InvalidArgument(f"lses is on {lses.device} and parts on {parts.device}; move them to one device")
+    problem = lib.MergeProblem()
+    count, tokens, heads, dim = part.shape
+    lib.check(lib.LIBRARY.flashcore_merge_problem_init(byref(problem), count, tokens, heads, dim, part.dtype))
+    problem.dtype, problem.lse = merged.dtype, int(lse is not None)
+    problem.part_strides = row_strides(Tensor(part.shape[1:], part.strides[1:], part.dtype, part.device))
+    problem.output_strides = row_strides(merged)
+    problem.part_lse_strides = lib.Strides(0, logs.strides[1], logs.strides[2])
+    if lse is not None:
+        problem.lse_strides = lib.Strides(0, lse.stride(0), lse.stride(1))
+    handle = c_void_p()
+    kind, ordinal = part.device
+    lib.check(lib.LIBRARY.flashcore_merge_create(byref(problem), kind, ordinal, byref(handle)))
+    size = lib.ITEM_BYTES[merged.dtype] * extent(merged.shape, merged.strides)  # type: ignore[index]
+    lse_size = 0 if lse is None else 4 * extent(tuple(lse.shape), tuple(lse.stride()))
+    names = ["output"] if lse is None else ["output", "lse"]
+    sizes = {"output": size, "lse": lse_size}
+    if kind == lib.CUDA:
+        words = lib.MERGE_TENSORS
+        constants = [(words["part_stride"], part.strides[0]), (words["part_lse_stride"], logs.strides[0])]
+        entries = [(name, words[name], sizes.get(name, 0)) for name in ["part", "part_lse", *names]]
+        return Plan(handle.value or 0, kind, ordinal, MERGE, entries, constants, (len(words), 0), is_host=False)
+    return _HostMergePlan(handle.value or 0, names, sizes)
+
+
+class _HostMergePlan(Plan):
+    """A merge on the host: its inputs are arrays of ranges, one for each part."""
+
+    __slots__ = ()
+
+    def __init__(self, handle: int, names: "list[str]", sizes: "dict[str, int]") -> None:
+        split = lib.MERGE_INPUTS[""]
+        super().__init__(handle, lib.CPU, 0, MERGE, [], [], (split, lib.MERGE_OUTPUTS[""]))
+        self._pack = None
+        self._places = (1, 2, *(split + lib.MERGE_OUTPUTS[name] for name in names))
+        template = list(self._template)
+        for name in names:
+            template[split + lib.MERGE_OUTPUTS[name] + 1] = sizes[name]
+        self._template = tuple(template)
+
+
+def _merge_fake(parts, lses, out_dtype=None):  # type: ignore[no-untyped-def]
+    dtype = parts.dtype if out_dtype is None else out_dtype
+    return parts.new_empty(parts.shape[1:], dtype=dtype), lses.new_empty(lses.shape[1:])
+
+
+define(
+    "append",
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, Tensor? q=None, "
+    "Tensor? positions=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, Tensor? q_norm=None, "
+    "Tensor? k_norm=None, float norm_eps=1e-06) -> Tensor",
+    append,
+    _append_fake,
+)
+define("merge", "(Tensor parts, Tensor lses, ScalarType? out_dtype=None) -> (Tensor, Tensor)", merge, _merge_fake)
+define(
+    "merge_out",
+    "(Tensor parts, Tensor lses, *, Tensor(a!) out, Tensor(b!)? lse=None) -> ()",
+    merge_out,
+    lambda *args, **options: None,
+)

@@ -1,0 +1,198 @@
+"""Tiny random models of transformers: attn_implementation="flashcore" against eager, on the CPU and a GPU."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+import flashcore  # noqa: E402
+import flashcore.transformers  # noqa: E402
+
+flashcore.transformers.register()
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU")),
+]
+SIZES = dict(
+    vocab_size=131, hidden_size=128, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+    max_position_embeddings=512,
+)  # fmt: skip
+
+
+def llama():
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+
+
+def qwen3():
+    return transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=32)
+
+
+def mistral():
+    return transformers.MistralForCausalLM, transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=40)
+
+
+def gemma2():
+    config = transformers.Gemma2Config(
+        **SIZES, num_key_value_heads=2, head_dim=32, sliding_window=40, attn_logit_softcapping=5.0,
+        query_pre_attn_scalar=16,
+    )  # fmt: skip
+    return transformers.Gemma2ForCausalLM, config
+
+
+def gemma3():
+    config = transformers.Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=32, sliding_window=40)
+    return transformers.Gemma3ForCausalLM, config
+
+
+def gpt_oss():
+    config = transformers.GptOssConfig(
+        **SIZES, num_key_value_heads=2, head_dim=32, sliding_window=40, num_local_experts=4, num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    return transformers.GptOssForCausalLM, config
+
+
+def bert():
+    return transformers.BertForMaskedLM, transformers.BertConfig(**SIZES)
+
+
+DECODERS = [llama, qwen3, mistral, gemma2, gemma3, gpt_oss]
+
+
+def pair(make, device, dtype=torch.float32):
+    """The same weights with eager attention and with ours; sinks and biases are not left at zero."""
+    torch.manual_seed(5)
+    kind, config = make()
+    config._attn_implementation = "eager"
+    eager = kind(config).eval()
+    with torch.no_grad():
+        for parameter in eager.parameters():
+            parameter.normal_(0, 0.3 if parameter.dim() == 1 else 0.15)
+    config = copy.deepcopy(config)
+    config._attn_implementation = "flashcore"
+    ours = kind(config).eval()
+    ours.load_state_dict(eager.state_dict())
+    assert ours.config._attn_implementation == "flashcore"
+    return eager.to(device, dtype), ours.to(device, dtype)
+
+
+def setting(device):
+    """Element type and tolerance: GPUs have kernels for 16 bits."""
+    return (torch.float32, 2e-3) if device == "cpu" else (torch.float16, 6e-2)
+
+
+def compare(actual, expected, is_there, tolerance):
+    assert not actual[is_there].isnan().any()
+    scale = expected[is_there].float().abs().max().clamp(min=1)
+    error = (actual[is_there].float() - expected[is_there].float()).abs().max() / scale
+    assert error < tolerance, f"logits differ by {error:.2e}"
+
+
+def padding(kind, batch, length):
+    mask = torch.ones(batch, length, dtype=torch.long)
+    if kind == "right":
+        mask[1, length - 60 :] = 0
+    elif kind == "left":
+        mask[1, :60] = 0
+    elif kind == "both":
+        mask[0, :7], mask[1, length - 60 :] = 0, 0
+    elif kind == "holes":
+        mask[1, 30:50] = 0
+    return mask
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["none", "right", "left", "both", "holes"])
+@pytest.mark.parametrize("make", [*DECODERS, bert], ids=lambda make: make.__name__)
+@torch.no_grad()
+def test_forward(make, kind, device):
+    dtype, tolerance = setting(device)
+    eager, ours = pair(make, device, dtype)
+    ids = torch.randint(0, 131, (2, 210), device=device)
+    mask = padding(kind, 2, 210).to(device)
+    position = (mask.cumsum(-1) - 1).clamp(min=0)
+    given = {"input_ids": ids, "attention_mask": mask}
+    if make is not bert:
+        given["position_ids"] = position
+    compare(ours(**given).logits, eager(**given).logits, mask.bool(), tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["none", "left"])
+@pytest.mark.parametrize("make", DECODERS, ids=lambda make: make.__name__)
+@torch.no_grad()
+def test_generate(make, kind, cache, device):
+    eager, ours = pair(make, device, setting(device)[0])
+    ids = torch.randint(0, 131, (2, 70), device=device)
+    options = dict(
+        attention_mask=padding(kind, 2, 70).to(device), max_new_tokens=12, min_new_tokens=12, do_sample=False,
+        cache_implementation=None if cache == "dynamic" else "static", pad_token_id=0, disable_compile=True,
+    )  # fmt: skip
+    expected = eager.generate(ids, **options)
+    actual = ours.generate(ids, **options)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_chunks_of_a_prompt(device):
+    """A cache that is continued by several rows at once."""
+    dtype, tolerance = setting(device)
+    eager, ours = pair(mistral, device, dtype)
+    ids = torch.randint(0, 131, (2, 150), device=device)
+    logits = []
+    for model in (eager, ours):
+        cache = transformers.DynamicCache(config=model.config)
+        parts = [model(part, past_key_values=cache).logits for part in ids.split(50, 1)]
+        logits.append(torch.cat(parts, 1))
+    compare(logits[1], logits[0], torch.ones(2, 150, dtype=torch.bool, device=device), tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_packed_positions(device):
+    """Sequences that position_ids pack into one row do not see each other."""
+    dtype, tolerance = setting(device)
+    eager, ours = pair(llama, device, dtype)
+    ids = torch.randint(0, 131, (1, 150), device=device)
+    position = torch.cat([torch.arange(90), torch.arange(60)])[None].to(device)
+    expected = torch.cat([eager(part).logits for part in ids.split([90, 60], 1)], 1)
+    everything = torch.ones(1, 150, dtype=torch.bool, device=device)
+    compare(ours(ids, position_ids=position, use_cache=False).logits, expected, everything, tolerance)
+    cu = torch.tensor([0, 90, 150], dtype=torch.int32, device=device)
+    lengths = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=90, max_length_k=90)
+    compare(ours(ids, position_ids=position, use_cache=False, **lengths).logits, expected, everything, tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_compiled(device):
+    dtype, tolerance = setting(device)
+    eager, ours = pair(llama, device, dtype)
+    compiled = torch.compile(lambda ids: ours(ids, use_cache=False).logits, fullgraph=True, backend="aot_eager")
+    ids = torch.randint(0, 131, (2, 150), device=device)
+    compare(compiled(ids), eager(ids).logits, torch.ones(2, 150, dtype=torch.bool, device=device), tolerance)
+
+
+def test_right_padding_copies_nothing():
+    """The mask of right padding is one number for each batch."""
+    from transformers.masking_utils import causal_mask_function
+
+    mask = flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("right", 2, 210))
+    assert mask.shape == (2, 1, 2, 1) and mask[:, 0, 0, 0].tolist() == [210, 150]
+    mask = flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("left", 2, 210))
+    assert mask.shape == (2, 1, 1, 2) and mask[:, 0, 0].tolist() == [[0, 210], [60, 210]]
+    assert flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("none", 2, 210)) is None
+
+
+def test_dropout_is_refused():
+    _, ours = pair(llama, "cpu")
+    ours.config.attention_dropout = 0.1
+    for layer in ours.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(flashcore.Unsupported, match="dropout is 0.1"):
+        ours.train()(torch.zeros(1, 8, dtype=torch.long))

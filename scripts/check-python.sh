@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs the wheel into a fresh virtual environment and runs its tests there.
+#
+#   scripts/check-python.sh WHEEL [torch]
+#
+# Without `torch`, the tests that need numpy alone: under a minute. With it, torch and transformers are installed too and
+# all tests run. FLASHCORE_PYTHON names the interpreter (python3). FLASHCORE_SITE=1 runs all tests with what the
+# interpreter has already installed, without a network.
+set -euo pipefail
+
+if [ $# -lt 1 ] || [ ! -f "$1" ]; then
+    echo "usage: [FLASHCORE_PYTHON=python3.9] $0 WHEEL [torch]; scripts/build-wheel.sh makes a wheel" >&2
+    exit 2
+fi
+wheel="$(cd "$(dirname "$1")" && pwd)/$(basename "$1")"
+with="${2:-}"
+repository="$(cd "$(dirname "$0")/.." && pwd)"
+python="${FLASHCORE_PYTHON:-python3}"
+folder="$(mktemp -d)"
+trap 'rm -rf "$folder"' EXIT
+
+if [ "${FLASHCORE_SITE:-0}" = 1 ]; then
+    "$python" -m venv --system-site-packages "$folder/venv"
+    with=torch
+else
+    "$python" -m venv "$folder/venv"
+fi
+bin="$folder/venv/bin"
+# The installation comes first and alone: nothing but the wheel is needed to import it and to be told what is there.
+# The whole of it, from the file to the first answer, is to stay below ten seconds.
+start="$(date +%s.%N)"
+"$bin/pip" install --quiet --no-index --no-deps "$wheel"
+(cd "$folder" && "$bin/python" -m flashcore)
+end="$(date +%s.%N)"
+echo "from the wheel to a first plan: $(echo "$end $start" | awk '{printf "%.1f s", $1 - $2}')"
+if [ "${FLASHCORE_SITE:-0}" != 1 ]; then
+    "$bin/pip" install --quiet numpy ml_dtypes pytest
+    if [ "$with" = torch ]; then
+        "$bin/pip" install --quiet "torch${FLASHCORE_TORCH:-}" transformers
+    fi
+fi
+cp -r "$repository/python/tests" "$folder/tests"
+unset PYTHONPATH FLASHCORE_LIBRARY
+cd "$folder"
+if [ "$with" = torch ]; then
+    "$bin/python" -m pytest -q tests
+else
+    "$bin/python" -m pytest -q tests/test_attention.py tests/test_wheel.py
+fi
