@@ -5,8 +5,8 @@ use flashcore_ir::VerifiedKernel;
 use flashcore_kernels::cache::{SequencePlan, SequenceValues};
 use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues};
 use flashcore_problem::{
-    Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, Tensor,
-    TensorView, Verdict, kv_cache_oracle,
+    Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, SequenceLengths,
+    Tensor, TensorView, Verdict, kv_cache_oracle,
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 
@@ -82,7 +82,12 @@ pub struct KvCacheTrial {
 impl KvCacheTrial {
     /// The trial of a case with a growing cache.
     pub fn new(case: &Case, problem: &KvCacheProblem) -> Result<Self, NoVerdict> {
-        let data = KvCacheData::random(problem, case.lengths, case.seed);
+        Self::of(problem, case.lengths, case.seed)
+    }
+
+    /// The trial of a problem on random inputs.
+    pub fn of(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Result<Self, NoVerdict> {
+        let data = KvCacheData::random(problem, lengths, seed);
         let expected = kv_cache_oracle(problem, &data.inputs())?;
         Ok(Self { before: Caches::new(problem, &data), problem: problem.clone(), data, expected })
     }

@@ -11,6 +11,7 @@ mod chunks;
 mod edit;
 mod hopper;
 mod invariance;
+mod kv_cache;
 mod lse_forms;
 mod merge;
 mod numeric;
@@ -31,6 +32,7 @@ pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
+pub use kv_cache::KV_CACHE;
 pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
@@ -41,6 +43,7 @@ use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
 use crate::testkit::{Numbers, shape_text};
 use invariance::InvarianceTrial;
+use kv_cache::AppendTrial;
 use merge::MergeTrial;
 use trials::Start;
 
@@ -48,7 +51,7 @@ use trials::Start;
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
     let lists = [
         CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, CHUNKS, INVARIANCE,
-        MERGE, LSE_FORMS,
+        MERGE, LSE_FORMS, KV_CACHE,
     ];
     lists.into_iter().flatten()
 }
@@ -181,6 +184,9 @@ fn other_trials() -> Result<Vec<Box<dyn OtherTrial>>, MutantsError> {
     let mut all: Vec<Box<dyn OtherTrial>> = vec![Box::new(InvarianceTrial::new()?)];
     for merge in MergeTrial::all()? {
         all.push(Box::new(merge));
+    }
+    for append in AppendTrial::all()? {
+        all.push(Box::new(append));
     }
     Ok(all)
 }

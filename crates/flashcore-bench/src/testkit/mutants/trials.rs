@@ -30,6 +30,8 @@ pub enum Group {
     Invariance,
     /// Merges of partial results.
     Merge,
+    /// Appends to a growing KV cache.
+    KvCache,
     /// An LSE in base 2 and without the sink.
     LseForms,
 }

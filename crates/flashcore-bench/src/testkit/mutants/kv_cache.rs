@@ -1,0 +1,161 @@
+//! Bugs of the append to a growing KV cache, and their trial: ragged sequences over shuffled pages, packed new keys, padding,
+//! batch indices and a rotary embedding.
+
+use flashcore_ir::{Instruction, Kernel, Op, Operand, Type, VerifiedKernel};
+use flashcore_kernels::Config;
+use flashcore_kernels::cache::SequencePlan;
+use flashcore_problem::{
+    Alignment, DType, KvCacheProblem, Layout, Mask, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths,
+};
+
+use super::addressing::capped;
+use super::catalogue::{Mutation, mutations};
+use super::edit::{parameter, rewrite_if};
+use super::{Group, Kill, Killer, MutantsError, OtherTrial};
+use crate::testkit::kv_cache::KvCacheTrial;
+use crate::testkit::verify::{NoVerdict, SIMULATED_ARCH};
+
+/// Wrong rows, pages, batches, positions and lengths of what is appended.
+pub const KV_CACHE: &[Mutation] = mutations! { Group::KvCache;
+    "append": "append-after-the-rows-of-another", "sequences from the second on are taken to be as long as the second" =>
+        |kernel| capped_wide(kernel, "cache_seqlens", 1);
+    "append": "append-new-keys-of-another", "sequences from the third on have the new keys of the third" =>
+        |kernel| capped_wide(kernel, "cu_seqlens_k_new", 2);
+    "append": "append-to-another-batch", "sequences from the second on append to the batch of the second" =>
+        |kernel| capped_wide(kernel, "kv_batch_idx", 1);
+    "append": "append-by-another-table-row", "table rows from the second on are the second" =>
+        |kernel| capped(kernel, "page_table_stride", 1);
+    "append": "append-over-the-last-row", "new keys begin at the last row that is used" => over_the_last_row;
+    "append": "append-positions-from-zero", "every sequence is rotated as if it began" => positions_from_zero;
+    "append": "append-sines-of-cosines", "sines are read from the table of cosines" => sines_of_cosines;
+};
+
+/// Indices into an array become at most `most`.
+fn capped_wide(kernel: &mut Kernel, array: &str, most: u64) -> usize {
+    let Some(array) = parameter(kernel, array).map(Operand::Register) else { return 0 };
+    let indexes = |op: &Op| matches!(op, Op::MadWide { ty: Type::U32, c, .. } if *c == array);
+    rewrite_if(kernel, indexes, |kernel, mut instruction| {
+        let Op::MadWide { a, .. } = &mut instruction.op else { return vec![instruction] };
+        let changed = kernel.add_register(Type::U32, instruction.origin.section);
+        let change = Op::Min { ty: Type::U32, d: changed, a: *a, b: Operand::Constant(most) };
+        *a = Operand::Register(changed);
+        vec![Instruction { op: change, ..instruction.clone() }, instruction]
+    })
+}
+
+/// The rows that a sequence uses are one fewer, as far as there are any.
+fn over_the_last_row(kernel: &mut Kernel) -> usize {
+    let Some(bound) = parameter(kernel, "key_length").map(Operand::Register) else { return 0 };
+    let clamps = |op: &Op| matches!(op, Op::Min { b, .. } if *b == bound);
+    rewrite_if(kernel, clamps, |kernel, mut instruction| {
+        let Op::Min { d, .. } = &mut instruction.op else { return vec![instruction] };
+        let (used, clamped, ty) = (*d, kernel.add_register(Type::U32, instruction.origin.section), Type::U32);
+        *d = clamped;
+        let at_least_one = kernel.add_register(ty, instruction.origin.section);
+        let most = Op::Max { ty, d: at_least_one, a: Operand::Register(clamped), b: Operand::Constant(1) };
+        let fewer = Op::Sub { ty, d: used, a: Operand::Register(at_least_one), b: Operand::Constant(1) };
+        let [most, fewer] = [most, fewer].map(|op| Instruction { op, ..instruction.clone() });
+        vec![instruction, most, fewer]
+    })
+}
+
+fn positions_from_zero(kernel: &mut Kernel) -> usize {
+    let Some(last) = parameter(kernel, "last_position").map(Operand::Register) else { return 0 };
+    let starts = |op: &Op| matches!(op, Op::Min { b, .. } if *b == last);
+    rewrite_if(kernel, starts, |_, mut instruction| {
+        if let Op::Min { b, .. } = &mut instruction.op {
+            *b = Operand::Constant(0);
+        }
+        vec![instruction]
+    })
+}
+
+fn sines_of_cosines(kernel: &mut Kernel) -> usize {
+    let [cos, sin] = ["cos", "sin"].map(|name| parameter(kernel, name).map(Operand::Register));
+    let (Some(cos), Some(sin)) = (cos, sin) else { return 0 };
+    let reads = |op: &Op| matches!(op, Op::Mad { c, .. } | Op::MadWide { c, .. } if *c == sin);
+    rewrite_if(kernel, reads, |_, mut instruction| {
+        if let Op::Mad { c, .. } | Op::MadWide { c, .. } = &mut instruction.op {
+            *c = cos;
+        }
+        vec![instruction]
+    })
+}
+
+/// A growing cache that the kernel as it is passes.
+#[derive(Debug)]
+pub(super) struct AppendTrial {
+    problem: KvCacheProblem,
+    plan: SequencePlan,
+    trial: KvCacheTrial,
+}
+
+impl AppendTrial {
+    /// All of them.
+    pub(super) fn all() -> Result<Vec<Self>, MutantsError> {
+        [RotaryStyle::Neox, RotaryStyle::GptJ].map(Self::new).into_iter().collect()
+    }
+
+    fn new(style: RotaryStyle) -> Result<Self, MutantsError> {
+        let mut attention = Problem::new(5, 4, 3, 64, DType::F16).with_layout(Layout::Bshd);
+        (attention.key_heads, attention.key_length, attention.seqused_k) = (2, 203, true);
+        attention.mask = Mask::Causal(Alignment::BottomRight);
+        (attention.leftpad_k, attention.kv_batch) = (true, Some(7));
+        attention.paged = Some(PagedKv::new(16, 7 * 13 + 1, 13));
+        let problem =
+            KvCacheProblem::new(attention, 9).with_total_new(Some(31)).with_rotary(Rotary::new(style, 32, 210));
+        let plan = SequencePlan::new(&problem, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
+        let baseline = |complaint: String| MutantsError::Baseline {
+            kernel: "append".to_owned(),
+            problem: problem.append_text(),
+            complaint,
+        };
+        let trial =
+            KvCacheTrial::of(&problem, SequenceLengths::Ragged, 0).map_err(|error| baseline(error.to_string()))?;
+        Ok(Self { problem, plan, trial })
+    }
+
+    fn baseline(&self, complaint: String) -> MutantsError {
+        MutantsError::Baseline { kernel: "append".to_owned(), problem: self.name(), complaint }
+    }
+
+    /// The check that a kernel does not pass, and its complaint.
+    fn killer(&self, kernel: &VerifiedKernel) -> Option<(Killer, String)> {
+        match self.trial.verify_kernel(Config::scalar(), kernel, 0) {
+            Ok(verdict) => verdict.failures.first().map(|failure| (Killer::Gate, failure.to_string())),
+            Err(NoVerdict::Simulator(error)) => Some((Killer::Fault, error.to_string())),
+            Err(other) => Some((Killer::Gate, other.to_string())),
+        }
+    }
+}
+
+impl OtherTrial for AppendTrial {
+    fn group(&self) -> Group {
+        Group::KvCache
+    }
+
+    fn name(&self) -> String {
+        format!("append {}", self.problem.append_text())
+    }
+
+    fn kernel(&self) -> Result<VerifiedKernel, MutantsError> {
+        let kernel = self.plan.key.kernel();
+        kernel.map_err(|errors| self.baseline(format!("{errors:?}"))).map(|kernel| VerifiedKernel::clone(&kernel))
+    }
+
+    fn pass(&self) -> Result<(), MutantsError> {
+        let kernel = self.kernel()?;
+        match self.killer(&kernel) {
+            None => Ok(()),
+            Some((_, complaint)) => Err(self.baseline(complaint)),
+        }
+    }
+
+    fn try_to_kill(&self, kernel: Kernel) -> Option<Kill> {
+        let (by, report) = match kernel.verify(SIMULATED_ARCH) {
+            Err(errors) => (Killer::Verifier, errors[0].to_string()),
+            Ok(kernel) => self.killer(&kernel)?,
+        };
+        Some(Kill { by, report: super::one_line(&report), problem: self.name() })
+    }
+}
