@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show: the suites and random cases on its kernels, the tests that need one, the sanitizer,
+# and the times of serving beside other libraries.
+#
+#   scripts/check-gpu.sh [--quick] [FOLDER]      records go to FOLDER, target/gpu if none is given
+#
+# Programs that were built before are taken from FLASHCORE_PROGRAM (flashcore), FLASHCORE_LIBRARY (libflashcore.so),
+# FLASHCORE_TESTS (test programs, separated by spaces) and FLASHCORE_WHEEL, so that a machine without Rust will do; else
+# cargo builds them. FLASHCORE_FA3 is the folder of FlashAttention-3.
+# Each step says how long it took; a step that fails is named at the end, and the others run all the same.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+quick=""
+if [ "${1:-}" = --quick ]; then
+    quick=--quick
+    shift
+fi
+folder="${1:-target/gpu}"
+mkdir -p "$folder"
+if [ -z "${FLASHCORE_PROGRAM:-}" ]; then
+    cargo build --release --locked -p flashcore-cli -p flashcore-c || exit 1
+fi
+flashcore="${FLASHCORE_PROGRAM:-target/release/flashcore}"
+library="${FLASHCORE_LIBRARY:-target/release/libflashcore.so}"
+failed=()
+
+step() {
+    local name="$1" begun=$SECONDS
+    shift
+    printf '\n== %s\n' "$name"
+    "$@" || failed+=("$name")
+    echo "($name: $((SECONDS - begun)) s)"
+}
+last() { # the last line of a command, and its status
+    local output status
+    output="$("$@" 2> /dev/null)"
+    status=$?
+    tail -n 1 <<< "$output"
+    grep -m 5 ' failed  ' <<< "$output"
+    return $status
+}
+
+jobs="$(nproc)"
+random=20000
+[ -n "$quick" ] && random=1000
+step "suite serving" last "$flashcore" verify --backend cuda --suite serving --jobs "$jobs"
+step "suite features" last "$flashcore" verify --backend cuda --suite features --jobs "$jobs"
+step "suite configs" last "$flashcore" verify --backend cuda --suite configs --jobs "$jobs"
+step "random cases of serving" last "$flashcore" verify --backend cuda --suite serving --fuzz $random --jobs "$jobs"
+if [ -n "${FLASHCORE_TESTS:-}" ]; then
+    for test in $FLASHCORE_TESTS; do
+        step "tests of $(basename "$test")" "$test" --quiet
+    done
+elif [ -z "${FLASHCORE_PROGRAM:-}" ]; then
+    step "tests" cargo test --quiet --workspace --locked
+fi
+if command -v compute-sanitizer > /dev/null; then
+    for tool in memcheck racecheck synccheck; do
+        step "$tool" compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \
+            "$flashcore" verify --backend cuda --suite serving --part 0/60 --jobs 1
+    done
+else
+    echo "no compute-sanitizer here: not run"
+fi
+if [ -n "${FLASHCORE_WHEEL:-}" ]; then
+    step "Python package" env FLASHCORE_SITE=1 bash scripts/check-python.sh "$FLASHCORE_WHEEL"
+fi
+fa3=()
+[ -n "${FLASHCORE_FA3:-}" ] && fa3=(--fa3 "$FLASHCORE_FA3")
+for suite in decode paged; do
+    step "bench $suite" "$flashcore" bench --backend cuda --suite $suite --dtype bf16 --record "$folder/$suite.json"
+done
+step "serving beside other libraries" env FLASHCORE_SELF_CHECK=off python3 bench/peers/serving.py --library "$library" \
+    "${fa3[@]}" $quick --out "$folder/serving.json"
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "all is well"
