@@ -26,7 +26,7 @@ use crate::{KvCacheTensors, StreamRef};
 /// let attention = Problem::new(1, 1, 1, 2, DType::F32).with_key_length(4);
 /// let plan = KvCachePlan::new(&KvCacheProblem::new(attention, 1), &Device::cpu())?;
 /// let (mut keys, mut values, mut output) = ([f32::NAN; 8], [f32::NAN; 8], [0.0_f32; 2]);
-/// for (step, value) in [[1.0, 2.0], [3.0, 6.0]].iter().enumerate() {
+/// for (step, value) in [[1.0_f32, 2.0], [3.0, 6.0]].iter().enumerate() {
 ///     let lengths = [step as u32];
 ///     let inputs = InputViews::new(&[0.0_f32, 0.0], &[5.0_f32, 7.0], value).with_seqused_k(&lengths);
 ///     let outputs = KvCacheOutputs::new(&mut keys, &mut values, OutputViews::new(&mut output));
