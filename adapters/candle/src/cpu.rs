@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType as Type, Error, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use flashcore::half::{bf16, f16};
-use flashcore::{DType, HostElement, InputViews, OutputViews};
+use flashcore::{DType, HostElement, InputViews, OutputViews, Problem};
 
 use crate::operation::{Lse, NAME, Operation, Sequences};
 use crate::plans::{Place, plan};
@@ -48,7 +48,7 @@ fn attend<T: HostElement + WithDType>(
         inputs = inputs.with_alibi_slopes(slopes);
     }
     if let Some(sequences) = &sequences {
-        inputs = sequences.put_into(inputs);
+        inputs = sequences.put_into(inputs, &problem);
     }
 
     let mut output = vec![T::from_f64(0.0); shape.elem_count()];
@@ -93,7 +93,7 @@ impl HostSequences {
         Ok(Self { cu_seqlens_q, cu_seqlens_k: None, paged, prefix })
     }
 
-    fn put_into<'a>(&'a self, mut inputs: InputViews<'a>) -> InputViews<'a> {
+    fn put_into<'a>(&'a self, mut inputs: InputViews<'a>, problem: &Problem) -> InputViews<'a> {
         inputs = inputs.with_cu_seqlens_q(&self.cu_seqlens_q);
         if let Some(offsets) = &self.cu_seqlens_k {
             inputs = inputs.with_cu_seqlens_k(offsets);
@@ -101,7 +101,8 @@ impl HostSequences {
         if let Some((lengths, table)) = &self.paged {
             inputs = inputs.with_seqused_k(lengths).with_page_table(table);
         }
-        if let Some((positions, ranges)) = &self.prefix {
+        // Without a mask ranges have nothing to bypass, and the problem has no tables.
+        if let Some((positions, ranges)) = self.prefix.as_ref().filter(|_| problem.score_mod.is_some()) {
             inputs = inputs.with_aux_f32(positions).with_aux_i32(ranges);
         }
         inputs

@@ -149,7 +149,8 @@ fn v3_is_the_same_with_one_more_argument() -> Result<()> {
         let ((a, a_lse), (b, b_lse), without) = (a?, b?, without?);
         let numbers = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
         assert_eq!(numbers(&a)?, numbers(&b)?);
-        assert_eq!(numbers(&a)?, numbers(&without)?);
+        // With and without the log-sum-exp are two plans, whose bits may differ.
+        assert_close(&without, &a.to_dtype(DType::F64)?, "without the log-sum-exp")?;
         assert_eq!(numbers(&a_lse)?, numbers(&b_lse)?);
         Ok(())
     };

@@ -52,7 +52,11 @@ fn shapes() {
             "v is [2, 5, 4, 8] and k [2, 3, 4, 8]; they must have the same shape but for the head dim",
         ),
         (&[1, 3, 4, 8], &[1, 3, 4, 8], "k is [1, 3, 4, 8] and q [2, 3, 4, 8]; they must have the same batch"),
-        (&[2, 3, 3, 8], &[2, 3, 3, 8], "query_heads is 4; it must be a multiple of key_heads, which is 3"),
+        (
+            &[2, 3, 3, 8],
+            &[2, 3, 3, 8],
+            "query_heads is 4 and key_heads is 3; query_heads must be a multiple of key_heads",
+        ),
         (&[2, 3, 0, 8], &[2, 3, 0, 8], "key_heads is 0; it must be at least 1"),
     ];
     for (k, v, message) in cases {
