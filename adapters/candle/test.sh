@@ -8,5 +8,5 @@ cargo clippy --locked --all-targets -- -D warnings
 cargo test --locked
 cargo test --locked -p flashcore-candle-renamed
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib
-cargo run --locked --example generate
+cargo run --locked --release --example generate
 bash check-cuda.sh

@@ -7,7 +7,7 @@ use flashcore::{DType, HostElement, InputViews, OutputViews, Problem};
 
 use crate::operation::{Lse, NAME, Operation, Sequences};
 use crate::plans::{Place, plan};
-use crate::problem::element_type;
+use crate::problem::{element_type, lse_shape};
 
 const TYPES: [(Type, DType); 4] =
     [(Type::F16, DType::F16), (Type::BF16, DType::Bf16), (Type::F32, DType::F32), (Type::F64, DType::F64)];
@@ -52,7 +52,7 @@ fn attend<T: HostElement + WithDType>(
     }
 
     let mut output = vec![T::from_f64(0.0); shape.elem_count()];
-    let lse_shape = operation.lse_shape(&problem);
+    let lse_shape = lse_shape(&problem);
     let mut lse = operation.lse.as_ref().map(|_| vec![0.0; lse_shape.elem_count()]);
     let mut outputs = OutputViews::new(&mut output);
     outputs.lse = lse.as_deref_mut();

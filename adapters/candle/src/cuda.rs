@@ -13,7 +13,7 @@ use flashcore::{DType, DeviceTensors, HostElement, Problem};
 
 use crate::operation::{Lse, NAME, Operation, Sequences};
 use crate::plans::{Place, plan};
-use crate::problem::element_type;
+use crate::problem::{element_type, lse_shape};
 
 const TYPES: [(Type, DType); 3] = [(Type::F16, DType::F16), (Type::BF16, DType::Bf16), (Type::F32, DType::F32)];
 
@@ -74,7 +74,7 @@ fn attend<T: HostElement + CudaDType + DeviceRepr + ValidAsZeroBits>(
     // Rows that no sequence has are not written.
     let is_packed = operation.sequences.is_some();
     let mut output = allocate::<T>(device, shape.elem_count(), is_packed)?;
-    let lse_shape = operation.lse_shape(&problem);
+    let lse_shape = lse_shape(&problem);
     let mut lse =
         operation.lse.as_ref().map(|_| allocate::<f32>(device, lse_shape.elem_count(), is_packed)).transpose()?;
     let workspace_bytes = Some(plan.workspace_bytes()).filter(|&bytes| bytes > 0);

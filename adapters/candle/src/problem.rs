@@ -117,13 +117,13 @@ impl Operation {
         });
         Ok((problem, dims.into()))
     }
+}
 
-    /// The shape of the log-sum-exp.
-    pub(crate) fn lse_shape(&self, problem: &Problem) -> Shape {
-        match problem.total_q {
-            Some(rows) => (problem.query_heads, rows).into(),
-            None => (problem.batch, problem.query_heads, problem.query_length).into(),
-        }
+/// The shape of the log-sum-exp.
+pub(crate) fn lse_shape(problem: &Problem) -> Shape {
+    match problem.total_q {
+        Some(rows) => (problem.query_heads, rows).into(),
+        None => (problem.batch, problem.query_heads, problem.query_length).into(),
     }
 }
 

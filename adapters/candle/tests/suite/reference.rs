@@ -110,9 +110,6 @@ pub(crate) fn among_nan(tensor: &Tensor) -> Result<Tensor> {
         let nan = Tensor::full(f64::NAN, shape, &Device::Cpu)?.to_dtype(tensor.dtype())?.to_device(tensor.device())?;
         let padded = Tensor::cat(&[&nan, &tensor.contiguous()?, &nan], dimension)?;
         tensor = padded.narrow(dimension, padding, size)?;
-        if dimension + 1 < tensor.rank() {
-            continue;
-        }
     }
     Ok(tensor)
 }
