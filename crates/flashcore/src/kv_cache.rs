@@ -97,6 +97,10 @@ impl KvCachePlan {
     /// Appends and attends tensors in the host's memory, and returns when caches and outputs are there. Everything is
     /// checked first; on such an error nothing is written. On a GPU this copies everything there and back: convenient, not
     /// fast.
+    #[cfg_attr(
+        not(any(feature = "cpu", feature = "cuda")),
+        expect(clippy::needless_pass_by_value, reason = "backends consume it")
+    )]
     pub fn run(&self, inputs: &KvCacheInputs<'_>, outputs: KvCacheOutputs<'_>) -> Result<(), Error> {
         self.problem.validate_views(inputs, &outputs)?;
         #[cfg(feature = "cuda")]

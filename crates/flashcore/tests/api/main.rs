@@ -9,6 +9,7 @@ mod backends;
 mod configs;
 #[cfg(feature = "cpu")]
 mod continuation;
+#[cfg(feature = "cpu")]
 mod conventions;
 #[cfg(all(feature = "cpu", feature = "cuda"))]
 mod errors;
