@@ -24,8 +24,19 @@ pub fn kv_cache_with(
     level: Level,
     problem: &KvCacheProblem,
     inputs: &KvCacheInputs<'_>,
-    mut outputs: KvCacheOutputs<'_>,
+    outputs: KvCacheOutputs<'_>,
 ) -> Result<(), CpuError> {
+    kv_cache_and_query(level, problem, inputs, outputs).map(|_| ())
+}
+
+/// [`kv_cache_with`] for whoever judges attention apart from the append: the elements of the query after norm and rotary
+/// embedding, none where it stays as it is.
+pub fn kv_cache_and_query(
+    level: Level,
+    problem: &KvCacheProblem,
+    inputs: &KvCacheInputs<'_>,
+    mut outputs: KvCacheOutputs<'_>,
+) -> Result<Vec<u8>, CpuError> {
     level.check()?;
     problem.validate_views(inputs, &outputs)?;
     let query = append(problem, inputs, &mut outputs);
@@ -36,7 +47,8 @@ pub fn kv_cache_with(
     if problem.transforms() {
         attention.query = TensorView { dtype: problem.attention.dtype, data: &query };
     }
-    attend_with(level, &problem.attended(), attention, attended)
+    attend_with(level, &problem.attended(), attention, attended)?;
+    Ok(query)
 }
 
 /// Writes new keys and values to the caches, and returns the query after norm and rotary embedding; empty where it stays

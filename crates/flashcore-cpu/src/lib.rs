@@ -48,7 +48,7 @@ mod rows;
 mod simd;
 
 pub use append::append;
-pub use kv_cache::{kv_cache, kv_cache_with};
+pub use kv_cache::{kv_cache, kv_cache_and_query, kv_cache_with};
 pub use merge::merge;
 pub use simd::level::{Level, LevelError};
 pub use simd::peak::{measured_peak, measured_peak_of};

@@ -98,7 +98,8 @@ impl KvCacheTrial {
         for repeat in 0..=case.repeats {
             runs.push(match case.backend {
                 Backend::Cpu(level) => self.on_host(|data, outputs| {
-                    flashcore_cpu::kv_cache_with(level, &self.problem, &data.inputs(), outputs).map_err(NoVerdict::Cpu)
+                    flashcore_cpu::kv_cache_and_query(level, &self.problem, &data.inputs(), outputs)
+                        .map_err(NoVerdict::Cpu)
                 })?,
                 Backend::Sim(config) => self.simulate(config, None, case.seed + repeat as u64)?,
                 Backend::Cuda(config) => {
@@ -108,7 +109,13 @@ impl KvCacheTrial {
                         None => KvCachePlan::with_options(&self.problem, Gpu::open(0)?.device(), options),
                     };
                     let plan = plan.map_err(NoVerdict::RefusedByGpu)?;
-                    self.on_host(|data, outputs| plan.run(&data.inputs(), outputs).map_err(NoVerdict::Gpu))?
+                    // The query between the kernels is not seen on the host: it is that of the same kernel in the simulator.
+                    let (memory, values, _) = self.simulate_append(None, case.seed)?;
+                    let query = if self.problem.transforms() { memory.read(values.query_output) } else { Vec::new() };
+                    self.on_host(|data, outputs| {
+                        plan.run(&data.inputs(), outputs).map_err(NoVerdict::Gpu)?;
+                        Ok(query)
+                    })?
                 }
             });
         }
@@ -122,19 +129,26 @@ impl KvCacheTrial {
 
     fn on_host(
         &self,
-        run: impl FnOnce(&KvCacheData, KvCacheOutputs<'_>) -> Result<(), NoVerdict>,
+        run: impl FnOnce(&KvCacheData, KvCacheOutputs<'_>) -> Result<Vec<u8>, NoVerdict>,
     ) -> Result<Run, NoVerdict> {
         let (mut caches, mut outputs) = (self.before.clone(), Outputs::poisoned(&self.problem.attention));
-        run(&self.data, caches.outputs(&mut outputs))?;
-        Ok(Run { caches, outputs, between: None })
+        let data = run(&self.data, caches.outputs(&mut outputs))?;
+        let query = Tensor { dtype: self.problem.attention.dtype, data };
+        let between = self.problem.transforms().then(|| (query, self.expected.lengths.clone()));
+        Ok(Run { caches, outputs, between })
     }
 
-    fn simulate(&self, config: Config, append: Option<&VerifiedKernel>, seed: u64) -> Result<Run, NoVerdict> {
+    /// Runs the append in the simulator: its memory, its words, and the operands of the attention after it.
+    fn simulate_append(
+        &self,
+        append: Option<&VerifiedKernel>,
+        seed: u64,
+    ) -> Result<(GlobalMemory, SequenceValues, LaunchValues), NoVerdict> {
         let (problem, attended) = (&self.problem, self.problem.attended());
         let plan = SequencePlan::new(problem, SIMULATED.arch).map_err(NoVerdict::Refused)?;
         let generated = plan.key.kernel().map_err(|errors| NoVerdict::Append(format!("{errors:?}")))?;
         let mut memory = GlobalMemory::new();
-        let (values, mut operands) = self.allocate(&mut memory, &attended);
+        let (values, operands) = self.allocate(&mut memory, &attended);
         if plan.grid[0] > 0 {
             let mut arguments = plan.template.clone();
             for (argument, word) in arguments.iter_mut().zip(values.words()) {
@@ -144,6 +158,12 @@ impl KvCacheTrial {
             let options = Options { seed, ..Options::default() };
             launch(append.unwrap_or(&generated), &described, &memory, &options)?;
         }
+        Ok((memory, values, operands))
+    }
+
+    fn simulate(&self, config: Config, append: Option<&VerifiedKernel>, seed: u64) -> Result<Run, NoVerdict> {
+        let (problem, attended) = (&self.problem, self.problem.attended());
+        let (mut memory, values, mut operands) = self.simulate_append(append, seed)?;
         let mut outputs = Outputs::poisoned(&problem.attention);
         if !attended.output_shape().is_empty() {
             let attention = LaunchPlan::new(&attended, config, SIMULATED).map_err(NoVerdict::Refused)?;
