@@ -2,7 +2,7 @@
 # AddressSanitizer over the CPU backend: its tests, the edge suite and 1,000 random cases at every level of the machine.
 # A read or write outside any allocation, scratch memory included, is a report and a failure.
 #
-#   scripts/asan.sh [--tests]      with --tests, the tests alone
+#   scripts/asan.sh [--tests]      with --tests, unit tests and those of sequences and caches alone
 #
 # Sanitizers are a feature of nightly compilers. Where there is none, the stable one is told to behave like it: the run
 # is a check, and nothing that it builds is kept.
@@ -29,11 +29,12 @@ export RUSTFLAGS="-Zsanitizer=address"
 # Nothing outlives the process, and what rayon's threads still hold at its end is no leak.
 export ASAN_OPTIONS="detect_leaks=0:abort_on_error=0:exitcode=99"
 
-cargo test --quiet --locked --target "$target" -p flashcore-cpu --lib --tests
 if [ "${1:-}" = --tests ]; then
+    cargo test --quiet --locked --target "$target" -p flashcore-cpu --lib --test operations --test sequences
     echo "asan.sh: no report of the tests"
     exit 0
 fi
+cargo test --quiet --locked --target "$target" -p flashcore-cpu --lib --tests
 cargo build --quiet --locked --target "$target" -p flashcore-cli
 flashcore="$CARGO_TARGET_DIR/$target/debug/flashcore"
 "$flashcore" verify --backend cpu --cpu-level all --suite edge | tail -n 5
