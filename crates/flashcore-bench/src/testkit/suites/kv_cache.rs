@@ -10,6 +10,9 @@ use flashcore_problem::{
 
 use super::serving::{CAUSAL, WINDOW, base, laid_out};
 
+/// The most elements of a tensor of a random case, from its first to its last.
+const MOST_ELEMENTS: usize = 1 << 24;
+
 /// A problem with a growing cache, and the lengths of its sequences after the append.
 #[derive(Clone)]
 pub(super) struct GrowingCache {
@@ -103,5 +106,17 @@ pub(super) fn random_growing_cache(
     if kind.below(4) == 0 {
         problem = problem.with_qk_norm(1e-6);
     }
-    problem.validate().is_ok().then_some(problem)
+    (problem.validate().is_ok() && is_small(&problem.attention)).then_some(problem)
+}
+
+/// True if no tensor, with all that strides leave out between its elements, is too large for a quick case.
+fn is_small(problem: &Problem) -> bool {
+    let strides = problem.strides();
+    let tensors = [
+        strides.query.extent(problem.query_shape()),
+        strides.key.extent(problem.key_shape()),
+        strides.value.extent(problem.value_shape()),
+        strides.output.extent(problem.output_shape()),
+    ];
+    tensors.into_iter().all(|extent| extent.is_some_and(|elements| elements <= MOST_ELEMENTS))
 }
