@@ -343,7 +343,7 @@ pub enum TensorError {
     Slot {
         /// The token.
         token: usize,
-        /// Its slot.
+        /// Slot that the token was given.
         slot: i64,
         /// Slots of the cache.
         slots: usize,

@@ -1,4 +1,4 @@
-//! Read-back of lengths and page tables: a debug aid that copies them to the host and explains what is wrong with them.
+//! Debug check of lengths and page tables on the device: copies them to the host and explains what is wrong with them.
 //!
 //! Kernels clamp offsets, lengths, pages and slots that lie on the device, so that wrong ones give wrong numbers and nothing
 //! else. Here they are checked as those of host tensors are, with the same errors.

@@ -167,7 +167,7 @@ pub struct Trials {
 
 /// A trial that is no problem of attention held against the oracle.
 trait OtherTrial: fmt::Debug {
-    /// Its group.
+    /// Group of the mutations that it can kill.
     fn group(&self) -> Group;
     /// The text that reports name it by.
     fn name(&self) -> String;
