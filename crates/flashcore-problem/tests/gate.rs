@@ -109,6 +109,21 @@ fn correct_answers_to_tiny_problems_pass() {
     }
 }
 
+/// One element, whose weights cancel: with weights relative to the row max it may be several times as wrong as with
+/// normalized ones, or the other way round.
+#[test]
+fn correct_answers_of_one_element_pass() {
+    for dtype in [DType::F16, DType::Bf16] {
+        let mut problem = Problem::new(1, 1, 22, 8, dtype);
+        (problem.query_length, problem.value_dim) = (1, 1);
+        for seed in 0..5_000 {
+            let trial = Trial::new(&problem, Inputs::random(&problem, seed));
+            let verdict = trial.flash(TILE, Mistake::None);
+            assert!(verdict.passed(), "{problem}, seed {seed}: {verdict}");
+        }
+    }
+}
+
 #[test]
 fn every_mistake_is_caught() {
     for problem in problems(40) {

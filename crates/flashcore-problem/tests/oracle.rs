@@ -316,3 +316,16 @@ fn a_huge_sink_does_not_swallow_the_lse_of_the_keys() {
     (case.sink, case.problem.lse_form) = (Some(1.0), form);
     case.check_logarithms(&[0.0], &[f64::NEG_INFINITY]);
 }
+
+/// Results in `f64` are judged by more bits than they have. The number is that of 60 decimal digits, rounded once; a plain
+/// `f64` computation of it is wrong by 15 roundoffs.
+#[test]
+fn the_oracle_of_f64_is_right_to_the_last_bit() {
+    let mut problem = Problem::new(1, 1, 1, 4, DType::F64);
+    (problem.value_dim, problem.scale) = (1, 0.5);
+    (problem.softcap, problem.sinks) = (Some(50.0), true);
+    let tensor = |values: &[f64]| Tensor::from_values(DType::F64, values);
+    let (query, key) = (tensor(&[-1.84, 1.718, 0.873, -1.62]), tensor(&[1.927, -0.969, -1.367, 1.886]));
+    let inputs = Inputs { sinks: Some(vec![2.875]), ..Inputs::new(query, key, tensor(&[1.0])) };
+    assert_eq!(oracle(&problem, &inputs).unwrap().output, [0.000_504_967_778_673_276_9]);
+}

@@ -1,6 +1,7 @@
 //! Verification: seeded inputs, the `f64` oracle, the same-precision reference, and the gate that judges a backend by
 //! both.
 
+mod double_double;
 mod gate;
 mod guard;
 mod lengths;

@@ -1,5 +1,7 @@
 //! The oracle: attention in plain `f64` loops. Its only virtue is to be obviously right.
 
+use super::double_double::DoubleDouble;
+use crate::expression::ExpressionReal;
 use crate::{DType, Element, Inputs, Invalid, Problem, Sequence};
 use rayon::prelude::*;
 
@@ -46,8 +48,8 @@ pub fn oracle(problem: &Problem, inputs: &Inputs) -> Result<Expected, Invalid> {
     let answers: Vec<RowAnswer> = rows
         .par_iter()
         .map(|(sequence, at)| match problem.dtype {
-            // The gate of results in `f64` sees rounding errors of plain sums in `f64`.
-            DType::F64 => operands.row::<Compensated>(sequence, *at),
+            // The gate of results in `f64` sees rounding errors of `f64`.
+            DType::F64 => operands.row::<DoubleDouble>(sequence, *at),
             DType::F16 | DType::Bf16 | DType::F32 => operands.row::<f64>(sequence, *at),
         })
         .collect();
@@ -97,7 +99,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    fn row<S: Sum>(&self, sequence: &Sequence<'_>, at: Element) -> RowAnswer {
+    fn row<R: OracleReal>(&self, sequence: &Sequence<'_>, at: Element) -> RowAnswer {
         let (problem, Element { batch, head, row, .. }) = (self.problem, at);
         let (head_dim, value_dim) = (problem.head_dim, problem.value_dim);
         let position = row as isize + sequence.position_offset(problem);
@@ -116,24 +118,21 @@ impl<'a> Operands<'a> {
             None => keys.collect(),
         };
         let mut largest_score = 0.0_f64;
-        let mut scores = Vec::with_capacity(keys.len());
+        let mut scores: Vec<R> = Vec::with_capacity(keys.len());
         for &j in &keys {
             let key_start = key_row(j) * head_dim;
             let key = &self.key[key_start..key_start + head_dim];
-            let mut product = S::default();
-            for column in 0..head_dim {
-                product.add(query[column] * key[column]);
-            }
-            let mut score = product.value() * problem.scale;
+            let product = query.iter().zip(key).fold(R::from(0.0), |sum, (&q, &k)| sum + R::product(q, k));
+            let mut score = product * R::from(problem.scale);
             largest_score = largest_score.max(finite_magnitude(score));
-            if let Some(softcap) = problem.softcap.map(f64::from) {
-                score = softcap * (score / softcap).tanh();
+            if let Some(softcap) = problem.softcap.map(R::from_f32) {
+                score = softcap * (score / softcap).tangent();
             }
             if let Some(slopes) = &self.inputs.alibi_slopes {
-                score -= f64::from(slopes[head]) * (position - j as isize).abs() as f64;
+                score = score - R::product(f64::from(slopes[head]), (position - j as isize).abs() as f64);
             }
             if let Some(bias) = &self.inputs.bias {
-                score += f64::from(bias.data[bias.strides.index(batch, head, row, j)]);
+                score = score + R::from_f32(bias.data[bias.strides.index(batch, head, row, j)]);
             }
             largest_score = largest_score.max(finite_magnitude(score));
             scores.push(score);
@@ -142,109 +141,75 @@ impl<'a> Operands<'a> {
             score_mod.apply_to_row(self.inputs.views().tables(), (batch, head, row), &keys, &mut scores);
             largest_score = scores.iter().fold(largest_score, |largest, &score| largest.max(finite_magnitude(score)));
         }
-        let sink = self.inputs.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+        let sink = self.inputs.sinks.as_ref().map(|sinks| R::from_f32(sinks[head]));
 
         let shift = finite_maximum(scores.iter().copied().chain(sink));
         // Beside a large sink the weights of all keys may vanish, so an LSE without it has a shift of its own.
-        let lse_of_keys = (!problem.lse_form.includes_sink).then(|| lse::<S>(&scores));
-        let mut sum = S::default();
-        sum.add(sink.map_or(0.0, |sink| (sink - shift).exp()));
-        let mut sums = vec![S::default(); value_dim];
+        let lse_of_keys = (!problem.lse_form.includes_sink).then(|| lse(&scores));
+        let mut sum = sink.map_or(R::from(0.0), |sink| (sink - shift).exponential());
+        let mut sums = vec![R::from(0.0); value_dim];
         for (j, score) in keys.into_iter().zip(scores) {
-            let weight = (score - shift).exp();
-            sum.add(weight);
+            let weight = (score - shift).exponential();
+            sum = sum + weight;
             let value_start = key_row(j) * value_dim;
             let value = &self.value[value_start..value_start + value_dim];
             for column in 0..value_dim {
-                sums[column].add(weight * value[column]);
+                sums[column] = sums[column] + weight * R::from(value[column]);
             }
         }
-        let sum = sum.value();
         // No key attended, or only scores of minus infinity.
-        if sum == 0.0 {
+        if sum.to_f64() == 0.0 {
             return RowAnswer { output: vec![0.0; value_dim], lse: f64::NEG_INFINITY, largest_score };
         }
-        let output = sums.into_iter().map(|total| total.value() / sum).collect();
-        let lse = lse_of_keys.unwrap_or(shift + sum.ln()) * problem.lse_form.base.per_natural();
+        let output = sums.into_iter().map(|total| (total / sum).to_f64()).collect();
+        let lse = lse_of_keys.unwrap_or(shift.to_f64() + sum.to_f64().ln()) * problem.lse_form.base.per_natural();
         RowAnswer { output, lse, largest_score }
     }
 }
 
 /// The log-sum-exp of scores in base e.
-fn lse<S: Sum>(scores: &[f64]) -> f64 {
+fn lse<R: OracleReal>(scores: &[R]) -> f64 {
     let shift = finite_maximum(scores.iter().copied());
-    let mut sum = S::default();
-    for score in scores {
-        sum.add((score - shift).exp());
+    let sum = scores.iter().fold(R::from(0.0), |sum, &score| sum + (score - shift).exponential());
+    shift.to_f64() + sum.to_f64().ln()
+}
+
+/// The largest score, or 0 where there is none but minus infinity. It ignores a NaN; sums of exponentials do not.
+fn finite_maximum<R: OracleReal>(scores: impl Iterator<Item = R>) -> R {
+    let nothing = R::from(f64::NEG_INFINITY);
+    let maximum = scores.fold(nothing, |left, right| if right > left { right } else { left });
+    if maximum > nothing { maximum } else { R::from(0.0) }
+}
+
+/// The numbers in which the oracle computes.
+trait OracleReal: ExpressionReal + From<f64> {
+    /// The product of two `f64`, exactly where the numbers have the bits.
+    fn product(left: f64, right: f64) -> Self;
+    /// The nearest `f64`.
+    fn to_f64(self) -> f64;
+}
+
+impl OracleReal for f64 {
+    fn product(left: f64, right: f64) -> Self {
+        left * right
     }
-    shift + sum.value().ln()
-}
 
-/// The largest score, or 0 where there is none but minus infinity. `f64::max` ignores a NaN; sums of exponentials do not.
-fn finite_maximum(scores: impl Iterator<Item = f64>) -> f64 {
-    let maximum = scores.fold(f64::NEG_INFINITY, f64::max);
-    if maximum == f64::NEG_INFINITY { 0.0 } else { maximum }
-}
-
-/// A sum of many terms.
-trait Sum: Copy + Default {
-    fn add(&mut self, term: f64);
-    fn value(self) -> f64;
-}
-
-impl Sum for f64 {
-    fn add(&mut self, term: f64) {
-        *self += term;
-    }
-
-    fn value(self) -> f64 {
+    fn to_f64(self) -> f64 {
         self
     }
 }
 
-/// A compensated sum, which keeps the rounding error of each addition: where all terms are equal, plain sums are
-/// rounded to the same side again and again.
-#[derive(Clone, Copy, Default)]
-struct Compensated {
-    sum: f64,
-    lost: f64,
-}
-
-impl Sum for Compensated {
-    fn add(&mut self, term: f64) {
-        let sum = self.sum + term;
-        let of_term = sum - self.sum;
-        let lost = (self.sum - (sum - of_term)) + (term - of_term);
-        // An infinity or NaN has no rounding error.
-        self.lost += if lost.is_nan() { 0.0 } else { lost };
-        self.sum = sum;
+impl OracleReal for DoubleDouble {
+    fn product(left: f64, right: f64) -> Self {
+        Self::product(left, right)
     }
 
-    fn value(self) -> f64 {
-        self.sum + self.lost
+    fn to_f64(self) -> f64 {
+        self.to_f64()
     }
 }
 
-fn finite_magnitude(score: f64) -> f64 {
+fn finite_magnitude(score: impl OracleReal) -> f64 {
+    let score = score.to_f64();
     if score.is_finite() { score.abs() } else { 0.0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_compensated_sum_keeps_what_is_rounded_away() {
-        let (mut plain, mut compensated) = (0.0, Compensated::default());
-        for _ in 0..1_000_000 {
-            Sum::add(&mut plain, 0.1);
-            compensated.add(0.1);
-        }
-        assert!((plain - 100_000.0).abs() > 1e-7, "{plain}");
-        assert_eq!(compensated.value(), 100_000.0);
-        compensated.add(f64::INFINITY);
-        assert_eq!(compensated.value(), f64::INFINITY);
-        compensated.add(f64::NEG_INFINITY);
-        assert!(compensated.value().is_nan());
-    }
 }

@@ -16,7 +16,7 @@ use crate::DType;
 use std::ops::AddAssign;
 
 /// Ways to round.
-const WAYS: usize = 8;
+pub(crate) const WAYS: usize = 8;
 
 /// The projection of rounding errors on the expected output, for each way to round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,6 +32,11 @@ impl Scales {
         // Seven mantissas from 1 to 2, none of which is simple.
         let of_sum = |way: usize| (way as f32 / (WAYS - 1) as f32).exp2() / sum;
         Self(core::array::from_fn(|way| if way == 0 { 1.0 } else { of_sum(way) }))
+    }
+
+    /// The factor of one way.
+    pub(crate) const fn of(&self, way: usize) -> f32 {
+        self.0[way]
     }
 }
 
