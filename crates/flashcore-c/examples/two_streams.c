@@ -234,7 +234,7 @@ static void *address(device_address value)
 
 static int launch(lane_t *lane)
 {
-    flashcore_device_tensors_t tensors;
+    flashcore_tensors_t tensors;
     memset(&tensors, 0, sizeof tensors);
     tensors.struct_size = sizeof tensors;
     tensors.query = address(lane->device[QUERY]);

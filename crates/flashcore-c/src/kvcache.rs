@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
-use std::ptr;
 
 use api::{
     KvCacheInputs as ApiInputs, KvCacheOutputs as ApiOutputs, KvCachePlan, KvCacheProblem as ApiProblem,
@@ -10,9 +9,7 @@ use api::{
 };
 
 use crate::append::rotary;
-use crate::operands::{
-    self, Bytes, BytesMut, DeviceTensors, Inputs, Outputs, Range, check_apart, slice_of, slice_of_mut,
-};
+use crate::operands::{self, Bytes, BytesMut, Inputs, Outputs, Range, Tensors, check_apart, slice_of, slice_of_mut};
 use crate::problem::{Problem, Strides, size, strides, switch};
 use crate::registry;
 use crate::sized::{self, SizedStruct, check_pointer};
@@ -63,7 +60,7 @@ pub struct KvCacheProblem {
     pub new_value_strides: Strides,
 }
 
-/// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_device_tensors_t. Set all of it
+/// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_tensors_t. Set all of it
 /// to zero first; what the problem does not have stays null.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -215,19 +212,16 @@ pub unsafe extern "C" fn flashcore_kvcache_create(
     ordinal: i32,
     plan: *mut *mut KvCacheHandle,
 ) -> Status {
-    guarded(|| {
-        check_pointer("plan", plan)?;
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { plan.write(ptr::null_mut()) };
+    let make = || {
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (attention, problem) = unsafe { (sized::read("attention", attention)?, sized::read("problem", problem)?) };
-        let problem = problem.to_api(attention.to_api()?)?;
+        // SAFETY: the caller promises texts that end.
+        let problem = problem.to_api(unsafe { attention.to_api() }?)?;
         let device = crate::device::open(device_kind, ordinal)?;
-        let handle = registry::insert(KvCachePlan::new(&problem, &device)?);
-        // SAFETY: as for the write above.
-        unsafe { plan.write(handle) };
-        Ok(())
-    })
+        Ok(KvCachePlan::new(&problem, &device)?)
+    };
+    // SAFETY: the caller promises of `plan` what is asked here.
+    unsafe { registry::create(plan, make) }
 }
 
 /// Launches append and attention on a CUDA stream and returns before they have finished. Key and value of `attention` are
@@ -248,7 +242,7 @@ pub unsafe extern "C" fn flashcore_kvcache_create(
 pub unsafe extern "C" fn flashcore_kvcache_launch(
     plan: *const KvCacheHandle,
     stream: *mut c_void,
-    attention: *const DeviceTensors,
+    attention: *const Tensors,
     tensors: *const KvCacheTensors,
 ) -> Status {
     guarded(|| {
@@ -270,12 +264,7 @@ pub unsafe extern "C" fn flashcore_kvcache_launch(
 /// flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_kvcache_workspace_bytes(plan: *const KvCacheHandle) -> u64 {
-    let mut bytes = 0;
-    guarded(|| {
-        bytes = registry::find(plan)?.workspace_bytes() as u64;
-        Ok(())
-    });
-    bytes
+    registry::number_of(plan, |plan| plan.workspace_bytes())
 }
 
 /// Appends and attends tensors in the host's memory, and returns when caches and outputs are written. Key and value of
@@ -360,5 +349,5 @@ unsafe fn views<'a>(
 /// is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_kvcache_destroy(plan: *mut KvCacheHandle) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { registry::remove(plan) })
+    registry::destroy(plan)
 }
