@@ -48,6 +48,9 @@ enum Pattern {
     Ones,
     Counted,
     Garbage,
+    /// Other numbers than those of the query.
+    Keys,
+    Values,
 }
 
 /// Memory of calls: inputs that cannot be written, and outputs.
@@ -59,15 +62,17 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new() -> Self {
+        let floats = |seed: u64, index: u64| {
+            let number = |place: u64| u64::from((normal_at(seed, place) as f32).to_bits());
+            number(2 * index + 1) << 32 | number(2 * index)
+        };
         let word = |pattern: usize, index: u64| match pattern {
-            0 => {
-                u64::from((normal_at(1, index) as f32).to_bits()) << 32
-                    | u64::from((normal_at(2, index) as f32).to_bits())
-            }
+            0 => floats(1, index),
             1 => 0,
             2 => 0x0000_0001_0000_0001,
-            3 => (2 * index + 1) << 32 | 2 * index,
-            _ => Random::new(index).next(),
+            3 => (2 * index + 1) << 32 | (2 * index),
+            4 => Random::new(index).next(),
+            seed => floats(seed as u64, index),
         };
         let piece = |pattern: usize| {
             let mut pages = Pages::new(MEMORY, Side::Back);
@@ -101,7 +106,7 @@ impl Memory {
             b"((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((q",
         ];
         let texts = texts.iter().map(|text| CString::new(*text).unwrap()).collect();
-        Self { inputs: (0..5).map(piece).collect(), outputs: outputs.collect(), texts }
+        Self { inputs: (0..7).map(piece).collect(), outputs: outputs.collect(), texts }
     }
 
     /// The last bytes of a piece.
@@ -319,8 +324,8 @@ impl Caller<'_> {
     fn inputs(&mut self, problem: &Struct) -> Struct {
         let mut inputs = Struct::zeroed("flashcore_inputs_t");
         let count = |name: &str| usize::try_from(problem.get(name).clamp(0, 1 << 16)).unwrap();
-        for tensor in ["query", "key", "value"] {
-            self.read(&mut inputs, tensor, Pattern::Floats, MEMORY);
+        for (tensor, pattern) in [("query", Pattern::Floats), ("key", Pattern::Keys), ("value", Pattern::Values)] {
+            self.read(&mut inputs, tensor, pattern, MEMORY);
         }
         let small = [Pattern::Zeros, Pattern::Zeros, Pattern::Zeros, Pattern::Ones, Pattern::Ones, Pattern::Garbage];
         let pages = [Pattern::Counted, Pattern::Counted, Pattern::Zeros, Pattern::Garbage];
@@ -651,8 +656,8 @@ impl Caller<'_> {
         let Some(plan) = made else { return false };
         let count = |name: &str| problem.get(name).clamp(0, 1 << 12) as usize;
         let mut inputs = Struct::zeroed("flashcore_append_inputs_t");
-        self.read(&mut inputs, "key", Pattern::Floats, MEMORY);
-        self.read(&mut inputs, "value", Pattern::Floats, MEMORY);
+        self.read(&mut inputs, "key", Pattern::Keys, MEMORY);
+        self.read(&mut inputs, "value", Pattern::Values, MEMORY);
         // Slots of 64 bits: 0 is one for all tokens, which none or one may have; counted ones are beyond the cache.
         let slots = self.random.pick(&[Pattern::Counted, Pattern::Counted, Pattern::Zeros, Pattern::Garbage]);
         self.read(&mut inputs, "slot_mapping", slots, 8 * count("tokens"));
