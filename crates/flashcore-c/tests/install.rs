@@ -147,3 +147,15 @@ fn two_streams() {
         code => panic!("{code:?}: {said}"),
     }
 }
+
+/// Every operand from C, on the CPU, and on a GPU where there is one.
+#[test]
+fn all_operands() {
+    let Some(program) = compile("cc", "-std=c11", "examples/all_operands.c", &["-lflashcore", "-ldl", "-lm"]) else {
+        return;
+    };
+    let output = execute(&program);
+    let said = text(&output.stdout);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}{}", text(&output.stderr));
+    assert_eq!(said.lines().last(), Some("17 operands, 0 wrong"), "{said}");
+}
