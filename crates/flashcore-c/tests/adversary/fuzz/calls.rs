@@ -40,7 +40,7 @@ pub(crate) struct Called {
     pub(crate) complaint: Option<String>,
 }
 
-/// What inputs hold.
+/// Content of inputs.
 #[derive(Clone, Copy)]
 enum Pattern {
     Floats,

@@ -39,7 +39,7 @@ pub struct ExpressionError {
     pub column: usize,
     /// The part of the text from there on, or the whole of it.
     pub found: String,
-    /// What is wrong, and what is allowed.
+    /// The mistake, and what is allowed.
     pub message: String,
 }
 
