@@ -68,7 +68,7 @@ pub unsafe extern "C" fn flashcore_continue_launch(
 /// CPU, and if it is no plan, which flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_continue_workspace_bytes(plan: *const ContinueHandle) -> u64 {
-    registry::number_of(plan, |plan| plan.workspace_bytes())
+    registry::number_of(plan, ContinuePlan::workspace_bytes)
 }
 
 /// Attends tensors in the host's memory and merges the result into outputs, which are read and replaced. On a GPU this copies

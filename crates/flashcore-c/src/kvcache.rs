@@ -264,7 +264,7 @@ pub unsafe extern "C" fn flashcore_kvcache_launch(
 /// flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_kvcache_workspace_bytes(plan: *const KvCacheHandle) -> u64 {
-    registry::number_of(plan, |plan| plan.workspace_bytes())
+    registry::number_of(plan, KvCachePlan::workspace_bytes)
 }
 
 /// Appends and attends tensors in the host's memory, and returns when caches and outputs are written. Key and value of

@@ -34,7 +34,7 @@ fn problem(batch: u64, heads: u64, length: u64, head_dim: u64, dtype: i32) -> Pr
     unsafe { problem.assume_init() }
 }
 
-fn to_api(problem: Problem) -> api::Problem {
+fn to_api(problem: &Problem) -> api::Problem {
     // SAFETY: expressions of tests are null or texts that end.
     unsafe { problem.to_api() }.unwrap()
 }

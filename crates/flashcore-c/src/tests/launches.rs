@@ -54,7 +54,7 @@ fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
     let words = |change: fn(&mut Problem)| {
         let mut problem = problem(1, 2, 4, 8, FLASHCORE_DTYPE_F16);
         change(&mut problem);
-        check_simple(&to_api(problem)).map_err(|failure| failure.message)
+        check_simple(&to_api(&problem)).map_err(|failure| failure.message)
     };
     let refused = |operands: &str| {
         Err(format!(

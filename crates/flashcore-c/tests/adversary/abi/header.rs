@@ -159,7 +159,11 @@ impl Struct {
 
     /// Names of the fields that are integers, in the order of the struct; lengths of memory are not among them.
     pub(crate) fn sizes(&self) -> Vec<&'static str> {
-        self.layout.integers().into_iter().filter(|name| !name.ends_with(".bytes")).collect()
+        self.layout
+            .integers()
+            .into_iter()
+            .filter(|name| name.rsplit_once('.').is_none_or(|(_, last)| last != "bytes"))
+            .collect()
     }
 
     pub(crate) fn address(&self) -> *const u64 {

@@ -152,7 +152,7 @@ fn errors_point_at_the_column() {
     check(&"(".repeat(100), 65, "nested more than 64 deep");
     check(&"-".repeat(5000), 5001, "at most 4096 characters");
     check(&"!".repeat(4000), 65, "nested more than");
-    check(&"score + aux_f32[k + 1] + ".repeat(40).trim_end_matches(" + ").to_owned(), 1, "at most 64");
+    check("score + aux_f32[k + 1] + ".repeat(40).trim_end_matches(" + "), 1, "at most 64");
 
     let error = MaskMod::parse("q - k").unwrap_err();
     assert_eq!(
