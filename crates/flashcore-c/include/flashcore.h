@@ -952,6 +952,17 @@ flashcore_status_t flashcore_kvcache_run_host(const struct flashcore_kvcache_t *
                                               const struct flashcore_kvcaches_t *caches,
                                               const struct flashcore_outputs_t *outputs);
 
+// Like flashcore_kvcache_run_host(), with the structs of a launch: addresses of the host's memory, without numbers of bytes.
+// As in a launch, key and value of `attention` are the caches, here each in memory of its own.
+//
+// # Safety
+//
+// `attention` and `tensors` must be null, which is an error, or point to their structs. The memory that they name must hold
+// the whole tensors, as far as the problem's strides reach; caches and outputs must be writable.
+flashcore_status_t flashcore_kvcache_run_tensors(const struct flashcore_kvcache_t *plan,
+                                                 const struct flashcore_tensors_t *attention,
+                                                 const struct flashcore_kvcache_tensors_t *tensors);
+
 // Destroys a plan of attention with a growing KV cache. Null is nothing to destroy and fine; one that was destroyed before
 // is an error.
 flashcore_status_t flashcore_kvcache_destroy(struct flashcore_kvcache_t *plan);

@@ -308,6 +308,10 @@ public:
   {
     check(flashcore_kvcache_run_host(get(), &attention, &inputs, &caches, &outputs));
   }
+  void run(const Tensors &attention, const KvCacheTensors &tensors) const
+  {
+    check(flashcore_kvcache_run_tensors(get(), &attention, &tensors));
+  }
   void launch(const Tensors &attention, const KvCacheTensors &tensors, void *stream = nullptr) const
   {
     check(flashcore_kvcache_launch(get(), stream, &attention, &tensors));

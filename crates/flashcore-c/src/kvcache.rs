@@ -301,6 +301,70 @@ pub unsafe extern "C" fn flashcore_kvcache_run_host(
     })
 }
 
+/// Like flashcore_kvcache_run_host(), with the structs of a launch: addresses of the host's memory, without numbers of bytes.
+/// As in a launch, key and value of `attention` are the caches, here each in memory of its own.
+///
+/// # Safety
+///
+/// `attention` and `tensors` must be null, which is an error, or point to their structs. The memory that they name must hold
+/// the whole tensors, as far as the problem's strides reach; caches and outputs must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_kvcache_run_tensors(
+    plan: *const KvCacheHandle,
+    attention: *const Tensors,
+    tensors: *const KvCacheTensors,
+) -> Status {
+    guarded(|| {
+        let plan = registry::find(plan)?;
+        // SAFETY: the caller promises that they are null or these structs, of their sizes.
+        let (attention, tensors) = unsafe { (sized::read("attention", attention)?, sized::read("tensors", tensors)?) };
+        let (inputs, outputs) = attention.to_host(&plan.problem().attention)?;
+        let written = |Bytes { data, bytes }: Bytes| BytesMut { data: data.cast_mut(), bytes };
+        let caches = KvCaches { key_cache: written(inputs.key), value_cache: written(inputs.value), ..sized::zeroed() };
+        if caches.value_cache.data.is_null() {
+            return Err(Failure::argument("attention.value is null; it must be the value cache"));
+        }
+        let (key, value, tables) = tensors.to_host(plan.problem())?;
+        let inputs = Inputs { key, value, ..inputs };
+        // SAFETY: the caller promises that the memory holds the whole tensors during this call.
+        let (inputs, outputs) = unsafe { views(plan.problem(), &inputs, &tables, &caches, &outputs) }?;
+        plan.run(&inputs, outputs).map_err(Failure::from)
+    })
+}
+
+impl KvCacheTensors {
+    /// New keys, new values and the rest of a run, each with as many bytes as the problem needs.
+    fn to_host(self, problem: &ApiProblem) -> Result<(Bytes, Bytes, KvCacheInputs), Failure> {
+        let (batch, dtype) = (problem.attention.batch, problem.attention.dtype);
+        let bytes = |name: &str, data: *const c_void, elements: Option<usize>, size: usize| -> Result<Bytes, Failure> {
+            if data.is_null() {
+                return Ok(Bytes { data, bytes: 0 });
+            }
+            let bytes = elements.and_then(|elements| elements.checked_mul(size)).ok_or_else(|| {
+                Failure::argument(format!("tensors.{name} reaches beyond the address space; check its strides"))
+            })?;
+            Ok(Bytes { data, bytes: bytes as u64 })
+        };
+        let (element, table) = (dtype.size_bytes(), problem.append(0).table_dtype().size_bytes());
+        let new_keys = problem.new_key.extent(problem.new_key_shape());
+        let new_values = problem.new_value.extent(problem.new_value_shape());
+        // Without a rotary embedding there is no table; one that is given is refused by its presence.
+        let entries = problem.rotary.map_or(Some(0), api::Rotary::table_extent);
+        let columns = Some(problem.attention.head_dim);
+        let tables = KvCacheInputs {
+            cu_seqlens_k_new: bytes("cu_seqlens_k_new", self.cu_seqlens_k_new.cast(), batch.checked_add(1), 4)?,
+            rotary_seqlens: bytes("rotary_seqlens", self.rotary_seqlens.cast(), Some(batch), 4)?,
+            cos: bytes("cos", self.cos, entries, table)?,
+            sin: bytes("sin", self.sin, entries, table)?,
+            query_norm: bytes("query_norm", self.query_norm, columns, element)?,
+            key_norm: bytes("key_norm", self.key_norm, columns, element)?,
+            ..sized::zeroed()
+        };
+        let key = bytes("new_key", self.new_key, new_keys, element)?;
+        Ok((key, bytes("new_value", self.new_value, new_values, element)?, tables))
+    }
+}
+
 /// The views of a run.
 ///
 /// # Safety

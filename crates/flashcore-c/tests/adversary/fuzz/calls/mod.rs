@@ -88,6 +88,11 @@ impl Caller<'_> {
         status == 0
     }
 
+    /// All memory that a call may write.
+    fn everything(&self) -> Vec<Vec<u8>> {
+        self.memory.outputs.iter().map(|pages| pages.bytes().to_vec()).collect()
+    }
+
     fn size(&mut self) -> i128 {
         self.random.pick(&[1, 1, 2, 2, 3, 4, 8])
     }

@@ -67,7 +67,26 @@ impl Caller<'_> {
         // SAFETY: the structs say what memory there is, or something that is refused.
         let status = unsafe { (library.kvcache_run_host)(plan, inputs_at, tables_at, caches_at, outputs_at) };
         let is_computed = self.answered(status, "flashcore_kvcache_run_host");
-        let (tensors, rest) = (Self::tensors(&inputs, &outputs), Struct::zeroed("flashcore_kvcache_tensors_t"));
+        // As in a launch: key and value are the caches, and the new ones are in the other struct.
+        let mut tensors = Self::tensors(&inputs, &outputs);
+        let mut rest = Struct::zeroed("flashcore_kvcache_tensors_t");
+        for (cache, new) in [("key", "new_key"), ("value", "new_value")] {
+            rest.set(new, inputs.get(&format!("{cache}.data")));
+            tensors.set(cache, caches.get(&format!("{cache}_cache.data")));
+        }
+        for name in ["cu_seqlens_k_new", "rotary_seqlens", "cos", "sin", "query_norm", "key_norm"] {
+            rest.set(name, tables.get(&format!("{name}.data")));
+        }
+        if is_computed && caches.get("value_cache.data") != 0 {
+            let by_bytes = self.everything();
+            self.memory.poison();
+            // SAFETY: the memory was long enough in the run before.
+            let status = unsafe { (library.kvcache_run_tensors)(plan, tensors.address(), rest.address()) };
+            if !self.answered(status, "flashcore_kvcache_run_tensors") || self.everything() != by_bytes {
+                let words = library.last_error();
+                self.complain(format!("a growing cache by addresses differs from one by bytes: {words}"));
+            }
+        }
         // SAFETY: a plan on the CPU launches nothing.
         let status = unsafe { (library.kvcache_launch)(plan, ptr::null_mut(), tensors.address(), rest.address()) };
         if self.answered(status, "flashcore_kvcache_launch") {
