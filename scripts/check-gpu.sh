@@ -5,8 +5,9 @@
 #   scripts/check-gpu.sh [--quick] [FOLDER]      records go to FOLDER, target/gpu if none is given
 #
 # Programs that were built before are taken from FLASHCORE_PROGRAM (flashcore), FLASHCORE_LIBRARY (libflashcore.so),
-# FLASHCORE_TESTS (test programs, separated by spaces) and FLASHCORE_WHEEL, so that a machine without Rust will do; else
-# cargo builds them. FLASHCORE_FA3 is the folder of FlashAttention-3.
+# FLASHCORE_TESTS (test programs, separated by spaces), FLASHCORE_OPERANDS (all_operands, where there is no C compiler) and
+# FLASHCORE_WHEEL, so that a machine without Rust will do; else cargo builds them. FLASHCORE_FA3 is the folder of
+# FlashAttention-3.
 # Each step says how long it took; a step that fails is named at the end, and the others run all the same.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -55,6 +56,19 @@ if [ -n "${FLASHCORE_TESTS:-}" ]; then
 elif [ -z "${FLASHCORE_PROGRAM:-}" ]; then
     step "tests" cargo test --quiet --workspace --locked
 fi
+programs=crates/flashcore-c/examples
+operands() { # every operand, launched from C, against the CPU; 3 means that there is no GPU
+    if command -v cc > /dev/null; then
+        cc -std=c11 -Icrates/flashcore-c/include "$programs/all_operands.c" "$library" -ldl -lm -o "$folder/all_operands" || return
+        ln -sf "$(realpath "$library")" "$folder/libflashcore.so.0.1"
+        LD_LIBRARY_PATH="$folder" "$folder/all_operands"
+    elif [ -n "${FLASHCORE_OPERANDS:-}" ]; then
+        "$FLASHCORE_OPERANDS"
+    else
+        echo "no C compiler here, and FLASHCORE_OPERANDS names no all_operands: not run"
+    fi
+}
+step "every operand from C" operands
 if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck synccheck; do
         step "$tool" compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the C interface on Linux: the header, the shared and the static library, and flashcore.pc for pkg-config.
+# Installs the C interface on Linux: the header, its C++17 wrapper, the shared and the static library, and flashcore.pc for pkg-config.
 #
 #   scripts/install-c.sh PREFIX        e.g. /usr/local, or "$HOME/.local"
 #   DESTDIR=/tmp/package scripts/install-c.sh /usr
@@ -33,6 +33,7 @@ fi
 root="${DESTDIR:-}$prefix"
 mkdir -p "$root/include" "$root/lib/pkgconfig"
 install -m 644 "$crate/include/flashcore.h" "$root/include/flashcore.h"
+install -m 644 "$crate/include/flashcore.hpp" "$root/include/flashcore.hpp"
 install -m 755 "$libraries/libflashcore.so" "$root/lib/libflashcore.so.$version"
 ln -sf "libflashcore.so.$version" "$root/lib/libflashcore.so.$compatible"
 ln -sf "libflashcore.so.$compatible" "$root/lib/libflashcore.so"

@@ -19,7 +19,7 @@ SCALARS = {
     "double": ctypes.c_double,
     "float": ctypes.c_float,
 }
-# Operands by their names in flashcore_device_tensors_t; all of them 32-bit integers on the device.
+# Operands by their names in flashcore_tensors_t; all of them 32-bit integers on the device.
 OPERANDS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "page_table", "kv_batch_idx")
 
 
@@ -64,7 +64,7 @@ class Flashcore:
 
     def __init__(self, path, header=HEADER):
         self.structs, self.constants = parse_header(Path(header).read_text(encoding="utf-8"))
-        self.problem, self.tensors = self.structs["flashcore_problem_t"], self.structs["flashcore_device_tensors_t"]
+        self.problem, self.tensors = self.structs["flashcore_problem_t"], self.structs["flashcore_tensors_t"]
         self.library = ctypes.CDLL(path) if path else None
         self.plans = {}
         for name, result, arguments in (

@@ -5,8 +5,12 @@
 #     bench/third_party/candle.sh                # fetches candle at the pinned revision
 #     bench/third_party/candle.sh PATH           # test files from a checkout of candle
 #     bench/third_party/candle.sh --check PATH   # only checks that they compile
+#     bench/third_party/candle.sh --cpu [PATH]   # the same tests with CPU tensors
 #
-# Needs a GPU of compute capability 8.0 or later, its driver, and what candle's feature `cuda` needs to build: nvcc, a C++
+# With --cpu one line of the copies is another, which the script prints: Device::new_cuda(0)? becomes Device::Cpu. Nothing is
+# left out then, and nothing but cargo is needed. The arguments, the tensors and the expected numbers are candle's.
+#
+# Without --cpu it needs a GPU of compute capability 8.0 or later, its driver, and what candle's feature `cuda` needs to build: nvcc, a C++
 # compiler, and the libraries cudart, cublas, cublasLt, curand and nvrtc to link with. Tests are left out for one reason:
 # GPU kernels here have head dims up to 256.
 #   flash_attn_varlen_paged_shuffled_block_table_hd512   head dim 512
@@ -16,10 +20,14 @@ root="$(cd "$(dirname "$0")/../.." && pwd)"
 
 revision=2a13b0f3ff62f7e67013597f2996f764c5735e21 # 2026-08-14
 command=(cargo test --no-fail-fast)
-only_check=""
+only_check="" on_cpu="" features='features = ["cuda"]'
 if [ "${1:-}" = --check ]; then
     only_check=1
     command=(cargo check --tests)
+    shift
+elif [ "${1:-}" = --cpu ]; then
+    on_cpu=1
+    features='default-features = false'
     shift
 fi
 
@@ -37,6 +45,14 @@ mkdir -p "$scratch/suites/src" "$scratch/suites/tests"
 cp "$candle/candle-flash-attn/tests/flash_attn_tests.rs" "$scratch/suites/tests/flash_attn.rs"
 cp "$candle/candle-flash-attn-v3/tests/flash_attn_tests.rs" "$scratch/suites/tests/flash_attn_v3.rs"
 : > "$scratch/suites/src/lib.rs"
+if [ -n "$on_cpu" ]; then
+    for name in "" -v3; do
+        from="$candle/candle-flash-attn$name/tests/flash_attn_tests.rs" to="$scratch/suites/tests/flash_attn${name/-/_}.rs"
+        sed -i 's/Device::new_cuda(0)?/Device::Cpu/' "$to"
+        echo "changed in candle-flash-attn$name:"
+        diff "$from" "$to" || true
+    done
+fi
 cp "$root/adapters/candle/Cargo.lock" "$scratch/suites/Cargo.lock" # the versions that the adapter is tested with
 cat > "$scratch/suites/Cargo.toml" << TOML
 [package]
@@ -46,10 +62,10 @@ edition = "2021"
 
 [dependencies]
 anyhow = { version = "1", features = ["backtrace"] }
-candle = { package = "candle-core", version = "0.11", features = ["cuda"] }
-candle-nn = { version = "0.11", features = ["cuda"] }
-candle-flash-attn = { package = "flashcore-candle", path = "$root/adapters/candle", features = ["cuda"] }
-candle-flash-attn-v3 = { path = "$root/adapters/candle/shims/candle-flash-attn-v3" }
+candle = { package = "candle-core", version = "0.11", $features }
+candle-nn = { version = "0.11", $features }
+candle-flash-attn = { package = "flashcore-candle", path = "$root/adapters/candle", $features }
+candle-flash-attn-v3 = { path = "$root/adapters/candle/shims/candle-flash-attn-v3", $features }
 rstest = "0.23"
 
 [workspace]
@@ -58,6 +74,10 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/adapters/candle/target/suites
 
 cd "$scratch/suites"
 if [ -n "$only_check" ]; then
+    "${command[@]}"
+    exit
+fi
+if [ -n "$on_cpu" ]; then
     "${command[@]}"
     exit
 fi

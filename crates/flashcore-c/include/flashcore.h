@@ -41,6 +41,9 @@
 #define FLASHCORE_VERSION_NUMBER (FLASHCORE_VERSION_MAJOR * 10000 + FLASHCORE_VERSION_MINOR * 100 + FLASHCORE_VERSION_PATCH)
 #define FLASHCORE_VERSION "0.1.0"
 
+/* The name that flashcore_tensors_t had first. */
+#define flashcore_device_tensors_t flashcore_tensors_t
+
 // IEEE half precision.
 #define FLASHCORE_DTYPE_F16 0
 
@@ -221,6 +224,15 @@ typedef struct flashcore_problem_t {
   int32_t lse_base;
   // 1 if the log-sum-exp leaves the sink out: that of the keys alone; else 0.
   int32_t lse_without_sink;
+  // The change of each score, an expression like "score + 0.1 * (query - key)", with a terminating zero; null for none.
+  // docs/score-mod.md has the language. The text is not needed after the plan is made.
+  const char *score_mod;
+  // The keys that take part besides those of mask, an expression like "aux_i32[query] == aux_i32[key]"; null for all.
+  const char *mask_mod;
+  // Entries of the table of floats that score_mod and mask_mod read; 0 if they read none.
+  uint64_t aux_f32;
+  // Entries of the table of integers that score_mod and mask_mod read; 0 if they read none.
+  uint64_t aux_i32;
 } flashcore_problem_t;
 
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
@@ -235,23 +247,24 @@ typedef struct flashcore_bias_strides_t {
   uint64_t key;
 } flashcore_bias_strides_t;
 
-// Addresses of device memory: everything that a launch reads and writes. Set all of it to zero first; operands that the
-// problem does not have stay null.
-typedef struct flashcore_device_tensors_t {
-  // sizeof(flashcore_device_tensors_t) of the caller.
+// Addresses of everything that a call reads and writes: device memory for a launch, the host's for a run. Set all of it to
+// zero first; operands that the problem does not have stay null.
+typedef struct flashcore_tensors_t {
+  // sizeof(flashcore_tensors_t) of the caller.
   uint64_t struct_size;
-  // The query, of the problem's dtype, 16-byte aligned.
+  // The query, of the problem's dtype, 16-byte aligned on a GPU.
   const void *query;
-  // The key, of the problem's dtype, 16-byte aligned.
+  // The key, of the problem's dtype, 16-byte aligned on a GPU.
   const void *key;
-  // The value, of the problem's dtype, 16-byte aligned.
+  // The value, of the problem's dtype, 16-byte aligned on a GPU.
   const void *value;
-  // The output, of the problem's dtype, 16-byte aligned.
+  // The output, of the problem's dtype, 16-byte aligned on a GPU.
   void *output;
   // The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; with cu_seqlens_q,
   // [query head, row of all sequences].
   float *lse;
-  // Number of keys of each sequence: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
+  // Number of keys of each sequence: one uint32_t per batch. On a GPU one that is larger than the problem's key_length
+  // counts as that.
   const uint32_t *seqused_k;
   // ALiBi slopes: one float per query head.
   const float *alibi_slopes;
@@ -261,12 +274,12 @@ typedef struct flashcore_device_tensors_t {
   const float *bias;
   // Strides of the bias.
   struct flashcore_bias_strides_t bias_strides;
-  // Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+  // Floats that score_mod and mask_mod read.
   const float *aux_f32;
-  // Integers that score_mod and mask_mod read. Problems in C have neither yet: null.
+  // Integers that score_mod and mask_mod read.
   const int32_t *aux_i32;
   // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
-  // for the workspace that the plan keeps for the stream.
+  // for the workspace that the plan keeps for the stream, and in a run.
   void *workspace;
   // Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
   // 0, none below the one before it.
@@ -283,7 +296,7 @@ typedef struct flashcore_device_tensors_t {
   // The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
   // key of a sequence may hold anything.
   const int32_t *page_table;
-} flashcore_device_tensors_t;
+} flashcore_tensors_t;
 
 // Bytes to be read. Null with 0 bytes means that there are none.
 typedef struct flashcore_bytes_t {
@@ -313,9 +326,9 @@ typedef struct flashcore_inputs_t {
   struct flashcore_bias_strides_t bias_strides;
   // Number of keys of each sequence: one uint32_t per batch.
   struct flashcore_bytes_t seqused_k;
-  // Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+  // Floats that score_mod and mask_mod read.
   struct flashcore_bytes_t aux_f32;
-  // Integers (int32_t) that score_mod and mask_mod read. Problems in C have neither yet: null.
+  // Integers (int32_t) that score_mod and mask_mod read.
   struct flashcore_bytes_t aux_i32;
   // Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
   // 0, none below the one before it.
@@ -516,7 +529,7 @@ typedef struct flashcore_kvcache_problem_t {
   struct flashcore_strides_t new_value_strides;
 } flashcore_kvcache_problem_t;
 
-// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_device_tensors_t. Set all of it
+// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_tensors_t. Set all of it
 // to zero first; what the problem does not have stays null.
 typedef struct flashcore_kvcache_tensors_t {
   // sizeof(flashcore_kvcache_tensors_t) of the caller.
@@ -690,8 +703,9 @@ const char *flashcore_status_name(flashcore_status_t status);
 // Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
 // 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
 //
-// Writes the fields of version 0.1, up to output_strides, and their size, in every later version too: a program that was
-// compiled with an older header has no room for more. flashcore_problem_init_sized() writes all of them.
+// The function writes the fields of version 0.1, up to output_strides, and their size: a program that was compiled with the
+// first header has no room for more. In C and C++ a macro of the same name takes its place and writes all fields; other
+// languages call flashcore_problem_init_sized().
 //
 // # Safety
 //
@@ -704,7 +718,7 @@ flashcore_status_t flashcore_problem_init(struct flashcore_problem_t *problem,
                                           int32_t dtype);
 
 // Like flashcore_problem_init(), with the fields that came after version 0.1: `struct_size` is sizeof(flashcore_problem_t)
-// of the caller. Problems with packed or paged sequences begin with it.
+// of the caller. Fields that came later are read only if struct_size reaches that far.
 //
 // # Safety
 //
@@ -767,14 +781,14 @@ flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
 //
 // # Safety
 //
-// `tensors` must be null, which is an error, or point to a flashcore_device_tensors_t. Until the launch has finished, and
+// `tensors` must be null, which is an error, or point to a flashcore_tensors_t. Until the launch has finished, and
 // whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
 // strides reach, and nobody may write the inputs or use the outputs or a workspace that the launch brings. Of the
 // executable graphs made from one captured launch, one may be executed at a time. The plan must not be destroyed before
 // the stream has finished, or before a graph with the launch is.
 flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *plan,
                                                  void *stream,
-                                                 const struct flashcore_device_tensors_t *tensors);
+                                                 const struct flashcore_tensors_t *tensors);
 
 // Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: a launch
 // clamps them, and flashcore_plan_run_host() checks them. FLASHCORE_INVALID_ARGUMENT if anything is wrong, which
@@ -788,7 +802,7 @@ flashcore_status_t flashcore_plan_launch_tensors(const struct flashcore_plan_t *
 // As for flashcore_plan_launch_tensors().
 flashcore_status_t flashcore_plan_check_lengths(const struct flashcore_plan_t *plan,
                                                 void *stream,
-                                                const struct flashcore_device_tensors_t *tensors);
+                                                const struct flashcore_tensors_t *tensors);
 
 // Bytes of device memory that the kernels of a launch use among themselves, for split-KV; 0 without it, on the CPU, and if
 // it is no plan, which flashcore_last_error() then says.
@@ -804,6 +818,15 @@ uint64_t flashcore_plan_workspace_bytes(const struct flashcore_plan_t *plan);
 flashcore_status_t flashcore_plan_run_host(const struct flashcore_plan_t *plan,
                                            const struct flashcore_inputs_t *inputs,
                                            const struct flashcore_outputs_t *outputs);
+
+// Like flashcore_plan_run_host(), with the struct of a launch: addresses of the host's memory, without numbers of bytes.
+//
+// # Safety
+//
+// `tensors` must be null, which is an error, or point to a flashcore_tensors_t. The memory that it names must hold the
+// whole tensors, as far as the problem's strides reach; outputs must be writable.
+flashcore_status_t flashcore_plan_run_tensors(const struct flashcore_plan_t *plan,
+                                              const struct flashcore_tensors_t *tensors);
 
 // Describes a plan: problem, device, kernel, where the kernel came from and how long that took. Null if it is no plan.
 // The text is valid until the plan is destroyed.
@@ -907,7 +930,7 @@ flashcore_status_t flashcore_kvcache_create(const struct flashcore_problem_t *at
 // the launch is.
 flashcore_status_t flashcore_kvcache_launch(const struct flashcore_kvcache_t *plan,
                                             void *stream,
-                                            const struct flashcore_device_tensors_t *attention,
+                                            const struct flashcore_tensors_t *attention,
                                             const struct flashcore_kvcache_tensors_t *tensors);
 
 // Bytes of device memory that the kernels of a launch use among themselves; 0 on the CPU, and if it is no plan, which
@@ -928,6 +951,17 @@ flashcore_status_t flashcore_kvcache_run_host(const struct flashcore_kvcache_t *
                                               const struct flashcore_kvcache_inputs_t *inputs,
                                               const struct flashcore_kvcaches_t *caches,
                                               const struct flashcore_outputs_t *outputs);
+
+// Like flashcore_kvcache_run_host(), with the structs of a launch: addresses of the host's memory, without numbers of bytes.
+// As in a launch, key and value of `attention` are the caches, here each in memory of its own.
+//
+// # Safety
+//
+// `attention` and `tensors` must be null, which is an error, or point to their structs. The memory that they name must hold
+// the whole tensors, as far as the problem's strides reach; caches and outputs must be writable.
+flashcore_status_t flashcore_kvcache_run_tensors(const struct flashcore_kvcache_t *plan,
+                                                 const struct flashcore_tensors_t *attention,
+                                                 const struct flashcore_kvcache_tensors_t *tensors);
 
 // Destroys a plan of attention with a growing KV cache. Null is nothing to destroy and fine; one that was destroyed before
 // is an error.
@@ -1008,7 +1042,7 @@ flashcore_status_t flashcore_continue_create(const struct flashcore_problem_t *p
 // As for flashcore_plan_launch_tensors().
 flashcore_status_t flashcore_continue_launch(const struct flashcore_continue_t *plan,
                                              void *stream,
-                                             const struct flashcore_device_tensors_t *tensors);
+                                             const struct flashcore_tensors_t *tensors);
 
 // Bytes of device memory that a launch uses: for the output and LSE of the new keys, and for what attention needs; 0 on the
 // CPU, and if it is no plan, which flashcore_last_error() then says.
@@ -1023,6 +1057,14 @@ uint64_t flashcore_continue_workspace_bytes(const struct flashcore_continue_t *p
 flashcore_status_t flashcore_continue_run_host(const struct flashcore_continue_t *plan,
                                                const struct flashcore_inputs_t *inputs,
                                                const struct flashcore_outputs_t *outputs);
+
+// Like flashcore_continue_run_host(), with the struct of a launch: addresses of the host's memory, without numbers of bytes.
+//
+// # Safety
+//
+// As for flashcore_plan_run_tensors(); the outputs are read too.
+flashcore_status_t flashcore_continue_run_tensors(const struct flashcore_continue_t *plan,
+                                                  const struct flashcore_tensors_t *tensors);
 
 // Destroys a plan that continues. Null is nothing to destroy and fine; one that was destroyed before is an error.
 flashcore_status_t flashcore_continue_destroy(struct flashcore_continue_t *plan);
@@ -1039,3 +1081,8 @@ const char *flashcore_configs(void);
 #endif  // __cplusplus
 
 #endif  /* FLASHCORE_H */
+
+
+/* flashcore_problem_init() of a program that is compiled with this header fills all fields of its flashcore_problem_t. */
+#define flashcore_problem_init(problem, batch, heads, length, head_dim, dtype) \
+  flashcore_problem_init_sized(problem, sizeof(flashcore_problem_t), batch, heads, length, head_dim, dtype)

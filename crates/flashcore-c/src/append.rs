@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
-use std::ptr;
 
 use api::{
     AppendInputs as ApiInputs, AppendOutputs as ApiOutputs, AppendPlan, AppendProblem as ApiProblem,
@@ -301,18 +300,14 @@ pub unsafe extern "C" fn flashcore_append_create(
     ordinal: i32,
     plan: *mut *mut AppendHandle,
 ) -> Status {
-    guarded(|| {
-        check_pointer("plan", plan)?;
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { plan.write(ptr::null_mut()) };
+    let make = || {
         // SAFETY: the caller promises that it is null or a problem of its size.
         let problem = unsafe { sized::read("problem", problem) }?.to_api()?;
         let device = crate::device::open(device_kind, ordinal)?;
-        let handle = registry::insert(AppendPlan::new(&problem, &device)?);
-        // SAFETY: as for the write above.
-        unsafe { plan.write(handle) };
-        Ok(())
-    })
+        Ok(AppendPlan::new(&problem, &device)?)
+    };
+    // SAFETY: the caller promises of `plan` what is asked here.
+    unsafe { registry::create(plan, make) }
 }
 
 /// Launches an append on a CUDA stream and returns before it has finished. Nothing is allocated and nothing is waited for;
@@ -433,5 +428,5 @@ unsafe fn views<'a>(
 /// Destroys the plan of an append. Null is nothing to destroy and fine; one that was destroyed before is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_append_destroy(plan: *mut AppendHandle) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { registry::remove(plan) })
+    registry::destroy(plan)
 }

@@ -1,15 +1,14 @@
 //! Continuation: attention over more keys, merged into an output and an LSE that are given.
 
 use std::ffi::c_void;
-use std::ptr;
 
 use api::ContinuePlan;
 
-use crate::operands::{self, DeviceTensors, Inputs, Outputs};
+use crate::operands::{self, Inputs, Outputs, Tensors};
 use crate::plan::check_on_cuda;
 use crate::problem::Problem;
 use crate::registry;
-use crate::sized::{self, check_pointer};
+use crate::sized;
 use crate::status::{Failure, Status, guarded};
 
 /// Attention over more keys that continues from an output and an LSE, ready to be run any number of times, by any number of
@@ -32,18 +31,14 @@ pub unsafe extern "C" fn flashcore_continue_create(
     ordinal: i32,
     plan: *mut *mut ContinueHandle,
 ) -> Status {
-    guarded(|| {
-        check_pointer("plan", plan)?;
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { plan.write(ptr::null_mut()) };
-        // SAFETY: the caller promises that it is null or a problem of its size.
-        let problem = unsafe { sized::read("problem", problem) }?.to_api()?;
+    let make = || {
+        // SAFETY: the caller promises that it is null or a problem of its size, with texts that end.
+        let problem = unsafe { sized::read("problem", problem)?.to_api() }?;
         let device = crate::device::open(device_kind, ordinal)?;
-        let handle = registry::insert(ContinuePlan::new(&problem, &device)?);
-        // SAFETY: as for the write above.
-        unsafe { plan.write(handle) };
-        Ok(())
-    })
+        Ok(ContinuePlan::new(&problem, &device)?)
+    };
+    // SAFETY: the caller promises of `plan` what is asked here.
+    unsafe { registry::create(plan, make) }
 }
 
 /// Launches attention and the merge on a CUDA stream and returns before they have finished. tensors.output and tensors.lse
@@ -57,7 +52,7 @@ pub unsafe extern "C" fn flashcore_continue_create(
 pub unsafe extern "C" fn flashcore_continue_launch(
     plan: *const ContinueHandle,
     stream: *mut c_void,
-    tensors: *const DeviceTensors,
+    tensors: *const Tensors,
 ) -> Status {
     guarded(|| {
         let plan = registry::find(plan)?;
@@ -73,12 +68,7 @@ pub unsafe extern "C" fn flashcore_continue_launch(
 /// CPU, and if it is no plan, which flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_continue_workspace_bytes(plan: *const ContinueHandle) -> u64 {
-    let mut bytes = 0;
-    guarded(|| {
-        bytes = registry::find(plan)?.workspace_bytes() as u64;
-        Ok(())
-    });
-    bytes
+    registry::number_of(plan, ContinuePlan::workspace_bytes)
 }
 
 /// Attends tensors in the host's memory and merges the result into outputs, which are read and replaced. On a GPU this copies
@@ -103,8 +93,28 @@ pub unsafe extern "C" fn flashcore_continue_run_host(
     })
 }
 
+/// Like flashcore_continue_run_host(), with the struct of a launch: addresses of the host's memory, without numbers of bytes.
+///
+/// # Safety
+///
+/// As for flashcore_plan_run_tensors(); the outputs are read too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_continue_run_tensors(
+    plan: *const ContinueHandle,
+    tensors: *const Tensors,
+) -> Status {
+    guarded(|| {
+        let plan = registry::find(plan)?;
+        // SAFETY: the caller promises that it is null or tensors of their size.
+        let (inputs, outputs) = unsafe { sized::read("tensors", tensors) }?.to_host(plan.problem())?;
+        // SAFETY: the caller promises that the memory holds the whole tensors during this call.
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, plan.problem().dtype) }?;
+        plan.run(inputs, outputs).map_err(Failure::from)
+    })
+}
+
 /// Destroys a plan that continues. Null is nothing to destroy and fine; one that was destroyed before is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_continue_destroy(plan: *mut ContinueHandle) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { registry::remove(plan) })
+    registry::destroy(plan)
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
-use std::ptr;
 
 use api::{
     KvCacheInputs as ApiInputs, KvCacheOutputs as ApiOutputs, KvCachePlan, KvCacheProblem as ApiProblem,
@@ -10,9 +9,7 @@ use api::{
 };
 
 use crate::append::rotary;
-use crate::operands::{
-    self, Bytes, BytesMut, DeviceTensors, Inputs, Outputs, Range, check_apart, slice_of, slice_of_mut,
-};
+use crate::operands::{self, Bytes, BytesMut, Inputs, Outputs, Range, Tensors, check_apart, slice_of, slice_of_mut};
 use crate::problem::{Problem, Strides, size, strides, switch};
 use crate::registry;
 use crate::sized::{self, SizedStruct, check_pointer};
@@ -63,7 +60,7 @@ pub struct KvCacheProblem {
     pub new_value_strides: Strides,
 }
 
-/// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_device_tensors_t. Set all of it
+/// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_tensors_t. Set all of it
 /// to zero first; what the problem does not have stays null.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -215,19 +212,16 @@ pub unsafe extern "C" fn flashcore_kvcache_create(
     ordinal: i32,
     plan: *mut *mut KvCacheHandle,
 ) -> Status {
-    guarded(|| {
-        check_pointer("plan", plan)?;
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { plan.write(ptr::null_mut()) };
+    let make = || {
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (attention, problem) = unsafe { (sized::read("attention", attention)?, sized::read("problem", problem)?) };
-        let problem = problem.to_api(attention.to_api()?)?;
+        // SAFETY: the caller promises texts that end.
+        let problem = problem.to_api(unsafe { attention.to_api() }?)?;
         let device = crate::device::open(device_kind, ordinal)?;
-        let handle = registry::insert(KvCachePlan::new(&problem, &device)?);
-        // SAFETY: as for the write above.
-        unsafe { plan.write(handle) };
-        Ok(())
-    })
+        Ok(KvCachePlan::new(&problem, &device)?)
+    };
+    // SAFETY: the caller promises of `plan` what is asked here.
+    unsafe { registry::create(plan, make) }
 }
 
 /// Launches append and attention on a CUDA stream and returns before they have finished. Key and value of `attention` are
@@ -248,7 +242,7 @@ pub unsafe extern "C" fn flashcore_kvcache_create(
 pub unsafe extern "C" fn flashcore_kvcache_launch(
     plan: *const KvCacheHandle,
     stream: *mut c_void,
-    attention: *const DeviceTensors,
+    attention: *const Tensors,
     tensors: *const KvCacheTensors,
 ) -> Status {
     guarded(|| {
@@ -270,12 +264,7 @@ pub unsafe extern "C" fn flashcore_kvcache_launch(
 /// flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_kvcache_workspace_bytes(plan: *const KvCacheHandle) -> u64 {
-    let mut bytes = 0;
-    guarded(|| {
-        bytes = registry::find(plan)?.workspace_bytes() as u64;
-        Ok(())
-    });
-    bytes
+    registry::number_of(plan, KvCachePlan::workspace_bytes)
 }
 
 /// Appends and attends tensors in the host's memory, and returns when caches and outputs are written. Key and value of
@@ -310,6 +299,70 @@ pub unsafe extern "C" fn flashcore_kvcache_run_host(
         let (inputs, outputs) = unsafe { views(plan.problem(), &attention, &inputs, &caches, &outputs) }?;
         plan.run(&inputs, outputs).map_err(Failure::from)
     })
+}
+
+/// Like flashcore_kvcache_run_host(), with the structs of a launch: addresses of the host's memory, without numbers of bytes.
+/// As in a launch, key and value of `attention` are the caches, here each in memory of its own.
+///
+/// # Safety
+///
+/// `attention` and `tensors` must be null, which is an error, or point to their structs. The memory that they name must hold
+/// the whole tensors, as far as the problem's strides reach; caches and outputs must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_kvcache_run_tensors(
+    plan: *const KvCacheHandle,
+    attention: *const Tensors,
+    tensors: *const KvCacheTensors,
+) -> Status {
+    guarded(|| {
+        let plan = registry::find(plan)?;
+        // SAFETY: the caller promises that they are null or these structs, of their sizes.
+        let (attention, tensors) = unsafe { (sized::read("attention", attention)?, sized::read("tensors", tensors)?) };
+        let (inputs, outputs) = attention.to_host(&plan.problem().attention)?;
+        let written = |Bytes { data, bytes }: Bytes| BytesMut { data: data.cast_mut(), bytes };
+        let caches = KvCaches { key_cache: written(inputs.key), value_cache: written(inputs.value), ..sized::zeroed() };
+        if caches.value_cache.data.is_null() {
+            return Err(Failure::argument("attention.value is null; it must be the value cache"));
+        }
+        let (key, value, tables) = tensors.to_host(plan.problem())?;
+        let inputs = Inputs { key, value, ..inputs };
+        // SAFETY: the caller promises that the memory holds the whole tensors during this call.
+        let (inputs, outputs) = unsafe { views(plan.problem(), &inputs, &tables, &caches, &outputs) }?;
+        plan.run(&inputs, outputs).map_err(Failure::from)
+    })
+}
+
+impl KvCacheTensors {
+    /// New keys, new values and the rest of a run, each with as many bytes as the problem needs.
+    fn to_host(self, problem: &ApiProblem) -> Result<(Bytes, Bytes, KvCacheInputs), Failure> {
+        let (batch, dtype) = (problem.attention.batch, problem.attention.dtype);
+        let bytes = |name: &str, data: *const c_void, elements: Option<usize>, size: usize| -> Result<Bytes, Failure> {
+            if data.is_null() {
+                return Ok(Bytes { data, bytes: 0 });
+            }
+            let bytes = elements.and_then(|elements| elements.checked_mul(size)).ok_or_else(|| {
+                Failure::argument(format!("tensors.{name} reaches beyond the address space; check its strides"))
+            })?;
+            Ok(Bytes { data, bytes: bytes as u64 })
+        };
+        let (element, table) = (dtype.size_bytes(), problem.append(0).table_dtype().size_bytes());
+        let new_keys = problem.new_key.extent(problem.new_key_shape());
+        let new_values = problem.new_value.extent(problem.new_value_shape());
+        // Without a rotary embedding there is no table; one that is given is refused by its presence.
+        let entries = problem.rotary.map_or(Some(0), api::Rotary::table_extent);
+        let columns = Some(problem.attention.head_dim);
+        let tables = KvCacheInputs {
+            cu_seqlens_k_new: bytes("cu_seqlens_k_new", self.cu_seqlens_k_new.cast(), batch.checked_add(1), 4)?,
+            rotary_seqlens: bytes("rotary_seqlens", self.rotary_seqlens.cast(), Some(batch), 4)?,
+            cos: bytes("cos", self.cos, entries, table)?,
+            sin: bytes("sin", self.sin, entries, table)?,
+            query_norm: bytes("query_norm", self.query_norm, columns, element)?,
+            key_norm: bytes("key_norm", self.key_norm, columns, element)?,
+            ..sized::zeroed()
+        };
+        let key = bytes("new_key", self.new_key, new_keys, element)?;
+        Ok((key, bytes("new_value", self.new_value, new_values, element)?, tables))
+    }
 }
 
 /// The views of a run.
@@ -360,5 +413,5 @@ unsafe fn views<'a>(
 /// is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_kvcache_destroy(plan: *mut KvCacheHandle) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { registry::remove(plan) })
+    registry::destroy(plan)
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
-use std::{ptr, slice};
+use std::slice;
 
 use api::{
     MergeInputs as ApiInputs, MergeOutputs as ApiOutputs, MergePart, MergePlan, MergeProblem as ApiProblem,
@@ -207,18 +207,14 @@ pub unsafe extern "C" fn flashcore_merge_create(
     ordinal: i32,
     plan: *mut *mut MergeHandle,
 ) -> Status {
-    guarded(|| {
-        check_pointer("plan", plan)?;
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { plan.write(ptr::null_mut()) };
+    let make = || {
         // SAFETY: the caller promises that it is null or a problem of its size.
         let problem = unsafe { sized::read("problem", problem) }?.to_api()?;
         let device = crate::device::open(device_kind, ordinal)?;
-        let handle = registry::insert(MergePlan::new(&problem, &device)?);
-        // SAFETY: as for the write above.
-        unsafe { plan.write(handle) };
-        Ok(())
-    })
+        Ok(MergePlan::new(&problem, &device)?)
+    };
+    // SAFETY: the caller promises of `plan` what is asked here.
+    unsafe { registry::create(plan, make) }
 }
 
 /// Launches a merge on a CUDA stream and returns before it has finished. Nothing is allocated and nothing is waited for; a
@@ -317,5 +313,5 @@ pub unsafe extern "C" fn flashcore_merge_run_host(
 /// Destroys the plan of a merge. Null is nothing to destroy and fine; one that was destroyed before is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_merge_destroy(plan: *mut MergeHandle) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { registry::remove(plan) })
+    registry::destroy(plan)
 }

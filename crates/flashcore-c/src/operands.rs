@@ -1,4 +1,5 @@
-//! The operands of a call as C has them: addresses on a GPU, bytes in the host's memory.
+//! The operands of a call as C has them: addresses, on a GPU or in the host's memory; or bytes in the host's memory, whose
+//! numbers are checked.
 //!
 //! The structs are written out, because cbindgen reads this file as it stands. Everything else follows from the table of
 //! operands, so that a row whose field is missing in a struct breaks the build. A new field goes to the end of its struct.
@@ -8,11 +9,11 @@ use std::mem::{offset_of, size_of};
 use std::slice;
 
 use api::{
-    BiasStrides as ApiBiasStrides, BiasView, DType, DeviceTensors as ApiDeviceTensors, InputViews, OutputViews,
-    TensorView, TensorViewMut,
+    BiasStrides as ApiBiasStrides, BiasView, DType, DeviceTensors as ApiDeviceTensors, InputViews, Operand,
+    OutputViews, Problem as ApiProblem, TensorView, TensorViewMut,
 };
 
-use crate::sized::SizedStruct;
+use crate::sized::{self, SizedStruct};
 use crate::status::Failure;
 
 /// Bytes to be read. Null with 0 bytes means that there are none.
@@ -49,25 +50,26 @@ pub struct BiasStrides {
     pub key: u64,
 }
 
-/// Addresses of device memory: everything that a launch reads and writes. Set all of it to zero first; operands that the
-/// problem does not have stay null.
+/// Addresses of everything that a call reads and writes: device memory for a launch, the host's for a run. Set all of it to
+/// zero first; operands that the problem does not have stay null.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceTensors {
-    /// sizeof(flashcore_device_tensors_t) of the caller.
+pub struct Tensors {
+    /// sizeof(flashcore_tensors_t) of the caller.
     pub struct_size: u64,
-    /// The query, of the problem's dtype, 16-byte aligned.
+    /// The query, of the problem's dtype, 16-byte aligned on a GPU.
     pub query: *const c_void,
-    /// The key, of the problem's dtype, 16-byte aligned.
+    /// The key, of the problem's dtype, 16-byte aligned on a GPU.
     pub key: *const c_void,
-    /// The value, of the problem's dtype, 16-byte aligned.
+    /// The value, of the problem's dtype, 16-byte aligned on a GPU.
     pub value: *const c_void,
-    /// The output, of the problem's dtype, 16-byte aligned.
+    /// The output, of the problem's dtype, 16-byte aligned on a GPU.
     pub output: *mut c_void,
     /// The log-sum-exp (LSE): one float per row, contiguous [batch, query head, query row]; with cu_seqlens_q,
     /// [query head, row of all sequences].
     pub lse: *mut f32,
-    /// Number of keys of each sequence: one uint32_t per batch. One that is larger than the problem's key_length counts as that.
+    /// Number of keys of each sequence: one uint32_t per batch. On a GPU one that is larger than the problem's key_length
+    /// counts as that.
     pub seqused_k: *const u32,
     /// ALiBi slopes: one float per query head.
     pub alibi_slopes: *const f32,
@@ -77,12 +79,12 @@ pub struct DeviceTensors {
     pub bias: *const f32,
     /// Strides of the bias.
     pub bias_strides: BiasStrides,
-    /// Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+    /// Floats that score_mod and mask_mod read.
     pub aux_f32: *const f32,
-    /// Integers that score_mod and mask_mod read. Problems in C have neither yet: null.
+    /// Integers that score_mod and mask_mod read.
     pub aux_i32: *const i32,
     /// flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
-    /// for the workspace that the plan keeps for the stream.
+    /// for the workspace that the plan keeps for the stream, and in a run.
     pub workspace: *mut c_void,
     /// Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
     /// 0, none below the one before it.
@@ -123,9 +125,9 @@ pub struct Inputs {
     pub bias_strides: BiasStrides,
     /// Number of keys of each sequence: one uint32_t per batch.
     pub seqused_k: Bytes,
-    /// Floats that score_mod and mask_mod read. Problems in C have neither yet: null.
+    /// Floats that score_mod and mask_mod read.
     pub aux_f32: Bytes,
-    /// Integers (int32_t) that score_mod and mask_mod read. Problems in C have neither yet: null.
+    /// Integers (int32_t) that score_mod and mask_mod read.
     pub aux_i32: Bytes,
     /// Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
     /// 0, none below the one before it.
@@ -158,8 +160,8 @@ pub struct Outputs {
 }
 
 // SAFETY: `repr(C)` of addresses and integers, the first of them the size.
-unsafe impl SizedStruct for DeviceTensors {
-    const NAME: &'static str = "flashcore_device_tensors_t";
+unsafe impl SizedStruct for Tensors {
+    const NAME: &'static str = "flashcore_tensors_t";
     const LEAST_BYTES: usize = offset_of!(Self, lse);
 }
 
@@ -185,8 +187,8 @@ macro_rules! define_conversions {
             $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
         strided { $($strided:tt)* }
     ) => {
-        impl DeviceTensors {
-            /// The tensors in Rust.
+        impl Tensors {
+            /// The tensors of a launch in Rust.
             pub(crate) fn to_api(self) -> Result<ApiDeviceTensors, Failure> {
                 let mut tensors = ApiDeviceTensors::new(0, 0, 0, 0);
                 $(tensors.$tensor = self.$tensor.addr() as u64;)*
@@ -196,6 +198,46 @@ macro_rules! define_conversions {
                 tensors.bias_strides = bias_strides(self.bias_strides)?;
                 tensors.workspace = self.workspace.addr() as u64;
                 Ok(tensors)
+            }
+
+            /// The tensors of a run, each with as many bytes as the problem needs.
+            pub(crate) fn to_host(self, problem: &ApiProblem) -> Result<(Inputs, Outputs), Failure> {
+                if !self.workspace.is_null() {
+                    let message = "tensors.workspace is set; it is for a launch on a GPU and must be null in a run";
+                    return Err(Failure::argument(message));
+                }
+                let strides = bias_strides(self.bias_strides)?;
+                let bytes = |operand: Operand, data: *const c_void| -> Result<Bytes, Failure> {
+                    if data.is_null() {
+                        return Ok(Bytes { data, bytes: 0 });
+                    }
+                    let bytes = operand
+                        .extent(problem, strides)
+                        .and_then(|elements| elements.checked_mul(operand.element_bytes(problem)));
+                    let bytes = bytes.ok_or_else(|| {
+                        let name = operand.name();
+                        Failure::argument(format!("tensors.{name} reaches beyond the address space; check its strides"))
+                    })?;
+                    Ok(Bytes { data, bytes: bytes as u64 })
+                };
+                let written = |operand: Operand, data: *mut c_void| {
+                    bytes(operand, data.cast_const()).map(|Bytes { bytes, .. }| BytesMut { data, bytes })
+                };
+                let inputs = Inputs {
+                    query: bytes(Operand::Query, self.query)?,
+                    key: bytes(Operand::Key, self.key)?,
+                    value: bytes(Operand::Value, self.value)?,
+                    bias: bytes(Operand::Bias, self.bias.cast())?,
+                    bias_strides: self.bias_strides,
+                    $($input: bytes(Operand::$Input, self.$input.cast())?,)*
+                    ..sized::zeroed()
+                };
+                let outputs = Outputs {
+                    output: written(Operand::Output, self.output)?,
+                    $($output: written(Operand::$Output, self.$output.cast())?,)*
+                    ..sized::zeroed()
+                };
+                Ok((inputs, outputs))
             }
         }
 

@@ -5,10 +5,10 @@ use std::ptr;
 
 use api::{Config, Device, Error, Operand, Plan, PlanOptions, Problem as ApiProblem};
 
-use crate::operands::{self, DeviceTensors, Inputs, Outputs};
+use crate::operands::{self, Inputs, Outputs, Tensors};
 use crate::problem::Problem;
 use crate::registry::{self, Entry};
-use crate::sized::{self, check_pointer};
+use crate::sized;
 use crate::status::{FLASHCORE_UNSUPPORTED, Failure, Status, c_text, guarded};
 
 /// A problem on a device, ready to be run any number of times, by any number of threads at once.
@@ -47,12 +47,9 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
     config: *const c_char,
     plan: *mut *mut PlanHandle,
 ) -> Status {
-    guarded(|| {
-        check_pointer("plan", plan)?;
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { plan.write(ptr::null_mut()) };
-        // SAFETY: the caller promises that it is null or a problem of its size.
-        let problem = unsafe { sized::read("problem", problem) }?.to_api()?;
+    let make = || {
+        // SAFETY: the caller promises that it is null or a problem of its size, with texts that end.
+        let problem = unsafe { sized::read("problem", problem)?.to_api() }?;
         let config = if config.is_null() {
             None
         } else {
@@ -64,11 +61,10 @@ pub unsafe extern "C" fn flashcore_plan_create_with_config(
         let options = PlanOptions::default().with_config(config);
         let made = Plan::with_options(&problem, &device, options)?;
         let description = c_text(&made.report().to_string());
-        let handle = registry::insert(Entry { plan: made, description });
-        // SAFETY: as for the write above.
-        unsafe { plan.write(handle) };
-        Ok(())
-    })
+        Ok(Entry { plan: made, description })
+    };
+    // SAFETY: the caller promises of `plan` what is asked here.
+    unsafe { registry::create(plan, make) }
 }
 
 /// Launches a plan for a GPU on a CUDA stream and returns before it has finished: flashcore_plan_launch_tensors() for
@@ -91,7 +87,7 @@ pub unsafe extern "C" fn flashcore_plan_launch(
         let entry = registry::find(plan)?;
         check_on_cuda(entry.plan.device(), "flashcore_plan_launch", "flashcore_plan_run_host")?;
         check_simple(entry.plan.problem())?;
-        let tensors = DeviceTensors { query, key, value, output, lse, ..sized::zeroed() };
+        let tensors = Tensors { query, key, value, output, lse, ..sized::zeroed() };
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
         unsafe { entry.plan.launch(stream, tensors.to_api()?) }.map_err(Failure::from)
     })
@@ -110,7 +106,7 @@ pub unsafe extern "C" fn flashcore_plan_launch(
 ///
 /// # Safety
 ///
-/// `tensors` must be null, which is an error, or point to a flashcore_device_tensors_t. Until the launch has finished, and
+/// `tensors` must be null, which is an error, or point to a flashcore_tensors_t. Until the launch has finished, and
 /// whenever a graph with it is executed, the memory that it names must hold the whole tensors, as far as the problem's
 /// strides reach, and nobody may write the inputs or use the outputs or a workspace that the launch brings. Of the
 /// executable graphs made from one captured launch, one may be executed at a time. The plan must not be destroyed before
@@ -119,7 +115,7 @@ pub unsafe extern "C" fn flashcore_plan_launch(
 pub unsafe extern "C" fn flashcore_plan_launch_tensors(
     plan: *const PlanHandle,
     stream: *mut c_void,
-    tensors: *const DeviceTensors,
+    tensors: *const Tensors,
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
@@ -145,7 +141,7 @@ pub unsafe extern "C" fn flashcore_plan_launch_tensors(
 pub unsafe extern "C" fn flashcore_plan_check_lengths(
     plan: *const PlanHandle,
     stream: *mut c_void,
-    tensors: *const DeviceTensors,
+    tensors: *const Tensors,
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
@@ -161,12 +157,7 @@ pub unsafe extern "C" fn flashcore_plan_check_lengths(
 /// it is no plan, which flashcore_last_error() then says.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_plan_workspace_bytes(plan: *const PlanHandle) -> u64 {
-    let mut bytes = 0;
-    guarded(|| {
-        bytes = registry::find(plan)?.plan.workspace_bytes() as u64;
-        Ok(())
-    });
-    bytes
+    registry::number_of(plan, |entry| entry.plan.workspace_bytes())
 }
 
 pub(crate) fn check_on_cuda(device: &Device, call: &str, on_host: &str) -> Result<(), Failure> {
@@ -215,6 +206,25 @@ pub unsafe extern "C" fn flashcore_plan_run_host(
     })
 }
 
+/// Like flashcore_plan_run_host(), with the struct of a launch: addresses of the host's memory, without numbers of bytes.
+///
+/// # Safety
+///
+/// `tensors` must be null, which is an error, or point to a flashcore_tensors_t. The memory that it names must hold the
+/// whole tensors, as far as the problem's strides reach; outputs must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_plan_run_tensors(plan: *const PlanHandle, tensors: *const Tensors) -> Status {
+    guarded(|| {
+        let entry = registry::find(plan)?;
+        let problem = entry.plan.problem();
+        // SAFETY: the caller promises that it is null or tensors of their size.
+        let (inputs, outputs) = unsafe { sized::read("tensors", tensors) }?.to_host(problem)?;
+        // SAFETY: the caller promises that the memory holds the whole tensors during this call.
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, problem.dtype) }?;
+        entry.plan.run(inputs, outputs).map_err(Failure::from)
+    })
+}
+
 /// Describes a plan: problem, device, kernel, where the kernel came from and how long that took. Null if it is no plan.
 /// The text is valid until the plan is destroyed.
 #[unsafe(no_mangle)]
@@ -230,5 +240,5 @@ pub extern "C" fn flashcore_plan_describe(plan: *const PlanHandle) -> *const c_c
 /// Destroys a plan. Null is nothing to destroy and fine; a plan that was destroyed before is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_plan_destroy(plan: *mut PlanHandle) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { registry::remove(plan) })
+    registry::destroy(plan)
 }

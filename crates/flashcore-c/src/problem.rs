@@ -1,9 +1,12 @@
 //! `flashcore_problem_t`.
 
+use std::ffi::{CStr, c_char};
 use std::mem::{offset_of, size_of};
 
+use api::expression::ExpressionError;
 use api::{
-    Alignment, DType, Layout, LseBase, Mask, PagedKv, Problem as ApiProblem, Strides as ApiStrides, TensorStrides,
+    Alignment, DType, Layout, LseBase, Mask, MaskMod, PagedKv, Problem as ApiProblem, ScoreMod, Strides as ApiStrides,
+    TensorStrides,
 };
 
 use crate::merge::{FLASHCORE_LSE_BASE_2, FLASHCORE_LSE_NATURAL};
@@ -142,9 +145,18 @@ pub struct Problem {
     pub lse_base: i32,
     /// 1 if the log-sum-exp leaves the sink out: that of the keys alone; else 0.
     pub lse_without_sink: i32,
+    /// The change of each score, an expression like "score + 0.1 * (query - key)", with a terminating zero; null for none.
+    /// docs/score-mod.md has the language. The text is not needed after the plan is made.
+    pub score_mod: *const c_char,
+    /// The keys that take part besides those of mask, an expression like "aux_i32[query] == aux_i32[key]"; null for all.
+    pub mask_mod: *const c_char,
+    /// Entries of the table of floats that score_mod and mask_mod read; 0 if they read none.
+    pub aux_f32: u64,
+    /// Entries of the table of integers that score_mod and mask_mod read; 0 if they read none.
+    pub aux_i32: u64,
 }
 
-// SAFETY: `repr(C)` of integers and floats, the first of them the size.
+// SAFETY: `repr(C)` of integers, floats and addresses, the first of them the size.
 unsafe impl SizedStruct for Problem {
     const NAME: &'static str = "flashcore_problem_t";
     const LEAST_BYTES: usize = offset_of!(Self, query_strides);
@@ -152,7 +164,11 @@ unsafe impl SizedStruct for Problem {
 
 impl Problem {
     /// The problem in Rust; the plan validates it.
-    pub(crate) fn to_api(self) -> Result<ApiProblem, Failure> {
+    ///
+    /// # Safety
+    ///
+    /// score_mod and mask_mod are null or texts with a terminating zero.
+    pub(crate) unsafe fn to_api(self) -> Result<ApiProblem, Failure> {
         if self.reserved != 0 {
             return Err(Failure::argument(format!("problem.reserved is {}; it must be 0", self.reserved)));
         }
@@ -199,17 +215,38 @@ impl Problem {
         problem.lse_form.base = lse_base("lse_base", self.lse_base)?;
         problem.lse_form.includes_sink = !switch("lse_without_sink", self.lse_without_sink)?;
         problem.layout = layout;
+        // SAFETY: the contract of this function.
+        let (score_mod, mask_mod) =
+            unsafe { (expression("score_mod", self.score_mod)?, expression("mask_mod", self.mask_mod)?) };
+        let refused = |field: &str, error: ExpressionError| Failure::argument(format!("problem.{field}: {error}"));
+        problem.score_mod = score_mod.map(ScoreMod::parse).transpose().map_err(|error| refused("score_mod", error))?;
+        problem.mask_mod = mask_mod.map(MaskMod::parse).transpose().map_err(|error| refused("mask_mod", error))?;
         Ok(problem)
     }
 }
 
-/// Reads the switch of an operand, with the sizes that belong to it. The sizes of the tables of expressions, which are no
-/// switches, are not in C yet.
+/// The text of an expression.
+///
+/// # Safety
+///
+/// `text` is null or has a terminating zero, and stays as it is for the lifetime chosen.
+unsafe fn expression<'a>(field: &str, text: *const c_char) -> Result<Option<&'a str>, Failure> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not null, and the caller promises a terminating zero.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|error| Failure::argument(format!("problem.{field} is not UTF-8: {error}")))
+}
+
+/// Reads the switch of an operand, with the sizes that belong to it.
 macro_rules! read_switch {
     ($from:ident, $to:ident, $operand:ident, $switch:ident: bool) => {
         $to.$switch = switch(stringify!($switch), $from.$switch)?
     };
-    ($from:ident, $to:ident, $operand:ident, $switch:ident: usize) => {};
+    ($from:ident, $to:ident, $operand:ident, $switch:ident: usize) => {
+        $to.$switch = size(stringify!($switch), $from.$switch)?
+    };
     ($from:ident, $to:ident, $operand:ident, $switch:ident: TotalRows) => {
         $to.$switch =
             sizes((stringify!($operand), $from.$operand), [(stringify!($switch), $from.$switch)])?.map(|[rows]| rows)
@@ -338,8 +375,9 @@ pub(crate) fn strides(field: &str, strides: Strides) -> Result<ApiStrides, Failu
 /// Fills a problem with self-attention: as many key heads as query heads, as many keys as queries, scale
 /// 1 / sqrt(head_dim), contiguous [batch, head, row, column], nothing masked, nothing optional.
 ///
-/// Writes the fields of version 0.1, up to output_strides, and their size, in every later version too: a program that was
-/// compiled with an older header has no room for more. flashcore_problem_init_sized() writes all of them.
+/// The function writes the fields of version 0.1, up to output_strides, and their size: a program that was compiled with the
+/// first header has no room for more. In C and C++ a macro of the same name takes its place and writes all fields; other
+/// languages call flashcore_problem_init_sized().
 ///
 /// # Safety
 ///
@@ -358,7 +396,7 @@ pub unsafe extern "C" fn flashcore_problem_init(
 }
 
 /// Like flashcore_problem_init(), with the fields that came after version 0.1: `struct_size` is sizeof(flashcore_problem_t)
-/// of the caller. Problems with packed or paged sequences begin with it.
+/// of the caller. Fields that came later are read only if struct_size reaches that far.
 ///
 /// # Safety
 ///

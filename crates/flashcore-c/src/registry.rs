@@ -11,7 +11,8 @@ use crate::continuation::ContinueHandle;
 use crate::kvcache::KvCacheHandle;
 use crate::merge::MergeHandle;
 use crate::plan::PlanHandle;
-use crate::status::{FLASHCORE_INVALID_PLAN, Failure};
+use crate::sized::check_pointer;
+use crate::status::{FLASHCORE_INVALID_PLAN, Failure, Status, guarded};
 
 /// A plan and its description.
 pub(crate) struct Entry {
@@ -75,7 +76,7 @@ static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
     continuations: BTreeMap::new(),
 });
 
-pub(crate) fn insert<H: Handle>(entry: H::Entry) -> *mut H {
+fn insert<H: Handle>(entry: H::Entry) -> *mut H {
     #[cfg(unix)]
     fork::watch();
     let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
@@ -90,10 +91,42 @@ pub(crate) fn find<H: Handle>(plan: *const H) -> Result<Arc<H::Entry>, Failure> 
     H::table(&registry).get(&plan.addr()).cloned().ok_or_else(|| unknown(plan))
 }
 
-pub(crate) fn remove<H: Handle>(plan: *const H) -> Result<(), Failure> {
+fn remove<H: Handle>(plan: *const H) -> Result<(), Failure> {
     let removed = H::table_mut(&mut REGISTRY.write().unwrap_or_else(PoisonError::into_inner)).remove(&plan.addr());
     // Dropped here, after the lock: dropping a plan may wait for the GPU.
     removed.map(drop).ok_or_else(|| unknown(plan))
+}
+
+/// Body of a function that creates a plan: `plan` becomes the new one, or null if there is none.
+///
+/// # Safety
+///
+/// `plan` must be null, which is an error, or point to a pointer that can be written.
+pub(crate) unsafe fn create<H: Handle>(plan: *mut *mut H, make: impl FnOnce() -> Result<H::Entry, Failure>) -> Status {
+    guarded(|| {
+        check_pointer("plan", plan)?;
+        // SAFETY: not null and aligned, and the caller promises that it can be written.
+        unsafe { plan.write(ptr::null_mut()) };
+        let handle = insert(make()?);
+        // SAFETY: as for the write above.
+        unsafe { plan.write(handle) };
+        Ok(())
+    })
+}
+
+/// Body of a function that destroys a plan.
+pub(crate) fn destroy<H: Handle>(plan: *mut H) -> Status {
+    guarded(|| if plan.is_null() { Ok(()) } else { remove(plan) })
+}
+
+/// Body of a function that asks a plan for a number: 0 if it is no plan.
+pub(crate) fn number_of<H: Handle>(plan: *const H, number: impl FnOnce(&H::Entry) -> usize) -> u64 {
+    let mut found = 0;
+    guarded(|| {
+        found = number(&*find(plan)?) as u64;
+        Ok(())
+    });
+    found
 }
 
 fn unknown<H: Handle>(plan: *const H) -> Failure {

@@ -10,6 +10,7 @@ use crate::sized::zeroed;
 use crate::status::guarded;
 use crate::*;
 
+mod expressions;
 mod kvcache;
 mod launches;
 mod operations;
@@ -31,6 +32,11 @@ fn problem(batch: u64, heads: u64, length: u64, head_dim: u64, dtype: i32) -> Pr
     assert_eq!(status, FLASHCORE_OK);
     // SAFETY: written by the call above.
     unsafe { problem.assume_init() }
+}
+
+fn to_api(problem: &Problem) -> api::Problem {
+    // SAFETY: expressions of tests are null or texts that end.
+    unsafe { problem.to_api() }.unwrap()
 }
 
 fn create(problem: &Problem) -> Result<*mut PlanHandle, (Status, String)> {

@@ -9,6 +9,7 @@ fn the_header_is_that_of_the_source() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
     config.after_includes = Some(version_macros());
+    config.trailer = Some(INIT_MACRO.to_owned());
     // File by file, so that no cargo is asked about the workspace.
     let sources =
         ["status", "problem", "operands", "device", "plan", "append", "kvcache", "merge", "continuation", "text"];
@@ -27,6 +28,12 @@ fn the_header_is_that_of_the_source() {
     assert!(header == generated, "{} is out of date: FLASHCORE_BLESS=1 cargo test -p flashcore-c", path.display());
 }
 
+/// Programs that are compiled with this header have room for all fields; the function is for those compiled with the first.
+const INIT_MACRO: &str = "
+/* flashcore_problem_init() of a program that is compiled with this header fills all fields of its flashcore_problem_t. */
+#define flashcore_problem_init(problem, batch, heads, length, head_dim, dtype) \\
+  flashcore_problem_init_sized(problem, sizeof(flashcore_problem_t), batch, heads, length, head_dim, dtype)";
+
 /// The version as numbers for the preprocessor, and as a text.
 fn version_macros() -> String {
     let [major, minor, patch] =
@@ -39,7 +46,10 @@ fn version_macros() -> String {
 #define FLASHCORE_VERSION_PATCH {patch}
 /* For comparisons: 0.1.0 is 100, 1.2.3 is 10203. */
 #define FLASHCORE_VERSION_NUMBER (FLASHCORE_VERSION_MAJOR * 10000 + FLASHCORE_VERSION_MINOR * 100 + FLASHCORE_VERSION_PATCH)
-#define FLASHCORE_VERSION \"{}\"",
+#define FLASHCORE_VERSION \"{}\"
+
+/* The name that flashcore_tensors_t had first. */
+#define flashcore_device_tensors_t flashcore_tensors_t",
         env!("CARGO_PKG_VERSION")
     )
 }

@@ -75,6 +75,8 @@ fn everything_is_in_its_place() {
     assert_eq!(link(built::SONAME), PathBuf::from(format!("libflashcore.so.{version}")));
     let header = fs::read(Path::new(CRATE).join("include/flashcore.h")).unwrap();
     assert_eq!(fs::read(root.join("include/flashcore.h")).unwrap(), header);
+    let wrapper = fs::read(Path::new(CRATE).join("include/flashcore.hpp")).unwrap();
+    assert_eq!(fs::read(root.join("include/flashcore.hpp")).unwrap(), wrapper);
     assert!(root.join("lib/libflashcore.a").is_file());
     let expected = format!(
         "prefix={}\nincludedir=${{prefix}}/include\nlibdir=${{prefix}}/lib\n\nName: flashcore\n\
@@ -122,6 +124,16 @@ fn cpp() {
     assert_eq!(output.status.code(), Some(0));
 }
 
+#[test]
+fn cpp_wrapper() {
+    let Some(program) = compile("c++", "-std=c++17", "examples/attend.cpp", &["-lflashcore"]) else { return };
+    let output = execute(&program);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    let last = "FLASHCORE_INVALID_ARGUMENT: problem.score_mod: column 9, at `distances`: there is no `di...";
+    assert_eq!(said.lines().last(), Some(last), "{said}");
+}
+
 /// The program of many streams is compiled everywhere, and says where it cannot run.
 #[test]
 fn two_streams() {
@@ -134,4 +146,16 @@ fn two_streams() {
         Some(3) => assert!(said.starts_with("no GPU: "), "{said}"),
         code => panic!("{code:?}: {said}"),
     }
+}
+
+/// Every operand from C, on the CPU, and on a GPU where there is one.
+#[test]
+fn all_operands() {
+    let Some(program) = compile("cc", "-std=c11", "examples/all_operands.c", &["-lflashcore", "-ldl", "-lm"]) else {
+        return;
+    };
+    let output = execute(&program);
+    let said = text(&output.stdout);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}{}", text(&output.stderr));
+    assert_eq!(said.lines().last(), Some("17 operands, 0 wrong"), "{said}");
 }

@@ -50,6 +50,12 @@ fn run_c(name: &str, source: &Path, link: &[&str]) -> String {
     said
 }
 
+/// The value after the last mention of a name in what a program said.
+fn number_after(said: &str, name: &str) -> f64 {
+    let (_, rest) = said.rsplit_once(name).unwrap_or_else(|| panic!("no {name} in {said}"));
+    rest.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{said}"))
+}
+
 /// Runs `examples/attend.c`.
 fn check_c(name: &str, link: &[&str]) {
     let said = run_c(name, &example("attend.c"), link);
@@ -65,6 +71,20 @@ fn c_with_the_shared_library() {
 #[test]
 fn c_with_the_static_library() {
     check_c("static", &["-l:libflashcore.a", "-lm", "-lpthread", "-ldl"]);
+}
+
+#[test]
+fn decode_in_c() {
+    let said = run_c("decode", &example("decode.c"), &["-lflashcore", "-lm"]);
+    assert!(number_after(&said, "largest error ") < 1e-5, "{said}");
+    assert!(said.contains("20 steps, lengths 20 23 37"), "{said}");
+}
+
+/// A program whose structs are those of the first header.
+#[test]
+fn a_program_of_an_older_header() {
+    let said = run_c("older", &in_tests("older.c"), &["-lflashcore"]);
+    assert_eq!(said, "an older program computes\n");
 }
 
 #[test]

@@ -226,9 +226,14 @@ impl<'a> InputViews<'a> {
                 errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
             }
         }
-        let is_sized =
-            |error: &TensorError| !matches!(error, TensorError::Missing { .. } | TensorError::WrongCount { .. });
-        if errors.iter().all(is_sized) {
+        // A vector that the problem does not have may have any size.
+        let is_unsized = |error: &TensorError| {
+            matches!(
+                error,
+                TensorError::Missing { .. } | TensorError::Unexpected { .. } | TensorError::WrongCount { .. }
+            )
+        };
+        if !errors.iter().any(is_unsized) {
             self.check_sequences(problem, errors);
         }
     }
@@ -396,6 +401,16 @@ mod tests {
         assert_eq!((view.dtype, view.data.len()), (DType::F32, 8));
         view.data.fill(0);
         assert_eq!(elements, [0.0, 0.0]);
+    }
+
+    /// Its numbers are not looked at: there may be none.
+    #[test]
+    fn a_vector_that_the_problem_does_not_have() {
+        let problem = Problem::new(2, 1, 3, 1, DType::F32).with_seqused_k(true);
+        let numbers = [0.0_f32; 6];
+        let inputs = InputViews::new(&numbers, &numbers, &numbers).with_seqused_k(&[1, 2]).with_cu_seqlens_k(&[5]);
+        let expected = Invalid::from(vec![TensorError::Unexpected { tensor: "cu_seqlens_k" }]);
+        assert_eq!(inputs.validate(&problem), Err(expected));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Parser of shapes and masks: `1x8x512x64`, `1x8/2x97,203x64`, `4x8/2x1,300x64+seqused_k+pages=80x16`.
 
-use flashcore_problem::{Alignment, DType, Mask, PagedKv, Problem, ProblemError};
+use flashcore_problem::expression::ExpressionError;
+use flashcore_problem::{Alignment, DType, Mask, MaskMod, PagedKv, Problem, ProblemError, ScoreMod};
 
 use crate::testkit::expressions;
 
@@ -29,7 +30,7 @@ pub enum ShapeError {
     },
     /// Not an expression, or the second of its kind.
     #[error(
-        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks, and for sequences total_q=N, total_k=N, seqused_q, seqused_k, leftpad_k, kv_batch=N and pages=NUMBERxROWS[/WIDTH[/STRIDE]]",
+        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks, or score_mod={{TEXT}} and mask_mod={{TEXT}}, and for sequences total_q=N, total_k=N, seqused_q, seqused_k, leftpad_k, kv_batch=N and pages=NUMBERxROWS[/WIDTH[/STRIDE]]",
         expressions::SCORE_MODS.join(", "),
         expressions::MASK_MODS.join(", ")
     )]
@@ -38,6 +39,16 @@ pub enum ShapeError {
         text: String,
         /// The part of it.
         name: String,
+    },
+    /// Not an expression: its text is wrong.
+    #[error("`{name}` in `{text}`: {error}")]
+    ExpressionText {
+        /// The text.
+        text: String,
+        /// The part of it, `score_mod` or `mask_mod`.
+        name: &'static str,
+        /// The error, with its column between the braces.
+        error: ExpressionError,
     },
     /// Not a problem.
     #[error("`{text}`: {}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
@@ -58,7 +69,7 @@ pub enum ShapeError {
 }
 
 /// Reads `batch x heads[/key heads] x queries[,keys] x dim[,value dim][+feature]...`. A feature is the name of an
-/// expression, or one of packed and paged sequences: `total_q=N`, `total_k=N`, `seqused_q`, `seqused_k`, `leftpad_k`,
+/// expression, `score_mod={TEXT}` or `mask_mod={TEXT}` in the language of [`ScoreMod::parse`], or one of packed and paged sequences: `total_q=N`, `total_k=N`, `seqused_q`, `seqused_k`, `leftpad_k`,
 /// `kv_batch=N`, `pages=NUMBERxROWS[/WIDTH[/STRIDE]]` with width and stride of the page table.
 pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     let (sizes, names) = text.split_once('+').unwrap_or((text, ""));
@@ -83,7 +94,17 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     problem.key_length = key_length;
     problem.value_dim = value_dim;
     let (mut score, mut mask) = (None, None);
-    for name in names.split('+').filter(|name| !name.is_empty()) {
+    for name in features(names).into_iter().filter(|name| !name.is_empty()) {
+        let wrong = |name, error| ShapeError::ExpressionText { text: text.to_owned(), name, error };
+        if let Some(expression) = written(name, "score_mod").filter(|_| score.is_none()) {
+            // The name is the text, so that a table or a record that has it can be read again.
+            score = Some(ScoreMod::parse_as(expression, expression).map_err(|error| wrong("score_mod", error))?);
+            continue;
+        }
+        if let Some(expression) = written(name, "mask_mod").filter(|_| mask.is_none()) {
+            mask = Some(MaskMod::parse_as(expression, expression).map_err(|error| wrong("mask_mod", error))?);
+            continue;
+        }
         let is_of_sequences = set_sequences(&mut problem, name).map_err(|meaning| ShapeError::Number {
             text: text.to_owned(),
             part: name.to_owned(),
@@ -100,6 +121,29 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     }
     expressions::give(&mut problem, score, mask);
     Ok(problem)
+}
+
+/// The features of a shape: parts between `+` that are not within braces.
+fn features(names: &str) -> Vec<&str> {
+    let (mut depth, mut begun, mut parts) = (0_usize, 0, Vec::new());
+    for (index, character) in names.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            '+' if depth == 0 => {
+                parts.push(&names[begun..index]);
+                begun = index + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&names[begun..]);
+    parts
+}
+
+/// The text of `name={TEXT}`.
+fn written<'a>(feature: &'a str, name: &str) -> Option<&'a str> {
+    feature.strip_prefix(name)?.strip_prefix("={")?.strip_suffix('}')
 }
 
 /// Sets a feature of packed and paged sequences; false if it is none, and its meaning if its numbers are none.
@@ -159,7 +203,12 @@ pub fn shape_text(problem: &Problem) -> String {
     let pair = |first: usize, separator: char, second: usize| {
         if first == second { first.to_string() } else { format!("{first}{separator}{second}") }
     };
-    let expressions: String = problem.expressions().flat_map(|(_, expression)| ["+", expression.name()]).collect();
+    let expression_text = |(kind, name): (&str, &str)| {
+        let is_ready = expressions::SCORE_MODS.contains(&name) || expressions::MASK_MODS.contains(&name);
+        if is_ready { format!("+{name}") } else { format!("+{kind}={{{name}}}") }
+    };
+    let expressions: String =
+        problem.expressions().map(|(kind, expression)| expression_text((kind, expression.name()))).collect();
     format!(
         "{}x{}x{}x{}{expressions}{}",
         problem.batch,
@@ -209,6 +258,8 @@ mod tests {
             "0x4x0,7x128",
             "1x2x99x64+relative+documents",
             "1x2x99x64+blocks",
+            "1x2x99x64+score_mod={score + 0.1 * (q - k)}+documents",
+            "2x2x99x64+score_mod={relative(128)}+mask_mod={q >= k && (k >> 3) != 1}+seqused_k",
             "3x4/2x9,50x64+relative+total_q=20+total_k=77+seqused_q+seqused_k+leftpad_k",
             "3x4/2x1,50x64+seqused_k+kv_batch=5+pages=33x16",
             "3x4/2x1,50x64+pages=33x16/9",
@@ -232,6 +283,12 @@ mod tests {
         let expression =
             |text: &str, name: &str| ShapeError::Expression { text: text.to_owned(), name: name.to_owned() };
         check("1x8x5x64+nothing", expression("1x8x5x64+nothing", "nothing"));
+        check("1x8x5x64+mask_mod={k < 2}+prefix", expression("1x8x5x64+mask_mod={k < 2}+prefix", "prefix"));
+        for text in ["1x8x5x64+score_mod=score", "1x8x5x64+score_mod={score", "1x8x5x64+score_mod"] {
+            check(text, expression(text, text.split_once('+').unwrap().1));
+        }
+        let said = parse_shape("1x8x5x64+score_mod={score + 2 * x}", DType::F16).unwrap_err().to_string();
+        assert!(said.contains("`score_mod` in `1x8x5x64+score_mod={score + 2 * x}`: column 13, at `x`: "), "{said}");
         check("1x8x5x64+blocks+prefix", expression("1x8x5x64+blocks+prefix", "prefix"));
         check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));
         check("1x8x5x64+total_q=", number("1x8x5x64+total_q=", "total_q=", "number of rows"));

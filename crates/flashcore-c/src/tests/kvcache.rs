@@ -70,7 +70,7 @@ fn a_growing_cache_from_beginning_to_end() {
     assert_eq!(status, FLASHCORE_INVALID_ARGUMENT);
     assert_eq!(message, "outputs.output overlaps caches.value_cache; what is written must be apart");
 
-    let (attention, tensors): (DeviceTensors, KvCacheTensors) = (zeroed(), zeroed());
+    let (attention, tensors): (Tensors, KvCacheTensors) = (zeroed(), zeroed());
     // SAFETY: the tensors are what they say, and the plan is on the CPU.
     let status = unsafe { flashcore_kvcache_launch(plan, ptr::null_mut(), &raw const attention, &raw const tensors) };
     assert_eq!(status, FLASHCORE_UNSUPPORTED);

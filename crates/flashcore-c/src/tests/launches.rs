@@ -7,7 +7,7 @@ use crate::plan::check_simple;
 #[test]
 fn every_device_tensor_reaches_its_place() {
     let address = ptr::without_provenance_mut::<c_void>;
-    let tensors = DeviceTensors {
+    let tensors = Tensors {
         query: address(0x10),
         key: address(0x20),
         value: address(0x30),
@@ -45,7 +45,7 @@ fn every_device_tensor_reaches_its_place() {
         .with_kv_batch_idx(0x110)
         .with_page_table(0x120);
     assert_eq!(tensors.to_api(), Ok(expected));
-    assert_eq!(zeroed::<DeviceTensors>().to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
+    assert_eq!(zeroed::<Tensors>().to_api(), Ok(api::DeviceTensors::new(0, 0, 0, 0)));
 }
 
 /// The launch with few parameters names the one that has all of them.
@@ -54,7 +54,7 @@ fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
     let words = |change: fn(&mut Problem)| {
         let mut problem = problem(1, 2, 4, 8, FLASHCORE_DTYPE_F16);
         change(&mut problem);
-        check_simple(&problem.to_api().unwrap()).map_err(|failure| failure.message)
+        check_simple(&to_api(&problem)).map_err(|failure| failure.message)
     };
     let refused = |operands: &str| {
         Err(format!(
@@ -71,7 +71,7 @@ fn a_simple_launch_refuses_what_it_has_no_parameter_for() {
 
 #[test]
 fn launches_on_the_cpu_name_what_to_use() {
-    let none = zeroed::<DeviceTensors>();
+    let none = zeroed::<Tensors>();
     let plan = create(&problem(1, 1, 1, 8, FLASHCORE_DTYPE_F16)).unwrap();
     let null = ptr::null_mut::<c_void>();
     // SAFETY: a plan on the CPU launches nothing.

@@ -155,7 +155,7 @@ fn attention_continues_from_beginning_to_end() {
     }
     assert_eq!((output, lse), ([2.0, 4.0], [std::f32::consts::LN_2]));
     assert_eq!(flashcore_continue_workspace_bytes(plan), 0);
-    let none = DeviceTensors { struct_size: size_of::<DeviceTensors>() as u64, ..zeroed() };
+    let none = Tensors { struct_size: size_of::<Tensors>() as u64, ..zeroed() };
     // SAFETY: a plan on the CPU launches nothing.
     let status = unsafe { flashcore_continue_launch(plan, ptr::null_mut(), &raw const none) };
     assert_eq!(status, FLASHCORE_UNSUPPORTED);

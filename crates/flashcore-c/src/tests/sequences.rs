@@ -25,7 +25,7 @@ fn paged(problem: &mut Problem) {
 
 #[test]
 fn every_field_reaches_the_problem() {
-    let api = |change: fn(&mut Problem)| sequences(change).to_api().unwrap();
+    let api = |change: fn(&mut Problem)| to_api(&sequences(change));
     let none = api(|_| {});
     assert!(!none.is_ragged());
     assert_eq!(api(packed_queries), none.clone().with_total_q(Some(10)));
@@ -100,7 +100,7 @@ fn sizes_and_switches_belong_together() {
 fn check_refused(problem: fn(&mut Problem), change: &dyn Fn(&mut Inputs), words: &str) {
     let problem = sequences(problem);
     let plan = create(&problem).unwrap();
-    let shape = problem.to_api().unwrap();
+    let shape = to_api(&problem);
     let elements = |shape: api::Shape| shape.elements().unwrap();
     let (query, key) = (vec![0.0_f32; elements(shape.query_shape())], vec![0.0_f32; elements(shape.key_shape())]);
     let mut output = vec![7.0_f32; query.len()];
@@ -193,7 +193,7 @@ fn check_right(change: fn(&mut Problem)) {
         change(problem);
     });
     let plan = create(&problem).unwrap();
-    let shape = problem.to_api().unwrap();
+    let shape = to_api(&problem);
     for seed in 0..3 {
         let random = api::verify::Inputs::random(&shape, seed);
         let views = random.views();

@@ -40,19 +40,20 @@ fn sizes_are_those_of_the_header() {
     assert_eq!(words(offset_of!(Inputs, bias_strides)), 1 + 6 * 2);
     assert_eq!(words(offset_of!(Inputs, aux_f32)), 1 + 7 * 2 + 4);
     assert_eq!(words(offset_of!(Outputs, lse)), 1 + 2);
-    assert_eq!(words(offset_of!(DeviceTensors, bias_strides)), 1 + 9);
-    assert_eq!(words(offset_of!(DeviceTensors, workspace)), 1 + 9 + 4 + 2);
+    assert_eq!(words(offset_of!(Tensors, bias_strides)), 1 + 9);
+    assert_eq!(words(offset_of!(Tensors, workspace)), 1 + 9 + 4 + 2);
     assert_eq!(offset_of!(Problem, query_strides), 136);
     assert_eq!(offset_of!(Problem, output_strides), 136 + 3 * 3 * 8);
     assert_eq!(offset_of!(Problem, cu_seqlens_q), 232);
     assert_eq!(offset_of!(Problem, total_q), 232 + 6 * 4);
     assert_eq!(offset_of!(Problem, table_stride), 232 + 6 * 4 + 6 * 8);
     assert_eq!(offset_of!(Problem, lse_base), 232 + 6 * 4 + 7 * 8);
-    assert_eq!(size_of::<Problem>(), 232 + 6 * 4 + 7 * 8 + 2 * 4);
+    assert_eq!(offset_of!(Problem, score_mod), 232 + 6 * 4 + 7 * 8 + 2 * 4);
+    assert_eq!(size_of::<Problem>(), 320 + 4 * 8);
     assert_eq!(words(offset_of!(Inputs, cu_seqlens_q)), 1 + 7 * 2 + 4 + 2 * 2);
     assert_eq!(words(size_of::<Inputs>()), 1 + 7 * 2 + 4 + 8 * 2);
-    assert_eq!(words(offset_of!(DeviceTensors, cu_seqlens_q)), 1 + 9 + 4 + 3);
-    assert_eq!(words(size_of::<DeviceTensors>()), 1 + 9 + 4 + 3 + 6);
+    assert_eq!(words(offset_of!(Tensors, cu_seqlens_q)), 1 + 9 + 4 + 3);
+    assert_eq!(words(size_of::<Tensors>()), 1 + 9 + 4 + 3 + 6);
 }
 
 /// A program of version 0.1 has room for 232 bytes, and one of a later version for more: each gets what it has room for.
@@ -71,7 +72,7 @@ fn a_problem_is_filled_as_far_as_the_caller_has_room() {
     // SAFETY: 512 bytes can be written.
     let old = fill(&|at| unsafe { flashcore_problem_init(at, 1, 2, 4, 8, FLASHCORE_DTYPE_F32) });
     assert_eq!((old.0, old.1, old.2[0]), (FLASHCORE_OK, Some(232 / 8), 232));
-    for bytes in [136, 232, 256, 312, 320, 400] {
+    for bytes in [136, 232, 256, 312, 320, 352, 400] {
         let (status, end, words) = sized(bytes);
         assert_eq!((status, end, words[0]), (FLASHCORE_OK, Some(bytes as usize / 8), bytes));
         assert_eq!(create_from(&words), (FLASHCORE_OK, String::new()));
@@ -79,7 +80,7 @@ fn a_problem_is_filled_as_far_as_the_caller_has_room() {
     for bytes in [0, 128, 140, 4104, u64::MAX] {
         let (status, end, _) = sized(bytes);
         assert_eq!((status, end), (FLASHCORE_INVALID_ARGUMENT, Some(0)));
-        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 320");
+        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 352");
         assert_eq!(text(flashcore_last_error()), said);
     }
 }
@@ -133,13 +134,13 @@ fn newer_structs_are_taken_where_their_new_fields_are_off() {
     );
     assert_eq!(create_from(&longer(&given, &[0, 0, 0x1_0000])), (FLASHCORE_INVALID_ARGUMENT, expected));
 
-    assert_eq!(no_launch(&longer(&zeroed::<DeviceTensors>(), &[0; 3])).0, FLASHCORE_UNSUPPORTED);
-    let (status, said) = no_launch(&longer(&zeroed::<DeviceTensors>(), &[0, 0xFF00]));
+    assert_eq!(no_launch(&longer(&zeroed::<Tensors>(), &[0; 3])).0, FLASHCORE_UNSUPPORTED);
+    let (status, said) = no_launch(&longer(&zeroed::<Tensors>(), &[0, 0xFF00]));
     assert_eq!(status, FLASHCORE_INVALID_ARGUMENT);
-    let size = size_of::<DeviceTensors>();
+    let size = size_of::<Tensors>();
     let expected = format!(
         "tensors.struct_size is {}, and byte {} of it is 255; this version of flashcore knows {size} bytes of \
-         flashcore_device_tensors_t: leave the fields after them 0, or use a newer library",
+         flashcore_tensors_t: leave the fields after them 0, or use a newer library",
         size + 16,
         size + 9
     );
@@ -157,14 +158,14 @@ fn sizes_that_no_header_has() {
             format!("problem.struct_size is {size}; it must be sizeof(flashcore_problem_t), which is {whole}");
         assert_eq!(create(&given), Err((FLASHCORE_INVALID_ARGUMENT, expected)));
     }
-    let mut none = zeroed::<DeviceTensors>();
-    let whole = size_of::<DeviceTensors>();
+    let mut none = zeroed::<Tensors>();
+    let whole = size_of::<Tensors>();
     for size in [0, 32, 44, whole as u64 + 1, 4104, u64::MAX] {
         none.struct_size = size;
         // SAFETY: as many words as the struct has.
-        let words = unsafe { *ptr::from_ref(&none).cast::<[u64; size_of::<DeviceTensors>() / 8]>() };
+        let words = unsafe { *ptr::from_ref(&none).cast::<[u64; size_of::<Tensors>() / 8]>() };
         let expected =
-            format!("tensors.struct_size is {size}; it must be sizeof(flashcore_device_tensors_t), which is {whole}");
+            format!("tensors.struct_size is {size}; it must be sizeof(flashcore_tensors_t), which is {whole}");
         assert_eq!(no_launch(&words), (FLASHCORE_INVALID_ARGUMENT, expected));
     }
 }

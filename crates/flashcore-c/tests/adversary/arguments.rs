@@ -212,7 +212,7 @@ fn plans_that_are_none() {
     let simple = Simple::new([1, 1, 4, 16], Element::F32, 1);
     let gone = library.create(&simple.problem).unwrap();
     library.destroy(gone);
-    let none = Struct::zeroed("flashcore_device_tensors_t");
+    let none = Struct::zeroed("flashcore_tensors_t");
     let null = ptr::null_mut::<c_void>();
     let address = ptr::without_provenance_mut::<c_void>;
     for plan in [gone, address(0xDEAD_BEEF), address(usize::MAX), address(simple.inputs.address().addr()), null] {

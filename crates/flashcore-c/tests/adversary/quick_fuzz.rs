@@ -2,6 +2,7 @@
 
 use crate::abi::library::Library;
 use crate::abi::random::mix;
+use crate::fuzz::calls::{Operation, Tally};
 use crate::fuzz::case::{Case, Size};
 use crate::fuzz::{Sabotage, try_case};
 
@@ -26,6 +27,17 @@ fn odd_cases() {
 #[test]
 fn large_cases() {
     check(Size::Large, 2);
+}
+
+/// Calls of every operation: each is computed and refused many times.
+#[test]
+fn calls_of_every_operation() {
+    const CALLS: u64 = 6000;
+    let tally = Tally::of(Library::get(), (0..CALLS).map(|index| mix(0xCA11_0000 + index)));
+    assert_eq!(tally.complaints, [""; 0]);
+    for operation in Operation::ALL {
+        assert!(tally.computed(operation) >= 50, "{}", tally.text());
+    }
 }
 
 /// A wrong result is reported. Where it is not, the case has no such element, or it makes no difference: heads that are

@@ -43,6 +43,21 @@ impl Writer {
         Number { writer: self, term: self.push(step, Kind::Number) }
     }
 
+    /// The handle of a number's term.
+    pub(super) fn number_of(&self, term: Term) -> Number<'_> {
+        Number { writer: self, term }
+    }
+
+    /// The handle of an integer's term.
+    pub(super) fn integer_of(&self, term: Term) -> Integer<'_> {
+        Integer { writer: self, term }
+    }
+
+    /// Steps so far.
+    pub(super) fn len(&self) -> usize {
+        self.steps.borrow().len()
+    }
+
     fn integer(&self, step: Step) -> Integer<'_> {
         Integer { writer: self, term: self.push(step, Kind::Integer) }
     }

@@ -2,15 +2,18 @@
 //!
 //! A closure is called once, with handles instead of numbers. Its operations on them are traced into an [`Expression`],
 //! which every backend uses: kernels are generated from it, the CPU and the oracle evaluate it. Its constants are not
-//! part of it, but accompany it as [`Constants`].
+//! part of it, but accompany it as [`Constants`]. Where there are no closures, a text says the same
+//! ([`ScoreMod::parse`]).
 
 mod constants;
 mod evaluate;
 mod handles;
+mod text;
 
 pub use constants::{Constants, MOST_CONSTANTS, Size, Slot};
 pub use evaluate::{Evaluator, ExpressionReal, Places, Tables, WIDTH};
 pub use handles::{Integer, Number, Place, Truth};
+pub use text::{ExpressionError, MOST_CHARACTERS, READY_MADE, ReadyMade};
 
 use std::collections::HashSet;
 use std::fmt;

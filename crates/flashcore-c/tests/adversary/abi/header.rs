@@ -122,6 +122,19 @@ impl Layout {
         self.alignment = self.alignment.max(inner.alignment);
     }
 
+    /// Names of the fields that are integers, in the order of the struct.
+    fn integers(&self) -> Vec<&str> {
+        let is_integer = |field: &Field| matches!(field.kind, Kind::Integer32 | Kind::Integer64);
+        let mut found: Vec<(usize, &str)> = self
+            .fields
+            .iter()
+            .filter(|(_, field)| is_integer(field))
+            .map(|(name, field)| (field.offset, name.as_str()))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, name)| name).collect()
+    }
+
     pub(crate) fn is_double(&self, name: &str) -> bool {
         self.fields[name].kind == Kind::Double
     }
@@ -142,6 +155,15 @@ impl Struct {
         let mut made = Self { words: vec![0; layout.size / 8], layout };
         made.set("struct_size", layout.size as i128);
         made
+    }
+
+    /// Names of the fields that are integers, in the order of the struct; lengths of memory are not among them.
+    pub(crate) fn sizes(&self) -> Vec<&'static str> {
+        self.layout
+            .integers()
+            .into_iter()
+            .filter(|name| name.rsplit_once('.').is_none_or(|(_, last)| last != "bytes"))
+            .collect()
     }
 
     pub(crate) fn address(&self) -> *const u64 {

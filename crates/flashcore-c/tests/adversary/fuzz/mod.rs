@@ -5,6 +5,7 @@
 //! must give the same bits. Then each row is held against [`reference`], and all of them together against the errors of
 //! [`same_precision`].
 
+pub(crate) mod calls;
 pub(crate) mod case;
 pub(crate) mod element;
 pub(crate) mod real;
