@@ -1,6 +1,7 @@
 """flash_attn's functions by their names, against float64, on the CPU and, where there is one, a GPU."""
 
 import inspect
+import os
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from flashcore.compat import bert_padding  # noqa: E402
 from flashcore.compat import flash_attn as fa2  # noqa: E402
 from flashcore.compat import flash_attn_interface as fa3  # noqa: E402
 from flashcore.compat.rotary import apply_rotary_emb  # noqa: E402
+from flashcore_signatures import differences  # noqa: E402
 from reference import attend, attend_batch, close  # noqa: E402
 from test_torch import DEVICES, host, ints, keys_of, ops, packed, paged, randn, rotate  # noqa: E402
 
@@ -362,6 +364,15 @@ except RuntimeError as error:
 """
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert output.stdout.split() == ["done", "refused"], output.stderr
+
+
+def test_signatures():
+    """Names, order and defaults of the pinned revision; bench/third_party/flash_attn_signatures.py writes the file."""
+    with open(os.path.join(os.path.dirname(__file__), "flash_attn_signatures.txt")) as file:
+        lines = file.read().splitlines()
+    assert len(lines) > 20 and differences(lines) == []
+    changed = [line.replace("causal=False", "causal=True") for line in lines]
+    assert len(differences(changed)) == sum(line != other for line, other in zip(lines, changed)) > 8
 
 
 def test_signatures_have_no_catch_all():
