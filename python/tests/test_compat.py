@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import flashcore  # noqa: E402
+from flashcore.compat import _common as compat_common  # noqa: E402
 from flashcore.compat import bert_padding  # noqa: E402
 from flashcore.compat import flash_attn as fa2  # noqa: E402
 from flashcore.compat import flash_attn_interface as fa3  # noqa: E402
@@ -263,6 +264,20 @@ def test_attention_chunk_of_pages(device):
         assert (keys[end - 7 : end] == host(k)[b]).all() and (values[end - 7 : end] == host(v)[b]).all()
         inside = slice(leftpad[b].item(), end)
         close(host(out)[b], in_chunks(host(q)[b], keys[inside], values[inside], 33, causal=True)[0], "float16")
+
+
+def test_wide_values(device, monkeypatch):
+    """Values of more columns than kernels of GPUs have; on the CPU the same way is taken here."""
+    monkeypatch.setattr(compat_common, "_has_limit", lambda v: True)
+    q, k, v = randn(device, 1, 70, 4, 64), randn(device, 1, 150, 2, 64), randn(device, 1, 150, 2, 520)
+    expected, expected_lse = attend_batch(host(q), host(k), host(v), causal=True)
+    out, lse = fa3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    close(host(out), expected, "float16")
+    close(host(lse), expected_lse, "float16", "lse")
+    cu_q, cu_k = ints(device, [0, 70]), ints(device, [0, 150])
+    out, lse = fa3.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, 70, 150, causal=True, return_attn_probs=True)
+    close(host(out), expected[0], "float16")
+    close(host(lse), expected_lse[0], "float16", "lse")
 
 
 def test_windows_may_be_tensors(device):

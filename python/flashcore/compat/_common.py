@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -48,6 +48,19 @@ def scale_of(q: torch.Tensor, scale: "Optional[float]") -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
+MOST_VALUE_COLUMNS = 256  # of a kernel of GPUs
+
+
+def _has_limit(v: torch.Tensor) -> bool:
+    return v.is_cuda
+
+
+def _by_columns(attend: "Callable[[torch.Tensor], Any]", v: torch.Tensor) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """Attention in as many calls as the columns of the values need: each has the same weights."""
+    parts = [attend(columns) for columns in v.split(MOST_VALUE_COLUMNS, -1)]
+    return torch.cat([out for out, _ in parts], -1), parts[0][1]
+
+
 def sides(window: "Sequence[Any]") -> "Tuple[int, int]":
     """Left and right of a window, which may be tensors."""
     left, right = window
@@ -85,6 +98,9 @@ def dense(
     """Attention of `[batch, row, head, column]`."""
     left, right = sides(window)
     value_dim = v.shape[-1]
+    if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
+        options = (scale, causal, window, softcap, slopes, return_lse, chunk)
+        return _by_columns(lambda v: dense(q, k, v, *options), v)
     if value_dim % 8 or q.shape[-1] % 8 or q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         scale = scale_of(q, scale)
         q, k, v = adjacent(q), adjacent(k), adjacent(v)
@@ -119,6 +135,10 @@ def packed(
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of packed sequences, over packed keys or pages."""
     scale, value_dim = scale_of(q, scale), v.shape[-1]
+    if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
+        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        options = (scale, causal, window, softcap, slopes, return_lse, seqused_q, seqused_k, page_table, sinks, leftpad_k, chunk)
+        return _by_columns(lambda v: packed(q, k, v, *lengths, *options), v)
     q, k, v = adjacent(q), adjacent(k), adjacent(v)
     left, right = sides(window)
     if page_table is not None:
