@@ -248,16 +248,25 @@ def test_attention_chunk(device, causal, window):
         assert not host(out)[rows.stop : cu_q[b + 1].item()].any()
 
 
-def test_attention_chunk_of_pages(device):
+@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
+def test_attention_chunk_of_pages(device, rotary):
     """New keys are appended to pages, then each row sees its chunk."""
     k_cache, v_cache = randn(device, 24, 16, 2, 64), randn(device, 24, 16, 2, 64)
     table = torch.randperm(24, device=device).to(torch.int32).view(2, 12)
     lengths, leftpad = ints(device, [170, 31]), ints(device, [20, 0])
     q, k, v = randn(device, 2, 7, 4, 64), randn(device, 2, 7, 2, 64), randn(device, 2, 7, 2, 64)
-    out = fa3.flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, cache_seqlens=lengths, cache_leftpad=leftpad, page_table=table, causal=True,
-        attention_chunk=33,
-    )  # fmt: skip
+    given = dict(cache_seqlens=lengths, cache_leftpad=leftpad, page_table=table, causal=True)
+    if rotary:
+        angle = torch.rand(200, 16, device=device)
+        given.update(rotary_cos=angle.cos().half(), rotary_sin=angle.sin().half(), rotary_seqlens=lengths)
+    out = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, attention_chunk=33, **given)
+    if rotary:
+        # One chunk that holds everything is no chunk at all, which goes another way.
+        caches = [k_cache.clone(), v_cache.clone()]
+        whole = fa3.flash_attn_with_kvcache(q, *caches, k, v, attention_chunk=1000, **given)
+        close(host(whole), host(fa3.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **given)), "float16")
+        assert torch.allclose(caches[0], k_cache, atol=2e-3) and torch.equal(caches[1], v_cache)
+        return
     for b in range(2):
         keys, values = (host(cache)[host(table)[b].astype(int)].reshape(-1, 2, 64) for cache in (k_cache, v_cache))
         end = lengths[b].item() + 7

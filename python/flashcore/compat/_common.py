@@ -8,9 +8,9 @@ import torch
 
 from .._errors import InvalidArgument, Unsupported
 from ..torch import forward, kvcache_forward, output, varlen_forward
-from ..torch._kvcache import _append
 from ..torch._launch import refuse_grad
 from . import _chunks
+from ._append import append_new
 
 Slopes = Optional[torch.Tensor]
 
@@ -251,10 +251,9 @@ def cached(
         if k is not None:
             if v is None or cache_seqlens is None:
                 raise InvalidArgument("k is given without v or cache_seqlens; all must be given to append")
-            q, cache_seqlens = _append(
-                q, k_cache, v_cache, k, v, cache_seqlens, rotary_seqlens, cos, sin, interleaved,
-                causal or left >= 0 or right >= 0, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q,
-                cu_seqlens_k_new,
+            q, cache_seqlens = append_new(
+                q, k_cache, v_cache, k, v, cache_seqlens, cos, sin, interleaved, rotary_seqlens, cache_batch_idx,
+                cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, causal or left >= 0 or right >= 0,
             )  # fmt: skip
         return _chunks.cached(
             q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q, max_seqlen_q,
