@@ -29,7 +29,7 @@ def append_new(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     lengths: torch.Tensor, cos: "Optional[torch.Tensor]", sin: "Optional[torch.Tensor]", interleaved: bool,
     rotary_seqlens: "Optional[torch.Tensor]", kv_batch_idx: "Optional[torch.Tensor]",
-    leftpad_k: "Optional[torch.Tensor]", page_table: "Optional[torch.Tensor]", cu_seqlens_q: "Optional[torch.Tensor]",
+    page_table: "Optional[torch.Tensor]", cu_seqlens_q: "Optional[torch.Tensor]",
     cu_seqlens_k_new: "Optional[torch.Tensor]", is_ordered: bool,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Appends, and returns the rotated query and the lengths with what is new; they never leave the device."""
@@ -51,8 +51,6 @@ def append_new(
         append(flat_k, flat_v, k_cache, v_cache, slot)
         return q, lengths + new
     start = lengths if rotary_seqlens is None else rotary_seqlens
-    if leftpad_k is not None and rotary_seqlens is None:
-        start = start - leftpad_k
     start = start.to(torch.int64)
     q_sequence, q_index, _ = _tokens(q, cu_seqlens_q, batch)
     # Without a causal mask or a window, FlashAttention gives all rows of a query the position of the first new key.

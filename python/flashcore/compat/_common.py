@@ -253,7 +253,7 @@ def cached(
                 raise InvalidArgument("k is given without v or cache_seqlens; all must be given to append")
             q, cache_seqlens = append_new(
                 q, k_cache, v_cache, k, v, cache_seqlens, cos, sin, interleaved, rotary_seqlens, cache_batch_idx,
-                cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, causal or left >= 0 or right >= 0,
+                page_table, cu_seqlens_q, cu_seqlens_k_new, causal or left >= 0 or right >= 0,
             )  # fmt: skip
         return _chunks.cached(
             q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q, max_seqlen_q,
