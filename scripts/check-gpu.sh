@@ -7,7 +7,8 @@
 # Programs that were built before are taken from FLASHCORE_PROGRAM (flashcore), FLASHCORE_LIBRARY (libflashcore.so),
 # FLASHCORE_TESTS (test programs, separated by spaces), FLASHCORE_OPERANDS (all_operands, where there is no C compiler) and
 # FLASHCORE_WHEEL, so that a machine without Rust will do; else cargo builds them. FLASHCORE_FA3 is the folder of
-# FlashAttention-3.
+# FlashAttention-3, FLASHCORE_FLASH_ATTENTION a checkout of its repository at the revision of
+# bench/third_party/flash_attn.sh, for its suites, which need torch, einops, pytest and triton.
 # Each step says how long it took; a step that fails is named at the end, and the others run all the same.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -79,6 +80,20 @@ else
 fi
 if [ -n "${FLASHCORE_WHEEL:-}" ]; then
     step "Python package" env FLASHCORE_SITE=1 bash scripts/check-python.sh "$FLASHCORE_WHEEL"
+fi
+# Other projects' suites and models, with the package beside this script.
+export FLASHCORE_LIBRARY="$(realpath "$library")"
+sample=400
+[ -n "$quick" ] && sample=40
+if [ -n "${FLASHCORE_FLASH_ATTENTION:-}" ]; then
+    step "FlashAttention's suites" bash bench/third_party/flash_attn.sh --sample $sample "$FLASHCORE_FLASH_ATTENTION"
+else
+    echo "FLASHCORE_FLASH_ATTENTION is not set: FlashAttention's suites were not run"
+fi
+if python3 -c "import torch, transformers" 2> /dev/null; then
+    step "models of transformers" python3 bench/third_party/transformers_models.py --device cuda
+else
+    echo "no transformers here: its models were not run"
 fi
 fa3=()
 [ -n "${FLASHCORE_FA3:-}" ] && fa3=(--fa3 "$FLASHCORE_FA3")

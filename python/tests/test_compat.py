@@ -1,6 +1,7 @@
 """flash_attn's functions by their names, against float64, on the CPU and, where there is one, a GPU."""
 
 import inspect
+import os
 import subprocess
 import sys
 
@@ -10,10 +11,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import flashcore  # noqa: E402
+from flashcore.compat import _common as compat_common  # noqa: E402
 from flashcore.compat import bert_padding  # noqa: E402
 from flashcore.compat import flash_attn as fa2  # noqa: E402
 from flashcore.compat import flash_attn_interface as fa3  # noqa: E402
 from flashcore.compat.rotary import apply_rotary_emb  # noqa: E402
+from flashcore_signatures import differences  # noqa: E402
 from reference import attend, attend_batch, close  # noqa: E402
 from test_torch import DEVICES, host, ints, keys_of, ops, packed, paged, randn, rotate  # noqa: E402
 
@@ -160,7 +163,7 @@ def test_kvcache(device, module, causal):
     )  # fmt: skip
     tables = host(cos), host(sin)
     for b, length in enumerate(lengths):
-        place = length - left[b] + np.arange(new)
+        place = length + np.arange(new)  # padding counts, as in FlashAttention
         fresh = rotate(host(k[b]), *tables, place, False)
         query = rotate(host(q[b]), *tables, place if causal else place * 0 + place[0], False)
         keys = np.concatenate([before[0][b, left[b] : length], fresh])
@@ -200,6 +203,125 @@ def test_padding(device):
     assert torch.equal(tokens, torch.cat([x[0, :5], x[1], x[2, :3]]))
 
 
+def in_chunks(q, k, v, chunk, **options):
+    """One sequence row after row: the keys of its chunk, as a row at the end of them."""
+    out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((q.shape[1], q.shape[0]), -np.inf)
+    for row in range(q.shape[0]):
+        position = row + k.shape[0] - q.shape[0]
+        if position < 0:
+            continue
+        first = position // chunk * chunk
+        last = min(first + chunk, k.shape[0])
+        # The rows after this one in its chunk stand for the keys after it.
+        after = last - 1 - position
+        rows = np.concatenate([q[row : row + 1], np.zeros((after, *q.shape[1:]))])
+        one, one_lse = attend(rows, k[first:last], v[first:last], **options)
+        out[row], lse[:, row] = one[0], one_lse[:, 0]
+    return out, lse
+
+
+@pytest.mark.parametrize("causal, window", [(True, (-1, -1)), (False, (-1, -1)), (False, (23, 9))], ids=["causal", "all", "window"])
+def test_attention_chunk(device, causal, window):
+    """Chunks that lengths do not divide, more rows than keys, sequences without keys, and a cache in pages."""
+    options = dict(causal=causal, window_size=window)
+    reference = dict(causal=causal, window=window)
+    for rows, keys, chunk in [(150, 213, 64), (213, 150, 47), (70, 70, 200), (1, 333, 64)]:
+        q, k, v = randn(device, 2, rows, 4, 64), randn(device, 2, keys, 2, 64), randn(device, 2, keys, 2, 32)
+        out, lse = fa3.flash_attn_func(q, k, v, attention_chunk=chunk, return_attn_probs=True, **options)
+        for b in range(2):
+            expected, expected_lse = in_chunks(host(q)[b], host(k)[b], host(v)[b], chunk, **reference)
+            close(host(out)[b], expected, "float16")
+            close(host(lse)[b], expected_lse, "float16", "lse")
+    lengths_q, lengths_k = [130, 1, 64, 90], [200, 150, 0, 40]
+    q, k, v = randn(device, 300, 4, 64), randn(device, 400, 2, 64), randn(device, 400, 2, 64)
+    cu_q, cu_k = (ints(device, np.cumsum([0, *lengths])) for lengths in (lengths_q, lengths_k))
+    used_q, used_k = ints(device, [130, 1, 50, 90]), ints(device, [171, 150, 0, 33])
+    out, lse = fa3.flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 130, 200, seqused_q=used_q, seqused_k=used_k, attention_chunk=53, return_attn_probs=True, **options
+    )
+    for b in range(4):
+        at_q, at_k = cu_q[b].item(), cu_k[b].item()
+        rows, keys = slice(at_q, at_q + used_q[b].item()), slice(at_k, at_k + used_k[b].item())
+        expected, expected_lse = in_chunks(host(q)[rows], host(k)[keys], host(v)[keys], 53, **reference)
+        close(host(out)[rows], expected, "float16")
+        close(host(lse)[:, rows], expected_lse, "float16", "lse")
+        assert not host(out)[rows.stop : cu_q[b + 1].item()].any()
+
+
+@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
+def test_attention_chunk_of_pages(device, rotary):
+    """New keys are appended to pages, then each row sees its chunk."""
+    k_cache, v_cache = randn(device, 24, 16, 2, 64), randn(device, 24, 16, 2, 64)
+    table = torch.randperm(24, device=device).to(torch.int32).view(2, 12)
+    lengths, leftpad = ints(device, [170, 31]), ints(device, [20, 0])
+    q, k, v = randn(device, 2, 7, 4, 64), randn(device, 2, 7, 2, 64), randn(device, 2, 7, 2, 64)
+    given = dict(cache_seqlens=lengths, cache_leftpad=leftpad, page_table=table, causal=True)
+    if rotary:
+        angle = torch.rand(200, 16, device=device)
+        given.update(rotary_cos=angle.cos().half(), rotary_sin=angle.sin().half(), rotary_seqlens=lengths)
+    out = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, attention_chunk=33, **given)
+    if rotary:
+        # One chunk that holds everything is no chunk at all, which goes another way.
+        caches = [k_cache.clone(), v_cache.clone()]
+        whole = fa3.flash_attn_with_kvcache(q, *caches, k, v, attention_chunk=1000, **given)
+        close(host(whole), host(fa3.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **given)), "float16")
+        assert torch.allclose(caches[0], k_cache, atol=2e-3) and torch.equal(caches[1], v_cache)
+        return
+    for b in range(2):
+        keys, values = (host(cache)[host(table)[b].astype(int)].reshape(-1, 2, 64) for cache in (k_cache, v_cache))
+        end = lengths[b].item() + 7
+        assert (keys[end - 7 : end] == host(k)[b]).all() and (values[end - 7 : end] == host(v)[b]).all()
+        inside = slice(leftpad[b].item(), end)
+        close(host(out)[b], in_chunks(host(q)[b], keys[inside], values[inside], 33, causal=True)[0], "float16")
+
+
+def test_wide_values(device, monkeypatch):
+    """Values of more columns than kernels of GPUs have; on the CPU the same way is taken here."""
+    monkeypatch.setattr(compat_common, "_has_limit", lambda v: True)
+    q, k, v = randn(device, 1, 70, 4, 64), randn(device, 1, 150, 2, 64), randn(device, 1, 150, 2, 520)
+    expected, expected_lse = attend_batch(host(q), host(k), host(v), causal=True)
+    out, lse = fa3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    close(host(out), expected, "float16")
+    close(host(lse), expected_lse, "float16", "lse")
+    cu_q, cu_k = ints(device, [0, 70]), ints(device, [0, 150])
+    out, lse = fa3.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, 70, 150, causal=True, return_attn_probs=True)
+    close(host(out), expected[0], "float16")
+    close(host(lse), expected_lse[0], "float16", "lse")
+
+
+def test_windows_may_be_tensors(device):
+    q = randn(device, 1, 150, 2, 64)
+    expected = fa2.flash_attn_func(q, q, q, window_size=(20, 3))
+    assert torch.equal(fa2.flash_attn_func(q, q, q, window_size=torch.tensor([20, 3])), expected)
+
+
+def test_private_functions(device):
+    """Those of FlashAttention 2 that context-parallel libraries call."""
+    q, k = randn(device, 1, 150, 4, 64), randn(device, 1, 170, 2, 64)
+    expected, expected_lse = attend_batch(host(q), host(k), host(k), causal=True, scale=0.2)
+    out, lse, *rest = fa2._flash_attn_forward(q, k, k, 0.0, 0.2, True, -1, -1, 0.0, None, False)
+    close(host(out), expected, "float16")
+    close(host(lse), expected_lse, "float16", "lse")
+    cu_q, cu_k = ints(device, [0, 150]), ints(device, [0, 170])
+    given = (q[0], k[0], k[0], cu_q, cu_k, 150, 170, 0.0, 0.2, True)
+    out, lse, *rest = fa2._flash_attn_varlen_forward(*given)
+    close(host(out), expected[0], "float16")
+    close(host(lse), expected_lse[0], "float16", "lse")
+    assert rest == [None, None]
+    with pytest.raises(flashcore.Unsupported, match="num_splits is 2"):
+        fa2._flash_attn_varlen_forward(*given, num_splits=2)
+
+
+def test_gradients_of_calls_in_parts_are_refused(device):
+    q = randn(device, 20, 2, 64).requires_grad_()
+    cu, slopes = ints(device, [0, 13, 20]), torch.rand(2, 2, device=device)
+    out = fa2.flash_attn_varlen_func(q, q, q, cu, cu, 13, 13, alibi_slopes=slopes)
+    expected = fa2.flash_attn_varlen_func(q.detach(), q.detach(), q.detach(), cu, cu, 13, 13, alibi_slopes=slopes)
+    assert torch.equal(out.detach(), expected)
+    with pytest.raises(flashcore.NoBackward):
+        out.sum().backward()
+
+
 def test_rotary(device):
     x = randn(device, 2, 9, 3, 64)
     angle = torch.rand(40, 16) * 6
@@ -225,7 +347,6 @@ def test_refusals(device):
     q = randn(device, 1, 8, 2, 64)
     for call, message in [
         (lambda: fa2.flash_attn_func(q, q, q, dropout_p=0.1), "dropout_p is 0.1; flashcore has no dropout"),
-        (lambda: fa3.flash_attn_func(q, q, q, attention_chunk=3), "attention_chunk is 3"),
         (lambda: fa3.flash_attn_func(q, q, q, qv=q), "qv is given"),
         (lambda: fa3.flash_attn_func(q, q, q, q_descale=torch.ones(1, 2)), "q_descale is given"),
     ]:
@@ -233,6 +354,11 @@ def test_refusals(device):
             call()
     with pytest.raises(TypeError, match="dropout"):
         fa2.flash_attn_func(q, q, q, dropout=0.1)
+    if device.type == "cpu":
+        cache, table = randn(device, 4, 256, 2, 64), torch.zeros(1, 1, dtype=torch.int32)
+        for new, length in ((None, 257), (q[:, :1], 256)):
+            with pytest.raises(flashcore.InvalidArgument, match=r"has 257 keys .* block_table of shape \(1, 1\) has pages for 256"):
+                fa2.flash_attn_with_kvcache(q[:, :1], cache, cache.clone(), new, new, cache_seqlens=length, block_table=table)
 
 
 def test_install():
@@ -262,6 +388,15 @@ except RuntimeError as error:
 """
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert output.stdout.split() == ["done", "refused"], output.stderr
+
+
+def test_signatures():
+    """Names, order and defaults of the pinned revision; bench/third_party/flash_attn_signatures.py writes the file."""
+    with open(os.path.join(os.path.dirname(__file__), "flash_attn_signatures.txt")) as file:
+        lines = file.read().splitlines()
+    assert len(lines) > 20 and differences(lines) == []
+    changed = [line.replace("causal=False", "causal=True") for line in lines]
+    assert len(differences(changed)) == sum(line != other for line, other in zip(lines, changed)) > 8
 
 
 def test_signatures_have_no_catch_all():

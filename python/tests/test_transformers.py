@@ -7,6 +7,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 import flashcore  # noqa: E402
 import flashcore.transformers  # noqa: E402
 
@@ -18,7 +21,7 @@ DEVICES = [
 ]
 SIZES = dict(
     vocab_size=131, hidden_size=128, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-    max_position_embeddings=512,
+    max_position_embeddings=512, tie_word_embeddings=False,
 )  # fmt: skip
 
 
@@ -63,14 +66,21 @@ DECODERS = [llama, qwen3, mistral, gemma2, gemma3, gpt_oss]
 
 
 def pair(make, device, dtype=torch.float32):
-    """The same weights with eager attention and with ours; sinks and biases are not left at zero."""
+    """The same weights with eager attention and with ours: sharp attention whose output decides the next token."""
     torch.manual_seed(5)
     kind, config = make()
     config._attn_implementation = "eager"
     eager = kind(config).eval()
     with torch.no_grad():
-        for parameter in eager.parameters():
-            parameter.normal_(0, 0.3 if parameter.dim() == 1 else 0.15)
+        for name, parameter in eager.named_parameters():
+            if "norm" in name.lower() and name.endswith("weight"):
+                parameter.normal_(0.0 if "gemma" in config.model_type else 1.0, 0.1)
+            elif "embed" in name.lower():
+                parameter.normal_(0, 0.5)
+            elif parameter.dim() == 1 or name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            else:
+                parameter.normal_(0, 1.6 * parameter.shape[-1] ** -0.5)
     config = copy.deepcopy(config)
     config._attn_implementation = "flashcore"
     ours = kind(config).eval()
@@ -135,6 +145,24 @@ def test_generate(make, kind, cache, device):
     expected = eager.generate(ids, **options)
     actual = ours.generate(ids, **options)
     assert torch.equal(actual, expected)
+    assert len(expected[:, 70:].unique()) > 12, "the model repeats itself, whatever attention says"
+
+
+@pytest.mark.parametrize("make", [llama, mistral], ids=lambda make: make.__name__)
+@torch.no_grad()
+def test_continuous_batching(make):
+    """Requests of other lengths that share batches and a cache of pages."""
+    if not hasattr(transformers, "ContinuousBatchingConfig"):
+        pytest.skip("transformers has no continuous batching")
+    eager, ours = pair(make, "cpu")
+    prompts = [torch.randint(1, 131, (length,)).tolist() for length in (37, 80, 5)]
+    config = transformers.GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    options = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=128)
+    results = ours.generate_batch(prompts, generation_config=config, continuous_batching_config=options, warmup=False)
+    assert ours.config._attn_implementation == "flashcore"
+    for prompt, name in zip(prompts, sorted(results)):
+        expected = eager.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=-1)
+        assert results[name].generated_tokens == expected[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -178,8 +206,8 @@ def test_compiled(device):
     compare(compiled(ids), eager(ids).logits, torch.ones(2, 150, dtype=torch.bool, device=device), tolerance)
 
 
-def test_right_padding_copies_nothing():
-    """The mask of right padding is one number for each batch."""
+def test_padding_is_a_range():
+    """The mask of padding is one or two numbers for each batch."""
     from transformers.masking_utils import causal_mask_function
 
     mask = flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("right", 2, 210))
@@ -187,6 +215,63 @@ def test_right_padding_copies_nothing():
     mask = flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("left", 2, 210))
     assert mask.shape == (2, 1, 1, 2) and mask[:, 0, 0].tolist() == [[0, 210], [60, 210]]
     assert flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("none", 2, 210)) is None
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of every storage that an operator returns and was not given."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.bytes.append(x.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("kind", ["none", "right", "left"])
+@pytest.mark.parametrize("make", [llama, mistral, gpt_oss, bert], ids=lambda make: make.__name__)
+@torch.no_grad()
+def test_padding_copies_nothing(make, kind, monkeypatch):
+    """Attention of a padded batch allocates its output and a few lengths, and kernels read the model's own tensors."""
+    _, ours = pair(make, "cpu")
+    seen, calls = [], []
+    inner, launch = flashcore.transformers.attention_forward, flashcore.transformers.forward
+
+    def counted(module, query, key, value, *args, **options):
+        with Allocations() as allocations:
+            result = inner(module, query, key, value, *args, **options)
+        seen.append((allocations.bytes, result[0].numel() * 4))
+        assert calls.pop() == [x.data_ptr() for x in (query, key, value)]
+        return result
+
+    def launched(q, k, v, *args, **options):
+        calls.append([x.data_ptr() for x in (q, k, v)])
+        return launch(q, k, v, *args, **options)
+
+    monkeypatch.setattr(flashcore.transformers, "forward", launched)
+    transformers.AttentionInterface.register("flashcore", counted)
+    try:
+        ours(torch.randint(0, 131, (2, 210)), attention_mask=padding(kind, 2, 210))
+    finally:
+        transformers.AttentionInterface.register("flashcore", inner)
+    assert len(seen) == 3
+    for allocated, output in seen:
+        assert output in allocated
+        allocated.remove(output)
+        assert sum(allocated) <= 64, allocated
+
+
+def test_copies_are_counted():
+    """Columns that are not adjacent must be copied: the count of `test_padding_copies_nothing` sees it."""
+    q = torch.randn(1, 2, 40, 64)
+    with Allocations() as allocations:
+        flashcore.transformers.attention_forward(torch.nn.Module(), q, torch.randn(1, 2, 64, 40).mT, q, None)
+    assert sorted(allocations.bytes)[-3:] == [q.numel() * 4] * 3  # randn, the copy, the output
 
 
 def test_dropout_is_refused():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from .._errors import InvalidArgument, Unsupported
 from ..torch import forward, kvcache_forward, output, varlen_forward
+from ..torch._launch import refuse_grad
+from . import _chunks
+from ._append import append_new
 
 Slopes = Optional[torch.Tensor]
 
@@ -45,6 +48,38 @@ def scale_of(q: torch.Tensor, scale: "Optional[float]") -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
+MOST_VALUE_COLUMNS = 256  # of a kernel of GPUs
+
+
+def _has_limit(v: torch.Tensor) -> bool:
+    return v.is_cuda
+
+
+def _by_columns(attend: "Callable[[torch.Tensor], Any]", v: torch.Tensor) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """Attention in as many calls as the columns of the values need: each has the same weights."""
+    parts = [attend(columns) for columns in v.split(MOST_VALUE_COLUMNS, -1)]
+    return torch.cat([out for out, _ in parts], -1), parts[0][1]
+
+
+def sides(window: "Sequence[Any]") -> "Tuple[int, int]":
+    """Left and right of a window, which may be tensors."""
+    left, right = window
+    return (int(left), int(right)) if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) else (left, right)
+
+
+class _Refusing(torch.autograd.Function):
+    """The output of a call in parts, whose gradient is refused like that of one call."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return (None, *torch.ops.flashcore.no_backward(grad, *ctx.saved_tensors))
+
+
 def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
     """Slopes of one dimension, and whether each batch has its own."""
     if slopes is None or slopes.dim() == 1:
@@ -58,14 +93,23 @@ def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
 
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: "Optional[float]", causal: bool,
-    window: "Sequence[int]", softcap: float, slopes: Slopes, return_lse: bool,
+    window: "Sequence[int]", softcap: float, slopes: Slopes, return_lse: bool, chunk: int = 0,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of `[batch, row, head, column]`."""
-    left, right = window
+    left, right = sides(window)
     value_dim = v.shape[-1]
+    if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
+        options = (scale, causal, window, softcap, slopes, return_lse, chunk)
+        return _by_columns(lambda v: dense(q, k, v, *options), v)
     if value_dim % 8 or q.shape[-1] % 8 or q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         scale = scale_of(q, scale)
         q, k, v = adjacent(q), adjacent(k), adjacent(v)
+    if chunk:
+        scale = scale_of(q, scale)
+        out, lse = _chunks.cached(
+            q, k, v, None, None, None, None, None, None, chunk, scale, causal, left, right, softcap, return_lse
+        )
+        return columns(out, value_dim), lse
     if slopes is None and not return_lse:
         return columns(output(q, k, v, scale, causal, left, right, softcap), value_dim), q
     slopes, is_batched = shared(slopes)
@@ -87,11 +131,16 @@ def packed(
     max_seqlen_q: Any, max_seqlen_k: Any, scale: "Optional[float]", causal: bool, window: "Sequence[int]", softcap: float,
     slopes: Slopes, return_lse: bool, seqused_q: "Optional[torch.Tensor]" = None,
     seqused_k: "Optional[torch.Tensor]" = None, page_table: "Optional[torch.Tensor]" = None, sinks: Slopes = None,
+    leftpad_k: "Optional[torch.Tensor]" = None, chunk: int = 0,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of packed sequences, over packed keys or pages."""
     scale, value_dim = scale_of(q, scale), v.shape[-1]
+    if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
+        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        options = (scale, causal, window, softcap, slopes, return_lse, seqused_q, seqused_k, page_table, sinks, leftpad_k, chunk)
+        return _by_columns(lambda v: packed(q, k, v, *lengths, *options), v)
     q, k, v = adjacent(q), adjacent(k), adjacent(v)
-    left, right = window
+    left, right = sides(window)
     if page_table is not None:
         if seqused_k is None:
             if cu_seqlens_k is None:
@@ -100,15 +149,25 @@ def packed(
         cu_seqlens_k = None
     bounds = [int(bound) if isinstance(bound, torch.Tensor) else bound for bound in (max_seqlen_q, max_seqlen_k)]
     slopes, is_batched = shared(slopes)
-    if is_batched and slopes is not None:
-        out, lse = _packed_by_sequence(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, scale, causal, left, right, softcap, slopes, return_lse,
-            seqused_q, seqused_k, page_table,
+    if chunk and cu_seqlens_k is not None:
+        out, lse = _chunks.packed(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, bounds[0], bounds[1], seqused_q, seqused_k, chunk, scale, causal, left,
+            right, softcap, return_lse,
         )  # fmt: skip
+    elif is_batched and slopes is not None:
+        if leftpad_k is not None:
+            raise Unsupported("alibi_slopes of each batch with leftpad_k; pass slopes of shape (heads,)")
+        with torch.no_grad():
+            out, lse = _packed_by_sequence(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, scale, causal, left, right, softcap, slopes, return_lse,
+                seqused_q, seqused_k, page_table,
+            )  # fmt: skip
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            out = _Refusing.apply(out, q, k, v)
     else:
         out, lse = varlen_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, bounds[0], bounds[1], scale, causal, left, right, softcap, False, slopes,
-            sinks, seqused_q, seqused_k, None, None, page_table, return_lse,
+            sinks, seqused_q, seqused_k, leftpad_k, None, page_table, return_lse,
         )  # fmt: skip
     return columns(out, value_dim), lse
 
@@ -142,6 +201,21 @@ def _packed_by_sequence(
     return out, lse
 
 
+def _check_table(
+    name: str, table: torch.Tensor, page_size: int, lengths: torch.Tensor, k: "Optional[torch.Tensor]",
+    cu_seqlens_k_new: "Optional[torch.Tensor]",
+) -> None:  # fmt: skip
+    """Refuses lengths beyond the pages of a table."""
+    if k is not None:
+        lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1])
+    longest, most = int(lengths.max()) if lengths.numel() else 0, table.shape[1] * page_size
+    if longest > most:
+        raise InvalidArgument(
+            f"a sequence has {longest} keys with those that are appended, and {name} of shape {tuple(table.shape)} has pages "
+            f"for {most}: give it more columns"
+        )
+
+
 def cached(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: "Optional[torch.Tensor]",
     v: "Optional[torch.Tensor]", cos: "Optional[torch.Tensor]", sin: "Optional[torch.Tensor]",
@@ -149,7 +223,8 @@ def cached(
     cache_leftpad: "Optional[torch.Tensor]", page_table: "Optional[torch.Tensor]", scale: "Optional[float]",
     causal: bool, window: "Sequence[int]", softcap: float, interleaved: bool, slopes: Slopes, return_lse: bool,
     cu_seqlens_q: "Optional[torch.Tensor]" = None, cu_seqlens_k_new: "Optional[torch.Tensor]" = None,
-    max_seqlen_q: "Optional[int]" = None, rotary_seqlens: "Optional[torch.Tensor]" = None,
+    max_seqlen_q: "Optional[int]" = None, rotary_seqlens: "Optional[torch.Tensor]" = None, chunk: int = 0,
+    table_name: str = "page_table",
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Append to a KV cache and attend it."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -163,10 +238,27 @@ def cached(
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if page_table is not None and isinstance(cache_seqlens, torch.Tensor) and not cache_seqlens.is_cuda:
+        # On a GPU it would have to be waited for; there, kernels attend no more keys than the table has.
+        _check_table(table_name, page_table, k_cache.shape[1], cache_seqlens, k, cu_seqlens_k_new)
     q = adjacent(q)
     k, v = (None if x is None else adjacent(x) for x in (k, v))
-    left, right = window
+    left, right = sides(window)
     slopes, is_batched = shared(slopes)
+    if chunk:
+        scale = scale_of(q, scale)
+        refuse_grad(q, k_cache, v_cache, k, v)
+        if k is not None:
+            if v is None or cache_seqlens is None:
+                raise InvalidArgument("k is given without v or cache_seqlens; all must be given to append")
+            q, cache_seqlens = append_new(
+                q, k_cache, v_cache, k, v, cache_seqlens, cos, sin, interleaved, rotary_seqlens, cache_batch_idx,
+                page_table, cu_seqlens_q, cu_seqlens_k_new, causal or left >= 0 or right >= 0,
+            )  # fmt: skip
+        return _chunks.cached(
+            q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q, max_seqlen_q,
+            chunk, scale, causal, left, right, softcap, return_lse,
+        )  # fmt: skip
 
     def call(q: Any, k: Any, v: Any, lengths: Any, index: Any, leftpad: Any, table: Any, slopes: Any, caches: Any) -> Any:
         return kvcache_forward(
@@ -190,5 +282,3 @@ def cached(
         results.append(call(*rest, table, slopes[b], own))
     out, lse = (torch.cat(parts) for parts in zip(*results))
     return out, lse
-
-

@@ -11,6 +11,7 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 
+from .._errors import Unsupported
 from . import bert_padding
 from ._common import cached, dense, packed, refuse_dropout
 
@@ -187,8 +188,62 @@ def flash_attn_with_kvcache(
     out, lse = cached(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
         softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, return_softmax_lse,
+        table_name="block_table",
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
+
+
+def _flash_attn_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: "Optional[torch.Tensor]",
+    return_softmax: bool,
+) -> "Tuple[torch.Tensor, torch.Tensor, None, None]":
+    """Output, LSE, and None for what dropout needs: the function that context-parallel libraries call."""
+    refuse_dropout(dropout_p)
+    window = (window_size_left, window_size_right)
+    return (*dense(q, k, v, softmax_scale, causal, window, softcap, alibi_slopes, True), None, None)
+
+
+def _flash_attn_varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    return_softmax: bool = False,
+    block_table: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    zero_tensors: bool = False,
+    num_splits: int = 0,
+) -> "Tuple[torch.Tensor, torch.Tensor, None, None]":
+    """`_flash_attn_forward` of packed sequences."""
+    refuse_dropout(dropout_p)
+    if num_splits > 1:
+        raise Unsupported(f"num_splits is {num_splits}; num_splits > 1 is not supported here: plans choose by themselves, pass 0")
+    window = (window_size_left, window_size_right)
+    out, lse = packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window, softcap,
+        alibi_slopes, True, None, seqused_k, block_table, leftpad_k=leftpad_k,
+    )  # fmt: skip
+    return out, lse, None, None
 
 
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:

@@ -3,7 +3,7 @@
     from flashcore.compat.flash_attn_interface import flash_attn_func
 
 num_splits, pack_gqa, sm_margin, deterministic and scheduler_metadata are accepted: plans choose for themselves, and every
-result is deterministic. qv, descales and attention_chunk are refused.
+result is deterministic. qv and descales are refused.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of `[batch, row, head, column]`; the mask is bottom-right."""
-    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
-    out, lse = dense(q, k, v, softmax_scale, causal, window_size, softcap, None, return_attn_probs)
+    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    out, lse = dense(q, k, v, softmax_scale, causal, window_size, softcap, None, return_attn_probs, attention_chunk)
     return (out, lse) if return_attn_probs else out
 
 
@@ -108,10 +108,10 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of packed sequences `[row, head, column]`; the LSE is `[head, row]`."""
-    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
-        None, return_attn_probs, seqused_q, seqused_k,
+        None, return_attn_probs, seqused_q, seqused_k, chunk=attention_chunk,
     )  # fmt: skip
     return (out, lse) if return_attn_probs else out
 
@@ -169,11 +169,11 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
-    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = cached(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
         softmax_scale, causal, window_size, softcap, rotary_interleaved, None, return_softmax_lse, cu_seqlens_q,
-        cu_seqlens_k_new, max_seqlen_q, rotary_seqlens,
+        cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, attention_chunk,
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
 

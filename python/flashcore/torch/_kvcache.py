@@ -84,8 +84,6 @@ def _append(
     slot = torch.where(is_inside & (sequence < batch), slot, -1)
     flat_k, flat_v = (x.flatten(0, 1) if x.dim() == 4 else x for x in (k, v))
     start = lengths if rotary_seqlens is None else rotary_seqlens
-    if leftpad_k is not None and rotary_seqlens is None:
-        start = start - leftpad_k
     start = start.to(torch.int64)
     if cos is None or sin is None:
         append(flat_k, flat_v, k_cache, v_cache, slot)
