@@ -2,8 +2,8 @@
 
 use flashcore::{KvCachePlan, PlanOptions};
 use flashcore_ir::VerifiedKernel;
-use flashcore_kernels::cache::{SequencePlan, SequenceValues};
-use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues};
+use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues};
+use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{
     Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, SequenceLengths,
     Tensor, TensorView, Verdict, kv_cache_oracle,
@@ -17,7 +17,7 @@ use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick};
 use crate::testkit::{Backend, Case};
 
 /// The caches: two tensors, or one memory with values so many elements after keys.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct Caches {
     key: Tensor,
     value: Option<Tensor>,
@@ -101,7 +101,15 @@ impl KvCacheTrial {
                     flashcore_cpu::kv_cache_and_query(level, &self.problem, &data.inputs(), outputs)
                         .map_err(NoVerdict::Cpu)
                 })?,
-                Backend::Sim(config) => self.simulate(config, None, case.seed + repeat as u64)?,
+                Backend::Sim(config) => {
+                    let seed = case.seed + repeat as u64;
+                    // Runs alternate between two launches and one, and are held to the same bits.
+                    let fused = if repeat % 2 == 1 { self.simulate_fused(config, None, seed)? } else { None };
+                    match fused {
+                        Some(run) => run,
+                        None => self.simulate(config, None, seed)?,
+                    }
+                }
                 Backend::Cuda(config) => {
                     let options = PlanOptions::default().with_config(config);
                     let plan = match gpu {
@@ -125,6 +133,18 @@ impl KvCacheTrial {
     /// Runs it in the simulator with another kernel for the append, and judges it.
     pub fn verify_kernel(&self, config: Config, append: &VerifiedKernel, seed: u64) -> Result<Verdict, NoVerdict> {
         self.judge(&[self.simulate(config, Some(append), seed)?])
+    }
+
+    /// Runs it in the simulator in two launches and in one, with another kernel for that one, and judges both.
+    pub fn verify_fused_kernel(
+        &self,
+        config: Config,
+        kernel: &VerifiedKernel,
+        seed: u64,
+    ) -> Result<Verdict, NoVerdict> {
+        let fused = self.simulate_fused(config, Some(kernel), seed)?;
+        let fused = fused.ok_or_else(|| NoVerdict::Append("there is no kernel with the append inside".to_owned()))?;
+        self.judge(&[self.simulate(config, None, seed)?, fused])
     }
 
     fn on_host(
@@ -171,17 +191,57 @@ impl KvCacheTrial {
             launch_all(&attention, &operands, &memory, seed)?;
             copy_outputs(&memory, &operands, &mut outputs);
         }
-        let mut caches = self.before.clone();
-        caches.key.data = memory.read(values.key_cache);
-        if let Some(value) = &mut caches.value {
-            value.data = memory.read(values.value_cache);
-        }
+        let caches = self.read_caches(&memory, &values);
         let query =
             if problem.transforms() { memory.read(values.query_output) } else { self.expected.query.data.clone() };
         let words = memory.read(values.lengths);
         let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         let query = Tensor { dtype: attended.dtype, data: query };
         Ok(Run { caches, outputs, between: Some((query, lengths.collect())) })
+    }
+
+    /// Runs it in the simulator with the append inside of the attention launch; nothing where the config has no kernel for
+    /// that.
+    fn simulate_fused(
+        &self,
+        config: Config,
+        kernel: Option<&VerifiedKernel>,
+        seed: u64,
+    ) -> Result<Option<Run>, NoVerdict> {
+        let problem = &self.problem;
+        let Ok(mut plan) = LaunchPlan::with_append(problem, config, SIMULATED) else { return Ok(None) };
+        if let Some(kernel) = kernel {
+            plan = plan.with_kernel(Stage::Attention, kernel.clone());
+        }
+        let mut memory = GlobalMemory::new();
+        let (values, mut operands) = self.allocate(&mut memory, &problem.attended());
+        if problem.transforms() {
+            operands.set(Operand::Query, values.query);
+        }
+        operands.set(Operand::SequsedK, values.cache_seqlens);
+        operands.append = FusedValues {
+            new_key: values.new_key,
+            new_value: values.new_value,
+            cu_seqlens_k_new: values.cu_seqlens_k_new,
+            rotary_seqlens: values.rotary_seqlens,
+            cos: values.cos,
+            sin: values.sin,
+        };
+        operands.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
+        launch_all(&plan, &operands, &memory, seed)?;
+        let mut outputs = Outputs::poisoned(&problem.attention);
+        copy_outputs(&memory, &operands, &mut outputs);
+        Ok(Some(Run { caches: self.read_caches(&memory, &values), outputs, between: None }))
+    }
+
+    /// The caches after the append.
+    fn read_caches(&self, memory: &GlobalMemory, values: &SequenceValues) -> Caches {
+        let mut caches = self.before.clone();
+        caches.key.data = memory.read(values.key_cache);
+        if let Some(value) = &mut caches.value {
+            value.data = memory.read(values.value_cache);
+        }
+        caches
     }
 
     /// A buffer for each tensor: the words of the append, and the operands of the attention after it.
@@ -242,6 +302,9 @@ impl KvCacheTrial {
         let Some((first, repeats)) = runs.split_first() else { return Err(NoVerdict::Append("no run".to_owned())) };
         for run in runs {
             self.check_append(run).map_err(NoVerdict::Append)?;
+            if run.caches != first.caches {
+                return Err(NoVerdict::Append("the bits of the caches differ from run to run".to_owned()));
+            }
         }
         let inputs = self.data.inputs();
         let (key, value) = first.caches.views();
