@@ -1,6 +1,6 @@
 //! Attention with a growing KV cache, by every backend: append and attention are judged each on its own.
 
-use flashcore::{KvCachePlan, PlanOptions};
+use flashcore::{AppendPolicy, KvCachePlan, PlanOptions};
 use flashcore_ir::VerifiedKernel;
 use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues};
 use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues, Stage};
@@ -71,7 +71,7 @@ struct Run {
 }
 
 /// A case of a growing cache: everything that a run is judged by.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct KvCacheTrial {
     problem: KvCacheProblem,
     data: KvCacheData,
@@ -104,14 +104,16 @@ impl KvCacheTrial {
                 Backend::Sim(config) => {
                     let seed = case.seed + repeat as u64;
                     // Runs alternate between two launches and one, and are held to the same bits.
-                    let fused = if repeat % 2 == 1 { self.simulate_fused(config, None, seed)? } else { None };
+                    let fused = if repeat % 2 == 1 { self.simulate_fused(config, seed)? } else { None };
                     match fused {
                         Some(run) => run,
                         None => self.simulate(config, None, seed)?,
                     }
                 }
                 Backend::Cuda(config) => {
-                    let options = PlanOptions::default().with_config(config);
+                    // Runs alternate between two launches and one, where there is a kernel for that.
+                    let append = if repeat % 2 == 1 { AppendPolicy::Environment } else { AppendPolicy::Separate };
+                    let options = PlanOptions::default().with_config(config).with_append(append);
                     let plan = match gpu {
                         Some(gpu) => KvCachePlan::with_options(&self.problem, gpu.device(), options),
                         None => KvCachePlan::with_options(&self.problem, Gpu::open(0)?.device(), options),
@@ -142,9 +144,40 @@ impl KvCacheTrial {
         kernel: &VerifiedKernel,
         seed: u64,
     ) -> Result<Verdict, NoVerdict> {
-        let fused = self.simulate_fused(config, Some(kernel), seed)?;
-        let fused = fused.ok_or_else(|| NoVerdict::Append("there is no kernel with the append inside".to_owned()))?;
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        let fused = self.simulate_plan(&plan.with_kernel(Stage::Attention, kernel.clone()), seed)?;
         self.judge(&[self.simulate(config, None, seed)?, fused])
+    }
+
+    /// Runs it in the simulator in two launches and in one, and judges both.
+    pub fn verify_fused(&self, config: Config, seed: u64) -> Result<Verdict, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        self.judge(&[self.simulate(config, None, seed)?, self.simulate_plan(&plan, seed + 1)?])
+    }
+
+    /// Runs it in the simulator in two launches and in one, on arrays of the device that the host would refuse, and gives
+    /// the names of results whose bits differ. `change` changes `cache_seqlens` and the page table.
+    pub fn differences(
+        &self,
+        config: Config,
+        change: impl FnOnce(&mut [u32], &mut [i32]),
+    ) -> Result<Vec<&'static str>, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        let mut trial = self.clone();
+        let arrays = &mut trial.data.attention;
+        change(
+            arrays.seqused_k.as_deref_mut().unwrap_or_default(),
+            arrays.page_table.as_deref_mut().unwrap_or_default(),
+        );
+        let (two, one) = (trial.simulate(config, None, 0)?, trial.simulate_plan(&plan, 0)?);
+        let bits = |rows: &Option<Vec<f32>>| rows.iter().flatten().map(|row| row.to_bits()).collect::<Vec<_>>();
+        let results = [
+            ("key cache", two.caches.key == one.caches.key),
+            ("value cache", two.caches.value == one.caches.value),
+            ("output", two.outputs.output == one.outputs.output),
+            ("lse", bits(&two.outputs.lse) == bits(&one.outputs.lse)),
+        ];
+        Ok(results.into_iter().filter(|(_, is_same)| !is_same).map(|(name, _)| name).collect())
     }
 
     fn on_host(
@@ -202,17 +235,14 @@ impl KvCacheTrial {
 
     /// Runs it in the simulator with the append inside of the attention launch; nothing where the config has no kernel for
     /// that.
-    fn simulate_fused(
-        &self,
-        config: Config,
-        kernel: Option<&VerifiedKernel>,
-        seed: u64,
-    ) -> Result<Option<Run>, NoVerdict> {
+    fn simulate_fused(&self, config: Config, seed: u64) -> Result<Option<Run>, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED);
+        plan.ok().map(|plan| self.simulate_plan(&plan, seed)).transpose()
+    }
+
+    /// Runs a plan that has the append inside of the attention launch.
+    fn simulate_plan(&self, plan: &LaunchPlan, seed: u64) -> Result<Run, NoVerdict> {
         let problem = &self.problem;
-        let Ok(mut plan) = LaunchPlan::with_append(problem, config, SIMULATED) else { return Ok(None) };
-        if let Some(kernel) = kernel {
-            plan = plan.with_kernel(Stage::Attention, kernel.clone());
-        }
         let mut memory = GlobalMemory::new();
         let (values, mut operands) = self.allocate(&mut memory, &problem.attended());
         if problem.transforms() {
@@ -228,10 +258,10 @@ impl KvCacheTrial {
             sin: values.sin,
         };
         operands.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
-        launch_all(&plan, &operands, &memory, seed)?;
+        launch_all(plan, &operands, &memory, seed)?;
         let mut outputs = Outputs::poisoned(&problem.attention);
         copy_outputs(&memory, &operands, &mut outputs);
-        Ok(Some(Run { caches: self.read_caches(&memory, &values), outputs, between: None }))
+        Ok(Run { caches: self.read_caches(&memory, &values), outputs, between: None })
     }
 
     /// The caches after the append.

@@ -99,8 +99,13 @@ impl NewKeys {
         let (append, p) = (entries.specialization.append?, parameters.append?);
         let cache_seqlen = entries.entry(k, Operand::SequsedK, parameters.seqused_k)?;
         let packed = append.packed_new.then(|| {
-            let (begin, length) = entries.offsets_in(k, p.cu_seqlens_k_new, p.new_rows);
-            (begin, k.min(length, p.new_length))
+            let address = k.mad(entries.batch, 4u64, p.cu_seqlens_k_new);
+            let begin = k.load_one::<U32>(address);
+            let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
+            let begin = k.min(begin, p.new_rows);
+            // Offsets that fall give no rows.
+            let length = k.eval((end.min(p.new_rows).max(begin) - begin).min(p.new_length));
+            (begin, length)
         });
         let cached = k.min(cache_seqlen, p.cache_length);
         Some(Self {
@@ -198,18 +203,15 @@ impl SequenceEntries {
         array: Reg<U64>,
         total: Reg<U32>,
     ) -> Option<(Reg<U32>, Reg<U32>)> {
-        self.specialization.has(operand).then(|| self.offsets_in(k, array, total))
-    }
-
-    /// Offset and length in an array of offsets; both within `total` rows.
-    fn offsets_in(self, k: &mut Builder, array: Reg<U64>, total: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let address = k.mad(self.batch, 4u64, array);
-        let begin = k.load_one::<U32>(address);
-        let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
-        let begin = k.min(begin, total);
-        // Where offsets fall, the difference wraps to a large number, which the bounds cut.
-        let length = k.eval((end - begin).min(total - begin));
-        (begin, length)
+        self.specialization.has(operand).then(|| {
+            let address = k.mad(self.batch, 4u64, array);
+            let begin = k.load_one::<U32>(address);
+            let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
+            let begin = k.min(begin, total);
+            // Where offsets fall, the difference wraps to a large number, which the bounds cut.
+            let length = k.eval((end - begin).min(total - begin));
+            (begin, length)
+        })
     }
 }
 

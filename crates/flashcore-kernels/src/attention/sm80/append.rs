@@ -27,6 +27,9 @@ use crate::parameters::SplitParameters;
 use crate::primitives::{CHUNK_BYTES, GlobalRows, LANES, SharedTile, VectorBits};
 use crate::specialization::Specialization;
 
+/// Steps of query rows whose loads are in flight together: more take registers of which large tiles have none to spare.
+const QUERY_STEPS_IN_FLIGHT: u32 = 2;
+
 /// True for the first tile of the first query head of a KV head.
 pub(super) fn is_first_tile(k: &mut Builder, context: &TileContext) -> Reg<Pred> {
     let is_first_row = k.compare(Compare::Eq, context.first_row, 0u32);
@@ -95,11 +98,24 @@ pub(super) struct FusedRows<'a> {
     start: Option<Reg<U32>>,
 }
 
-/// Rows that were asked for: query, new keys and new values.
+/// Rows that were asked for: the first of the query, of the new keys and of the new values.
 pub(super) struct LoadedRows {
     query: Vec<LaneVectors>,
-    key: Vec<LaneVectors>,
-    value: Vec<LaneVectors>,
+    new: [(NewSource, LaneVectors); 2],
+}
+
+/// New keys or values of a KV head, and where they go.
+#[derive(Debug, Clone, Copy)]
+struct NewSource {
+    threads: RowThreads,
+    /// True if this thread is one of them, and their rows are needed.
+    is_loaded: Reg<Pred>,
+    shape: RowShape,
+    /// The address of the first.
+    first: Reg<U64>,
+    row_stride: Reg<U64>,
+    cache: GlobalRows,
+    buffer: RowBuffer,
 }
 
 /// The vectors of a lane of one row.
@@ -176,29 +192,69 @@ impl<'a> FusedRows<'a> {
         self.spec.value_rows(self.context.specialization.dtype, self.context.specialization.value_dim)
     }
 
-    /// Asks for query rows, new keys and new values, and waits for none of them. Half of the threads have keys, the others
-    /// values.
+    /// Asks for the first query rows, new keys and new values, and waits for none of them. Half of the threads have keys,
+    /// the others values.
     pub(super) fn load(&self, k: &mut Builder) -> LoadedRows {
-        let all = RowThreads { index: self.warp.thread, count: self.threads() };
         let half = self.threads() / 2;
-        let first_half = RowThreads { index: self.warp.thread, count: half };
-        let second_half = RowThreads { index: k.sub(self.warp.thread, half), count: self.threads() - half };
-        let is_first_half = k.compare(Compare::Lt, self.warp.thread, half);
-        let has_keys = k.and(self.needs_rows, is_first_half);
-        let is_second_half = k.compare(Compare::Ge, self.warp.thread, half);
-        let has_values = k.and(self.needs_rows, is_second_half);
-        let p = self.parameters;
-        let query =
-            if self.rotates_query() { k.section("load query", |k| self.load_query(k, all)) } else { Vec::new() };
-        let source = KvSource::new(k, self.context);
-        let (key, value) = k.section("new keys", |k| {
-            let key = (p.new_key, [p.new_key_batch_stride, p.new_key_row_stride, p.new_key_head_stride]);
-            let key = self.load_new(k, first_half, has_keys, self.key_rows(), key, source.key);
-            let value = (p.new_value, [p.new_value_batch_stride, p.new_value_row_stride, p.new_value_head_stride]);
-            let value = self.load_new(k, second_half, has_values, self.value_rows(), value, source.value);
-            (key, value)
+        let query = if self.rotates_query() {
+            let steps = self.query_steps().min(QUERY_STEPS_IN_FLIGHT);
+            k.section("load query", |k| (0..steps).map(|step| self.load_query(k, step)).collect())
+        } else {
+            Vec::new()
+        };
+        let cache = KvSource::new(k, self.context);
+        let new = k.section("new keys", |k| {
+            let p = self.parameters;
+            let is_key = k.compare(Compare::Lt, self.warp.thread, half);
+            let is_value = k.compare(Compare::Ge, self.warp.thread, half);
+            let key_threads = RowThreads { index: self.warp.thread, count: half };
+            let value_threads = RowThreads { index: k.sub(self.warp.thread, half), count: self.threads() - half };
+            let key_strides = [p.new_key_batch_stride, p.new_key_row_stride, p.new_key_head_stride];
+            let value_strides = [p.new_value_batch_stride, p.new_value_row_stride, p.new_value_head_stride];
+            let key = NewSource {
+                threads: key_threads,
+                is_loaded: k.and(self.needs_rows, is_key),
+                shape: self.key_rows(),
+                first: self.first_new_row(k, p.new_key, key_strides),
+                row_stride: p.new_key_row_stride,
+                cache: cache.key,
+                buffer: self.buffers.key,
+            };
+            let value = NewSource {
+                threads: value_threads,
+                is_loaded: k.and(self.needs_rows, is_value),
+                shape: self.value_rows(),
+                first: self.first_new_row(k, p.new_value, value_strides),
+                row_stride: p.new_value_row_stride,
+                cache: cache.value,
+                buffer: self.buffers.value,
+            };
+            [key, value].map(|source| (source, self.load_new(k, &source, 0)))
         });
-        LoadedRows { query, key, value }
+        LoadedRows { query, new }
+    }
+
+    /// Steps in which all threads have all query rows of the tile.
+    fn query_steps(&self) -> u32 {
+        self.query_threads().steps(self.key_rows(), self.config.tile_m())
+    }
+
+    fn query_threads(&self) -> RowThreads {
+        RowThreads { index: self.warp.thread, count: self.threads() }
+    }
+
+    /// The address of the first new row of the sequence and KV head.
+    fn first_new_row(
+        &self,
+        k: &mut Builder,
+        tensor: Reg<U64>,
+        [batch_stride, row_stride, head_stride]: [Reg<U64>; 3],
+    ) -> Reg<U64> {
+        let first = match self.new_keys.first_row {
+            Some(first) => k.eval(first.widen().mul_add(row_stride, tensor)),
+            None => k.mad(self.context.batch, batch_stride, tensor),
+        };
+        k.mad(self.context.kv_head, head_stride, first)
     }
 
     /// The position of a row so many after the first, within the tables.
@@ -223,53 +279,39 @@ impl<'a> FusedRows<'a> {
         Some((row, loaded))
     }
 
-    fn load_query(&self, k: &mut Builder, threads: RowThreads) -> Vec<LaneVectors> {
-        let shape = self.key_rows();
-        let (context, query) = (self.context, self.context.query(k));
-        let rows_left = k.eval((context.end_row.max(context.first_row)) - context.first_row);
-        threads.each_row(k, shape, self.config.tile_m(), |k, row, items| {
-            let mut exists = k.compare(Compare::Lt, row, rows_left);
-            if threads.overhang(shape, self.config.tile_m()) {
-                let inside = k.compare(Compare::Lt, row, self.config.tile_m());
-                exists = k.and(exists, inside);
-            }
-            let source = query.row(k, row);
-            let bits = load_items(k, shape, &items, exists, source);
-            let tables = k.section("positions", |k| {
-                let index = self.spec.consecutive.then(|| {
-                    let row = k.add(row, context.first_row);
-                    context.packed.map_or(row, |group| k.div(row, group))
-                });
-                self.tables(k, shape, &items, index)
+    fn load_query(&self, k: &mut Builder, step: u32) -> LaneVectors {
+        let (shape, tile_m, context) = (self.key_rows(), self.config.tile_m(), self.context);
+        let threads = self.query_threads();
+        let query = context.query(k);
+        let (row, items) = threads.row(k, shape, step);
+        let rows_left = k.eval(context.end_row.max(context.first_row) - context.first_row);
+        let mut exists = k.compare(Compare::Lt, row, rows_left);
+        if threads.overhangs(shape, tile_m) {
+            let inside = k.compare(Compare::Lt, row, tile_m);
+            exists = k.and(exists, inside);
+        }
+        let source = query.row(k, row);
+        let bits = load_items(k, shape, &items, exists, source);
+        let tables = k.section("positions", |k| {
+            let index = self.spec.consecutive.then(|| {
+                let row = k.add(row, context.first_row);
+                context.packed.map_or(row, |group| k.div(row, group))
             });
-            LaneVectors { row, exists, items, bits, tables, target: None }
-        })
+            self.tables(k, shape, &items, index)
+        });
+        LaneVectors { row, exists, items, bits, tables, target: None }
     }
 
-    fn load_new(
-        &self,
-        k: &mut Builder,
-        threads: RowThreads,
-        has_rows: Reg<Pred>,
-        shape: RowShape,
-        (tensor, [batch_stride, row_stride, head_stride]): (Reg<U64>, [Reg<U64>; 3]),
-        cache: GlobalRows,
-    ) -> Vec<LaneVectors> {
-        let (context, new_keys) = (self.context, self.new_keys);
-        let first = match new_keys.first_row {
-            Some(first) => k.eval(first.widen().mul_add(row_stride, tensor)),
-            None => k.mad(context.batch, batch_stride, tensor),
-        };
-        let first = k.mad(context.kv_head, head_stride, first);
-        threads.each_row(k, shape, MAX_NEW_KEYS, |k, row, items| {
-            let exists = k.compare(Compare::Lt, row, new_keys.count);
-            let exists = k.and(exists, has_rows);
-            let source = k.eval(row.widen().mul_add(row_stride, first));
-            let bits = load_items(k, shape, &items, exists, source);
-            let tables = self.tables(k, shape, &items, Some(row));
-            let target = Some(k.section("cache row", |k| self.cache_row(k, row, exists, cache)));
-            LaneVectors { row, exists, items, bits, tables, target }
-        })
+    fn load_new(&self, k: &mut Builder, source: &NewSource, step: u32) -> LaneVectors {
+        let NewSource { threads, is_loaded, shape, first, row_stride, cache, .. } = *source;
+        let (row, items) = threads.row(k, shape, step);
+        let exists = k.compare(Compare::Lt, row, self.new_keys.count);
+        let exists = k.and(exists, is_loaded);
+        let address = k.eval(row.widen().mul_add(row_stride, first));
+        let bits = load_items(k, shape, &items, exists, address);
+        let tables = self.tables(k, shape, &items, Some(row));
+        let target = Some(k.section("cache row", |k| self.cache_row(k, row, exists, cache)));
+        LaneVectors { row, exists, items, bits, tables, target }
     }
 
     /// The address of the row of the cache that a new key goes to, and true if it is written: one past the bound, on a
@@ -310,36 +352,55 @@ impl<'a> FusedRows<'a> {
         (address, is_written)
     }
 
-    /// Rotates what was loaded, and stores it to shared memory; new rows also to the cache. Everybody sees it after the
-    /// next barrier.
+    /// Rotates what was loaded and the rest, and stores it to shared memory; new rows also to the cache. Everybody sees it
+    /// after the next barrier.
     pub(super) fn store(&self, k: &mut Builder, loaded: LoadedRows) {
-        let LoadedRows { query, key, value } = loaded;
+        let LoadedRows { query, new } = loaded;
         if self.rotates_query() {
-            k.section("load query", |k| self.store_query(k, query));
+            k.section("load query", |k| {
+                for vectors in query {
+                    self.store_query(k, vectors);
+                }
+                for step in QUERY_STEPS_IN_FLIGHT..self.query_steps() {
+                    let vectors = self.load_query(k, step);
+                    self.store_query(k, vectors);
+                }
+                self.clear_query_padding(k);
+            });
         }
         k.section("new keys", |k| {
             k.if_uniform(self.needs_rows, |k| {
-                let half = self.threads() / 2;
-                self.store_new(k, self.key_rows(), key, self.buffers.key, half);
-                self.store_new(k, self.value_rows(), value, self.buffers.value, self.threads() - half);
+                for (source, vectors) in new {
+                    self.store_new(k, &source, vectors);
+                    let rows_per_step = source.threads.rows_per_step(source.shape);
+                    for step in 1..source.threads.steps(source.shape, MAX_NEW_KEYS) {
+                        // Most sequences have one new key.
+                        let exists = k.compare(Compare::Gt, self.new_keys.count, step * rows_per_step);
+                        k.if_uniform(exists, |k| {
+                            let vectors = self.load_new(k, &source, step);
+                            self.store_new(k, &source, vectors);
+                        });
+                    }
+                }
             });
         });
     }
 
-    fn store_query(&self, k: &mut Builder, loaded: Vec<LaneVectors>) {
+    fn store_query(&self, k: &mut Builder, vectors: LaneVectors) {
         let (shape, tile, tile_m) = (self.key_rows(), self.tiles.query, self.config.tile_m());
-        let threads = RowThreads { index: self.warp.thread, count: self.threads() };
-        let overhangs = threads.overhang(shape, tile_m);
-        for vectors in loaded {
-            let inside = overhangs.then(|| k.compare(Compare::Lt, vectors.row, tile_m));
-            let row = vectors.row;
-            vectors.transformed(k, shape, |k, column, exists, bits| {
-                let address = tile_address(k, tile, self.warp.shared_base, row, column, shape.vector.elements);
-                let exists = both(k, inside, exists);
-                store_shared_where(k, exists, address, bits);
-            });
-        }
-        // Columns that products have and the tensor has not.
+        let row = vectors.row;
+        let overhangs = self.query_threads().overhangs(shape, tile_m);
+        let inside = overhangs.then(|| k.compare(Compare::Lt, row, tile_m));
+        vectors.transformed(k, shape, |k, column, exists, bits| {
+            let address = tile_address(k, tile, self.warp.shared_base, row, column, shape.vector.elements);
+            let exists = both(k, inside, exists);
+            store_shared_where(k, exists, address, bits);
+        });
+    }
+
+    /// Clears the columns of the query that products have and the tensor has not.
+    fn clear_query_padding(&self, k: &mut Builder) {
+        let (tile, tile_m) = (self.tiles.query, self.config.tile_m());
         let (head_dim, element) = (self.context.specialization.head_dim, tile.element);
         for chunk in (head_dim..element.padded_columns(head_dim)).step_by(element.chunk_elements() as usize) {
             let column = k.copy(chunk);
@@ -353,17 +414,8 @@ impl<'a> FusedRows<'a> {
         }
     }
 
-    fn store_new(&self, k: &mut Builder, shape: RowShape, loaded: Vec<LaneVectors>, buffer: RowBuffer, threads: u32) {
-        let mut first_row = 0;
-        for vectors in loaded {
-            // Most sequences have one new key, and nothing to do in later steps.
-            let exists = k.compare(Compare::Gt, self.new_keys.count, first_row);
-            k.if_uniform(exists, |k| self.store_new_row(k, shape, vectors, buffer));
-            first_row += threads / shape.lanes;
-        }
-    }
-
-    fn store_new_row(&self, k: &mut Builder, shape: RowShape, vectors: LaneVectors, buffer: RowBuffer) {
+    fn store_new(&self, k: &mut Builder, source: &NewSource, vectors: LaneVectors) {
+        let NewSource { shape, buffer, .. } = *source;
         let element = shape.vector.dtype.size_bytes() as u32;
         let (row, row_exists, target) = (vectors.row, vectors.exists, vectors.target);
         let base = k.eval(self.warp.shared_base + row.mul_add(buffer.row_bytes, buffer.offset));
@@ -444,30 +496,23 @@ impl RowThreads {
         self.count / shape.lanes
     }
 
+    /// Steps in which the threads have all of `rows`.
+    const fn steps(self, shape: RowShape, rows: u32) -> u32 {
+        rows.div_ceil(self.rows_per_step(shape))
+    }
+
     /// True if threads have rows past the last of `rows`.
-    const fn overhang(self, shape: RowShape, rows: u32) -> bool {
+    const fn overhangs(self, shape: RowShape, rows: u32) -> bool {
         !rows.is_multiple_of(self.rows_per_step(shape))
     }
 
-    /// Loads the rows of this thread, of `rows`.
-    fn each_row(
-        self,
-        k: &mut Builder,
-        shape: RowShape,
-        rows: u32,
-        mut load: impl FnMut(&mut Builder, Reg<U32>, Vec<Item>) -> LaneVectors,
-    ) -> Vec<LaneVectors> {
+    /// The row of this thread in a step, and its items.
+    fn row(self, k: &mut Builder, shape: RowShape, step: u32) -> (Reg<U32>, Vec<Item>) {
         let lane_in_row = k.and(self.index, shape.lanes - 1);
         let first = k.shr(self.index, shape.lanes.ilog2());
-        let steps = (0..rows).step_by(self.rows_per_step(shape) as usize);
-        steps
-            .map(|step| {
-                let row = k.add(first, step);
-                let item_steps = 0..shape.items.div_ceil(shape.lanes);
-                let items = item_steps.map(|step| Item::new(k, shape, lane_in_row, step)).collect();
-                load(k, row, items)
-            })
-            .collect()
+        let row = k.add(first, step * self.rows_per_step(shape));
+        let items = 0..shape.items.div_ceil(shape.lanes);
+        (row, items.map(|step| Item::new(k, shape, lane_in_row, step)).collect())
     }
 }
 
