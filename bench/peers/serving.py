@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 import serving_append
+import serving_kvcache
 import serving_splits
 import torch
 from flashcore_serving import HEADER, Flashcore, Refused
@@ -256,6 +257,8 @@ def line(row):
         text += f", invariance costs {row['cost_percent']:.1f} % over {row['best']}"
     if "added_microseconds" in row:
         text += f", append adds {row['added_microseconds']:.2f}"
+    if "two_launches_add_microseconds" in row:
+        text += f", in two launches {row['two_launches_add_microseconds']:.2f}"
     for key, value in row.items():
         if key.startswith("over_"):
             text += f", {value:.3f} of {key[5:]}"
@@ -359,6 +362,8 @@ def append_work(bench, arguments):
         yield f"append: {case.name}", lambda case=case: serving_append.measure(bench, case, arguments.peers)
     for case in serving_append.step_cases(arguments.quick):
         yield f"append: {case.name}", lambda case=case: serving_append.measure_step(bench, case, flashcore_call)
+    for case in serving_kvcache.cases(arguments.quick):
+        yield f"append: {case.name}", lambda case=case: serving_kvcache.measure(bench, case, flashcore_call)
 
 
 def splits_work(bench, arguments):

@@ -36,6 +36,7 @@ COLUMNS = {
     "FA3 / flashcore": lambda row: cell(row.get("ratio_fa3"), 3),
     "torch us": lambda row: cell(row["microseconds"].get("torch")),
     "append adds us": lambda row: cell(row.get("added_microseconds")),
+    "two launches add us": lambda row: cell(row.get("two_launches_add_microseconds")),
     "best free split us": lambda row: cell(row["microseconds"].get("free")),
     "invariance costs %": lambda row: cell(row.get("cost_percent"), 1),
 }

@@ -4,16 +4,18 @@
 use std::sync::Arc;
 
 use flashcore_ir::{Arch, Argument, VerifiedKernel};
-use flashcore_problem::{Operand, Problem};
+use flashcore_problem::{KvCacheProblem, Operand, Problem};
 
 use crate::attention::block_mask::BlockMaskShape;
 use crate::attention::scheduler::chunks::most_units;
 use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
+use crate::cache::{FUSED_WORDS, FusedAppend, fused};
 use crate::config::{AmpereConfig, Config, HopperConfig, L2Window};
 use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, arguments, expression_constants};
 use crate::spec::{KernelSpec, Stage};
+use crate::specialization::Specialization;
 use crate::tensor_maps::tensor_maps;
 use crate::unsupported::{Reason, packed_rows, reasons};
 
@@ -58,13 +60,21 @@ pub struct KernelLaunch {
     arguments: Vec<Argument>,
     /// The operands whose tensor maps are among the arguments, with the index of each.
     tensor_maps: Vec<(usize, Operand)>,
+    /// The first of the words of an append inside of the launch, where the kernel has those.
+    append_words: Option<usize>,
     /// A kernel in the place of the generated one, which takes the same parameters.
     replaced: Option<Arc<VerifiedKernel>>,
 }
 
 impl KernelLaunch {
     fn new(spec: KernelSpec, grid: [u32; 3], arguments: Vec<Argument>) -> Self {
-        Self { spec, grid, arguments, tensor_maps: Vec::new(), replaced: None }
+        Self { spec, grid, arguments, tensor_maps: Vec::new(), append_words: None, replaced: None }
+    }
+
+    /// Adds the arguments of an append inside of the launch, where there are any.
+    fn extend_with_append(&mut self, arguments: &[Argument]) {
+        self.append_words = (!arguments.is_empty()).then_some(self.arguments.len());
+        self.arguments.extend_from_slice(arguments);
     }
 
     /// The kernel, generated now or a moment ago.
@@ -87,12 +97,20 @@ impl KernelLaunch {
         &self.tensor_maps
     }
 
+    /// The first of the words of an append inside of the launch ([`FusedValues::words`]), where the kernel has those.
+    pub const fn append_words(&self) -> Option<usize> {
+        self.append_words
+    }
+
     /// All arguments of one launch.
     fn arguments(&self, values: &LaunchValues, block_mask_offset: u64) -> Vec<Argument> {
         let mut arguments = self.arguments.clone();
         let words = values.words(block_mask_offset).map(Argument::U64);
         for (first, block) in LAUNCH_BLOCKS {
             arguments[first..][..block.len()].copy_from_slice(&words[block]);
+        }
+        if let Some(first) = self.append_words {
+            arguments[first..][..FUSED_WORDS].copy_from_slice(&values.append.words().map(Argument::U64));
         }
         for &(index, operand) in &self.tensor_maps {
             if let Argument::TensorMap(map) = &mut arguments[index] {
@@ -107,12 +125,40 @@ impl LaunchPlan {
     /// The kernels of `config` for `problem` on a GPU, or all reasons against it. Nothing is generated for a kernel that
     /// was checked before in this process.
     pub fn new(problem: &Problem, config: Config, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
-        let Target { arch, num_sms } = target.into();
+        Self::build(problem, config, target.into(), None)
+    }
+
+    /// The kernels of `config` for attention that appends the new keys itself, or all reasons against it.
+    pub fn with_append(
+        problem: &KvCacheProblem,
+        config: Config,
+        target: impl Into<Target>,
+    ) -> Result<Self, Vec<Reason>> {
+        let errors = problem.errors();
+        if !errors.is_empty() {
+            return Err(errors.into_iter().map(Reason::from).collect());
+        }
+        let reasons = fused::reasons(problem, config);
+        if !reasons.is_empty() {
+            return Err(reasons);
+        }
+        let append = (FusedAppend::of(problem), fused::arguments(problem));
+        Self::build(&problem.attention, config, target.into(), Some(append))
+    }
+
+    fn build(
+        problem: &Problem,
+        config: Config,
+        Target { arch, num_sms }: Target,
+        append: Option<(FusedAppend, Vec<Argument>)>,
+    ) -> Result<Self, Vec<Reason>> {
         let reasons = reasons(problem, config, arch);
         if !reasons.is_empty() {
             return Err(reasons);
         }
-        let specialization = config.specialization(problem);
+        let (append, append_arguments) = append.unzip();
+        let append_arguments = append_arguments.unwrap_or_default();
+        let specialization = Specialization { append, ..config.specialization(problem) };
         let GridShape { grid, extra } = GridShape::new(problem, config);
         let block_mask = BlockMaskShape::of(problem, config);
         let block_mask_offset = match extra {
@@ -131,6 +177,7 @@ impl LaunchPlan {
             launches.push(KernelLaunch::new(spec(Stage::BlockMask), shape.grid(), common.clone()));
         }
         let mut attention = KernelLaunch::new(spec(Stage::Attention), grid, common);
+        attention.extend_with_append(&append_arguments);
         attention.arguments.extend(extra.arguments());
         if let Config::Hopper(hopper) = config {
             for (operand, map) in tensor_maps(problem, hopper) {
@@ -158,7 +205,12 @@ impl LaunchPlan {
         let combine = has_partials.then(|| {
             let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
             let grid = [tiles, problem.query_heads as u32, problem.batch as u32];
-            KernelLaunch::new(spec(Stage::Combine), grid, plain.into_iter().chain(extra.arguments()).collect())
+            let mut combine = KernelLaunch::new(spec(Stage::Combine), grid, plain);
+            if combine.spec.specialization.append.is_some() {
+                combine.extend_with_append(&append_arguments);
+            }
+            combine.arguments.extend(extra.arguments());
+            combine
         });
         launches.push(attention);
         launches.extend(combine);

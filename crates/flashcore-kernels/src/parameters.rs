@@ -13,6 +13,7 @@ use flashcore_problem::expression::{Constants, Expression, Kind};
 use flashcore_problem::{BiasStrides, Operand, Problem, Strides, operands};
 
 use crate::attention::block_mask::BlockMaskShape;
+use crate::cache::{FusedParameters, FusedValues};
 use crate::primitives::BoundExpression;
 use crate::specialization::Specialization;
 use crate::unsupported::LONGEST;
@@ -38,6 +39,8 @@ macro_rules! parameters {
             pub score_mod: Option<BoundExpression>,
             /// The expression for masks, with its constants.
             pub mask_mod: Option<BoundExpression>,
+            /// The parameters of an append inside of the launch.
+            pub append: Option<FusedParameters>,
         }
 
         impl Parameters {
@@ -50,6 +53,7 @@ macro_rules! parameters {
                     $($launch: k.parameter::<U64>(stringify!($launch)),)*
                     score_mod: specialization.score_mod.map(|expression| BoundExpression::load(k, "score", expression)),
                     mask_mod: specialization.mask_mod.map(|expression| BoundExpression::load(k, "mask", expression)),
+                    append: specialization.append.map(|_| FusedParameters::load(k)),
                 }
             }
         }
@@ -258,6 +262,8 @@ pub struct LaunchValues {
     /// The address of [`LaunchPlan::workspace_bytes`](crate::LaunchPlan::workspace_bytes) bytes; any number when they
     /// are none.
     pub workspace: u64,
+    /// The addresses of an append inside of the launch.
+    pub append: FusedValues,
 }
 
 impl LaunchValues {
@@ -266,6 +272,7 @@ impl LaunchValues {
         operands: [0; Operand::COUNT],
         bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
         workspace: 0,
+        append: FusedValues::NONE,
     };
 
     /// The address of an operand.

@@ -3,6 +3,8 @@
 use flashcore_problem::expression::Expression;
 use flashcore_problem::{DType, LseForm, MaskMod, Operand, OperandSet, Problem, ScoreMod};
 
+use crate::cache::FusedAppend;
+
 /// The part of a problem that is compiled into its kernels; everything else is a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "each is true if the code of one independent feature is there")]
@@ -37,6 +39,8 @@ pub struct Specialization {
     /// Rows of a page that one TMA copy moves: a power of two that divides pages and KV blocks; 0 without pages, and in
     /// kernels that have no TMA.
     pub page_box: u32,
+    /// The append of new keys inside of the launch.
+    pub append: Option<FusedAppend>,
 }
 
 impl Specialization {
@@ -57,6 +61,7 @@ impl Specialization {
             vec_bytes: MAX_VEC_BYTES,
             pow2_pages: false,
             page_box: 0,
+            append: None,
         }
     }
 
@@ -80,6 +85,7 @@ impl Specialization {
             vec_bytes: vec_bytes(problem),
             pow2_pages: problem.paged.is_some_and(|paged| paged.page_size.is_power_of_two()),
             page_box: 0,
+            append: None,
         }
     }
 
@@ -100,6 +106,7 @@ impl Specialization {
             vec_bytes: _,
             pow2_pages,
             page_box: _,
+            append,
         } = self;
         let features = [
             (left, "left"),
@@ -109,6 +116,7 @@ impl Specialization {
             (mask_mod.is_some(), "mask_mod"),
             (nonpositive_scale, "nonpositive_scale"),
             (pow2_pages, "pow2_pages"),
+            (append.is_some(), "append"),
         ];
         let features = features.into_iter().filter(|(is_on, _)| *is_on).map(|(_, feature)| feature);
         features.chain(operands.iter().map(Operand::feature)).chain(lse_form.features())
@@ -159,7 +167,8 @@ impl Specialization {
         };
         let operands = self.operands.iter().filter(combined).collect();
         let (left, right, lse_form) = (self.left, self.right, self.lse_form);
-        Self { left, right, operands, lse_form, ..Self::new(self.dtype, self.value_dim) }
+        let append = self.append.map(FusedAppend::lengths);
+        Self { left, right, operands, lse_form, append, ..Self::new(self.dtype, self.value_dim) }
     }
 
     /// True if a sequence may have fewer query rows than the problem.

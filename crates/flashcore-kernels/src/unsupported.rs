@@ -19,7 +19,8 @@ const PAGE_MULTIPLE: usize = 16;
 pub(crate) const LONGEST: usize = 1 << 29;
 
 /// The features that rows of several heads in one tile (`pack_gqa`) may have: they do not depend on the head.
-const PACKABLE: [&str; 14] = [
+const PACKABLE: [&str; 15] = [
+    "append",
     "left",
     "right",
     "total_q",
@@ -93,6 +94,12 @@ pub enum Reason {
     PaddedPages,
     #[error("mask_mod and {feature} are both given, which no GPU kernel has: take the CPU, a mask, or a score_mod")]
     MaskOfSequences { feature: &'static str },
+    #[error("{feature} and an append inside of the attention launch do not go together: append in a launch of its own")]
+    Append { feature: &'static str },
+    #[error(
+        "new_length is {new_length}; an append inside of the attention launch takes at most {most}: append in a launch of its own"
+    )]
+    NewKeys { new_length: usize, most: u32 },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }

@@ -11,7 +11,9 @@ use std::path::Path;
 use flashcore_ir::operation::Class;
 use flashcore_ir::{Arch, VerifiedKernel};
 use flashcore_kernels::{Config, LaunchPlan, Stage};
-use flashcore_problem::{Alignment, DType, Layout, Mask, MaskMod, Problem, ScoreMod};
+use flashcore_problem::{
+    Alignment, DType, KvCacheProblem, Layout, Mask, MaskMod, PagedKv, Problem, Rotary, RotaryStyle, ScoreMod,
+};
 
 const FILE: &str = "tests/fingerprint.txt";
 const UPDATE: &str = "FLASHCORE_UPDATE_FINGERPRINT";
@@ -92,6 +94,31 @@ fn problems() -> Vec<(&'static str, Problem)> {
 
 const FOR_EVERY_CONFIG: usize = 2;
 
+/// Attention that appends new keys itself.
+fn growing() -> Vec<(&'static str, KvCacheProblem, Config)> {
+    let config = |name: &str| name.parse().expect("a config");
+    let mut attention = Problem::new(2, 4, 1, 128, DType::Bf16).with_layout(Layout::Bshd).with_lse(true);
+    (attention.key_heads, attention.key_length) = (1, 1000);
+    attention.mask = Mask::Causal(Alignment::BottomRight);
+    let mut paged = attention.clone().with_kv_batch(Some(3)).with_total_q(Some(2));
+    (paged.paged, paged.leftpad_k) = (Some(PagedKv::new(16, 200, 63)), true);
+    let neox = Rotary::new(RotaryStyle::Neox, 128, 1000);
+    let gpt_j = Rotary { table_dtype: Some(DType::F32), ..Rotary::new(RotaryStyle::GptJ, 64, 1000) };
+    vec![
+        (
+            "d128 bf16 neox, packed chunks",
+            KvCacheProblem::new(paged, 4).with_total_new(Some(7)).with_rotary(neox).with_rotary_seqlens(true),
+            config("ampere-16x64-3stage-swizzled-4kvwarps-packgqa-7persistent-256chunk"),
+        ),
+        (
+            "d128 bf16 gpt-j, splits",
+            KvCacheProblem::new(attention.clone(), 2).with_rotary(gpt_j),
+            config("ampere-32x32-2stage-swizzled-3splits"),
+        ),
+        ("d128 bf16", KvCacheProblem::new(attention, 1), Config::ampere()),
+    ]
+}
+
 fn arch(config: Config) -> Arch {
     if config.family() == "hopper" { Arch::Sm90a } else { Arch::Sm80 }
 }
@@ -139,6 +166,17 @@ fn fingerprint() -> String {
                     }
                 }
             }
+        }
+    }
+    for (name, problem, config) in growing() {
+        let plan = LaunchPlan::with_append(&problem, config, arch(config)).expect("a kernel that appends");
+        for launch in &plan.launches {
+            let label = match launch.spec.stage {
+                Stage::Attention => format!("append {name}"),
+                Stage::BlockMask | Stage::Combine => format!("append {name}, combine"),
+            };
+            text.push_str(&line(&label, &launch.kernel()));
+            text.push('\n');
         }
     }
     text.extend(sides.into_iter().flat_map(|line| [line, "\n".to_owned()]));

@@ -1,5 +1,7 @@
-//! Plans of attention with a growing KV cache: append, then attention.
+//! Plans of attention with a growing KV cache: append and attention, in one launch or two.
 
+#[cfg(feature = "cuda")]
+use std::env;
 use std::fmt;
 
 use flashcore_problem::{KvCacheInputs, KvCacheOutputs, KvCacheProblem};
@@ -8,12 +10,12 @@ use crate::device::Device;
 #[cfg(feature = "cuda")]
 use crate::device::Kind;
 #[cfg(feature = "cuda")]
-use crate::gpu::GpuKvCache;
+use crate::gpu::{Gpu, GpuKvCache};
 #[cfg(feature = "cuda")]
 use crate::process::CUDA;
-use crate::{Error, Plan, PlanOptions, Reason, Report, Unsupported};
 #[cfg(feature = "cuda")]
-use crate::{KvCacheTensors, StreamRef};
+use crate::{AppendPolicy, KvCacheTensors, StreamRef};
+use crate::{Error, Plan, PlanOptions, Reason, Report, Unsupported};
 
 /// Attention with a KV cache that grows (`flash_attn_with_kvcache`) on a device, ready to be run any number of times, from
 /// any thread. See [`KvCacheProblem`].
@@ -39,10 +41,18 @@ use crate::{KvCacheTensors, StreamRef};
 #[derive(Clone)]
 pub struct KvCachePlan {
     problem: KvCacheProblem,
-    attention: Plan,
+    device: Device,
+    report: Report,
     #[cfg(feature = "cuda")]
     gpu: Option<GpuKvCache>,
+    /// Every reason why the append is not inside of the attention launch.
+    #[cfg(feature = "cuda")]
+    not_fused: Vec<Reason>,
 }
+
+/// Keeps the append out of the attention launch where it is `off`.
+#[cfg(feature = "cuda")]
+const FUSED_APPEND_VARIABLE: &str = "FLASHCORE_FUSED_APPEND";
 
 impl KvCachePlan {
     /// A plan for `problem` on `device`, or every reason against it. On a GPU this compiles the kernels, if neither this
@@ -57,18 +67,50 @@ impl KvCachePlan {
         if !errors.is_empty() {
             return Err(Unsupported::new(errors));
         }
-        let attention = Plan::with_options(&problem.attended(), device, options)?;
+        #[cfg(feature = "cuda")]
+        if let Kind::Cuda(gpu) = &device.0 {
+            CUDA.check().map_err(|forked| Unsupported::new(vec![Reason::Forked(forked)]))?;
+            return Self::on_gpu(problem, device, gpu, options);
+        }
+        let report = Plan::with_options(&problem.attended(), device, options)?.report().clone();
         Ok(Self {
             problem: problem.clone(),
+            device: device.clone(),
+            report,
             #[cfg(feature = "cuda")]
-            gpu: match &device.0 {
-                Kind::Cpu => None,
-                Kind::Cuda(gpu) => {
-                    Some(gpu.kv_cache(problem, attention.executor().cloned()).map_err(Unsupported::new)?)
-                }
-            },
-            attention,
+            gpu: None,
+            #[cfg(feature = "cuda")]
+            not_fused: Vec::new(),
         })
+    }
+
+    /// The append inside of the attention launch where that is wanted and there is a kernel for it, else ahead of it.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(problem: &KvCacheProblem, device: &Device, gpu: &Gpu, options: PlanOptions) -> Result<Self, Unsupported> {
+        let plan = |report, launches, not_fused| Self {
+            problem: problem.clone(),
+            device: device.clone(),
+            report,
+            gpu: Some(launches),
+            not_fused,
+        };
+        let is_off = options.append == AppendPolicy::Separate
+            || options.append == AppendPolicy::Environment
+                && env::var(FUSED_APPEND_VARIABLE).is_ok_and(|value| value == "off");
+        let mut not_fused = Vec::new();
+        if !is_off {
+            match gpu.fused_kv_cache(problem, options) {
+                Ok((launches, kernel)) => {
+                    let report = Report { kernel: Some(kernel), ..Report::new(&problem.attention, device) };
+                    return Ok(plan(report, launches, not_fused));
+                }
+                Err(reasons) if options.append == AppendPolicy::Fused => return Err(Unsupported::new(reasons)),
+                Err(reasons) => not_fused = reasons,
+            }
+        }
+        let attention = Plan::with_options(&problem.attended(), device, options)?;
+        let launches = gpu.separate_kv_cache(problem, attention.executor().cloned()).map_err(Unsupported::new)?;
+        Ok(plan(attention.report().clone(), launches, not_fused))
     }
 
     /// The problem.
@@ -78,12 +120,25 @@ impl KvCachePlan {
 
     /// The device.
     pub const fn device(&self) -> &Device {
-        self.attention.device()
+        &self.device
     }
 
     /// Report on the kernel of the attention: where it came from, how long that took.
     pub const fn report(&self) -> &Report {
-        self.attention.report()
+        &self.report
+    }
+
+    /// True if the append is inside of the attention launch, false if it is a launch of its own, or on the CPU.
+    #[cfg(feature = "cuda")]
+    pub fn is_fused(&self) -> bool {
+        self.gpu.as_ref().is_some_and(GpuKvCache::is_fused)
+    }
+
+    /// Every reason why the append is not inside of the attention launch; empty where it is, where that was not wanted,
+    /// and on the CPU.
+    #[cfg(feature = "cuda")]
+    pub fn reasons_against_fusing(&self) -> &[Reason] {
+        &self.not_fused
     }
 
     /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for lengths, the rotated

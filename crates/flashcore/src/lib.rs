@@ -170,7 +170,7 @@
 //! # What is not here
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no [`MaskMod`] with packed or paged
-//! sequences on GPUs, no append inside of the attention kernel (a [`KvCachePlan`] launches two), no FP8, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
+//! sequences on GPUs, an append inside of the attention kernel only for few new keys (a [`KvCachePlan`] launches two kernels elsewhere), no FP8, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
 //!
 //! # Trust
 //!
@@ -263,6 +263,8 @@ pub use gpu::{
 pub use half;
 pub use kv_cache::KvCachePlan;
 pub use operations::{AppendPlan, MergePlan};
+#[cfg(feature = "cuda")]
+pub use plan::AppendPolicy;
 pub use plan::{Plan, PlanOptions, supports};
 #[cfg(feature = "cuda")]
 pub use process::Forked;

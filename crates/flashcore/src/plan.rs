@@ -60,6 +60,23 @@ pub struct PlanOptions {
     /// Policy of the self-check, which runs a kernel that is new to this driver once before it is trusted.
     #[cfg(feature = "cuda")]
     pub self_check: SelfCheckPolicy,
+    /// Launches of a [`KvCachePlan`](crate::KvCachePlan); other plans do not look at it.
+    #[cfg(feature = "cuda")]
+    pub append: AppendPolicy,
+}
+
+/// Launches of a [`KvCachePlan`](crate::KvCachePlan) on a GPU: the append inside of the attention launch, or ahead of it.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum AppendPolicy {
+    /// Inside where a kernel has that for the problem, unless the environment variable `FLASHCORE_FUSED_APPEND` is `off`.
+    #[default]
+    Environment,
+    /// Inside, or a plan is refused with the reasons.
+    Fused,
+    /// Ahead, in a launch of its own.
+    Separate,
 }
 
 #[cfg(feature = "cuda")]
@@ -68,6 +85,13 @@ impl PlanOptions {
     #[must_use]
     pub fn with_config(mut self, config: impl Into<Option<Config>>) -> Self {
         self.config = config.into();
+        self
+    }
+
+    /// Sets the launches of a [`KvCachePlan`](crate::KvCachePlan).
+    #[must_use]
+    pub const fn with_append(mut self, append: AppendPolicy) -> Self {
+        self.append = append;
         self
     }
 

@@ -1,9 +1,9 @@
 //! Attention with a growing KV cache, by every backend: append and attention are judged each on its own.
 
-use flashcore::{KvCachePlan, PlanOptions};
+use flashcore::{AppendPolicy, KvCachePlan, PlanOptions};
 use flashcore_ir::VerifiedKernel;
-use flashcore_kernels::cache::{SequencePlan, SequenceValues};
-use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues};
+use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues};
+use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{
     Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, SequenceLengths,
     Tensor, TensorView, Verdict, kv_cache_oracle,
@@ -17,7 +17,7 @@ use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick};
 use crate::testkit::{Backend, Case};
 
 /// The caches: two tensors, or one memory with values so many elements after keys.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct Caches {
     key: Tensor,
     value: Option<Tensor>,
@@ -71,7 +71,7 @@ struct Run {
 }
 
 /// A case of a growing cache: everything that a run is judged by.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct KvCacheTrial {
     problem: KvCacheProblem,
     data: KvCacheData,
@@ -101,9 +101,19 @@ impl KvCacheTrial {
                     flashcore_cpu::kv_cache_and_query(level, &self.problem, &data.inputs(), outputs)
                         .map_err(NoVerdict::Cpu)
                 })?,
-                Backend::Sim(config) => self.simulate(config, None, case.seed + repeat as u64)?,
+                Backend::Sim(config) => {
+                    let seed = case.seed + repeat as u64;
+                    // Runs alternate between two launches and one, and are held to the same bits.
+                    let fused = if repeat % 2 == 1 { self.simulate_fused(config, seed)? } else { None };
+                    match fused {
+                        Some(run) => run,
+                        None => self.simulate(config, None, seed)?,
+                    }
+                }
                 Backend::Cuda(config) => {
-                    let options = PlanOptions::default().with_config(config);
+                    // Runs alternate between two launches and one, where there is a kernel for that.
+                    let append = if repeat % 2 == 1 { AppendPolicy::Environment } else { AppendPolicy::Separate };
+                    let options = PlanOptions::default().with_config(config).with_append(append);
                     let plan = match gpu {
                         Some(gpu) => KvCachePlan::with_options(&self.problem, gpu.device(), options),
                         None => KvCachePlan::with_options(&self.problem, Gpu::open(0)?.device(), options),
@@ -125,6 +135,49 @@ impl KvCacheTrial {
     /// Runs it in the simulator with another kernel for the append, and judges it.
     pub fn verify_kernel(&self, config: Config, append: &VerifiedKernel, seed: u64) -> Result<Verdict, NoVerdict> {
         self.judge(&[self.simulate(config, Some(append), seed)?])
+    }
+
+    /// Runs it in the simulator in two launches and in one, with another kernel for that one, and judges both.
+    pub fn verify_fused_kernel(
+        &self,
+        config: Config,
+        kernel: &VerifiedKernel,
+        seed: u64,
+    ) -> Result<Verdict, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        let fused = self.simulate_plan(&plan.with_kernel(Stage::Attention, kernel.clone()), seed)?;
+        self.judge(&[self.simulate(config, None, seed)?, fused])
+    }
+
+    /// Runs it in the simulator in two launches and in one, and judges both.
+    pub fn verify_fused(&self, config: Config, seed: u64) -> Result<Verdict, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        self.judge(&[self.simulate(config, None, seed)?, self.simulate_plan(&plan, seed + 1)?])
+    }
+
+    /// Runs it in the simulator in two launches and in one, on arrays of the device that the host would refuse, and gives
+    /// the names of results whose bits differ. `change` changes `cache_seqlens` and the page table.
+    pub fn differences(
+        &self,
+        config: Config,
+        change: impl FnOnce(&mut [u32], &mut [i32]),
+    ) -> Result<Vec<&'static str>, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        let mut trial = self.clone();
+        let arrays = &mut trial.data.attention;
+        change(
+            arrays.seqused_k.as_deref_mut().unwrap_or_default(),
+            arrays.page_table.as_deref_mut().unwrap_or_default(),
+        );
+        let (two, one) = (trial.simulate(config, None, 0)?, trial.simulate_plan(&plan, 0)?);
+        let bits = |rows: &Option<Vec<f32>>| rows.iter().flatten().map(|row| row.to_bits()).collect::<Vec<_>>();
+        let results = [
+            ("key cache", two.caches.key == one.caches.key),
+            ("value cache", two.caches.value == one.caches.value),
+            ("output", two.outputs.output == one.outputs.output),
+            ("lse", bits(&two.outputs.lse) == bits(&one.outputs.lse)),
+        ];
+        Ok(results.into_iter().filter(|(_, is_same)| !is_same).map(|(name, _)| name).collect())
     }
 
     fn on_host(
@@ -171,17 +224,54 @@ impl KvCacheTrial {
             launch_all(&attention, &operands, &memory, seed)?;
             copy_outputs(&memory, &operands, &mut outputs);
         }
-        let mut caches = self.before.clone();
-        caches.key.data = memory.read(values.key_cache);
-        if let Some(value) = &mut caches.value {
-            value.data = memory.read(values.value_cache);
-        }
+        let caches = self.read_caches(&memory, &values);
         let query =
             if problem.transforms() { memory.read(values.query_output) } else { self.expected.query.data.clone() };
         let words = memory.read(values.lengths);
         let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         let query = Tensor { dtype: attended.dtype, data: query };
         Ok(Run { caches, outputs, between: Some((query, lengths.collect())) })
+    }
+
+    /// Runs it in the simulator with the append inside of the attention launch; nothing where the config has no kernel for
+    /// that.
+    fn simulate_fused(&self, config: Config, seed: u64) -> Result<Option<Run>, NoVerdict> {
+        let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED);
+        plan.ok().map(|plan| self.simulate_plan(&plan, seed)).transpose()
+    }
+
+    /// Runs a plan that has the append inside of the attention launch.
+    fn simulate_plan(&self, plan: &LaunchPlan, seed: u64) -> Result<Run, NoVerdict> {
+        let problem = &self.problem;
+        let mut memory = GlobalMemory::new();
+        let (values, mut operands) = self.allocate(&mut memory, &problem.attended());
+        if problem.transforms() {
+            operands.set(Operand::Query, values.query);
+        }
+        operands.set(Operand::SequsedK, values.cache_seqlens);
+        operands.append = FusedValues {
+            new_key: values.new_key,
+            new_value: values.new_value,
+            cu_seqlens_k_new: values.cu_seqlens_k_new,
+            rotary_seqlens: values.rotary_seqlens,
+            cos: values.cos,
+            sin: values.sin,
+        };
+        operands.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
+        launch_all(plan, &operands, &memory, seed)?;
+        let mut outputs = Outputs::poisoned(&problem.attention);
+        copy_outputs(&memory, &operands, &mut outputs);
+        Ok(Run { caches: self.read_caches(&memory, &values), outputs, between: None })
+    }
+
+    /// The caches after the append.
+    fn read_caches(&self, memory: &GlobalMemory, values: &SequenceValues) -> Caches {
+        let mut caches = self.before.clone();
+        caches.key.data = memory.read(values.key_cache);
+        if let Some(value) = &mut caches.value {
+            value.data = memory.read(values.value_cache);
+        }
+        caches
     }
 
     /// A buffer for each tensor: the words of the append, and the operands of the attention after it.
@@ -242,6 +332,9 @@ impl KvCacheTrial {
         let Some((first, repeats)) = runs.split_first() else { return Err(NoVerdict::Append("no run".to_owned())) };
         for run in runs {
             self.check_append(run).map_err(NoVerdict::Append)?;
+            if run.caches != first.caches {
+                return Err(NoVerdict::Append("the bits of the caches differ from run to run".to_owned()));
+            }
         }
         let inputs = self.data.inputs();
         let (key, value) = first.caches.views();

@@ -5,6 +5,7 @@ mod choices;
 mod conformance;
 mod expressions;
 mod features;
+mod fused_append;
 mod guard_pages;
 mod hopper_sequences;
 mod kernels;

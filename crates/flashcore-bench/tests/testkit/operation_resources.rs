@@ -1,10 +1,13 @@
-//! Append and merge kernels through ptxas: no spills, no stack, and few enough registers for many loads in flight.
+//! Append and merge kernels, and attention that appends, through ptxas: no spills, no stack, and few enough registers for
+//! many loads in flight.
 
 use flashcore_ir::Arch;
 use flashcore_kernels::cache::AppendPlan;
 use flashcore_kernels::merge::MergePlan;
-use flashcore_kernels::{KernelKey, Reason};
-use flashcore_problem::{AppendProblem, DType, MergeProblem, Rotary, RotaryStyle};
+use flashcore_kernels::{KernelKey, LaunchPlan, Reason, heuristics};
+use flashcore_problem::{
+    Alignment, AppendProblem, DType, KvCacheProblem, Layout, Mask, MergeProblem, PagedKv, Problem, Rotary, RotaryStyle,
+};
 use flashcore_ptx::{assemble, print, ptxas};
 
 fn kernels(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
@@ -23,6 +26,31 @@ fn kernels(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
         }
         for (parts, value_dim, registers) in [(2, 128, 48), (4, 128, 64), (100, 128, 64), (9, 512, 128), (3, 33, 64)] {
             kernels.push((MergePlan::new(&MergeProblem::new(parts, 100, 8, value_dim, dtype), arch)?.key, registers));
+        }
+    }
+    kernels.extend(fused(arch)?);
+    Ok(kernels)
+}
+
+/// Attention that appends, with the config of decode: everything that makes it larger, within the budget of attention.
+fn fused(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
+    let mut kernels = Vec::new();
+    for (head_dim, dtype, style, queries) in [
+        (64, DType::F16, RotaryStyle::Neox, 1),
+        (128, DType::Bf16, RotaryStyle::GptJ, 1),
+        (128, DType::F16, RotaryStyle::Neox, 9),
+        (256, DType::Bf16, RotaryStyle::Neox, 1),
+    ] {
+        let mut attention = Problem::new(64, 32, queries, head_dim, dtype).with_layout(Layout::Bshd).with_lse(true);
+        (attention.key_heads, attention.key_length) = (8, 4096);
+        (attention.leftpad_k, attention.kv_batch, attention.total_q) = (true, Some(99), Some(500));
+        attention.paged = Some(PagedKv::new(16, 20_000, 256));
+        attention.mask = Mask::Causal(Alignment::BottomRight);
+        let rotary = Rotary { table_dtype: Some(DType::F32), ..Rotary::new(style, head_dim, 4096) };
+        let problem = KvCacheProblem::new(attention, 4).with_total_new(Some(300)).with_rotary(rotary);
+        let plan = LaunchPlan::with_append(&problem, heuristics::select(&problem.attended(), arch), arch)?;
+        for launch in &plan.launches {
+            kernels.push((launch.spec.into(), launch.kernel().register_budget));
         }
     }
     Ok(kernels)

@@ -100,6 +100,22 @@ impl Builder {
         });
     }
 
+    /// Loads adjacent elements of global memory into registers that have values already, which lanes that a guard excludes
+    /// keep.
+    #[track_caller]
+    pub fn load_vector_into<T: Storable>(&mut self, targets: &[Reg<T>], source: impl Into<GlobalAddress>) {
+        let options = LoadOptions::default();
+        self.push(Op::Load {
+            space: GlobalAddress::SPACE,
+            cache: options.cache,
+            prefetch: options.prefetch,
+            ty: T::TYPE,
+            count: targets.len() as u32,
+            d: targets.iter().map(|target| target.id()).collect(),
+            source: source.into().address(),
+        });
+    }
+
     /// Stores adjacent elements.
     #[track_caller]
     pub fn store_with<T: Storable, P: TypedAddress>(

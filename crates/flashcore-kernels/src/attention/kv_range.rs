@@ -25,6 +25,8 @@ pub(crate) struct KvRange {
     pub(crate) end: Reg<S32>,
     /// The first key that any row of the batch attends, under a left window.
     pub(crate) batch_begin: Option<Reg<S32>>,
+    /// The first new key, where keys from there on are not in the cache yet.
+    pub(crate) first_new_key: Option<Reg<S32>>,
     /// The first key that every row attends, under a left window or a block mask.
     full_begin: Option<Reg<S32>>,
     /// One past the last key that every row attends.
@@ -48,6 +50,7 @@ impl KvRange {
                     let first_row = k.copy(0u32);
                     context.first_key(k, first_row)
                 }),
+                first_new_key: context.sequence.new_keys.map(|new_keys| new_keys.first_key),
                 full_begin: left.then(|| context.first_key(k, last_row)),
                 full_end: context.end_key(k, context.first_row),
                 tile_n,
@@ -82,6 +85,11 @@ impl KvRange {
             full_end: k.min(self.full_end, full_end),
             ..self
         }
+    }
+
+    /// The range, or an empty one.
+    pub(crate) fn only_if(self, k: &mut Builder, condition: Reg<Pred>) -> Self {
+        Self { end: k.select(condition, self.end, self.begin), ..self }
     }
 
     /// This CTA's split of the range: whole blocks, as many as the other splits have or fewer.

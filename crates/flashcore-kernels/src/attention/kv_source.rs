@@ -87,6 +87,7 @@ impl PagedRows {
             is_log2: context.specialization.pow2_pages,
             last_page,
             first_row: context.sequence.first_key.unwrap_or_else(|| k.copy(0u32)),
+            may_be_none: context.specialization.append.is_some(),
         }
     }
 }

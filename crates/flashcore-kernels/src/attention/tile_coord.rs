@@ -74,6 +74,54 @@ pub(crate) struct SequencePlace {
     pub(crate) first_key: Option<Reg<U32>>,
     /// The batch of the cache, or the row of the page table; `None` where all keys are packed into one.
     pub(crate) cache_batch: Option<Reg<U64>>,
+    /// The last keys, where they are new: they lie in tensors of their own, and are appended by this launch.
+    pub(crate) new_keys: Option<NewKeys>,
+}
+
+/// New keys of a sequence, which the launch appends to its cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewKeys {
+    /// Rows of the cache in use before the append, padding included.
+    pub(crate) cached: Reg<U32>,
+    /// The same as it is on the device, however large: positions start there, where nothing else says.
+    pub(crate) cache_seqlen: Reg<U32>,
+    /// The number of new keys.
+    pub(crate) count: Reg<U32>,
+    /// The first new key among those of all sequences, where they are packed.
+    pub(crate) first_row: Option<Reg<U32>>,
+    /// The index of the first new key among the keys of the sequence; below 0 where padding reaches into the new keys.
+    pub(crate) first_key: Reg<S32>,
+}
+
+impl NewKeys {
+    /// The new keys of a sequence; the first key is that of a cache without padding.
+    fn load(k: &mut Builder, parameters: &Parameters, entries: SequenceEntries) -> Option<Self> {
+        let (append, p) = (entries.specialization.append?, parameters.append?);
+        let cache_seqlen = entries.entry(k, Operand::SequsedK, parameters.seqused_k)?;
+        let packed = append.packed_new.then(|| {
+            let address = k.mad(entries.batch, 4u64, p.cu_seqlens_k_new);
+            let begin = k.load_one::<U32>(address);
+            let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
+            let begin = k.min(begin, p.new_rows);
+            // Offsets that fall give no rows.
+            let length = k.eval((end.min(p.new_rows).max(begin) - begin).min(p.new_length));
+            (begin, length)
+        });
+        let cached = k.min(cache_seqlen, p.cache_length);
+        Some(Self {
+            cached,
+            cache_seqlen,
+            count: packed.map_or(p.new_length, |(_, length)| length),
+            first_row: packed.map(|(begin, _)| begin),
+            first_key: k.reinterpret(cached),
+        })
+    }
+
+    /// Keys of the sequence after the append, without those that there is no room for.
+    fn key_length(&self, k: &mut Builder, cache_length: Reg<U32>) -> Reg<U32> {
+        // Both are below 2^31.
+        k.eval((self.cached + self.count).min(cache_length))
+    }
 }
 
 impl SequencePlace {
@@ -98,7 +146,11 @@ impl SequencePlace {
         let entries = SequenceEntries { specialization, batch };
         let (first_row, query_length) = Self::query_rows(k, parameters, specialization, batch);
         let keys = entries.offsets(k, Operand::CuSeqlensK, parameters.cu_seqlens_k, parameters.total_k);
-        let used = entries.entry(k, Operand::SequsedK, parameters.seqused_k);
+        let mut new_keys = NewKeys::load(k, parameters, entries);
+        let used = match (new_keys, parameters.append) {
+            (Some(new_keys), Some(append)) => Some(new_keys.key_length(k, append.cache_length)),
+            _ => entries.entry(k, Operand::SequsedK, parameters.seqused_k),
+        };
         let mut key_length = parameters.key_length;
         for length in keys.map(|(_, length)| length).into_iter().chain(used) {
             key_length = k.min(length, key_length);
@@ -107,6 +159,9 @@ impl SequencePlace {
         if let Some(padding) = entries.entry(k, Operand::LeftpadK, parameters.leftpad_k) {
             let padding = k.min(padding, key_length);
             key_length = k.sub(key_length, padding);
+            if let Some(new_keys) = &mut new_keys {
+                new_keys.first_key = k.eval(new_keys.first_key - padding.signed());
+            }
             first_key = Some(first_key.map_or(padding, |first| k.add(first, padding)));
         }
         let cache_batch = entries.entry(k, Operand::KvBatchIdx, parameters.kv_batch_idx).map(|index| {
@@ -119,6 +174,7 @@ impl SequencePlace {
             key_length: k.reinterpret(key_length),
             first_key,
             cache_batch: if keys.is_some() { None } else { Some(cache_batch.unwrap_or(batch)) },
+            new_keys,
         }
     }
 }

@@ -1,11 +1,14 @@
-//! KV-cache kernels: append of new keys and values, by slot or by sequence, with QK-norm and rotary embedding (`RoPE`).
+//! KV-cache kernels: append of new keys and values, by slot or by sequence, with QK-norm and rotary embedding (`RoPE`);
+//! and `fused`, what an append inside of the attention launch is compiled for and called with.
 
 mod append;
-mod rotary_rows;
+pub(crate) mod fused;
+pub(crate) mod rotary_rows;
 mod rows;
 mod sequences;
-mod spec;
+pub(crate) mod spec;
 
 pub use append::{APPEND_WORDS, AppendPlan, AppendValues};
+pub use fused::{FUSED_WORDS, FusedAppend, FusedParameters, FusedValues, MAX_NEW_KEYS};
 pub use sequences::{SEQUENCE_WORDS, SequencePlan, SequenceValues};
 pub use spec::{AppendSpec, RotarySpec, SequenceSpec};

@@ -5,14 +5,14 @@ use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
 use flashcore_problem::RotaryStyle;
 
 use super::spec::{RotarySpec, RowShape};
-use crate::primitives::VectorType;
+use crate::primitives::{VectorBits, VectorType};
 
 /// One item of a row: two vectors, where they begin, and which of them are there.
-pub(super) struct Item {
+pub(crate) struct Item {
     /// First column of each vector.
-    pub(super) columns: [Reg<U32>; 2],
+    pub(crate) columns: [Reg<U32>; 2],
     /// True if the vector is there; `None` where it always is. One that is not is another that is.
-    pub(super) exists: [Option<Reg<Pred>>; 2],
+    pub(crate) exists: [Option<Reg<Pred>>; 2],
     /// True if the vectors are rotated; `None` where all items are.
     rotated: Option<Reg<Pred>>,
     /// Index of the item among those that are rotated, or of the last of those.
@@ -21,7 +21,7 @@ pub(super) struct Item {
 
 impl Item {
     /// The item of a lane in one step over the row.
-    pub(super) fn new(k: &mut Builder, shape: RowShape, lane_in_row: Reg<U32>, step: u32) -> Self {
+    pub(crate) fn new(k: &mut Builder, shape: RowShape, lane_in_row: Reg<U32>, step: u32) -> Self {
         let RowShape { items, lanes, rotated_items, .. } = shape;
         let width = shape.vector.elements;
         let mut item = if step == 0 { lane_in_row } else { k.add(lane_in_row, step * lanes) };
@@ -120,7 +120,7 @@ pub(super) fn normalize(
 }
 
 /// The tables of a rotary embedding, at the position of a token.
-pub(super) struct TableRow {
+pub(crate) struct TableRow {
     vector: VectorType,
     cos: Reg<U64>,
     sin: Reg<U64>,
@@ -128,16 +128,16 @@ pub(super) struct TableRow {
 
 /// Parameters of the tables.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Tables {
-    pub(super) cos: Reg<U64>,
-    pub(super) sin: Reg<U64>,
+pub(crate) struct Tables {
+    pub(crate) cos: Reg<U64>,
+    pub(crate) sin: Reg<U64>,
     /// Bytes from one row to the next.
-    pub(super) stride: Reg<U64>,
+    pub(crate) stride: Reg<U64>,
 }
 
 impl TableRow {
     /// The rows for a position that is in the tables.
-    pub(super) fn new(
+    pub(crate) fn new(
         k: &mut Builder,
         shape: RowShape,
         rotary: RotarySpec,
@@ -152,13 +152,45 @@ impl TableRow {
         Self { vector, cos, sin }
     }
 
+    /// Loads cosines and sines of an item.
+    pub(crate) fn load(&self, k: &mut Builder, item: &Item) -> [VectorBits; 2] {
+        [self.cos, self.sin].map(|table| {
+            let address = k.mad_wide(item.rotated_index, self.vector.bytes(), table);
+            self.vector.load(k, address)
+        })
+    }
+
     /// Rotates the pairs of an item.
-    pub(super) fn rotate(&self, k: &mut Builder, style: RotaryStyle, item: &Item, values: &mut [Vec<Reg<F32>>; 2]) {
+    pub(crate) fn rotate(&self, k: &mut Builder, style: RotaryStyle, item: &Item, values: &mut [Vec<Reg<F32>>; 2]) {
         let [cos, sin] = [self.cos, self.sin].map(|table| {
             let address = k.mad_wide(item.rotated_index, self.vector.bytes(), table);
             let bits = self.vector.load(k, address);
             self.vector.widen(k, &bits)
         });
+        self.rotate_by(k, style, item, values, [&cos, &sin]);
+    }
+
+    /// Rotates the pairs of an item by cosines and sines that were loaded before.
+    pub(crate) fn rotate_loaded(
+        &self,
+        k: &mut Builder,
+        style: RotaryStyle,
+        item: &Item,
+        values: &mut [Vec<Reg<F32>>; 2],
+        loaded: &[VectorBits; 2],
+    ) {
+        let [cos, sin] = [&loaded[0], &loaded[1]].map(|bits| self.vector.widen(k, bits));
+        self.rotate_by(k, style, item, values, [&cos, &sin]);
+    }
+
+    fn rotate_by(
+        &self,
+        k: &mut Builder,
+        style: RotaryStyle,
+        item: &Item,
+        values: &mut [Vec<Reg<F32>>; 2],
+        [cos, sin]: [&[Reg<F32>]; 2],
+    ) {
         let width = self.vector.elements as usize;
         let place = |pair: usize| match style {
             RotaryStyle::Neox => [(0, pair), (1, pair)],

@@ -102,7 +102,6 @@ pub struct SequencePlan {
     pub template: Vec<Argument>,
     /// CTAs; none if there is no sequence.
     pub grid: [u32; 3],
-    spec: AppendSpec,
 }
 
 impl SequencePlan {
@@ -115,13 +114,7 @@ impl SequencePlan {
         let spec = AppendSpec::of_sequences(problem);
         let key = KernelKey::Append(spec, arch);
         key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
-        Ok(Self { key, template: arguments(problem), grid: [grid(spec, problem), 1, 1], spec })
-    }
-
-    /// Bytes of which the addresses of query, query output, new keys, key cache and norm weights must be multiples, those
-    /// of new values and value cache, and those of the tables.
-    pub fn alignments(&self) -> [u64; 3] {
-        self.spec.alignments()
+        Ok(Self { key, template: arguments(problem), grid: [grid(spec, problem), 1, 1] })
     }
 }
 

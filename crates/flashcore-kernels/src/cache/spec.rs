@@ -139,7 +139,7 @@ impl AppendSpec {
 
     /// Bytes of which the addresses of query, query output, key, key cache and norm weights must be multiples, those of
     /// value and value cache, and those of the tables.
-    pub(super) fn alignments(self) -> [u64; 3] {
+    pub fn alignments(self) -> [u64; 3] {
         let Self { dtype, key_vec, value_vec, rotary, .. } = self;
         let element = dtype.size_bytes() as u64;
         let table = rotary.map_or(1, |rotary| u64::from(rotary.table_vec) * rotary.table_dtype.size_bytes() as u64);
@@ -211,23 +211,23 @@ impl AppendSpec {
 /// Rows of a head, cut into items of two vectors each, of which a lane has one or more. The two vectors of an item within
 /// the rotated columns hold both columns of each of their pairs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowShape {
+pub(crate) struct RowShape {
     /// A vector.
-    pub(super) vector: VectorType,
+    pub(crate) vector: VectorType,
     /// Columns of a row.
-    pub(super) columns: u32,
+    pub(crate) columns: u32,
     /// The rotary embedding.
-    pub(super) rotary: Option<RotarySpec>,
+    pub(crate) rotary: Option<RotarySpec>,
     /// Items that are rotated; the others follow.
-    pub(super) rotated_items: u32,
+    pub(crate) rotated_items: u32,
     /// Items of a row.
-    pub(super) items: u32,
+    pub(crate) items: u32,
     /// Lanes of a row: a power of two.
-    pub(super) lanes: u32,
+    pub(crate) lanes: u32,
 }
 
 impl RowShape {
-    fn new(dtype: DType, columns: u32, elements: u32, rotary: Option<RotarySpec>) -> Self {
+    pub(crate) fn new(dtype: DType, columns: u32, elements: u32, rotary: Option<RotarySpec>) -> Self {
         let rotated = rotary.map_or(0, |rotary| rotary.dim);
         let rotated_items = rotated / 2 / elements;
         let items = rotated_items + ((columns - rotated) / elements).div_ceil(2);
@@ -236,18 +236,18 @@ impl RowShape {
     }
 
     /// True if the last item of a row has one vector only.
-    pub(super) fn ends_with_half(self) -> bool {
+    pub(crate) fn ends_with_half(self) -> bool {
         let rotated = self.rotary.map_or(0, |rotary| rotary.dim);
         !((self.columns - rotated) / self.vector.elements).is_multiple_of(2)
     }
 
     /// Rows of a CTA.
-    pub(super) const fn rows_per_cta(self) -> u32 {
+    pub(crate) const fn rows_per_cta(self) -> u32 {
         THREADS / self.lanes
     }
 
     /// CTAs for so many rows.
-    pub(super) const fn ctas(self, rows: u32) -> u32 {
+    pub(crate) const fn ctas(self, rows: u32) -> u32 {
         rows.div_ceil(self.rows_per_cta())
     }
 }

@@ -13,6 +13,7 @@ use crate::attention::block_mask;
 use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
+use crate::cache::FusedAppend;
 use crate::heuristics;
 use crate::primitives::{Accumulation, SharedLayout};
 use crate::spec::Stage;
@@ -286,7 +287,8 @@ impl Config {
             Self::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. }) => (Some(combine::Chunks { pdl }), "_chunks"),
             _ => (None, ""),
         };
-        let name = format!("flashcore_combine{of}_{dtype}_d{value_dim}{}", suffix(specialization));
+        let new = if specialization.append.is_some_and(|append| append.packed_new) { "_packednew" } else { "" };
+        let name = format!("flashcore_combine{of}_{dtype}_d{value_dim}{}{new}", suffix(specialization));
         match dtype {
             DType::Bf16 => combine::kernel::<Bf16>(name, specialization, chunks),
             DType::F16 => combine::kernel::<F16>(name, specialization, chunks),
@@ -313,7 +315,8 @@ impl Config {
         let value = if value_dim == head_dim { String::new() } else { format!("x{value_dim}") };
         let alignment = if vec_bytes == MAX_VEC_BYTES { String::new() } else { format!("_w{vec_bytes}") };
         let page_box = if page_box == 0 { String::new() } else { format!("_p{page_box}") };
-        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{alignment}{page_box}", suffix(specialization))
+        let append = specialization.append.map(FusedAppend::suffix).unwrap_or_default();
+        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{alignment}{page_box}{append}", suffix(specialization))
     }
 }
 

@@ -50,6 +50,16 @@ impl VectorType {
         VectorBits::Words(offsets.flat_map(|offset| k.load::<U32>(at(offset), self.access_bytes / 4)).collect())
     }
 
+    /// Loads the vector at an address where `exists`, and zeros elsewhere; words, so that it has at least 4 bytes.
+    pub(crate) fn load_where(self, k: &mut Builder, exists: Reg<Pred>, address: Reg<U64>) -> VectorBits {
+        let words: Vec<_> = (0..self.bytes() / 4).map(|_| k.copy(0u32)).collect();
+        for (number, words) in words.chunks(self.access_bytes as usize / 4).enumerate() {
+            let offset = number as u32 * self.access_bytes;
+            k.when(exists, |k| k.load_vector_into(words, GlobalAddress::from(address).plus(offset as i32)));
+        }
+        VectorBits::Words(words)
+    }
+
     /// Stores the vector at an address, which is a multiple of the bytes of an access.
     pub(crate) fn store(self, k: &mut Builder, address: Reg<U64>, bits: &VectorBits) {
         let at = |offset: u32| GlobalAddress::from(address).plus(offset as i32);

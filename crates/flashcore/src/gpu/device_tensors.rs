@@ -1,6 +1,7 @@
 //! Operands on a GPU, by their addresses.
 
 use flashcore_kernels::LaunchValues;
+use flashcore_kernels::cache::FusedValues;
 use flashcore_problem::{Access, BiasStrides, Operand, Problem, operands};
 
 use crate::Error;
@@ -96,6 +97,7 @@ macro_rules! define_device_tensors {
                     operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias],
                     bias_strides: self.bias_strides,
                     workspace: self.workspace,
+                    append: FusedValues::NONE,
                 }
             }
         }

@@ -30,6 +30,8 @@ struct Step {
     /// The tensor maps among the arguments: index, operand, and everything but the address.
     tensor_maps: Vec<(usize, Operand, TensorMap)>,
     stage: Stage,
+    /// The first of the words of an append inside of the launch, where the kernel has those.
+    append_words: Option<usize>,
     /// The last launch with its tensor maps, whose addresses an engine seldom changes: encoding one costs as much as half
     /// a launch.
     last: Mutex<Option<([u64; LAUNCH_PARAMETERS], Launch)>>,
@@ -43,7 +45,8 @@ impl Step {
             _ => None,
         };
         let tensor_maps = planned.tensor_maps().iter().filter_map(tensor_map).collect();
-        Ok(Self { kernel, launch, tensor_maps, stage: planned.spec.stage, last: Mutex::default() })
+        let (stage, append_words) = (planned.spec.stage, planned.append_words());
+        Ok(Self { kernel, launch, tensor_maps, stage, append_words, last: Mutex::default() })
     }
 
     /// The launch with these values.
@@ -51,6 +54,9 @@ impl Step {
         let mut launch = self.launch;
         for (first, block) in LAUNCH_BLOCKS {
             launch.set_words(first, &words[block]);
+        }
+        if let Some(first) = self.append_words {
+            launch.set_words(first, &values.append.words());
         }
         if self.tensor_maps.is_empty() {
             return Ok(launch);
@@ -117,7 +123,14 @@ impl Executor {
     /// that conflicts until the launch has finished, a workspace that the launch brings included; the stream belongs to
     /// the kernel's context.
     pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: &DeviceTensors) -> Result<(), CudaError> {
-        let mut values = tensors.values();
+        // SAFETY: the contract of this function.
+        unsafe { self.launch_values(stream, tensors.values()) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch), of the addresses of an append inside of the launch too.
+    pub(crate) unsafe fn launch_values(&self, stream: &Stream, mut values: LaunchValues) -> Result<(), CudaError> {
         if values.workspace != 0 {
             // SAFETY: the contract of this function.
             return unsafe { self.launch_in(stream, &values) };

@@ -1,17 +1,20 @@
-//! Attention with a growing KV cache on a GPU: an append by sequence, then attention, on one stream.
+//! Attention with a growing KV cache on a GPU: an append inside of the attention launch, or ahead of it on one stream.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use flashcore_cuda::{CudaError, Stream, Workspaces};
-use flashcore_kernels::cache::{SequencePlan, SequenceValues};
+use flashcore_kernels::cache::{AppendSpec, FusedValues, SequencePlan, SequenceValues};
+use flashcore_kernels::{LaunchPlan, LaunchValues, heuristics};
 use flashcore_problem::{KvCacheInputs, KvCacheOutputs, KvCacheProblem, Operand, Rotary, TensorView, ValueCache};
 use zerocopy::IntoBytes;
 
 use super::device_tensors::{DeviceTensors, check_address};
 use super::executor::{Executor, with_host_tensors};
 use super::operation::{Operation, Uploads};
-use super::{Gpu, kv_cache_trial};
-use crate::{Error, Reason};
+use super::{Gpu, Prepared, fused_trial, kv_cache_trial};
+use crate::report::KernelReport;
+use crate::{Error, PlanOptions, Reason};
 
 /// Device addresses of the tensors of attention with a growing KV cache, each that of the first element; 0 for what the
 /// problem does not have.
@@ -115,13 +118,28 @@ impl KvCacheTensors {
         }
     }
 
-    /// Checks what can be known without the GPU, for a valid problem. Allocates nothing.
-    fn check(&self, problem: &KvCacheProblem, plan: &SequencePlan) -> Result<(), Error> {
+    /// The values of attention that appends itself.
+    const fn fused_values(&self) -> LaunchValues {
+        let mut values = self.attention.values();
+        values.append = FusedValues {
+            new_key: self.new_key,
+            new_value: self.new_value,
+            cu_seqlens_k_new: self.cu_seqlens_k_new,
+            rotary_seqlens: self.rotary_seqlens,
+            cos: self.cos,
+            sin: self.sin,
+        };
+        values
+    }
+
+    /// Checks what can be known without the GPU, for a valid problem and the alignments that its kernels need.
+    /// Allocates nothing.
+    fn check(&self, problem: &KvCacheProblem, alignments: [u64; 3]) -> Result<(), Error> {
         self.attention.check(&problem.attention)?;
         let element = problem.attention.dtype.size_bytes() as u64;
         let batch = problem.attention.batch as u64;
         let bytes = |extent: Option<usize>| extent.unwrap_or(0) as u64 * element;
-        let [key_multiple, value_multiple, table_multiple] = plan.alignments();
+        let [key_multiple, value_multiple, table_multiple] = alignments;
         let table = problem.rotary.and_then(Rotary::table_extent).unwrap_or(0) as u64;
         let table = table * problem.append(0).table_dtype().size_bytes() as u64;
         let norm = if problem.qk_norm.is_some() { problem.attention.head_dim as u64 * element } else { 0 };
@@ -176,6 +194,24 @@ impl KvCacheTensors {
 /// Attention with a growing KV cache on a GPU, ready to be launched.
 #[derive(Clone)]
 pub(crate) struct GpuKvCache {
+    /// Bytes of which addresses must be multiples, see [`AppendSpec::alignments`].
+    alignments: [u64; 3],
+    stream: Stream,
+    launches: Launches,
+}
+
+/// Kernels of a growing cache.
+#[derive(Clone)]
+enum Launches {
+    /// Attention that appends.
+    Fused(Executor),
+    /// An append, then attention.
+    Separate(Box<Separate>),
+}
+
+/// An append by sequence, and the attention after it.
+#[derive(Clone)]
+struct Separate {
     append: Operation,
     plan: SequencePlan,
     /// The attention; `None` if there is nothing to attend.
@@ -188,7 +224,15 @@ pub(crate) struct GpuKvCache {
 
 impl GpuKvCache {
     pub(crate) fn workspace_bytes(&self) -> usize {
-        self.workspaces.bytes()
+        match &self.launches {
+            Launches::Fused(attention) => attention.workspace_bytes(),
+            Launches::Separate(launches) => launches.workspaces.bytes(),
+        }
+    }
+
+    /// True if the append is inside of the attention launch.
+    pub(crate) const fn is_fused(&self) -> bool {
+        matches!(self.launches, Launches::Fused(_))
     }
 
     /// Puts the kernels on a stream. Allocates nothing but a workspace for a stream that launches for the first time.
@@ -202,7 +246,7 @@ impl GpuKvCache {
         stream: &Stream,
         tensors: &KvCacheTensors,
     ) -> Result<(), Error> {
-        tensors.check(problem, &self.plan)?;
+        tensors.check(problem, self.alignments)?;
         // SAFETY: the contract of this function.
         Ok(unsafe { self.launch_checked(problem, stream, tensors) }?)
     }
@@ -211,6 +255,64 @@ impl GpuKvCache {
     ///
     /// As for [`launch`](Self::launch).
     unsafe fn launch_checked(
+        &self,
+        problem: &KvCacheProblem,
+        stream: &Stream,
+        tensors: &KvCacheTensors,
+    ) -> Result<(), CudaError> {
+        match &self.launches {
+            // SAFETY: the contract of this function.
+            Launches::Fused(attention) => unsafe { attention.launch_values(stream, tensors.fused_values()) },
+            // SAFETY: the contract of this function.
+            Launches::Separate(launches) => unsafe { launches.launch(problem, stream, tensors) },
+        }
+    }
+
+    /// Appends and attends tensors of the host, which validated.
+    pub(crate) fn run(
+        &self,
+        problem: &KvCacheProblem,
+        inputs: &KvCacheInputs<'_>,
+        outputs: KvCacheOutputs<'_>,
+    ) -> Result<(), Error> {
+        if let ValueCache::InKeyCache { offset } = outputs.value_cache {
+            let multiple = super::TENSOR_ALIGNMENT;
+            let address = (offset * problem.attention.dtype.size_bytes()) as u64;
+            if !address.is_multiple_of(multiple) {
+                return Err(Error::Misaligned { argument: "the offset in bytes of value_cache", address, multiple });
+            }
+        }
+        let KvCacheOutputs { key_cache, value_cache, attention, .. } = outputs;
+        let stream = &self.stream;
+        let mut uploads = Uploads::new(stream);
+        let key_address = uploads.add(key_cache.as_view().data)?;
+        let value_address = match &value_cache {
+            ValueCache::Separate(cache) => uploads.add(cache.as_view().data)?,
+            ValueCache::InKeyCache { offset } => key_address + (offset * problem.attention.dtype.size_bytes()) as u64,
+        };
+        let mut tensors = upload(&mut uploads, inputs)?;
+        let in_caches = [(Operand::Key, key_address), (Operand::Value, value_address)];
+        with_host_tensors(stream, &problem.attention, &inputs.attention, attention, &in_caches, |attention| {
+            tensors.attention = attention;
+            // SAFETY: the buffers hold the whole tensors, which validated, and are used by nobody else; freeing them waits
+            // for the kernels. The stream was made in the context of the kernels.
+            unsafe { self.launch_checked(problem, stream, &tensors) }
+        })?;
+        uploads.read(key_address, key_cache.data)?;
+        if let ValueCache::Separate(cache) = value_cache {
+            uploads.read(value_address, cache.data)?;
+        }
+        Ok(())
+    }
+}
+
+impl Separate {
+    /// Puts both kernels on a stream.
+    ///
+    /// # Safety
+    ///
+    /// See [`KvCachePlan::launch`](crate::KvCachePlan::launch).
+    unsafe fn launch(
         &self,
         problem: &KvCacheProblem,
         stream: &Stream,
@@ -238,43 +340,6 @@ impl GpuKvCache {
             workspace => launch(workspace),
         }
     }
-
-    /// Appends and attends tensors of the host, which validated.
-    pub(crate) fn run(
-        &self,
-        problem: &KvCacheProblem,
-        inputs: &KvCacheInputs<'_>,
-        outputs: KvCacheOutputs<'_>,
-    ) -> Result<(), Error> {
-        if let ValueCache::InKeyCache { offset } = outputs.value_cache {
-            let multiple = super::TENSOR_ALIGNMENT;
-            let address = (offset * problem.attention.dtype.size_bytes()) as u64;
-            if !address.is_multiple_of(multiple) {
-                return Err(Error::Misaligned { argument: "the offset in bytes of value_cache", address, multiple });
-            }
-        }
-        let KvCacheOutputs { key_cache, value_cache, attention, .. } = outputs;
-        let stream = &self.append.stream;
-        let mut uploads = Uploads::new(stream);
-        let key_address = uploads.add(key_cache.as_view().data)?;
-        let value_address = match &value_cache {
-            ValueCache::Separate(cache) => uploads.add(cache.as_view().data)?,
-            ValueCache::InKeyCache { offset } => key_address + (offset * problem.attention.dtype.size_bytes()) as u64,
-        };
-        let mut tensors = upload(&mut uploads, inputs)?;
-        let in_caches = [(Operand::Key, key_address), (Operand::Value, value_address)];
-        with_host_tensors(stream, &problem.attention, &inputs.attention, attention, &in_caches, |attention| {
-            tensors.attention = attention;
-            // SAFETY: the buffers hold the whole tensors, which validated, and are used by nobody else; freeing them waits
-            // for the kernels. The stream was made in the context of the kernels.
-            unsafe { self.launch_checked(problem, stream, &tensors) }
-        })?;
-        uploads.read(key_address, key_cache.data)?;
-        if let ValueCache::Separate(cache) = value_cache {
-            uploads.read(value_address, cache.data)?;
-        }
-        Ok(())
-    }
 }
 
 /// Copies everything that attention alone does not have to the GPU.
@@ -295,8 +360,30 @@ pub(super) fn upload(uploads: &mut Uploads<'_>, inputs: &KvCacheInputs<'_>) -> R
 const PART_ALIGNMENT: usize = 256;
 
 impl Gpu {
-    /// The append for a problem, with the attention after it, or every reason against it.
-    pub(crate) fn kv_cache(
+    /// A growing cache with the append inside of the attention launch, or every reason against it.
+    pub(crate) fn fused_kv_cache(
+        &self,
+        problem: &KvCacheProblem,
+        options: PlanOptions,
+    ) -> Result<(GpuKvCache, KernelReport), Vec<Reason>> {
+        let start = Instant::now();
+        let config = self.config(&problem.attended(), options);
+        let config = config.unwrap_or_else(|| heuristics::select(&problem.attention, self.target));
+        let plan = LaunchPlan::with_append(problem, config, self.target)
+            .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
+        let Prepared { executor, kernel } =
+            self.prepare_plan(&plan, options, start, |kernels| fused_trial::complaint(self, problem, config, kernels))?;
+        Ok((self.with_fused(problem, executor), kernel))
+    }
+
+    /// A growing cache with the kernels of attention that appends.
+    pub(super) fn with_fused(&self, problem: &KvCacheProblem, attention: Executor) -> GpuKvCache {
+        let alignments = AppendSpec::of_sequences(problem).alignments();
+        GpuKvCache { alignments, stream: self.stream.clone(), launches: Launches::Fused(attention) }
+    }
+
+    /// A growing cache with an append ahead of attention, or every reason against it.
+    pub(crate) fn separate_kv_cache(
         &self,
         problem: &KvCacheProblem,
         attention: Option<Executor>,
@@ -311,14 +398,16 @@ impl Gpu {
         let elements = attended.strides().query.extent(attended.query_shape()).unwrap_or(0);
         let query_bytes = if problem.transforms() { elements * attended.dtype.size_bytes() } else { 0 };
         let workspaces = Arc::new(Workspaces::new(self.context(), query + query_bytes));
-        Ok(GpuKvCache { append, plan, attention, workspaces, lengths: lengths as u64, query: query as u64 })
+        let (lengths, query) = (lengths as u64, query as u64);
+        let launches = Launches::Separate(Box::new(Separate { append, plan, attention, workspaces, lengths, query }));
+        let alignments = AppendSpec::of_sequences(problem).alignments();
+        Ok(GpuKvCache { alignments, stream: self.stream.clone(), launches })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_ir::Arch;
     use flashcore_problem::{DType, Problem, RotaryStyle};
 
     const GOOD: KvCacheTensors = KvCacheTensors {
@@ -331,8 +420,7 @@ mod tests {
         let mut problem = KvCacheProblem::new(Problem::new(2, 4, 1, 64, DType::F16).with_key_length(40), 1);
         let mut tensors = GOOD;
         change(&mut problem, &mut tensors);
-        let plan = SequencePlan::new(&problem, Arch::Sm80).unwrap();
-        assert_eq!(&tensors.check(&problem, &plan), expected);
+        assert_eq!(&tensors.check(&problem, AppendSpec::of_sequences(&problem).alignments()), expected);
     }
 
     #[test]

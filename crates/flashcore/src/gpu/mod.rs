@@ -5,6 +5,7 @@ pub(crate) mod check_lengths;
 mod continuation;
 mod device_tensors;
 mod executor;
+mod fused_trial;
 mod kv_cache;
 mod kv_cache_trial;
 mod merge;
@@ -104,6 +105,12 @@ impl Gpu {
         })
     }
 
+    /// The config for a problem, if some plan has it: the one that was asked for, the one that was measured here, or the
+    /// default.
+    fn config(&self, problem: &Problem, options: PlanOptions) -> Option<Config> {
+        self.plan(problem, options).ok().flatten().map(|plan| plan.config)
+    }
+
     /// Every reason against a problem that can be told without compiling a kernel.
     pub(crate) fn supports(&self, problem: &Problem, options: PlanOptions) -> Result<(), Vec<Reason>> {
         self.plan(problem, options).map(|_| ())
@@ -113,6 +120,17 @@ impl Gpu {
     pub(crate) fn prepare(&self, problem: &Problem, options: PlanOptions) -> Result<Option<Prepared>, Vec<Reason>> {
         let start = Instant::now();
         let Some(plan) = self.plan(problem, options)? else { return Ok(None) };
+        self.prepare_plan(&plan, options, start, |kernels| self.try_kernels(problem, plan.config, kernels)).map(Some)
+    }
+
+    /// The kernels of a plan, ready to be launched, after `try_kernels` has tried them if they are new to the driver.
+    fn prepare_plan(
+        &self,
+        plan: &LaunchPlan,
+        options: PlanOptions,
+        start: Instant,
+        try_kernels: impl FnOnce(&[Arc<Kernel>]) -> Result<Option<String>, Vec<Reason>>,
+    ) -> Result<Prepared, Vec<Reason>> {
         let one = |error: CudaError| vec![Reason::Cuda(error)];
         let loaded: Result<Vec<_>, _> = plan.launches.iter().map(|launch| self.load(launch.spec)).collect();
         let loaded = loaded.map_err(one)?;
@@ -120,11 +138,10 @@ impl Gpu {
         let source = loaded[attention].1;
         let kernels: Vec<_> = loaded.into_iter().map(|(kernel, _)| kernel).collect();
         let kernel = kernels[attention].clone();
-        let self_check =
-            self.trust(&kernel, options.self_check, || self.try_kernels(problem, plan.config, &kernels))?;
-        let executor = Executor::new(&plan, kernels, self.stream.clone()).map_err(one)?;
-        let kernel = KernelReport::new(&kernel, &plan, source, self_check, start.elapsed());
-        Ok(Some(Prepared { executor, kernel }))
+        let self_check = self.trust(&kernel, options.self_check, || try_kernels(&kernels))?;
+        let executor = Executor::new(plan, kernels, self.stream.clone()).map_err(one)?;
+        let kernel = KernelReport::new(&kernel, plan, source, self_check, start.elapsed());
+        Ok(Prepared { executor, kernel })
     }
 
     /// A kernel on the GPU, and where it came from.

@@ -38,7 +38,7 @@ impl SelfCheckPolicy {
 /// Query rows and keys: beyond two query tiles of 64 and three key tiles of 64, with a rest of each.
 const QUERY_LENGTH: usize = 97;
 pub(super) const KEY_LENGTH: usize = 203;
-const SEED: u64 = 0x5EED;
+pub(super) const SEED: u64 = 0x5EED;
 
 const SOFTCAP: f32 = 2.0;
 /// Entries of the tables that expressions read: how many there are is not compiled in.
@@ -49,21 +49,22 @@ const MOST_ENTRIES: usize = 4096;
 const LARGEST_NUMBER: f32 = 64.0;
 const LARGEST_INTEGER: u32 = KEY_LENGTH as u32 / 3;
 
-/// A layout whose rows begin at multiples of `width` bytes and, below 16, of no more than that.
-fn layout_of_width(problem: &Problem, width: u32) -> Layout {
-    let padding = match width {
-        16 => 0,
-        _ => width as usize / problem.dtype.size_bytes(),
-    };
-    let strides = |shape: Shape| {
+/// A layout whose rows begin at multiples of so many bytes and, below 16, of no more than that: of query and key, of
+/// value, and of output.
+pub(super) fn layout_of_widths(problem: &Problem, [key, value, output]: [u32; 3]) -> Layout {
+    let strides = |shape: Shape, width: u32| {
+        let padding = match width {
+            16 => 0,
+            _ => width as usize / problem.dtype.size_bytes(),
+        };
         let row = shape.columns.next_multiple_of(8) + padding;
         Strides { batch: row * shape.rows * shape.heads, head: row * shape.rows, row }
     };
     Layout::Strided(TensorStrides {
-        query: strides(problem.query_shape()),
-        key: strides(problem.key_shape()),
-        value: strides(problem.value_shape()),
-        output: strides(problem.output_shape()),
+        query: strides(problem.query_shape(), key),
+        key: strides(problem.key_shape(), key),
+        value: strides(problem.value_shape(), value),
+        output: strides(problem.output_shape(), output),
     })
 }
 
@@ -78,6 +79,15 @@ pub(crate) struct Trial {
 impl Trial {
     /// The trial of the kernel that computes `problem`: all that is compiled in is the same.
     pub(crate) fn new(problem: &Problem) -> Result<Self, Invalid> {
+        let small = Self::problem(problem);
+        let inputs = Inputs::random(&small, SEED);
+        let expected = oracle(&small, &inputs)?;
+        let yardstick = ReferenceError::measure(&small, &inputs, &expected)?;
+        Ok(Self { problem: small, inputs, expected, yardstick })
+    }
+
+    /// The small problem.
+    pub(super) fn problem(problem: &Problem) -> Problem {
         let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype);
         small.key_heads = 1;
         small.query_length = QUERY_LENGTH;
@@ -97,7 +107,7 @@ impl Trial {
             let width = KEY_LENGTH.div_ceil(paged.page_size) + 1;
             PagedKv::new(paged.page_size, 3 * width, width)
         });
-        small.layout = layout_of_width(&small, Specialization::of(problem).vec_bytes);
+        small.layout = layout_of_widths(&small, [Specialization::of(problem).vec_bytes; 3]);
         small.mask = match problem.mask {
             Mask::None => Mask::None,
             // Bottom-right puts the diagonal into the middle of a tile.
@@ -108,10 +118,7 @@ impl Trial {
                 alignment: Alignment::BottomRight,
             },
         };
-        let inputs = Inputs::random(&small, SEED);
-        let expected = oracle(&small, &inputs)?;
-        let yardstick = ReferenceError::measure(&small, &inputs, &expected)?;
-        Ok(Self { problem: small, inputs, expected, yardstick })
+        small
     }
 
     /// Nothing, or what is wrong with the outputs, which were poisoned before the run.

@@ -9,6 +9,7 @@ mod block_mask;
 mod catalogue;
 mod chunks;
 mod edit;
+mod fused_append;
 mod hopper;
 mod invariance;
 mod kv_cache;
@@ -30,6 +31,7 @@ pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
+pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
 pub use kv_cache::KV_CACHE;
@@ -42,6 +44,7 @@ pub use trials::Group;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
 use crate::testkit::{Numbers, shape_text};
+use fused_append::FusedTrial;
 use invariance::InvarianceTrial;
 use kv_cache::AppendTrial;
 use merge::MergeTrial;
@@ -50,8 +53,22 @@ use trials::Start;
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
     let lists = [
-        CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, CHUNKS, INVARIANCE,
-        MERGE, LSE_FORMS, KV_CACHE,
+        CATALOGUE,
+        HOPPER,
+        BLOCK_MASK,
+        ADDRESSING,
+        FAR,
+        PARTS,
+        NUMERIC,
+        LATE,
+        CLUSTERS,
+        SEQUENCES,
+        CHUNKS,
+        INVARIANCE,
+        MERGE,
+        LSE_FORMS,
+        KV_CACHE,
+        FUSED_APPEND,
     ];
     lists.into_iter().flatten()
 }
@@ -187,6 +204,9 @@ fn other_trials() -> Result<Vec<Box<dyn OtherTrial>>, MutantsError> {
     }
     for append in AppendTrial::all()? {
         all.push(Box::new(append));
+    }
+    for fused in FusedTrial::all()? {
+        all.push(Box::new(fused));
     }
     Ok(all)
 }

@@ -133,7 +133,14 @@ pub(crate) fn each_unit(
             None => SequenceChunks { first: zero, count: k.copy(1u32) },
         };
         let rows = rows_per_head(k, context.end_row);
-        let tiles = k.eval((rows + (tile_m - 1)) / tile_m);
+        let mut tiles = k.eval((rows + (tile_m - 1)) / tile_m);
+        let mut of_sequence = of_sequence;
+        if specialization.append.is_some() {
+            // New keys are appended whether or not a row attends them: a sequence without rows has one empty tile.
+            let has_rows = k.eval(rows.gt(0));
+            of_sequence.count = k.select(has_rows, of_sequence.count, 1u32);
+            tiles = k.max(tiles, 1u32);
+        }
         let units = k.eval(of_sequence.count * tiles * chunks.heads);
         let units = k.select(exists, units, 0u32);
         scan.set(k, lane, of_sequence, tiles, units);

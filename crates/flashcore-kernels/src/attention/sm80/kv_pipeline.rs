@@ -210,7 +210,13 @@ impl KvPipeline {
     fn load_next(&self, k: &mut Builder, range: &KvRange) {
         let exists = k.compare(Compare::Lt, self.next_key, range.end);
         k.if_uniform(exists, |k| {
-            let left = k.eval((range.key_length - self.next_key).unsigned());
+            let left = match range.first_new_key {
+                // Rows from there on are not in the cache, or on their way into it.
+                Some(first_new) => k.section("cached rows", |k| {
+                    k.eval((range.key_length.min(first_new) - self.next_key).max(0).unsigned())
+                }),
+                None => k.eval((range.key_length - self.next_key).unsigned()),
+            };
             k.section("load keys", |k| {
                 self.key_copy.start(k, Some(self.pipeline.write_stage()), left);
                 self.key_copy.advance(k);

@@ -3,6 +3,7 @@
 use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
+use super::append::FusedRows;
 use super::kv_pipeline::{KvPipeline, KvTiles};
 use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
@@ -27,30 +28,45 @@ pub(super) fn run<T: Element>(
     range: &KvRange,
     splits: Option<Split>,
 ) {
+    let append = FusedRows::new(k, config, context, warp, tiles, range, splits);
+    let rotates_query = append.as_ref().is_some_and(FusedRows::rotates_query);
     let (query_copy, pipeline) = k.section("copies", |k| {
         let query = context.query(k);
         let source = KvSource::new(k, context);
         let query = GlobalRows { vec_bytes: query.vec_bytes.min(config.load_bytes), ..query };
-        let query_copy = TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES);
+        let query_copy = (!rotates_query)
+            .then(|| TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES));
         let pipeline =
             KvPipeline::new(k, config.kv_pipeline(), &tiles.kv, range, source, warp.shared_base, warp.thread);
         (query_copy, pipeline)
     });
     let operands = k.section("copies", |k| Operands::new(k, config, &tiles.kv, warp));
-    k.section("load query", |k| {
-        let rows_left = k.sub(context.end_row, context.first_row);
-        query_copy.start(k, None, rows_left);
-        k.copy_async_commit();
-    });
+    if let Some(query_copy) = query_copy {
+        k.section("load query", |k| {
+            let rows_left = k.sub(context.end_row, context.first_row);
+            query_copy.start(k, None, rows_left);
+            k.copy_async_commit();
+        });
+    }
+    // Loads of new rows are on their way while the copies of the first blocks are started.
+    let loaded = append.as_ref().map(|append| append.load(k));
     pipeline.prefetch(k, range);
+    if let (Some(append), Some(loaded)) = (&append, loaded) {
+        append.store(k, loaded);
+    }
     let query = k.section("query fragments", |k| {
-        k.copy_async_wait(pipeline.prefetched_groups());
+        if !rotates_query {
+            k.copy_async_wait(pipeline.prefetched_groups());
+        }
         warp.sync_consumers(k);
         load_query::<T>(k, config, context, warp, tiles)
     });
     let mainloop = Mainloop::new(k, config, context, warp, operands);
     k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
         pipeline.consumer_wait(k, range);
+        if let Some(append) = &append {
+            append.fill_block(k, pipeline.read_stage(), block_key);
+        }
         mainloop.block(k, &query, pipeline.read_stage(), range, block_key);
         pipeline.consumer_release(k, range, block_key);
     });

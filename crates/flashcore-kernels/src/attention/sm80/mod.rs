@@ -11,6 +11,7 @@
 //! The choices of its [`AmpereConfig`] change who copies (`kv_pipeline`), which rows a tile has (`tile_coord`), how many
 //! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
 
+mod append;
 pub(crate) mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
@@ -30,6 +31,7 @@ use crate::parameters::{Parameters, SplitParameters, TileParameters};
 use crate::primitives::OnlineSoftmax;
 use crate::primitives::{FragmentPosition, LANES, LaneRows, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
+use append::NewRowTiles;
 use kv_pipeline::{KvPipeline, KvTiles};
 
 /// Writes the kernel.
@@ -116,13 +118,19 @@ fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parame
 /// The keys of a tile, or of its split.
 fn kv_range(k: &mut Builder, config: AmpereConfig, context: &TileContext, splits: Option<Split>) -> KvRange {
     let range = KvRange::new(k, context, config.tile_m(), config.tile_n);
-    match splits {
+    let range = match splits {
         Some(Split::Cta(SplitParameters { num_splits, .. }) | Split::Cluster { num_splits, .. }) => {
             range.split(k, num_splits)
         }
         Some(Split::Chunk { first_key, chunk_keys, .. }) => range.chunk(k, first_key, chunk_keys),
         None => range,
+    };
+    if context.sequence.new_keys.is_none() || !context.specialization.has_query_lengths() {
+        return range;
     }
+    // The tile of a sequence without rows is there to append.
+    let has_rows = k.compare(Compare::Lt, context.first_row, context.end_row);
+    range.only_if(k, has_rows)
 }
 
 /// Computes a tile unless its sequence ends before it: grids are made for the longest.
@@ -130,7 +138,12 @@ fn existing_tile(k: &mut Builder, context: &TileContext, tile: impl FnOnce(&mut 
     if !context.specialization.has_query_lengths() {
         return tile(k);
     }
-    let exists = k.compare(Compare::Lt, context.first_row, context.end_row);
+    let mut exists = k.compare(Compare::Lt, context.first_row, context.end_row);
+    if context.sequence.new_keys.is_some() {
+        // All splits, since those of a cluster wait for each other.
+        let appends = append::is_first_tile(k, context);
+        exists = k.or(exists, appends);
+    }
     k.if_uniform(exists, tile);
 }
 
@@ -235,6 +248,8 @@ impl Warp {
 struct Tiles {
     query: SharedTile,
     kv: KvTiles,
+    /// New keys and values, where the launch appends them.
+    new_rows: Option<NewRowTiles>,
 }
 
 impl Tiles {
@@ -245,7 +260,8 @@ impl Tiles {
         let query = SharedTile::reserve(k, config.tile_m(), columns, config.layout, element);
         let kv = KvTiles::reserve(k, config.kv_pipeline(), config.layout, specialization);
         k.reserve_shared(config.exchange_bytes(specialization).saturating_sub(config.stages * kv.stage_bytes), 128);
-        Self { query, kv }
+        let new_rows = specialization.append.map(|_| NewRowTiles::reserve(k, specialization));
+        Self { query, kv, new_rows }
     }
 
     /// The addresses of the warp's rows of the query, by 16.

@@ -38,6 +38,8 @@ pub struct PagedRows {
     pub last_page: Reg<U32>,
     /// The index in the sequence from which rows count.
     pub first_row: Reg<U32>,
+    /// True if a tile may have none of its rows here: the others are new keys.
+    pub may_be_none: bool,
 }
 
 /// Rows of several query heads packed into one tile (`pack_gqa`): row 0 of each head, then row 1 of each, and so on.
@@ -195,7 +197,8 @@ impl TileCopy {
     /// The sources of all steps where rows lie in pages: all entries of the table are asked for before the first is
     /// waited for. Rows past the last read where the last lies.
     fn paged_sources(&self, k: &mut Builder, rows_left: Reg<U32>) -> Option<Vec<Reg<U64>>> {
-        self.rows.paged?;
+        let paged = self.rows.paged?;
+        let rows_left = if paged.may_be_none { k.max(rows_left, 1u32) } else { rows_left };
         let last = k.sub(rows_left, 1u32);
         let steps = 0..self.tile.rows.div_ceil(self.rows_per_step);
         let sources = steps.map(|step| {
