@@ -210,7 +210,7 @@ pub unsafe extern "C" fn flashcore_plan_run_host(
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (inputs, outputs) = unsafe { (sized::read("inputs", inputs)?, sized::read("outputs", outputs)?) };
         // SAFETY: the caller promises that the memory can be used as the structs say during this call.
-        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, entry.plan.problem().dtype) }?;
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, entry.plan.problem().dtypes()) }?;
         entry.plan.run(inputs, outputs).map_err(Failure::from)
     })
 }
