@@ -25,6 +25,7 @@ pub(crate) fn forward(operation: &Operation, q: Argument, k: Argument, v: Argume
         DType::Bf16 => attend::<bf16>(operation, q, k, v),
         DType::F32 => attend::<f32>(operation, q, k, v),
         DType::F64 => bail!("{NAME}: GPU kernels have no f64: convert with to_dtype"),
+        DType::E4m3 | DType::E5m2 => bail!("{NAME}: GPU kernels have no FP8: convert with to_dtype"),
     }
 }
 

@@ -4,7 +4,7 @@ use core::fmt;
 
 use std::collections::HashSet;
 
-use flashcore_problem::{Inputs, Mask, Problem, Shape};
+use flashcore_problem::{DType, Inputs, Mask, Problem, Shape};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The work of a problem that no implementation can avoid.
@@ -32,13 +32,17 @@ impl Work {
         };
         let heads = problem.batch as f64 * problem.query_heads as f64;
         let exponentials = heads * attended;
-        let shapes = [problem.query_shape(), problem.key_shape(), problem.value_shape(), problem.output_shape()];
         let size = |shape: Shape| [shape.batch, shape.heads, shape.rows, shape.columns].map(|size| size as f64);
-        let elements: f64 = shapes.into_iter().map(|shape| size(shape).iter().product::<f64>()).sum();
+        let tensor_bytes = |shape: Shape, dtype: DType| size(shape).iter().product::<f64>() * dtype.size_bytes() as f64;
+        let types = problem.dtypes();
+        let bytes = tensor_bytes(problem.query_shape(), types.query)
+            + tensor_bytes(problem.key_shape(), types.key_value)
+            + tensor_bytes(problem.value_shape(), types.key_value)
+            + tensor_bytes(problem.output_shape(), types.output);
         let lse = if problem.lse { 4.0 * heads * problem.query_length as f64 } else { 0.0 };
         Self {
             flops: 2.0 * exponentials * (problem.head_dim as f64 + problem.value_dim as f64),
-            bytes: elements * problem.dtype.size_bytes() as f64 + lse,
+            bytes: bytes + lse,
             exponentials,
         }
     }
@@ -61,13 +65,12 @@ impl Work {
         }
         let (query_heads, key_heads) = (problem.query_heads as f64, problem.key_heads as f64);
         let columns = problem.head_dim as f64 + problem.value_dim as f64;
-        let elements = columns * (query_heads * rows + key_heads * keys.len() as f64);
+        let types = problem.dtypes();
+        let [query, key_value, output] = [types.query, types.key_value, types.output].map(|it| it.size_bytes() as f64);
+        let of_rows = problem.head_dim as f64 * query + problem.value_dim as f64 * output;
+        let bytes = query_heads * rows * of_rows + key_heads * keys.len() as f64 * columns * key_value;
         let lse = if problem.lse { 4.0 * query_heads * rows } else { 0.0 };
-        Self {
-            flops: 2.0 * query_heads * attended * columns,
-            bytes: elements * problem.dtype.size_bytes() as f64 + lse,
-            exponentials: query_heads * attended,
-        }
+        Self { flops: 2.0 * query_heads * attended * columns, bytes: bytes + lse, exponentials: query_heads * attended }
     }
 }
 
@@ -128,7 +131,7 @@ impl Ceilings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{Alignment, DType, PagedKv};
+    use flashcore_problem::{Alignment, PagedKv};
 
     #[test]
     fn masked_keys_are_no_work() {

@@ -56,6 +56,12 @@
 // IEEE double precision.
 #define FLASHCORE_DTYPE_F64 3
 
+// FP8: 4 exponent bits, 3 mantissa bits, up to 448, no infinity (OCP e4m3fn).
+#define FLASHCORE_DTYPE_E4M3 4
+
+// FP8: 5 exponent bits, 2 mantissa bits, up to 57344 (OCP e5m2).
+#define FLASHCORE_DTYPE_E5M2 5
+
 // Every row attends every key.
 #define FLASHCORE_MASK_NONE 0
 
@@ -157,7 +163,7 @@ typedef struct flashcore_problem_t {
   uint64_t value_dim;
   // Factor of the products of query and key; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
   double scale;
-  // FLASHCORE_DTYPE_*: the elements of query, key, value and output.
+  // FLASHCORE_DTYPE_*: the elements of the query, and of key, value and output unless kv_dtype or out_dtype say.
   int32_t dtype;
   // FLASHCORE_MASK_*.
   int32_t mask;
@@ -233,6 +239,11 @@ typedef struct flashcore_problem_t {
   uint64_t aux_f32;
   // Entries of the table of integers that score_mod and mask_mod read; 0 if they read none.
   uint64_t aux_i32;
+  // FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of key and value, a KV cache in FP8 (CPU only, without
+  // scales); 0 for dtype.
+  int32_t kv_dtype;
+  // FLASHCORE_DTYPE_F16 or FLASHCORE_DTYPE_BF16: the elements of the output where dtype is FLASHCORE_DTYPE_E4M3; else 0.
+  int32_t out_dtype;
 } flashcore_problem_t;
 
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.

@@ -88,7 +88,7 @@ pub unsafe extern "C" fn flashcore_continue_run_host(
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (inputs, outputs) = unsafe { (sized::read("inputs", inputs)?, sized::read("outputs", outputs)?) };
         // SAFETY: the caller promises that the memory can be used as the structs say during this call.
-        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, plan.problem().dtype) }?;
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, plan.problem().dtypes()) }?;
         plan.run(inputs, outputs).map_err(Failure::from)
     })
 }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn flashcore_continue_run_tensors(
         // SAFETY: the caller promises that it is null or tensors of their size.
         let (inputs, outputs) = unsafe { sized::read("tensors", tensors) }?.to_host(plan.problem())?;
         // SAFETY: the caller promises that the memory holds the whole tensors during this call.
-        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, plan.problem().dtype) }?;
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, plan.problem().dtypes()) }?;
         plan.run(inputs, outputs).map_err(Failure::from)
     })
 }

@@ -388,13 +388,13 @@ unsafe fn views<'a>(
     let key_norm = Range::read("inputs.key_norm", inputs.key_norm, element)?;
     let key_cache = Range::written("caches.key_cache", caches.key_cache, element)?;
     let value_cache = Range::written("caches.value_cache", caches.value_cache, element)?;
-    let [mut read, mut written] = operands::ranges(attention, outputs, dtype)?;
+    let [mut read, mut written] = operands::ranges(attention, outputs, problem.attention.dtypes())?;
     read.extend([offsets, starts, cos, sin, query_norm, key_norm]);
     written.extend([key_cache, value_cache]);
     check_apart(&read, &written)?;
     // SAFETY: the contract of this function; what is written is apart from everything else.
     unsafe {
-        let (attention, attended) = operands::views(attention, outputs, dtype)?;
+        let (attention, attended) = operands::views(attention, outputs, problem.attention.dtypes())?;
         let view = |range, dtype| slice_of(range).map(|data| TensorView { dtype, data });
         let mut views = ApiInputs::new(attention);
         (views.cu_seqlens_k_new, views.rotary_seqlens) = (slice_of(offsets), slice_of(starts));

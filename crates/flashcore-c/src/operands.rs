@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 use std::slice;
 
 use api::{
-    BiasStrides as ApiBiasStrides, BiasView, DType, DeviceTensors as ApiDeviceTensors, InputViews, Operand,
+    BiasStrides as ApiBiasStrides, BiasView, DTypes, DeviceTensors as ApiDeviceTensors, InputViews, Operand,
     OutputViews, Problem as ApiProblem, TensorView, TensorViewMut,
 };
 
@@ -186,6 +186,7 @@ macro_rules! define_conversions {
             $stream:literal, $fill:ident,
             $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
         strided { $($strided:tt)* }
+        scales { $($scales:tt)* }
     ) => {
         impl Tensors {
             /// The tensors of a launch in Rust.
@@ -242,17 +243,17 @@ macro_rules! define_conversions {
         }
 
         /// The memory of a run: what is read, and what is written.
-        pub(crate) fn ranges(inputs: &Inputs, outputs: &Outputs, dtype: DType) -> Result<[Vec<Option<Range>>; 2], Failure> {
-            let size = dtype.size_bytes();
+        pub(crate) fn ranges(inputs: &Inputs, outputs: &Outputs, types: DTypes) -> Result<[Vec<Option<Range>>; 2], Failure> {
+            let [size, key_size, output_size] = sizes(types);
             let read = vec![
                 Range::read("inputs.query", inputs.query, size)?,
-                Range::read("inputs.key", inputs.key, size)?,
-                Range::read("inputs.value", inputs.value, size)?,
+                Range::read("inputs.key", inputs.key, key_size)?,
+                Range::read("inputs.value", inputs.value, key_size)?,
                 Range::read("inputs.bias", inputs.bias, size_of::<f32>())?,
                 $(Range::read(concat!("inputs.", stringify!($input)), inputs.$input, size_of::<$input_type>())?,)*
             ];
             let written = vec![
-                Range::written("outputs.output", outputs.output, size)?,
+                Range::written("outputs.output", outputs.output, output_size)?,
                 $(Range::written(
                     concat!("outputs.", stringify!($output)), outputs.$output, size_of::<$output_type>()
                 )?,)*
@@ -268,24 +269,27 @@ macro_rules! define_conversions {
         pub(crate) unsafe fn views<'a>(
             inputs: &Inputs,
             outputs: &Outputs,
-            dtype: DType,
+            types: DTypes,
         ) -> Result<(InputViews<'a>, OutputViews<'a>), Failure> {
-            let size = dtype.size_bytes();
+            let [size, key_size, output_size] = sizes(types);
             let query = Range::read("inputs.query", inputs.query, size)?;
-            let key = Range::read("inputs.key", inputs.key, size)?;
-            let value = Range::read("inputs.value", inputs.value, size)?;
+            let key = Range::read("inputs.key", inputs.key, key_size)?;
+            let value = Range::read("inputs.value", inputs.value, key_size)?;
             let bias = Range::read("inputs.bias", inputs.bias, size_of::<f32>())?;
             $(let $input =
                 Range::read(concat!("inputs.", stringify!($input)), inputs.$input, size_of::<$input_type>())?;)*
-            let output = Range::written("outputs.output", outputs.output, size)?;
+            let output = Range::written("outputs.output", outputs.output, output_size)?;
             $(let $output =
                 Range::written(concat!("outputs.", stringify!($output)), outputs.$output, size_of::<$output_type>())?;)*
             check_apart(&[query, key, value, $($input,)* bias], &[output, $($output,)*])?;
 
             // SAFETY: the ranges were checked, do not overlap what is written, and can be read as the caller promises.
             let inputs = unsafe {
-                let tensor = |range| TensorView { dtype, data: slice_of(range).unwrap_or_default() };
-                let mut views = InputViews::new(tensor(query), tensor(key), tensor(value));
+                let tensor = |dtype, range| TensorView { dtype, data: slice_of(range).unwrap_or_default() };
+                let [query, key, value] =
+                    [(types.query, query), (types.key_value, key), (types.key_value, value)]
+                        .map(|(dtype, range)| tensor(dtype, range));
+                let mut views = InputViews::new(query, key, value);
                 $(views.$input = slice_of($input);)*
                 views.bias = slice_of(bias)
                     .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
@@ -295,7 +299,7 @@ macro_rules! define_conversions {
             // SAFETY: the ranges were checked, overlap nothing else, and can be written as the caller promises.
             let outputs = unsafe {
                 let data = slice_of_mut(output).unwrap_or_default();
-                let mut views = OutputViews::new(TensorViewMut { dtype, data });
+                let mut views = OutputViews::new(TensorViewMut { dtype: types.output, data });
                 $(views.$output = slice_of_mut($output);)*
                 views
             };
@@ -305,6 +309,11 @@ macro_rules! define_conversions {
 }
 
 api::operands!(define_conversions);
+
+/// Bytes of an element of query, of key and value, and of the output.
+const fn sizes(types: DTypes) -> [usize; 3] {
+    [types.query.size_bytes(), types.key_value.size_bytes(), types.output.size_bytes()]
+}
 
 /// A valid range of addresses: not null, aligned, whole elements, within the address space.
 #[derive(Clone, Copy)]

@@ -201,7 +201,7 @@ pub unsafe extern "C" fn flashcore_plan_run_host(
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (inputs, outputs) = unsafe { (sized::read("inputs", inputs)?, sized::read("outputs", outputs)?) };
         // SAFETY: the caller promises that the memory can be used as the structs say during this call.
-        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, entry.plan.problem().dtype) }?;
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, entry.plan.problem().dtypes()) }?;
         entry.plan.run(inputs, outputs).map_err(Failure::from)
     })
 }
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn flashcore_plan_run_tensors(plan: *const PlanHandle, ten
         // SAFETY: the caller promises that it is null or tensors of their size.
         let (inputs, outputs) = unsafe { sized::read("tensors", tensors) }?.to_host(problem)?;
         // SAFETY: the caller promises that the memory holds the whole tensors during this call.
-        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, problem.dtype) }?;
+        let (inputs, outputs) = unsafe { operands::views(&inputs, &outputs, problem.dtypes()) }?;
         entry.plan.run(inputs, outputs).map_err(Failure::from)
     })
 }

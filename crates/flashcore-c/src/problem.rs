@@ -21,6 +21,10 @@ pub const FLASHCORE_DTYPE_BF16: i32 = 1;
 pub const FLASHCORE_DTYPE_F32: i32 = 2;
 /// IEEE double precision.
 pub const FLASHCORE_DTYPE_F64: i32 = 3;
+/// FP8: 4 exponent bits, 3 mantissa bits, up to 448, no infinity (OCP e4m3fn).
+pub const FLASHCORE_DTYPE_E4M3: i32 = 4;
+/// FP8: 5 exponent bits, 2 mantissa bits, up to 57344 (OCP e5m2).
+pub const FLASHCORE_DTYPE_E5M2: i32 = 5;
 
 /// Every row attends every key.
 pub const FLASHCORE_MASK_NONE: i32 = 0;
@@ -78,7 +82,7 @@ pub struct Problem {
     pub value_dim: u64,
     /// Factor of the products of query and key; used in f32 unless dtype is FLASHCORE_DTYPE_F64.
     pub scale: f64,
-    /// FLASHCORE_DTYPE_*: the elements of query, key, value and output.
+    /// FLASHCORE_DTYPE_*: the elements of the query, and of key, value and output unless kv_dtype or out_dtype say.
     pub dtype: i32,
     /// FLASHCORE_MASK_*.
     pub mask: i32,
@@ -154,6 +158,11 @@ pub struct Problem {
     pub aux_f32: u64,
     /// Entries of the table of integers that score_mod and mask_mod read; 0 if they read none.
     pub aux_i32: u64,
+    /// FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of key and value, a KV cache in FP8 (CPU only, without
+    /// scales); 0 for dtype.
+    pub kv_dtype: i32,
+    /// FLASHCORE_DTYPE_F16 or FLASHCORE_DTYPE_BF16: the elements of the output where dtype is FLASHCORE_DTYPE_E4M3; else 0.
+    pub out_dtype: i32,
 }
 
 // SAFETY: `repr(C)` of integers, floats and addresses, the first of them the size.
@@ -221,6 +230,7 @@ impl Problem {
         let refused = |field: &str, error: ExpressionError| Failure::argument(format!("problem.{field}: {error}"));
         problem.score_mod = score_mod.map(ScoreMod::parse).transpose().map_err(|error| refused("score_mod", error))?;
         problem.mask_mod = mask_mod.map(MaskMod::parse).transpose().map_err(|error| refused("mask_mod", error))?;
+        (problem.kv_dtype, problem.out_dtype) = self.other_dtypes(problem.dtype)?;
         Ok(problem)
     }
 }
@@ -267,6 +277,7 @@ macro_rules! define_switches {
         strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
             $strided_fill:ident,
             $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ident, $with_strided_switch:ident;)* }
+        scales { $($scales:tt)* }
     ) => {
         impl Problem {
             /// Sets the switches of the operands.
@@ -281,6 +292,28 @@ macro_rules! define_switches {
 }
 
 api::operands!(define_switches);
+
+impl Problem {
+    /// The types of key and value and of the output, where they are not that of the query.
+    fn other_dtypes(self, query: DType) -> Result<(Option<DType>, Option<DType>), Failure> {
+        let kv_dtype = match self.kv_dtype {
+            0 => None,
+            FLASHCORE_DTYPE_E4M3 => Some(DType::E4m3),
+            FLASHCORE_DTYPE_E5M2 => Some(DType::E5m2),
+            other => return Err(unknown("kv_dtype", other, "0, FLASHCORE_DTYPE_E4M3, FLASHCORE_DTYPE_E5M2")),
+        };
+        let out_dtype = match (query, self.out_dtype) {
+            (DType::E4m3, FLASHCORE_DTYPE_F16) => Some(DType::F16),
+            (DType::E4m3, FLASHCORE_DTYPE_BF16) => Some(DType::Bf16),
+            (DType::E4m3, other) => {
+                return Err(unknown("out_dtype", other, "FLASHCORE_DTYPE_F16, FLASHCORE_DTYPE_BF16"));
+            }
+            (_, 0) => None,
+            (_, other) => return Err(unknown("out_dtype", other, "0, unless dtype is FLASHCORE_DTYPE_E4M3")),
+        };
+        Ok((kv_dtype, out_dtype))
+    }
+}
 
 impl Problem {
     /// The paged KV cache, where there is a page table.
@@ -330,6 +363,8 @@ pub(crate) fn dtype(value: i32) -> Result<DType, Failure> {
         FLASHCORE_DTYPE_BF16 => Ok(DType::Bf16),
         FLASHCORE_DTYPE_F32 => Ok(DType::F32),
         FLASHCORE_DTYPE_F64 => Ok(DType::F64),
+        FLASHCORE_DTYPE_E4M3 => Ok(DType::E4m3),
+        FLASHCORE_DTYPE_E5M2 => Ok(DType::E5m2),
         other => Err(unknown("dtype", other, "FLASHCORE_DTYPE_*")),
     }
 }

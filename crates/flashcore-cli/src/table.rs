@@ -94,7 +94,7 @@ pub(crate) const PROBLEM: [Column; 10] = [
 
 /// The cells of the columns [`PROBLEM`].
 pub(crate) fn problem_cells(problem: &Problem) -> Vec<Cell> {
-    let texts = [shape_text(problem), problem.dtype.to_string(), mask_text(problem.mask)].map(Cell::from);
+    let texts = [shape_text(problem), problem.dtypes().to_string(), mask_text(problem.mask)].map(Cell::from);
     texts.into_iter().chain(numbers(Some(problem))).collect()
 }
 

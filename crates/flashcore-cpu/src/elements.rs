@@ -13,6 +13,10 @@ pub(crate) fn widen(dtype: DType, bytes: &[u8], values: &mut [f32]) {
             let words = bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
             values.iter_mut().zip(words).for_each(|(value, word)| *value = word);
         }
+        DType::E4m3 | DType::E5m2 => {
+            let numbers = bytes.iter().map(|code| dtype.decode(std::slice::from_ref(code)) as f32);
+            values.iter_mut().zip(numbers).for_each(|(value, number)| *value = number);
+        }
     }
 }
 
@@ -29,6 +33,9 @@ pub(crate) fn round(dtype: DType, values: &[f32], bytes: &mut [u8]) {
             .for_each(|(half, &value)| half.copy_from_slice(&bf16::from_f32(value).to_le_bytes())),
         DType::F32 | DType::F64 => {
             bytes.chunks_exact_mut(4).zip(values).for_each(|(word, &value)| word.copy_from_slice(&value.to_le_bytes()));
+        }
+        DType::E4m3 | DType::E5m2 => {
+            bytes.chunks_exact_mut(1).zip(values).for_each(|(code, &value)| dtype.encode(f64::from(value), code));
         }
     }
 }

@@ -27,7 +27,8 @@
 //! | `append`, `kv_cache`, `merge` | operations beside attention: append to a KV cache, with attention after it, merge of partial results |
 //! | `bf16` | the levels whose products are `bf16`: AVX-512 BF16 and AMX |
 //!
-//! Sums, scores and weights are `f32`, or `f64` for `f64`; nothing is rounded to 16 bits but the output, and at the bf16
+//! Keys and values of 8 bits (FP8) are widened as they are packed, or read in place where a few rows decode; their scales
+//! multiply scores and values. Sums, scores and weights are `f32`, or `f64` for `f64`; nothing is rounded to 16 bits but the output, and at the bf16
 //! levels the weights.
 
 #[expect(unsafe_code, reason = "threads write disjoint rows of one cache")]
@@ -110,7 +111,9 @@ pub fn attend_with<'a>(
     outputs.validate(problem)?;
     match problem.dtype.accumulator() {
         DType::F64 => driver::attend(&simd::portable::Portable::<f64>::new(), problem, &inputs, outputs),
-        DType::F16 | DType::Bf16 | DType::F32 => attend_in_f32(level, problem, &inputs, outputs),
+        DType::F16 | DType::Bf16 | DType::F32 | DType::E4m3 | DType::E5m2 => {
+            attend_in_f32(level, problem, &inputs, outputs);
+        }
     }
     Ok(())
 }
@@ -119,7 +122,7 @@ pub fn attend_with<'a>(
 /// does.
 #[cfg(target_arch = "x86_64")]
 fn attend_in_f32(level: Level, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
-    let is_bf16 = problem.dtype == DType::Bf16;
+    let is_bf16 = problem.dtype == DType::Bf16 && problem.dtypes().are_same();
     match level {
         Level::Amx if is_bf16 => {
             if let Some(kernel) = bf16::amx::detect() {

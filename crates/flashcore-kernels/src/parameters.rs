@@ -91,6 +91,7 @@ macro_rules! define_parameters {
         strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
             $strided_fill:ident,
             $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
+        scales { $($scales:tt)* }
     ) => {
         parameters! {
             first { $($tensor,)* $($output,)* }
@@ -255,7 +256,8 @@ impl Extra {
 /// The values that change from launch to launch: device addresses, and the strides of the bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchValues {
-    /// The address of each operand; any number where the problem has none.
+    /// The address of each operand; any number where the problem has none. Those of scales, which are last, are no
+    /// parameters: no kernel takes them.
     pub operands: [u64; Operand::COUNT],
     /// Strides of the bias in elements.
     pub bias_strides: BiasStrides,
@@ -291,8 +293,8 @@ impl LaunchValues {
         let BiasStrides { batch, head, row, key } = self.bias_strides;
         let bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
         let mut words = [0; LAUNCH_PARAMETERS];
-        let (operands, others) = words.split_at_mut(Operand::COUNT);
-        operands.copy_from_slice(&self.operands);
+        let (operands, others) = words.split_at_mut(Operand::PARAMETERS);
+        operands.copy_from_slice(&self.operands[..Operand::PARAMETERS]);
         let block_mask = self.workspace.wrapping_add(block_mask_offset);
         others.copy_from_slice(&[self.workspace, block_mask, bytes(batch), bytes(head), bytes(row), bytes(key)]);
         words

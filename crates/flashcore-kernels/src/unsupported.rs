@@ -145,8 +145,12 @@ fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Op
 pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
     let kernel = config.family();
-    if !config.dtypes().contains(&problem.dtype) {
-        reasons.push(Reason::DType { kernel, dtype: problem.dtype, has: config.dtypes() });
+    let types = problem.dtypes();
+    if !config.dtypes().contains(&types.query) {
+        reasons.push(Reason::DType { kernel, dtype: types.query, has: config.dtypes() });
+    } else if types.key_value != types.query {
+        // No kernel has tensors of different types.
+        reasons.push(Reason::DType { kernel, dtype: types.key_value, has: config.dtypes() });
     }
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
         let (multiple, most) = config.dims();

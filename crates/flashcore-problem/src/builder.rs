@@ -156,6 +156,10 @@ setters! {
     with_key_length(key_length: usize);
     /// Sets [`value_dim`](Self::value_dim).
     with_value_dim(value_dim: usize);
+    /// Sets [`kv_dtype`](Self::kv_dtype).
+    with_kv_dtype(kv_dtype: Option<DType>);
+    /// Sets [`out_dtype`](Self::out_dtype).
+    with_out_dtype(out_dtype: Option<DType>);
     /// Sets [`scale`](Self::scale).
     with_scale(scale: f64);
     /// Sets [`mask`](Self::mask).
@@ -206,6 +210,8 @@ mod tests {
         (expected.batch, expected.query_heads, expected.key_heads) = (2, 6, 3);
         (expected.query_length, expected.key_length, expected.value_dim) = (5, 7, 32);
         (expected.scale, expected.softcap, expected.mask) = (0.5, Some(30.0), mask);
+        (expected.kv_dtype, expected.out_dtype) = (Some(DType::E4m3), Some(DType::Bf16));
+        (expected.q_scale, expected.k_scale, expected.v_scale) = (true, true, true);
         (expected.alibi, expected.sinks, expected.bias, expected.seqused_k) = (true, true, true, true);
         (expected.score_mod, expected.mask_mod) = (Some(score_mod), Some(mask_mod));
         (expected.aux_f32, expected.aux_i32) = (11, 13);
@@ -218,6 +224,11 @@ mod tests {
             .with_key_length(7)
             .with_value_dim(32)
             .with_scale(0.5)
+            .with_kv_dtype(Some(DType::E4m3))
+            .with_out_dtype(Some(DType::Bf16))
+            .with_q_scale(true)
+            .with_k_scale(true)
+            .with_v_scale(true)
             .with_mask(mask)
             .with_softcap(Some(30.0))
             .with_alibi(true)

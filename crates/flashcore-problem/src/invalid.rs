@@ -1,7 +1,7 @@
 //! Errors of a problem, or of the tensors given for it.
 
 use crate::expression::MOST_STEPS;
-use crate::{DType, Shape};
+use crate::{DType, DTypes, Shape};
 use std::fmt;
 
 /// One mistake in a [`Problem`](crate::Problem).
@@ -63,6 +63,33 @@ pub enum ProblemError {
         /// The scale.
         scale: f64,
         /// The element type of the problem.
+        dtype: DType,
+    },
+    /// Types of query, key and value, and output that no backend has together.
+    #[error(
+        "query, key and value, and output are {}, {} and {}; key and value may be e4m3 or e5m2 with a query of f16, bf16 \
+         or f32 and an output of the same, or with a query of e4m3 and an output of f16 or bf16",
+        types.query, types.key_value, types.output
+    )]
+    DTypes {
+        /// The types.
+        types: DTypes,
+    },
+    /// A query, key and value that lie side by side are of different types.
+    #[error(
+        "layout is packed query-key-value, the query is {} and key and value are {}; they must have one type, or use \
+         another layout", types.query, types.key_value
+    )]
+    PackedDTypesDiffer {
+        /// The types.
+        types: DTypes,
+    },
+    /// A scale of a tensor that is not of 8 bits.
+    #[error("{argument} is on and its tensor is {dtype}; scales are for e4m3 and e5m2")]
+    ScaleOfWideType {
+        /// The scale.
+        argument: &'static str,
+        /// The type of the tensor.
         dtype: DType,
     },
     /// The softcap is zero, negative, infinite or NaN.
@@ -189,7 +216,7 @@ pub enum ProblemError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// The tensor has another element type than the problem.
+    /// The tensor has another element type than the problem says.
     #[error("{tensor} is {actual}; the problem's dtype is {expected}")]
     DType {
         /// The tensor.
@@ -208,6 +235,16 @@ pub enum TensorError {
         actual: usize,
         /// Elements needed.
         needed: usize,
+    },
+    /// A scale that is zero, negative, infinite or NaN.
+    #[error("{tensor}[{index}] is {value}; scales must be finite and above 0")]
+    ScaleNotPositive {
+        /// The scale.
+        tensor: &'static str,
+        /// The index of the number in its memory.
+        index: usize,
+        /// The number.
+        value: String,
     },
     /// A list has the wrong number of entries.
     #[error("{tensor} has {actual} entries; the problem needs {needed}")]

@@ -30,14 +30,16 @@
 //! For each batch and query head, query row `i` and key `j`, with `offset` from the [`Alignment`] of the mask
 //! (without a mask, from [`Alignment::BottomRight`]):
 //!
-//! 1. `score = scale * dot(query[i], key[j])`;
+//! 1. `score = scale * q_scale[i] * k_scale[j] * dot(query[i], key[j])`, the scales only of tensors of 8 bits that have
+//!    them: see [`ScaleStrides`];
 //! 2. with a softcap `c`, `score = c * tanh(score / c)`;
 //! 3. with `ALiBi`, `score -= slope[head] * |i + offset - j|`;
 //! 4. with a bias, `score += bias[batch, head, i, j]`;
 //! 5. with a [`ScoreMod`], `score` becomes what it says;
 //! 6. keys outside the [`Mask`], past the batch's key length, or taken out by a [`MaskMod`], take no part: see
 //!    [below](#nan-in-keys-that-take-no-part) for what that means where they hold a NaN;
-//! 7. `output[i] = sum(exp(score) * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is one;
+//! 7. `output[i] = sum(exp(score) * v_scale * value) / (sum(exp(score)) + exp(sink[head]))`, the sink only where there is
+//!    one;
 //! 8. `lse[i]` is the logarithm of that denominator, natural or in base 2, or of `sum(exp(score))` alone: see [`LseForm`].
 //!
 //! A row that attends no key gives output 0 and a log-sum-exp of minus infinity, or of the sink where there is one and the
@@ -81,7 +83,9 @@ mod operands;
 mod append;
 mod builder;
 mod dtype;
+mod dtypes;
 pub mod expression;
+mod float8;
 mod invalid;
 mod kv_cache;
 mod layout;
@@ -89,6 +93,7 @@ mod lse_form;
 mod mask;
 mod merge;
 mod problem;
+mod scale;
 mod sequence;
 mod sequence_check;
 mod tensors;
@@ -101,6 +106,7 @@ pub use append::{
 };
 pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
+pub use dtypes::{DTypes, ParseDTypesError};
 pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use kv_cache::{
@@ -115,6 +121,7 @@ pub use merge::{
 };
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
+pub use scale::{Scale, ScaleStrides, ScaleView};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};

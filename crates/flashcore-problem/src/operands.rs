@@ -12,7 +12,7 @@ use crate::{BiasStrides, DType, PagedKv, Paging, Problem, Shape, Strides, TotalR
 ///
 /// The sections: `tensors` have the element type and the layout of the problem; `outputs` and `inputs` are contiguous
 /// vectors of 4-byte numbers that are there if a switch of the problem is on; `strided` are inputs of `f32` whose strides
-/// come with each call. A row of a vector: name, variant, element type, elements, the switch with its setter, the setter
+/// come with each call; `scales` are those of 8-bit tensors, the same, which no GPU kernel takes yet. A row of a vector: name, variant, element type, elements, the switch with its setter, the setter
 /// of the operand, and how random inputs fill it from which stream.
 #[macro_export]
 macro_rules! operands {
@@ -91,6 +91,20 @@ macro_rules! operands {
                     /// True if there is a bias that is added to the scores.
                     bias: bool, with_bias;
             }
+            scales {
+                /// The scale of the query: the number that its codes are multiplied by (`q_descale`).
+                q_scale: QScale, with_q_scale, 15,
+                    /// True if the codes of an 8-bit query have a scale.
+                    q_scale: bool, with_q_scale;
+                /// The scale of the key: the number that its codes are multiplied by (`k_descale`).
+                k_scale: KScale, with_k_scale, 16,
+                    /// True if the codes of an 8-bit key have a scale.
+                    k_scale: bool, with_k_scale;
+                /// The scale of the value: the number that its codes are multiplied by (`v_descale`).
+                v_scale: VScale, with_v_scale, 17,
+                    /// True if the codes of an 8-bit value have a scale.
+                    v_scale: bool, with_v_scale;
+            }
         }
     };
 }
@@ -161,6 +175,8 @@ macro_rules! define_operand {
         strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
             $strided_fill:ident,
             $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         /// An operand of attention: a tensor that a call reads or writes.
         ///
@@ -172,15 +188,18 @@ macro_rules! define_operand {
             $($(#[$output_doc])* $Output,)*
             $($(#[$input_doc])* $Input,)*
             $($(#[$strided_doc])* $Strided,)*
+            $($(#[$scale_doc])* $Scale,)*
         }
 
         impl Operand {
             /// Every operand, in the order of the table.
             pub const ALL: &'static [Self] = &[
-                $(Self::$Tensor,)* $(Self::$Output,)* $(Self::$Input,)* $(Self::$Strided,)*
+                $(Self::$Tensor,)* $(Self::$Output,)* $(Self::$Input,)* $(Self::$Strided,)* $(Self::$Scale,)*
             ];
             /// Number of operands.
             pub const COUNT: usize = Self::ALL.len();
+            /// Number of those whose addresses are parameters of GPU kernels: all but the scales, which are last.
+            pub const PARAMETERS: usize = Self::COUNT - [$(Self::$Scale,)*].len();
 
             /// Name of the field that has it, in every struct and message.
             pub const fn name(self) -> &'static str {
@@ -189,6 +208,7 @@ macro_rules! define_operand {
                     $(Self::$Output => stringify!($output),)*
                     $(Self::$Input => stringify!($input),)*
                     $(Self::$Strided => stringify!($strided),)*
+                    $(Self::$Scale => stringify!($scale),)*
                 }
             }
 
@@ -198,6 +218,7 @@ macro_rules! define_operand {
                     $(Self::$Output => stringify!($output_switch),)*
                     $(Self::$Input => stringify!($input_switch),)*
                     $(Self::$Strided => stringify!($strided_switch),)*
+                    $(Self::$Scale => stringify!($scale_switch),)*
                     _ => self.name(),
                 }
             }
@@ -209,6 +230,7 @@ macro_rules! define_operand {
                     $(Self::$Output => problem.$output_switch.switch_on(),)*
                     $(Self::$Input => problem.$input_switch.switch_on(),)*
                     $(Self::$Strided => problem.$strided_switch.switch_on(),)*
+                    $(Self::$Scale => problem.$scale_switch.switch_on(),)*
                 }
             }
 
@@ -217,7 +239,7 @@ macro_rules! define_operand {
                 match self {
                     $(Self::$Tensor => Access::$access,)*
                     $(Self::$Output)|* => Access::Write,
-                    $(Self::$Input)|* | $(Self::$Strided)|* => Access::Read,
+                    $(Self::$Input)|* | $(Self::$Strided)|* | $(Self::$Scale)|* => Access::Read,
                 }
             }
 
@@ -228,6 +250,7 @@ macro_rules! define_operand {
                     $(Self::$Output => problem.$output_switch.is_on(),)*
                     $(Self::$Input => problem.$input_switch.is_on(),)*
                     $(Self::$Strided => problem.$strided_switch.is_on(),)*
+                    $(Self::$Scale => problem.$scale_switch.is_on(),)*
                 }
             }
 
@@ -260,13 +283,16 @@ operands!(define_operand);
 impl Operand {
     /// The element type, where it is one that tensors of a problem can have: of query, key, value and output.
     pub const fn dtype(self, problem: &Problem) -> Option<DType> {
+        let types = problem.dtypes();
         match self {
-            Self::Query | Self::Key | Self::Value | Self::Output => Some(problem.dtype),
+            Self::Query => Some(types.query),
+            Self::Key | Self::Value => Some(types.key_value),
+            Self::Output => Some(types.output),
             _ => None,
         }
     }
 
-    /// Bytes of an element: those of the problem's type, or 4.
+    /// Bytes of an element: those of the tensor's type, or 4.
     pub const fn element_bytes(self, problem: &Problem) -> usize {
         match self.dtype(problem) {
             Some(dtype) => dtype.size_bytes(),
@@ -283,12 +309,18 @@ impl Operand {
     }
 
     /// Elements from the first to the last, gaps included, or `None` when the number does not fit. A bias lies by
-    /// `bias_strides`.
+    /// `bias_strides`. That of a scale is `None`: its strides come with the call.
     pub fn extent(self, problem: &Problem, bias_strides: BiasStrides) -> Option<usize> {
         match self.tensor(problem) {
             Some((shape, strides)) => strides.extent(shape),
+            None if self.is_scale() => None,
             None => self.elements(problem).or_else(|| bias_strides.extent(problem)),
         }
+    }
+
+    /// True for the scales of 8-bit tensors.
+    pub const fn is_scale(self) -> bool {
+        matches!(self, Self::QScale | Self::KScale | Self::VScale)
     }
 
     /// True if it changes scores. A new operand does, until it is listed here as one that does not: a kernel for plain
@@ -309,6 +341,7 @@ impl Operand {
                 | Self::KvBatchIdx
                 | Self::PageTable
                 | Self::Sinks
+                | Self::VScale
                 | Self::AuxF32
                 | Self::AuxI32
         )
@@ -401,7 +434,8 @@ mod tests {
         let strides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };
         let extents = Operand::ALL.iter().map(|operand| operand.extent(&problem, strides));
         let expected = [528, 288, 288, 528, 66, 3, 3, 2, 2, 2, 2, 17, 6, 6, 7, 9, 150].map(Some);
-        assert_eq!(extents.collect::<Vec<_>>(), expected);
+        assert_eq!(extents.collect::<Vec<_>>(), [&expected[..], &[None; 3]].concat());
+        assert_eq!(Operand::PARAMETERS, expected.len());
         assert_eq!(Operand::inputs().count() + 2, Operand::COUNT);
         assert_eq!(Operand::optional().count() + 4, Operand::COUNT);
     }

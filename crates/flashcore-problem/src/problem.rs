@@ -19,6 +19,8 @@ macro_rules! define_problem {
         strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
             $strided_fill:ident,
             $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         /// One attention problem: everything about it except the numbers in its tensors.
         ///
@@ -52,8 +54,14 @@ macro_rules! define_problem {
             pub head_dim: usize,
             /// Columns of value and output.
             pub value_dim: usize,
-            /// Element type of query, key, value and output.
+            /// Element type of the query, and of key, value and output unless they have their own.
             pub dtype: DType,
+            /// Element type of key and value, where it is another than that of the query: `e4m3` or `e5m2`, a KV cache in
+            /// FP8.
+            pub kv_dtype: Option<DType>,
+            /// Element type of the output, where it is another than that of the query: `f16` or `bf16` for a query in
+            /// `e4m3`, which needs it.
+            pub out_dtype: Option<DType>,
             /// Factor of the product of query and key. Used in `f64` for `f64`, else in `f32`, which must have it.
             /// Slopes, sinks, bias and log-sum-exp are `f32` whatever the element type.
             pub scale: f64,
@@ -72,6 +80,7 @@ macro_rules! define_problem {
             $($(#[$output_switch_doc])* pub $output_switch: $output_switch_type,)*
             $($(#[$input_switch_doc])* pub $input_switch: $input_switch_type,)*
             $($(#[$strided_switch_doc])* pub $strided_switch: $strided_switch_type,)*
+            $($(#[$scale_switch_doc])* pub $scale_switch: $scale_switch_type,)*
         }
 
         impl Problem {
@@ -90,6 +99,8 @@ macro_rules! define_problem {
                     head_dim,
                     value_dim: head_dim,
                     dtype,
+                    kv_dtype: None,
+                    out_dtype: None,
                     scale: 1.0 / (head_dim as f64).sqrt(),
                     mask: Mask::None,
                     softcap: None,
@@ -100,17 +111,20 @@ macro_rules! define_problem {
                     $($output_switch: Default::default(),)*
                     $($input_switch: Default::default(),)*
                     $($strided_switch: Default::default(),)*
+                    $($scale_switch: Default::default(),)*
                 }
             }
 
             /// The problem with the optional operands of another switched on, vectors in the sizes of the other, the
-            /// log-sum-exp in its form.
+            /// log-sum-exp in its form, key, value and output of its types.
             #[must_use]
             pub const fn with_operands_of(mut self, other: &Self) -> Self {
                 self.lse_form = other.lse_form;
+                (self.kv_dtype, self.out_dtype) = (other.kv_dtype, other.out_dtype);
                 $(self.$output_switch = other.$output_switch;)*
                 $(self.$input_switch = other.$input_switch;)*
                 $(self.$strided_switch = other.$strided_switch;)*
+                $(self.$scale_switch = other.$scale_switch;)*
                 self
             }
 
@@ -132,6 +146,13 @@ macro_rules! define_problem {
             #[must_use]
             pub const fn $with_strided_switch(mut self, $strided_switch: $strided_switch_type) -> Self {
                 self.$strided_switch = $strided_switch;
+                self
+            })*
+
+            $(#[doc = concat!("Sets [`", stringify!($scale_switch), "`](Self::", stringify!($scale_switch), ").")]
+            #[must_use]
+            pub const fn $with_scale_switch(mut self, $scale_switch: $scale_switch_type) -> Self {
+                self.$scale_switch = $scale_switch;
                 self
             })*
         }
@@ -221,6 +242,7 @@ impl Problem {
         let mut errors = Vec::new();
         self.validate_sizes(&mut errors);
         self.validate_numbers(&mut errors);
+        self.validate_dtypes(&mut errors);
         self.validate_expressions(&mut errors);
         self.validate_layout(&mut errors);
         self.validate_sequences(&mut errors);
@@ -295,14 +317,10 @@ impl Problem {
             errors.push(ProblemError::PackedLengthsDiffer { query_length, key_length });
         }
         let strides = self.strides();
-        let tensors = [
-            ("query", self.query_shape(), strides.query),
-            ("key", self.key_shape(), strides.key),
-            ("value", self.value_shape(), strides.value),
-            ("output", self.output_shape(), strides.output),
-        ];
-        for (tensor, shape, strides) in tensors {
-            self.validate_strides(tensor, shape, strides, errors);
+        for operand in [Operand::Query, Operand::Key, Operand::Value, Operand::Output] {
+            if let (Some((shape, strides)), Some(dtype)) = (operand.tensor(self), operand.dtype(self)) {
+                stride_errors(operand.name(), shape, strides, dtype, errors);
+            }
         }
         let Strides { batch, head, row } = strides.output;
         if !strides.output.is_disjoint(self.output_shape()) {
@@ -341,10 +359,6 @@ impl Problem {
                 errors.push(ProblemError::LengthTooLarge { argument, length });
             }
         }
-    }
-
-    fn validate_strides(&self, tensor: &'static str, shape: Shape, strides: Strides, errors: &mut Vec<ProblemError>) {
-        stride_errors(tensor, shape, strides, self.dtype, errors);
     }
 }
 
@@ -409,7 +423,7 @@ impl fmt::Display for Problem {
             self.key_length,
             self.head_dim,
             self.value_dim,
-            self.dtype,
+            self.dtypes(),
             self.mask
         )?;
         if let Some(softcap) = self.softcap {

@@ -2,8 +2,8 @@
 
 use crate::views::validate_outputs;
 use crate::{
-    BiasView, DType, HostElement, InputViews, Invalid, Operand, OutputViews, Problem, Shape, SplitMix64, Strides,
-    TensorView,
+    BiasView, DType, HostElement, InputViews, Invalid, Operand, OutputViews, Problem, Scale, ScaleView, Shape,
+    SplitMix64, Strides, TensorView,
 };
 
 /// Elements of one type as little-endian bytes, in the storage order of its strides.
@@ -168,6 +168,8 @@ macro_rules! define_inputs {
         inputs { $($(#[$doc:meta])* $input:ident: $Input:ident, $type:ty, $extent:expr, $with:ident, $stream:literal, $fill:ident,
             $(#[$switch_doc:meta])* $switch:ident: $switch_type:ty, $with_switch:ident;)* }
         strided { $($strided:tt)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         /// Everything a backend reads.
         #[derive(Clone, Debug, PartialEq)]
@@ -181,12 +183,13 @@ macro_rules! define_inputs {
             $($(#[$doc])* pub $input: Option<Vec<$type>>,)*
             /// The bias that is added to the scores.
             pub bias: Option<Bias>,
+            $($(#[$scale_doc])* pub $scale: Option<Scale>,)*
         }
 
         impl Inputs {
             /// Query, key and value, and nothing optional.
             pub const fn new(query: Tensor, key: Tensor, value: Tensor) -> Self {
-                Self { query, key, value, $($input: None,)* bias: None }
+                Self { query, key, value, $($input: None,)* bias: None, $($scale: None,)* }
             }
 
             /// The same, borrowed.
@@ -197,6 +200,7 @@ macro_rules! define_inputs {
                     value: (&self.value).into(),
                     $($input: self.$input.as_deref(),)*
                     bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
+                    $($scale: self.$scale.as_ref().map(Scale::view),)*
                 }
             }
 
@@ -209,6 +213,7 @@ macro_rules! define_inputs {
                     value: tensor(views.value),
                     $($input: views.$input.map(<[$type]>::to_vec),)*
                     bias: views.bias.map(|bias| Bias { data: bias.data.to_vec(), strides: bias.strides }),
+                    $($scale: views.$scale.map(ScaleView::to_owned_scale),)*
                 }
             }
 
@@ -218,6 +223,14 @@ macro_rules! define_inputs {
                     let mut random = SplitMix64::stream(seed, $stream);
                     let elements = Operand::$Input.elements(problem).unwrap_or(0);
                     self.$input = Some(crate::verify::random::$fill(problem, elements, &mut random));
+                })*
+            }
+
+            /// Fills every scale that the problem has from its own stream of random numbers; lengths and tables are there.
+            pub(crate) fn fill_scales(&mut self, problem: &Problem, seed: u64) {
+                $(if Operand::$Scale.is_present(problem) {
+                    let mut random = SplitMix64::stream(seed, $scale_stream);
+                    self.$scale = Some(Scale::random(Operand::$Scale, problem, &self.views(), &mut random));
                 })*
             }
         }
@@ -260,7 +273,7 @@ impl Outputs {
         let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
         let poison = f32::from_bits(DType::F32.poison() as u32);
         let rows = Operand::Lse.elements(problem).unwrap_or(0);
-        Self { output: Tensor::poisoned(problem.dtype, extent), lse: problem.lse.then(|| vec![poison; rows]) }
+        Self { output: Tensor::poisoned(problem.dtypes().output, extent), lse: problem.lse.then(|| vec![poison; rows]) }
     }
 
     /// The same, borrowed.

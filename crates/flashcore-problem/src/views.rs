@@ -1,7 +1,7 @@
 //! The numbers of a problem, borrowed: what backends read and write.
 
 use crate::expression::Tables;
-use crate::{BiasStrides, DType, Inputs, Invalid, Operand, Outputs, Problem, Tensor, TensorError};
+use crate::{BiasStrides, DType, Inputs, Invalid, Operand, Outputs, Problem, ScaleView, Tensor, TensorError};
 use half::{bf16, f16};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -72,6 +72,8 @@ macro_rules! define_input_views {
         inputs { $($(#[$doc:meta])* $input:ident: $Input:ident, $type:ty, $extent:expr, $with:ident, $stream:literal, $fill:ident,
             $(#[$switch_doc:meta])* $switch:ident: $switch_type:ty, $with_switch:ident;)* }
         strided { $($strided:tt)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         /// Everything a backend reads, borrowed. See [`Inputs`] for owned ones.
         #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,6 +88,7 @@ macro_rules! define_input_views {
             $($(#[$doc])* pub $input: Option<&'a [$type]>,)*
             /// The bias that is added to the scores.
             pub bias: Option<BiasView<'a>>,
+            $($(#[$scale_doc])* pub $scale: Option<ScaleView<'a>>,)*
         }
 
         impl<'a> InputViews<'a> {
@@ -104,13 +107,27 @@ macro_rules! define_input_views {
                 key: impl Into<TensorView<'a>>,
                 value: impl Into<TensorView<'a>>,
             ) -> Self {
-                Self { query: query.into(), key: key.into(), value: value.into(), $($input: None,)* bias: None }
+                Self {
+                    query: query.into(),
+                    key: key.into(),
+                    value: value.into(),
+                    $($input: None,)*
+                    bias: None,
+                    $($scale: None,)*
+                }
             }
 
             $(#[doc = concat!("Adds [`", stringify!($input), "`](Self::", stringify!($input), ").")]
             #[must_use]
             pub const fn $with(mut self, $input: &'a [$type]) -> Self {
                 self.$input = Some($input);
+                self
+            })*
+
+            $(#[doc = concat!("Adds [`", stringify!($scale), "`](Self::", stringify!($scale), ").")]
+            #[must_use]
+            pub const fn $with_scale(mut self, $scale: ScaleView<'a>) -> Self {
+                self.$scale = Some($scale);
                 self
             })*
 
@@ -122,6 +139,7 @@ macro_rules! define_input_views {
                     Operand::Value => Some(self.value.data),
                     $(Operand::$Input => self.$input.map(IntoBytes::as_bytes),)*
                     Operand::Bias => self.bias.map(|bias| bias.data.as_bytes()),
+                    $(Operand::$Scale => self.$scale.map(|scale| scale.data.as_bytes()),)*
                     Operand::Output | Operand::Lse => None,
                 }
             }
@@ -139,6 +157,10 @@ macro_rules! define_input_views {
                     value: tensor(Operand::Value, self.value),
                     $($input: self.$input.map(|_| vector(bytes(Operand::$Input))),)*
                     bias: self.bias.map(|bias| BiasView { data: vector(bytes(Operand::Bias)), strides: bias.strides }),
+                    $($scale: self.$scale.map(|scale| ScaleView {
+                        data: vector(bytes(Operand::$Scale)),
+                        strides: scale.strides,
+                    }),)*
                 }
             }
 
@@ -151,6 +173,18 @@ macro_rules! define_input_views {
 
             fn check_vectors(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
                 $(check_count(Operand::$Input, problem, self.$input.map(<[$type]>::len), errors);)*
+            }
+
+            /// The scales that are there.
+            fn scales(&self) -> impl Iterator<Item = (Operand, ScaleView<'a>)> {
+                [$((Operand::$Scale, self.$scale),)*].into_iter().filter_map(|(operand, scale)| Some((operand, scale?)))
+            }
+
+            fn check_scales_present(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
+                $(check_presence(Operand::$Scale, problem, self.$scale.is_some(), errors);)*
+                for (operand, scale) in self.scales() {
+                    scale.check_extent(operand, problem, errors);
+                }
             }
         }
     };
@@ -226,6 +260,7 @@ impl<'a> InputViews<'a> {
                 errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
             }
         }
+        self.check_scales_present(problem, errors);
         // A vector that the problem does not have may have any size.
         let is_unsized = |error: &TensorError| {
             matches!(
@@ -235,6 +270,12 @@ impl<'a> InputViews<'a> {
         };
         if !errors.iter().any(is_unsized) {
             self.check_sequences(problem, errors);
+        }
+        // The scales in use are those of the keys in use, which lengths and tables must have been right to tell.
+        if errors.is_empty() {
+            for (operand, scale) in self.scales() {
+                scale.check_numbers(operand, problem, self, errors);
+            }
         }
     }
 

@@ -170,6 +170,89 @@ fn largest_error_norm_and_bias_see_different_things() {
     }
 }
 
+/// Problems with key and value in FP8, under a wide query and under one in FP8.
+fn float8_problems(query_length: usize) -> impl Iterator<Item = Problem> {
+    let types = [
+        (DType::F16, DType::E4m3, None),
+        (DType::Bf16, DType::E5m2, None),
+        (DType::F32, DType::E4m3, None),
+        (DType::E4m3, DType::E4m3, Some(DType::F16)),
+        (DType::E4m3, DType::E5m2, Some(DType::Bf16)),
+    ];
+    types.into_iter().flat_map(move |(dtype, kv_dtype, out_dtype)| {
+        [97, 203].map(|length| {
+            let mut problem = Problem::new(1, 4, length, 64, dtype).with_kv_dtype(Some(kv_dtype));
+            (problem.key_heads, problem.query_length, problem.out_dtype) = (2, query_length, out_dtype);
+            (problem.mask, problem.lse) = (Mask::Causal(Alignment::BottomRight), true);
+            problem
+        })
+    })
+}
+
+#[test]
+fn correct_answers_of_8_bits_pass() {
+    for problem in float8_problems(48) {
+        let stresses = Stress::ALL.map(|stress| Inputs::stress(&problem, stress, 5));
+        for inputs in (0..3).map(|seed| Inputs::random(&problem, seed)).chain(stresses) {
+            let trial = Trial::new(&problem, inputs);
+            let verdict = trial.judge(&reference(&problem, &trial.inputs).unwrap());
+            assert!(verdict.passed(), "reference, {problem}: {verdict}");
+            for tile in [TILE, 128] {
+                let verdict = trial.flash(tile, Mistake::None);
+                assert!(verdict.passed(), "tiles of {tile}, {problem}: {verdict}");
+            }
+        }
+    }
+    for (key_length, seed) in [1, 2, 3, 5, 97].into_iter().flat_map(|length| (0..50).map(move |seed| (length, seed))) {
+        let mut problem = Problem::new(1, 1, key_length, 8, DType::E4m3).with_out_dtype(Some(DType::F16));
+        problem.query_length = 1;
+        let trial = Trial::new(&problem, Inputs::random(&problem, seed));
+        let verdict = trial.flash(TILE, Mistake::None);
+        assert!(verdict.passed(), "{problem}, seed {seed}: {verdict}");
+    }
+}
+
+#[test]
+fn every_mistake_is_caught_in_8_bits() {
+    for problem in float8_problems(40) {
+        let trial = Trial::new(&problem, Inputs::random(&problem, 11));
+        let is_float8 = problem.dtype.is_float8();
+        for mistake in Mistake::ALL {
+            let harmless = match mistake {
+                Mistake::WeightsCut => problem.dtype == DType::F32,
+                // Half a step of 16 bits is nothing beside that of weights of 8.
+                Mistake::OutputCut => problem.dtype == DType::F32 || is_float8,
+                // That is what they are.
+                Mistake::WeightsInFp8 => is_float8,
+                _ => false,
+            };
+            let verdict = trial.flash(TILE, mistake);
+            assert_eq!(verdict.passed(), harmless, "{mistake:?}, {problem}: {verdict}");
+        }
+    }
+}
+
+/// Key and value of 8 bits have the bounds of the query's type, to the same figures; all of 8 bits those of weights in
+/// e4m3.
+#[test]
+fn limits_of_8_bits_are_as_documented() {
+    for problem in float8_problems(64) {
+        let trial = Trial::new(&problem, Inputs::random(&problem, 3));
+        let limits = Limits::new(&problem, &trial.expected, &trial.yardstick);
+        let documented = match problem.dtype {
+            DType::F16 => 1e-3,
+            DType::Bf16 => 8e-3,
+            DType::F32 => 1e-6 * (problem.key_length as f64).sqrt(),
+            _ => 0.13,
+        };
+        assert!(limits.relative_l2 <= documented, "{problem}: {limits:?}");
+        assert!(limits.lse < 2.2e-5, "{problem}: {limits:?}");
+        if problem.dtype.is_float8() {
+            assert!(limits.relative_bias < 0.4 / 16.0, "{problem}: {limits:?}");
+        }
+    }
+}
+
 /// The figures in the documentation of the limits.
 #[test]
 fn limits_are_as_documented() {
@@ -180,6 +263,7 @@ fn limits_are_as_documented() {
             DType::F16 => 1e-3,
             DType::Bf16 => 8e-3,
             DType::F32 | DType::F64 => 1e-6 * (problem.key_length as f64).sqrt(),
+            DType::E4m3 | DType::E5m2 => unreachable!("not among the problems"),
         };
         assert!(limits.relative_l2 <= documented, "{problem}: {limits:?}");
         if problem.dtype != DType::F32 {

@@ -105,7 +105,7 @@ impl ContinuePlan {
         state.validate(problem)?;
         let OutputViews { output, lse: Some(lse), .. } = state else { return Ok(()) };
         let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
-        let mut part = Tensor::zeros(problem.dtype, extent);
+        let mut part = Tensor::zeros(problem.dtypes().output, extent);
         let mut part_lse = vec![f32::from_bits(UNWRITTEN); lse.len()];
         self.attention.run(inputs, OutputViews::with_lse(&mut part, &mut part_lse))?;
         // Rows that were not written are merged as empty ones into a copy, and not taken from it.
@@ -113,22 +113,24 @@ impl ContinuePlan {
         for (lse, _) in part_lse.iter_mut().zip(&is_written).filter(|(_, is_written)| !**is_written) {
             *lse = f32::NEG_INFINITY;
         }
-        let (mut merged, mut merged_lse) = (Tensor { dtype: problem.dtype, data: output.data.to_vec() }, lse.to_vec());
+        let (mut merged, mut merged_lse) =
+            (Tensor { dtype: problem.dtypes().output, data: output.data.to_vec() }, lse.to_vec());
         for group in 0..self.state.groups {
             let (first, first_lse) = (group * self.state.output_stride, group * self.state.lse_stride);
-            let first = first * problem.dtype.size_bytes();
-            let before = TensorView { dtype: problem.dtype, data: &output.data[first..] };
-            let after = TensorView { dtype: problem.dtype, data: &part.data[first..] };
+            let first = first * problem.dtypes().output.size_bytes();
+            let before = TensorView { dtype: problem.dtypes().output, data: &output.data[first..] };
+            let after = TensorView { dtype: problem.dtypes().output, data: &part.data[first..] };
             let parts = [MergePart::new(before, &lse[first_lse..]), MergePart::new(after, &part_lse[first_lse..])];
-            let output = TensorViewMut { dtype: problem.dtype, data: &mut merged.data[first..] };
+            let output = TensorViewMut { dtype: problem.dtypes().output, data: &mut merged.data[first..] };
             let lse = Some(&mut merged_lse[first_lse..]);
             self.merge.run(&MergeInputs { parts: &parts }, MergeOutputs { output, lse })?;
         }
         let (shape, strides) = (problem.output_shape(), problem.strides().output);
-        let row_bytes = shape.columns * problem.dtype.size_bytes();
+        let row_bytes = shape.columns * problem.dtypes().output.size_bytes();
         for (row, _) in is_written.iter().enumerate().filter(|(_, is_written)| **is_written) {
             let (head, in_head) = (row / shape.rows, row % shape.rows);
-            let start = strides.row_start(head / shape.heads, head % shape.heads, in_head) * problem.dtype.size_bytes();
+            let start = strides.row_start(head / shape.heads, head % shape.heads, in_head)
+                * problem.dtypes().output.size_bytes();
             output.data[start..start + row_bytes].copy_from_slice(&merged.data[start..start + row_bytes]);
             lse[row] = merged_lse[row];
         }

@@ -138,6 +138,8 @@ macro_rules! define_typed_tensors {
             $stream:literal, $fill:ident,
             $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
         strided { $($strided:tt)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         /// Buffers of the operands of a problem, borrowed for a [`launch`]. The elements lie where the problem's
         /// [strides](Problem::strides) say, from the first one of each buffer.
@@ -204,6 +206,8 @@ macro_rules! define_typed_tensors {
                     $(self.$output.as_mut().map(|buffer| buffer as _),)*
                     $(self.$input.as_mut().map(|buffer| buffer as _),)*
                     self.bias.as_mut().map(|buffer| buffer as _),
+                    // No plan is made for a problem with scales.
+                    $({ let _ = Operand::$Scale; None },)*
                 ]
             }
         }
@@ -312,7 +316,7 @@ mod tests {
     use flashcore_problem::PagedKv;
 
     /// Elements of the operands of the problem in `checked`, in the order of the table.
-    const ELEMENTS: [usize; Operand::COUNT] = [960, 480, 480, 960, 60, 3, 3, 2, 2, 2, 2, 12, 6, 6, 7, 9, 150];
+    const ELEMENTS: [usize; Operand::PARAMETERS] = [960, 480, 480, 960, 60, 3, 3, 2, 2, 2, 2, 12, 6, 6, 7, 9, 150];
     const STRIDES: BiasStrides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };
 
     /// A problem with every operand, and the bytes of each.
@@ -324,11 +328,9 @@ mod tests {
         (problem.total_q, problem.total_k, problem.kv_batch) = (Some(10), Some(10), Some(4));
         (problem.seqused_q, problem.leftpad_k) = (true, true);
         problem.paged = Some(PagedKv::new(5, 2, 3));
-        let mut index = 0;
-        let mut bytes = ELEMENTS.map(|elements| {
-            index += 1;
-            Some(elements * Operand::ALL[index - 1].element_bytes(&problem))
-        });
+        // There are no scales.
+        let mut bytes: [Option<usize>; Operand::COUNT] =
+            std::array::from_fn(|index| Some(ELEMENTS.get(index)? * Operand::ALL[index].element_bytes(&problem)));
         change(&mut problem, &mut bytes);
         match check(&problem, STRIDES, dtype, &bytes) {
             Ok(()) => Vec::new(),
@@ -348,7 +350,7 @@ mod tests {
     /// One element less, of each operand in turn, is an error of that operand.
     #[test]
     fn short_buffers_are_errors() {
-        for (index, &operand) in Operand::ALL.iter().enumerate() {
+        for (index, &operand) in Operand::ALL[..Operand::PARAMETERS].iter().enumerate() {
             let (tensor, needed) = (operand.name(), ELEMENTS[index]);
             let errors = checked(Some(DType::F16), |_, bytes| bytes[index] = bytes[index].map(|bytes| bytes - 1));
             assert_eq!(errors, [TensorError::TooShort { tensor, actual: needed - 1, needed }]);

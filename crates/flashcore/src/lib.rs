@@ -170,7 +170,8 @@
 //! # What is not here
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no [`MaskMod`] with packed or paged
-//! sequences on GPUs, an append inside of the attention kernel only for few new keys (a [`KvCachePlan`] launches two kernels elsewhere), no FP8, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
+//! sequences on GPUs, an append inside of the attention kernel only for few new keys (a [`KvCachePlan`] launches two
+//! kernels elsewhere), no FP8 on GPUs, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
 //!
 //! # Trust
 //!
@@ -246,9 +247,10 @@ pub use flashcore_problem::expression;
 #[doc(hidden)]
 pub use flashcore_problem::operands;
 pub use flashcore_problem::{
-    Alignment, Bias, BiasStrides, BiasView, DType, HostElement, InputViews, Invalid, Layout, Mask, MaskMod, Operand,
-    OutputViews, PagedKv, Paging, ParseDTypeError, Problem, ProblemBuilder, ProblemError, ScoreMod, Sequence, Shape,
-    Strides, Tensor, TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
+    Alignment, Bias, BiasStrides, BiasView, DType, DTypes, HostElement, InputViews, Invalid, Layout, Mask, MaskMod,
+    Operand, OutputViews, PagedKv, Paging, ParseDTypeError, ParseDTypesError, Problem, ProblemBuilder, ProblemError,
+    Scale, ScaleStrides, ScaleView, ScoreMod, Sequence, Shape, Strides, Tensor, TensorError, TensorStrides, TensorView,
+    TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
     AppendInputs, AppendOutputs, AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase,

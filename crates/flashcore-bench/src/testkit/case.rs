@@ -97,7 +97,7 @@ impl Case {
             Backend::Sim(config) => format!("sim --kernel {config}"),
             Backend::Cuda(config) => format!("cuda --kernel {config}"),
         };
-        let (shape, dtype, mask) = (shape_text(problem), problem.dtype, mask_text(problem.mask));
+        let (shape, dtype, mask) = (shape_text(problem), dtype_options(problem), mask_text(problem.mask));
         let lse = match (problem.lse, problem.lse_form.base) {
             (false, _) => "",
             (true, LseBase::Natural) => " --lse",
@@ -114,7 +114,7 @@ impl Case {
             Layout::Strided(_) => " --layout strided",
         };
         format!(
-            "flashcore verify --backend {backend} --shape {shape} --dtype {dtype} --mask {mask} --seed {seed}{lse}{layout}{stress}"
+            "flashcore verify --backend {backend} --shape {shape} {dtype} --mask {mask} --seed {seed}{lse}{layout}{stress}"
         )
     }
 }
@@ -123,7 +123,7 @@ impl fmt::Display for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { problem, seed, backend, .. } = self;
         let mask = mask_text(problem.mask);
-        write!(formatter, "{backend} {} {} {mask} seed {seed}", shape_text(problem), problem.dtype)?;
+        write!(formatter, "{backend} {} {} {mask} seed {seed}", shape_text(problem), problem.dtypes())?;
         match self.numbers {
             Numbers::Normal => {}
             Numbers::Stress(stress) => write!(formatter, " {}", stress_name(stress))?,
@@ -144,7 +144,9 @@ impl fmt::Display for Case {
         ];
         let optional = optional.into_iter().filter(|(present, _)| *present).map(|(_, name)| name);
         let others = other_operands().filter(|operand| operand.is_present(problem)).map(Operand::feature);
-        optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))?;
+        let scales = Operand::ALL.iter().filter(|operand| operand.is_scale() && operand.is_present(problem));
+        let scales = scales.map(|operand| operand.name());
+        optional.chain(others).chain(scales).try_for_each(|name| write!(formatter, " {name}"))?;
         LseForm::of(problem).features().try_for_each(|name| write!(formatter, " {name}"))?;
         if problem.is_ragged() && problem.layout == Layout::Bshd {
             formatter.write_str(" bshd")?;
@@ -170,7 +172,24 @@ pub(crate) fn other_operands() -> impl Iterator<Item = Operand> {
         |operand: &Operand| matches!(operand, Lse | SequsedK | AlibiSlopes | Sinks | AuxF32 | AuxI32 | Bias);
     let is_of_sequences =
         |operand: &Operand| matches!(operand, CuSeqlensQ | CuSeqlensK | SequsedQ | LeftpadK | KvBatchIdx | PageTable);
-    Operand::optional().filter(move |operand| !has_numbers(operand) && !is_of_sequences(operand))
+    // Scales belong to types of 8 bits, which have features of their own.
+    let is_other = move |operand: &Operand| !has_numbers(operand) && !is_of_sequences(operand) && !operand.is_scale();
+    Operand::optional().filter(is_other)
+}
+
+/// The options that give a problem its element types and scales.
+fn dtype_options(problem: &Problem) -> String {
+    let mut options = format!("--dtype {}", problem.dtype);
+    if let Some(dtype) = problem.kv_dtype {
+        options += &format!(" --kv-dtype {dtype}");
+    }
+    if let Some(dtype) = problem.out_dtype {
+        options += &format!(" --out-dtype {dtype}");
+    }
+    if Operand::ALL.iter().any(|operand| operand.is_scale() && operand.is_present(problem)) {
+        options += " --scales";
+    }
+    options
 }
 
 /// The name of a kind of inputs on the command line.

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-use flashcore_problem::{Problem, ProblemError, Shape, Strides};
+use flashcore_problem::{DType, Problem, ProblemError, Shape, Strides};
 
 /// More memory than there is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -96,16 +96,17 @@ pub fn require_judging(problem: &Problem, repeats: usize) -> Result<(), Impossib
 
 /// Bytes of the outputs of a problem.
 pub fn output_bytes(problem: &Problem) -> Option<u64> {
-    let output = tensor_bytes(problem, problem.output_shape(), problem.strides().output)?;
+    let output = tensor_bytes(problem.dtypes().output, problem.output_shape(), problem.strides().output)?;
     let rows = if problem.lse { output_rows(problem)? } else { 0 };
     output.checked_add(rows.checked_mul(4)?)
 }
 
 fn input_bytes(problem: &Problem) -> Option<u64> {
     let strides = problem.strides();
-    let query = tensor_bytes(problem, problem.query_shape(), strides.query)?;
-    let key = tensor_bytes(problem, problem.key_shape(), strides.key)?;
-    let value = tensor_bytes(problem, problem.value_shape(), strides.value)?;
+    let types = problem.dtypes();
+    let query = tensor_bytes(types.query, problem.query_shape(), strides.query)?;
+    let key = tensor_bytes(types.key_value, problem.key_shape(), strides.key)?;
+    let value = tensor_bytes(types.key_value, problem.value_shape(), strides.value)?;
     let bias = if problem.bias {
         let scores = (problem.query_length as u64).checked_mul(problem.key_length as u64)?;
         scores.checked_mul(problem.query_heads as u64)?.checked_mul(4)?
@@ -137,8 +138,8 @@ fn output_rows(problem: &Problem) -> Option<u64> {
     Some(Shape { columns: 1, ..problem.output_shape() }.elements()? as u64)
 }
 
-fn tensor_bytes(problem: &Problem, shape: Shape, strides: Strides) -> Option<u64> {
-    (strides.extent(shape)? as u64).checked_mul(problem.dtype.size_bytes() as u64)
+fn tensor_bytes(dtype: DType, shape: Shape, strides: Strides) -> Option<u64> {
+    (strides.extent(shape)? as u64).checked_mul(dtype.size_bytes() as u64)
 }
 
 /// Reads a file, if it fits the memory.
@@ -204,7 +205,6 @@ fn of_group(most: &str, used: &str, stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::DType;
 
     #[test]
     fn what_is_available_is_read_from_the_system() {

@@ -79,6 +79,7 @@ impl Planted {
 
     /// Changes inputs that hold normal numbers.
     fn plant(self, problem: &Problem, inputs: &mut Inputs, random: &mut SplitMix64) {
+        let types = problem.dtypes();
         let strides = problem.strides();
         let (query, key, value) = (
             (problem.query_shape(), strides.query),
@@ -105,14 +106,14 @@ impl Planted {
                     *sink = extreme;
                 }
             }
-            Self::SubnormalValues => scale(&mut inputs.value, value, smallest_normal(problem.dtype) / 8.0),
+            Self::SubnormalValues => scale(&mut inputs.value, value, smallest_normal(types.key_value) / 8.0),
             Self::SubnormalQueries => {
-                let factor = smallest_normal(problem.dtype) / 8.0;
+                let factor = smallest_normal(types.query) / 8.0;
                 scale(&mut inputs.query, query, factor);
                 scale(&mut inputs.key, key, 0.25 / factor);
             }
             Self::LargeMagnitudes => {
-                let (factor, largest) = large(problem.dtype);
+                let (factor, largest) = (large(types.query).0.min(large(types.key_value).0), large(types.key_value).1);
                 scale(&mut inputs.query, query, factor);
                 scale(&mut inputs.key, key, 1.0 / factor);
                 scale(&mut inputs.value, value, largest);
@@ -255,6 +256,8 @@ fn smallest_normal(dtype: DType) -> f64 {
         DType::F16 => 2.0_f64.powi(-14),
         DType::Bf16 | DType::F32 => f64::from(f32::MIN_POSITIVE),
         DType::F64 => f64::MIN_POSITIVE,
+        DType::E4m3 => 2.0_f64.powi(-6),
+        DType::E5m2 => 2.0_f64.powi(-14),
     }
 }
 
@@ -265,6 +268,9 @@ fn large(dtype: DType) -> (f64, f64) {
         DType::F16 => (256.0, 8192.0),
         DType::Bf16 | DType::F32 => (1e15, 1e33),
         DType::F64 => (1e100, 1e150),
+        // Beyond these, numbers would saturate or vanish.
+        DType::E4m3 => (4.0, 64.0),
+        DType::E5m2 => (64.0, 4096.0),
     }
 }
 

@@ -104,7 +104,7 @@ impl Kind {
                 right: true,
                 softcap: true,
                 operands: Operand::optional()
-                    .filter(|operand| !matches!(operand, Operand::AuxF32 | Operand::AuxI32))
+                    .filter(|operand| !matches!(operand, Operand::AuxF32 | Operand::AuxI32) && !operand.is_scale())
                     // A problem has some of those of sequences at most.
                     .filter(|operand| {
                         use Operand::{CuSeqlensK, CuSeqlensQ, KvBatchIdx, LeftpadK, PageTable, SequsedQ};

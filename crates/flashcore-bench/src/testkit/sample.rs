@@ -53,7 +53,7 @@ fn can_be_sampled(problem: &Problem) -> bool {
         Mask::Causal(Alignment::TopLeft) => problem.query_length == problem.key_length,
         Mask::Window { .. } => false,
     };
-    problem.layout == Layout::Bhsd && plain && mask
+    problem.layout == Layout::Bhsd && problem.dtypes().are_same() && plain && mask
 }
 
 /// The last query rows of one head.

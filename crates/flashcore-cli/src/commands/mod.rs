@@ -29,14 +29,20 @@ use flashcore_bench::testkit::memory::{Impossible, require_tensors};
 use flashcore_bench::testkit::{ShapeError, parse_mask, parse_shape};
 use flashcore_bench::util::nearest::nearest;
 use flashcore_kernels::{Config, UnknownConfig};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, DTypes, Problem};
 
 use crate::Failure;
 
 /// The problem of a shape, a type and a mask, or what is wrong with it.
 fn problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
+    problem_of_types(shape, DTypes { query: dtype, key_value: dtype, output: dtype }, mask)
+}
+
+/// [`problem`] with types of key and value and of the output.
+fn problem_of_types(shape: &str, types: DTypes, mask: &str) -> Result<Problem, Failure> {
     let usage = |error: ShapeError| Failure::Usage(error.to_string());
-    let problem = parse_shape(shape, dtype).map_err(usage)?.with_mask(parse_mask(mask).map_err(usage)?);
+    let problem = parse_shape(shape, types.query).map_err(usage)?.with_dtypes(types);
+    let problem = problem.with_mask(parse_mask(mask).map_err(usage)?);
     valid(&problem)?;
     Ok(problem)
 }

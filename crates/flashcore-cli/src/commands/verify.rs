@@ -16,7 +16,7 @@ use flashcore_bench::testkit::verify::NoVerdict;
 use flashcore_bench::testkit::{Backend, Case};
 use flashcore_cpu::{Level, LevelError};
 use flashcore_kernels::Config;
-use flashcore_problem::{DType, Layout, LseBase, Stress};
+use flashcore_problem::{DType, DTypes, Layout, LseBase, Stress};
 use rayon::prelude::*;
 
 use super::origin::write_record;
@@ -33,7 +33,7 @@ use crate::{Ending, Failure, interrupt};
 /// access one byte out of bounds ends the command with a segmentation fault that says which tensor was left.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128 --dtype bf16 --kv-dtype e4m3 --scales\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// The backend that computes
@@ -71,6 +71,15 @@ pub(crate) struct Verify {
     /// The element type of the case
     #[arg(long, default_value_t = DType::F16, requires = "shape")]
     dtype: DType,
+    /// The element type of key and value of the case, e4m3 or e5m2: a KV cache in FP8, on the CPU [default: --dtype]
+    #[arg(long, value_name = "DTYPE", requires = "shape")]
+    kv_dtype: Option<DType>,
+    /// The element type of the output of the case, f16 or bf16 where --dtype is e4m3 [default: --dtype]
+    #[arg(long, value_name = "DTYPE", requires = "shape")]
+    out_dtype: Option<DType>,
+    /// Scales for the tensors of the case that are of 8 bits, per tensor, head, sequence or token as the seed says
+    #[arg(long, requires = "shape")]
+    scales: bool,
     /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full", requires = "shape")]
     mask: String,
@@ -444,7 +453,12 @@ impl Verify {
                 SuiteName::Full => suites::full(runner),
             });
         };
-        let mut problem = super::problem(shape, self.dtype, &self.mask)?;
+        let mut problem = super::problem_of_types(shape, self.dtypes(), &self.mask)?;
+        if self.scales {
+            let types = problem.dtypes();
+            problem.q_scale = types.query.is_float8();
+            (problem.k_scale, problem.v_scale) = (types.key_value.is_float8(), types.key_value.is_float8());
+        }
         problem.lse = self.lse;
         problem.lse_form.base = if self.lse_base2 { LseBase::Two } else { LseBase::Natural };
         problem.layout = match self.layout {
@@ -459,6 +473,14 @@ impl Verify {
             BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(Config::ampere)),
         };
         Ok(vec![Case { numbers: self.stress.map(Stress::from).into(), ..Case::new(problem, self.seed, backend) }])
+    }
+}
+
+impl Verify {
+    /// The element types of the case.
+    fn dtypes(&self) -> DTypes {
+        let [key_value, output] = [self.kv_dtype, self.out_dtype].map(|dtype| dtype.unwrap_or(self.dtype));
+        DTypes { query: self.dtype, key_value, output }
     }
 }
 

@@ -37,6 +37,8 @@ fn file_dtype(dtype: DType) -> Dtype {
         DType::Bf16 => Dtype::BF16,
         DType::F32 => Dtype::F32,
         DType::F64 => Dtype::F64,
+        DType::E4m3 => Dtype::F8_E4M3,
+        DType::E5m2 => Dtype::F8_E5M2,
     }
 }
 

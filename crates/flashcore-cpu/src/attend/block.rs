@@ -141,7 +141,7 @@ impl Block {
         let (first_key, lanes) = (self.first_key, self.lanes);
         let scores = &mut scores[..self.keys.len() * lanes];
         let places = rows.clone().map(|row| group.place(row));
-        if let Some(terms) = group.scoring.lane_terms(first_key, places) {
+        if let Some(terms) = group.scoring.lane_terms(first_key..self.any.end, places) {
             kernel.modify_scores(group.scoring.modifiers(&terms, 0, scores, lanes));
         }
         score_mod::apply(group, rows, first_key, scores, lanes);
@@ -246,7 +246,9 @@ fn accumulate_attended<K: Microkernel>(
         }
     }
     for (key, weights) in (block.first_key..block.any.end).zip(scratch.scores.chunks_exact(lanes)) {
+        let scale = group.scoring.scales.of_value(key).map(|scale| K::Real::from_f64(f64::from(scale)));
         convert::for_each(group.value.dtype(), group.value.row(key), |column, element: K::Real| {
+            let element = scale.map_or(element, |scale| element * scale);
             let sums = &mut output[column * lanes..];
             for ((sum, &weight), row) in sums.iter_mut().zip(weights).zip(panel.rows.clone()) {
                 if group.attended(row).contains(&key) && score_mod::takes_part(group, row, key) {

@@ -263,7 +263,10 @@ impl<'a, K: Microkernel> PackedTiles<'a, K> {
                 kernel.pack_keys(group.key, keys.clone(), key);
             }
             if K::in_place(group.value, keys.clone()).is_none() {
-                kernel.pack_values(group.value, keys, value);
+                kernel.pack_values(group.value, keys.clone(), value);
+                if let Some(scales) = group.scoring.scales.of_values(keys.clone()) {
+                    kernel.scale_values(value, group.problem.value_dim, &scales[..keys.len()]);
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Such a problem is as fast as memory is. Vectors go along the columns of keys and values, all query rows that attend
 //! the same keys share the loads, and a key that a row does not attend is not touched for it.
 
+use crate::attend::blocked::MAX_KV_TILE;
 use crate::attend::group::Group;
 use crate::attend::scoring::Scoring;
 use crate::driver::scratch::{Arena, arena_bytes};
@@ -35,6 +36,8 @@ pub(crate) struct DecodeTile<'a, R> {
     pub(crate) factor: R,
     /// Score modifiers, if products are not scores already.
     pub(crate) modifiers: Option<&'a RowModifiers<'a, R>>,
+    /// Scales of the values, if they have any: of each key, 1 past the last.
+    pub(crate) value_scales: Option<&'a [R; MAX_KV_TILE]>,
     /// Scratch for [`KV_TILE`] scores of each row.
     pub(crate) scores: &'a mut [R],
     /// Row max of each row.
@@ -94,8 +97,9 @@ pub(crate) fn attend_rows<K: Microkernel>(
             let same = row..row + same.count();
             if !attended.is_empty() {
                 let places = same.clone().map(|row| group.place(row));
-                let terms = group.scoring.lane_terms::<K::Real>(attended.start, places);
+                let terms = group.scoring.lane_terms::<K::Real>(attended.clone(), places);
                 let modifiers = terms.map(|terms| RowModifiers { scoring: &group.scoring, terms });
+                let value_scales = group.scoring.scales.of_values(attended.clone());
                 kernel.decode_tile(DecodeTile {
                     key: group.key,
                     value: group.value,
@@ -104,6 +108,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
                     query: &query[same.start * head_dim..],
                     factor: K::Real::from_f64(group.scoring.factor()),
                     modifiers: modifiers.as_ref(),
+                    value_scales: value_scales.as_ref(),
                     scores,
                     row_max: &mut row_max[same.clone()],
                     row_sum: &mut row_sum[same.clone()],

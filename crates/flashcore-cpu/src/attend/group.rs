@@ -1,5 +1,6 @@
 //! A GQA group: the query rows of all query heads that read one key head of one sequence, packed together (`pack_gqa`).
 
+use crate::attend::scales::GroupScales;
 use crate::attend::scoring::Scoring;
 use crate::microkernel::head::Head;
 use flashcore_problem::{InputViews, Problem, Sequence};
@@ -37,7 +38,7 @@ impl<'a> Group<'a> {
             query: Head::of_queries(inputs.query, (query, strides.query), &sequence, key_head * heads, heads),
             key: of_keys(inputs.key, (key, strides.key)),
             value: of_keys(inputs.value, (value, strides.value)),
-            scoring: Scoring::new(problem, inputs, &sequence),
+            scoring: Scoring::new(problem, inputs, &sequence, GroupScales::new(problem, inputs, sequence, key_head)),
         }
     }
 

@@ -1,16 +1,19 @@
 //! Scores in base 2: scale, softcap, `ALiBi`, bias and sinks of a problem.
 
-use crate::attend::blocked::MAX_LANES;
+use crate::attend::blocked::{MAX_KV_TILE, MAX_LANES};
+use crate::attend::scales::{self, GroupScales};
 use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
 use crate::simd::real::Real;
 use flashcore_problem::expression::Tables;
 use flashcore_problem::{InputViews, Operand, Problem, Sequence};
 use std::f64::consts::LOG2_E;
+use std::ops::Range;
 
 /// True if products times a factor are scores already.
 pub(crate) fn is_plain(problem: &Problem, inputs: &InputViews<'_>) -> bool {
-    let has_terms = Operand::optional().any(|operand| operand.is_score_term() && inputs.bytes(operand).is_some());
-    problem.softcap.is_none() && !has_terms && problem.score_mod.is_none()
+    let is_term = |operand: Operand| operand.is_score_term() && !operand.is_scale();
+    let has_terms = Operand::optional().any(|operand| is_term(operand) && inputs.bytes(operand).is_some());
+    problem.softcap.is_none() && !has_terms && problem.score_mod.is_none() && !scales::differ(problem, inputs)
 }
 
 /// Turns the products of one sequence into scores.
@@ -24,6 +27,7 @@ pub(crate) struct Scoring<'a> {
     /// Index of the sequence in the batch.
     sequence: usize,
     position_offset: isize,
+    pub(crate) scales: GroupScales<'a>,
 }
 
 /// Score terms of the rows of some lanes, of a problem where products are not scores already.
@@ -31,11 +35,19 @@ pub(crate) struct LaneTerms<R> {
     slopes: [R; MAX_LANES],
     positions: [R; MAX_LANES],
     bias_starts: [usize; MAX_LANES],
+    /// Scales of the query rows and of the keys, where they differ.
+    row_scales: Option<[R; MAX_LANES]>,
+    key_scales: Option<[R; MAX_KV_TILE]>,
 }
 
 impl<'a> Scoring<'a> {
-    pub(crate) fn new(problem: &'a Problem, inputs: &'a InputViews<'a>, sequence: &Sequence<'_>) -> Self {
-        Self { problem, inputs, sequence: sequence.index, position_offset: sequence.position_offset(problem) }
+    pub(crate) fn new(
+        problem: &'a Problem,
+        inputs: &'a InputViews<'a>,
+        sequence: &Sequence<'_>,
+        scales: GroupScales<'a>,
+    ) -> Self {
+        Self { problem, inputs, sequence: sequence.index, position_offset: sequence.position_offset(problem), scales }
     }
 
     /// True if products times the [`factor`](Self::factor) are scores already.
@@ -50,7 +62,7 @@ impl<'a> Scoring<'a> {
 
     /// Factor of the products, before everything else.
     pub(crate) fn factor(&self) -> f64 {
-        let scale = self.problem.scale;
+        let scale = self.problem.scale * self.scales.factor;
         match self.problem.softcap {
             Some(softcap) => scale / f64::from(softcap),
             None if self.is_plain() => scale * LOG2_E,
@@ -58,27 +70,32 @@ impl<'a> Scoring<'a> {
         }
     }
 
-    /// Score terms of each lane, given its query head and row, for keys from `first_key` on. `None` if products are scores
-    /// already.
+    /// Score terms of each lane, given its query head and row, for some keys. `None` if products are scores already.
     pub(crate) fn lane_terms<R: Real>(
         &self,
-        first_key: usize,
+        keys: Range<usize>,
         places: impl Iterator<Item = (usize, usize)>,
     ) -> Option<LaneTerms<R>> {
         if self.is_plain() {
             return None;
         }
+        let (first_key, row_differs) = (keys.start, self.scales.rows_differ());
         let mut terms = LaneTerms {
             slopes: [R::ZERO; MAX_LANES],
             positions: [R::ZERO; MAX_LANES],
             // Lanes without a row read the term of the first row, and the result is never looked at.
             bias_starts: [usize::MAX; MAX_LANES],
+            row_scales: row_differs.then_some([R::ONE; MAX_LANES]),
+            key_scales: self.scales.of_keys(keys),
         };
         for (lane, (head, row)) in places.enumerate() {
             let position = row as isize + self.position_offset - first_key as isize;
             terms.positions[lane] = R::from_f64(position as f64);
             if let Some(slopes) = self.inputs.alibi_slopes {
                 terms.slopes[lane] = R::from_f64(f64::from(slopes[head]));
+            }
+            if let Some(scales) = &mut terms.row_scales {
+                scales[lane] = R::from_f64(f64::from(self.scales.of_query(self.problem, head, row)));
             }
             if let Some(bias) = &self.inputs.bias {
                 terms.bias_starts[lane] = bias.strides.index(self.sequence, head, row, first_key);
@@ -108,6 +125,8 @@ impl<'a> Scoring<'a> {
         ScoreModifiers {
             scores,
             lanes,
+            row_scales: terms.row_scales.as_ref().map(|scales| &scales[lane..]),
+            key_scales: terms.key_scales.as_ref().map(|scales| &scales[..]),
             softcap: self.problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))),
             alibi: self.inputs.alibi_slopes.map(|_| alibi),
             bias,

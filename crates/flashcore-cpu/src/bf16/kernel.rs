@@ -103,6 +103,10 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
         unsafe { pack::pack_values(value, keys, packed) }
     }
 
+    fn scale_values(&self, _packed: &mut [u32], _columns: usize, _scales: &[f32]) {
+        unreachable!("values of 8 bits are computed in f32")
+    }
+
     fn qk_product(&self, args: QkArgs<'_, Self>) {
         let slabs = pack::slabs(args.head_dim);
         let slab_size = args.key.len() / slabs;

@@ -149,7 +149,7 @@ impl<K: Microkernel> Call<'_, K> {
                 }
             }
         };
-        let dtype = self.problem.dtype;
+        let dtype = self.problem.dtypes().output;
         if dtype == K::Real::DTYPE
             && let Ok(rows) = <[K::Real]>::mut_from_bytes(bytes)
         {
@@ -190,7 +190,7 @@ impl<K: Microkernel> Call<'_, K> {
         // SAFETY: each row is finished once, and sequences do not overlap.
         let (bytes, lse) = unsafe { self.outputs.row(batch, head, row) };
         if let Some(finished) = &finished {
-            self.kernel.store(self.problem.dtype, values, finished.factor, bytes);
+            self.kernel.store(self.problem.dtypes().output, values, finished.factor, bytes);
         } else {
             bytes.fill(0);
         }

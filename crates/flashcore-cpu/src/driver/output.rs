@@ -49,7 +49,7 @@ pub(crate) struct OutputRows<'a> {
 impl<'a> OutputRows<'a> {
     /// From outputs that have been validated.
     pub(crate) fn new(problem: &Problem, outputs: OutputViews<'a>) -> Self {
-        let (shape, element_bytes) = (problem.output_shape(), problem.dtype.size_bytes());
+        let (shape, element_bytes) = (problem.output_shape(), problem.dtypes().output.size_bytes());
         Self {
             output: Disjoint::new(outputs.output.data),
             lse: outputs.lse.map(Disjoint::new),

@@ -60,6 +60,8 @@ unsafe fn attend_rows<V: Vector, A: Addresses>(
             DType::Bf16 => attend_typed::<V, A>(DType::Bf16, tile, key, value, following),
             DType::F32 => attend_typed::<V, A>(DType::F32, tile, key, value, following),
             DType::F64 => attend_typed::<V, A>(DType::F64, tile, key, value, following),
+            DType::E4m3 => attend_typed::<V, A>(DType::E4m3, tile, key, value, following),
+            DType::E5m2 => attend_typed::<V, A>(DType::E5m2, tile, key, value, following),
         }
     }
 }
@@ -108,6 +110,11 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
                 modify_row::<V>(modifiers.of_row(row, scores), count);
             }
             *row_scale = online_softmax::<V>(scores, count, &mut tile.row_max[row], &mut tile.row_sum[row]);
+            if let Some(scales) = tile.value_scales {
+                for (place, scale) in scores.chunks_exact_mut(V::LANES).zip(scales.chunks_exact(V::LANES)) {
+                    V::load(place.as_ptr()).mul(V::load(scale.as_ptr())).store(place.as_mut_ptr());
+                }
+            }
         }
     }
     let mut row = 0;

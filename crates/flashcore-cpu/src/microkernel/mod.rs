@@ -111,6 +111,9 @@ pub(crate) trait Microkernel: Sync {
     /// Packs the values of `keys`. The padding that an odd key is paired with must not be a NaN that an earlier tile left.
     fn pack_values(&self, value: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]);
 
+    /// Multiplies the rows of packed values, of so many columns, by a scale each. Only values of 8 bits have scales.
+    fn scale_values(&self, packed: &mut [Self::Packed], columns: usize, scales: &[Self::Real]);
+
     /// Computes scores, the products of keys and queries.
     fn qk_product(&self, args: QkArgs<'_, Self>);
 

@@ -103,3 +103,11 @@ pub(crate) unsafe fn pack_rows<V: Vector>(head: Head<'_>, rows: Range<usize>, pa
         convert::load(dtype, &bytes[whole * size..], &mut packed[whole..]);
     }
 }
+
+/// Multiplies packed rows of so many columns by a scale each. Inlined into functions with vector instructions.
+#[inline(always)]
+pub(crate) fn scale_rows<R: Real>(packed: &mut [R], columns: usize, scales: &[R]) {
+    for (row, &scale) in packed.chunks_exact_mut(columns).zip(scales) {
+        row.iter_mut().for_each(|element| *element *= scale);
+    }
+}

@@ -1,4 +1,4 @@
-//! Score modifiers: softcap, `ALiBi` and bias on vectors of scores.
+//! Score modifiers: scales of 8-bit tensors, softcap, `ALiBi` and bias on vectors of scores.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -11,6 +11,10 @@ pub(crate) struct ScoreModifiers<'a, R> {
     pub(crate) scores: &'a mut [R],
     /// A multiple of the lanes of a vector.
     pub(crate) lanes: usize,
+    /// Scales of the query row of each lane, which come first.
+    pub(crate) row_scales: Option<&'a [R]>,
+    /// Scales of each key, padded to whole vectors.
+    pub(crate) key_scales: Option<&'a [R]>,
     pub(crate) softcap: Option<R>,
     pub(crate) alibi: Option<Alibi<'a, R>>,
     pub(crate) bias: Option<BiasRows<'a>>,
@@ -51,7 +55,7 @@ impl BiasRows<'_> {
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::Real>) {
-    let ScoreModifiers { scores, lanes, softcap, alibi, bias, base } = modifiers;
+    let ScoreModifiers { scores, lanes, row_scales, key_scales, softcap, alibi, bias, base } = modifiers;
     assert!(lanes.is_multiple_of(V::LANES) && scores.len().is_multiple_of(lanes), "scores of half a vector");
     let keys = scores.len() / lanes;
     for lane in (0..lanes).step_by(V::LANES) {
@@ -74,6 +78,12 @@ pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::R
                 unsafe {
                     let place = scores[(first_key + key) * lanes + lane..][..V::LANES].as_mut_ptr();
                     let mut score = V::load(place);
+                    if let Some(scales) = row_scales {
+                        score = score.mul(V::load(scales[lane..][..V::LANES].as_ptr()));
+                    }
+                    if let Some(scales) = key_scales {
+                        score = score.mul(V::splat(scales[first_key + key]));
+                    }
                     if let Some(softcap) = softcap {
                         score = score.tanh().mul(V::splat(softcap));
                     }
@@ -103,13 +113,19 @@ const SQUARE: usize = MAX_LANES * MAX_LANES;
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn modify_row<V: Vector>(modifiers: ScoreModifiers<'_, V::Real>, keys: usize) {
-    let ScoreModifiers { scores, lanes: _, softcap, alibi, bias, base } = modifiers;
+    let ScoreModifiers { scores, lanes: _, row_scales, key_scales, softcap, alibi, bias, base } = modifiers;
     let counting: [V::Real; MAX_LANES] = std::array::from_fn(|lane| V::Real::from_f64(lane as f64));
     for first_key in (0..keys).step_by(V::LANES) {
         // SAFETY: the scores are whole vectors, and so are the arrays.
         unsafe {
             let place = scores[first_key..][..V::LANES].as_mut_ptr();
             let mut score = V::load(place);
+            if let Some(scales) = row_scales {
+                score = score.mul(V::splat(scales[0]));
+            }
+            if let Some(scales) = key_scales {
+                score = score.mul(V::load(scales[first_key..][..V::LANES].as_ptr()));
+            }
             if let Some(softcap) = softcap {
                 score = score.tanh().mul(V::splat(softcap));
             }

@@ -461,6 +461,8 @@ fn tangents<K: Microkernel<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64>
     let mut scores = numbers.to_vec();
     scores.resize(numbers.len().next_multiple_of(lanes), 0.0);
     kernel.modify_scores(ScoreModifiers {
+        row_scales: None,
+        key_scales: None,
         scores: &mut scores,
         lanes,
         softcap: Some(1.0),
@@ -502,4 +504,32 @@ fn tangents_are_as_exact_as_stated() {
 #[test]
 fn sizes_are_padded() {
     assert_eq!([0, 1, 8, 9].map(|size| padded(size, 8)), [0, 8, 8, 16]);
+}
+
+/// Every code of 8 bits, in whole vectors and in the rest of a row.
+fn check_codes<K: Microkernel<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
+    for dtype in DType::FLOAT8 {
+        let data: Vec<u8> = (0..=u8::MAX).chain(0..=u8::MAX).collect();
+        for (rows, columns) in [(1, 512), (7, 73), (102, 5)] {
+            let shape = Shape { batch: 1, heads: 1, rows, columns };
+            let tensor = (Tensor { dtype, data: data.clone() }, shape);
+            let mut packed = vec![0.0; K::key_size(columns, rows)];
+            kernel.pack_keys(head(&tensor), 0..rows, &mut packed);
+            for (code, &found) in data.iter().zip(&packed[..rows * columns]) {
+                let expected = dtype.decode(&[*code]) as f32;
+                let is_same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                assert!(is_same, "{name} {dtype} {code:#04x}: {found} and not {expected}");
+            }
+            for row in 0..rows {
+                let codes = &data[row * columns..][..columns];
+                let are_finite = codes.iter().all(|code| dtype.decode(&[*code]).is_finite());
+                assert_eq!(kernel.are_finite(head(&tensor), row..row + 1), are_finite, "{name} {dtype} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_of_8_bits_are_widened_exactly() {
+    with_every_f32_kernel!(check_codes);
 }

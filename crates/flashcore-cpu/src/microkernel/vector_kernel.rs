@@ -156,6 +156,10 @@ impl<L: SimdLevel> Microkernel for L {
         self.pack_keys(value, keys, packed);
     }
 
+    fn scale_values(&self, packed: &mut [Self::Packed], columns: usize, scales: &[Self::Real]) {
+        self.vectorize(ScaleRows(packed, columns, scales));
+    }
+
     fn qk_product(&self, mut args: QkArgs<'_, Self>) {
         self.vectorize(&mut args);
     }
@@ -199,6 +203,7 @@ impl<L: SimdLevel> Microkernel for L {
 
 struct PackQuery<'a, R>(Head<'a>, Range<usize>, usize, &'a mut [R]);
 struct PackRows<'a, R>(Head<'a>, Range<usize>, &'a mut [R]);
+struct ScaleRows<'a, R>(&'a mut [R], usize, &'a [R]);
 struct Mask<'a, R>(&'a mut [R], usize, &'a LaneRanges);
 struct Transpose<'a, R>(&'a [R], &'a [R], &'a mut [R]);
 struct AreFinite<'a>(Head<'a>, Range<usize>);
@@ -227,6 +232,9 @@ simd_work! {
     }
     <V: Vector> V, PackRows<'_, V::Real> => |PackRows(head, rows, packed)| -> () {
         pack::pack_rows::<V>(head, rows, packed);
+    }
+    <V: Vector> V, ScaleRows<'_, V::Real> => |ScaleRows(packed, columns, scales)| -> () {
+        pack::scale_rows(packed, columns, scales);
     }
     <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args); }
     <L: SimdLevel> L::Vector, &mut SoftmaxArgs<'_, L> => |args| -> SoftmaxOutcome {

@@ -17,6 +17,10 @@ use core::arch::x86_64::{
     _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use core::arch::x86_64::{
+    _mm_and_si128, _mm_cmpeq_epi16, _mm_cvtepu8_epi16, _mm_loadl_epi64, _mm_or_si128, _mm_set1_epi16, _mm_slli_epi16,
+    _mm_srai_epi16,
+};
 use flashcore_problem::DType;
 
 /// The level, and a witness that the processor has its instructions.
@@ -65,6 +69,20 @@ impl Vector for Ymm {
                 }
                 DType::F32 => _mm256_loadu_ps(from.cast::<f32>()),
                 DType::F64 => unreachable!("problems in f64 are computed in f64"),
+                DType::E4m3 => {
+                    // As a half, whose exponent has another bias: a factor of 2^8, exact for subnormal numbers too.
+                    let high = _mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast::<__m128i>())));
+                    let half = _mm_and_si128(_mm_srai_epi16::<1>(high), _mm_set1_epi16(!0x4000));
+                    let signed = _mm_or_si128(half, _mm_set1_epi16(i16::MIN));
+                    let is_nan = _mm_cmpeq_epi16(signed, _mm_set1_epi16(0x3F80 | i16::MIN));
+                    let half = _mm_or_si128(half, _mm_and_si128(is_nan, _mm_set1_epi16(0x7E00)));
+                    _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0))
+                }
+                // The upper half of a half.
+                DType::E5m2 => {
+                    let wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast::<__m128i>()));
+                    _mm256_cvtph_ps(_mm_slli_epi16::<8>(wide))
+                }
             })
         }
     }

@@ -11,6 +11,10 @@ use crate::simd::tanh::{TanhVector, tanh};
 use crate::simd::vector::{Vector, x86_operations};
 use core::arch::asm;
 use core::arch::x86_64::{
+    __m128i, _mm_loadu_si128, _mm256_and_si256, _mm256_cmpeq_epi16_mask, _mm256_cvtepu8_epi16, _mm256_mask_mov_epi16,
+    _mm256_or_si256, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_srai_epi16,
+};
+use core::arch::x86_64::{
     __m256i, __m512, _CMP_EQ_OQ, _CMP_GT_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
     _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_ps, _mm512_castpd_ps,
     _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps,
@@ -74,6 +78,20 @@ impl Vector for Zmm {
                 }
                 DType::F32 => _mm512_loadu_ps(from.cast::<f32>()),
                 DType::F64 => unreachable!("problems in f64 are computed in f64"),
+                DType::E4m3 => {
+                    // As a half, whose exponent has another bias: a factor of 2^8, exact for subnormal numbers too.
+                    let high = _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast::<__m128i>())));
+                    let half = _mm256_and_si256(_mm256_srai_epi16::<1>(high), _mm256_set1_epi16(!0x4000));
+                    let signed = _mm256_or_si256(half, _mm256_set1_epi16(i16::MIN));
+                    let is_nan = _mm256_cmpeq_epi16_mask(signed, _mm256_set1_epi16(0x3F80 | i16::MIN));
+                    let half = _mm256_mask_mov_epi16(half, is_nan, _mm256_set1_epi16(0x7E00));
+                    _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))
+                }
+                // The upper half of a half.
+                DType::E5m2 => {
+                    let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast::<__m128i>()));
+                    _mm512_cvtph_ps(_mm256_slli_epi16::<8>(wide))
+                }
             })
         }
     }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
+use crate::microkernel::convert;
 use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
@@ -94,6 +95,11 @@ impl Vector for Pair {
                     }
                     DType::F32 => vreinterpretq_f32_u8(vld1q_u8(from)),
                     DType::F64 => unreachable!("problems in f64 are computed in f64"),
+                    DType::E4m3 | DType::E5m2 => {
+                        let mut numbers = [0.0_f32; WIDTH];
+                        convert::load(dtype, std::slice::from_raw_parts(from, WIDTH), &mut numbers);
+                        vld1q_f32(numbers.as_ptr())
+                    }
                 }
             }
         }))

@@ -270,7 +270,7 @@ impl Config {
         match (self, specialization.dtype) {
             (Self::Scalar(config), DType::F16) => naive::kernel::<F16>(name, config, specialization),
             (Self::Scalar(config), DType::Bf16) => naive::kernel::<Bf16>(name, config, specialization),
-            (Self::Scalar(config), DType::F32 | DType::F64) => naive::kernel::<F32>(name, config, specialization),
+            (Self::Scalar(config), _) => naive::kernel::<F32>(name, config, specialization),
             (Self::Ladder(config), DType::Bf16) => attention::ladder::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ladder(config), _) => attention::ladder::kernel::<F16x2>(name, config, specialization),
             (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
@@ -292,7 +292,8 @@ impl Config {
         match dtype {
             DType::Bf16 => combine::kernel::<Bf16>(name, specialization, chunks),
             DType::F16 => combine::kernel::<F16>(name, specialization, chunks),
-            DType::F32 | DType::F64 => combine::kernel::<F32>(name, specialization, chunks),
+            // Of other types there are no kernels: see `unsupported`.
+            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => combine::kernel::<F32>(name, specialization, chunks),
         }
     }
 

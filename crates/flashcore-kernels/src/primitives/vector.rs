@@ -110,7 +110,8 @@ impl VectorType {
                 let pair = k.reinterpret::<U32, Bf16x2>(word);
                 Bf16x2::widen(k, pair).to_vec()
             }
-            DType::F32 | DType::F64 => vec![k.reinterpret(word)],
+            // Of other types there are no kernels: problems that have them are refused.
+            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => vec![k.reinterpret(word)],
         }
     }
 
@@ -153,7 +154,9 @@ impl VectorType {
                     k.reinterpret::<Bf16x2, U32>(pair)
                 })
                 .collect(),
-            DType::F32 | DType::F64 => values.iter().map(|&value| k.reinterpret::<F32, U32>(value)).collect(),
+            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => {
+                values.iter().map(|&value| k.reinterpret::<F32, U32>(value)).collect()
+            }
         };
         VectorBits::Words(words)
     }

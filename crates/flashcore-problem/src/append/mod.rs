@@ -314,7 +314,7 @@ impl AppendProblem {
             value: value.to_string(),
             allowed,
         };
-        if self.dtype == DType::F64 {
+        if self.dtype == DType::F64 || self.dtype.is_float8() {
             errors.push(out_of_range("dtype", &self.dtype, "f16, bf16 or f32".to_owned()));
         }
         for (argument, value, most) in [

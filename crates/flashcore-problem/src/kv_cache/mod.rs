@@ -197,6 +197,9 @@ impl KvCacheProblem {
         if !self.attention.seqused_k {
             refuse("seqused_k of the attention", &false, "true: cache_seqlens are the lengths before the append");
         }
+        if !self.attention.dtypes().are_same() {
+            refuse("the types of the attention", &self.attention.dtypes(), "one: appending does not quantise yet");
+        }
         if let Some(total) = self.attention.total_k {
             refuse("total_k of the attention", &total, "None: keys lie in a cache; total_new packs the new ones");
         }

@@ -62,7 +62,7 @@ impl KvCacheData {
         }
         let strides = attention.strides();
         let normal = |random: &mut SplitMix64, shape: Shape, strides: Strides| {
-            fill(attention, shape, strides, &mut |_, _| random.normal())
+            fill(attention.dtype, shape, strides, &mut |_, _| random.normal())
         };
         inputs.key = normal(&mut random, attention.key_shape(), strides.key);
         inputs.value = normal(&mut random, attention.value_shape(), strides.value);

@@ -163,7 +163,7 @@ impl MergeProblem {
             refuse("tokens * heads", &rows, format!("at most {}; merge in several launches", i32::MAX));
         }
         for (argument, dtype) in [("part_dtype", self.part_dtype), ("dtype", self.dtype)] {
-            if dtype == DType::F64 {
+            if dtype == DType::F64 || dtype.is_float8() {
                 refuse(argument, &dtype, "f16, bf16 or f32".to_owned());
             }
         }

@@ -60,7 +60,7 @@ impl StateMerge {
         };
         let (token_output, token_lse) = (of_tokens(output), of_tokens(lse));
         let strides = MergeStrides { part: token_output, part_lse: token_lse, output: token_output, lse: token_lse };
-        let merge = MergeProblem::new(2, tokens, merged_heads, columns, problem.dtype)
+        let merge = MergeProblem::new(2, tokens, merged_heads, columns, problem.dtypes().output)
             .with_base(problem.lse_form.base)
             .with_strides(strides);
         Self { merge, groups, output_stride: output.batch, lse_stride: lse.batch }

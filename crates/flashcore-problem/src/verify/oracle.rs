@@ -50,7 +50,7 @@ pub fn oracle(problem: &Problem, inputs: &Inputs) -> Result<Expected, Invalid> {
         .map(|(sequence, at)| match problem.dtype {
             // The gate of results in `f64` sees rounding errors of `f64`.
             DType::F64 => operands.row::<DoubleDouble>(sequence, *at),
-            DType::F16 | DType::Bf16 | DType::F32 => operands.row::<f64>(sequence, *at),
+            DType::F16 | DType::Bf16 | DType::F32 | DType::E4m3 | DType::E5m2 => operands.row::<f64>(sequence, *at),
         })
         .collect();
     let all = shape.batch * shape.heads * shape.rows;
@@ -117,13 +117,19 @@ impl<'a> Operands<'a> {
             Some(mask_mod) => mask_mod.attended(self.inputs.views().tables(), (batch, head, row), keys),
             None => keys.collect(),
         };
+        let views = self.inputs.views();
+        let key_head = problem.key_head(head);
+        // Products of codes, times the scales of their tensors.
+        let query_scale = views.q_scale.map_or(1.0, |scale| f64::from(scale.of_query(problem, sequence, row, head)));
+        let key_scale = |key| views.k_scale.map_or(1.0, |scale| f64::from(scale.of_key(sequence, key, key_head)));
+        let value_scale = |key| views.v_scale.map_or(1.0, |scale| f64::from(scale.of_key(sequence, key, key_head)));
         let mut largest_score = 0.0_f64;
         let mut scores: Vec<R> = Vec::with_capacity(keys.len());
         for &j in &keys {
             let key_start = key_row(j) * head_dim;
             let key = &self.key[key_start..key_start + head_dim];
             let product = query.iter().zip(key).fold(R::from(0.0), |sum, (&q, &k)| sum + R::product(q, k));
-            let mut score = product * R::from(problem.scale);
+            let mut score = product * R::from(problem.scale) * R::from(query_scale) * R::from(key_scale(j));
             largest_score = largest_score.max(finite_magnitude(score));
             if let Some(softcap) = problem.softcap.map(R::from_f32) {
                 score = softcap * (score / softcap).tangent();
@@ -153,8 +159,9 @@ impl<'a> Operands<'a> {
             sum = sum + weight;
             let value_start = key_row(j) * value_dim;
             let value = &self.value[value_start..value_start + value_dim];
+            let scale = value_scale(j);
             for column in 0..value_dim {
-                sums[column] = sums[column] + weight * R::from(value[column]);
+                sums[column] = sums[column] + weight * R::product(scale, value[column]);
             }
         }
         // No key attended, or only scores of minus infinity.

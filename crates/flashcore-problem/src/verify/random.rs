@@ -6,7 +6,7 @@
 //! in 2^29 elements of `f32` and practically never in 16 bits.)
 
 use super::lengths::SequenceLengths;
-use crate::{Bias, BiasStrides, Inputs, Problem, Shape, Strides, Tensor};
+use crate::{Bias, BiasStrides, DType, Inputs, Problem, Shape, Strides, Tensor};
 use std::f64::consts::TAU;
 
 /// Sebastiano Vigna's `SplitMix64`: 64 bits of state, any seed is good, streams are cheap.
@@ -103,7 +103,8 @@ impl Inputs {
     /// Independent normal query, key, value and bias, rounded to the problem's type; `ALiBi` slopes
     /// `2^(-8 (head + 1) / heads)`; sinks uniform in (-3, 3); ragged `seqused_k` of which the first is full and, from
     /// three batches on, the second is 0. A table of numbers is normal; one of integers counts runs of random length up
-    /// to 150, or a quarter of the table, like documents in a sequence.
+    /// to 150, or a quarter of the table, like documents in a sequence. Scales are from 1/4 to 2, of one of the forms of
+    /// [`ScaleStrides`](crate::ScaleStrides), which the seed chooses.
     ///
     /// The logical values do not depend on the layout. What lies between the rows of a strided tensor is poison, so
     /// reading it shows.
@@ -171,12 +172,12 @@ impl Inputs {
 
     fn filled_by(problem: &Problem, seed: u64, lengths: SequenceLengths, fills: Fills<'_>) -> Self {
         assert_eq!(problem.validate(), Ok(()), "inputs are made for valid problems");
-        let strides = problem.strides();
+        let (strides, types) = (problem.strides(), problem.dtypes());
         let [query, key, value] = fills;
         let mut inputs = Self::new(
-            fill(problem, problem.query_shape(), strides.query, query),
-            fill(problem, problem.key_shape(), strides.key, key),
-            fill(problem, problem.value_shape(), strides.value, value),
+            fill(types.query, problem.query_shape(), strides.query, query),
+            fill(types.key_value, problem.key_shape(), strides.key, key),
+            fill(types.key_value, problem.value_shape(), strides.value, value),
         );
         inputs.fill_vectors(problem, seed);
         lengths.set(problem, &mut inputs, &mut SplitMix64::stream(seed, LENGTHS_STREAM));
@@ -184,6 +185,7 @@ impl Inputs {
             inputs.reconcile_sequences(problem);
         }
         inputs.bias = problem.bias.then(|| random_bias(problem, seed));
+        inputs.fill_scales(problem, seed);
         inputs
     }
 }
@@ -258,12 +260,12 @@ impl Inputs {
 
 /// Numbers in every row of a tensor, poison between rows.
 pub(crate) fn fill(
-    problem: &Problem,
+    dtype: DType,
     shape: Shape,
     strides: Strides,
     value_at: &mut dyn FnMut(usize, usize) -> f64,
 ) -> Tensor {
-    let mut tensor = Tensor::poisoned(problem.dtype, strides.extent(shape).unwrap_or(0));
+    let mut tensor = Tensor::poisoned(dtype, strides.extent(shape).unwrap_or(0));
     for (batch, head, row) in shape.each_row() {
         let start = strides.row_start(batch, head, row);
         for column in 0..shape.columns {
@@ -379,7 +381,7 @@ pub(crate) fn aux_i32(_: &Problem, entries: usize, random: &mut SplitMix64) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Layout};
+    use crate::Layout;
 
     /// The published outputs of `SplitMix64` for seed 1234567.
     #[test]

@@ -3,18 +3,30 @@
 use super::oracle::{output_row, output_rows};
 use super::rounding_bias::{Leaning, Scales, WAYS, output_leaning};
 use crate::expression::ExpressionReal;
-use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem, Sequence};
+use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem, Scale, Sequence};
 use rayon::prelude::*;
 
-/// Naive attention in the problem's precision: inputs in the problem's type, scores and softmax in `f32`, weights
-/// normalised and rounded to the problem's type, weights times values summed in `f32`, output rounded once.
+/// The number that stands for the largest weight of a row where weights are e4m3: a power of two below the largest number.
+const LARGEST_WEIGHT: f64 = 256.0;
+
+/// Naive attention in the problem's precision: inputs in the problem's types, scores and softmax in `f32`, weights
+/// normalised and rounded to the type of the query, weights times values summed in `f32`, output rounded once.
 ///
 /// For `f32` only the order of operations differs from a kernel's, and `f64` computes all of this in `f64`.
+///
+/// Codes of 8 bits are exact in `f32`; their scales multiply scores and weights. Key and value in FP8 under a query of 16
+/// or 32 bits therefore add no rounding. Where the query is `e4m3`, so are the weights: 256 at the largest of a row, so
+/// that e4m3 reaches 2^-17 of it, rounded; the row sum is taken before. Sums of their products are `f32`, as they are in a
+/// kernel that accumulates in two levels; one level of a tensor core keeps fewer bits, which no gate should allow.
+/// Where the scale of the value depends on the token, weights are multiplied by it, relative to the largest product, before
+/// they are rounded.
 pub fn reference(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Invalid> {
     inputs.validate(problem)?;
     Ok(match problem.dtype.accumulator() {
-        DType::F64 => attend::<f64>(problem, inputs, WeightRounding::Normalized, None).0,
-        DType::F16 | DType::Bf16 | DType::F32 => attend::<f32>(problem, inputs, WeightRounding::Normalized, None).0,
+        DType::F64 => attend::<f64>(problem, inputs, WeightRounding::Usual, None).0,
+        DType::F16 | DType::Bf16 | DType::F32 | DType::E4m3 | DType::E5m2 => {
+            attend::<f32>(problem, inputs, WeightRounding::Usual, None).0
+        }
     })
 }
 
@@ -47,14 +59,14 @@ impl ReferenceError {
         with_lse.lse = true;
         inputs.validate(problem)?;
         let is_narrow = problem.dtype != problem.dtype.accumulator();
-        let rounding = WeightRounding::Normalized;
+        let rounding = WeightRounding::Usual;
         let (outputs, leaning) = match problem.dtype.accumulator() {
             DType::F64 => attend::<f64>(&with_lse, inputs, rounding, None),
             _ => attend::<f32>(&with_lse, inputs, rounding, is_narrow.then_some(expected)),
         };
         let relative_bias = if is_narrow {
             let squared = squared_norm(&expected.output);
-            (leaning.largest() + output_leaning(problem.dtype, &expected.output).largest()) / squared
+            (leaning.largest() + output_leaning(problem.dtypes().output, &expected.output).largest()) / squared
         } else {
             0.0
         };
@@ -160,8 +172,8 @@ fn lse<R: Real>(scores: &[R]) -> R {
 /// The number to which weights are relative when they are rounded. All are right.
 #[derive(Clone, Copy, Debug)]
 enum WeightRounding {
-    /// The sum of the row.
-    Normalized,
+    /// The sum of the row; of 8-bit weights, and of those with scales, the largest.
+    Usual,
     /// One of the ways of [`Scales`]: the row max, or a multiple of the sum.
     Scaled(usize),
 }
@@ -207,6 +219,11 @@ fn attend<R: Real>(
         }
     }
     (outputs, leaning)
+}
+
+/// Keys with their weights.
+fn pairs<R: Real>(keys: &[usize], weights: &[R]) -> impl Iterator<Item = (usize, R)> {
+    keys.iter().copied().zip(weights.iter().copied())
 }
 
 struct RowAnswer<R> {
@@ -256,32 +273,100 @@ impl<R: Real> Operands<'_, R> {
         }
         let value_row =
             |j: usize| &self.value[self.key_row(sequence, at, j) * problem.value_dim..][..problem.value_dim];
-        if let Some(expected) = expected.filter(|expected| expected.iter().all(|value| value.is_finite())) {
-            let scales = Scales::new(sum.to_f64() as f32);
-            for (&j, weight) in keys.iter().zip(&weights) {
-                let value = value_row(j).iter().zip(expected).map(|(value, expected)| value.to_f64() * expected).sum();
-                leaning.add_weight(problem.dtype, &scales, weight.to_f64() as f32, value);
+        let Some((terms, unit)) = self.scaled_weights(sequence, at, &keys, &weights) else {
+            if let Some(expected) = expected {
+                leaning = self.leaning(sum, pairs(&keys, &weights), expected, value_row);
             }
-            leaning.divide(sum.to_f64());
-        }
-        let (divisor, scale) = match self.rounding {
-            WeightRounding::Normalized => (sum, None),
-            WeightRounding::Scaled(way) => {
-                let scale = R::from_f64(f64::from(Scales::new(sum.to_f64() as f32).of(way)));
-                (R::from_f64(1.0) / scale, Some(scale * sum))
+            let way = self.way(sum);
+            let divisor = way.map_or(sum, |scale| R::from_f64(1.0) / scale);
+            for (j, weight) in keys.into_iter().zip(weights) {
+                let weight = R::from_f64(problem.dtype.round((weight / divisor).to_f64()));
+                for (element, &value) in output.iter_mut().zip(value_row(j)) {
+                    *element = *element + weight * value;
+                }
             }
+            if let Some(scale) = way {
+                output.iter_mut().for_each(|element| *element = *element / (scale * sum));
+            }
+            return self.answer((shift, sum), &scores, output, leaning);
         };
-        for (j, weight) in keys.into_iter().zip(weights) {
-            let weight = R::from_f64(problem.dtype.round((weight / divisor).to_f64()));
+        if let Some(expected) = expected {
+            leaning = self.leaning(sum / unit, pairs(&keys, &terms), expected, value_row);
+        }
+        let largest = if problem.dtype.is_float8() { LARGEST_WEIGHT } else { 1.0 };
+        let largest = R::from_f64(largest) * self.way(sum / unit).unwrap_or(R::from_f64(1.0));
+        for (j, term) in keys.into_iter().zip(terms) {
+            let weight = R::from_f64(problem.dtype.round((term * largest).to_f64()));
             for (element, &value) in output.iter_mut().zip(value_row(j)) {
                 *element = *element + weight * value;
             }
         }
-        if let Some(scale) = scale {
-            output.iter_mut().for_each(|element| *element = *element / scale);
+        let factor = unit / sum / largest;
+        output.iter_mut().for_each(|element| *element = *element * factor);
+        self.answer((shift, sum), &scores, output, leaning)
+    }
+
+    /// The answer of a row, given the shift of its scores and the sum of its weights.
+    fn answer(&self, (shift, sum): (R, R), scores: &[R], output: Vec<R>, leaning: Leaning) -> RowAnswer<R> {
+        let form = self.problem.lse_form;
+        let lse = if form.includes_sink { shift + sum.ln() } else { lse(scores) };
+        RowAnswer { output, lse: lse * R::from_f64(form.base.per_natural()), leaning }
+    }
+
+    /// The factor of weights, of which the largest is 1, before they are rounded; `None` for the usual one.
+    fn way(&self, sum: R) -> Option<R> {
+        match self.rounding {
+            WeightRounding::Usual => None,
+            WeightRounding::Scaled(way) => {
+                let scales = Scales::new(self.problem.dtype, sum.to_f64() as f32);
+                Some(R::from_f64(f64::from(scales.of(way))))
+            }
         }
-        let lse = if problem.lse_form.includes_sink { shift + sum.ln() } else { lse(&scores) };
-        RowAnswer { output, lse: lse * R::from_f64(problem.lse_form.base.per_natural()), leaning }
+    }
+
+    /// Weights times the scales of their values, relative to the largest of these products, and that product. `None` where
+    /// there is nothing to scale and weights are not of 8 bits.
+    fn scaled_weights(
+        &self,
+        sequence: &Sequence<'_>,
+        at: Element,
+        keys: &[usize],
+        weights: &[R],
+    ) -> Option<(Vec<R>, R)> {
+        let scale = self.inputs.v_scale.as_ref().map(Scale::view);
+        if scale.is_none() && !self.problem.dtype.is_float8() {
+            return None;
+        }
+        let (zero, key_head) = (R::from_f64(0.0), self.problem.key_head(at.head));
+        let of_key = |key| scale.map_or(1.0, |scale| f64::from(scale.of_key(sequence, key, key_head)));
+        let terms: Vec<R> = keys.iter().zip(weights).map(|(&key, &weight)| weight * R::from_f64(of_key(key))).collect();
+        let largest = terms.iter().fold(zero, |left, &right| if right > left { right } else { left });
+        let unit = if largest > zero && largest.to_f64().is_finite() { largest } else { R::from_f64(1.0) };
+        Some((terms.into_iter().map(|term| term / unit).collect(), unit))
+    }
+
+    /// The leaning of rounded weights, where all expected values are finite.
+    fn leaning<'b>(
+        &self,
+        sum: R,
+        weights: impl Iterator<Item = (usize, R)>,
+        expected: &[f64],
+        value_row: impl Fn(usize) -> &'b [R],
+    ) -> Leaning
+    where
+        R: 'b,
+    {
+        let mut leaning = Leaning::default();
+        if expected.iter().all(|value| value.is_finite()) {
+            let (dtype, sum) = (self.problem.dtype, sum.to_f64());
+            let scales = Scales::new(dtype, sum as f32);
+            for (j, weight) in weights {
+                let value = value_row(j).iter().zip(expected).map(|(value, expected)| value.to_f64() * expected).sum();
+                leaning.add_weight(dtype, &scales, weight.to_f64() as f32, value);
+            }
+            leaning.divide(sum);
+        }
+        leaning
     }
 
     /// The index of a key of a sequence among the rows of key and value.
@@ -299,6 +384,13 @@ impl<R: Real> Operands<'_, R> {
         let key = &self.key[key_start..key_start + head_dim];
         let product = query.iter().zip(key).fold(R::from_f64(0.0), |sum, (&query, &key)| sum + query * key);
         let mut score = product * R::from_f64(problem.scale);
+        let views = self.inputs.views();
+        if let Some(scale) = views.q_scale {
+            score = score * R::from_f64(f64::from(scale.of_query(problem, sequence, at.row, at.head)));
+        }
+        if let Some(scale) = views.k_scale {
+            score = score * R::from_f64(f64::from(scale.of_key(sequence, j, problem.key_head(at.head))));
+        }
         if let Some(softcap) = problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))) {
             score = softcap * (score / softcap).tanh();
         }

@@ -27,8 +27,13 @@ pub(crate) struct Leaning([f64; WAYS]);
 pub(crate) struct Scales([f32; WAYS]);
 
 impl Scales {
-    /// The factors for a row with this sum of weights.
-    pub(crate) fn new(sum: f32) -> Self {
+    /// The factors for a row with this sum of weights. Weights of 8 bits are relative to a row max: that of all keys, or of
+    /// those so far, which is below it by something that differs from row to row like the sum does.
+    pub(crate) fn new(dtype: DType, sum: f32) -> Self {
+        if dtype.is_float8() {
+            let shift = |way: usize| (way as f32 / WAYS as f32 + sum.log2()).rem_euclid(1.0);
+            return Self(core::array::from_fn(|way| if way == 0 { 1.0 } else { (-shift(way)).exp2() }));
+        }
         // Seven mantissas from 1 to 2, none of which is simple.
         let of_sum = |way: usize| (way as f32 / (WAYS - 1) as f32).exp2() / sum;
         Self(core::array::from_fn(|way| if way == 0 { 1.0 } else { of_sum(way) }))
@@ -49,7 +54,12 @@ impl Leaning {
             // Veltkamp splitting: the part of the mantissa that is left after the product is subtracted again is
             // rounded to nearest.
             let product = scaled * factor;
-            let rounded = product - (product - scaled);
+            let mut rounded = product - (product - scaled);
+            if dtype.is_float8() && scaled < LEAST_NORMAL {
+                // Subnormal: a multiple of the least number. What is added is the number whose last bit that is.
+                let shift = LEAST_NORMAL * (1 << 20) as f32;
+                rounded = (scaled + shift) - shift;
+            }
             *sum += f64::from(rounded - scaled) / f64::from(scale) * value;
         }
     }
@@ -73,14 +83,19 @@ impl AddAssign for Leaning {
     }
 }
 
-/// One more than the power of two of the bits of an `f32` that a 16-bit type lacks.
+/// One more than the power of two of the bits of an `f32` that a narrower type lacks.
 const fn split_factor(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 8193.0,
         DType::Bf16 => 65537.0,
         DType::F32 | DType::F64 => 1.0,
+        DType::E4m3 => 1_048_577.0,
+        DType::E5m2 => 2_097_153.0,
     }
 }
+
+/// The smallest normal weight of e4m3, where the largest weight is 1 and stands for 256.
+const LEAST_NORMAL: f32 = 1.0 / 16_384.0;
 
 /// The projection of the roundings of the outputs, which other errors have shifted by up to two unit roundoffs.
 pub(crate) fn output_leaning(dtype: DType, expected: &[f64]) -> Leaning {
@@ -107,9 +122,21 @@ mod tests {
             for step in 1..1000 {
                 let weight = step as f32 / 1000.0 + 1e-4;
                 let mut leaning = Leaning::default();
-                leaning.add_weight(dtype, &Scales::new(1.0), weight, 1.0);
+                leaning.add_weight(dtype, &Scales::new(dtype, 1.0), weight, 1.0);
                 assert_eq!(leaning.0[0], dtype.round(f64::from(weight)) - f64::from(weight), "{weight}");
             }
+        }
+    }
+
+    /// Down to weights that vanish.
+    #[test]
+    fn weights_of_8_bits_are_rounded_to_nearest() {
+        for step in 0..4000 {
+            let weight = (step as f32 * -0.005_31).exp2();
+            let mut leaning = Leaning::default();
+            leaning.add_weight(DType::E4m3, &Scales::new(DType::E4m3, 1.0), weight, 1.0);
+            let rounded = DType::E4m3.round(f64::from(weight) * 256.0) / 256.0;
+            assert_eq!(leaning.0[0], rounded - f64::from(weight), "{weight}");
         }
     }
 
@@ -118,7 +145,7 @@ mod tests {
         let of = |weights: &[f32]| {
             let (mut leaning, sum) = (Leaning::default(), weights.iter().sum());
             for &weight in weights {
-                leaning.add_weight(DType::F16, &Scales::new(sum), weight, 1.0);
+                leaning.add_weight(DType::F16, &Scales::new(DType::F16, sum), weight, 1.0);
             }
             leaning.divide(f64::from(sum));
             leaning.largest() / DType::F16.unit_roundoff()

@@ -161,6 +161,8 @@ fn update<'a>(
         let weight = match mistake {
             Mistake::WeightsInFp8 => f32::from_bits((weight.to_bits() + (1 << 19)) & !((1 << 20) - 1)),
             Mistake::WeightsCut => cut(problem.dtype, weight),
+            // 256 is 1: weights from 2^-17 to 1 are numbers of 8 bits then.
+            _ if problem.dtype.is_float8() => (problem.dtype.round(f64::from(weight) * 256.0) / 256.0) as f32,
             _ => problem.dtype.round(f64::from(weight)) as f32,
         };
         for (element, value) in state.output.iter_mut().zip(values(j)) {
@@ -184,7 +186,7 @@ fn finish(
         let element = match mistake {
             Mistake::OutputScaled => element * reciprocal * 1.05,
             Mistake::ElementZeroed if row == problem.query_length / 2 && column == 3 => 0.0,
-            Mistake::OutputCut => cut(problem.dtype, element * reciprocal),
+            Mistake::OutputCut => cut(problem.dtypes().output, element * reciprocal),
             _ => element * reciprocal,
         };
         outputs.output.set(start + column, f64::from(element));
@@ -205,6 +207,8 @@ fn cut(dtype: DType, value: f32) -> f32 {
         DType::F16 => 13,
         DType::Bf16 => 16,
         DType::F32 | DType::F64 => 0,
+        DType::E4m3 => 20,
+        DType::E5m2 => 21,
     };
     f32::from_bits(value.to_bits() >> lost << lost)
 }

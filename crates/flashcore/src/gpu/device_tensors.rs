@@ -18,6 +18,8 @@ macro_rules! define_device_tensors {
             $stream:literal, $fill:ident,
             $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
         strided { $($strided:tt)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         /// Device addresses of the operands of a problem: `CUdeviceptr` of the driver, `device_ptr()` of `cudarc`,
         /// `data_ptr()` of `PyTorch`.
@@ -81,12 +83,13 @@ macro_rules! define_device_tensors {
                 self.values().address(operand)
             }
 
-            /// Sets the address of an operand.
+            /// Sets the address of an operand. Those of scales are not kept: no plan is made for a problem that has them.
             pub const fn set(&mut self, operand: Operand, address: u64) {
                 match operand {
                     $(Operand::$Tensor => self.$tensor = address,)*
                     $(Operand::$Output => self.$output = address,)*
                     $(Operand::$Input => self.$input = address,)*
+                    $(Operand::$Scale)|* => {}
                     _ => self.bias = address,
                 }
             }
@@ -94,7 +97,7 @@ macro_rules! define_device_tensors {
             /// The values of the parameters that change from launch to launch.
             pub(crate) const fn values(&self) -> LaunchValues {
                 LaunchValues {
-                    operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias],
+                    operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias, $({ let _ = Operand::$Scale; 0 },)*],
                     bias_strides: self.bias_strides,
                     workspace: self.workspace,
                     append: FusedValues::NONE,

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use flashcore_problem::{DType, Problem, Verdict};
+use flashcore_problem::{DTypes, Problem, Verdict};
 use serde::{Deserialize, Serialize};
 
 use super::{Content, Kind};
@@ -17,7 +17,7 @@ use crate::util::digest::sha256_of_numbers;
 pub struct ProblemKey {
     /// Batch, heads, lengths and dims, as `--shape` takes them.
     pub shape: String,
-    /// The element type.
+    /// The element type, with those of key and value and of the output where they are others, as in `f16 kv e4m3`.
     pub dtype: String,
     /// The mask, as `--mask` takes it.
     pub mask: String,
@@ -26,17 +26,17 @@ pub struct ProblemKey {
 impl ProblemKey {
     /// The name of a problem without further features.
     pub fn of(problem: &Problem) -> Self {
-        Self { shape: shape_text(problem), dtype: problem.dtype.to_string(), mask: mask_text(problem.mask) }
+        Self { shape: shape_text(problem), dtype: problem.dtypes().to_string(), mask: mask_text(problem.mask) }
     }
 
     /// The problem of this name, if it is one: records come from anywhere.
     pub fn problem(&self) -> Result<Problem, ShapeError> {
-        let dtype: DType = self.dtype.parse().map_err(|_| ShapeError::Number {
+        let types: DTypes = self.dtype.parse().map_err(|_| ShapeError::Number {
             text: self.to_string(),
             part: self.dtype.clone(),
             meaning: "element type",
         })?;
-        let problem = parse_shape(&self.shape, dtype)?.with_mask(parse_mask(&self.mask)?);
+        let problem = parse_shape(&self.shape, types.query)?.with_dtypes(types).with_mask(parse_mask(&self.mask)?);
         let errors = problem.errors();
         if errors.is_empty() { Ok(problem) } else { Err(ShapeError::Problem { text: self.to_string(), errors }) }
     }

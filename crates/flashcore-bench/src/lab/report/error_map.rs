@@ -69,7 +69,7 @@ pub fn error_map<E: From<Invalid>>(
 /// Values that are 1 in the column of the key's tile.
 fn tile_values(problem: &Problem, tile: usize) -> Tensor {
     let shape = problem.value_shape();
-    let mut values = Tensor::zeros(problem.dtype, shape.elements().unwrap_or(0));
+    let mut values = Tensor::zeros(problem.dtypes().key_value, shape.elements().unwrap_or(0));
     for (index, (_, _, row)) in shape.each_row().enumerate() {
         values.set(index * shape.columns + row / tile, 1.0);
     }

@@ -117,11 +117,12 @@ fn judge_bundled(
     if sha256(data) != case.output_sha256 {
         return Replayed::new(what, Agreement::No, "it is not the output that was hashed");
     }
-    let expected = problem.strides().output.extent(problem.output_shape()).unwrap_or(0) * problem.dtype.size_bytes();
+    let expected =
+        problem.strides().output.extent(problem.output_shape()).unwrap_or(0) * problem.dtypes().output.size_bytes();
     if data.len() != expected {
         return Replayed::new(what, Agreement::No, format!("it has {} bytes, and should have {expected}", data.len()));
     }
-    let output = Tensor { dtype: problem.dtype, data: data.clone() };
+    let output = Tensor { dtype: problem.dtypes().output, data: data.clone() };
     judged(what, problem, inputs, &Outputs { output, lse: None }, "judged right here")
 }
 

@@ -189,7 +189,8 @@ impl RoofDevice {
             // A processor widens f16 and computes in f32.
             DType::F16 if self.exponentials.is_infinite() => self.vector_flops,
             DType::F16 | DType::Bf16 => self.tensor_flops,
-            DType::F32 | DType::F64 => self.vector_flops,
+            // No kernel has matrix units multiply 8-bit types.
+            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => self.vector_flops,
         }
     }
 }

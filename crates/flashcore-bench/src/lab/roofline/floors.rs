@@ -59,7 +59,7 @@ impl Floors {
     /// Floors of a problem on a device.
     pub fn of(problem: &Problem, device: &RoofDevice) -> Self {
         let work = Work::of(problem);
-        let output = problem.output_shape().elements().unwrap_or(0) * problem.dtype.size_bytes();
+        let output = problem.output_shape().elements().unwrap_or(0) * problem.dtypes().output.size_bytes();
         let reads = work.bytes - output as f64;
         Self {
             work,

@@ -52,7 +52,7 @@ impl GuardedOutputs {
             GuardedBuffer::new(bytes, edge, Label { tensor, case: Arc::clone(case) })
         };
         Ok(Self {
-            dtype: problem.dtype,
+            dtype: problem.dtypes().output,
             output: guarded("output", &output.data)?,
             lse: lse.map(|rows| guarded("lse", rows.as_bytes())).transpose()?,
         })

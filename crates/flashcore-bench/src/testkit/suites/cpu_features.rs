@@ -7,6 +7,7 @@ use super::design::{Design, Row};
 use super::features::{
     EXPRESSIONS, Features, LSE_FORMS, LayoutForm, SCALE_FACTORS, SOFTCAPS, every_bias, every_numbers, suits,
 };
+use super::float8::give_float8;
 use crate::testkit::case::other_operands;
 use crate::testkit::{BiasForm, Case, Numbers, Planted};
 
@@ -76,7 +77,9 @@ const FUZZ_STREAM: u64 = 0xf_022c;
 /// A random problem over every feature, small enough that 20,000 take a few minutes.
 pub(super) fn fuzz_case(level: Level, number: u64) -> Case {
     let features = random_features(&mut SplitMix64::stream(number, FUZZ_STREAM));
-    features.case(number, level, format!("flashcore verify --backend cpu --fuzz 1 --seed {number}"))
+    let mut case = features.case(number, level, format!("flashcore verify --backend cpu --fuzz 1 --seed {number}"));
+    give_float8(&mut case.problem, number);
+    case
 }
 
 pub(super) fn random_features(random: &mut SplitMix64) -> Features {
@@ -246,6 +249,8 @@ mod tests {
     fn random_cases_are_broad_and_small() {
         let cases: Vec<Case> = (0..2000).map(|number| fuzz_case(Level::Portable, number)).collect();
         check_is_broad(&cases);
+        assert!(share(&cases, |problem| problem.dtypes().key_value.is_float8()) >= 12);
+        assert!(share(&cases, |problem| problem.k_scale) >= 8);
         let work: Vec<usize> =
             (0..2000).map(|number| random_features(&mut SplitMix64::stream(number, FUZZ_STREAM)).work()).collect();
         assert!(work.iter().sum::<usize>() / work.len() < 2_000_000, "{}", work.iter().sum::<usize>() / work.len());

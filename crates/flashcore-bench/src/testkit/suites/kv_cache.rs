@@ -88,7 +88,11 @@ pub(super) fn random_growing_cache(
     kind: &mut SplitMix64,
     sizes: &mut SplitMix64,
 ) -> Option<KvCacheProblem> {
-    if attention.dtype == DType::F64 || attention.batch == 0 || attention.key_length == 0 {
+    if attention.dtype == DType::F64
+        || !attention.dtypes().are_same()
+        || attention.batch == 0
+        || attention.key_length == 0
+    {
         return None;
     }
     (attention.total_k, attention.seqused_k) = (None, true);

@@ -7,6 +7,7 @@ mod covering;
 mod cpu_features;
 mod design;
 mod features;
+mod float8;
 mod gpu_features;
 pub(crate) mod huge;
 mod kv_cache;

@@ -7,6 +7,7 @@ use flashcore_problem::{
 
 use super::cpu_features::{random_dim, random_mask};
 use super::features::{EXPRESSIONS, LSE_FORMS, LayoutForm, SOFTCAPS};
+use super::float8::give_float8;
 use super::gpu_features::{self, named};
 use super::kv_cache::random_growing_cache;
 use super::serving::{Sequences, interleaved, work};
@@ -43,7 +44,8 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
     let case = match runner {
         Runner::Cpu(level) => {
             let kind = Kind::random(&mut SplitMix64::stream(number, STREAM));
-            let sequences = kind.sequences(&mut sizes, MOST_WORK.1);
+            let mut sequences = kind.sequences(&mut sizes, MOST_WORK.1);
+            give_float8(&mut sequences.problem, number);
             growing(&sequences, number, number, |_| Backend::Cpu(level))
                 .unwrap_or_else(|| sequences.case(number, Backend::Cpu(level)))
         }

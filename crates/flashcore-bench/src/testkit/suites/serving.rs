@@ -8,6 +8,7 @@ use flashcore_problem::{
 };
 
 use super::features::LayoutForm;
+use super::float8;
 use super::gpu_features::named;
 use super::kv_cache::{GrowingCache, growing_caches};
 use super::{Kernels, Runner, kernel_option, takes};
@@ -47,7 +48,7 @@ impl Sequences {
 
 /// Packed and paged sequences as serving engines pass them, by every kernel that takes them.
 pub fn serving(runner: Runner) -> Vec<Case> {
-    let groups = [varlen(), paged(), decode(), few_rows(), chunked(), features(), kv_cache()];
+    let groups = [varlen(), paged(), decode(), few_rows(), chunked(), features(), kv_cache(), float8::sequences()];
     let mut cases = Vec::new();
     for (seed, sequences) in groups.into_iter().flatten().enumerate() {
         let backends = backends(runner, &sequences.problem);

@@ -102,7 +102,7 @@ impl<'a> Contents<'a> {
         let sums: Option<Vec<u8>> =
             outputs.lse.as_ref().map(|rows| rows.iter().flat_map(|row| row.to_le_bytes()).collect());
         let tensor = |dtype, shape, data| FileTensor::new(dtype, shape, data).map_err(|error| error.to_string());
-        let mut tensors = vec![("output", tensor(file_dtype(problem.dtype), shape, &outputs.output.data)?)];
+        let mut tensors = vec![("output", tensor(file_dtype(problem.dtypes().output), shape, &outputs.output.data)?)];
         if let Some(sums) = &sums {
             tensors.push(("lse", tensor(Dtype::F32, vec![batch, heads, rows], sums)?));
         }
@@ -185,6 +185,8 @@ const fn file_dtype(dtype: DType) -> Dtype {
         DType::Bf16 => Dtype::BF16,
         DType::F32 => Dtype::F32,
         DType::F64 => Dtype::F64,
+        DType::E4m3 => Dtype::F8_E4M3,
+        DType::E5m2 => Dtype::F8_E5M2,
     }
 }
 
