@@ -55,6 +55,10 @@ pub enum Reason {
     Problem(#[from] ProblemError),
     #[error("the {kernel} kernel has no {dtype}; it has {}", listed(has))]
     DType { kernel: &'static str, dtype: DType, has: &'static [DType] },
+    #[error(
+        "the ampere kernel multiplies f32 as tf32: add -3xtf32, with errors near those of f32, or -1xtf32, with those of f16, to {config}, or take the scalar kernel"
+    )]
+    Tf32 { config: Config },
     #[error("{argument} is {dim}; the {kernel} kernel takes {}", dims(*multiple, *most))]
     Dim { kernel: &'static str, argument: &'static str, dim: usize, multiple: usize, most: usize },
     #[error("{argument} is {value}; a GPU grid takes at most {limit}")]
@@ -138,7 +142,9 @@ fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Op
 pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
     let kernel = config.family();
-    if !config.dtypes().contains(&problem.dtype) {
+    if let (Config::Ampere(AmpereConfig { tf32: None, .. }), DType::F32) = (config, problem.dtype) {
+        reasons.push(Reason::Tf32 { config });
+    } else if !config.dtypes().contains(&problem.dtype) {
         reasons.push(Reason::DType { kernel, dtype: problem.dtype, has: config.dtypes() });
     }
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {

@@ -16,6 +16,7 @@ mod lse_forms;
 mod merge;
 mod numeric;
 mod sequences;
+mod tf32;
 mod trials;
 
 use core::fmt;
@@ -37,6 +38,7 @@ pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use sequences::SEQUENCES;
+pub use tf32::TF32;
 pub use trials::Group;
 
 use crate::testkit::simulate::FarApart;
@@ -51,7 +53,7 @@ use trials::Start;
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
     let lists = [
         CATALOGUE, HOPPER, BLOCK_MASK, ADDRESSING, FAR, PARTS, NUMERIC, LATE, CLUSTERS, SEQUENCES, CHUNKS, INVARIANCE,
-        MERGE, LSE_FORMS, KV_CACHE,
+        MERGE, LSE_FORMS, KV_CACHE, TF32,
     ];
     lists.into_iter().flatten()
 }
