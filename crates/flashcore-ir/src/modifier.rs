@@ -180,6 +180,8 @@ modifier! {
         M16N8K16 = "m16n8k16",
         /// 16 × 8 × 4, `tf32` only.
         M16N8K4 = "m16n8k4",
+        /// 16 × 8 × 32, 8-bit floats only.
+        M16N8K32 = "m16n8k32",
     }
 }
 
@@ -190,7 +192,18 @@ impl MmaShape {
             Self::M16N8K4 => 4,
             Self::M16N8K8 => 8,
             Self::M16N8K16 => 16,
+            Self::M16N8K32 => 32,
         }
+    }
+}
+
+modifier! {
+    /// An 8-bit float. Registers hold them two in 16 bits or four in 32, the element with the lower index in the lowest byte.
+    Fp8 {
+        /// Four exponent bits, three fraction bits, numbers to 448; no infinity, and one NaN of each sign.
+        E4m3 = "e4m3",
+        /// Five exponent bits, two fraction bits, numbers to 57344; infinities and NaNs.
+        E5m2 = "e5m2",
     }
 }
 

@@ -8,10 +8,12 @@
 
 pub use crate::columns::{Class, Effect, Entry, LengthMismatch, Role, Slot};
 use crate::operand::{
-    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
+    Accumulation, Address, Compare, CopyCache, FenceScope, Fp8, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
     Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,
 };
-use crate::target::{AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_ONLY, HOPPER_PAIRS, Since};
+use crate::target::{
+    ADA_FP8, ADA_FP8_MMA, AMPERE, AMPERE_BF16, AMPERE_PREFETCH, HOPPER, HOPPER_ONLY, HOPPER_PAIRS, Since,
+};
 use crate::types::Type;
 
 const fn address_type(space: Space) -> Type {
@@ -263,6 +265,15 @@ operations! {
         { to: Type } out (d: to) in (high: Type::F32, low: Type::F32)
         for to in [F16x2 Bf16x2]
         : Class::Convert, Effect::None, false, AMPERE;
+    /// Two `f32` rounded to nearest even into two 8-bit floats: `low` into the lower byte. What is beyond the largest
+    /// number becomes that, infinities too; a NaN becomes `0x7f`.
+    ConvertFp8 "cvt.rn.satfinite.tox2.f32 d, high, low" @ "data-movement-and-conversion-instructions-cvt"
+        { to: Fp8 } out (d: Type::U16) in (high: Type::F32, low: Type::F32)
+        : Class::Convert, Effect::None, false, ADA_FP8;
+    /// Two 8-bit floats as `f16`, which has all their values: the lower byte into the lower half.
+    WidenFp8 "cvt.rn.f16x2.fromx2 d, a" @ "data-movement-and-conversion-instructions-cvt"
+        { from: Fp8 } out (d: Type::F16x2) ins (a[1]: Type::U16)
+        : Class::Convert, Effect::None, false, ADA_FP8;
     /// Two registers as the halves of one of twice the width.
     Pack "mov.b32 d, {low, high}" @ "data-movement-and-conversion-instructions-mov"
         { to: Type } out (d: to) ins (low[1]: half_of(to), high[1]: half_of(to))
@@ -448,6 +459,13 @@ operations! {
         )
         for operand in [F16x2 Bf16x2 Tf32]
         : Class::Tensor, Effect::None, true, AMPERE;
+
+    /// `d = a · b + c` of 8-bit floats on the tensor cores; `a` is 16 × 32 by rows, `b` 32 × 8 by columns, four elements to
+    /// a register.
+    MmaFp8 "mma.sync.aligned.m16n8k32.row.col.f32.left.right.f32 d, a, b, c" @ "warp-level-matrix-instructions-mma"
+        { left: Fp8, right: Fp8 }
+        outs (d[4]: Type::F32) ins (a[4]: Type::U32, b[2]: Type::U32, c[4]: Type::F32)
+        : Class::Tensor, Effect::None, true, ADA_FP8_MMA;
 
     // ---- wgmma: warpgroup products ---------------------------------------------------------------------------------
 

@@ -37,6 +37,10 @@ pub const AMPERE: Since = Since::new((7, 0), 80);
 pub const AMPERE_BF16: Since = Since::new((7, 1), 80);
 /// PTX 7.4 on `sm_80`: L2 prefetches beside loads and copies.
 pub const AMPERE_PREFETCH: Since = Since::new((7, 4), 80);
+/// PTX 8.1 on `sm_89`: conversions of 8-bit floats.
+pub const ADA_FP8: Since = Since::new((8, 1), 89);
+/// PTX 8.4 on `sm_89`: `mma` of 8-bit floats.
+pub const ADA_FP8_MMA: Since = Since::new((8, 4), 89);
 /// PTX 7.8 on `sm_90`: the arithmetic of `bf16` pairs.
 pub const HOPPER_PAIRS: Since = Since::new((7, 8), 90);
 /// PTX 8.0 on `sm_90`: TMA, bulk copies and the async proxy.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{
-    Arch, Block, Builder, Compare, Guard, Kernel, Op, Operand, Reg, RegisterId, SectionId, Statement, TABLE,
+    Arch, Block, Builder, Compare, Fp8, Guard, Kernel, Op, Operand, Reg, RegisterId, SectionId, Statement, TABLE,
 };
 
 /// A kernel as lines: the text of each statement with its guard, the arms of structures indented under it.
@@ -371,6 +371,9 @@ fn every_method() -> Kernel {
     k.reinterpret::<S64, U64>(wide);
     let pair = k.pair::<F16x2>(x, x);
     k.unpack(pair);
+    let bytes = k.fp8_pair(Fp8::E4m3, x, x);
+    k.widen_fp8(Fp8::E4m3, bytes);
+    k.halves(word);
     k.pack::<Bf16x2>(brain, brain);
 
     k.shuffle(ShuffleMode::Index, word, 0u32);
@@ -413,6 +416,7 @@ fn every_method() -> Kernel {
     let accumulator = [k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32)];
     k.mma(MmaShape::M16N8K8, &accumulator, &a, &a[..1]);
     k.mma(MmaShape::M16N8K4, &accumulator, &[tensor, tensor], &[tensor]);
+    k.mma_fp8([Fp8::E4m3, Fp8::E5m2], &[x; 4], &[word; 4], &[word; 2]);
 
     let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: 1024 };
     let descriptor = k.matrix_descriptor(shared, layout);

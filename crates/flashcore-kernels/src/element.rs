@@ -22,7 +22,7 @@ impl ElementLayout {
         Self { bytes: dtype.size_bytes() as u32 }
     }
 
-    /// Depth of a tensor-core product: `m16n8k16` and `wgmma` k16 of 16-bit elements, k32 of 8-bit ones.
+    /// Depth of a tensor-core product: `m16n8k16` and `wgmma` k16 of 16-bit elements, k32 of 8-bit ones, `m16n8k8` of `tf32`.
     pub const fn mma_k(self) -> u32 {
         MMA_K_BYTES / self.bytes
     }
@@ -87,6 +87,7 @@ mod tests {
         };
         assert_eq!(columns(2), [16, 8, 64]);
         assert_eq!(columns(1), [32, 16, 128]);
+        assert_eq!(columns(4), [8, 4, 32]);
     }
 
     /// Half the bytes and twice the columns are the same tile: the hardware sees bytes alone.

@@ -24,6 +24,7 @@
 #[macro_use]
 mod operation_parameters;
 
+mod accuracy;
 pub mod attention;
 pub mod cache;
 pub mod config;
@@ -38,6 +39,7 @@ mod specialization;
 mod tensor_maps;
 mod unsupported;
 
+pub use accuracy::{Accuracy, reference_error};
 pub use config::{
     AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, UnknownConfig,
     WarpScheduler,
@@ -45,7 +47,7 @@ pub use config::{
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
 pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters};
-pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout};
+pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout, Tf32Products};
 pub use spec::{KernelKey, KernelSpec, Stage};
 pub use specialization::Specialization;
 pub use unsupported::Reason;

@@ -56,6 +56,10 @@ pub enum Reason {
     Problem(#[from] ProblemError),
     #[error("the {kernel} kernel has no {dtype}; it has {}", listed(has))]
     DType { kernel: &'static str, dtype: DType, has: &'static [DType] },
+    #[error(
+        "the ampere kernel multiplies f32 as tf32: add -3xtf32, with errors near those of f32, or -1xtf32, with those of f16, to {config}, or take the scalar kernel"
+    )]
+    Tf32 { config: Config },
     #[error("{argument} is {dim}; the {kernel} kernel takes {}", dims(*multiple, *most))]
     Dim { kernel: &'static str, argument: &'static str, dim: usize, multiple: usize, most: usize },
     #[error("{argument} is {value}; a GPU grid takes at most {limit}")]
@@ -146,7 +150,9 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
     let kernel = config.family();
     let types = problem.dtypes();
-    if !config.dtypes().contains(&types.query) {
+    if let (Config::Ampere(AmpereConfig { tf32: None, .. }), DType::F32) = (config, types.query) {
+        reasons.push(Reason::Tf32 { config });
+    } else if !config.dtypes().contains(&types.query) {
         reasons.push(Reason::DType { kernel, dtype: types.query, has: config.dtypes() });
     } else if types.key_value != types.query {
         // No kernel has tensors of different types.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use flashcore_ir::operation::Class;
 use flashcore_ir::{Arch, VerifiedKernel};
-use flashcore_kernels::{Config, LaunchPlan, Stage};
+use flashcore_kernels::{Accuracy, Config, LaunchPlan, Stage};
 use flashcore_problem::{
     Alignment, DType, KvCacheProblem, Layout, Mask, MaskMod, PagedKv, Problem, Rotary, RotaryStyle, ScoreMod,
 };
@@ -151,14 +151,15 @@ fn fingerprint() -> String {
     let (mut sides, mut numbers) = (BTreeSet::new(), BTreeMap::new());
     for config in defaults.iter().copied().chain(others) {
         let covered = if defaults.contains(&config) { problems.len() } else { FOR_EVERY_CONFIG };
-        let number = numbers.entry(config.family()).and_modify(|number| *number += 1).or_insert(0);
+        let family = if config.accuracy() == Accuracy::Exact { config.family() } else { "ampere f32" };
+        let number = numbers.entry(family).and_modify(|number| *number += 1).or_insert(0);
         let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
         for (name, problem) in &problems[..covered] {
             let Ok(plan) = LaunchPlan::new(problem, config, arch(config)) else { continue };
             for launch in &plan.launches {
                 match launch.spec.stage {
                     Stage::Attention => {
-                        text.push_str(&line(&format!("{} {number}{tile}, {name}", config.family()), &launch.kernel()));
+                        text.push_str(&line(&format!("{family} {number}{tile}, {name}"), &launch.kernel()));
                         text.push('\n');
                     }
                     Stage::BlockMask | Stage::Combine => {

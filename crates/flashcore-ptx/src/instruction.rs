@@ -135,6 +135,10 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
         Op::ConvertPair { to, d, high, low } => {
             format!("cvt.rn.{to}.f32 {}, {}, {}", r(d), v(high, Type::F32), v(low, Type::F32))
         }
+        Op::ConvertFp8 { to, d, high, low } => {
+            format!("cvt.rn.satfinite.{to}x2.f32 {}, {}, {}", r(d), v(high, Type::F32), v(low, Type::F32))
+        }
+        Op::WidenFp8 { from, d, a } => format!("cvt.rn.f16x2.{from}x2 {}, {}", r(d), list(a)),
         Op::Pack { to, d, low, high } => {
             format!("mov.{} {}, {{{}, {}}}", storage(*to), r(d), list(low), list(high))
         }
@@ -250,6 +254,14 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
                 list(c)
             )
         }
+
+        Op::MmaFp8 { left, right, d, a, b, c } => format!(
+            "mma.sync.aligned.m16n8k32.row.col.f32.{left}.{right}.f32 {{{}}}, {{{}}}, {{{}}}, {{{}}}",
+            list(d),
+            list(a),
+            list(b),
+            list(c)
+        ),
 
         Op::Wgmma { columns, operand, accumulate, accumulation, source, a_major, b_major, d, c: _, scale, a, b } => {
             let (operand, accumulate) = (element(*operand), element(*accumulate));

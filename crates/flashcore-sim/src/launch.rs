@@ -17,6 +17,7 @@ use crate::race::MOST_STEPS;
 use crate::random::Random;
 use crate::schedule::{Failure, run};
 use crate::state::registers::LANES;
+use crate::tensor_sum::TensorSum;
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
 ///
@@ -99,11 +100,13 @@ pub struct Options {
     pub step_limit: u64,
     /// The most steps that a warp takes before another may run.
     pub longest_turn: u32,
+    /// How tensor cores add in `f32`.
+    pub tensor_sum: TensorSum,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 0, step_limit: 100_000_000, longest_turn: 64 }
+        Self { seed: 0, step_limit: 100_000_000, longest_turn: 64, tensor_sum: TensorSum::Exact }
     }
 }
 
@@ -179,7 +182,8 @@ fn run_grid(
         if cluster > first_failed.load(Ordering::Relaxed) {
             return Ok(Counters::default());
         }
-        let scene = Scene { program, arguments, placement: placement(program, grid, cluster) };
+        let tensor_sum = options.tensor_sum;
+        let scene = Scene { program, arguments, placement: placement(program, grid, cluster), tensor_sum };
         let finished = run(scene, memory, options, Random::new(options.seed, cluster)).map_err(|failure| {
             first_failed.fetch_min(cluster, Ordering::Relaxed);
             (cluster, failure)

@@ -79,6 +79,7 @@ mod counters;
 mod error;
 mod execute;
 mod fault;
+mod fp8;
 mod launch;
 mod memory;
 mod numeric;
@@ -88,6 +89,7 @@ mod race;
 mod random;
 mod schedule;
 mod state;
+mod tensor_sum;
 
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
@@ -98,3 +100,4 @@ pub use fault::{
 pub use flashcore_ir::Argument;
 pub use launch::{Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;
+pub use tensor_sum::TensorSum;

@@ -9,7 +9,7 @@ use flashcore_cuda::cache::Source;
 #[cfg(feature = "cuda")]
 use flashcore_cuda::{Kernel, Timings, Usage};
 #[cfg(feature = "cuda")]
-use flashcore_kernels::{Config, LaunchPlan};
+use flashcore_kernels::{Accuracy, Config, LaunchPlan};
 use flashcore_problem::Problem;
 
 use crate::Device;
@@ -143,6 +143,10 @@ impl fmt::Display for KernelReport {
             "kernel {name} for {arch}, grid {x}x{y}x{z}, {threads} threads, {shared_bytes} bytes shared, \
              {registers} registers, {local_bytes} bytes local"
         )?;
+        match self.config.accuracy() {
+            Accuracy::Exact => {}
+            accuracy @ (Accuracy::NearF32 | Accuracy::Tf32) => write!(formatter, "\n{accuracy}")?,
+        }
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let compile = milliseconds(self.timings.compile);
         match self.source {

@@ -59,7 +59,7 @@ impl Gpu {
             repeats: &repeated,
             guards: &first.guards,
         };
-        Ok(yardstick.judge(problem, &evidence))
+        Ok(yardstick.judge_kernel(problem, run.1, &evidence)?)
     }
 
     /// Runs a problem once, judges it, whole or by a sample, and if it is right times it.
@@ -211,11 +211,12 @@ const LONG_GRAPH_MILLISECONDS: f32 = 50.0;
 const LONG_LAUNCH_MILLISECONDS: f32 = 10.0;
 
 /// A plan on the device that is judged and timed.
-struct Run(Bound);
+struct Run(Bound, Option<Config>);
 
 impl Run {
     fn new(plan: &Plan, inputs: &Inputs) -> Result<Self, NoVerdict> {
-        Ok(Self(Bound::new(plan, inputs)?))
+        let config = plan.report().kernel.as_ref().map(|kernel| kernel.config);
+        Ok(Self(Bound::new(plan, inputs)?, config))
     }
 
     fn once(&self, inputs: &Inputs) -> Result<Contents, NoVerdict> {
@@ -226,7 +227,7 @@ impl Run {
     /// Runs once: the worst verdict, and the hash of the output.
     fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
         let after = self.once(inputs)?;
-        let verdict = judge_worst(problem, inputs, &after.outputs)?;
+        let verdict = judge_worst(problem, self.1, inputs, &after.outputs)?;
         Ok((verdict, sha256(&after.outputs.output.data)))
     }
 
@@ -337,7 +338,7 @@ impl GpuArm {
     /// Verdict of the gates on its output now, and the hash of that output.
     pub(crate) fn judge(&self, problem: &Problem, inputs: &Inputs) -> Result<(Verdict, String), NoVerdict> {
         let after = self.run.once(inputs)?;
-        let verdict = judge_worst(problem, inputs, &after.outputs)?;
+        let verdict = judge_worst(problem, self.run.1, inputs, &after.outputs)?;
         Ok((verdict, sha256(&after.outputs.output.data)))
     }
 

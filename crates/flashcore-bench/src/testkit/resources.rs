@@ -1,7 +1,7 @@
 //! ptxas gates: registers, spills, stack and shared memory of the kernels on each architecture.
 
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_kernels::{Config, Specialization, Stage};
+use flashcore_kernels::{Accuracy, Config, Specialization, Stage};
 use flashcore_problem::{DType, MaskMod, Operand, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
@@ -84,6 +84,15 @@ impl Kind {
         }
     }
 
+    /// The specialization of a config: in `f32` for those that have nothing else.
+    fn specialization_for(self, config: Config, head_dim: u32) -> Specialization {
+        let specialization = self.specialization(head_dim);
+        match config.accuracy() {
+            Accuracy::Exact => specialization,
+            Accuracy::NearF32 | Accuracy::Tf32 => Specialization { dtype: DType::F32, ..specialization },
+        }
+    }
+
     fn specialization(self, head_dim: u32) -> Specialization {
         let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialization::new(dtype, head_dim));
         match self {
@@ -123,8 +132,12 @@ impl Kind {
 pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for &config in configs {
+        let kinds = match config.accuracy() {
+            Accuracy::Exact => &[Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions][..],
+            Accuracy::NearF32 | Accuracy::Tf32 => &[Kind::Full, Kind::Unbiased, Kind::Everything],
+        };
         for head_dim in Specialization::HEAD_DIMS {
-            for kind in [Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions] {
+            for &kind in kinds {
                 kernels.push((config, head_dim, kind));
             }
         }
@@ -132,13 +145,13 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     // The others are those of `sm_90`.
     kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
     // What does not fit is refused for every caller: it is no kernel there.
-    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization(head_dim), arch));
+    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization_for(config, head_dim), arch));
     kernels
 }
 
 /// Compiles one kernel and holds it against the gates: no spills, no stack, registers within the budget.
 pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
-    let specialization = kind.specialization(head_dim);
+    let specialization = kind.specialization_for(config, head_dim);
     let kernel = config
         .generate(Stage::Attention, specialization)
         .verify(arch)

@@ -1,6 +1,7 @@
 //! Sampling: a large problem is judged by some of its rows, because the oracle's plain loops would take minutes for
 //! all.
 
+use flashcore_kernels::Config;
 use flashcore_problem::{Alignment, Evidence, Inputs, Layout, Mask, Operand, Outputs, Problem, Tensor, Verdict};
 
 use crate::floor::Work;
@@ -13,13 +14,20 @@ const ROWS: usize = 64;
 
 /// Judges the outputs of a problem: whole if it is small, and else the last rows of the first and of the last head.
 ///
+/// A config is that of a GPU kernel, by whose accuracy it is judged.
+///
 /// The last rows attend the most keys, all tiles of them. Samples are of tensors that lie contiguously.
-pub fn judge_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<Vec<Verdict>, NoVerdict> {
+pub fn judge_outputs(
+    problem: &Problem,
+    config: Option<Config>,
+    inputs: &Inputs,
+    outputs: &Outputs,
+) -> Result<Vec<Verdict>, NoVerdict> {
     // What an expression takes out, the oracle still asks about.
     let asked = Work::of(&problem.clone().with_mask_mod(None));
     if asked.flops <= WHOLE_FLOPS || !can_be_sampled(problem) {
         let yardstick = Yardstick::new(problem, inputs.clone())?;
-        return Ok(vec![yardstick.judge(problem, &Evidence::new(inputs, outputs))]);
+        return Ok(vec![yardstick.judge_kernel(problem, config, &Evidence::new(inputs, outputs))?]);
     }
     [(0, 0), (problem.batch - 1, problem.query_heads - 1)]
         .into_iter()
@@ -27,15 +35,20 @@ pub fn judge_outputs(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> R
             let sample = Sample::new(problem, batch, head);
             let (inputs, outputs) = (sample.inputs(inputs), sample.outputs(outputs));
             let yardstick = Yardstick::new(&sample.problem, inputs.clone())?;
-            Ok(yardstick.judge(&sample.problem, &Evidence::new(&inputs, &outputs)))
+            Ok(yardstick.judge_kernel(&sample.problem, config, &Evidence::new(&inputs, &outputs))?)
         })
         .collect()
 }
 
 /// Judges the outputs of a problem as [`judge_outputs`] does, and gives the worst verdict: one that complains, or else the
 /// one with the largest error.
-pub fn judge_worst(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<Verdict, NoVerdict> {
-    let mut verdicts = judge_outputs(problem, inputs, outputs)?;
+pub fn judge_worst(
+    problem: &Problem,
+    config: Option<Config>,
+    inputs: &Inputs,
+    outputs: &Outputs,
+) -> Result<Verdict, NoVerdict> {
+    let mut verdicts = judge_outputs(problem, config, inputs, outputs)?;
     verdicts.sort_by(|one, other| {
         one.passed().cmp(&other.passed()).then_with(|| other.max_error.total_cmp(&one.max_error))
     });

@@ -2,7 +2,7 @@
 
 use flashcore_kernels::{LaunchPlan, LaunchValues};
 use flashcore_problem::{BiasStrides, DType, Inputs, Operand, Outputs, Problem, Shape, Strides, Tensor};
-use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, launch};
+use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, TensorSum, launch};
 
 /// Results of a simulated launch.
 #[derive(Debug)]
@@ -164,8 +164,13 @@ pub(super) fn launch_all(
     seed: u64,
 ) -> Result<Counters, SimError> {
     let mut counters = Counters::default();
-    let options = Options { seed, ..Options::default() };
     for planned in &plan.launches {
+        // Tensor cores cut sums off: below what 16 bits show, and not below what `f32` does.
+        let tensor_sum = match planned.spec.specialization.dtype {
+            DType::F32 => TensorSum::H200,
+            _ => TensorSum::Exact,
+        };
+        let options = Options { seed, tensor_sum, ..Options::default() };
         let described = Launch { grid: planned.grid, arguments: plan.arguments(planned, values) };
         counters += launch(&planned.kernel(), &described, memory, &options)?.counters;
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use flashcore_cpu::Level;
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, LaunchPlan, Reason, Target, heuristics};
+use flashcore_kernels::{Accuracy, Config, LaunchPlan, Reason, Target, heuristics, reference_error};
 use flashcore_problem::{
     Evidence, Expected, Inputs, Invalid, Layout, Outputs, Problem, ReferenceError, Verdict, judge, oracle,
 };
@@ -120,6 +120,22 @@ impl Yardstick {
         judge(problem, &self.expected, &self.reference, evidence)
     }
 
+    /// Judges the results of a GPU kernel, by the accuracy of its config.
+    pub fn judge_kernel(
+        &self,
+        problem: &Problem,
+        config: Option<Config>,
+        evidence: &Evidence<'_>,
+    ) -> Result<Verdict, Invalid> {
+        match config.filter(|config| config.accuracy() == Accuracy::Tf32) {
+            None => Ok(self.judge(problem, evidence)),
+            Some(config) => {
+                let reference = reference_error(config, problem, &self.inputs, &self.expected)?;
+                Ok(judge(problem, &self.expected, &reference, evidence))
+            }
+        }
+    }
+
     /// The inputs it belongs to.
     pub const fn inputs(&self) -> &Inputs {
         &self.inputs
@@ -209,7 +225,9 @@ pub fn verify_plan(
     repeats: u64,
     counters: &mut Option<Counters>,
 ) -> Result<Verdict, NoVerdict> {
-    verify_runs(problem, yardstick, seed, repeats, counters, |seed| simulate(plan, problem, &yardstick.inputs, seed))
+    verify_runs((problem, plan.config), yardstick, seed, repeats, counters, |seed| {
+        simulate(plan, problem, &yardstick.inputs, seed)
+    })
 }
 
 /// Simulates a config on random inputs that lie far apart, and judges what it computed as if they lay as in `problem`.
@@ -250,11 +268,13 @@ pub(crate) fn verify_plan_far(
     counters: &mut Option<Counters>,
 ) -> Result<Verdict, NoVerdict> {
     let inputs = &yardstick.inputs;
-    verify_runs(problem, yardstick, seed, repeats, counters, |seed| simulate_far(plan, far, problem, inputs, seed))
+    verify_runs((problem, plan.config), yardstick, seed, repeats, counters, |seed| {
+        simulate_far(plan, far, problem, inputs, seed)
+    })
 }
 
 fn verify_runs(
-    problem: &Problem,
+    (problem, config): (&Problem, Config),
     yardstick: &Yardstick,
     seed: u64,
     repeats: u64,
@@ -273,7 +293,7 @@ fn verify_runs(
         repeats: &repeated,
         guards: &[],
     };
-    Ok(yardstick.judge(problem, &evidence))
+    Ok(yardstick.judge_kernel(problem, Some(config), &evidence)?)
 }
 
 /// Runs in guarded memory. Where the first run ends at an inaccessible page the second begins after one, and so on; half

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use flashcore_bench::testkit::conformance::{
     CaseRecord, ConformanceCase, Disagreement, Executor, Header, Invocation, OutputRecord, Record, RecordError,
-    SimExecutor, Tolerance, cases, check, compare, conduct, replay,
+    SimExecutor, Tolerance, cases, check, compare, conduct, fit_sums, replay,
 };
 use flashcore_ir::{Arch, TABLE, Type};
 use flashcore_ptx::{assemble, print, ptxas};
+use flashcore_sim::TensorSum;
 
 const SEED: u64 = 0;
 /// The record of a real device, replayed wherever the tests run.
@@ -126,7 +127,7 @@ fn every_case_runs_in_the_simulator_under_two_seeds_with_the_same_bits() {
         let kernel = case.verified(Arch::Sm90a).unwrap_or_else(|errors| panic!("{}: {}", case.name, errors[0]));
         let inputs = case.input_bytes(SEED);
         let [one, other] = [1, 2].map(|seed| {
-            let executed = SimExecutor { seed }.execute_case(&case, &kernel, &inputs);
+            let executed = SimExecutor { seed, ..SimExecutor::default() }.execute_case(&case, &kernel, &inputs);
             executed.unwrap_or_else(|error| panic!("{}: {error}", case.name))
         });
         assert!(one == other, "{} depends on the order of its warps", case.name);
@@ -221,7 +222,7 @@ fn tensor_cores_are_judged_by_the_size_of_their_terms() {
 
 /// A run of the simulator, written down as if it were a device.
 fn own_record() -> Record {
-    conduct(header(), &SimExecutor { seed: 3 }, &mut |outcome| {
+    conduct(header(), &SimExecutor { seed: 3, ..SimExecutor::default() }, &mut |outcome| {
         assert!(outcome.comparison.agrees(), "{:?}", outcome.comparison.first);
     })
     .unwrap_or_else(|error| panic!("{error}"))
@@ -322,4 +323,21 @@ fn the_simulator_agrees_with_the_recorded_device() {
         eprintln!("no GPU has executed `{case}` yet; `flashcore conformance --record` on one writes a new record");
     }
     assert!(replayed.passed(), "{:#?}", replayed.complaints());
+}
+
+/// The sums of `mma` in `f32` of an H200: cut off 25 bits below the largest term, and not one more or less.
+#[test]
+fn truncated_sums_are_those_of_the_recorded_device() {
+    let json = std::fs::read_to_string(RECORD).unwrap_or_else(|error| panic!("{RECORD}: {error}"));
+    let record = Record::parse(&json).unwrap_or_else(|error| panic!("{RECORD}: {error}"));
+    let fits = fit_sums(&record).unwrap_or_else(|error| panic!("{error}"));
+    let of_16_bits: Vec<_> = fits.iter().filter(|fit| fit.product.starts_with("Mma ")).collect();
+    assert_eq!(of_16_bits.len(), 6);
+    for fit in of_16_bits {
+        assert_eq!((fit.elements, fit.best()), (2 * 4096, (25, 0)), "{}: {:?}", fit.product, fit.differing);
+        let differ = |fraction| fit.differing.iter().any(|&(tried, count)| tried == fraction && count > 100);
+        assert!(differ(24) && differ(26), "{}: {:?}", fit.product, fit.differing);
+    }
+    let TensorSum::Truncating { fraction, .. } = TensorSum::H200 else { panic!("an H200 cuts off") };
+    assert_eq!(fraction, 25);
 }

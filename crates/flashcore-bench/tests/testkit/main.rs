@@ -13,4 +13,5 @@ mod merge;
 mod operation_resources;
 mod sequences;
 mod support;
+mod tf32;
 mod unattended_keys;

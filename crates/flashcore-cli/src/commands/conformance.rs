@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use flashcore_bench::testkit::conformance::{
     CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, SCHEMA,
-    Scalar, Tolerance, cases_of, check, replay_while,
+    Scalar, Tolerance, cases_of, check, fit_sums, replay_while,
 };
 use flashcore_bench::util::printable::printable;
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
@@ -30,7 +30,7 @@ const SHOWN: usize = 10;
 /// compares the simulator with such a record and needs no GPU.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore conformance --record results/conformance/h200.json\n  flashcore conformance --replay results/conformance/h200.json"
+    after_help = "Examples:\n  flashcore conformance --record results/conformance/h200.json\n  flashcore conformance --replay results/conformance/h200.json\n  flashcore conformance --replay results/conformance/h200.json --sums"
 )]
 pub(crate) struct Conformance {
     /// Write the results of the GPU to a JSON record
@@ -39,6 +39,9 @@ pub(crate) struct Conformance {
     /// Compare the simulator with a record instead of a GPU
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
+    /// With --replay: the bits that the recorded tensor cores keep when they add, by the form of the product
+    #[arg(long, requires = "replay")]
+    sums: bool,
     /// The seed of the inputs; a replay uses that of its record
     #[arg(long, default_value_t = 0, conflicts_with = "replay")]
     seed: u64,
@@ -117,6 +120,29 @@ impl Conformance {
         Ok(ending)
     }
 
+    /// The numbers of bits that repeat the sums of a record.
+    fn sums(&self, output: &mut Output, record: &Record) -> Result<Ending, Failure> {
+        let fits = fit_sums(record).map_err(|error| Failure::Environment(error.to_string()))?;
+        let mut table = Table::new(&[
+            column("product", "product"),
+            column("sums", "sums"),
+            column("bits kept", "bits"),
+            column("differing", "differing"),
+        ]);
+        for fit in &fits {
+            let (bits, differing) = fit.best();
+            table.push(vec![
+                Cell::from(&*fit.product),
+                Cell::from(fit.elements),
+                Cell::from(bits),
+                Cell::from(differing),
+            ]);
+        }
+        output.table(&table, self.format)?;
+        let repeated = !fits.is_empty() && fits.iter().all(|fit| fit.best().1 == 0);
+        Ok(if repeated { Ending::Well } else { Ending::Failed })
+    }
+
     fn replay(&self, output: &mut Output, file: &Path) -> Result<Ending, Failure> {
         let shown = file.display();
         let json = std::fs::read_to_string(file).map_err(|error| {
@@ -127,6 +153,9 @@ impl Conformance {
         let usage = |error: RecordError| Failure::Usage(format!("{shown}: {error}"));
         let record = Record::parse(&json).map_err(usage)?;
         let target: Arch = record.header.target.parse().map_err(|error| usage(RecordError::Target(error)))?;
+        if self.sums {
+            return self.sums(output, &record);
+        }
         let count = record.cases.len();
         let replayed = match replay_while(&record, |index, name| {
             output.progress(index, count, name);

@@ -53,7 +53,8 @@ fn a_record_is_replayed() {
         target: "sm_90".to_owned(),
         seed: 3,
     };
-    let mut record: Record = conduct(header, &SimExecutor { seed: 5 }, &mut |_| {}).expect("the suite runs");
+    let mut record: Record =
+        conduct(header, &SimExecutor { seed: 5, ..SimExecutor::default() }, &mut |_| {}).expect("the suite runs");
     let scratch = Scratch::new("replayed");
     let output = replay(&scratch.write("agreeing.json", record.to_json().expect("JSON")), &[]);
     check(&output, 0, "");

@@ -1,10 +1,10 @@
 //! Moves, comparisons, arithmetic, bits, conversions and special functions.
 
 use super::Builder;
-use crate::operand::{Compare, Reg, Rounding, SpecialRegister, Value};
+use crate::operand::{Compare, Fp8, Reg, Rounding, SpecialRegister, Value};
 use crate::operation::Op;
 use crate::types::{
-    Bf16, Bits, F16, F32, Float, HalfPair, Integer, Integer32, Number, Pred, S32, S64, Tf32, Ty, U16, U32, U64,
+    Bf16, Bits, F16, F16x2, F32, Float, HalfPair, Integer, Integer32, Number, Pred, S32, S64, Tf32, Ty, U16, U32, U64,
 };
 
 /// Methods that compute a new register from operands of one type.
@@ -348,6 +348,31 @@ impl Builder {
         let d = self.register::<T>();
         self.push(Op::ConvertPair { to: T::TYPE, d: d.id(), high, low });
         d
+    }
+
+    /// Two `f32` as 8-bit floats, saturating, `low` in the lower byte.
+    #[track_caller]
+    pub fn fp8_pair(&mut self, to: Fp8, low: impl Into<Value<F32>>, high: impl Into<Value<F32>>) -> Reg<U16> {
+        let (low, high) = (low.into().operand(), high.into().operand());
+        let d = self.register::<U16>();
+        self.push(Op::ConvertFp8 { to, d: d.id(), high, low });
+        d
+    }
+
+    /// Two 8-bit floats as `f16`, the lower byte in the lower half.
+    #[track_caller]
+    pub fn widen_fp8(&mut self, from: Fp8, a: Reg<U16>) -> Reg<F16x2> {
+        let d = self.register::<F16x2>();
+        self.push(Op::WidenFp8 { from, d: d.id(), a: vec![a.id()] });
+        d
+    }
+
+    /// The halves of a word.
+    #[track_caller]
+    pub fn halves(&mut self, word: Reg<U32>) -> (Reg<U16>, Reg<U16>) {
+        let (low, high) = (self.register::<U16>(), self.register::<U16>());
+        self.push(Op::Unpack { from: U32::TYPE, low: low.id(), high: high.id(), a: vec![word.id()] });
+        (low, high)
     }
 
     /// `target` = two `f32` rounded into a pair, `low` in the lower half.

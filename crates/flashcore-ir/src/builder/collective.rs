@@ -2,10 +2,10 @@
 
 use super::Builder;
 use crate::operand::{
-    FenceScope, MmaShape, ReduceOp, Reg, RegisterChange, SharedAddress, ShuffleMode, Value, VoteMode,
+    FenceScope, Fp8, MmaShape, ReduceOp, Reg, RegisterChange, SharedAddress, ShuffleMode, Value, VoteMode,
 };
 use crate::operation::Op;
-use crate::types::{Accumulator, Integer32, MatrixOperand, Pred, U32, Word};
+use crate::types::{Accumulator, F32, Integer32, MatrixOperand, Pred, U32, Word};
 
 /// Lanes of a warp.
 const LANES: u32 = 32;
@@ -124,6 +124,15 @@ impl Builder {
             b: ids(b),
             c: ids(accumulator),
         });
+    }
+
+    /// `accumulator = a · b + accumulator` of 8-bit floats on the tensor cores, 16 × 8 × 32.
+    #[track_caller]
+    pub fn mma_fp8(&mut self, types: [Fp8; 2], accumulator: &[Reg<F32>; 4], a: &[Reg<U32>; 4], b: &[Reg<U32>; 2]) {
+        let [left, right] = types;
+        let d: Vec<_> = accumulator.iter().map(|register| register.id()).collect();
+        let [a, b] = [&a[..], b].map(|registers| registers.iter().map(|register| register.id()).collect());
+        self.push(Op::MmaFp8 { left, right, d: d.clone(), a, b, c: d });
     }
 
     /// Waits at named barrier `barrier` until `threads` threads have arrived.

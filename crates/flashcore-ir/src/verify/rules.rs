@@ -369,6 +369,9 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         | Op::PopCount { .. }
         | Op::LeadingZeros { .. }
         | Op::ConvertPair { .. }
+        | Op::ConvertFp8 { .. }
+        | Op::WidenFp8 { .. }
+        | Op::MmaFp8 { .. }
         | Op::Pack { .. }
         | Op::Unpack { .. }
         | Op::Exp2 { .. }
@@ -465,8 +468,10 @@ const fn reduces(op: ReduceOp, ty: Type) -> bool {
 
 const fn multiplies(shape: MmaShape, operand: Type, accumulate: Type) -> bool {
     match (operand, accumulate) {
-        (Type::F16x2, Type::F32 | Type::F16x2) | (Type::Bf16x2, Type::F32) => !matches!(shape, MmaShape::M16N8K4),
-        (Type::Tf32, Type::F32) => !matches!(shape, MmaShape::M16N8K16),
+        (Type::F16x2, Type::F32 | Type::F16x2) | (Type::Bf16x2, Type::F32) => {
+            matches!(shape, MmaShape::M16N8K8 | MmaShape::M16N8K16)
+        }
+        (Type::Tf32, Type::F32) => matches!(shape, MmaShape::M16N8K4 | MmaShape::M16N8K8),
         _ => false,
     }
 }

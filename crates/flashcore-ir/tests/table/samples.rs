@@ -1,8 +1,8 @@
 //! One operation of each row of the table, in its order.
 
 use flashcore_ir::{
-    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
-    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
+    Accumulation, Address, Compare, CopyCache, FenceScope, Fp8, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
+    Op, Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
     VoteMode,
 };
 
@@ -77,6 +77,8 @@ pub(crate) fn one_of_each() -> Vec<Op> {
         Op::LeadingZeros { d: D, a: A },
         Op::Convert { to: Type::F32, from: Type::Bf16, rounding: Rounding::Exact, d: D, a: A },
         Op::ConvertPair { to: Type::F16x2, d: D, high: A, low: B },
+        Op::ConvertFp8 { to: Fp8::E4m3, d: D, high: A, low: B },
+        Op::WidenFp8 { from: Fp8::E5m2, d: D, a: vec![read(0)] },
         Op::Pack { to: Type::U64, d: D, low: vec![read(0)], high: vec![read(1)] },
         Op::Unpack { from: Type::Bf16x2, low: D, high: written(1), a: vec![read(0)] },
         Op::Exp2 { ty: Type::F32, d: D, a: A },
@@ -159,6 +161,14 @@ pub(crate) fn one_of_each() -> Vec<Op> {
             a: vec![read(0), read(1)],
             b: vec![read(2)],
             c: vec![read(3), read(4)],
+        },
+        Op::MmaFp8 {
+            left: Fp8::E4m3,
+            right: Fp8::E5m2,
+            d: (0..4).map(written).collect(),
+            a: (0..4).map(read).collect(),
+            b: (4..6).map(read).collect(),
+            c: (6..10).map(read).collect(),
         },
         Op::Wgmma {
             columns: 8,

@@ -193,6 +193,7 @@ pub(crate) fn reasons(problem: &KvCacheProblem, config: Config) -> Vec<Reason> {
         Config::Ampere(AmpereConfig { producers, .. }) => refuse("producer warps", producers > 0),
         _ => refuse("a kernel other than ampere", true),
     }
+    refuse("f32", attention.dtype == DType::F32);
     refuse("qk_norm", problem.qk_norm.is_some());
     refuse("mask_mod", attention.mask_mod.is_some());
     refuse("a cache without pages", attention.paged.is_some_and(|paged| paged.num_pages == 0));

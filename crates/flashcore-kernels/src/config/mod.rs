@@ -5,7 +5,7 @@ mod name;
 mod sm80;
 mod sm90;
 
-use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32};
+use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, Tf32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
@@ -15,7 +15,7 @@ use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
 use crate::cache::FusedAppend;
 use crate::heuristics;
-use crate::primitives::{Accumulation, SharedLayout};
+use crate::primitives::{Accumulation, Rescale, SharedLayout, Tf32Products};
 use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
@@ -81,7 +81,7 @@ impl Config {
 
     /// Every config that some problem gets by default, on some GPU.
     pub fn defaults() -> Vec<Self> {
-        let ampere = heuristics::sm80::ALL.map(Self::Ampere);
+        let ampere = heuristics::sm80::ALL.into_iter().chain(heuristics::sm80::ALL_F32).map(Self::Ampere);
         let hopper = heuristics::sm90::ALL.map(Self::Hopper);
         [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
     }
@@ -108,6 +108,26 @@ impl Config {
         }
         configs.extend(heuristics::sm90::ALL.map(Self::Hopper));
         configs
+    }
+
+    /// The configs of `f32` on tensor cores that suites go through: every default, and one of each other choice.
+    pub fn f32() -> Vec<Self> {
+        let base = heuristics::sm80::ALL_F32[0];
+        let others = [
+            AmpereConfig { tf32: Some(Tf32Products::One), ..base },
+            AmpereConfig {
+                rows_per_warp: 32,
+                tile_n: 16,
+                query: QueryPlace::Shared,
+                rescale: Rescale::IfChanged,
+                ..base
+            },
+            AmpereConfig { layout: SharedLayout::Padded, load_bytes: 4, tile_n: 64, ..base },
+            AmpereConfig { producers: 1, stages: 3, tile_n: 16, ..base },
+            AmpereConfig { num_splits: 3, pack_gqa: true, ..base },
+            AmpereConfig { num_splits: 2, cluster: true, ..base },
+        ];
+        heuristics::sm80::ALL_F32.into_iter().chain(others).map(Self::Ampere).collect()
     }
 
     /// The name of the kernel.
@@ -168,6 +188,7 @@ impl Config {
     pub(crate) const fn dtypes(self) -> &'static [DType] {
         match self {
             Self::Scalar(_) => &[DType::F16, DType::Bf16, DType::F32],
+            Self::Ampere(AmpereConfig { tf32: Some(_), .. }) => &[DType::F32],
             // Tensor cores add up products of `bf16` in `f32` alone.
             Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
             Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
@@ -273,6 +294,9 @@ impl Config {
             (Self::Scalar(config), _) => naive::kernel::<F32>(name, config, specialization),
             (Self::Ladder(config), DType::Bf16) => attention::ladder::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ladder(config), _) => attention::ladder::kernel::<F16x2>(name, config, specialization),
+            (Self::Ampere(config @ AmpereConfig { tf32: Some(_), .. }), _) => {
+                attention::sm80::kernel::<Tf32>(name, config, specialization)
+            }
             (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ampere(config), _) => attention::sm80::kernel::<F16x2>(name, config, specialization),
             (Self::Hopper(config), DType::Bf16) => attention::sm90::kernel::<Bf16x2>(name, config, specialization),

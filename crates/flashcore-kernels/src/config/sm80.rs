@@ -6,7 +6,7 @@ use flashcore_problem::Operand;
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::element::ElementLayout;
-use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout};
+use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout, Tf32Products};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
 /// The choices of the Ampere kernel.
@@ -33,6 +33,8 @@ pub struct AmpereConfig {
     pub load_bytes: u32,
     /// The type of accumulators.
     pub accumulation: Accumulation,
+    /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
+    pub tf32: Option<Tf32Products>,
     /// The units that compute exponentials.
     pub exponential: Exponential,
     /// Warps that only copy keys and values for the others: 0, 1 or 2.
@@ -92,6 +94,7 @@ impl AmpereConfig {
         rescale: Rescale::Always,
         load_bytes: MAX_VEC_BYTES,
         accumulation: Accumulation::F32,
+        tf32: None,
         exponential: Exponential::Unit,
         producers: 0,
         persistent: 0,
@@ -146,15 +149,34 @@ impl AmpereConfig {
         self.warps.saturating_add(self.producers).saturating_mul(LANES)
     }
 
-    /// Registers per thread that hold operands and results: query (16-bit pairs), scores and output, what is added
-    /// to scores, and what warps that share keys send each other.
+    /// The products of `tf32`, for `f32`.
+    pub(crate) const fn tf32_products(self) -> Tf32Products {
+        match self.tf32 {
+            Some(products) => products,
+            None => Tf32Products::Three,
+        }
+    }
+
+    /// Registers per thread that hold operands and results: query (16-bit pairs, or `f32`), scores and output, what is
+    /// added to scores, and what warps that share keys send each other. `f32` has the sums of chains beside them, and P
+    /// twice.
     pub const fn operand_registers(self, specialization: Specialization) -> u32 {
         let [head_dim, value_dim] = [specialization.head_dim, specialization.value_dim];
-        let query = match self.query {
-            QueryPlace::Registers => head_dim.next_multiple_of(16) / 4,
-            QueryPlace::Shared => 0,
+        let query = match (self.query, self.tf32) {
+            (QueryPlace::Registers, None) => head_dim.next_multiple_of(16) / 4,
+            (QueryPlace::Registers, Some(_)) => head_dim.next_multiple_of(8) / 2,
+            (QueryPlace::Shared, _) => 0,
         };
         let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
+        // Sums of chains, and the parts of operands: those of both rows of a warp meet those of the other operand.
+        let m_tiles = self.rows_per_warp / 16;
+        let parts = 16 * m_tiles * m_tiles;
+        let chains = if m_tiles * output >= MANY_OUTPUT_REGISTERS { 16 } else { 32 };
+        let (scores, chains) = match self.tf32 {
+            None => (scores, 0),
+            Some(Tf32Products::One) => (scores, (chains + parts) / 2),
+            Some(Tf32Products::Three) => (2 * scores, chains + parts),
+        };
         // Loads of a bias begin before they are needed, and have addresses.
         let bias = if specialization.has(Operand::Bias) { scores + scores / 4 } else { 0 };
         // So do those of tables, and the coordinates of the scores are known.
@@ -165,7 +187,7 @@ impl AmpereConfig {
             Accumulation::F16 if output > scores => output / 2,
             Accumulation::F16 => scores / 2,
         };
-        self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + exchange
+        self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + chains + exchange
     }
 
     /// True if operands and results stay in registers.
@@ -176,7 +198,7 @@ impl AmpereConfig {
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
     /// SM where the output is small, and for two where it is large.
     pub fn register_budget(self, specialization: Specialization) -> u32 {
-        let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16;
+        let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16 && self.tf32.is_none();
         if is_small && !specialization.has_terms() && !specialization.has_expressions() { 168 } else { 255 }
     }
 }
@@ -190,6 +212,8 @@ pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
     }
 }
 
+/// Registers of the output from which on fewer tiles of `f32` are multiplied at a time.
+const MANY_OUTPUT_REGISTERS: u32 = 64;
 /// The most KV splits.
 const MAX_SPLITS: u32 = 256;
 
@@ -252,6 +276,12 @@ impl AmpereConfig {
             flaw("chunk_keys", chunk_keys, "0 unless CTAs are persistent", chunk_keys == 0 || persistent > 0),
             flaw("chunk_keys", chunk_keys, "0 with splits", chunk_keys == 0 || num_splits == 1),
             flaw("producers", producers, "0 with chunks", chunk_keys == 0 || producers == 0),
+            flaw(
+                "accumulation",
+                16,
+                "f32 with products of tf32: leave -f16sums out",
+                self.tf32.is_none() || matches!(self.accumulation, Accumulation::F32),
+            ),
             flaw("pdl", u32::from(pdl), "0 without chunks", !pdl || chunk_keys > 0),
         ];
         flaws.into_iter().flatten().collect()

@@ -8,7 +8,7 @@ mod search;
 pub(crate) mod sm80;
 pub(crate) mod sm90;
 
-use flashcore_problem::Problem;
+use flashcore_problem::{DType, Problem};
 
 use crate::config::Config;
 use crate::launch_plan::Target;
@@ -18,6 +18,9 @@ pub use search::{search_space, starting_points};
 /// The config for a problem on a GPU unless another is asked for.
 pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
+    if problem.dtype == DType::F32 {
+        return sm80::select_f32(problem, target).map_or_else(Config::scalar, Config::Ampere);
+    }
     if !Config::ampere().dtypes().contains(&problem.dtype) {
         return Config::scalar();
     }

@@ -10,13 +10,14 @@
 //!   keys are read once, and the keys are split (split-KV) until all SMs read.
 
 use flashcore_ir::Arch;
-use flashcore_problem::Problem;
+use flashcore_problem::{DType, Problem};
 
-use crate::config::{AmpereConfig, QueryPlace};
+use crate::config::{AmpereConfig, Config, QueryPlace};
+use crate::element::ElementLayout;
 use crate::launch_plan::Target;
-use crate::primitives::Rescale;
+use crate::primitives::{Rescale, SharedTile, Tf32Products};
 use crate::specialization::Specialization;
-use crate::unsupported::can_pack_gqa;
+use crate::unsupported::{can_pack_gqa, takes};
 
 const BASE: AmpereConfig = AmpereConfig::BASE;
 
@@ -53,6 +54,29 @@ const DECODE_ROWS: AmpereConfig = AmpereConfig { stages: 3, ..BASE };
 const DECODE_WIDE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..DECODE };
 /// The same where shared memory is small.
 const DECODE_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps: 2, tile_n: 32, ..DECODE_WIDE };
+
+/// `f32` by three products of `tf32`. Nothing of these was measured on a GPU: they follow from what fits.
+const F32: AmpereConfig = AmpereConfig { tile_n: 32, tf32: Some(Tf32Products::Three), ..BASE };
+/// Heads of more than 64 columns in `f32`, whose query leaves no room in the registers.
+const F32_MIDDLE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..F32 };
+/// Heads of up to 256 columns in `f32`.
+const F32_WIDE: AmpereConfig = AmpereConfig { tile_n: 16, ..F32_MIDDLE };
+/// The same where shared memory is small.
+const F32_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, ..F32_WIDE };
+/// Few rows over many keys in `f32`.
+const F32_DECODE: AmpereConfig = AmpereConfig { kv_split_warps: 4, tile_n: 64, ..F32_MIDDLE };
+/// The same where shared memory is small, or heads are wide.
+const F32_DECODE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps: 2, tile_n: 32, ..F32_MIDDLE };
+
+/// Every config that some problem of `f32` gets; those of few rows also packed, and with chunks.
+pub(crate) const ALL_F32: [AmpereConfig; 6] = [
+    F32,
+    F32_MIDDLE,
+    F32_WIDE,
+    F32_WIDE_SMALL,
+    AmpereConfig { persistent: 5, chunk_keys: 64, pack_gqa: true, ..F32_DECODE },
+    AmpereConfig { persistent: 5, chunk_keys: 64, ..F32_DECODE_SMALL },
+];
 
 /// Every config that some problem gets; those of few rows also packed, and with several parts.
 pub(crate) const ALL: [AmpereConfig; 15] = [
@@ -145,6 +169,7 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
         (false, problem.query_length, problem.query_heads)
     };
     let config = match (problem.head_dim.max(problem.value_dim), has_room(arch)) {
+        _ if problem.dtype == DType::F32 => first_f32(problem, arch, &[F32_DECODE, F32_DECODE_SMALL, F32_WIDE_SMALL])?,
         (..=128, true) if rows > DECODE.tile_m() as usize => DECODE_ROWS,
         (..=128, true) => AmpereConfig { stages: 3, ..DECODE },
         (..=128, false) => DECODE,
@@ -159,4 +184,27 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     let chunk_keys = problem.key_length.div_ceil(splits).min(longest).next_multiple_of(config.tile_n as usize) as u32;
     let pdl = matches!(arch, Arch::Sm90 | Arch::Sm90a);
     Some(AmpereConfig { chunk_keys, persistent: slots as u32, pack_gqa, pdl, ..config })
+}
+
+/// The config for `f32`, if the kernel takes the problem: by three products of `tf32`, never by one.
+pub(super) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConfig> {
+    let candidates: &[_] = match problem.head_dim.max(problem.value_dim) {
+        ..=64 => &[F32, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
+        65..=128 => &[F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
+        _ => &[F32_WIDE, F32_WIDE_SMALL],
+    };
+    let decode = select_decode(problem, target).filter(|config| takes(problem, Config::Ampere(*config), target.arch));
+    decode.or_else(|| first_f32(problem, target.arch, candidates))
+}
+
+/// The first of some configs that takes a problem and whose tiles fit shared memory.
+fn first_f32(problem: &Problem, arch: Arch, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
+    let columns = |dim: usize| SharedTile::columns_for(dim as u32, ElementLayout::of(DType::F32));
+    let (head_dim, value_dim) = (columns(problem.head_dim), columns(problem.value_dim));
+    let fits = |config: &AmpereConfig| {
+        let kv = config.stages * config.tile_n * (head_dim + value_dim);
+        4 * (config.tile_m() * head_dim.max(value_dim) + kv) <= arch.shared_bytes_per_cta()
+    };
+    let takes = |config: &AmpereConfig| takes(problem, Config::Ampere(*config), arch);
+    candidates.iter().copied().find(|config| fits(config) && takes(config))
 }

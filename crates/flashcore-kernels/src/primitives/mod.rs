@@ -5,7 +5,7 @@
 //! * [`SwizzledTile`] is the shared-memory tile of TMA and `wgmma`, [`TmaPipeline`] its stages between a producer warp and
 //!   consumer warpgroups;
 //! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
-//!   [`WgmmaOperand`] and [`PFragment`] those of `wgmma`;
+//!   [`Tf32Query`] and [`ValueWords`] the operands of those of `f32`, [`WgmmaOperand`] and [`PFragment`] those of `wgmma`;
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] masks them, and [`OnlineSoftmax`] turns them into weights;
 //! * [`ExpressionCode`] is the code of a `score_mod` or `mask_mod`.
 
@@ -19,7 +19,10 @@ mod softmax;
 mod vector;
 
 pub use mask::KeyMask;
-pub use mma::{Accumulation, Accumulator, LeftFragments, LeftOperand, PFragment, RightFragments, WgmmaOperand};
+pub use mma::{
+    Accumulation, Accumulator, LeftFragments, LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query,
+    ValueWords, WgmmaOperand, multiply_scores, multiply_values,
+};
 pub(crate) use pipeline::named_barrier::NamedBarrier;
 pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};
 pub use score::{BiasTerms, ScorePositions, ScoreTerms};

@@ -3,8 +3,8 @@
 //! The product is complete on purpose: which of the combinations exist is for the verifier to say.
 
 use flashcore_ir::{
-    Accumulation, Address, Compare, CopyCache, FenceScope, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape, Op,
-    Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
+    Accumulation, Address, Compare, CopyCache, FenceScope, Fp8, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
+    Op, Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, Type,
     VoteMode,
 };
 
@@ -146,6 +146,10 @@ fn conversions(list: &mut List) {
         }
     }
     list.push_types(|list, to| Op::ConvertPair { to, d: ANY, high: list.any(), low: list.any() });
+    for ty in Fp8::ALL {
+        list.push(|list| Op::ConvertFp8 { to: *ty, d: ANY, high: list.any(), low: list.any() });
+        list.push(|_| Op::WidenFp8 { from: *ty, d: ANY, a: vec![ANY] });
+    }
     list.push_types(|_, to| Op::Pack { to, d: ANY, low: registers(1), high: registers(1) });
     list.push_types(|_, from| Op::Unpack { from, low: ANY, high: ANY, a: registers(1) });
     list.push_types(|list, ty| Op::Exp2 { ty, d: ANY, a: list.any() });
@@ -304,6 +308,18 @@ fn tensor(list: &mut List) {
                     b: registers(8 * words / 32),
                     c: accumulator,
                 }
+            });
+        }
+    }
+    for left in Fp8::ALL {
+        for right in Fp8::ALL {
+            list.push(|_| Op::MmaFp8 {
+                left: *left,
+                right: *right,
+                d: registers(4),
+                a: registers(4),
+                b: registers(2),
+                c: registers(4),
             });
         }
     }

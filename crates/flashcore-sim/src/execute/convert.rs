@@ -1,9 +1,10 @@
 //! Conversions between types, packing and unpacking.
 
-use flashcore_ir::{Operand, RegisterId, Rounding, Type};
+use flashcore_ir::{Fp8, Operand, RegisterId, Rounding, Type};
 
 use crate::error::Stop;
 use crate::execute::lanes::Lanes;
+use crate::fp8;
 use crate::numeric::{Bf16, F16, Half, canonical, join, to_tf32};
 
 /// A value between decoding and encoding: every integer and float type is exact in one of the two.
@@ -135,6 +136,19 @@ pub(crate) fn convert_pair(
     };
     lanes.words2(d, [low, high], |low, high| join([low, high].map(|bits| encode(f32::from_bits(bits).into()))));
     Ok(())
+}
+
+/// Two `f32` rounded into two bytes.
+pub(crate) fn to_fp8(lanes: &mut Lanes<'_, '_>, to: Fp8, d: RegisterId, high: Operand, low: Operand) {
+    let encode = |bits| u32::from(fp8::encode(to, f32::from_bits(bits)));
+    lanes.words2(d, [low, high], |low, high| encode(low) | encode(high) << 8);
+}
+
+/// Two bytes as a pair of `f16`.
+pub(crate) fn from_fp8(lanes: &mut Lanes<'_, '_>, from: Fp8, d: RegisterId, a: RegisterId) {
+    let pairs = *lanes.registers.word_of(a);
+    let widen = |code: u32| F16::encode(fp8::decode(from, code as u8).into());
+    lanes.set_word(d, &pairs.map(|pair| join([widen(pair), widen(pair >> 8)])));
 }
 
 /// Two registers as the halves of one.

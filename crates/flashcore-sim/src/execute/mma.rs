@@ -3,20 +3,23 @@
 //! Lane `l` is thread `t = l % 4` of group `g = l / 4`. Of an operand of 16-bit elements, register `r` of A holds row
 //! `g + 8(r % 2)`, columns `2t + 8(r / 2)` and the next; register `r` of B holds rows `2t + 8r` and the next of column
 //! `g`. Of `tf32`, register `r` of A holds row `g + 8(r % 2)`, column `t + 4(r / 2)`, and register `r` of B row `t + 4r`
-//! of column `g`. The accumulator has rows `g` and `g + 8`, columns `2t` and the next.
+//! of column `g`. Of 8-bit floats, register `r` of A holds row `g + 8(r % 2)`, columns `4t + 16(r / 2)` and the next three,
+//! and register `r` of B rows `4t + 16r` and the next three of column `g`. The accumulator has rows `g` and `g + 8`, columns `2t` and the next.
 //!
-//! Products are exact and summed in `f64` from the accumulator on, in order of the depth; the sum is rounded once, to
-//! nearest even. Hardware sums in a wider fixed-point format and truncates: the last bits may differ.
+//! Products are exact. How they are summed in `f32` is a [`TensorSum`]; in `f16` they are summed in `f64` from the
+//! accumulator on, in order of the depth, and rounded once, to nearest even.
 
-use flashcore_ir::{MmaShape, RegisterId, Type};
+use flashcore_ir::{Fp8, MmaShape, RegisterId, Type};
 
 use crate::error::Stop;
+use crate::fp8;
 use crate::numeric::{Bf16, F16, Half, TF32_MASK, canonical, join, split};
 use crate::state::registers::{ALL, Registers};
+use crate::tensor_sum::{Factor, TensorSum};
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
-const MOST_DEPTH: usize = 16;
+const MOST_DEPTH: usize = 32;
 
 /// An operation of the tensor core.
 pub(crate) struct Mma<'a> {
@@ -38,7 +41,7 @@ struct Operands {
 }
 
 /// `d = a · b + c`.
-pub(crate) fn mma(registers: &mut Registers<'_>, mma: &Mma<'_>) -> Result<(), Stop> {
+pub(crate) fn mma(registers: &mut Registers<'_>, mma: &Mma<'_>, sum: TensorSum) -> Result<(), Stop> {
     let no_such_form = || {
         let Mma { shape, operand, accumulate, .. } = mma;
         Stop::no_such_form("Mma", format_args!("{shape} of {operand} in {accumulate}"))
@@ -81,7 +84,13 @@ pub(crate) fn mma(registers: &mut Registers<'_>, mma: &Mma<'_>) -> Result<(), St
         | Type::U64
         | Type::S64 => return Err(no_such_form()),
     }
-    multiply(&operands, mma.shape.depth() as usize, &mut sums);
+    let depth = mma.shape.depth() as usize;
+    match (sum, mma.accumulate) {
+        (TensorSum::Truncating { .. }, Type::F32) => {
+            truncate(sum, &operands, ([Factor::of(mma.operand); 2], depth), &mut sums);
+        }
+        _ => multiply(&operands, depth, &mut sums),
+    }
     for (register, &d) in mma.d.iter().enumerate() {
         let words = core::array::from_fn(|lane| {
             if mma.accumulate == Type::F32 {
@@ -150,5 +159,65 @@ fn multiply(operands: &Operands, depth: usize, sums: &mut Accumulator) {
                 *sum += a * b;
             }
         }
+    }
+}
+
+/// Sums as hardware does, element by element.
+fn truncate(sum: TensorSum, operands: &Operands, (factors, depth): ([Factor; 2], usize), sums: &mut Accumulator) {
+    for (row, sums) in operands.a.iter().zip(sums) {
+        for (column, element) in sums.iter_mut().enumerate() {
+            let products = row.iter().zip(&operands.b).take(depth).map(|(a, b)| (f64::from(*a), b[column]));
+            *element = sum.add(factors, *element as f32, products).into();
+        }
+    }
+}
+
+/// An operation of the tensor core on 8-bit floats.
+pub(crate) struct MmaFp8<'a> {
+    pub(crate) types: [Fp8; 2],
+    pub(crate) d: &'a [RegisterId],
+    pub(crate) a: &'a [RegisterId],
+    pub(crate) b: &'a [RegisterId],
+    pub(crate) c: &'a [RegisterId],
+}
+
+/// `d = a · b + c` of 8-bit floats, 16 × 8 × 32.
+pub(crate) fn mma_fp8(registers: &mut Registers<'_>, mma: &MmaFp8<'_>, sum: TensorSum) {
+    let [left, right] = mma.types;
+    let mut operands = Operands { a: [[0.0; MOST_DEPTH]; ROWS], b: [[0.0; COLUMNS]; MOST_DEPTH] };
+    for (register, &a) in mma.a.iter().enumerate() {
+        for (lane, &word) in registers.word_of(a).iter().enumerate() {
+            let row = &mut operands.a[lane / 4 + 8 * (register % 2)];
+            for (byte, code) in word.to_le_bytes().into_iter().enumerate() {
+                row[4 * (lane % 4) + 16 * (register / 2) + byte] = fp8::decode(left, code);
+            }
+        }
+    }
+    for (register, &b) in mma.b.iter().enumerate() {
+        for (lane, &word) in registers.word_of(b).iter().enumerate() {
+            for (byte, code) in word.to_le_bytes().into_iter().enumerate() {
+                operands.b[4 * (lane % 4) + 16 * register + byte][lane / 4] = fp8::decode(right, code).into();
+            }
+        }
+    }
+    let mut sums: Accumulator = [[0.0; COLUMNS]; ROWS];
+    for (register, &c) in mma.c.iter().enumerate() {
+        for (lane, &bits) in registers.word_of(c).iter().enumerate() {
+            let (row, column) = single_position(lane, register);
+            sums[row][column] = f32::from_bits(bits).into();
+        }
+    }
+    match sum {
+        TensorSum::Exact => multiply(&operands, MOST_DEPTH, &mut sums),
+        TensorSum::Truncating { .. } => {
+            truncate(sum, &operands, (mma.types.map(Factor::of_fp8), MOST_DEPTH), &mut sums);
+        }
+    }
+    for (register, &d) in mma.d.iter().enumerate() {
+        let words = core::array::from_fn(|lane| {
+            let (row, column) = single_position(lane, register);
+            canonical(sums[row][column] as f32)
+        });
+        registers.set_word(d, ALL, &words);
     }
 }

@@ -23,7 +23,7 @@ use crate::error::Stop;
 use crate::execute::bits::Shift;
 use crate::execute::lanes::Lanes;
 use crate::execute::mbarrier::Arrival;
-use crate::execute::mma::Mma;
+use crate::execute::mma::{Mma, MmaFp8};
 use crate::execute::tma::TmaLoad;
 use crate::fault::{AccessKind, FaultKind, InFlight, Location, MbarrierProblem, TooEarly};
 use crate::launch::Arguments;
@@ -37,6 +37,7 @@ use crate::state::cluster_barrier::ClusterBarrier;
 use crate::state::registers::{ALL, LANES};
 use crate::state::warp::Warp;
 use crate::state::wgmma::Warpgroup;
+use crate::tensor_sum::TensorSum;
 
 /// The operands of a step: the executing warp, and the state of its cluster.
 pub(crate) struct Context<'c, 'k, 'm> {
@@ -76,6 +77,8 @@ pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
     pub(crate) arguments: &'c Arguments,
     pub(crate) placement: Placement,
+    /// How tensor cores add in `f32`.
+    pub(crate) tensor_sum: TensorSum,
 }
 
 /// An access to memory that may be refused.
@@ -274,6 +277,8 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             convert::convert(&mut context.lanes(), to, from, rounding, d, a)?;
         }
         Op::ConvertPair { to, d, high, low } => convert::convert_pair(&mut context.lanes(), to, d, high, low)?,
+        Op::ConvertFp8 { to, d, high, low } => convert::to_fp8(&mut context.lanes(), to, d, high, low),
+        Op::WidenFp8 { from, d, ref a } => convert::from_fp8(&mut context.lanes(), from, d, a[0]),
         Op::Pack { to, d, ref low, ref high } => convert::pack(&mut context.lanes(), to, d, low[0], high[0]),
         Op::Unpack { from, low, high, ref a } => convert::unpack(&mut context.lanes(), from, low, high, a[0]),
 
@@ -349,7 +354,14 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             debug_assert_eq!(mask, ALL, "the scheduler lets only whole warps through");
             context.counters.mma += 1;
             context.counters.tensor_flops += 2 * 16 * 8 * u64::from(shape.depth());
-            mma::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c })?;
+            let sum = context.scene.tensor_sum;
+            mma::mma(&mut context.warp.registers, &Mma { shape, operand, accumulate, d, a, b, c }, sum)?;
+        }
+        Op::MmaFp8 { left, right, ref d, ref a, ref b, ref c } => {
+            context.counters.mma += 1;
+            context.counters.tensor_flops += 2 * 16 * 8 * 32;
+            let sum = context.scene.tensor_sum;
+            mma::mma_fp8(&mut context.warp.registers, &MmaFp8 { types: [left, right], d, a, b, c }, sum);
         }
         Op::Wgmma { .. } => wgmma::start(context, op)?,
         Op::WgmmaFence {} => {

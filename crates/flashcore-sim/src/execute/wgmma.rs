@@ -4,7 +4,7 @@
 //! Warp `w` of the group has rows 16 `w` to 16 `w` + 15 of A and of the accumulator. Of the accumulator, lane `l` is thread
 //! `t = l % 4` of `g = l / 4`: register `r` of `f32` holds row `g + 8 (r / 2 % 2)`, column `8 (r / 4) + 2t + r % 2`;
 //! register `r` of pairs row `g + 8 (r % 2)`, columns `8 (r / 2) + 2t` and the next. A in registers is the fragment of
-//! `mma`. Products are exact and summed in `f64` from the accumulator on, as for `mma`, and rounded once.
+//! `mma`. Products are summed as those of `mma` are.
 
 use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
@@ -15,6 +15,7 @@ use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
 use crate::numeric::{Bf16, F16, Half, canonical, join, split};
 use crate::state::registers::{ALL, LANES, Registers};
 use crate::state::wgmma::{Disagreement, InUse, Product, membership};
+use crate::tensor_sum::{Factor, TensorSum};
 
 /// Rows of A, and those of one warp.
 const ROWS: usize = 64;
@@ -183,6 +184,7 @@ fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<()
     let (_, warp) = context.scene.placement.rank_and_warp(context.warp_index);
     let first_row = warp % crate::state::wgmma::WARPS * WARP_ROWS;
     let columns = *columns as usize;
+    let context_sum = context.scene.tensor_sum;
     let Context { warp, clocks, cluster, rank, warp_index, .. } = context;
     let shared = &mut cluster[*rank];
     let mut left = [[0f64; DEPTH]; WARP_ROWS];
@@ -214,7 +216,8 @@ fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<()
             right[depth * columns + column] = decode(bits).into();
         },
     );
-    accumulate_product(&mut warp.registers, (d, *accumulate, product.adds), &left, &right);
+    let sums = (context_sum, [Factor::of(*operand); 2]);
+    accumulate_product(&mut warp.registers, (d, *accumulate, product.adds), sums, &left, &right);
     let accessor = clocks.accessor(*warp_index, product.started.step());
     let access = accessor.all_lanes();
     for matrix in &product.matrices {
@@ -255,6 +258,7 @@ fn fragment(registers: &Registers<'_>, a: &[RegisterId], decode: fn(u16) -> f32,
 fn accumulate_product(
     registers: &mut Registers<'_>,
     (d, accumulate, adds): (&[RegisterId], Type, bool),
+    (tensor_sum, factors): (TensorSum, [Factor; 2]),
     left: &[[f64; DEPTH]; WARP_ROWS],
     right: &[f64],
 ) {
@@ -268,8 +272,9 @@ fn accumulate_product(
             let (group, thread) = (lane / 4, lane % 4);
             if accumulate == Type::F32 {
                 let (row, column) = (group + 8 * (register / 2 % 2), 8 * (register / 4) + 2 * thread + register % 2);
-                let start = if adds { f32::from_bits(old[lane]).into() } else { 0.0 };
-                canonical(sum(start, row, column) as f32)
+                let start = if adds { f32::from_bits(old[lane]) } else { 0.0 };
+                let products = left[row].iter().enumerate().map(|(depth, a)| (*a, right[depth * columns + column]));
+                canonical(tensor_sum.add(factors, start, products))
             } else {
                 let (row, column) = (group + 8 * (register % 2), 8 * (register / 2) + 2 * thread);
                 let halves = split(old[lane]);

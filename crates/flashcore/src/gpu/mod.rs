@@ -191,7 +191,7 @@ impl Gpu {
         config: Config,
         kernels: &[Arc<Kernel>],
     ) -> Result<Option<String>, Vec<Reason>> {
-        let trial = match Trial::new(problem) {
+        let trial = match Trial::new(problem, config) {
             Ok(trial) => trial,
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
@@ -269,7 +269,7 @@ mod tests {
                 let dtype = Specialization::DTYPES[number % 2];
                 let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
                 change(&mut problem);
-                let trial = Trial::new(&problem).unwrap().problem;
+                let trial = Trial::new(&problem, Config::ampere()).unwrap().problem;
                 let specs = |problem: &Problem| {
                     let plan = LaunchPlan::new(problem, config, Arch::Sm90a);
                     plan.map(|plan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>())

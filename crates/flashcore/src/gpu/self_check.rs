@@ -5,7 +5,7 @@
 //! milliseconds and large enough to reach what a kernel has: several query tiles and several key tiles of every config,
 //! rows and keys past the end of both, two batches, two query heads on one key head.
 
-use flashcore_kernels::Specialization;
+use flashcore_kernels::{Config, Specialization, reference_error};
 use flashcore_problem::{
     Alignment, Evidence, Expected, Inputs, Invalid, Layout, Mask, Outputs, PagedKv, Problem, ReferenceError, Shape,
     Strides, TensorStrides, judge, oracle,
@@ -77,12 +77,12 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// The trial of the kernel that computes `problem`: all that is compiled in is the same.
-    pub(crate) fn new(problem: &Problem) -> Result<Self, Invalid> {
+    /// The trial of the kernel that computes `problem` with a config: all that is compiled in is the same.
+    pub(crate) fn new(problem: &Problem, config: Config) -> Result<Self, Invalid> {
         let small = Self::problem(problem);
         let inputs = Inputs::random(&small, SEED);
         let expected = oracle(&small, &inputs)?;
-        let yardstick = ReferenceError::measure(&small, &inputs, &expected)?;
+        let yardstick = reference_error(config, &small, &inputs, &expected)?;
         Ok(Self { problem: small, inputs, expected, yardstick })
     }
 
@@ -156,7 +156,7 @@ mod tests {
         for (number, integer, in_trial, keys_in_trial) in limits {
             let mut problem = Problem::new(1, 2, 4000, 64, DType::F16);
             (problem.score_mod, problem.mask_mod) = (Some(tempered(number)), Some(window(integer)));
-            let trial = Trial::new(&problem).unwrap();
+            let trial = Trial::new(&problem, Config::ampere()).unwrap();
             assert_eq!(trial.problem.score_mod, Some(tempered(in_trial)));
             assert_eq!(trial.problem.mask_mod, Some(window(keys_in_trial)));
             assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
@@ -174,7 +174,7 @@ mod tests {
                 let mut problem = Problem::new(7, 8, 4000, 64, dtype);
                 problem.mask = mask;
                 problem.lse = true;
-                let trial = Trial::new(&problem).unwrap();
+                let trial = Trial::new(&problem, Config::ampere()).unwrap();
                 let mut outputs = Outputs::poisoned(&trial.problem);
                 flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
                 assert_eq!(trial.complaint(&outputs), None);

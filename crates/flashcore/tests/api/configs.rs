@@ -33,6 +33,7 @@ fn configs_are_written_field_by_field() {
         l2: L2Window::Default,
         chunk_keys: 0,
         pdl: false,
+        tf32: None,
     };
     check(Config::Ampere(ampere), &Config::Ampere(ampere).to_string());
     let other = AmpereConfig {

@@ -135,7 +135,7 @@ impl CpuArm {
         tensors.outputs = Outputs::poisoned(&tensors.problem);
         self.seconds(tensors)?;
         let CpuTensors { problem, inputs, outputs } = tensors;
-        let verdict = judge_worst(problem, inputs, outputs)?;
+        let verdict = judge_worst(problem, None, inputs, outputs)?;
         let output_sha256 = Some(sha256(&outputs.output.data));
         let verified = Verified::of(&verdict);
         Ok(Measurement { output_sha256, ..measurement(problem, self.level.to_string(), seed, verified, ceilings) })

@@ -127,7 +127,7 @@ fn judge_bundled(
 }
 
 fn judged(what: String, problem: &Problem, inputs: &Inputs, outputs: &Outputs, praise: &str) -> Replayed {
-    match judge_worst(problem, inputs, outputs) {
+    match judge_worst(problem, None, inputs, outputs) {
         Ok(verdict) if verdict.passed() => {
             Replayed::new(what, Agreement::Yes, format!("{praise}, max error {:.1e}", verdict.max_error))
         }

@@ -1,7 +1,7 @@
 //! Machines that execute cases: the simulator here, a GPU elsewhere.
 
 use flashcore_ir::{Type, VerifiedKernel};
-use flashcore_sim::{Argument, GlobalMemory, Launch, Options, SimError, launch};
+use flashcore_sim::{Argument, GlobalMemory, Launch, Options, SimError, TensorSum, launch};
 
 use super::case::{BufferMap, ConformanceCase, Scalar};
 
@@ -78,6 +78,8 @@ pub enum ExecuteError {
 pub struct SimExecutor {
     /// Decides how the warps of a CTA interleave.
     pub seed: u64,
+    /// How tensor cores add in `f32`.
+    pub tensor_sum: TensorSum,
 }
 
 impl Executor for SimExecutor {
@@ -102,7 +104,7 @@ impl Executor for SimExecutor {
         }
         arguments.extend(invocation.tensor_maps.iter().map(|map| Argument::TensorMap(map.at(&addresses))));
         let launch_of_case = Launch { grid: invocation.grid, arguments };
-        let options = Options { seed: self.seed, ..Options::default() };
+        let options = Options { seed: self.seed, tensor_sum: self.tensor_sum, ..Options::default() };
         launch(invocation.kernel, &launch_of_case, &memory, &options)?;
         Ok(outputs.into_iter().map(|address| memory.read(address)).collect())
     }

@@ -3,7 +3,7 @@
 //! The inputs belong to the definition of a case, since a record holds what a GPU made of them; so they are the same
 //! on every machine: nothing here goes through the mathematics library of the platform.
 
-use flashcore_ir::Type;
+use flashcore_ir::{Fp8, Type};
 use flashcore_problem::SplitMix64;
 use half::{bf16, f16};
 
@@ -51,6 +51,10 @@ pub enum Fill {
     Exceptional,
     /// Integers from -8 to 8, whose sums are exact in every order.
     SmallInteger,
+    /// Four 8-bit floats, any of the finite ones: exponents over their whole range.
+    FiniteFp8(Fp8),
+    /// Four 8-bit floats that are integers from -8 to 8.
+    SmallFp8(Fp8),
 }
 
 impl Fill {
@@ -101,9 +105,43 @@ impl Fill {
                 }
             }
             Self::SmallInteger => number(ty, random.below(17) as f64 - 8.0),
+            Self::FiniteFp8(ty) => four(|| finite_fp8(ty, random)),
+            Self::SmallFp8(ty) => four(|| small_fp8(ty, random)),
         };
         cut(ty, bits)
     }
+}
+
+/// Four bytes as a word.
+fn four(mut byte: impl FnMut() -> u8) -> u64 {
+    u32::from_le_bytes(core::array::from_fn(|_| byte())).into()
+}
+
+/// Any code of a finite number.
+fn finite_fp8(ty: Fp8, random: &mut SplitMix64) -> u8 {
+    // The NaNs of e4m3 are the codes with all other bits set; of e5m2 the largest exponent has no number.
+    let finite = match ty {
+        Fp8::E4m3 => 0x7f,
+        Fp8::E5m2 => 0x7c,
+    };
+    let sign = if random.below(2) == 0 { 0 } else { 0x80 };
+    sign | random.below(finite) as u8
+}
+
+/// An integer from -8 to 8.
+fn small_fp8(ty: Fp8, random: &mut SplitMix64) -> u8 {
+    // Fraction bits and exponent of 1.
+    let (fraction, one) = match ty {
+        Fp8::E4m3 => (3, 7),
+        Fp8::E5m2 => (2, 15),
+    };
+    let integer = random.below(17) as i32 - 8;
+    let magnitude = integer.unsigned_abs();
+    let code = match magnitude.checked_ilog2() {
+        None => 0,
+        Some(exponent) => (one + exponent) << fraction | (magnitude << fraction >> exponent) & ((1 << fraction) - 1),
+    };
+    code as u8 | if integer < 0 { 0x80 } else { 0 }
 }
 
 /// The element of a pair.

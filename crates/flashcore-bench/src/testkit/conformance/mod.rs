@@ -15,7 +15,7 @@
 //!
 //! // The simulator agrees with itself, whatever the order of its warps.
 //! let case = cases().into_iter().find(|case| case.name == "Add f16x2").unwrap();
-//! let outcome = check(&case, &SimExecutor { seed: 1 }, Arch::Sm90, 0)?;
+//! let outcome = check(&case, &SimExecutor { seed: 1, ..SimExecutor::default() }, Arch::Sm90, 0)?;
 //! assert!(outcome.comparison.agrees());
 //! assert_eq!(outcome.comparison.elements, 2 * 2048);
 //! # Ok::<(), flashcore_bench::testkit::conformance::RecordError>(())
@@ -31,6 +31,7 @@ mod hash;
 mod inputs;
 mod products;
 mod record;
+mod sums;
 mod writer;
 
 pub use case::{BufferMap, ConformanceCase, Input, Output, Scalar, Tolerance};
@@ -43,3 +44,4 @@ pub use record::{
     CaseOutcome, CaseRecord, Disagreement, Header, OutputRecord, Record, RecordError, Replay, SCHEMA, cases_of, check,
     conduct, replay, replay_while,
 };
+pub use sums::{SumFit, fit_sums};

@@ -3,7 +3,7 @@
 //! The positions of the fragments are written down here a second time, from the figures of the PTX manual, and not
 //! taken from the simulator, which is what is being judged.
 
-use flashcore_ir::{MmaShape, Type};
+use flashcore_ir::{Fp8, MmaShape, Type};
 use half::{bf16, f16};
 
 use super::inputs::pair_element;
@@ -17,8 +17,10 @@ const COLUMNS: usize = 8;
 pub struct Products {
     /// The shape.
     pub shape: MmaShape,
-    /// Type of the factors.
+    /// Type of the registers of the factors.
     pub operand: Type,
+    /// Types of the factors, left and right, where they are 8-bit floats.
+    pub fp8: Option<[Fp8; 2]>,
     /// Type of the accumulator.
     pub accumulate: Type,
 }
@@ -27,7 +29,11 @@ impl Products {
     /// Registers of `a`, `b` and of `c` or `d`.
     pub const fn registers(self) -> [usize; 3] {
         let depth = self.shape.depth() as usize;
-        let per_register = if matches!(self.operand, Type::Tf32) { 1 } else { 2 };
+        let per_register = match self.operand {
+            Type::Tf32 => 1,
+            Type::U32 => 4,
+            _ => 2,
+        };
         let accumulators = if matches!(self.accumulate, Type::F16x2) { 2 } else { 4 };
         [ROWS * depth / LANES / per_register, COLUMNS * depth / LANES / per_register, accumulators]
     }
@@ -64,12 +70,12 @@ impl Products {
             let (group, thread) = (lane / 4, lane % 4);
             for (register, a) in a.iter().enumerate() {
                 let row = group + 8 * (register % 2);
-                for (half, value) in elements(self.operand, word(a, warp * LANES + lane)).into_iter().enumerate() {
+                for (half, value) in self.factors(0, word(a, warp * LANES + lane)).into_iter().enumerate() {
                     rows[self.depth_of(thread, register / 2, half)][row] = value.abs();
                 }
             }
             for (register, b) in b.iter().enumerate() {
-                for (half, value) in elements(self.operand, word(b, warp * LANES + lane)).into_iter().enumerate() {
+                for (half, value) in self.factors(1, word(b, warp * LANES + lane)).into_iter().enumerate() {
                     columns[self.depth_of(thread, register, half)][group] = value.abs();
                 }
             }
@@ -85,10 +91,22 @@ impl Products {
         sums
     }
 
-    /// Position along the depth of an element of an operand: registers follow each other every 8 of 16-bit elements,
-    /// and every 4 of `tf32`.
-    const fn depth_of(self, thread: usize, step: usize, half: usize) -> usize {
-        if matches!(self.operand, Type::Tf32) { thread + 4 * step } else { 2 * thread + half + 8 * step }
+    /// Position along the depth of an element of an operand: registers follow each other every 16 of 8-bit elements, every 8
+    /// of 16-bit ones, and every 4 of `tf32`.
+    const fn depth_of(self, thread: usize, step: usize, part: usize) -> usize {
+        match self.operand {
+            Type::Tf32 => thread + 4 * step,
+            Type::U32 => 4 * thread + part + 16 * step,
+            _ => 2 * thread + part + 8 * step,
+        }
+    }
+
+    /// The factors in a word of the left operand, or of the right one.
+    fn factors(self, side: usize, word: u32) -> Vec<f64> {
+        match self.fp8 {
+            Some(types) => word.to_le_bytes().map(|code| fp8_value(types[side], code)).to_vec(),
+            None => elements(self.operand, word),
+        }
     }
 
     /// Row and column of an element of the accumulator.
@@ -99,6 +117,16 @@ impl Products {
         } else {
             (group + 8 * (register / 2), 2 * thread + register % 2)
         }
+    }
+}
+
+/// The value of an 8-bit float: `f16` with fewer fraction bits, and for e4m3 with a smaller exponent bias.
+fn fp8_value(ty: Fp8, code: u8) -> f64 {
+    let (sign, magnitude) = (u16::from(code & 0x80) << 8, u16::from(code & 0x7f));
+    match ty {
+        Fp8::E4m3 if magnitude == 0x7f => f64::NAN,
+        Fp8::E4m3 => 256.0 * f64::from(f16::from_bits(sign | magnitude << 7).to_f32_const()),
+        Fp8::E5m2 => f64::from(f16::from_bits(sign | magnitude << 8).to_f32_const()),
     }
 }
 
@@ -151,6 +179,6 @@ mod tests {
             assert!(closest > 0.99, "{}: no sum comes near {closest}", case.name);
             judged += 1;
         }
-        assert_eq!(judged, 6);
+        assert_eq!(judged, 10);
     }
 }

@@ -19,7 +19,7 @@ pub const SCHEMA: u32 = 1;
 const MOST_NAMES: usize = 12;
 
 /// The architecture for which the simulator verifies what it executes: the youngest, or Hopper for what only that has.
-fn simulated_arch(case: &ConformanceCase) -> Arch {
+pub(super) fn simulated_arch(case: &ConformanceCase) -> Arch {
     if case.verified(Arch::Sm120).is_ok() { Arch::Sm120 } else { Arch::Sm90a }
 }
 

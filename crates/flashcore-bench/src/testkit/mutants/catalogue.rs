@@ -236,7 +236,7 @@ fn is_and(op: &Op) -> bool {
 fn is_xor(op: &Op) -> bool {
     matches!(op, Op::Xor { .. })
 }
-fn is_mma(op: &Op) -> bool {
+pub(super) fn is_mma(op: &Op) -> bool {
     matches!(op, Op::Mma { .. })
 }
 fn is_pair(op: &Op) -> bool {

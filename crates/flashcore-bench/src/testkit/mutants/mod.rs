@@ -17,6 +17,7 @@ mod lse_forms;
 mod merge;
 mod numeric;
 mod sequences;
+mod tf32;
 mod trials;
 
 use core::fmt;
@@ -39,6 +40,7 @@ pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
 pub use sequences::SEQUENCES;
+pub use tf32::TF32;
 pub use trials::Group;
 
 use crate::testkit::simulate::FarApart;
@@ -69,6 +71,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         LSE_FORMS,
         KV_CACHE,
         FUSED_APPEND,
+        TF32,
     ];
     lists.into_iter().flatten()
 }

@@ -36,6 +36,8 @@ pub enum Group {
     FusedAppend,
     /// An LSE in base 2 and without the sink.
     LseForms,
+    /// `f32` on tensor cores.
+    Tf32,
 }
 
 /// A trial before it is prepared.
@@ -89,6 +91,9 @@ pub(super) fn all() -> Vec<Start> {
     for config in [Config::ampere(), small_hopper(), named("ampere-32x32-2stage-swizzled-3splits")] {
         all.push(start(Group::LseForms)((of_keys.clone(), config)));
     }
+    let mut singles = Problem::new(1, 2, 33, 32, DType::F32).with_lse(true);
+    (singles.key_heads, singles.key_length) = (1, 109);
+    all.push(start(Group::Tf32)((singles, named("ampere-64x32-2stage-swizzled-3xtf32"))));
     all
 }
 

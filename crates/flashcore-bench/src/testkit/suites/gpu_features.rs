@@ -104,7 +104,8 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         row
     }));
     // The config that had the fewest cases so far comes first: some take few.
-    let mut configs: Vec<(usize, Config)> = Config::all().into_iter().map(|config| (0, config)).collect();
+    let mut configs: Vec<(usize, Config)> =
+        Config::all().into_iter().chain(Config::f32()).map(|config| (0, config)).collect();
     let case = |(index, row): (usize, Row)| {
         let (backend, kernels) = named(runner);
         let option = kernel_option(kernels);
@@ -145,7 +146,7 @@ pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
     let (backend, kernels) = named(runner);
     let option = kernel_option(kernels);
     let command = format!("flashcore verify --backend {backend}{option} --fuzz 1 --seed {number}");
-    let mut order = Config::all();
+    let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
     let turn = kernel as usize % order.len();
     order.rotate_left(turn);
     case(features, runner, number, &order, command)
@@ -167,9 +168,7 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
     let round = |dim: usize| dim.next_multiple_of(8).min(256);
     features.dims = (round(features.dims.0), round(features.dims.1));
     let kernels = named(runner).1;
-    if features.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
-        features.dtype = DType::Bf16;
-    }
+    features.dtype = kernels.dtype(features.dtype);
     if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).vec_bytes < 16 {
         // Rows that TMA cannot address.
         features.layout = LayoutForm::Bshd;
@@ -191,7 +190,10 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
 /// The config, or another of its family where its tiles do not fit; where those of none do, the heads get narrower.
 fn of_family(config: Config, features: &mut Features) -> Config {
     const WIDTHS: [usize; 4] = [256, 192, 128, 64];
-    let family = Config::all().into_iter().filter(|other| other.family() == config.family());
+    let family = Config::all()
+        .into_iter()
+        .chain(Config::f32())
+        .filter(|other| other.family() == config.family() && other.accuracy() == config.accuracy());
     let configs: Vec<Config> = [config].into_iter().chain(family).collect();
     for width in WIDTHS {
         features.dims = (features.dims.0.min(width), features.dims.1.min(width));

@@ -15,7 +15,7 @@ mod random_serving;
 mod serving;
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, HopperConfig, LaunchPlan};
+use flashcore_kernels::{Accuracy, Config, HopperConfig, LaunchPlan};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::testkit::case::other_operands;
@@ -52,7 +52,26 @@ pub enum Runner {
     Cuda(Kernels),
 }
 
+impl Kernels {
+    /// The type of a case's problem: `dtype`, or `f32` for the config that only has that, or `bf16` for those that lack it.
+    fn dtype(self, dtype: DType) -> DType {
+        match self {
+            Self::Only(config) if config.accuracy() != Accuracy::Exact => DType::F32,
+            Self::Only(Config::Ampere(_) | Config::Hopper(_)) if dtype == DType::F32 => DType::Bf16,
+            Self::Only(_) | Self::All => dtype,
+        }
+    }
+}
+
 impl Runner {
+    /// The type of a case's problem, see [`Kernels`].
+    fn dtype(self, dtype: DType) -> DType {
+        match self {
+            Self::Cpu(_) => dtype,
+            Self::Sim(kernels) | Self::Cuda(kernels) => kernels.dtype(dtype),
+        }
+    }
+
     /// The backends for a problem of some length.
     fn backends(self, length: usize) -> Vec<Backend> {
         let configs = |kernels| match kernels {
@@ -101,7 +120,7 @@ pub fn seeds(runner: Runner) -> Vec<Case> {
             for dtype in DTYPES {
                 for seed in 0..3 {
                     let mut problem = problem.clone();
-                    (problem.mask, problem.dtype, problem.lse) = (mask, dtype, true);
+                    (problem.mask, problem.dtype, problem.lse) = (mask, runner.dtype(dtype), true);
                     let length = if small { 0 } else { problem.query_length };
                     let backends = runner.backends(length);
                     cases.extend(backends.into_iter().map(|backend| Case::new(problem.clone(), seed, backend)));
@@ -122,7 +141,8 @@ pub fn edge(runner: Runner) -> Vec<Case> {
         [32, 64, 96, 128].into_iter().flat_map(|dim| lengths.map(|lengths| (dim, lengths))).enumerate()
     {
         for (mask_number, mask) in masks.into_iter().enumerate() {
-            let mut problem = Problem::new(1, 2, query_length, dim, DTYPES[(number + mask_number) % 2]);
+            let dtype = runner.dtype(DTYPES[(number + mask_number) % 2]);
+            let mut problem = Problem::new(1, 2, query_length, dim, dtype);
             (problem.key_length, problem.mask, problem.lse) = (key_length, mask, number % 2 == 0);
             if number % 3 == 0 {
                 problem.layout = Layout::Bshd;
@@ -144,7 +164,7 @@ pub fn edge(runner: Runner) -> Vec<Case> {
 fn addressing(runner: Runner, first_number: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let problem = |number: usize, batch: usize, (heads, key_heads): (usize, usize)| {
-        let mut problem = Problem::new(batch, heads, 17, 32, DTYPES[number % 2]);
+        let mut problem = Problem::new(batch, heads, 17, 32, runner.dtype(DTYPES[number % 2]));
         (problem.key_heads, problem.key_length, problem.lse) = (key_heads, 70, true);
         problem
     };
@@ -192,15 +212,18 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
         Runner::Cuda(Kernels::All) => Config::defaults().into_iter().map(Backend::Cuda).collect(),
         Runner::Sim(Kernels::Only(_)) | Runner::Cuda(Kernels::Only(_)) => runner.backends(0),
     };
-    let problem = |dim: usize, number: usize| {
-        let mut problem = Problem::new(1, 4, 97, dim, DTYPES[number % 2]);
+    let problem = |dim: usize, number: usize, backend: Backend| {
+        let dtype = DTYPES[number % 2];
+        let dtype = backend.config().map_or(dtype, |config| Kernels::Only(config).dtype(dtype));
+        let mut problem = Problem::new(1, 4, 97, dim, dtype);
         (problem.key_heads, problem.key_length, problem.lse) = (2, 203, true);
         problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
         problem
     };
     let cases = backends.into_iter().enumerate().filter_map(|(number, backend)| {
         // The widest heads that fit the config.
-        let problem = [128, 64, 192, 256].map(|dim| problem(dim, number)).into_iter().find(|p| takes(backend, p))?;
+        let problem =
+            [128, 64, 192, 256].map(|dim| problem(dim, number, backend)).into_iter().find(|p| takes(backend, p))?;
         Some(Case::new(problem, number as u64, backend))
     });
     cases.collect()
@@ -232,7 +255,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
         for dim in [32, 64, 96, 128] {
             for mask in masks {
                 for dtype in DTYPES {
-                    let mut problem = Problem::new(1 + number % 2, 4, query_length, dim, dtype);
+                    let mut problem = Problem::new(1 + number % 2, 4, query_length, dim, runner.dtype(dtype));
                     (problem.key_length, problem.mask, problem.lse) = (key_length, mask, true);
                     problem.key_heads = [4, 2, 1][number % 3];
                     problem.layout = [Layout::Bhsd, Layout::Bshd][number / 2 % 2];
@@ -245,7 +268,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
         }
     }
     for dim in [32, 64, 96, 128] {
-        let mut problem = Problem::new(1, 2, 97, dim, DTYPES[dim / 32 % 2]);
+        let mut problem = Problem::new(1, 2, 97, dim, runner.dtype(DTYPES[dim / 32 % 2]));
         (problem.key_length, problem.mask, problem.lse) = (203, masks[1], true);
         for backend in runner.every_backend().into_iter().filter(|backend| takes(*backend, &problem)) {
             cases.push(Case::new(problem.clone(), dim as u64, backend));

@@ -79,7 +79,7 @@ fn growing(sequences: &Sequences, kernel: u64, number: u64, backend: impl FnOnce
 
 /// The config that was asked for or another of its family; else each in turn.
 fn config(kernels: Kernels, turn: u64, problem: &Problem) -> Config {
-    let mut order = Config::all();
+    let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
     let first = turn as usize % order.len();
     order.rotate_left(first);
     if let Kernels::Only(config) = kernels {
@@ -162,10 +162,7 @@ impl Kind {
     fn for_gpu(mut self, kernel: u64, kernels: Kernels) -> Self {
         let round = |dim: usize| dim.next_multiple_of(8).min(256);
         self.dims = (round(self.dims.0), round(self.dims.1));
-        self.dtype = gpu_features::DTYPES[kernel as usize % gpu_features::DTYPES.len()];
-        if self.dtype == DType::F32 && matches!(kernels, Kernels::Only(Config::Ampere(_) | Config::Hopper(_))) {
-            self.dtype = DType::Bf16;
-        }
+        self.dtype = kernels.dtype(gpu_features::DTYPES[kernel as usize % gpu_features::DTYPES.len()]);
         self.expressions.1 = None;
         self
     }

@@ -3,16 +3,16 @@
 use flashcore_ir::types::{F16x2, Pred, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress, SpecialRegister};
 
+use super::element::TensorElement;
 use super::{Split, Tiles, Warp};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::split_kv::partial::store_partials;
-use crate::element::Element;
-use crate::primitives::{Accumulator, CHUNK_BYTES, HALF_BYTES, LANES, MMA_M, MMA_N, OnlineSoftmax, ROW_STEP};
+use crate::primitives::{Accumulator, CHUNK_BYTES, HALF_BYTES, LANES, MMA_M, OnlineSoftmax};
 use flashcore_problem::Operand;
 
 /// Stores the warp's rows: a partial result where keys are split among CTAs, else the output and the LSE.
-pub(super) fn store<T: Element>(
+pub(super) fn store<T: TensorElement>(
     k: &mut Builder,
     context: &TileContext,
     warp: &Warp,
@@ -53,7 +53,7 @@ fn rows(k: &mut Builder, context: &TileContext, warp: &Warp) -> Vec<Reg<U32>> {
 }
 
 /// Stores output and LSE of rows that have all their keys.
-fn store_rows<T: Element>(
+fn store_rows<T: TensorElement>(
     k: &mut Builder,
     context: &TileContext,
     warp: &Warp,
@@ -74,35 +74,18 @@ fn store_rows<T: Element>(
 }
 
 /// Stores the warp's rows: through shared memory, so that lanes store 16 bytes beside each other.
-fn store_output<T: Element>(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
+fn store_output<T: TensorElement>(
+    k: &mut Builder,
+    context: &TileContext,
+    warp: &Warp,
+    tiles: &Tiles,
+    output: &Accumulator,
+) {
     // The rows of this warp are its own, so that only its lanes wait for each other.
     k.warp_sync();
-    k.section("stage output", |k| stage_output::<T>(k, warp, tiles, output));
+    k.section("stage output", |k| T::stage_output(k, warp, tiles, output));
     k.warp_sync();
     k.section("store output", |k| copy_output(k, context, warp, tiles));
-}
-
-/// Writes the warp's rows, rounded, to the shared-memory tile of the query.
-fn stage_output<T: Element>(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-    let tile = tiles.query;
-    let row = k.add(warp.first_row, warp.position.group);
-    let within_chunk = k.mul(warp.position.member, 2 * T::LAYOUT.bytes);
-    let columns = output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
-    // A fragment's columns, in 16-bit pairs, are a chunk.
-    for column in (0..columns).step_by(MMA_N as usize) {
-        let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / MMA_N);
-        let chunk = k.copy(chunk);
-        let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
-        let address = k.add(chunk_address, within_chunk);
-        for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
-            for (half, pair) in fragments[(column / MMA_N) as usize].chunks_exact(2).enumerate() {
-                let rounded = k.pair::<T>(pair[0], pair[1]);
-                let rows_below = m_tile as u32 * MMA_M + half as u32 * ROW_STEP;
-                let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
-                k.store_shared(SharedAddress::from(address).plus(below as i32), &[rounded]);
-            }
-        }
-    }
 }
 
 /// Copies the warp's rows from shared memory to the output.

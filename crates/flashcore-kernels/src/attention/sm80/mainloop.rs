@@ -4,6 +4,7 @@ use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::append::FusedRows;
+use super::element::TensorElement;
 use super::kv_pipeline::{KvPipeline, KvTiles};
 use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
@@ -11,15 +12,14 @@ use crate::attention::kv_range::KvRange;
 use crate::attention::kv_source::KvSource;
 use crate::attention::scoring::Scoring;
 use crate::attention::split_kv::merge::SplitExchange;
-use crate::config::{AmpereConfig, QueryPlace};
-use crate::element::{Element, ElementLayout};
+use crate::config::AmpereConfig;
+use crate::element::ElementLayout;
 use crate::primitives::{
-    Accumulator, GlobalRows, KeyMask, LANES, LaneRows, LeftFragments, LeftOperand, OnlineSoftmax, RightFragments,
-    ScorePositions, TileAddresses, TileCopy,
+    Accumulator, GlobalRows, KeyMask, LANES, LaneRows, OnlineSoftmax, ScorePositions, TileAddresses, TileCopy,
 };
 
 /// Computes a tile of query rows over a KV range, and stores it.
-pub(super) fn run<T: Element>(
+pub(super) fn run<T: TensorElement>(
     k: &mut Builder,
     config: AmpereConfig,
     context: &TileContext,
@@ -40,7 +40,7 @@ pub(super) fn run<T: Element>(
             KvPipeline::new(k, config.kv_pipeline(), &tiles.kv, range, source, warp.shared_base, warp.thread);
         (query_copy, pipeline)
     });
-    let operands = k.section("copies", |k| Operands::new(k, config, &tiles.kv, warp));
+    let operands = k.section("copies", |k| Operands::<T>::new(k, config, &tiles.kv, warp));
     if let Some(query_copy) = query_copy {
         k.section("load query", |k| {
             let rows_left = k.sub(context.end_row, context.first_row);
@@ -93,27 +93,24 @@ pub(super) fn run<T: Element>(
 }
 
 /// The warp's fragments of the query, or where they are in shared memory.
-fn load_query<'a, T: Element>(
+fn load_query<T: TensorElement>(
     k: &mut Builder,
     config: AmpereConfig,
     context: &TileContext,
     warp: &Warp,
     tiles: &Tiles,
-) -> LeftOperand<'a, T> {
+) -> T::Query {
     let m_tiles = tiles.query_of_warp(k, warp);
     let columns = T::LAYOUT.padded_columns(context.specialization.head_dim);
-    match config.query {
-        QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &m_tiles, columns)),
-        QueryPlace::Shared => LeftOperand::Shared(m_tiles, columns),
-    }
+    T::query(k, config, m_tiles, columns)
 }
 
 /// The registers of a warp in the loop over KV blocks.
-struct Mainloop<'a> {
+struct Mainloop<'a, T: TensorElement> {
     config: AmpereConfig,
     context: &'a TileContext,
     warp: &'a Warp,
-    operands: Operands,
+    operands: Operands<T>,
     scoring: Scoring,
     mask: KeyMask,
     softmax: OnlineSoftmax,
@@ -121,13 +118,13 @@ struct Mainloop<'a> {
     output: Accumulator,
 }
 
-impl<'a> Mainloop<'a> {
+impl<'a, T: TensorElement> Mainloop<'a, T> {
     fn new(
         k: &mut Builder,
         config: AmpereConfig,
         context: &'a TileContext,
         warp: &'a Warp,
-        operands: Operands,
+        operands: Operands<T>,
     ) -> Self {
         let value_columns =
             ElementLayout::of(context.specialization.dtype).padded_columns(context.specialization.value_dim);
@@ -143,21 +140,14 @@ impl<'a> Mainloop<'a> {
     }
 
     /// One KV block, which begins at `block_key`.
-    fn block<T: Element>(
-        &self,
-        k: &mut Builder,
-        query: &LeftOperand<'_, T>,
-        read_stage: Reg<U32>,
-        range: &KvRange,
-        block_key: Reg<S32>,
-    ) {
+    fn block(&self, k: &mut Builder, query: &T::Query, read_stage: Reg<U32>, range: &KvRange, block_key: Reg<S32>) {
         let Self { config, scores, scoring, output, .. } = self;
         let keys_per_warp = config.keys_per_warp();
         let first_key = self.warp.first_key(k, *config, block_key);
         k.section("scores", |k| {
             scores.clear(k);
-            let keys = RightFragments::Transposed(self.operands.keys.in_stage(k, read_stage));
-            scores.multiply_add(k, query, keys, config.accumulation);
+            let keys = self.operands.keys.in_stage(k, read_stage);
+            T::multiply_scores(k, *config, scores, query, keys);
         });
         scoring.apply_terms(k, self.context, scores, first_key, (config.tile_m(), keys_per_warp));
         k.section("mask", |k| {
@@ -172,26 +162,24 @@ impl<'a> Mainloop<'a> {
         });
         k.section("softmax", |k| self.softmax.update(k, scores, output));
         k.section("output", |k| {
-            let weights = LeftOperand::<T>::Accumulator(scores);
-            let values = RightFragments::Straight(self.operands.values.in_stage(k, read_stage));
-            output.multiply_add(k, &weights, values, config.accumulation);
+            T::multiply_values(k, *config, output, scores, self.operands.values, read_stage);
         });
     }
 }
 
 /// The addresses of a warp's keys and values, in stage 0.
-struct Operands {
+struct Operands<T: TensorElement> {
     keys: TileAddresses,
-    values: TileAddresses,
+    values: T::Values,
 }
 
-impl Operands {
+impl<T: TensorElement> Operands<T> {
     fn new(k: &mut Builder, config: AmpereConfig, tiles: &KvTiles, warp: &Warp) -> Self {
         let KvTiles { key, value, .. } = *tiles;
         let [key_base, value_base] = [key, value].map(|tile| warp.split_base(k, config, tile));
         Self {
             keys: key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
-            values: value.addresses(k, value_base, warp.lane, LaneRows::DownFirst),
+            values: T::values(k, value, value_base, warp.lane),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
 
 mod append;
+pub(crate) mod element;
 pub(crate) mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
@@ -25,17 +26,18 @@ use super::scheduler::chunks::{ChunkParameters, ChunkUnit, each_unit};
 use super::split_kv::cluster::ClusterMerge;
 use super::{TileContext, TileSource};
 use crate::config::AmpereConfig;
-use crate::element::{Element, ElementLayout};
+use crate::element::ElementLayout;
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 #[cfg(doc)]
 use crate::primitives::OnlineSoftmax;
 use crate::primitives::{FragmentPosition, LANES, LaneRows, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
 use append::NewRowTiles;
+use element::TensorElement;
 use kv_pipeline::{KvPipeline, KvTiles};
 
 /// Writes the kernel.
-pub(crate) fn kernel<T: Element>(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
+pub(crate) fn kernel<T: TensorElement>(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.register_budget(specialization));
@@ -94,7 +96,12 @@ enum Split {
 }
 
 /// Persistent CTAs: each takes chunks of the keys of all sequences in turn.
-fn chunks<T: Element>(k: &mut Builder, config: AmpereConfig, parameters: &Parameters, specialization: Specialization) {
+fn chunks<T: TensorElement>(
+    k: &mut Builder,
+    config: AmpereConfig,
+    parameters: &Parameters,
+    specialization: Specialization,
+) {
     let chunks = ChunkParameters::load(k, parameters);
     let warp = Warp::new(k, config);
     let tiles = Tiles::reserve(k, config, specialization);
@@ -148,7 +155,7 @@ fn existing_tile(k: &mut Builder, context: &TileContext, tile: impl FnOnce(&mut 
 }
 
 /// One tile of query rows, by all warps or by warps specialized as producers and consumers.
-fn tile<T: Element>(
+fn tile<T: TensorElement>(
     k: &mut Builder,
     config: AmpereConfig,
     context: &TileContext,
@@ -245,7 +252,7 @@ impl Warp {
 }
 
 /// The tiles in shared memory. The output goes out through the tile of the query, which is in registers by then.
-struct Tiles {
+pub(crate) struct Tiles {
     query: SharedTile,
     kv: KvTiles,
     /// New keys and values, where the launch appends them.

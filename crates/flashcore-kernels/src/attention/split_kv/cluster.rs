@@ -9,8 +9,8 @@ use flashcore_ir::{Builder, Compare, Reg, SharedAddress};
 
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
+use crate::attention::sm80::element::TensorElement;
 use crate::attention::sm80::epilogue::store_chunk;
-use crate::element::Element;
 use crate::primitives::{Accumulator, OnlineSoftmax, lse_log2, normalize_row};
 use flashcore_problem::Operand;
 
@@ -86,7 +86,12 @@ impl ClusterMerge {
 
     /// Merges the partial results of all CTAs of the cluster, and stores output and LSE. Every thread of the cluster takes
     /// part.
-    pub(crate) fn merge<T: Element>(self, k: &mut Builder, context: &TileContext, (thread, threads): (Reg<U32>, u32)) {
+    pub(crate) fn merge<T: TensorElement>(
+        self,
+        k: &mut Builder,
+        context: &TileContext,
+        (thread, threads): (Reg<U32>, u32),
+    ) {
         k.cluster_sync();
         let rank = k.cluster_rank();
         let first = k.mad(rank, threads, thread);
@@ -105,10 +110,7 @@ impl ClusterMerge {
                 let lse_of_keys = (!form.includes_sink).then(|| lse_log2(k, row_max, row_sum, form.base));
                 let (row_max, inverse) = normalize_row(k, row_max, row_sum, sink);
                 let scaled = columns.map(|column| k.mul(column, inverse));
-                let words = [0, 2].map(|first| {
-                    let pair = k.pair::<T>(scaled[first], scaled[first + 1]);
-                    k.reinterpret::<T, U32>(pair)
-                });
+                let words = T::words(k, &scaled);
                 let to = target.row(k, row);
                 let to = k.mad_wide(part, COLUMNS * T::LAYOUT.bytes, to);
                 store_chunk(k, to.into(), &words, target.vec_bytes.min(COLUMNS * T::LAYOUT.bytes), exists);

@@ -76,8 +76,12 @@ impl SharedTile {
         Self { offset: k.reserve_shared(unplaced.bytes(), TILE_ALIGNMENT), ..unplaced }
     }
 
-    /// Columns of a tile for so many columns of a tensor: whole panels that are not too narrow.
+    /// Columns of a tile for so many columns of a tensor: whole panels that are not too narrow. Elements that lanes read one
+    /// by one have panels of 128 bytes: in narrower ones rows that are two apart share banks.
     pub const fn columns_for(columns: u32, element: ElementLayout) -> u32 {
+        if element.bytes == 4 {
+            return columns.next_multiple_of(element.panel_columns());
+        }
         let narrowest = element.mma_k();
         if columns <= narrowest { narrowest } else { columns.next_multiple_of(2 * narrowest) }
     }

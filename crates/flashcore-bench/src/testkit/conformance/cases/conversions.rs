@@ -1,6 +1,6 @@
 //! Conversions, packing and unpacking: exact. Conversions from 16 bits see every value there is.
 
-use flashcore_ir::{Op, Operand, Rounding, Type};
+use flashcore_ir::{Fp8, Op, Operand, Rounding, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
 use crate::testkit::conformance::elementwise::{self, ANY, Form, NO_FILL, any};
@@ -32,6 +32,28 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
         }
     }
     list.push(to_tf32());
+    for ty in Fp8::ALL {
+        let narrow = Form {
+            modifiers: format!("f32 to {ty}"),
+            tolerance: Tolerance::Bits,
+            fill: NO_FILL,
+            launch: (THREADS, CTAS),
+            make: &|next| {
+                let high = next();
+                Op::ConvertFp8 { to: *ty, d: ANY, high, low: next() }
+            },
+        };
+        elementwise::add(list, &narrow);
+        // Every pair of codes.
+        let widen = Form {
+            modifiers: format!("{ty}"),
+            tolerance: Tolerance::Exact,
+            fill: &|_| Some(Fill::Index),
+            launch: (THREADS, CTAS_FOR_EVERY_HALF),
+            make: &|_| Op::WidenFp8 { from: *ty, d: ANY, a: any(1) },
+        };
+        elementwise::add(list, &widen);
+    }
     for to in Type::ALL {
         let form = Form {
             modifiers: to.to_string(),

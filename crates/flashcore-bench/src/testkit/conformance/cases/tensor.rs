@@ -11,7 +11,7 @@
 //! which adds in `f64` and rounds once, is off by at most 1/2; so `depth + 6` is never exceeded. For sums in `f16` the
 //! roundings dominate: 2^-11 for each of at most two steps and for the simulator.
 
-use flashcore_ir::{Arch, MmaShape, Op, RegisterId, Space, Type};
+use flashcore_ir::{Arch, Fp8, MmaShape, Op, RegisterId, Space, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
 use crate::testkit::conformance::elementwise::{self, Form, any};
@@ -41,9 +41,48 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
     for shape in MmaShape::ALL {
         for operand in [Type::F16x2, Type::Bf16x2, Type::Tf32] {
             for accumulate in [Type::F32, Type::F16x2] {
-                multiply(list, Products { shape: *shape, operand, accumulate });
+                multiply(list, Products { shape: *shape, operand, accumulate, fp8: None });
             }
         }
+    }
+    for left in Fp8::ALL {
+        for right in Fp8::ALL {
+            multiply_fp8(list, *left, *right);
+        }
+    }
+}
+
+/// Products of 8-bit floats. Tensor cores keep fewer bits of their sums than of others, 13 or 14 below the largest term as
+/// others report; the results themselves go into a record, so that the next one tells how many
+/// (`flashcore conformance --sums`).
+fn multiply_fp8(list: &mut Vec<ConformanceCase>, left: Fp8, right: Fp8) {
+    /// The last bit kept, at worst: of 33 terms and of the sum.
+    const KEPT: f64 = f64::from_bits((1023 - 13) << 52);
+    let shape = MmaShape::M16N8K32;
+    let products = Products { shape, operand: Type::U32, accumulate: Type::F32, fp8: Some([left, right]) };
+    let sum = Tolerance::Sum { products, relative: 36.0 * KEPT, absolute: LEAST_SINGLE };
+    let [a, b, c] = products.registers();
+    let op = Op::MmaFp8 { left, right, d: any(c), a: any(a), b: any(b), c: any(c) };
+    let finite = [Fill::FiniteFp8(left), Fill::FiniteFp8(right)];
+    for (name, [a, b], c, tolerance) in [
+        ("wide", finite, Fill::Wide, sum),
+        ("no accumulator", finite, Fill::Among(&[0]), sum),
+        ("small integers", [Fill::SmallFp8(left), Fill::SmallFp8(right)], Fill::SmallInteger, Tolerance::Exact),
+        ("any bits", [Fill::Bits; 2], Fill::Normal, sum),
+    ] {
+        let form = Form {
+            modifiers: format!("{left} by {right}, {name}"),
+            tolerance,
+            fill: &|operand| match operand {
+                "a" => Some(a),
+                "b" => Some(b),
+                "c" => Some(c),
+                _ => None,
+            },
+            launch: (THREADS, CTAS),
+            make: &|_| op.clone(),
+        };
+        list.push(elementwise::write(&form, "", std::slice::from_ref(&op)));
     }
 }
 
@@ -73,7 +112,7 @@ fn load_matrix(count: u32, transposed: bool, ty: Type) -> ConformanceCase {
 }
 
 fn multiply(list: &mut Vec<ConformanceCase>, products: Products) {
-    let Products { shape, operand, accumulate } = products;
+    let Products { shape, operand, accumulate, .. } = products;
     let depth = f64::from(shape.depth());
     let sum_error = (depth + 6.0) * SINGLE;
     let tolerance = match accumulate {
