@@ -24,8 +24,14 @@ const CONFIGS: [&str; 8] = [
     "ampere-32x64-2stage-plain-packgqa-2splits",
 ];
 
+/// For the widest heads, whose accumulators leave the other configs too few registers.
+const WIDE: &str = "ampere-16x64-2stage-swizzled-4kvwarps-qshared-packgqa-3persistent-64chunk";
+
 fn config(number: usize) -> Config {
-    let name = CONFIGS[number % CONFIGS.len()];
+    named(CONFIGS[number % CONFIGS.len()])
+}
+
+fn named(name: &str) -> Config {
     name.parse().unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
@@ -75,7 +81,9 @@ fn trial(problem: &KvCacheProblem, seed: u64) -> KvCacheTrial {
 #[test]
 fn one_launch_gives_the_bits_of_two() {
     for number in 0..24 {
-        let (problem, config) = (problem(number), config(number + number / 8));
+        let problem = problem(number);
+        let is_wide = problem.attention.head_dim == 256;
+        let config = if is_wide { named(WIDE) } else { config(number + number / 8) };
         match trial(&problem, number as u64).verify_fused(config, number as u64) {
             Ok(verdict) => assert!(verdict.passed(), "{number} {config} {problem}: {verdict}"),
             Err(error) => panic!("{number} {config} {problem}: {error}"),

@@ -16,6 +16,9 @@ use crate::unsupported::Reason;
 /// The most new keys of a sequence: each CTA that attends them keeps them in shared memory.
 pub const MAX_NEW_KEYS: u32 = 16;
 
+/// The most of [`AmpereConfig::operand_registers`]: with more, ptxas has none left for addresses of new rows, and spills.
+const MOST_OPERAND_REGISTERS: u32 = 160;
+
 /// Everything of an append that is compiled into the attention kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a kind of operand of its own")]
@@ -203,6 +206,12 @@ pub(crate) fn reasons(problem: &KvCacheProblem, config: Config) -> Vec<Reason> {
         "vectors of 2 bytes, by its strides or half of the rotary dim,",
         key_vec.min(value_vec) as usize * attention.dtype.size_bytes() < size_of::<u32>(),
     );
+    if let Config::Ampere(ampere) = config {
+        let (registers, limit) = (ampere.operand_registers(config.specialization(attention)), MOST_OPERAND_REGISTERS);
+        if registers > limit {
+            reasons.push(Reason::Registers { config, registers, limit });
+        }
+    }
     if problem.new_length > MAX_NEW_KEYS as usize {
         reasons.push(Reason::NewKeys { new_length: problem.new_length, most: MAX_NEW_KEYS });
     }

@@ -436,8 +436,9 @@ impl<'a> FusedRows<'a> {
     pub(super) fn fill_block(&self, k: &mut Builder, stage: Reg<U32>, block_key: Reg<S32>) {
         let new_keys = self.new_keys;
         k.section("fill block", |k| {
-            let end = block_key + self.config.tile_n as i32;
-            let has_new = k.eval(end.gt(new_keys.first_key) & new_keys.count.gt(0));
+            // Rows of the last block that no row of the tile attends are masked, and need not be there.
+            let has_new = k.eval((block_key + self.config.tile_n as i32).gt(new_keys.first_key));
+            let has_new = k.and(has_new, self.needs_rows);
             k.if_uniform(has_new, |k| {
                 let base = k.add(self.warp.shared_base, stage);
                 let kv = &self.tiles.kv;
