@@ -4,7 +4,8 @@
 #     bench/third_party/flash_attn.sh [--cpu] [--sample N] [CHECKOUT] [-- ARGUMENTS]
 #
 # CHECKOUT is a folder with FlashAttention at the revision below; without one it is cloned. Everything past -- is pytest's.
-# --sample N draws N cases of each test, with every value of every parameter: all of them are 700,000. SEED is its seed.
+# --sample N draws N cases of each test, and as many as it takes to have every value of every parameter and every three
+# values together, lengths and head dims aside: all cases are 600,000. SEED is its seed.
 # --cpu makes tensors on the CPU that the suites ask for on CUDA: the same references and tolerances judge the CPU backend.
 # SUITES is "fa3 fa2"; PYTHON the interpreter, which needs torch, einops, pytest, and for CUDA triton. The package is the
 # one beside this script with target/release/libflashcore.so, unless FLASHCORE_SITE=1 takes the one that is installed.

@@ -18,6 +18,7 @@ import ast
 import collections
 import importlib.util
 import inspect
+import itertools
 import os
 import random
 import sys
@@ -43,7 +44,7 @@ def pytest_addoption(parser):
     group.addoption("--suite", choices=["fa2", "fa3"], required=True, help="whose rules of flash_attn_deselected.toml")
     group.addoption("--checkout", required=True, help="folder of FlashAttention's repository")
     group.addoption("--on", choices=["cuda", "cpu"], default="cuda", help="where tensors that ask for cuda are made")
-    group.addoption("--sample", type=int, default=0, help="cases of each test; every value of every parameter is in one")
+    group.addoption("--sample", type=int, default=0, help="cases of each test, and as many as cover values")
     group.addoption("--seed", type=int, default=0, help="seed of the sample")
     group.addoption("--largest", type=float, default=0, help="leave out cases of more products of query and key length")
 
@@ -192,7 +193,7 @@ def _rotary(checkout, is_cpu):
 class Suite:
     def __init__(self, config):
         self.config, self.mode, self.gradients = config, config.getoption("--on"), Gradients()
-        self.reasons, self.left_out, self.drawn, self.run = collections.Counter(), 0, 0, collections.defaultdict(set)
+        self.reasons, self.left_out, self.skipped, self.run = collections.Counter(), 0, 0, collections.defaultdict(set)
         self.values, self.emptied = collections.defaultdict(set), set()
         with open(os.path.join(HERE, "flash_attn_deselected.toml"), "rb") as file:
             rules = tomllib.load(file)["deselected"]
@@ -221,6 +222,10 @@ class Suite:
                 kept.append(call)
             else:
                 self.reasons[rule["reason"]] += 1
+        skips = _skips(metafunc.function)
+        left = [call for call in kept if not any(skip(call.params) for skip in skips)]
+        self.skipped += len(kept) - len(left)
+        kept = left
         largest, count = self.config.getoption("--largest"), self.config.getoption("--sample")
         for call in kept:
             for key, value in call.params.items():
@@ -274,7 +279,7 @@ class Suite:
     def pytest_terminal_summary(self, terminalreporter):
         write = terminalreporter.write_line
         write(f"flashcore {flashcore.__version__}, torch {torch.__version__}, tensors on the {self.mode}")
-        write(f"cases of the suite not drawn: {self.left_out}")
+        write(f"cases that the suite itself skips: {self.skipped}; not drawn: {self.left_out}")
         for reason, count in self.reasons.most_common():
             write(f"deselected {count}: {reason}")
         for name, values in self.values.items():
@@ -289,24 +294,51 @@ def _products(params):
     return float(rows) * float(params.get("seqlen_k", rows))
 
 
+def _skips(function):
+    """The conditions on parameters with which a test begins and skips itself, as functions of the parameters."""
+    source, _ = inspect.getsourcelines(function)
+    conditions = []
+    for statement in ast.parse(textwrap.dedent("".join(source))).body[0].body:
+        if not isinstance(statement, ast.If) or "pytest.skip(" not in ast.unparse(statement.body[0]):
+            break
+        code = compile(ast.Expression(statement.test), "condition", "eval")
+        conditions.append(lambda params, code=code: bool(eval(code, function.__globals__, dict(params))))
+    return conditions
+
+
+SIZES = ("seqlen", "seqlen_q", "seqlen_k", "d")
+POOL = 3000  # cases of a test that a sample is drawn from
+
+
 def _sample(calls, count, generator):
-    """`count` cases: first one for each value of each parameter, then any; of several, that which costs least."""
-    def cost(call):
-        return _products(call.params) * float(call.params.get("d", 64))
+    """Cases until every value is in one, and every three values that occur together, but for sizes; then any, up to `count`.
 
-    by_value = collections.defaultdict(list)
+    Of all candidates, each time the one which covers most of what is missing for its cost.
+    """
+    pool = generator.sample(range(len(calls)), min(len(calls), POOL))
+    values = {value for index in pool for value in _values(calls[index])}
     for index, call in enumerate(calls):
-        for key, value in call.params.items():
-            by_value[key, str(value)].append(index)
-    drawn, covered = {}, set()
-
-    def draw(index):
-        drawn[index] = None
-        covered.update((key, str(value)) for key, value in calls[index].params.items())
-
-    for value, indices in sorted(by_value.items(), key=lambda entry: len(entry[1])):
-        if value not in covered:
-            draw(min((generator.choice(indices) for _ in range(6)), key=lambda index: cost(calls[index])))
-    while len(drawn) < count:
-        draw(min((generator.randrange(len(calls)) for _ in range(3)), key=lambda index: cost(calls[index])))
+        if not values.issuperset(_values(call)):
+            values.update(_values(call))
+            pool.append(index)
+    features = {}
+    for index in pool:
+        singles = _values(calls[index])
+        others = [value for value in singles if value[0] not in SIZES]
+        features[index] = {*singles, *itertools.combinations(others, 3)}
+    costs = {i: 1e5 + _products(calls[i].params) * (64 + float(calls[i].params.get("d", 64))) for i in pool}
+    missing, drawn = set().union(*features.values()), set()
+    while missing:
+        best = max(pool, key=lambda index: len(missing & features[index]) / costs[index])
+        missing -= features[best]
+        drawn.add(best)
+    rest = [index for index in pool if index not in drawn]
+    while len(drawn) < count and rest:
+        index = min((generator.choice(rest) for _ in range(3)), key=costs.get)
+        rest.remove(index)
+        drawn.add(index)
     return [calls[index] for index in sorted(drawn)]
+
+
+def _values(call):
+    return [(key, str(value)) for key, value in sorted(call.params.items())]
