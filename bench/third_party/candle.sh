@@ -69,8 +69,20 @@ candle-flash-attn-v3 = { path = "$root/adapters/candle/shims/candle-flash-attn-v
 rstest = "0.23"
 
 [workspace]
+
+# As in the adapter, whose builds can then be used.
+[profile.dev]
+debug = false
+
+[profile.dev.package.flashcore-cpu]
+opt-level = 1
+
+[profile.dev.package.flashcore-problem]
+opt-level = 1
 TOML
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/adapters/candle/target/suites}"
+target="$root/adapters/candle/target"
+[ -n "$on_cpu" ] || target="$target/suites"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$target}"
 
 cd "$scratch/suites"
 if [ -n "$only_check" ]; then
