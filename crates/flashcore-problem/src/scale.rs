@@ -207,18 +207,30 @@ fn used<'a>(
         false => first_if(strides.key_head == 0, problem.key_heads),
     };
     inputs.sequences(problem).flat_map(move |sequence| {
-        let rows = match is_query {
+        let mut rows = match is_query {
             true => 0..first_if(strides.row == 0, sequence.query_length),
             false => {
                 let keys = sequence.attended_range(problem);
                 keys.start..keys.start + first_if(strides.is_constant_in(problem), keys.len())
             }
         };
-        rows.flat_map(move |row| {
-            let place = if is_query { sequence.query_row(row) } else { sequence.key_row(row) };
-            (0..heads).map(move |head| match is_query {
-                true => strides.query_index(sequence.index, place, head, group),
-                false => strides.key_index(sequence.index, place, head),
+        // Rows that follow one another: of a paged cache, those of one page.
+        let runs = std::iter::from_fn(move || {
+            let row = rows.next()?;
+            let (place, count) = match is_query {
+                true => (sequence.query_row(row), rows.len() + 1),
+                false => (sequence.key_row(row), sequence.contiguous_keys(row).min(rows.len() + 1)),
+            };
+            rows.start = row + count;
+            Some((place, count))
+        });
+        runs.flat_map(move |(place, count)| {
+            (0..heads).flat_map(move |head| {
+                let first = match is_query {
+                    true => strides.query_index(sequence.index, place, head, group),
+                    false => strides.key_index(sequence.index, place, head),
+                };
+                (0..count).map(move |row| first + row * strides.row)
             })
         })
     })
